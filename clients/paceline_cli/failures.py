@@ -38,7 +38,6 @@ _EXIT_CODES: tuple[tuple[type[PacelineError], int], ...] = (
 
 
 def exit_code_of(error: PacelineError) -> int:
-    """The exit code for an error of the client library."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
 
 
@@ -64,7 +63,6 @@ def _elsewhere(error: PacelineError) -> str:
 
 
 def print_error(text: str) -> None:
-    """One line on stderr."""
     typer.echo(f"error: {text}", err=True)
 
 

@@ -70,7 +70,6 @@ class LineView:
         self._furthest = _Furthest()
 
     def on_event(self, event: ChildEvent) -> None:
-        """Print what is new."""
         event = self._furthest.seen(event)
         if isinstance(event, Progressed):
             self._show_progress(event)

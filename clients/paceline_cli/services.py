@@ -92,8 +92,6 @@ def _listeners(view: View, log_dir: Path | None) -> Listener:
 
 
 class _Tee:
-    """Several listeners as one."""
-
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
 

@@ -9,20 +9,18 @@ from collections.abc import Collection
 
 from paceline_client.config import Retry
 
-# One attempt: a host that drops packets must not use up the whole time, and less where others can be tried.
+# A host that drops packets must not use up the whole time.
 _ATTEMPT_SECONDS = 3.0
 _ATTEMPT_BESIDE_OTHERS_SECONDS = 1.0
 HEAD_START_SECONDS = 0.15
-"""How long an address is tried alone before the next one is tried beside it, as in RFC 8305.
+"""An address is tried alone for so long, as in RFC 8305, and then the next one beside it.
 
-One that drops packets or is frozen must hold up nobody, and one that is only slow still answers first. That matters
-where a connection was only cut: its server has the requests; a standby would first wait to see whether it has died.
+One that is frozen holds up nobody, and one that is only slow still answers first: its server may have the requests,
+while a standby would wait to see whether it has died.
 """
 
 
 class AddressPicker:
-    """Picks the addresses of one client, one after another."""
-
     def __init__(self, retry: Retry) -> None:
         self._retry = retry
         self._first: str | None = None  # where a round begins
@@ -36,11 +34,10 @@ class AddressPicker:
 
     @property
     def resume_at_s(self) -> float:
-        """Before this time no address is tried."""
         return self._resume_at_s
 
     def next_address(self, known: tuple[str, ...], beside: Collection[str] = ()) -> str | None:
-        """The next one of this round, beside those that are being tried; None when none is left."""
+        """None when no address is left; those in `beside` are being tried."""
         tried = {*self._failures, *beside}
         referral, self._referral = self._referral, None
         if referral in known and referral not in tried:
@@ -53,11 +50,10 @@ class AddressPicker:
         return next((one for one in in_turn if one not in tried), None)
 
     def attempt_seconds(self, known: tuple[str, ...]) -> float:
-        """How long an attempt may take."""
         return _ATTEMPT_SECONDS if len(known) == 1 else _ATTEMPT_BESIDE_OTHERS_SECONDS
 
     def end_round(self, now_s: float) -> None:
-        """Nobody took the client in: the next round begins after a pause."""
+        """Nobody took the client in."""
         self._num_failed_rounds += 1
         began_s = now_s if self._outage_began_s is None else self._outage_began_s
         asked_seconds = min(self._failures.values(), default=0.0)
@@ -71,7 +67,7 @@ class AddressPicker:
     # What happened
 
     def served(self, address: str) -> None:
-        """The server at an address is the right one: whatever happens next is not about what happened before."""
+        """The right server answered: earlier failures no longer count."""
         self._first = address
         if address != self._guest:
             self._guest = None
@@ -81,12 +77,12 @@ class AddressPicker:
         self._resume_at_s = -math.inf
 
     def broke(self, address: str, at_s: float) -> None:
-        """The connection to a server that had served broke: it is tried once more, and then the others."""
+        """A server that had served is tried once more, and then the others."""
         self.served(address)
         self._outage_began_s = at_s
 
     def went_away(self, address: str, known: tuple[str, ...], at_s: float) -> None:
-        """A server that had served says that it is going: the next address is tried first."""
+        """A server that had served goes: the next address is tried first."""
         self.served(address)
         self._outage_began_s = at_s
         if address in known:
@@ -95,14 +91,14 @@ class AddressPicker:
             self._first = self._guest = None
 
     def failed(self, address: str, at_s: float, *, asked_seconds: float = 0.0) -> None:
-        """An attempt failed, or the server says that it is the wrong one, and when to ask again."""
+        """Also for a wrong server, which may say when to ask again."""
         self._failures[address] = asked_seconds
         self._last_failure_at_s = at_s
         if self._outage_began_s is None:
             self._outage_began_s = at_s
 
     def referred_to(self, address: str) -> None:
-        """A server named the one that serves: it is tried next, unless it was in this round."""
+        """It is tried next, unless it was in this round."""
         self._referral = address
 
     def named_outside(self, address: str) -> None:

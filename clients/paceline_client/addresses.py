@@ -32,7 +32,7 @@ _MAX_ADDRESSES = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """A name that stands for any number of addresses, all with this port."""
+    """All of its addresses have this port."""
 
     host: str
     port: int
@@ -96,11 +96,11 @@ class Addresses:
         return ", ".join(f"cannot resolve {name.host}: {error}" for name, error in self._errors.items())
 
     def name_of(self, address: str) -> str | None:
-        """The name that led to an address, as which its server presents itself; None for one given as it is."""
+        """Its server presents itself by this name; None for an address given as it is."""
         return self._name_by_address.get(address)
 
     async def look(self) -> None:
-        """Have the names looked up again. Waits for the answer only where no address is known yet."""
+        """Waits for the answer only where no address is known yet."""
         if not self._names:
             return
         if self._looking is None or self._looking.done():
@@ -139,8 +139,8 @@ class Addresses:
 
 
 def may_be_followed(address: str, named_by: str) -> bool:
-    """Whether a client goes to an address outside its target because a server of its target named it. It has to be a
-    host and a port. One that means "this machine" is followed only where the naming server is on this machine.
+    """It has to be a host and a port. One that means "this machine" is followed only where the naming server is on this
+    machine.
     """
     match = _HOST_AND_PORT.fullmatch(address)
     if match is None or match["host"] in _GRPC_SCHEMES or not 0 < int(match["port"]) < 65536:

@@ -1,4 +1,4 @@
-"""What a client says of itself when it comes to a request, first and again. Values only.
+"""What a client says of itself when it comes to a request, first and again.
 
 The fields they become are explained at `GenerateRequest.attachment` and below it in `paceline/v1/inference.proto`.
 Apart from `session`, because the wires translate it.
@@ -23,7 +23,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """One of a client's attachments to a request; of several the one with the highest number has the request."""
+    """Of several attachments the one with the highest number has the request."""
 
     number: int = 1
     waited_seconds: float = 0.0

@@ -43,10 +43,7 @@ class Channel(Protocol):
 
 
 class GrpcChannel:
-    """A `Channel` over gRPC, for sessions and for short calls.
-
-    `server_name` is what the server presents itself as where the target does not say.
-    """
+    """`server_name` is what the server presents itself as where the target does not say."""
 
     def __init__(self, target: str, credentials: Credentials, *, server_name: str | None = None) -> None:
         self._calls = wire.open_channel(target, credentials, server_name)
@@ -55,7 +52,6 @@ class GrpcChannel:
 
     @property
     def calls(self) -> wire.CallChannel:
-        """What short calls are made on."""
         return self._calls
 
     @property
@@ -76,7 +72,7 @@ class GrpcChannel:
                         return self.is_ready
                     await self._channel.wait_for_state_change(state)
         except (TimeoutError, grpc.aio.UsageError):
-            # The second: it was closed meanwhile, together with the client.
+            # It was closed meanwhile, with the client.
             return False
 
     @property

@@ -1,7 +1,7 @@
-"""What a client is connected by: one channel for all that is new, and the session that takes requests.
+"""One channel for all that is new, and the session that takes requests.
 
-Knows when a session no longer takes requests, and what that says of its server; `dialler` makes the channels. Refuses
-to know requests, but for the names of those that were left while there was nobody to tell.
+Knows when a session no longer takes requests, and what that says of its server. Refuses to know requests, but for the
+names of those that were left while there was nobody to tell.
 """
 
 import asyncio
@@ -25,10 +25,7 @@ _CANCEL_WINDOW_SECONDS = 30.0
 
 
 class Connection(Generic[ChannelT_co]):
-    """Opens channels and sessions on demand, to one of several addresses at a time. Used on one event loop.
-
-    `dial` makes a channel to an address, which has not connected yet.
-    """
+    """Connects to one of several addresses at a time, on one event loop. `dial` makes a channel, not connected yet."""
 
     def __init__(
         self,
@@ -70,7 +67,7 @@ class Connection(Generic[ChannelT_co]):
         return self._dialler.use(endpoint)
 
     async def session(self, *, connect_seconds: float, refused_seconds: float = math.inf) -> Session:
-        """A session that takes requests. `ConnectFailedError` when none can be made in time; see `endpoint`."""
+        """`ConnectFailedError` when none can be made in time; see `endpoint`."""
         if self._session is not None and self._session.state is SessionState.OPEN:
             return self._session
         refused_deadline = asyncio.get_running_loop().time() + refused_seconds
@@ -86,20 +83,17 @@ class Connection(Generic[ChannelT_co]):
         return WrongServerError(f"{asked.address} is {what}", reason="WRONG_SERVER") if what else error
 
     def served(self, endpoint: Endpoint[ChannelT_co]) -> None:
-        """A short call was answered."""
         self._dialler.served(endpoint)
 
     def turned_away(self, endpoint: Endpoint[ChannelT_co], error: PacelineError) -> None:
-        """A short call was not answered, or refused because another server is to be asked: leave this one."""
+        """Leave a server that did not answer, or names another one."""
         self._dialler.turned_away(endpoint, error)
 
     async def pause(self, seconds: float) -> None:
         await self._dialler.pause(seconds)
 
     def cancel_later(self, tenant: str, request_id: str) -> None:
-        """Cancel a request that no session of this client has, now and in later sessions until one has output: a
-        standby, say, does not hear of it.
-        """
+        """Cancels now and in later sessions until one has output: a standby, say, does not hear of it."""
         if self._session is not None and self._session.state is SessionState.OPEN:
             self._session.cancel(tenant, request_id)
             if self._session.had_output:
@@ -109,11 +103,11 @@ class Connection(Generic[ChannelT_co]):
         self._left[tenant, request_id] = asyncio.get_running_loop().time()
 
     def keep(self, tenant: str, request_id: str) -> None:
-        """A request is sent: its name is not to be cancelled any more."""
+        """The request is sent again: nothing cancels it any more."""
         self._left.pop((tenant, request_id), None)
 
     async def close(self) -> None:
-        """End every session and the channels. Nothing can be asked for afterwards."""
+        """Nothing can be asked for afterwards."""
         await self._dialler.stop()
         async with self._connecting:
             # Whoever was connecting has given up.
@@ -125,7 +119,7 @@ class Connection(Generic[ChannelT_co]):
 
     @contextlib.asynccontextmanager
     async def _turn(self, connect_seconds: float) -> AsyncIterator[float]:
-        """One caller connects at a time, the others wait for what it brings; yields the time to be done by."""
+        """One caller connects at a time, the others wait for what it brings; yields the deadline."""
         deadline = asyncio.get_running_loop().time() + connect_seconds
         try:
             async with asyncio.timeout(connect_seconds), self._connecting:
@@ -137,7 +131,7 @@ class Connection(Generic[ChannelT_co]):
 
     async def _open_session(self, deadline: float, refused_deadline: float) -> Session:
         if self._session is not None and self._session.state is SessionState.OPEN:
-            # Another request opened it while this one waited for its turn.
+            # Another request opened it meanwhile.
             return self._session
         await self._set_aside()
         endpoint = self._session_endpoint = await self._dialler.connect(deadline, refused_deadline_s=refused_deadline)
@@ -150,7 +144,7 @@ class Connection(Generic[ChannelT_co]):
         return self._session
 
     async def _set_aside(self) -> None:
-        """Make room for a new session; a draining one finishes its requests beside it, on a channel of its own."""
+        """A draining session finishes its requests beside the new one, on a channel of its own."""
         last, self._session = self._session, None
         endpoint, self._session_endpoint = self._session_endpoint, None
         if last is not None and endpoint is not None:
@@ -164,7 +158,7 @@ class Connection(Generic[ChannelT_co]):
         await self._tidy()
 
     async def _tidy(self) -> None:
-        """Have done with sessions that have nothing more to finish, and with the oldest of too many others."""
+        """End sessions that have nothing more to finish, and the oldest of too many others."""
         busy = [pair for pair in self._draining if pair[0].state is SessionState.DRAINING and pair[0].num_running]
         for pair in [pair for pair in self._draining if pair not in busy[-_MAX_DRAINING_SESSIONS:]]:
             session, endpoint = pair

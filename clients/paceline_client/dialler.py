@@ -26,7 +26,7 @@ ChannelT_co = TypeVar("ChannelT_co", bound=Channel, covariant=True)
 
 @dataclass(slots=True, eq=False)
 class Endpoint(Generic[ChannelT_co]):
-    """A channel, where it leads, and how many use it: it is closed when it was left and nobody does."""
+    """Its channel is closed when it was left and nobody uses it."""
 
     address: str
     channel: ChannelT_co
@@ -35,9 +35,8 @@ class Endpoint(Generic[ChannelT_co]):
 
 
 class Dialler(Generic[ChannelT_co]):
-    """Holds one channel for whatever is new. Used on one event loop, by one caller of `connect` at a time.
-
-    `dial` makes a channel to an address, which has not connected yet.
+    """Used on one event loop, by one caller of `connect` at a time. `dial` makes a channel, which has not connected
+    yet.
     """
 
     def __init__(self, addresses: Addresses, *, dial: Callable[[str], ChannelT_co], retry: Retry) -> None:
@@ -55,12 +54,12 @@ class Dialler(Generic[ChannelT_co]):
 
     @property
     def trouble(self) -> str:
-        """Why nothing is connected now, in words; empty when something is, or nothing was tried yet."""
+        """Empty when something is connected, or nothing was tried yet."""
         return str(self.failure()) if self._endpoint is None and self._whys else ""
 
     async def connect(self, deadline_s: float, *, refused_deadline_s: float = math.inf) -> Endpoint[ChannelT_co]:
-        """A channel that is connected. `ConnectFailedError` when none can be made before this time of the loop; the
-        second time counts where every address refuses.
+        """`ConnectFailedError` when none can be made before this time of the loop; the second time counts where every
+        address refuses.
         """
         loop = asyncio.get_running_loop()
         await self.pause(0.0)
@@ -82,7 +81,7 @@ class Dialler(Generic[ChannelT_co]):
             resume_at_s = self._resume_at_s(deadline_s)
 
     def failure(self) -> ConnectFailedError:
-        """The error that says of each address why it cannot be reached."""
+        """Says of each address why it cannot be reached."""
         known = self._addresses.known + (() if self._outside is None else (self._outside,))
         whys = {address: " ".join((self._whys.get(address) or _NO_ANSWER).split()) for address in known}
         if len(known) == 1:
@@ -95,7 +94,7 @@ class Dialler(Generic[ChannelT_co]):
         return ConnectFailedError(f"cannot reach {what}{trouble}", reason=reason)
 
     async def pause(self, seconds: float) -> None:
-        """Wait for so long; `ClientClosedError` as soon as the client is closed."""
+        """`ClientClosedError` as soon as the client is closed."""
         if seconds > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -104,7 +103,7 @@ class Dialler(Generic[ChannelT_co]):
             raise ClientClosedError("the client is closed")
 
     async def stop(self) -> None:
-        """Connect no more; whoever pauses, looks up a name or connects is woken."""
+        """Whoever pauses, looks up a name or connects is woken."""
         self._stopped.set()
         await self._addresses.close()
 
@@ -132,13 +131,12 @@ class Dialler(Generic[ChannelT_co]):
         endpoint.num_users += 1
 
     def release(self, endpoint: Endpoint[ChannelT_co]) -> None:
-        """What it was held for is over."""
         endpoint.num_users -= 1
         if endpoint.is_left and not endpoint.num_users:
             self._close(endpoint)
 
     def leave(self, endpoint: Endpoint[ChannelT_co]) -> None:
-        """Use a channel for nothing new. It is closed once nobody uses it."""
+        """Use it for nothing new; it is closed once nobody uses it."""
         if self._endpoint is endpoint:
             self._endpoint = None
         endpoint.is_left = True
@@ -156,24 +154,22 @@ class Dialler(Generic[ChannelT_co]):
     # What became of an address
 
     def served(self, endpoint: Endpoint[ChannelT_co]) -> None:
-        """What was asked was answered."""
         if self._endpoint is endpoint:
             self._picker.served(endpoint.address)
 
     def turned_away(self, endpoint: Endpoint[ChannelT_co], error: PacelineError) -> None:
-        """The server says that another one is to be asked, or cannot be reached. What still runs there may end."""
+        """Another server is to be asked, or this one cannot be reached. What still runs there may end."""
         if self._endpoint is endpoint:
             self.leave(endpoint)
             self.refused(endpoint.address, error, asyncio.get_running_loop().time())
 
     def failed(self, address: str, why: str, at_s: float) -> None:
-        """A server took nothing."""
         self._whys[address] = why
         self._answered.discard(address)
         self._picker.failed(address, at_s)
 
     def refused(self, address: str, error: PacelineError, at_s: float) -> None:
-        """A server says that another one is to be asked, perhaps which, and when it may be asked again itself."""
+        """Another server is to be asked, perhaps a named one, and this one again later."""
         self._whys[address] = str(error)
         self._answered.add(address)
         self._picker.failed(address, at_s, asked_seconds=error.retry_after or 0.0)
@@ -188,17 +184,16 @@ class Dialler(Generic[ChannelT_co]):
             self._picker.named_outside(active)
 
     def broke(self, address: str, at_s: float) -> None:
-        """The connection to a server that had answered broke, or the server fell silent."""
+        """Also for a server that fell silent."""
         self._picker.broke(address, at_s)
 
     def went_away(self, address: str, at_s: float) -> None:
-        """A server that had answered says that it is going."""
         self._picker.went_away(address, self._addresses.known, at_s)
 
     # One attempt after another, and beside those that are silent
 
     async def _go_round(self, deadline_s: float, refused_deadline_s: float) -> Endpoint[ChannelT_co] | None:
-        """Try the rest of a round; `ConnectFailedError` when nobody took the client in and no time is left."""
+        """`ConnectFailedError` when nobody took the client in and no time is left."""
         loop, known = asyncio.get_running_loop(), self._addresses.known
         dialled: list[Endpoint[ChannelT_co]] = []
         try:
@@ -215,7 +210,7 @@ class Dialler(Generic[ChannelT_co]):
                 self.leave(endpoint)
 
     async def _race(self, known: tuple[str, ...], dialled: list[Endpoint[ChannelT_co]]) -> Endpoint[ChannelT_co] | None:
-        """The first endpoint that connects; each gets a head start. All that were made are in `dialled` afterwards."""
+        """Each gets a head start. All that were made are in `dialled` afterwards."""
         under_way: dict[asyncio.Task[bool], Endpoint[ChannelT_co]] = {}
         stopped = asyncio.create_task(self._stopped.wait())
         try:
@@ -248,7 +243,7 @@ class Dialler(Generic[ChannelT_co]):
         return endpoint
 
     def _winner(self, under_way: dict[asyncio.Task[bool], Endpoint[ChannelT_co]]) -> Endpoint[ChannelT_co] | None:
-        """The first endpoint that is connected. Those that failed are taken out, and so are those it overtook."""
+        """Those that failed are taken out, and so are those it overtook."""
         silent: list[Endpoint[ChannelT_co]] = []
         for task, endpoint in tuple(under_way.items()):
             if not task.done():
@@ -270,6 +265,6 @@ class Dialler(Generic[ChannelT_co]):
             self._picker.failed(endpoint.address, asyncio.get_running_loop().time())
 
     def _resume_at_s(self, deadline_s: float) -> float:
-        """When to begin the next round: after its pause, or at the last moment."""
+        """After the pause, or at the last moment."""
         resume_at_s = self._picker.resume_at_s
         return resume_at_s if resume_at_s < deadline_s else deadline_s - _LAST_ROUND_SECONDS

@@ -1,7 +1,6 @@
-"""The rolling hash of output tokens that every delta carries: FNV-1a over 64-bit words, folded once per token.
+"""FNV-1a over 64-bit words, one fold per token; `Delta.rolling_hash` in `paceline/v1/inference.proto` defines it.
 
-The definition is the comment of `Delta.rolling_hash` in `paceline/v1/inference.proto`. Apart from `inbox`, because
-servers in tests compute it too.
+Apart from `inbox`, because servers in tests compute it too.
 """
 
 from collections.abc import Iterable
@@ -12,7 +11,6 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 def rolling_hash(token_ids: Iterable[int], start: int = EMPTY_HASH) -> int:
-    """The 64-bit hash after these tokens, continuing from `start`."""
     value = start
     for token_id in token_ids:
         value = ((value ^ token_id) * _PRIME) & _MASK

@@ -16,7 +16,7 @@ from paceline_client.wire import Finish, ReceivedDelta
 
 
 class Transcript:
-    """The output of one completion so far. Refuses a delta that does not continue it."""
+    """One completion so far."""
 
     def __init__(self, request_id: str, index: int) -> None:
         self.completion: Completion | None = None  # once it has ended
@@ -37,7 +37,7 @@ class Transcript:
         return Held(self._index, tuple(self._token_ids), self._hash, self._attempt, self.completion is not None)
 
     def accept(self, received: ReceivedDelta) -> None:
-        """Append a delta; `StreamCorruptedError` when tokens are missing, doubled or changed."""
+        """`StreamCorruptedError` when tokens are missing, doubled or changed."""
         delta = received.delta
         if self.completion is not None:
             raise corrupted(self._request_id, f"completion {self._index} has ended")
@@ -71,7 +71,6 @@ class Transcript:
 
 
 def corrupted(request_id: str, what: str) -> StreamCorruptedError:
-    """The error for a delta that cannot be true."""
     return StreamCorruptedError(f"request {request_id}: a delta does not continue the output: {what}")
 
 
@@ -117,7 +116,6 @@ class Inbox:
 
     @property
     def interruption(self) -> PacelineError | None:
-        """How the output broke off, until it goes on."""
         return self._interruption
 
     @property
@@ -128,21 +126,21 @@ class Inbox:
         return tuple(self._transcripts[index].held for index in sorted(self._transcripts))
 
     def interrupt(self, error: PacelineError) -> None:
-        """Nothing more comes the way it came, unless it has ended."""
+        """Does nothing to one that has ended."""
         if self._end is None:
             self._interruption = error
             self._wake()
 
     def go_on(self) -> None:
-        """What follows continues the output. Completions that have ended may be told again, which is passed over."""
+        """Completions that have ended may be told again, which is passed over."""
         self._interruption = None
         self._closed = frozenset(
             index for index, transcript in self._transcripts.items() if transcript.completion is not None
         )
 
     def accept(self, received: ReceivedDelta) -> None:
-        """Take a delta in. One that does not fit ends the inbox with a `StreamError`; a finish without a reason does
-        not, because its failure follows.
+        """A delta that does not fit ends the inbox with a `StreamError`; a finish without a reason does not, because
+        its failure follows.
         """
         delta = received.delta
         if delta.index in self._closed:
@@ -169,7 +167,6 @@ class Inbox:
         return transcript
 
     def _result(self) -> Result | None:
-        """All completions, when each has its end."""
         done = [self._transcripts[index].completion for index in sorted(self._transcripts)]
         completions = tuple(completion for completion in done if completion is not None)
         if len(completions) < self._num_completions:

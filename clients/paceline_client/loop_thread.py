@@ -18,7 +18,7 @@ _CANCEL_SECONDS = 5.0
 
 
 class _Call(Generic[Answer]):
-    """Work on the loop, and its outcome for the thread that waits. The outcome comes when the work has really ended."""
+    """The outcome comes when the work has really ended."""
 
     def __init__(self, work: Coroutine[Any, Any, Answer]) -> None:
         self._work = work
@@ -62,12 +62,12 @@ class LoopThread:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a thread to call: not before the first call, not in a forked child, not on itself."""
+        """Not before the first call, in a forked child, or on the thread itself."""
         thread = self._thread
         return thread not in (None, threading.current_thread()) and self._process_id == os.getpid()
 
     def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        """Run a coroutine to its end. An interrupt of the caller cancels it. `ClientClosedError` after `close`."""
+        """An interrupt of the caller cancels it. `ClientClosedError` after `close`."""
         call = _Call(work)
         loop = None
         try:
@@ -86,7 +86,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Stop the loop and join the thread. Closing twice, or in a forked child, does nothing."""
+        """Closing twice, or in a forked child, does nothing."""
         with self._lock:
             self._is_closed = True
             loop, thread = self._loop, self._thread

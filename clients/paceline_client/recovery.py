@@ -1,4 +1,4 @@
-"""Whether and when a request is sent again after a failure, and as which attachment.
+"""Whether and when a request is sent again, and as which attachment.
 
 Knows what each failure says: that the request is refused, that whoever ran it is gone, or that there is no use. Refuses
 to know streams; it is told the time, in seconds of a monotonic clock.
@@ -28,15 +28,11 @@ _GIVEN_UP = ("GIVEN_UP", "SLOW_CONSUMER")
 
 @dataclass(frozen=True, slots=True)
 class FailureContext:
-    """What is known when a request fails."""
-
     now_s: float
     num_tokens: int
-    """How many tokens have arrived."""
     was_answered: bool
-    """Whether its session has heard from the server."""
     remaining_seconds: float | None
-    """What is left of the request's time; None: no limit."""
+    """Of the request's time; None: no limit."""
 
 
 @dataclass(slots=True)
@@ -50,8 +46,6 @@ class _Outage:
 
 
 class Recovery:
-    """What becomes of one request after each of its failures."""
-
     def __init__(self, retry: Retry) -> None:
         self._retry = retry
         self._num_refusals = 0
@@ -64,16 +58,16 @@ class Recovery:
 
     @property
     def may_be_known(self) -> bool:
-        """Whether a server may have the request, also while no session of this client has it."""
+        """A server may have it, also while no session of this client does."""
         return self._may_be_known
 
     @property
     def is_in_outage(self) -> bool:
-        """Whether the request has lost its server, or was told to wait for one."""
+        """It has lost its server, or was told to wait for one."""
         return self._outage is not None
 
     def next_attachment(self, now_s: float, held: tuple[Held, ...]) -> Attachment:
-        """What the request is sent with now. A request that was only ever refused is still one that comes first."""
+        """A request that was only ever refused is still one that comes first."""
         if self._may_be_known or not self._number:
             self._number += 1
         waited = 0.0 if self._first_sent_s is None else now_s - self._first_sent_s
@@ -84,13 +78,13 @@ class Recovery:
         self._last_sent_s = now_s
 
     def seconds_to_connect(self, now_s: float, connect_seconds: float, remaining_seconds: float | None) -> float:
-        """How long to try for a session: as long as it may take in general, in an outage as long as that may last."""
+        """`connect_seconds`; in an outage, as long as that may last."""
         if self._outage is not None:
             return self._seconds_left(self._outage, now_s, remaining_seconds)
         return connect_seconds if remaining_seconds is None else min(connect_seconds, remaining_seconds)
 
     def pause_after(self, error: PacelineError, at: FailureContext) -> float:
-        """Seconds to wait before the request is sent again; raises the error that ends it where that is no use."""
+        """Raises the error that ends the request where sending it again is no use."""
         if isinstance(error, ConnectFailedError):
             self._raise_unreachable(error, at)
         self._may_be_known = self._may_be_known or may_be_known_after(error, at.num_tokens)
@@ -148,13 +142,12 @@ class Recovery:
 
 
 def is_final(error: PacelineError) -> bool:
-    """Whether sending the request again is no use. What says 'not here' or 'not now' is not final."""
+    """An error that says 'not here' or 'not now' is not final."""
     # Exactly these: what is derived from them says more, and something else.
     return type(error) not in (OverloadedError, UnavailableError, ConnectionLostError, SlowConsumerError)
 
 
 def may_be_known_after(error: PacelineError, num_tokens: int) -> bool:
-    """Whether a server may have a request that failed so, after so many tokens."""
     return num_tokens > 0 or _is_lost(error) or error.reason in _GIVEN_UP
 
 
@@ -165,7 +158,7 @@ def _is_lost(error: PacelineError) -> bool:
 def pause_before_retry(
     error: PacelineError, num_attempts: int, retry: Retry, remaining_seconds: float | None
 ) -> float | None:
-    """Seconds to wait before the next attempt at a request that was refused, or None when the error is final."""
+    """None when the error is final."""
     if type(error) not in (OverloadedError, UnavailableError) or num_attempts >= retry.max_attempts:
         return None
     asked = error.retry_after or 0.0

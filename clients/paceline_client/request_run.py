@@ -21,7 +21,7 @@ from paceline_client.session import Session
 
 
 class _Clock:
-    """The time of one request, counted from when its output is first asked for."""
+    """Counts from when the output is first asked for."""
 
     def __init__(self, timeout: Timeout) -> None:
         self._loop = asyncio.get_running_loop()
@@ -32,12 +32,12 @@ class _Clock:
         return self._loop.time()
 
     def remaining_seconds(self) -> float | None:
-        """None where the request may take for ever."""
+        """None: no limit."""
         return None if math.isinf(self._total) else max(self._started + self._total - self._loop.time(), 0.0)
 
 
 class RequestRun:
-    """Runs one request. Sent again it says what has arrived, so nothing is ever delivered twice.
+    """Sent again it says what has arrived, so nothing is ever delivered twice.
 
     It goes on elsewhere when more output is asked for, and not before: who does not read needs no more.
     """
@@ -58,11 +58,11 @@ class RequestRun:
 
     @property
     def end(self) -> Result | PacelineError | None:
-        """The result once every delta was read, the error that came instead, or None while neither is there."""
+        """The result is there once every delta was read."""
         return self._end
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """The deltas in order. Leaving early, by whatever way, cancels the request on the server."""
+        """Leaving early, by whatever way, cancels the request on the server."""
         clock = _Clock(self._request.timeout)
         try:
             received = await self._next(clock)
@@ -88,7 +88,6 @@ class RequestRun:
                 self._attaching.reschedule(asyncio.get_running_loop().time())
 
     def _cancel(self) -> None:
-        """Cancel the request if it may still run somewhere."""
         if self._session is not None and self._session.release(self._inbox):
             return
         error = self._inbox.interruption
@@ -108,7 +107,6 @@ class RequestRun:
                 self._session = None
 
     async def _attach(self, clock: _Clock) -> None:
-        """Get a session that has the request, however many attempts that takes."""
         try:
             # Without a limit of its own: `leave` sets one, which has passed.
             async with asyncio.timeout(None) as self._attaching:
@@ -143,7 +141,7 @@ class RequestRun:
         return True
 
     def _pause_after(self, error: PacelineError, clock: _Clock) -> float:
-        """Seconds to wait before the next attempt; raises the error that ends the request."""
+        """Raises the error that ends the request."""
         return self._recovery.pause_after(
             error,
             FailureContext(

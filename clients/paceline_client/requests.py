@@ -100,22 +100,20 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt that is tokenised as it stands."""
+    """Tokenised as it stands."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A prompt that goes through the model's chat template."""
+    """Goes through the model's chat template."""
 
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """A prompt that is tokenised already."""
-
     ids: tuple[int, ...]
 
 
@@ -147,7 +145,7 @@ class Request:
 
     @property
     def num_completions(self) -> int:
-        """How many completions it asks for. What cannot be is the server's to refuse."""
+        """What cannot be is the server's to refuse."""
         return self.sampling.n or 1
 
 
@@ -163,7 +161,7 @@ def make_request(
     timeout: Timeout,
     request_id: str | None = None,
 ) -> Request:
-    """A request of what a caller gave; `InvalidRequestError` for what is of another type."""
+    """`InvalidRequestError` for what is of another type."""
     return Request(
         prompt=prompt,
         request_id=request_id or new_request_id(),
@@ -178,7 +176,7 @@ def make_request(
 
 
 def make_timeout(value: TimeoutLike | None, default: Timeout) -> Timeout:
-    """The times to wait: a number bounds the whole request and leaves the rest as it is."""
+    """A number bounds the whole request and leaves the rest as it is."""
     if value is None or isinstance(value, Timeout):
         return value or default
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -192,7 +190,7 @@ def make_timeout(value: TimeoutLike | None, default: Timeout) -> Timeout:
 def make_prompt(
     text: str | None, messages: Sequence[MessageLike] | None, token_ids: Sequence[int] | None = None
 ) -> Prompt:
-    """The one prompt that was given; `InvalidRequestError` when it is none or several."""
+    """`InvalidRequestError` when none or several were given."""
     given = [value for value in (text, messages, token_ids) if value is not None]
     if len(given) != 1:
         raise invalid("prompt", f"give exactly one of prompt, messages and token_ids, not {len(given)}")

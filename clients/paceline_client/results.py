@@ -97,17 +97,14 @@ class Result:
 
     @property
     def text(self) -> str:
-        """The output's text."""
         return self.completions[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The output's tokens."""
         return self.completions[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the output ended."""
         return self.completions[0].finish_reason
 
     @property
@@ -117,7 +114,6 @@ class Result:
 
     @property
     def usage(self) -> Usage:
-        """The tokens of prompt and output."""
         return self.completions[0].usage
 
     @property

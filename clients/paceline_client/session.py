@@ -1,10 +1,9 @@
 """One Session stream: many requests out, the output of all of them in.
 
 Knows which requests run on this stream and whether its server is alive. Refuses to know how the stream was opened and
-what happens after it ends: the inbox of every request that still runs is then told, each with an error of its own, and
-so it is when the server fails the request. Whether that is the request's end is for others to say.
+what happens after it ends: the inbox of every request that still runs then gets an error.
 
-Each request's life here: `submit` → deltas into its inbox → finish (acknowledged with the next heartbeat), failure, or
+A request's life here: `submit` → deltas into its inbox → finish (acknowledged with the next heartbeat), failure, or
 `release` by the caller, which cancels it on the server.
 """
 
@@ -43,19 +42,17 @@ _CONNECTION_STATUSES = frozenset(
     }
 )
 NOT_HERE = frozenset({"STANDBY", "GIVEN_UP", "DRAINING"})
-"""The reasons of a server that is not, or no longer, the one to ask; elsewhere there may be one that is."""
+"""The server is not, or no longer, the one to ask; elsewhere there may be one that is."""
 # About one request: behind the same name there may be a server that has one, but what runs here stays here.
 _NOT_THIS_MODEL_HERE = "NO_EXECUTOR"
 _FAREWELL_SECONDS = 0.5
 NOT_TAKEN = "SESSION_NOT_TAKEN"
-"""The reason of the error for a session that ended before the server had said anything."""
+"""The session ended before the server had said anything."""
 
 ErrorFactory = Callable[[], PacelineError]
 
 
 class SessionState(Enum):
-    """Where a session stands."""
-
     OPEN = "open"
     DRAINING = "draining"
     """The server takes no new requests here and ends the stream when the running ones are done."""
@@ -63,32 +60,29 @@ class SessionState(Enum):
 
 
 class EndCause(Enum):
-    """Why a session stopped taking requests."""
-
     UNANSWERED = "unanswered"
-    """It ended before the server had said anything."""
+    """The server had said nothing."""
     BROKEN = "broken"
-    """It broke, or fell silent."""
+    """Or fell silent."""
     DRAINING = "draining"
     """The server is going, or has no executor for all that was asked of it."""
     TURNED_AWAY = "turned away"
-    """The server said that it is not the one to ask: see `SessionEnd.error`."""
+    """The server is not the one to ask: see `SessionEnd.error`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
-    """When and why a session stopped taking requests. `at_s` is the event loop's time."""
+    """`at_s` is the event loop's time."""
 
     cause: EndCause
     at_s: float
     error: PacelineError
     had_output: bool
-    """Whether the server had sent any output on it."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A request on this stream whose end has not arrived, and the completions whose ends are to come on it."""
+    """Its end has not arrived; these completions still owe theirs."""
 
     request: Request
     inbox: Inbox
@@ -96,7 +90,7 @@ class _Running:
 
 
 class Session:
-    """One stream and the requests on it. Everything runs on the event loop it was made on."""
+    """Everything runs on the event loop it was made on."""
 
     def __init__(self, call: wire.SessionCall, *, keepalive: Keepalive, limits: Limits) -> None:
         self._call = call
@@ -117,22 +111,20 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """Where the session stands. Only an open one takes new requests."""
+        """Only an open session takes new requests."""
         return self._state
 
     @property
     def end(self) -> SessionEnd | None:
-        """Why it takes no more requests; None while it is open."""
+        """None while it takes requests."""
         return self._end
 
     @property
     def was_answered(self) -> bool:
-        """Whether the server has said anything on this stream."""
         return self._was_answered
 
     @property
     def had_output(self) -> bool:
-        """Whether the server has sent output of any request on it."""
         return self._had_output
 
     @property
@@ -140,10 +132,8 @@ class Session:
         return len(self._running)
 
     def submit(self, request: Request, inbox: Inbox, attachment: Attachment) -> None:
-        """Send a request, whose output goes on in this inbox.
-
-        `OverloadedError` at the limit of running requests or of unsent messages, `InvalidRequestError` for an id that
-        runs here already or has just been left, and for what no message can hold.
+        """`OverloadedError` at the limit of running requests or of unsent messages, `InvalidRequestError` for an id
+        that runs here already or has just been left, and for what no message can hold.
         """
         if request.request_id in self._running:
             raise invalid("request_id", f"request {request.request_id!r} is running in this session already")
@@ -166,10 +156,7 @@ class Session:
         self._outbox.put_nowait(message)
 
     def release(self, inbox: Inbox) -> bool:
-        """The caller is done with a request: cancel it if it still runs, False when it does not run here.
-
-        Never blocks and never fails.
-        """
+        """Cancel a request that still runs; False when it does not run here. Never blocks, never fails."""
         running = self._running.get(inbox.request_id)
         if running is None or running.inbox is not inbox:
             return False
@@ -179,11 +166,11 @@ class Session:
         return True
 
     def cancel(self, tenant: str, request_id: str) -> None:
-        """End a request on the server, whichever session has it."""
+        """Cancels it whichever session has it."""
         self._outbox.put_nowait(wire.cancel_message(tenant, request_id))
 
     async def close(self) -> None:
-        """End the stream in good order: running requests fail with `ClientClosedError` and are cancelled."""
+        """Running requests fail with `ClientClosedError` and are cancelled."""
         for request_id, running in self._running.items():
             self.cancel(running.request.tenant, request_id)
         self._end_all(lambda: ClientClosedError("the client was closed while the request ran"))
@@ -196,7 +183,7 @@ class Session:
         await asyncio.wait([farewell, self._task])
 
     async def abandon(self) -> None:
-        """End the stream at once. Its requests are not cancelled: to them it is a connection that was lost."""
+        """At once, without cancelling its requests: to them the connection was lost."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -316,7 +303,7 @@ class Session:
             del self._running[received.request_id]
 
     def _finished(self, request_id: str, index: int) -> None:
-        """The end of a completion of a request that was left: with the last one it is acknowledged."""
+        """Of a request that was left: its last end is acknowledged."""
         owed = self._owed_finishes.get(request_id)
         if owed is None:
             return

@@ -1,7 +1,7 @@
-"""The border: with `wire_requests`, the only module that knows `paceline.v1` and turns values into messages and back.
+"""The border: with `wire_requests`, the only module that knows `paceline.v1`.
 
-Knows message types, the stub and channel options. Refuses to know state: every function here is pure, but for the
-channel that `open_channel` makes.
+Knows message types, the stub and channel options. Refuses to know state: every function is pure, but for the channel
+that `open_channel` makes.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -74,7 +74,7 @@ class SessionCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a completion. `reason` is None when the server says that it failed."""
+    """`reason` is None when the server says that it failed."""
 
     reason: FinishReason | None
     matched_stop: str | int | None
@@ -82,7 +82,7 @@ class Finish:
 
 
 class ReceivedDelta(NamedTuple):
-    """A delta as it arrived, with what is needed to check it. A tuple: there is one per token."""
+    """A tuple: there is one per token."""
 
     request_id: str
     delta: Delta
@@ -92,7 +92,7 @@ class ReceivedDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One message of a session. `drain_reason` is set when the server announces that it is going away."""
+    """`drain_reason` is set when the server is going away."""
 
     deltas: tuple[ReceivedDelta, ...]
     failures: tuple[tuple[str, PacelineError], ...]
@@ -113,7 +113,7 @@ _OTHER_SERVICES = {
 
 
 class CallChannel(NamedTuple):
-    """A channel, and what goes with every call on it: asked for anew each time, as a token may have changed."""
+    """Metadata is asked for anew for each call, as a token may have changed."""
 
     channel: grpc.aio.Channel
     metadata: Callable[[], tuple[tuple[str, str], ...]] = lambda: ()
@@ -150,7 +150,6 @@ def open_session(on: CallChannel) -> SessionCall:
 
 
 def error_from_call(error: grpc.aio.AioRpcError) -> PacelineError:
-    """The error for a call that ended with a status."""
     return error_from_status(error.code().value[0], error.details() or "", _details(error.trailing_metadata()))
 
 
@@ -171,7 +170,7 @@ async def what_serves(on: CallChannel, *, timeout_seconds: float) -> str:
 
 
 def is_answered(error: grpc.aio.AioRpcError) -> bool:
-    """Whether it was the server's own code that ended the call so, and not gRPC: for silence, or a connection lost."""
+    """The server's own code ended the call, and not gRPC for silence or a lost connection."""
     return error.code() not in _STATUSES_OF_A_LOSS or bool(_details(error.trailing_metadata()))
 
 
@@ -189,7 +188,7 @@ def _details(metadata: Iterable[tuple[str, str | bytes]] | None) -> Sequence[Det
 
 
 def generate_message(request: Request, attachment: Attachment, *, max_bytes: int) -> pb.SessionRequest:
-    """The request as it is sent; `InvalidRequestError` for what has no place in a message, or is too large."""
+    """`InvalidRequestError` for what has no place in a message, or is too large."""
     message = generate_request(request, max_bytes=max_bytes)
     set_attachment(message, attachment, max_bytes=max_bytes)
     return pb.SessionRequest(generate=message)
@@ -200,17 +199,15 @@ def cancel_message(tenant: str, request_id: str) -> pb.SessionRequest:
 
 
 def acknowledge_message(request_ids: Sequence[str]) -> pb.SessionRequest:
-    """Say that the ends of these requests arrived, at most `MAX_ACKNOWLEDGED_IDS` of them."""
+    """At most `MAX_ACKNOWLEDGED_IDS` of them."""
     return pb.SessionRequest(acknowledge=pb.Acknowledge(request_ids=request_ids))
 
 
 def heartbeat_message() -> pb.SessionRequest:
-    """Say that the client is alive."""
     return pb.SessionRequest(heartbeat=pb.Heartbeat())
 
 
 def read_response(response: pb.SessionResponse) -> Received:
-    """One message of a session as values."""
     return Received(
         deltas=tuple([_read_delta(item.request_id, item.delta) for item in response.deltas]),
         failures=tuple((item.request_id, _read_error(item.error)) for item in response.failures),

@@ -1,6 +1,6 @@
 """A request as a message: every field that is set, under the name it has there.
 
-The half of the border that writes; `wire` is the other one. protobuf's complaints become errors that name the field.
+protobuf's complaints become errors that name the field.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ _LONGEST_SECONDS = 365 * 86400.0
 
 
 def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
-    """The request as it is sent; `InvalidRequestError` for what has no place in a message, or is too large."""
+    """`InvalidRequestError` for what has no place in a message, or is too large."""
     message = pb.GenerateRequest()
     set_field(message, "model", request.model)
     set_field(message, "request_id", request.request_id)
@@ -36,7 +36,7 @@ def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
 
 
 def set_attachment(message: pb.GenerateRequest, attachment: Attachment, *, max_bytes: int) -> None:
-    """Say that the request goes on without a stream, whose attachment this is, and what its client holds."""
+    """Say what the client of a request that goes on without a stream holds."""
     message.resumable = True
     message.attachment = attachment.number
     if attachment.waited_seconds > 0:
@@ -71,7 +71,7 @@ def set_field(message: object, name: str, value: object, path: str = "") -> None
 
 
 def set_all(message: object, name: str, values: Iterable[object] | None, path: str = "") -> None:
-    """Fill a repeated field, unless there is nothing to fill it with. Complaints are as in `set_field`."""
+    """Complaints are as in `set_field`."""
     if values is None:
         return
     try:
@@ -83,7 +83,6 @@ def set_all(message: object, name: str, values: Iterable[object] | None, path: s
 
 
 def set_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt) -> None:
-    """Set the prompt in the field of its kind."""
     match prompt:
         case Text(text):
             set_field(message, "text", text)
@@ -101,7 +100,7 @@ def set_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
 
 
 def _set_part(message: Message, part: Sampling | Stopping | Output, path: str) -> None:
-    """Set what a part of a request names, in the fields of the same names."""
+    """In the fields of the same names."""
     for field in fields(part):
         name, value = field.name, getattr(part, field.name)
         kind = message.DESCRIPTOR.fields_by_name[name]
@@ -130,7 +129,7 @@ def _set_map(message: object, name: str, pairs: Mapping[int, float], path: str) 
 
 
 def sendable_seconds(seconds: float) -> float:
-    """A limit as gRPC and protobuf can hold it: infinity and other huge ones are a year."""
+    """Infinity and other huge limits are a year."""
     return min(seconds, _LONGEST_SECONDS)
 
 

@@ -1,7 +1,7 @@
 """The executor's command: reads the command line, runs the process, ends with a code that says why.
 
-Everything but that is imported after signals are listened to and the command line is read, so that a stop is quiet
-from the first moment, and --help and mistakes answer at once.
+The rest is imported after signals are listened to and the command line is read, so that a stop is quiet from the first
+moment, and --help and mistakes answer at once.
 """
 
 import enum
@@ -14,7 +14,7 @@ _PROGRAM = "paceline-executor"
 
 
 class ExitCode(enum.IntEnum):
-    """Why the process ended; `--help` explains them."""
+    """`--help` explains them."""
 
     OK = 0
     FAILED = 1
@@ -27,7 +27,6 @@ class ExitCode(enum.IntEnum):
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run an executor until it is told to stop; never returns."""
     end_quietly_on_signals()
 
     from paceline_executor import errors
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except errors.ExecutorError as error:
         complain(_PROGRAM, str(error))
         code = _code_of(error)
-        if code is ExitCode.FAILED:  # its log tells how it worked, and so why it ended
+        if code is ExitCode.FAILED:  # its log tells why it ended
             structlog.get_logger().error("failed", reason=str(error))
     except Exception:
         structlog.get_logger().exception("failed")

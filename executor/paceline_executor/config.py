@@ -1,7 +1,6 @@
 """What a user can set: one frozen value, from the command line and, for the cache, the environment.
 
-Knows names, units, defaults and ranges. Whether a model exists, a port is free or memory suffices is found out later,
-by those who need it.
+Whether a model exists, a port is free or memory suffices is found out by those who need it.
 """
 
 import argparse
@@ -64,8 +63,6 @@ _PANELS = (
 
 
 class RunnerKind(enum.Enum):
-    """What computes the steps."""
-
     AUTO = "auto"  # CUDA where there is a GPU for it, else CPU
     CPU = "cpu"
     CUDA = "cuda"
@@ -74,15 +71,11 @@ class RunnerKind(enum.Enum):
 
 
 class LoadFormat(enum.Enum):
-    """How weights are come by."""
-
     AUTO = "auto"
     DUMMY = "dummy"
 
 
 class DrafterKind(enum.Enum):
-    """Who guesses how rows go on."""
-
     PROMPT_LOOKUP = "prompt_lookup"  # from a row's own tokens
     DRAFT_MODEL = "draft_model"
     TARGET_COPY = "target_copy"  # the model itself, packed, beside one in float32
@@ -93,15 +86,13 @@ _WITH_MODEL = (DrafterKind.DRAFT_MODEL,)
 
 @dataclass(frozen=True, slots=True)
 class SpeculationChoice:
-    """What `--speculation` says. model: of drafters that have files of their own."""
-
     drafter: DrafterKind = DrafterKind.PROMPT_LOOKUP
     model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """An executor's configuration, every value in range. None means: measured, or taken from the model."""
+    """Every value is in range. None means: measured, or taken from the model."""
 
     model: str
     served_model_name: str | None
@@ -134,7 +125,7 @@ class Config:
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> Config:
-    """The configuration of this process; a mistake in it is explained on stderr and exits with code 2."""
+    """A mistake is explained on stderr and exits with code 2."""
     parser = HelpParser(prog="paceline-executor", description=_DESCRIPTION, panels=_PANELS)
     _add_model(parser.add_argument_group("Model"))
     _add_network(parser.add_argument_group("Network"))
@@ -166,8 +157,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
 def let_waiting_threads_sleep() -> None:
     """Let OpenMP's threads spin briefly only, unless the user has chosen; it counts if torch was not imported yet.
 
-    They spin for milliseconds by default. Where another process has one of the cores, the others burn theirs while they
-    wait for the thread that is not scheduled: a step of 35 ms took 200 to 1,000.
+    They spin for milliseconds by default. Where another process has one of the cores, the others burn theirs meanwhile:
+    a step of 35 ms took 200 to 1,000.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
@@ -394,7 +385,7 @@ def _choice(kinds: type[_Kind]) -> Callable[[str], _Kind]:
 
 
 def _runner(text: str) -> tuple[RunnerKind, Path | None]:
-    """What computes, and of a simulated runner the file that says how long steps take."""
+    """Of a simulated runner also the file of step times."""
     kind, _, file = text.partition(":")
     if kind == RunnerKind.SIMULATED.value and file:
         return RunnerKind.SIMULATED, Path(file)

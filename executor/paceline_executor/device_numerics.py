@@ -1,6 +1,6 @@
 """In which numbers a GPU computes a model, or the twin of one: what the options come to, and what they cost in memory.
 
-Knows torch's types and what GPUs have arithmetic for. It refuses to know kernels and how weights come to a device.
+Refuses to know kernels and how weights come to a device.
 """
 
 import math
@@ -24,23 +24,21 @@ _OWN_KV = {torch.bfloat16: KvDtype.BFLOAT16, torch.float16: KvDtype.FLOAT16, tor
 
 @dataclass(frozen=True, slots=True)
 class DeviceNumerics:
-    """The numbers of one executor on a device."""
-
     dtype: torch.dtype  # of activations, embeddings, norms and dense matrices
     matrices: MatrixKind
     kv: KvDtype
 
     @property
     def dense_kv(self) -> KvDtype:
-        """Keys and values in the type that is computed with."""
+        """The type that is computed with."""
         return _OWN_KV[self.dtype]
 
     def bytes_per_token(self, model: ModelConfig) -> int:
-        """Of KV cache."""
+        """Counts the KV cache."""
         return 2 * model.num_layers * model.num_kv_heads * self.kv.slot_bytes(model.head_dim)
 
     def weight_bytes(self, model: ModelConfig, stored: Mapping[str, StoredType]) -> int:
-        """What the weights take of the device. stored: as in `choose_device_numerics`."""
+        """stored: as in `choose_device_numerics`."""
         return sum(self._tensor_bytes(name, shape, stored.get(name)) for name, shape in model.tensor_shapes().items())
 
     def _tensor_bytes(self, name: str, shape: tuple[int, ...], stored: StoredType | None) -> int:
@@ -61,10 +59,10 @@ def choose_device_numerics(
     stored: Mapping[str, StoredType],
     capability: tuple[int, int],
 ) -> DeviceNumerics:
-    """What the options come to on a GPU of this compute capability; None leaves the choice of `kv_dtype` to us.
+    """None leaves the choice of `kv_dtype` to us.
 
-    stored: how the file stores tensors, by Hugging Face name; empty for random weights. Raises LimitError for what
-    this GPU or this model does not take, UnsupportedModelError for heads that its kernels do not.
+    stored: how the file stores tensors, by Hugging Face name; empty for random weights. Raises LimitError for what this
+    GPU or this model does not take, UnsupportedModelError for heads that its kernels do not.
     """
     if model.head_dim % _HEAD_DIM_STEP or model.head_dim > _MAX_HEAD_DIM:
         heads = f"heads of {model.head_dim} dimensions, and GPUs take multiples of {_HEAD_DIM_STEP}"
@@ -77,7 +75,7 @@ def choose_device_numerics(
 
 
 def choose_twin_numerics(quantization: Quantization, kv_dtype: KvDtype | None) -> DeviceNumerics:
-    """What they come to on the twin, which computes in float32. Raises LimitError for anything smaller."""
+    """The twin computes in float32. Raises LimitError for anything smaller."""
     if quantization is Quantization.FP8:
         raise LimitError("--quantization fp8 needs a GPU: choose auto or none for --runner twin")
     if kv_dtype not in (None, KvDtype.FLOAT32):

@@ -1,6 +1,6 @@
 """Puts the runner of a GPU, or of its twin, together.
 
-Apart from `loading_device`, which plans and loads what it is made of, and whose tests put another runner in its place.
+Apart from `loading_device`, whose tests put another runner in its place.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,6 @@ from paceline_kernels.linear import Splits
 
 @dataclass(frozen=True, slots=True)
 class RunnerParts:
-    """What a runner is put together from."""
-
     is_twin: bool
     model: LlamaModel
     kv_cache: KvCache
@@ -33,12 +31,12 @@ class RunnerParts:
 
 
 def graph_sizes(sizes: Buckets) -> GraphSizes:
-    """The same as schedulers are told of them."""
+    """As schedulers are told of them."""
     return GraphSizes(tuple(sorted({size.num_rows for size in sizes if size.is_decode})), sizes.token_sizes)
 
 
 def build_runner(parts: RunnerParts) -> Runner:
-    """Take the memory of rows and rings. Raises StartError for more rows than a device can keep."""
+    """Takes the memory of rows and rings. Raises StartError for more rows than a device can keep."""
     return DeviceRunner(
         TwinDevice() if parts.is_twin else CudaDevice(),
         parts.model,

@@ -22,8 +22,6 @@ from paceline_executor.weights.tokenizer import TokenizerBundle
 
 @dataclass(frozen=True, slots=True)
 class OpenedDrafter:
-    """A model that drafts: its headers are read, its weights are not."""
-
     checkpoint: Checkpoint
     numerics: Numerics
 
@@ -56,10 +54,7 @@ class OpenedDrafter:
 
 
 def open_drafter(config: Config, target: Opened, numerics: Numerics, progress: ProgressLog) -> OpenedDrafter | None:
-    """The model that drafts for the target, opened; None for drafters without one. numerics: the target's.
-
-    Raises DrafterError for one that cannot draft for it, ModelError for one that cannot be served at all.
-    """
+    """None for drafters without a model. numerics: the target's. Raises DrafterError, ModelError."""
     choice = config.speculation
     if choice.drafter is DrafterKind.PROMPT_LOOKUP:
         return None
@@ -98,7 +93,6 @@ def _check_vocabulary(drafter: TokenizerBundle, target: TokenizerBundle, name: s
 
 
 def _texts(tokenizer: TokenizerBundle) -> Mapping[int, str]:
-    """Of all tokens, by id."""
     from tokenizers import Tokenizer
 
     vocabulary = Tokenizer.from_buffer(tokenizer.tokenizer_json).get_vocab(with_added_tokens=True)

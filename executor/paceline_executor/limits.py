@@ -1,4 +1,4 @@
-"""The bounds that rows keep to, and sizes. Knows numbers only."""
+"""The bounds that rows keep to, and sizes."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,6 @@ _NUM_PARAMETERS = 32  # of a row: sampling, lengths, whether it has ended; gener
 
 @dataclass(frozen=True, slots=True)
 class RowLimits:
-    """What a table of rows can hold, and how long and how much of released requests it keeps."""
-
     num_rows: int
     max_model_len: int  # tokens of a row, prompt and output together
     max_num_batched_tokens: int
@@ -31,18 +29,17 @@ class RowLimits:
 
     @property
     def max_blocks_per_row(self) -> int:
-        """How many blocks a row of `max_model_len` tokens takes."""
         return -(-self.max_model_len // self.block_size)
 
     @property
     def device_row_bytes(self) -> int:
-        """What a device that keeps rows takes for one at most: its tokens, blocks, parameters and rules."""
+        """At most, for a device that keeps rows."""
         rules = MAX_ALLOWED_TOKENS + 2 * MAX_LOGIT_BIASES + MAX_BAD_WORDS + MAX_BAD_WORD_TOKENS
         return 4 * (self.max_model_len + self.max_blocks_per_row + MAX_END_TOKENS + _NUM_PARAMETERS + rules)
 
 
 def sampling_bytes(state: RowState) -> int:
-    """An upper bound of the bytes of a state's sampling parameters."""
+    """Returns an upper bound."""
     if state.sampling is None:
         return 0
     return 64 + 12 * len(state.sampling.logit_bias) + 5 * len(state.sampling.allowed_token_ids)

@@ -1,7 +1,6 @@
 """From a configuration to a loaded model: fetch, read, allocate, warm up. Runs in the step thread.
 
-Knows the order, and which runner loads what (`runner_choice` says which one it is). It refuses to know file formats
-(`weights`) and computing (`runner`), and imports the latter, with torch, only when it is needed.
+Refuses to know file formats and computing, and imports the latter, with torch, only when it is needed.
 """
 
 from dataclasses import replace
@@ -30,9 +29,7 @@ _SIMULATED_MODEL_LEN = 8192
 
 
 def load(config: Config) -> Loaded:
-    """Load the configured model or the simulated runner. Raises ModelError for the model's faults, StartError for the
-    configuration's.
-    """
+    """Raises ModelError for the model's faults, StartError for the configuration's."""
     kind = choose_runner(config)
     if kind is RunnerKind.SIMULATED:
         return load_simulated(config, read_step_times(config.step_times) if config.step_times else StepTimes())
@@ -49,7 +46,7 @@ def load(config: Config) -> Loaded:
 def load_simulated(
     config: Config, step_times: StepTimes, vocab_size: int = VOCAB_SIZE, engine: type[Engine] = Engine
 ) -> Loaded:
-    """A tokenizer of bytes, and of words if the vocabulary is larger."""
+    """The tokenizer is one of bytes, and of words if the vocabulary is larger."""
     max_model_len = config.max_model_len or _SIMULATED_MODEL_LEN
     needs = ModelNeeds(0, SIMULATED_TOKEN_BYTES, max_model_len, vocab_size)
     limits = limits_within(config, needs, available_bytes())
@@ -60,7 +57,6 @@ def load_simulated(
 
 
 def describe_simulated(name: str, runner: Runner, limits: RowLimits, tokenizer: TokenizerBundle) -> Description:
-    """What is said of a runner without a model."""
     return Description(
         model=name,
         architecture="simulated",

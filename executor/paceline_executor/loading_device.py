@@ -1,7 +1,6 @@
 """A model on a GPU, or on the twin of one: memory is planned, weights arrive, the runner is built, steps are captured.
 
-Knows the order, and what to say where memory runs out all the same. It refuses to know how bytes come to a device and
-in which numbers they are computed with.
+Refuses to know how bytes come to a device and in which numbers they are computed with.
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,8 +51,6 @@ _TOKEN_BYTES = 32  # ids, positions and slots of a captured step
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a model is computed."""
-
     device: torch.device
     name: str  # for people
     memory: DeviceMemory
@@ -65,7 +62,6 @@ class Place:
 
 
 def this_gpu() -> Place:
-    """The GPU that torch uses."""
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     device = torch.device("cuda", torch.cuda.current_device())
     memory = DeviceMemory(total_bytes, free_bytes)
@@ -73,13 +69,12 @@ def this_gpu() -> Place:
 
 
 def twin_place() -> Place:
-    """The memory of this machine."""
     free_bytes = available_bytes()
     return Place(torch.device("cpu"), "twin", DeviceMemory(free_bytes, free_bytes), None)
 
 
 def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: ProgressLog) -> Loaded:
-    """Load an opened model onto this machine's GPU, or its twin. Raises ModelError, LimitError, ShortMemoryError."""
+    """Raises ModelError, LimitError, ShortMemoryError."""
     place = this_gpu() if kind is RunnerKind.CUDA else twin_place()
     checkpoint, log = opened.checkpoint, structlog.get_logger()
     stored = _stored_types(config, checkpoint)
@@ -126,7 +121,7 @@ def plan_device(
     stored: Mapping[str, StoredType],
     sizes: Buckets,
 ) -> tuple[MemoryPlan, RowLimits]:
-    """What takes which memory, and the bounds of rows that follow. stored: as in `choose_device_numerics`.
+    """stored: as in `choose_device_numerics`.
 
     Raises LimitError, ShortMemoryError.
     """
@@ -139,7 +134,7 @@ def plan_device(
         number_bytes, fixed = numerics.dtype.itemsize, config.batch_invariant
         return activation_bytes(model, num_tokens, num_draws, number_bytes, is_batch_invariant=fixed)
 
-    # What a captured step leaves to the next launches: tables of blocks, hidden states, a few columns.
+    # A captured step keeps tables of blocks, hidden states, a few columns.
     kept = [
         size.num_rows * (4 * most.max_blocks_per_row + model.hidden_size * numerics.dtype.itemsize)
         + size.num_tokens * _TOKEN_BYTES
@@ -210,7 +205,7 @@ def _runner(
 
 
 def _limit_threads(num_threads: int | None) -> None:
-    """Of the twin. A machine with a GPU need not have a compiler for CPUs."""
+    """A machine with a GPU need not have a compiler for CPUs."""
     from paceline_executor.runner.cpu import checked_threads
     from paceline_kernels.compiler import jit
 
@@ -247,7 +242,7 @@ def _load_weights(
 
 @contextmanager
 def _explained(when: str, advice: str) -> Iterator[None]:
-    """Say what to do where memory runs out all the same."""
+    """Says what to do where memory runs out all the same."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -1,6 +1,6 @@
 """How much memory this process may still take, its container considered, and which errors say that none is left.
 
-Apart from `loading` and steps, which decide what is taken. Knows Linux's files and the words of libraries.
+Apart from `loading` and steps, which decide what is taken.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed; torch, CUDA and cuBLAS say so in the words of a RuntimeError."""
+    """torch, CUDA and cuBLAS say so in the words of a RuntimeError."""
     words = str(error).lower()
     phrases = ("out of memory", "can't allocate memory", "status_alloc_failed")
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(one in words for one in phrases))

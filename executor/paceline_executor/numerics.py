@@ -1,7 +1,6 @@
 """In which numbers a CPU computes a model: how its weights are multiplied, and how keys and values are kept.
 
-Knows the options of all devices, the CPU's choices and what they cost in memory; `device_numerics` has those of GPUs.
-It refuses to know kernels, torch and file formats.
+`device_numerics` has those of GPUs. Refuses to know kernels, torch and file formats.
 """
 
 import enum
@@ -12,29 +11,23 @@ from paceline_executor.weights import ModelConfig
 
 _GROUP = 32
 _INT8_SCALE_BYTES = 4
-# What the kernels of int8 keys and values take: whole vectors of slots, and sums of a head's products in 32 bits.
+# The kernels of int8 keys and values take whole vectors of slots, and sum a head's products in 32 bits.
 _INT8_SLOTS = 16
 _INT8_MAX_HEAD_DIM = 512
 
 
 class Quantization(enum.Enum):
-    """What `--quantization` takes."""
-
     AUTO = "auto"
     NONE = "none"
     FP8 = "fp8"  # for GPUs
 
 
 class WeightKind(enum.Enum):
-    """How weights are held and multiplied."""
-
-    PACKED = "packed"  # 4 or 8 bits each, as stored in the file; multiplied with int8 activations
+    PACKED = "packed"  # 4 or 8 bits each, as stored; multiplied with int8 activations
     FLOAT32 = "float32"
 
 
 class KvDtype(enum.Enum):
-    """How a key or value is kept."""
-
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     INT8 = "int8"  # one scale for each slot of each KV head
@@ -42,7 +35,7 @@ class KvDtype(enum.Enum):
     FP8_E4M3 = "fp8_e4m3"  # one scale for each KV head of a layer
 
     def slot_bytes(self, head_dim: int) -> int:
-        """The size of one key or value of one KV head."""
+        """Counts one key or value of one KV head."""
         if self is KvDtype.INT8:
             return head_dim + _INT8_SCALE_BYTES
         return head_dim * _ITEM_BYTES[self]
@@ -53,13 +46,13 @@ _ITEM_BYTES = {KvDtype.FLOAT32: 4, KvDtype.FLOAT16: 2, KvDtype.BFLOAT16: 2, KvDt
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """The numbers of one executor. float32 throughout is the measure of the others."""
+    """float32 throughout is the measure of the others."""
 
     weights: WeightKind
     kv: KvDtype
 
     def max_bytes_per_weight(self) -> float:
-        """What a weight takes at most: packed, a byte and its part of a scale for every 32."""
+        """Packed: a byte and its part of a scale for every 32."""
         return 4.0 if self.weights is WeightKind.FLOAT32 else 1 + 2 / _GROUP
 
     def bytes_per_token(self, model: ModelConfig) -> int:
@@ -72,7 +65,7 @@ FLOAT32_NUMERICS = Numerics(WeightKind.FLOAT32, KvDtype.FLOAT32)
 def choose_numerics(
     quantization: Quantization, kv_dtype: KvDtype | None, model: ModelConfig, block_size: int
 ) -> Numerics:
-    """What the options come to for this model and blocks of so many slots; None leaves the choice of `kv_dtype` to us.
+    """None leaves the choice of `kv_dtype` to us.
 
     Raises LimitError for numbers of GPUs, for keys and values in float32 beside packed weights, or in less beside
     float32 weights, and for int8 where blocks or heads do not allow it.

@@ -1,6 +1,6 @@
 """Finding and opening the configured model: its files, its names, its tokenizer, and how far that is.
 
-Knows the order: fetch, read headers, take the tokenizer. It refuses to know devices and memory (`loading` does).
+Refuses to know devices and memory.
 """
 
 import math
@@ -32,7 +32,7 @@ _MIN_EVENT_S = 0.5
 
 
 class ProgressLog:
-    """Logs how far a phase of loading is: when it begins, when it is done, and at most twice a second between."""
+    """Logs when a phase of loading begins and ends, and at most twice a second between."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._log = structlog.get_logger()
@@ -41,12 +41,10 @@ class ProgressLog:
         self._last_s = 0.0
 
     def fetch(self, progress: FetchProgress) -> None:
-        """The model is being fetched."""
         fraction = progress.num_bytes / progress.total_bytes if progress.total_bytes else 0.0
         self.log("model_fetch", progress.phase.value, fraction)
 
     def log(self, event: str, phase: str, fraction: float) -> None:
-        """`fraction` of `phase` is done."""
         now_s = self._clock_s()
         if (event, phase) == self._last and fraction < 1 and now_s - self._last_s < _MIN_EVENT_S:
             return
@@ -56,7 +54,7 @@ class ProgressLog:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model whose headers are read and whose weights are not."""
+    """Its headers are read and its weights are not."""
 
     path: Path
     checkpoint: Checkpoint
@@ -64,7 +62,7 @@ class Opened:
 
 
 def open_model(config: Config, progress: ProgressLog) -> Opened:
-    """Fetch the configured model unless it is here, and open it. Raises ModelError."""
+    """Fetches it unless it is here. Raises ModelError."""
     path = resolve_model(
         config.model,
         cache_dir=config.cache_dir,
@@ -77,7 +75,6 @@ def open_model(config: Config, progress: ProgressLog) -> Opened:
 
 
 def _read(config: Config, path: Path) -> tuple[Checkpoint, TokenizerBundle]:
-    """Weights and tokenizer, read or invented."""
     if config.load_format is LoadFormat.DUMMY:
         dummy, own = load_dummy(path)
         return dummy, own or simulated_tokenizer(dummy.config.vocab_size)
@@ -86,7 +83,7 @@ def _read(config: Config, path: Path) -> tuple[Checkpoint, TokenizerBundle]:
 
 
 def recommend(model: str, tokenizer: TokenizerBundle) -> TokenizerBundle:
-    """The tokenizer with known sampling values where its own files have none."""
+    """Adds known sampling values where its own files have none."""
     if model not in KNOWN_MODELS or tokenizer.defaults != GenerationDefaults():
         return tokenizer
     return with_defaults(tokenizer, KNOWN_MODELS[model].defaults)
@@ -108,6 +105,5 @@ def num_parameters(model: ModelConfig) -> int:
 
 @cache
 def simulated_tokenizer(vocab_size: int = VOCAB_SIZE) -> TokenizerBundle:
-    """The tokenizer of bytes that a runner without a model has."""
     special = SpecialTokens(None, END_TOKEN_IDS[0], None, END_TOKEN_IDS, add_bos=False)
     return make_bundle(make_bytes_tokenizer(vocab_size), CHAT_TEMPLATE, special, GenerationDefaults())

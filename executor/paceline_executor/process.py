@@ -22,7 +22,7 @@ _log = structlog.get_logger()
 
 
 async def run(config: Config) -> bool:
-    """Serve until a signal says to stop; returns whether all work was finished then. Raises what a part fails with."""
+    """Returns whether all work was finished then. Raises what a part fails with."""
     start_s = time.monotonic()
     stopping = follow_signals(again=lambda number: os._exit(128 + number))
     broken = watch_callbacks(asyncio.get_running_loop())
@@ -42,7 +42,7 @@ async def run(config: Config) -> bool:
             return True
         description = loading.result()
         gc.collect()
-        gc.freeze()  # the model's objects stay; looking through them again and again would cost steps time
+        gc.freeze()  # the model's objects stay; looking through them costs steps time
         _say_ready(description, where, time.monotonic() - start_s)
         running = asyncio.create_task(service.run())
         await until_set_or_ended(stopping, running, broken)
@@ -55,7 +55,7 @@ async def run(config: Config) -> bool:
 
 
 async def _show(metrics: MetricsPort, config: Config) -> int | None:
-    """Open the metrics port, unless it is off; returns its number. Raises PortError."""
+    """Returns its number, None if it is off. Raises PortError."""
     if config.metrics_port is None:
         return None
     try:
@@ -67,7 +67,7 @@ async def _show(metrics: MetricsPort, config: Config) -> int | None:
 async def _drain(
     service: ExecutorService, running: asyncio.Task[None], broken: asyncio.Future[NoReturn], timeout_s: float
 ) -> bool:
-    """Let what runs finish; returns whether it did in time. Raises what fails meanwhile: a drain would wait for it."""
+    """Returns whether what runs finished in time. Raises what fails meanwhile: a drain would wait for it."""
     draining = asyncio.create_task(service.drain(timeout_s))
     await asyncio.wait((draining, running, broken), return_when=asyncio.FIRST_COMPLETED)
     for part in (running, broken):

@@ -1,7 +1,6 @@
 """Which runner an executor has: what is asked for, or what this machine has a device for.
 
-Knows what a GPU has to have. It refuses to import torch, which takes seconds, before a driver says that there may be
-one.
+Refuses to import torch, which takes seconds, before a driver says that there may be a GPU.
 """
 
 import importlib.util
@@ -18,7 +17,7 @@ _DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # of Linux, of its s
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The GPU that torch uses."""
+    """The one that torch uses."""
 
     name: str
     capability: tuple[int, int]
@@ -26,7 +25,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """How a machine is asked what it has. The last question takes seconds, the others nothing."""
+    """`gpu` takes seconds, the others nothing."""
 
     has_triton: Callable[[], bool]
     has_driver: Callable[[], bool]
@@ -49,7 +48,7 @@ THIS_MACHINE = Machine(
 
 
 def choose_runner(config: Config, machine: Machine = THIS_MACHINE) -> RunnerKind:
-    """The runner that the options come to, never `auto`.
+    """Never returns `auto`.
 
     Raises MissingDeviceError for a GPU that cannot be used, LimitError for options that the runner does not take.
     """

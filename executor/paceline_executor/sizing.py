@@ -1,7 +1,6 @@
 """The sums before a model is loaded: how long a row may be, and how many KV blocks fit into a CPU's memory.
 
-Knows defaults and what to say where something does not fit. It refuses to know devices; a GPU's sums are those of
-`runner.memory_plan`.
+`runner.memory_plan` has a GPU's sums.
 """
 
 from dataclasses import dataclass, replace
@@ -23,8 +22,6 @@ MIN_POOL_TOKENS = 128  # less would hold no conversation
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """What a model takes of memory, and what it allows."""
-
     weight_bytes: int
     bytes_per_token: int  # of KV cache
     max_model_len: int
@@ -33,8 +30,6 @@ class ModelNeeds:
 
 @dataclass(frozen=True, slots=True)
 class DrafterNeeds:
-    """What a drafter takes of memory beside the model."""
-
     weight_bytes: int = 0
     bytes_per_token: int = 0  # of its own KV cache, under the same blocks
 
@@ -45,7 +40,7 @@ NO_DRAFTER = DrafterNeeds()
 def limits_for(
     config: Config, model: ModelConfig, numerics: Numerics, free_bytes: int, drafter: DrafterNeeds = NO_DRAFTER
 ) -> RowLimits:
-    """The bounds of rows of a model in these numbers, with this drafter: see `limits_within`."""
+    """See `limits_within`."""
     weight_bytes = weight_bytes_of(model, numerics) + drafter.weight_bytes
     bytes_per_token = numerics.bytes_per_token(model) + drafter.bytes_per_token
     needs = ModelNeeds(weight_bytes, bytes_per_token, model.max_model_len, model.vocab_size)
@@ -53,12 +48,11 @@ def limits_for(
 
 
 def weight_bytes_of(model: ModelConfig, numerics: Numerics) -> int:
-    """What its weights take at most."""
     return int(num_parameters(model) * numerics.max_bytes_per_weight())
 
 
 def limits_within(config: Config, needs: ModelNeeds, free_bytes: int) -> RowLimits:
-    """The bounds of rows: what is configured, what the model allows, what fits into `free_bytes`; with drafts."""
+    """What is configured, what the model allows, what fits into `free_bytes`; with drafts."""
     max_model_len = longest_row(config, needs.max_model_len)
     num_blocks = _num_blocks(config, needs, max_model_len, free_bytes)
     num_slots = num_blocks * config.block_size
@@ -70,7 +64,7 @@ def limits_within(config: Config, needs: ModelNeeds, free_bytes: int) -> RowLimi
 
 
 def longest_row(config: Config, trained_len: int) -> int:
-    """The length of a row in tokens: what is asked for, else what the model was trained for. Raises LimitError."""
+    """In tokens: what is asked for, else what the model was trained for. Raises LimitError."""
     if config.max_model_len is not None and config.max_model_len > trained_len:
         sentence = f"--max-model-len {config.max_model_len} is more than the model was trained for"
         raise LimitError(f"{sentence}: {trained_len}")
@@ -78,12 +72,12 @@ def longest_row(config: Config, trained_len: int) -> int:
 
 
 def fillable_blocks(config: Config, max_model_len: int) -> int:
-    """How many blocks all rows together can fill."""
+    """Counts all rows together."""
     return config.max_num_seqs * -(-max_model_len // config.block_size)
 
 
 def row_limits(config: Config, vocab_size: int, max_model_len: int, num_blocks: int) -> RowLimits:
-    """The bounds of rows in a pool of so many blocks; none is longer than the pool."""
+    """No row is longer than the pool of blocks."""
     return RowLimits(
         num_rows=config.max_num_seqs,
         max_model_len=min(max_model_len, num_blocks * config.block_size),
@@ -104,5 +98,5 @@ def _num_blocks(config: Config, needs: ModelNeeds, max_model_len: int, free_byte
     if num_blocks * config.block_size < min(max_model_len, MIN_POOL_TOKENS):
         sentence = f"{mib(kv_bytes)} of KV cache hold {num_blocks} blocks of {config.block_size} tokens, too few"
         raise ShortMemoryError(f"{sentence} for a request; raise --kv-cache-memory or free memory")
-    # More than every row can fill would never be used, and there are more blocks than the protocol has numbers for.
+    # More than every row can fill would never be used, and the protocol has no numbers for more.
     return min(num_blocks, MAX_BLOCKS, fillable_blocks(config, max_model_len))

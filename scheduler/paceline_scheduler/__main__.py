@@ -1,7 +1,7 @@
 """The scheduler's command: reads the command line, runs the process, ends with a code that says why.
 
-Everything but that is imported after signals are listened to and the command line is read, so that a stop is quiet
-from the first moment, and --help and mistakes answer at once.
+The rest is imported after signals are listened to and the command line is read, so that a stop is quiet from the first
+moment, and --help and mistakes answer at once.
 """
 
 import enum
@@ -20,7 +20,7 @@ _PROGRAM = "paceline-scheduler"
 
 
 class ExitCode(enum.IntEnum):
-    """Why the process ended; `--help` explains them."""
+    """`--help` explains them."""
 
     OK = 0
     FAILED = 1
@@ -30,9 +30,8 @@ class ExitCode(enum.IntEnum):
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a scheduler until it is told to stop; never returns."""
     end_quietly_on_signals()
-    gc.disable()  # what is made while the program starts stays; `process` enables it again
+    gc.disable()  # what is made while the program starts stays
 
     from paceline_scheduler.config import parse_config, prepare_grpc, prepare_structlog
     from paceline_scheduler.errors import ConfigError, PortError
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 async def _serve(config: "Config", log: "LineWriter") -> bool:
-    """Open the ports before most of the program is imported, so that clients can connect meanwhile."""
+    """Open the ports before most of the program is imported: clients connect meanwhile."""
     from paceline_scheduler.servicer_ports import SchedulerPorts
 
     ports = SchedulerPorts(config)

@@ -1,6 +1,6 @@
 """Says how this scheduler stands, to health checks and in the log.
 
-Knows the events `ready`, `standing_by` and `not_ready`. Refuses to know why a scheduler stands as it does.
+Refuses to know why a scheduler stands as it does.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +14,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Announcer:
-    """Passes each change of readiness to health checks and the log.
-
-    `ready_when` are the statuses in which health says SERVING. `where` goes into each `ready`, as the ports do;
+    """`ready_when` are the statuses in which health says SERVING. `where` goes into each `ready`, as the ports do;
     `is_stopping`: nobody needs to know why not.
     """
 

@@ -1,7 +1,4 @@
-"""The seam between edge, core and links: what the edge may do and ask, and what it is told.
-
-Edge and link do not import each other; the process's composition root joins them here.
-"""
+"""The seam between edge, core and links, which do not import each other."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -17,7 +14,7 @@ from paceline_scheduler.observers.steps import StepTotals
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """The tokenizer as an executor sends it. `json` is the tokenizers library's form."""
+    """As an executor sends it. `json` is the tokenizers library's form."""
 
     digest: str
     json: bytes
@@ -31,8 +28,6 @@ class TokenizerSource:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that attached executors serve."""
-
     name: str
     architecture: str
     max_model_len: int
@@ -51,9 +46,9 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStatus:
-    """One executor for operators; `state` is the number of paceline.v1.ExecutorState.
+    """For operators; `state` is the number of paceline.v1.ExecutorState.
 
-    `holder` is the other scheduler that drives it while this one stands in line.
+    `holder` is the other scheduler that drives it while this one waits in its queue.
     """
 
     address: str
@@ -76,37 +71,35 @@ class ExecutorStatus:
 
 
 class Arrival(Enum):
-    """How a request comes: for the first time, or its client has dealt with it before and comes back."""
+    """For the first time, or its client has dealt with it before."""
 
     NEW = "new"
     BACK = "back"
 
 
 class OutputSink(Protocol):
-    """The edge's side: takes what the core produced. Called on the event loop; must not block."""
+    """The edge takes what the core produced. Called on the event loop; must not block."""
 
-    def deliver(self, outputs: Outputs) -> None:
-        """Hand new tokens and failures to their streams."""
-        ...
+    def deliver(self, outputs: Outputs) -> None: ...
 
 
 class Backend(Protocol):
-    """The core, as the edge and the admin service use it. Calls are made on the event loop and do not block."""
+    """The core, as the edge uses it. Called on the event loop; does not block."""
 
     @property
     def views(self) -> CoreViews: ...
 
     def feed(self, event: Event[ReplyT]) -> ReplyT:
-        """Feed an event and return its answer. What it raises, as `core.events` says of each, changed nothing."""
+        """What it raises, as `core.events` says of each event, changed nothing."""
         ...
 
     def now_s(self) -> float:
-        """Return the injected monotonic clock's time, in seconds: the clock of `Request.deadline_s`."""
+        """Returns seconds of the injected monotonic clock, as in `Request.deadline_s`."""
         ...
 
 
 class Executors(Protocol):
-    """What the links know of executors beside the core. Calls are made on the event loop and do not block."""
+    """The links tell what they know of executors. Called on the event loop; does not block."""
 
     async def until_synced(self, arrival: Arrival) -> None:
         """Return when every expected executor has told what it runs, or is lost. Raises NoExecutorError when that does
@@ -119,9 +112,9 @@ class Executors(Protocol):
         ...
 
     def models(self) -> tuple[ServedModel, ...]:
-        """Return the models that attached executors serve now, by name."""
+        """Those that attached executors serve now, by name."""
         ...
 
     def statuses(self) -> tuple[ExecutorStatus, ...]:
-        """Return all executors that are looked for, by address."""
+        """Of all that are looked for, by address."""
         ...

@@ -48,7 +48,7 @@ _PANELS = (
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything an operator decides about a scheduler. A port of 0 takes any free one."""
+    """A port of 0 takes any free one."""
 
     executors: ExecutorAddresses
     cache_dir: Path
@@ -105,7 +105,7 @@ class Config:
         _require(self.log_level in LOG_LEVELS, "--log-level", f"has to be one of {', '.join(LOG_LEVELS)}")
 
     def reached_at(self, port: int) -> str:
-        """Return where clients reach this scheduler. If it listens on all addresses that is this machine's name, which
+        """Returns where clients reach this scheduler. If it listens on all addresses that is this machine's name, which
         may not lead here from everywhere.
         """
         if self.advertise is not None:
@@ -150,9 +150,7 @@ def parse_config(arguments: Sequence[str]) -> Config:
 
 
 def default_cache_dir(environ: Mapping[str, str]) -> Path:
-    """Return $PACELINE_CACHE_DIR, $XDG_CACHE_HOME/paceline, or ~/.cache/paceline. A relative $XDG_CACHE_HOME is
-    ignored, as its specification says.
-    """
+    """A relative $XDG_CACHE_HOME is ignored, as its specification says."""
     own = environ.get("PACELINE_CACHE_DIR", "")
     if own:
         return Path(own).absolute()
@@ -162,15 +160,15 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 def prepare_grpc() -> None:
-    """Settle how gRPC behaves; call this before grpc is imported. It logs nothing unless asked, because its errors
-    reach us as exceptions. Its fork handlers are off: they crash in the processes that render templates.
+    """Call this before grpc is imported. It logs nothing unless asked: its errors reach us as exceptions. Its fork
+    handlers crash in the processes that render templates.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 
 def prepare_structlog() -> None:
-    """Import structlog without rich, which costs a tenth of the start and is not used."""
+    """Import it without rich, which costs a tenth of the start and is not used."""
     rich = sys.modules.get("rich")
     sys.modules["rich"] = None  # type: ignore[assignment]  # which is how Python is told that there is none
     try:
@@ -183,7 +181,7 @@ def prepare_structlog() -> None:
 
 
 class _Parser(HelpParser):
-    """A HelpParser whose complaints are one line."""
+    """Its complaints are one line."""
 
     def error(self, message: str) -> None:  # type: ignore[override]  # raises instead of exiting
         raise ConfigError(message)
@@ -327,7 +325,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 
 
 def read_speculation(text: str) -> int:
-    """Return how many drafts a row may have in a step. Raises ConfigError."""
+    """Returns the drafts of a row and step. Raises ConfigError."""
     try:
         value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
     except OSError as error:

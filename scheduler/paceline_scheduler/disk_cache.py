@@ -1,6 +1,6 @@
 """What is quicker read from disk than made again, by name: checked when it is read, bounded, and never needed.
 
-A folder that is missing, full, read-only or spoilt makes things slower and nothing else. Refuses to know what it keeps.
+A folder that is missing, full, read-only or spoilt makes things slower and nothing else.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _MAX_WAITING = 8  # to be stored; each may be large
 
 
 class DiskCache:
-    """Files of one folder; without a folder it keeps nothing. Its calls read and write files: not for event loops."""
+    """Without a folder it keeps nothing. Its calls read and write files: not for event loops."""
 
     def __init__(self, folder: Path | None = None, max_files: int = MAX_FILES) -> None:
         self._folder = folder
@@ -35,7 +35,7 @@ class DiskCache:
         return self._folder is not None
 
     def load(self, name: str) -> bytes | None:
-        """Return what was stored under a name, None unless it is there undamaged."""
+        """None unless it is there undamaged."""
         if self._folder is None:
             return None
         path = self._path(self._folder, name)
@@ -84,8 +84,8 @@ class DiskCache:
         return folder / (blake2b(name.encode(), digest_size=_CHECK_BYTES).hexdigest() + _SUFFIX)
 
 
-class PatientCache:
-    """A cache for event loops, on a thread of its own: a disk that hangs is waited for a moment, then done without."""
+class AsyncDiskCache:
+    """For event loops, on a thread of its own: a disk that hangs is waited for a moment, then done without."""
 
     def __init__(self, cache: DiskCache | None = None, max_wait_s: float = MAX_WAIT_S) -> None:
         self._cache = cache or DiskCache()
@@ -102,7 +102,7 @@ class PatientCache:
         return None
 
     def store(self, name: str, make: Callable[[], bytes]) -> None:
-        """Store what `make` returns under a name, later, on the thread."""
+        """`make` runs later, on the thread."""
         if not self._cache.is_enabled or len(self._storing) >= _MAX_WAITING:
             return
         with contextlib.suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""Who drives executors, as these tell a scheduler that does not. Apart, because core, edge and links all name it."""
+"""Who drives executors. Apart, because core, edge and links all name it."""
 
 from dataclasses import dataclass
 

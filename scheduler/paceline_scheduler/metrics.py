@@ -1,7 +1,6 @@
-"""What the scheduler shows of itself on the metrics port: what `observers.serving` counted, and gauges, which are read
-here when somebody looks.
+"""What the scheduler shows of itself on the metrics port: what `observers.serving` counted, and gauges.
 
-Decides nothing, and keeps nothing from one look to the next.
+Keeps nothing from one look to the next.
 """
 
 from collections import Counter
@@ -25,8 +24,6 @@ from paceline_scheduler.runtime import Runtime
 
 
 class Metrics:
-    """All metrics of a scheduler."""
-
     def __init__(
         self, meter: Meter, views: CoreViews, executors: Executors, num_lost_log_lines: Callable[[], int]
     ) -> None:
@@ -37,7 +34,7 @@ class Metrics:
         self._port = MetricsPort(self.read)
 
     async def listen(self, host: str, port: int | None) -> int | None:
-        """Show them on a port, 0 for any, or not at all. Returns its number, raises PortError."""
+        """Port 0 is any port, None no port at all. Returns its number, raises PortError."""
         if port is None:
             return None
         try:
@@ -77,7 +74,7 @@ class Metrics:
 
 
 def observe(runtime: Runtime, edge: Edge, log_requests: float) -> Meter:
-    """Count all that happens from now on, and log this share of the requests; returns what counts."""
+    """Also logs this share of the requests; returns what counts."""
     meter = Meter(definitions.COUNTED)
     request_log = RequestLog(log_requests, reason_of)
 

@@ -30,14 +30,14 @@ from paceline_scheduler.config import Config
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import BeginDrain, SetTenants
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.disk_cache import DiskCache, PatientCache
+from paceline_scheduler.disk_cache import AsyncDiskCache, DiskCache
 from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, resolve_with_system
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
-from paceline_scheduler.link.tokenizers import TokenizerShelf
+from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.metrics import Metrics, observe
 from paceline_scheduler.observers.steps import StepObserver
@@ -66,7 +66,7 @@ class _Parts:
 
 
 async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
-    """Serve until a signal says to stop; returns whether all requests were finished then."""
+    """Until a signal says to stop; returns whether all requests were finished then."""
     _take_all_descriptors()
     hurrying = asyncio.Event()
     stopping = follow_signals(again=lambda _: hurrying.set())
@@ -82,7 +82,7 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
         "health_port": numbers.health_port,
         "metrics_port": metrics_port,
     }
-    gc.freeze()  # the program's own objects stay; looking through them again and again would cost steps time
+    gc.freeze()  # the program's own objects stay; looking through them costs steps time
     gc.enable()
     _log.info("listening", pid=os.getpid(), scheduler_id=fleet.scheduler_id, **where)
 
@@ -134,7 +134,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     leadership = Leadership(claim)
     executors = Executors(runtime, steps, leadership)
     listener = Listener(runtime, executors)
-    cache = PatientCache(DiskCache(config.cache_dir / "scheduler"))
+    cache = AsyncDiskCache(DiskCache(config.cache_dir / "scheduler"))
     texts = Texts(
         edge_limits, lambda: datetime.now().astimezone(), cache=cache, is_at_rest=lambda: executors.is_at_rest
     )
@@ -144,8 +144,8 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     admin = AdminServicer(runtime, executors, steps.watch, claim.scheduler_id, lambda: log.num_lost)
     services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)
-    # Reading a vocabulary keeps the event loop waiting: better before the first request than during it.
-    tokenizers = TokenizerShelf(texts.prepare, cache)
+    # Reading a vocabulary keeps the event loop waiting: better before the first request.
+    tokenizers = TokenizerStore(texts.prepare, cache)
     fleet = Fleet(
         discovery,
         GrpcTransport(config.tls_dir, discovery.name_of),
@@ -169,8 +169,8 @@ async def _drain(
     timeout_s: float,
     hurrying: asyncio.Event,
 ) -> bool:
-    """Take nothing new and let running requests finish until time is up, or a standby that waits gets the executors at
-    once. Returns whether all finished, here or there; raises what one of the `parts` failed with.
+    """Until time is up, or a queued standby gets the executors at once. Returns whether all finished, here or there;
+    raises what one of the `parts` failed with.
     """
     links, broken = parts
     runtime.feed(BeginDrain())
@@ -197,7 +197,7 @@ async def _drain(
 
 
 async def _watch_tokens(ports: SchedulerPorts) -> None:
-    """Never ends: what fails ends the process, as tokens could not be revoked any more."""
+    """What fails ends the process: tokens could not be revoked any more."""
     if ports.tokens is None:
         await asyncio.Event().wait()
     else:
@@ -205,7 +205,7 @@ async def _watch_tokens(ports: SchedulerPorts) -> None:
 
 
 async def _tell_what_runs(edge: Edge) -> NoReturn:
-    """Log how many requests are still waited for, whenever that has changed."""
+    """Whenever the number has changed."""
     num_told = len(edge.requests)
     while True:
         await asyncio.sleep(_TELL_S)
@@ -215,13 +215,13 @@ async def _tell_what_runs(edge: Edge) -> NoReturn:
 
 
 async def _end(links: asyncio.Task[NoReturn]) -> None:
-    """Stop driving executors; they keep their requests for whoever attaches next."""
+    """They keep their requests for whoever attaches next."""
     links.cancel()
     await asyncio.gather(links, return_exceptions=True)
 
 
 def _take_all_descriptors() -> None:
-    """Allow as many open files as possible: each client needs one, and 1,024 are usual."""
+    """Each client needs one, and 1,024 are usual."""
     _, at_most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # where "no limit" is no number that can be set
         resource.setrlimit(resource.RLIMIT_NOFILE, (at_most, at_most))

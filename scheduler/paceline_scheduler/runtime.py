@@ -1,5 +1,5 @@
 """Owns the core and the clock: events go into the core through it; tokens go to the edge at once, plans to the
-executors right after. Decides nothing; knows the event loop, which the core does not.
+executors right after. Decides nothing.
 """
 
 import asyncio
@@ -22,38 +22,36 @@ from paceline_scheduler.core.events import (
 from paceline_scheduler.core.views import CoreViews
 
 _PLANNED_AT_ONCE = (StepFinished, ExecutorAttached, ExecutorLost, ExecutorRemoved, Tick)
-"""After any other event what arrives in the same turn of the loop is waited for, to be planned together."""
+"""After other events what arrives in the same turn of the loop is planned together."""
 
 _SETTLE_POLL_S = 0.01
 
 
 class PlanSink(Protocol):
-    """The links' side: takes what the core planned. Called on the event loop; must not block."""
+    """The links send what the core planned. Called on the event loop; must not block."""
 
     def send_plan(self, address: str, plan: BatchPlan) -> None: ...
 
 
 class Observer(Protocol):
-    """Sees all that goes into the core and comes out of it, in order: enough to do the same again with another core.
+    """Sees all that goes into the core and comes out of it, in order: enough to repeat it with another core.
 
     Called on the event loop; must not block, nor feed anything.
     """
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
-        """See an event that has happened, before its effects have gone anywhere. Refused ones have not happened."""
+        """Before the event's effects have gone anywhere. Refused ones have not happened."""
         ...
 
 
 class PlanObserver(Observer, Protocol):
-    """Sees what is planned as well."""
-
     def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
-        """See a step before it is sent, or that there was nothing to plan; `planning_ns` is what that took."""
+        """Before the plan is sent; None: there was nothing to plan."""
         ...
 
 
 class Runtime:
-    """Feeds the core; the edge's Backend. `clock` gives monotonic seconds."""
+    """It is the edge's Backend. `clock` gives monotonic seconds."""
 
     def __init__(self, core: Core, clock: Callable[[], float], loop: asyncio.AbstractEventLoop) -> None:
         self.views: CoreViews = core.views
@@ -68,18 +66,16 @@ class Runtime:
         self._is_turn_ending = False
 
     def deliver_to(self, sink: OutputSink) -> None:
-        """Join the edge, before anything happens."""
+        """Before anything happens."""
         self._outputs = sink
 
     def send_plans_to(self, sink: PlanSink) -> None:
         self._plans = sink
 
     def show(self, observer: Observer) -> None:
-        """Let an observer see what happens, after those before."""
         self._observers.append(observer)
 
     def show_plans(self, observer: PlanObserver) -> None:
-        """Let an observer see all that goes into the core and comes out of it."""
         self._observers.append(observer)
         self._plan_observers.append(observer)
 
@@ -87,12 +83,12 @@ class Runtime:
         return self._clock()
 
     def feed(self, event: Event[ReplyT], now: float | None = None) -> ReplyT:
-        """Feed an event, now unless a time is given; returns the answer, or raises the core's refusal."""
+        """Return the answer, or raise the core's refusal."""
         now = self._clock() if now is None else now
         effects = self._core.apply(event, now)
         for observer in self._observers:
             observer.saw(event, now, effects)
-        self._alarm.set(effects.wake_at)  # first: what is delivered may let something else happen, that wakes earlier
+        self._alarm.set(effects.wake_at)  # first: what is delivered may feed something that wakes earlier
         if effects.outputs:
             assert self._outputs is not None, "the edge is joined before anything happens"
             self._outputs.deliver(effects.outputs)
@@ -105,7 +101,7 @@ class Runtime:
         return effects.reply
 
     async def until_settled(self) -> None:
-        """Wait until no plan is in flight and no row waits for its release."""
+        """No plan is in flight and no row waits for its release."""
         self.feed(Tick())
         while self.views.has_plans_in_flight():  # noqa: ASYNC110
             await asyncio.sleep(_SETTLE_POLL_S)
@@ -128,7 +124,7 @@ class Runtime:
 
 
 class Alarm:
-    """Calls `ring` at the time it was set to last, by a clock that gives seconds. It is told that time.
+    """Calls `ring` with the time it was set to last, by a clock that gives seconds.
 
     Timers may fire a moment early; what is due at that time is due.
     """

@@ -1,7 +1,7 @@
 """The scheduler's three gRPC servers: for clients, for operators, and one that only answers health checks.
 
-Knows ports, and how who calls proves itself on each. Refuses to know what answers on them: that is imported while
-clients connect already. They would find nobody otherwise, and pause before they try again.
+Refuses to know what answers on them: that is imported while clients connect already. They would find nobody otherwise,
+and pause before they try again.
 """
 
 import asyncio
@@ -22,14 +22,12 @@ from paceline_scheduler.tokens import TokenFile
 
 _GOODBYE_S = 0.5
 
-# Generic in its types only, not when it runs.
+# Generic in its types only.
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The numbers of the ports that listen."""
-
     port: int
     admin_port: int
     health_port: int
@@ -52,9 +50,9 @@ class _UntilNamed(grpc.aio.ServerInterceptor):
 
 
 class LateServices(grpc.GenericRpcHandler):
-    """What answers on a port, named after the port was opened: to generated code it looks like a server.
+    """To generated code it looks like a server.
 
-    gRPC wants to know all handlers before a server starts; this one handler it knows then.
+    gRPC wants to know all handlers before a server starts; this one it knows then.
     """
 
     def __init__(self) -> None:
@@ -72,7 +70,7 @@ class LateServices(grpc.GenericRpcHandler):
 
 
 class SchedulerPorts:
-    """Three servers that listen. Calls are held until their services are named. Raises TokenFileError.
+    """Calls are held until their services are named. Raises TokenFileError.
 
     With tokens, clients show one; without, a certificate, if there is TLS. Operators show a certificate wherever there
     is TLS, and are operators by that or by a token.
@@ -97,7 +95,7 @@ class SchedulerPorts:
         self.numbers = Ports(0, 0, 0)
 
     async def listen(self) -> None:
-        """Bind all ports, then take connections. Raises PortError, and then leaves none open."""
+        """Raises PortError, and then leaves none open."""
         config = self._config
         clients, operators, probes = self._servers
         of_clients = of_operators = None
@@ -125,7 +123,7 @@ class SchedulerPorts:
         self._named.set()
 
     async def stop(self) -> None:
-        """Close the ports. Open calls get a moment to end, then are cut."""
+        """Open calls get a moment to end, then are cut."""
         await asyncio.gather(*(server.stop(_GOODBYE_S) for server in self._servers))
 
 

@@ -17,7 +17,7 @@ ADMIN_SERVICE: str = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_
 
 
 class Services:
-    """The services on open ports, and their health, which all ports share."""
+    """Also their health, which all ports share."""
 
     def __init__(self, ports: SchedulerPorts, inference: InferenceServiceServicer, admin: AdminServiceServicer) -> None:
         self._health = HealthServicer(INFERENCE_SERVICE)
@@ -30,7 +30,7 @@ class Services:
         ports.services_are_named()
 
     def set_ready(self, is_ready: bool) -> None:
-        """Say whether a new request would be served now."""
+        """Whether a new request would be served now."""
         self._health.set(INFERENCE_SERVICE, HealthStatus.SERVING if is_ready else HealthStatus.NOT_SERVING)
 
 
@@ -41,5 +41,5 @@ def _reflect(port: LateServices, service: str) -> None:
 
 
 def _as_server(port: LateServices) -> grpc.aio.Server:
-    """Return the port as generated code wants a server: it uses what the port has."""
+    """Generated code uses what the port has."""
     return cast("grpc.aio.Server", port)

@@ -22,7 +22,7 @@ class _Sums(NamedTuple):
 
 
 class Statistics:
-    """Reads the sums of a meter; `clock` gives monotonic seconds, `num_waiting` the length of the queue."""
+    """`clock` gives monotonic seconds, `num_waiting` the length of the queue."""
 
     def __init__(
         self, meter: Meter, executors: Executors, num_waiting: Callable[[], int], clock: Callable[[], float]
@@ -34,13 +34,13 @@ class Statistics:
         self._before = self._sums()
 
     async def run(self, period_s: float) -> None:
-        """Tell every so many seconds; 0: never."""
+        """A period of 0 means never."""
         while period_s:
             await asyncio.sleep(period_s)
             self.tell()
 
     def tell(self) -> None:
-        """Write the line about the time since the last one, if anything happened or waits."""
+        """About the time since the last line, if anything happened or waits."""
         before, now = self._before, self._sums()
         self._before = now
         num_waiting = self._num_waiting()

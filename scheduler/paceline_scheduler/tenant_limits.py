@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """Bounds of one tenant; None: there is none but those of all."""
+    """None: there is none but those of all."""
 
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None

@@ -1,6 +1,6 @@
 """The tokens that callers prove themselves by: their hashes in a file, read again when it changes.
 
-Knows the file's form. Refuses to know calls: who hears of a removed token is told so.
+Refuses to know calls: who hears of a removed token is told so.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Who has a token, by its SHA-256."""
+    """`digest` is its SHA-256."""
 
     digest: bytes
     caller: Caller
@@ -40,7 +40,7 @@ class Token:
 
 
 class TokenFile:
-    """The tokens of a file. Raises TokenFileError if it cannot be read now; if that happens later, the tokens stay."""
+    """Raises TokenFileError if it cannot be read now; later the tokens stay."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,10 +54,10 @@ class TokenFile:
         self._tokens, self.limits = _by_first_bytes(found), _limits_of(found)
 
     def find(self, secret: str) -> Token | None:
-        """Return whose secret this is."""
+        """Whose secret this is."""
         digest = hashlib.sha256(secret.encode(errors="replace")).digest()
-        # A secret is 256 random bits, so its first bytes help nobody to guess the rest of the hash, nor a fast hash to
-        # guess it; the rest is compared in constant time.
+        # A secret is 256 random bits: its first bytes help nobody to guess the rest of the hash, which is compared in
+        # constant time.
         candidates = self._tokens.get(digest[:_NUM_FINDING_BYTES], ())
         return next((token for token in candidates if hmac.compare_digest(token.digest, digest)), None)
 
@@ -66,13 +66,11 @@ class TokenFile:
         return None if limits is None else limits.max_num_streams
 
     def on_change(self, listener: Callable[[frozenset[bytes]], None]) -> None:
-        """Have a function called with the digests of tokens that are gone, or mean somebody else now; limits may be
-        others too.
-        """
+        """With the digests of tokens that are gone, or mean somebody else now; limits may differ too."""
         self._listeners.append(listener)
 
     async def watch(self) -> NoReturn:
-        """Read the file again whenever it has changed."""
+        """Whenever it has changed."""
         last_error = ""
         while True:
             await asyncio.sleep(RELOAD_S)
@@ -114,7 +112,7 @@ class TokenFile:
 
 
 def parse_tokens(text: str) -> list[Token]:
-    """Read one JSON object for each line. Raises TokenFileError."""
+    """Reads one JSON object for each line. Raises TokenFileError."""
     tokens: dict[bytes, Token] = {}
     limits: dict[str | None, TenantLimits] = {}
     for number, line in enumerate(text.split("\n"), start=1):

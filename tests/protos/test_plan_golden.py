@@ -348,7 +348,7 @@ SAID = [
     pytest.param(encode_response, decode_response, RESULT, id="a result"),
     pytest.param(encode_response, decode_response, SNAPSHOT, id="a part of a snapshot"),
     pytest.param(encode_response, decode_response, WELCOME, id="a welcome"),
-    pytest.param(encode_response, decode_response, IN_LINE, id="in line"),
+    pytest.param(encode_response, decode_response, IN_LINE, id="queued"),
     pytest.param(encode_response, decode_response, BEAT, id="an executor's heartbeat"),
     pytest.param(encode_response, decode_response, DRAIN, id="a drain"),
 ]

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from paceline_scheduler.disk_cache import DiskCache, PatientCache
+from paceline_scheduler.disk_cache import AsyncDiskCache, DiskCache
 
 
 @pytest.fixture
@@ -116,19 +116,19 @@ def hanging(folder):
 
 async def test_an_event_loop_does_not_wait_for_a_disk_that_hangs(hanging):
     """It does without, and finds what is there once the disk answers; too much to be stored is dropped."""
-    hasty = PatientCache(hanging, max_wait_s=0.01)
+    hasty = AsyncDiskCache(hanging, max_wait_s=0.01)
     assert await hasty.load("a") is None
     for number in range(20):
         hasty.store(str(number), lambda: b"data")
     assert len(hasty._storing) < 20
     hanging.answers.set()
-    patient = PatientCache(hanging, max_wait_s=30)
+    patient = AsyncDiskCache(hanging, max_wait_s=30)
     assert await patient.load("a") == b"data"
 
 
 async def test_an_event_loop_finds_what_it_stored_before(folder):
     """Though that was not done at once."""
-    cache = PatientCache(DiskCache(folder), max_wait_s=30)
+    cache = AsyncDiskCache(DiskCache(folder), max_wait_s=30)
     cache.store("a", lambda: b"data")
     assert await cache.load("a") == b"data"
 
@@ -140,7 +140,7 @@ async def test_without_a_thread_nothing_is_found_or_kept(folder, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     DiskCache(folder).store("a", b"data")
-    cache = PatientCache(DiskCache(folder))
+    cache = AsyncDiskCache(DiskCache(folder))
     monkeypatch.setattr("threading.Thread.start", refuse)
     cache.store("b", lambda: b"data")
     assert await cache.load("a") is None

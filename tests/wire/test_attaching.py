@@ -1,4 +1,4 @@
-"""The scheduler's links and the executor's fence over real sockets: versions, standing in line, taking over."""
+"""The scheduler's links and the executor's fence over real sockets: versions, waiting in the queue, taking over."""
 
 import pytest
 

@@ -179,7 +179,7 @@ class World:
         """A heartbeat of the scheduler."""
         executor = stream.executor
         if stream.is_open and stream.stream_id in executor.streams:
-            self.obey(executor, lambda fence: fence.hear(stream.stream_id, nanoseconds(self.now_s)))
+            self.obey(executor, lambda fence: fence.note_message(stream.stream_id, nanoseconds(self.now_s)))
             self.later(BEAT_S, self.beat, stream)
 
     def leave(self, stream):
@@ -239,7 +239,7 @@ class World:
             stream.scheduler.leadership.welcomed(described, self.now_s)
 
     def wait(self, stream, holder):
-        """Word of a place in line arrives."""
+        """Word of a place in the queue arrives."""
         if stream.is_open:
             scheduler = stream.scheduler
             self.carry_out(scheduler, scheduler.leadership.in_line(stream.executor.address, holder, self.now_s))

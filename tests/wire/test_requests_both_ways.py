@@ -11,7 +11,7 @@ from paceline_client.requests import Chat, Request, Text
 from paceline_client.results import FinishReason, TokenLogprob, TokenLogprobs, Usage
 from paceline_client.wire import generate_message, read_response
 from paceline_scheduler.api import wire
-from paceline_scheduler.api.outbox import FailedRequest, Finish, Parcel, PendingDelta
+from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
 from paceline_scheduler.api.resumption import OutputBounds, body_of, check_resumption, is_begun, number_of
 from paceline_scheduler.errors import SlowConsumerError
 
@@ -122,7 +122,7 @@ def test_output_arrives():
     delta = PendingDelta("r", 2, 1, 77, [5, 6], "ab", logprobs, finish, index=3)
     failure = FailedRequest("other", SlowConsumerError("read faster"))
 
-    received = read_response(wire.session_response(Parcel((delta,), (failure,), heartbeat=False, drain=None)))
+    received = read_response(wire.session_response(MessageContent((delta,), (failure,), heartbeat=False, drain=None)))
 
     (item,) = received.deltas
     read = item.delta

@@ -9,8 +9,6 @@ from paceline_cli.bench.records import Counted, Failure, RungRun
 
 
 class LiveView(Protocol):
-    """Shows one rung inside a `with` block."""
-
     def show(self, run: RungRun, now: float) -> None:
         """Show how far it is, by the clock's reading."""
 
@@ -26,8 +24,6 @@ def make_live_view() -> LiveView:
 
 
 class NoView:
-    """Shows nothing."""
-
     def show(self, run: RungRun, now: float) -> None:
         """Nobody looks."""
 
@@ -55,7 +51,6 @@ class BarView:
         self._bar = self._progress.add_task("", state="")
 
     def show(self, run: RungRun, now: float) -> None:
-        """Draw it."""
         self._progress.update(
             self._bar,
             description=run.rung.load.label,

@@ -36,7 +36,6 @@ class LoadGenerator:
         await self._target.send(outgoing, [])
 
     def begin(self, rung: Rung) -> RungRun:
-        """The run of a rung, to be watched while `run` fills it."""
         return RungRun(rung, self._clock.now())
 
     async def run(self, run: RungRun, stop: asyncio.Event) -> None:
@@ -85,7 +84,7 @@ class LoadGenerator:
 
 
 async def _until(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
-    """Run the work to its end, or cancel it when the event is set."""
+    """Cancels the work when the event is set."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -67,8 +67,6 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class FailureKind:
-    """The requests that failed alike."""
-
     kind: str
     count: int
     example: str
@@ -116,7 +114,7 @@ class Summary:
 
 
 def summarise(run: RungRun, objectives: Objectives | None = None, cost_per_hour: float | None = None) -> Summary:
-    """The figures of a rung that has ended. The costs are in the unit of `cost_per_hour`."""
+    """Costs are in the unit of `cost_per_hour`."""
     answers = [answer for record in run.records if (answer := answer_of(record)) is not None]
     failures = _failure_kinds([record.outcome for record in run.records if isinstance(record.outcome, Failure)])
     num_failed = sum(failure.count for failure in failures)
@@ -154,7 +152,7 @@ def summarise(run: RungRun, objectives: Objectives | None = None, cost_per_hour:
 
 
 def statistics_of(values_seconds: Iterable[float]) -> Statistics | None:
-    """The statistics of times in seconds, in milliseconds; None of none."""
+    """From seconds to milliseconds; None of none."""
     ordered = sorted(value * MILLISECONDS for value in values_seconds)
     if not ordered:
         return None

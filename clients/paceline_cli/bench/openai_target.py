@@ -107,16 +107,14 @@ class OpenAITarget:
 
     @property
     def served(self) -> Served:
-        """The model."""
         return self._served
 
     @property
     def num_symbols(self) -> int:
-        """How many words prompts are made of."""
+        """Words that prompts are made of."""
         return len(WORDS)
 
     async def send(self, request: Outgoing, times: list[float]) -> Counted:
-        """Stream one request."""
         prompt = " ".join(WORDS[symbol] for symbol in request.symbols)
         body = {**self._common, "prompt": prompt, "max_tokens": request.num_output_tokens}
         usage: dict[str, Any] = {}
@@ -151,7 +149,6 @@ class OpenAITarget:
         return usage
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._http.aclose()
 
 
@@ -185,7 +182,7 @@ async def _found(http: httpx2.AsyncClient, model: str | None) -> dict[str, Any]:
 
 
 def error_of_response(response: httpx2.Response) -> PacelineError:
-    """The error for an HTTP status, with what the server said. The body must have been read."""
+    """The body must have been read."""
     try:
         said = _message_of(response.json())
     except ValueError:
@@ -195,7 +192,6 @@ def error_of_response(response: httpx2.Response) -> PacelineError:
 
 
 def _message_of(value: object) -> str:
-    """What an error says, in the forms in which servers say it."""
     match value:
         case {"error": inner}:
             return _message_of(inner)

@@ -62,16 +62,14 @@ class PacelineTarget:
 
     @property
     def served(self) -> Served:
-        """The model."""
         return Served(self._model.name, self._model.max_model_len)
 
     @property
     def num_symbols(self) -> int:
-        """How many token ids prompts are made of."""
+        """Token ids that prompts are made of."""
         return len(self._token_ids)
 
     async def send(self, request: Outgoing, times: list[float]) -> Counted:
-        """Stream one request."""
         now = self._now
         stream = self._client.stream(
             token_ids=[self._token_ids[symbol] for symbol in request.symbols],
@@ -96,7 +94,6 @@ class PacelineTarget:
         )
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._client.close()
 
 

@@ -105,7 +105,7 @@ def _or(value: Value | None, default: Value) -> Value:
 
 
 def _numbers(option: str, text: str) -> list[float]:
-    """Numbers above 0 with commas between them."""
+    """Above 0, with commas between them."""
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:

@@ -21,7 +21,6 @@ class PromptWriter:
         self._num_digits = sum(1 for _ in _digits(_MAX_SERIAL, num_symbols))
 
     def write(self, segments: Iterable[Segment]) -> list[int]:
-        """One prompt."""
         prompt: list[int] = []
         for segment in segments:
             prompt += self._content(segment)

@@ -26,8 +26,6 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request failed."""
-
     kind: str
     message: str
 
@@ -76,7 +74,7 @@ class Answer:
 
     @property
     def ttft(self) -> float:
-        """Seconds from sending to the first message with tokens."""
+        """Seconds until the first message with tokens."""
         return self.times[0] - self.started
 
     @property
@@ -97,7 +95,7 @@ class Answer:
 
 
 def answer_of(record: Record) -> Answer | None:
-    """The record as an answer; None for one that failed or was interrupted."""
+    """None for one that failed or was interrupted."""
     if isinstance(record.outcome, Counted):
         return Answer(record.planned, record.started, record.times, record.outcome)
     return None

@@ -15,7 +15,6 @@ class ClosedLoop:
 
     @property
     def label(self) -> str:
-        """In words."""
         return f"concurrency {self.max_concurrency}"
 
 
@@ -29,7 +28,6 @@ class OpenLoop:
 
     @property
     def label(self) -> str:
-        """In words."""
         return f"{self.request_rate:g} requests/s"
 
 
@@ -42,7 +40,6 @@ class Replay:
 
     @property
     def label(self) -> str:
-        """In words."""
         return f"trace {self.name}"
 
 
@@ -51,7 +48,5 @@ Load = ClosedLoop | OpenLoop | Replay
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One load and the requests that make it up."""
-
     load: Load
     requests: Sequence[PlannedRequest]

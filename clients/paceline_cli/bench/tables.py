@@ -11,7 +11,6 @@ _MISSING = "-"
 
 
 def print_rung(console: Console, label: str, summary: Summary) -> None:
-    """Everything that is worth knowing of one rung."""
     console.print(f"\n{label}: {summary.num_completed:,} requests in {summary.duration_seconds:.1f} s", style="bold")
     table = Table(box=None, pad_edge=False)
     table.add_column("ms")

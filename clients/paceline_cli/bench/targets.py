@@ -9,8 +9,6 @@ from paceline_cli.bench.records import Counted
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One request, written out."""
-
     symbols: Sequence[int]
     """The prompt, in numbers below the target's `num_symbols`."""
     num_output_tokens: int

@@ -24,8 +24,6 @@ _CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request as it was recorded."""
-
     seconds: float
     """On the trace's own clock."""
     input_len: int

@@ -23,8 +23,6 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request before it is sent."""
-
     segments: tuple[Segment, ...]
     num_output_tokens: int
     at_seconds: float | None = None
@@ -32,7 +30,6 @@ class PlannedRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The length of the prompt."""
         return sum(segment.num_tokens for segment in self.segments)
 
 
@@ -56,7 +53,6 @@ class Lengths:
         return lengths
 
     def draw(self, draws: random.Random) -> int:
-        """One length."""
         return draws.randint(self.shortest, self.longest)
 
 
@@ -87,5 +83,4 @@ class Synthetic:
 
 
 def num_too_long(requests: Sequence[PlannedRequest], max_model_len: int) -> int:
-    """How many requests cannot fit the context of a model, prompt and output together."""
     return sum(request.num_prompt_tokens + request.num_output_tokens > max_model_len for request in requests)

@@ -21,7 +21,7 @@ _SPREAD = 0.5
 
 
 class CampaignListener(Protocol):
-    """Hears what the campaign does, as it does it. Must not block."""
+    """Hears what the campaign does. Must not block."""
 
     def on_fault(self, window: Window) -> None:
         """A fault was done."""
@@ -41,8 +41,6 @@ class FaultTiming:
 
 
 class SettledWhen(Enum):
-    """What is waited for after a fault."""
-
     STREAMS = "streams"
     """Each stream that was delivering has got something since, or has ended."""
     SYSTEM = "system"
@@ -50,8 +48,6 @@ class SettledWhen(Enum):
 
 
 class Campaign:
-    """Injects faults while a load runs."""
-
     def __init__(
         self,
         system: LocalSystem,

@@ -26,7 +26,6 @@ class Mismatches:
         return self.first is not None
 
     def add(self, other: "Mismatches") -> None:
-        """Count another stream's."""
         self.num_lost += other.num_lost
         self.num_doubled += other.num_doubled
         self.num_changed += other.num_changed
@@ -35,8 +34,6 @@ class Mismatches:
 
 @dataclass(slots=True)
 class _Seen:
-    """What has arrived of one completion."""
-
     num_tokens: int = 0
     text: str = ""
     has_other_text: bool = False

@@ -25,8 +25,6 @@ from paceline_client.config import Retry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What an experiment is made of."""
-
     deployment: Deployment
     kinds: tuple[FaultKind, ...]
     """The faults that may be asked for."""
@@ -77,7 +75,6 @@ class Experiment:
 
     @property
     def campaign(self) -> Campaign:
-        """Does the faults."""
         return self._campaign
 
     async def finish(self) -> None:

@@ -26,8 +26,6 @@ Begin = Callable[[str], None]
 
 
 class FaultKind(StrEnum):
-    """What can be done to a running system."""
-
     SCHEDULER_KILL = "scheduler-kill"
     SCHEDULERS_KILL = "schedulers-kill"
     """Every scheduler at once, the standby too."""
@@ -56,7 +54,7 @@ class FaultKind(StrEnum):
 
     @property
     def need(self) -> Need | None:
-        """What it needs beside the processes."""
+        """Beside the processes."""
         if self is FaultKind.RIVAL:
             return Need.RIVAL
         return Need.LINKS if self.value.endswith(("-cut", "-silence", "-delay", "-throttle")) else None
@@ -80,15 +78,12 @@ class FaultTimes:
     rivals: tuple[float, ...] = (1.0, 2.0)
 
     def draw(self, kind: FaultKind, chance: random.Random) -> Fault:
-        """A fault of a kind."""
         if kind.endswith("-freeze"):
             return Fault(kind, chance.choice(self.freezes))
         return Fault(kind, chance.choice(self.rivals if kind is FaultKind.RIVAL else self.links))
 
 
 class Injector:
-    """Does faults to a system, one at a time."""
-
     def __init__(self, system: LocalSystem, chance: random.Random) -> None:
         self._system = system
         self._chance = chance

@@ -19,8 +19,6 @@ _UNDER_WAY_S = 0.2
 
 @dataclass(slots=True, eq=False)
 class StreamProgress:
-    """One running stream."""
-
     name: str
     pauses_by_itself: bool = False
     """Whether it was asked to deliver several tokens at a time: then its pauses are no stalls, and are not measured."""
@@ -55,7 +53,6 @@ class Window:
 
     @property
     def num_failed(self) -> int:
-        """How many streams ended with an error."""
         return self.failures.total()
 
 
@@ -72,7 +69,6 @@ class Ledger:
 
     @property
     def current(self) -> Window:
-        """The window of the latest fault."""
         return self.windows[-1]
 
     @property
@@ -86,7 +82,6 @@ class Ledger:
         return len(self._waiting)
 
     def open_window(self, kind: str, detail: str, now_s: float) -> Window:
-        """A fault is done now."""
         self.close(now_s)
         found = {stream for stream in self.running if stream.last_delta_s is not None}
         self._waiting = set(found)
@@ -103,11 +98,9 @@ class Ledger:
         self._silent_until(now_s)
 
     def began(self, stream: StreamProgress) -> None:
-        """A stream was asked for."""
         self.running.add(stream)
 
     def arrived(self, stream: StreamProgress, num_tokens: int, mismatches: Mismatches, now_s: float) -> None:
-        """A delta arrived."""
         window = self.current
         self._paused(stream, now_s)
         self._waiting.discard(stream)
@@ -119,13 +112,11 @@ class Ledger:
         stream.last_delta_s = self._last_delta_s = now_s
 
     def done(self, stream: StreamProgress, mismatches: Mismatches) -> None:
-        """A stream came to its end."""
         self.current.num_done += 1
         self.current.mismatches.add(mismatches)
         self._ended(stream)
 
     def failed(self, stream: StreamProgress, reason: str, words: str) -> None:
-        """A stream ended with an error."""
         self.current.failures[reason] += 1
         self.first_failure = self.first_failure or f"{stream.name}: {words}"
         self._ended(stream)

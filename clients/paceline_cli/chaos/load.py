@@ -57,7 +57,6 @@ class Load:
                 group.create_task(self._keep_one_running())
 
     def stop(self) -> None:
-        """Begin no further streams."""
         self._is_stopping.set()
 
     async def _keep_one_running(self) -> None:

@@ -23,8 +23,6 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Direction(Enum):
-    """Which way bytes go."""
-
     TO_SERVER = "to the server"
     TO_CLIENT = "to the client"
 
@@ -77,7 +75,7 @@ class FaultProxy:
             connection.reset()
 
     def delay(self) -> float:
-        """How long the next piece takes, in seconds."""
+        """For the next piece."""
         return self.state.delay_seconds + self._chance.random() * self.state.jitter_seconds
 
     async def __aenter__(self) -> Self:
@@ -130,7 +128,6 @@ class _Connection:
             pass
 
     def reset(self) -> None:
-        """End it at once, on both sides."""
         for writer in self.writers:
             with contextlib.suppress(OSError):
                 peer: socket.socket | None = writer.get_extra_info("socket")
@@ -155,7 +152,6 @@ class _Pump:
         self._waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_WAITING_CHUNKS)
 
     async def run(self) -> None:
-        """Pass everything on, and the end of it."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read())
             group.create_task(self._write())

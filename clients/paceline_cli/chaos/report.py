@@ -14,8 +14,6 @@ from paceline_cli.chaos.ledger import UNDISTURBED, Window
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How some times are distributed."""
-
     p50: float
     p99: float
     longest: float
@@ -23,8 +21,6 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class KindFigures:
-    """All faults of one kind."""
-
     kind: str
     num_faults: int
     num_stalls: int
@@ -45,7 +41,6 @@ class KindFigures:
 
     @property
     def num_failed(self) -> int:
-        """Streams that ended with an error."""
         return self.failures.total()
 
     @property

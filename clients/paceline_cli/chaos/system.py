@@ -68,7 +68,6 @@ class LocalSystem:
 
     @property
     def target(self) -> str:
-        """Where the load connects to."""
         links = [link.address for link in self.client_links.values()]
         rivals = self._rival.targets if self._rival is not None else ()
         return ",".join((*(links or self.deployment.targets), *rivals))
@@ -88,14 +87,14 @@ class LocalSystem:
         await self._served()
 
     async def process_id(self, name: str) -> int:
-        """The id of the process that runs a program, once one does."""
+        """Once a process runs it."""
         await until(lambda: self._running.process_id(name) is not None)
         process_id = self._running.process_id(name)
         assert process_id is not None
         return process_id
 
     async def active_scheduler(self) -> str:
-        """The name of the scheduler that serves, once one does."""
+        """Once one serves."""
         names, targets = self.deployment.scheduler_names, self.deployment.targets
         if len(names) == 1:
             return names[0]
@@ -203,7 +202,6 @@ async def serves(target: str) -> bool:
 
 
 def with_option(program: Program, option: str, value: str) -> Program:
-    """The program with another value of an option that it has."""
     place = program.command.index(option) + 1
     return dataclasses.replace(program, command=(*program.command[:place], value, *program.command[place + 1 :]))
 
@@ -214,13 +212,10 @@ def _rival_of(deployment: Deployment) -> Deployment:
 
 
 class _Readiness:
-    """Hears when one process becomes ready."""
-
     def __init__(self) -> None:
         self.came = asyncio.Event()
 
     def on_event(self, event: ChildEvent) -> None:
-        """Note it."""
         if isinstance(event, BecameReady):
             self.came.set()
 
@@ -234,11 +229,9 @@ class _Roll:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of them are."""
         return all(self._is_ready.values())
 
     def on_event(self, event: ChildEvent) -> None:
-        """Note it."""
         match event:
             case Started(name):
                 self._is_ready[name] = False

@@ -46,7 +46,6 @@ def print_summary(console: Console, ledger: Ledger) -> None:
 
 
 def verdict_of(windows: Sequence[Window]) -> str:
-    """Everything in one sentence."""
     total = figures_of("", windows)
     return (
         f"{total.num_faults:,} faults, {total.num_done:,} streams compared to their ends, {total.num_tokens:,} tokens: "
@@ -56,7 +55,6 @@ def verdict_of(windows: Sequence[Window]) -> str:
 
 
 def line_of(window: Window) -> str:
-    """One fault in a line."""
     figures = figures_of(window.kind, [window])
     words = [f"{window.kind} {window.detail}:", f"{window.num_in_flight} streams,"]
     if figures.stall is not None:
@@ -95,7 +93,6 @@ def _seconds(value: float) -> str:
 
 
 def _count(number: int) -> Text:
-    """What must be 0."""
     return Text(f"{number:,}", style="bold red" if number else "green")
 
 

@@ -15,7 +15,6 @@ _MAX_TOKENS = 96
 
 
 async def stream(target: str, model: str) -> None:
-    """Return when all streams have ended."""
     begun = asyncio.Barrier(NUM_STREAMS + 1)
 
     async def read(number: int) -> None:

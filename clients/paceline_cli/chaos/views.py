@@ -47,21 +47,18 @@ class FaultLines:
         self._num_settled = 0
 
     def on_event(self, event: ChildEvent) -> None:
-        """A process did something."""
         if self._starting is not None:
             self._starting.on_event(event)
         elif (line := unexpected(event)) is not None:
             self._console.print(line, markup=False)
 
     def on_loaded(self, ledger: Ledger) -> None:  # noqa: ARG002  lines show what has settled
-        """Processes have started."""
         self._starting = None
 
     def on_fault(self, window: Window) -> None:
         """Its line comes when its figures are known."""
 
     def on_settled(self, window: Window) -> None:
-        """Print its line."""
         self._num_settled += 1
         of = "" if self._num_faults is None else f"/{self._num_faults}"
         self._console.print(f"{self._num_settled}{of} {line_of(window)}", markup=False)
@@ -89,14 +86,12 @@ class TableView:
         self._rates: deque[tuple[float, int]] = deque(maxlen=_RATE_FRAMES)
 
     def on_event(self, event: ChildEvent) -> None:
-        """A process did something."""
         if self._ledger is None:
             self._bars.on_event(event)
         elif (line := unexpected(event)) is not None:
             self._console.print(line, markup=False)
 
     def on_loaded(self, ledger: Ledger) -> None:
-        """From bars to the table."""
         self._bars.settle()
         self._ledger = ledger
         self._live.start()
@@ -109,7 +104,6 @@ class TableView:
         """Its figures are in the table already."""
 
     def show(self, now_s: float) -> None:
-        """Draw the table."""
         if self._ledger is not None:
             self._live.update(self._frame(self._ledger, now_s), refresh=True)
 

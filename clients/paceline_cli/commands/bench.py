@@ -125,8 +125,6 @@ def bench(
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """What is asked, and how."""
-
     backend: Backend
     address: str
     base_url: str | None
@@ -137,7 +135,6 @@ class _Where:
     token_file: Path | None
 
     async def connect(self, clock: Clock) -> Target:
-        """The target, connected."""
         if self.backend is Backend.PACELINE:
             if self.base_url is not None:
                 raise WorkloadError("--base-url belongs to --backend openai; a scheduler's address is --target")
@@ -197,13 +194,11 @@ class _Results:
             yield
 
     def begin(self, heading: Heading) -> None:
-        """The first rung begins."""
         self._heading = heading
         if self._file is not None:
             self._file.truncate(0)
 
     def take(self, run: RungRun) -> None:
-        """A rung has ended."""
         assert self._heading is not None
         summary = summarise(run, self._objectives, self._cost_per_hour)
         self.rungs.append((run, summary))
@@ -213,7 +208,6 @@ class _Results:
             self._file.flush()
 
     def conclude(self) -> None:
-        """All rungs have ended."""
         if len(self.rungs) > 1:
             print_ladder(self._console, [(run.rung.load.label, summary) for run, summary in self.rungs])
         if self._plot is not None and self.rungs and self._heading is not None:

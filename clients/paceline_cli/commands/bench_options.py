@@ -8,8 +8,6 @@ import typer
 
 
 class Backend(StrEnum):
-    """What kind of server is measured."""
-
     PACELINE = "paceline"
     OPENAI = "openai"
 

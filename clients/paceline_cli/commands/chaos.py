@@ -163,7 +163,6 @@ async def _draw(view: ChaosView) -> None:
 
 
 def _conclude(ledger: Ledger, json_file: Path | None) -> None:
-    """Print the table, and write the file."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH

@@ -166,18 +166,14 @@ class Conversation:
 
 
 class Answer:
-    """An answer on the screen and in memory."""
-
     def __init__(self) -> None:
         self._parts: list[str] = []
 
     @property
     def text(self) -> str:
-        """All of it."""
         return "".join(self._parts)
 
     def add(self, text: str) -> None:
-        """Print and remember more of it."""
         self._parts.append(text)
         self.show(text)
 

@@ -85,7 +85,6 @@ def estimate(
 
 
 def explained(explanation: Explanation) -> str:
-    """An explanation as lines for people."""
     lines = [explanation.state.value + (f" on {explanation.executor}" if explanation.executor else "")]
     if explanation.waiting_for:
         lines.append(f"waits for: {explanation.waiting_for} ({explanation.queue_position} ahead of it)")

@@ -103,7 +103,6 @@ def generate(
 
 
 def as_chat(text: str, system: str | None) -> list[Message]:
-    """A question as a conversation."""
     return [*([Message("system", system)] if system else []), Message("user", text)]
 
 

@@ -42,7 +42,6 @@ def model_fields(model: Model) -> dict[str, object]:
 
 
 def table_of(served: list[Model]) -> Table:
-    """A model per row."""
     table = Table(box=None, pad_edge=False)
     for name, justify in _COLUMNS:
         table.add_column(name, justify="right" if justify == "right" else "left")

@@ -18,8 +18,6 @@ _MAX_NAME_BYTES = 128  # as the scheduler has it
 
 
 class TokenRole(StrEnum):
-    """What its owner may do."""
-
     CLIENT = "client"
     OPERATOR = "operator"
 

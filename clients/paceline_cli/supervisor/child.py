@@ -68,7 +68,6 @@ class Child:
         return exit_code if exit_code is not None else -signal.SIGKILL
 
     def terminate(self) -> None:
-        """Ask it to finish what it does and end."""
         with contextlib.suppress(ProcessLookupError):
             self._transport.terminate()
 
@@ -97,11 +96,9 @@ class _Output(asyncio.SubprocessProtocol):
         self.last_stderr_line: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: ARG002  asyncio's signature
-        """The process runs."""
         self._listener.on_event(Started(self._name))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """It printed something."""
         for line in self._splitters[fd].feed(data):
             self._take(line, fd)
 
@@ -114,7 +111,6 @@ class _Output(asyncio.SubprocessProtocol):
             self.closed.set()
 
     def process_exited(self) -> None:
-        """It ended."""
         self.exited.set()
 
     def _take(self, raw: bytes, fd: int) -> None:
@@ -123,7 +119,7 @@ class _Output(asyncio.SubprocessProtocol):
         line = parse_line(raw, Level.WARNING if fd == _STDERR else Level.INFO)
         match line:
             case Progress() if self._stands_by:
-                pass  # it waits in line, which is what it is there for
+                pass  # it waits in the queue, which is what it is there for
             case Progress(phase, fraction):
                 self._listener.on_event(Progressed(self._name, phase, fraction))
             case Ready(stands_by):

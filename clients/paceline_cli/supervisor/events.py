@@ -20,8 +20,6 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process of this program was started."""
-
     name: str
 
 

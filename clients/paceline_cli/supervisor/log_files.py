@@ -21,7 +21,6 @@ class LogFiles:
         self._has_warned = False
 
     def on_event(self, event: ChildEvent) -> None:
-        """Write a printed line down."""
         if not isinstance(event, Printed):
             return
         try:

@@ -19,7 +19,7 @@ PHASES = {
     "waiting_for_executor": "waiting for an executor",
     # Beside its programs `up` says what becomes of them; that a scheduler does not reach one is no news of its own.
     "executor_unreachable": "waiting for an executor",
-    "waiting_in_line": "waiting in line at an executor",
+    "waiting_in_line": "waiting in the queue at an executor",
 }
 _MAX_DETAIL_CHARS = 40
 READY_EVENT = "ready"
@@ -27,8 +27,6 @@ _FINISHING = ("draining", "still_running")
 
 
 class Level(enum.IntEnum):
-    """How much a line matters."""
-
     INFO = 1
     WARNING = 2
     ERROR = 3
@@ -99,7 +97,7 @@ class LineSplitter:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The lines that are complete now."""
+        """Those that are complete now."""
         *complete, rest = data.split(b"\n")
         for part in complete:
             self._keep(part)

@@ -37,8 +37,6 @@ class ProgramMissingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerPorts:
-    """Where a scheduler listens."""
-
     api: int
     admin: int
     health: int
@@ -47,8 +45,6 @@ class SchedulerPorts:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorPorts:
-    """Where an executor listens."""
-
     api: int
     health: int
     metrics: int
@@ -56,8 +52,6 @@ class ExecutorPorts:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where everything listens."""
-
     scheduler: SchedulerPorts
     standby: SchedulerPorts
     """Where a second scheduler listens, in a deployment that has one."""
@@ -103,22 +97,18 @@ class Deployment:
 
     @property
     def schedulers(self) -> tuple[SchedulerPorts, ...]:
-        """Where each scheduler listens."""
         return (self.ports.scheduler, self.ports.standby) if self.with_standby else (self.ports.scheduler,)
 
     @property
     def scheduler_names(self) -> tuple[str, ...]:
-        """The names of their programs."""
         return _names(_SCHEDULER, len(self.schedulers))
 
     @property
     def executor_names(self) -> tuple[str, ...]:
-        """The names of the executors' programs."""
         return _names(_EXECUTOR, self.num_executors)
 
     @property
     def num_executors(self) -> int:
-        """How many executors there are."""
         return len(self.ports.executors)
 
 

@@ -43,12 +43,11 @@ class RestartPolicy:
         self._num_failed_starts = 0
 
     def became_ready(self, now_seconds: float) -> None:
-        """The process says that it serves."""
         self._ready_at_seconds = now_seconds
         self._was_ever_ready = True
 
     def exited(self, exit_code: int, now_seconds: float) -> Verdict:
-        """The process ended; a negative code is the signal that killed it."""
+        """A negative code is the signal that killed it."""
         ready_at, self._ready_at_seconds = self._ready_at_seconds, None
         if ready_at is not None:
             had_ended_early = self._has_ended_early

@@ -17,12 +17,10 @@ class StopSignals:
 
     @property
     def received(self) -> signal.Signals | None:
-        """The first signal that came."""
         return self._received
 
     @property
     def is_hurried(self) -> bool:
-        """Whether a second one came."""
         return self._is_hurried
 
     @contextmanager

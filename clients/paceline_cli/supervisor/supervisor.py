@@ -33,8 +33,6 @@ _WORD_SECONDS = 5.0
 
 
 class Restarts(Enum):
-    """What happens when a program ends by itself."""
-
     ALWAYS = "always"
     """It is started again by the rule of `RestartPolicy`."""
     NEVER = "never"
@@ -149,8 +147,6 @@ class Supervisor:
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """How a process ended."""
-
     exit_code: int
     last_error: str | None
 
@@ -171,17 +167,14 @@ class _Slot:
 
     @property
     def name(self) -> str:
-        """The program's name."""
         return self._program.name
 
     @property
     def stop_stage(self) -> int:
-        """When the program is ended."""
         return self._program.stop_stage
 
     @property
     def process_id(self) -> int | None:
-        """The id of the process that runs now."""
         return None if self._child is None else self._child.process_id
 
     async def keep(self) -> None:
@@ -194,12 +187,10 @@ class _Slot:
                 self.failed_to_finish = ChildFailedError(self.name, exited.exit_code, exited.last_error)
 
     def terminate(self) -> None:
-        """Ask the process to end."""
         if self._child is not None:
             self._child.terminate()
 
     def kill(self) -> None:
-        """End the process now."""
         if self._child is not None:
             self._child.kill()
 

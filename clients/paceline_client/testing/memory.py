@@ -55,8 +55,6 @@ class MemoryServer:
 
 
 class MemoryChannel:
-    """A `channel.Channel` to a `MemoryServer`."""
-
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
         self.is_closed = False
@@ -72,11 +70,9 @@ class MemoryChannel:
 
     @property
     def why_not_ready(self) -> str:
-        """A server that is down refuses."""
         return "" if self._server.is_up or self._server.is_silent else "connection refused"
 
     async def what_serves(self) -> str:
-        """What is played here is the API."""
         return ""
 
     def open_session(self) -> "MemoryCall":
@@ -87,8 +83,6 @@ class MemoryChannel:
 
 
 class MemoryCall:
-    """A `wire.SessionCall` to a session served in the same event loop."""
-
     def __init__(self, serve: Serve) -> None:
         self._incoming: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._outgoing: asyncio.Queue[pb.SessionResponse | grpc.aio.AioRpcError | None] = asyncio.Queue()
@@ -113,7 +107,7 @@ class MemoryCall:
         return self._task.cancel()
 
     def break_off(self, step: Break) -> None:
-        """End it for both sides. What was said before is still read."""
+        """What was said before is still read."""
         self._task.cancel()
         self._outgoing.put_nowait(_status(step))
 

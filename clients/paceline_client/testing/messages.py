@@ -1,4 +1,4 @@
-"""What the fake server says, as messages: deltas, ends, errors with their details."""
+"""What the fake server says, as messages."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,6 @@ _REASONS = {
 
 
 def tokens_delta(step: Tokens, output: Sequence[int], attempt: int) -> pb.Delta:
-    """The delta of a step that follows this output."""
     logprobs = []
     if step.logprob is not None:
         logprobs = [sampling_pb.TokenLogprobs(token_id=token, logprob=step.logprob) for token in step.token_ids]
@@ -42,7 +41,6 @@ def tokens_delta(step: Tokens, output: Sequence[int], attempt: int) -> pb.Delta:
 
 
 def end_delta(step: End, output: Sequence[int], attempt: int) -> pb.Delta:
-    """The last delta after this output."""
     finish = pb.Finish(
         reason=_REASONS[step.reason],
         usage=pb.Usage(
@@ -63,7 +61,6 @@ def end_delta(step: End, output: Sequence[int], attempt: int) -> pb.Delta:
 
 
 def error_details(failure: Fail) -> list[Message]:
-    """The google.rpc messages that go with a failure."""
     details: list[Message] = [
         error_details_pb2.ErrorInfo(reason=failure.reason, domain="paceline", metadata=dict(failure.metadata))
     ]
@@ -78,7 +75,6 @@ def error_details(failure: Fail) -> list[Message]:
 
 
 def request_error(failure: Fail) -> sampling_pb.RequestError:
-    """The failure as it travels inside a session."""
     packed = [pack(detail) for detail in error_details(failure)]
     return sampling_pb.RequestError(
         code=failure.code.value[0],
@@ -88,7 +84,6 @@ def request_error(failure: Fail) -> sampling_pb.RequestError:
 
 
 def pack(detail: Message) -> AnyMessage:
-    """A detail as it travels."""
     packed = AnyMessage()
     packed.Pack(detail)
     return packed

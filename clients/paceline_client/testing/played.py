@@ -20,15 +20,13 @@ Held = pb.GenerateRequest | pb.ResumePoint
 
 
 class RefusedError(Exception):
-    """A request, or an attachment to one, that is not taken."""
-
     def __init__(self, failure: Fail) -> None:
         super().__init__(failure.message)
         self.failure = failure
 
 
 class Listener(Protocol):
-    """A session, to the requests that are attached to it."""
+    """What a request needs of a session."""
 
     def tell(self, request_id: str, delta: pb.Delta) -> None:
         """Send a delta."""
@@ -82,7 +80,6 @@ class PlayedRequest:
 
     @property
     def is_over(self) -> bool:
-        """Whether every completion has its end."""
         return len(self._ended) == len(self._outputs)
 
     @property
@@ -90,7 +87,7 @@ class PlayedRequest:
         return sum(len(output) for output in self._outputs)
 
     def attach(self, listener: Listener, request: pb.GenerateRequest) -> None:
-        """Tell this listener from now on, and first what its client does not hold yet. `RefusedError`."""
+        """Tells the listener first what its client does not hold yet. `RefusedError`."""
         offsets = [0] * len(self._outputs)
         held = _held(request)
         for index, part in enumerate(held):
@@ -109,7 +106,7 @@ class PlayedRequest:
                 listener.tell(self.request_id, delta)
 
     def cancel(self) -> bool:
-        """End it with what it has; False when it has ended."""
+        """False when it has ended."""
         if self.is_over:
             return False
         self._task.cancel()
@@ -119,7 +116,7 @@ class PlayedRequest:
         return True
 
     def stop(self) -> None:
-        """Play no more, and say nothing."""
+        """Plays no more, and says nothing."""
         self.listener = None
         self._task.cancel()
 
@@ -135,7 +132,7 @@ class PlayedRequest:
         raise RefusedError(Fail(grpc.StatusCode.FAILED_PRECONDITION, message, "RESUME_MISMATCH"))
 
     def _steps_after(self, num_held: list[int]) -> Iterator[tuple[int, Step]]:
-        """The steps that are left to play, with their indices."""
+        """Those left to play, with their indices."""
         covered = _covered(self._steps, num_held)
         last = max(covered, default=-1)
         for index, step in enumerate(self._steps):
@@ -185,13 +182,13 @@ class PlayedRequest:
 
 
 def stale(request_id: str) -> Fail:
-    """The failure of an attachment that is not the newest."""
+    """For an attachment that is not the newest."""
     message = f"a newer attachment has request {request_id!r}"
     return Fail(grpc.StatusCode.ABORTED, message, "STALE_ATTACHMENT")
 
 
 def _held(request: pb.GenerateRequest) -> list[Held]:
-    """What the client says to hold, by completion."""
+    """By completion."""
     points: dict[int, Held] = {point.index: point for point in request.resume_points}
     points[0] = request
     return [points.get(index, pb.ResumePoint(index=index)) for index in range(request.sampling.n or 1)]
@@ -221,7 +218,7 @@ def _covered(steps: Sequence[Step], num_held: Sequence[int]) -> set[int]:
 
 
 def _body(request: pb.GenerateRequest) -> pb.GenerateRequest:
-    """The request without what may change from one attachment to the next."""
+    """Without what may change from one attachment to the next."""
     body = pb.GenerateRequest()
     body.CopyFrom(request)
     body.ClearField("attachment")

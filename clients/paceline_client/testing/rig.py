@@ -60,7 +60,6 @@ class MemoryRig:
     def stream(
         self, request_id: str = "r", *, n: int | None = None, total_seconds: float | None = None, text: str = "?"
     ) -> AsyncStream:
-        """A request of tenant "blue", as the client makes one."""
         request = Request(
             prompt=Text(text),
             request_id=request_id,
@@ -75,6 +74,5 @@ class MemoryRig:
         return AsyncStream(RequestRun(self.connection, request, self._retry), request)
 
     async def until(self, condition: Callable[[Seen], object]) -> None:
-        """Let time pass until the server has seen this."""
         while not condition(self.seen):  # noqa: ASYNC110  what clients send sets no event
             await asyncio.sleep(_POLL_SECONDS)

@@ -24,9 +24,7 @@ class Tokens:
     hash_error: int = 0
     """Xored into the rolling hash."""
     logprob: float | None = None
-    """The log-probability of each of these tokens."""
     completion: int = 0
-    """Whose they are."""
     prompt_logprob: float | None = None
     """The log-probability of a prompt's second token, which is 0."""
 
@@ -36,7 +34,7 @@ class End:
     """Send the finish of a completion. A request without one for each stays open."""
 
     reason: FinishReason | None = FinishReason.STOP
-    """None is the server's own failure."""
+    """None: the server failed."""
     matched_stop: str | int | None = None
     num_prompt_tokens: int = 1
     num_cached_tokens: int = 0

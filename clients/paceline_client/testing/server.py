@@ -61,11 +61,10 @@ class FakeServer:
 
     @property
     def seen(self) -> Seen:
-        """What clients have sent so far."""
         return self._running().seen
 
     def wait_for(self, condition: Callable[[Seen], bool], timeout_seconds: float = 10.0) -> None:
-        """Block until what was seen meets the condition. TimeoutError when it does not in time."""
+        """TimeoutError when the condition is not met in time."""
         self._loop_thread.run(_poll(lambda: condition(self.seen), timeout_seconds))
 
     async def seen_that(self, condition: Callable[[Seen], bool], timeout_seconds: float = 10.0) -> None:
@@ -93,14 +92,13 @@ class FakeServer:
         self._loop_thread.run(_call(self._running().die))
 
     def set_models(self, models: Sequence[pb.Model]) -> None:
-        """Serve other models from now on."""
         self._running().models = list(models)
 
     def start(self) -> None:
         self._loop_thread.run(self._start())
 
     def stop(self) -> None:
-        """End every session at once and stop listening. Stopping twice does nothing."""
+        """Stopping twice does nothing."""
         server, self._server = self._server, None
         if server is not None:
             self._loop_thread.run(server.stop(None))

@@ -19,8 +19,6 @@ Context = grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse]
 
 
 class BrokenOffError(Exception):
-    """A session that ends with a status."""
-
     def __init__(self, step: Break) -> None:
         super().__init__(step.message)
         self.step = step
@@ -28,7 +26,7 @@ class BrokenOffError(Exception):
 
 @dataclass(slots=True)
 class Seen:
-    """What clients have sent, in the order of its arrival."""
+    """In the order of arrival."""
 
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -90,7 +88,7 @@ class FakeServicer(InferenceServiceServicer):
     # For the sessions
 
     def heard(self, message: pb.SessionRequest) -> None:
-        """Note what a client has sent."""
+        """Notes what a client has sent."""
         match message.WhichOneof("message"):
             case "generate":
                 self.seen.requests.append(message.generate)
@@ -102,7 +100,7 @@ class FakeServicer(InferenceServiceServicer):
                 self.seen.num_heartbeats += 1
 
     def begin(self, request: pb.GenerateRequest, session: FakeSession) -> PlayedRequest:
-        """Start a request, or attach the session to one that plays. `RefusedError`."""
+        """Or attaches the session to one that plays. `RefusedError`."""
         if self.refusal is not None:
             raise RefusedError(self.refusal)
         key, attachment = (request.tenant, request.request_id), max(request.attachment, 1)
@@ -137,7 +135,6 @@ class FakeServicer(InferenceServiceServicer):
                 del self._requests[key]
 
     def die(self) -> None:
-        """End every session and forget every request, as if scheduler and executors had died and come up again."""
         for session in self._sessions:
             session.break_off(Break())
         for played in self._requests.values():
@@ -147,7 +144,7 @@ class FakeServicer(InferenceServiceServicer):
     # Short calls
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:  # noqa: N802
-        """End the request, in whichever session it plays."""
+        """In whichever session it plays."""
         await self._require_serving(context)
         if not self.cancel(request.tenant, request.request_id):
             await abort(context, Fail(grpc.StatusCode.NOT_FOUND, "no such request", "UNKNOWN_REQUEST"))
@@ -161,7 +158,7 @@ class FakeServicer(InferenceServiceServicer):
         return pb.ListModelsResponse(models=self.models)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802
-        """The model of that name, the first one for the empty name."""
+        """The first one for the empty name."""
         for model in self.models:
             if request.model in ("", model.name):
                 return pb.GetModelResponse(model=model)
@@ -177,7 +174,6 @@ class FakeServicer(InferenceServiceServicer):
         return pb.TokenizeResponse(token_ids=[ord(letter) for letter in text], token_texts=texts, max_model_len=2048)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
-        """The inverse of Tokenize."""
         if any(token_id < 0 for token_id in request.token_ids):
             await abort(context, Fail(grpc.StatusCode.INVALID_ARGUMENT, "no such token", "BAD_TOKEN", "token_ids"))
         return pb.DetokenizeResponse(text="".join(chr(token_id) for token_id in request.token_ids))
@@ -214,12 +210,10 @@ class FakeServicer(InferenceServiceServicer):
             await abort(context, self.refusal)
 
     def steps_for(self, request: pb.GenerateRequest) -> Sequence[Step]:
-        """What the script says to a request."""
         return self.script(request) if callable(self.script) else self.script
 
 
 async def abort(context: Context, failure: Fail) -> None:
-    """End a call with the failure as its status."""
     details = [pack(detail) for detail in error_details(failure)]
     status = status_pb2.Status(code=failure.code.value[0], message=failure.message, details=details)
     await context.abort(

@@ -44,7 +44,7 @@ class FakeSession:
         self._listener = asyncio.create_task(self._listen(incoming))
 
     async def next_response(self, heartbeat_seconds: float | None) -> pb.SessionResponse | None:
-        """Everything that waits, as one message, or a heartbeat; None at the end of the session."""
+        """A heartbeat where nothing waits; None at the end of the session."""
         if self._is_over:
             return None
         try:
@@ -71,7 +71,7 @@ class FakeSession:
         return True
 
     def close(self) -> None:
-        """Nobody is here any more: what is resumable plays on, the rest ends."""
+        """What is resumable plays on, the rest ends."""
         self._listener.cancel()
         for request in self._attached.values():
             if request.listener is self:
@@ -86,7 +86,6 @@ class FakeSession:
         self._end_if_done()
 
     def fail(self, request_id: str, failure: Fail) -> None:
-        """Send the end of a request by an error."""
         self._attached.pop(request_id, None)
         item = pb.SessionFailure(request_id=request_id, error=request_error(failure))
         self._outgoing.put_nowait(pb.SessionResponse(failures=[item]))

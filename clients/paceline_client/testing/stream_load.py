@@ -37,7 +37,6 @@ class Progress:
 
 
 async def stream_in_session(client: AsyncClient, number: int, max_tokens: int, progress: Progress) -> None:
-    """Run one request over the client's session to its end."""
     stopping = Stopping(max_tokens=max_tokens, ignore_eos=True)
     stream = client.stream(token_ids=_prompt(number), sampling=Sampling(temperature=0.0), stopping=stopping)
     async for delta in stream:
@@ -45,7 +44,6 @@ async def stream_in_session(client: AsyncClient, number: int, max_tokens: int, p
 
 
 async def stream_in_call(channel: grpc.aio.Channel, number: int, max_tokens: int, progress: Progress) -> None:
-    """Run one request as a Generate call to its end."""
     request = pb.GenerateRequest(
         token_ids=pb.TokenIds(ids=_prompt(number)),
         sampling=sampling_pb.SamplingParams(temperature=0.0),

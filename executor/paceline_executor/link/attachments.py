@@ -1,11 +1,11 @@
 """The plan streams of an executor: lets the fence decide, does what it says, carries plans in and results out.
 
-Knows streams, the fence and the step loop. It refuses to know gRPC and protobuf (`Transport` carries messages), and
-what is in a plan. Everything here runs on the event loop.
+Refuses to know gRPC and protobuf (`Transport` carries messages), and what is in a plan. Everything here runs on the
+event loop.
 
 Acceptance goes in this order: the fence raises the epoch; the old stream ends; plans that are queued but not launched
-are dropped, because their epoch is over; the running step finishes within its bound; welcome and the snapshot of that
-boundary are sent; then the first plan may come.
+are dropped; the running step finishes within its bound; welcome and the snapshot of that boundary are sent; then the
+first plan may come.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _MAX_DIGEST_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this executor is since it booted, and the key it keeps for the deployment's block tags."""
+    """`tag_key` is kept for the deployment's block tags."""
 
     incarnation: int
     tag_key: bytes
@@ -57,12 +57,12 @@ class Identity:
 
     @property
     def tag_key_digest(self) -> bytes:
-        """The BLAKE2b-128 digest of the tag key."""
+        """Uses BLAKE2b-128."""
         return hashlib.blake2b(self.tag_key, digest_size=16).digest()
 
 
 class Attachments:
-    """All plan streams: at most one drives, the others wait."""
+    """At most one drives, the others wait."""
 
     def __init__(
         self,
@@ -95,15 +95,14 @@ class Attachments:
 
     @property
     def uptime_ns(self) -> int:
-        """How long ago this incarnation began."""
         return self._clock_ns() - self.identity.started_ns
 
     def open(self, steps: StepLoop, welcome: Welcome) -> None:
-        """The model is loaded: schedulers may come, and are told this; epoch and protocol are each stream's own."""
+        """Schedulers are told this; epoch and protocol are each stream's own."""
         self._steps, self._welcome = steps, welcome
 
     async def serve(self, transport: Transport) -> None:
-        """One Attach call, from hello to end. Raises the error to end it with; returns for an end in good order."""
+        """Raises the error to end the call with; returns for an end in good order."""
         hello = await self._receive_hello(transport)
         if self._steps is None:
             raise NotReadyError("the model is still loading; wait until the health service says SERVING")
@@ -121,7 +120,7 @@ class Attachments:
             self._forget(stream)
 
     def beat(self) -> None:
-        """Send heartbeats, and look whether time has changed who drives. Called every 0.2 s."""
+        """Call it every 0.2 s."""
         running = None if self._steps is None else self._steps.running
         now_ns = self._last_beat_ns = self._now_ns()
         heartbeat = Heartbeat(running.step_id, now_ns - running.started_ns) if running else Heartbeat()
@@ -130,10 +129,10 @@ class Attachments:
         self._act(self.fence.advance(now_ns))
 
     def report(self, report: Report) -> None:
-        """Report a finished or refused step to the stream it came from, if that still drives."""
+        """If the stream it came from still drives."""
         driver = self._driver
         if isinstance(report, StepRefused) and report.failed is not None and self._welcome is not None:
-            # Told to whoever attaches next: how a stream ended may get lost.
+            # Whoever attaches next is told: how a stream ended may get lost.
             self._welcome = replace(self._welcome, failed_step=report.failed)
         match report:
             case StepResult(epoch=epoch) if driver is not None and driver.epoch == epoch:
@@ -142,7 +141,7 @@ class Attachments:
                 driver.end(error)
 
     def drain(self, notice: Drain) -> None:
-        """Tell every scheduler, now and later, that this executor is going away."""
+        """Schedulers that come later are told, too."""
         self.drain_notice = notice
         for stream in self._streams.values():
             stream.post(notice)
@@ -164,7 +163,7 @@ class Attachments:
         while (message := await transport.receive()) is not None:
             if isinstance(message, Hello):
                 raise AttachError("a stream must have one hello, as its first message")
-            self._act(self.fence.hear(stream.stream_id, self._now_ns()))
+            self._act(self.fence.note_message(stream.stream_id, self._now_ns()))
             if isinstance(message, BatchPlan):
                 stream.take(message)
                 self._require_steps().submit(message)
@@ -215,7 +214,7 @@ class Attachments:
         steps = self._require_steps()
         running = steps.running
         now_ns = self._clock_ns()
-        # One more step may have been launched between the two; its bound is at least the shortest.
+        # One more step may have been launched between the two.
         bound_ns = MIN_STEP_BOUND_NS + max(0, steps.bound_ns - now_ns)
         digest = hello.tag_key_digest or self.identity.tag_key_digest
         keeps_tags = digest == self._tag_key_digest
@@ -258,7 +257,7 @@ class Attachments:
         self._act(self.fence.advance(self._now_ns()))
 
     def _now_ns(self) -> int:
-        """The time for the fence. Asked first after a standstill of this process, which is nobody's silence."""
+        """A standstill of this process is nobody's silence."""
         now_ns = self._clock_ns()
         if now_ns - self._last_beat_ns > _FROZEN_NS:
             self.fence.renew(now_ns)

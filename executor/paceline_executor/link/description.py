@@ -12,12 +12,10 @@ from paceline_executor.weights.tokenizer import TokenizerBundle
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A loaded model on a device."""
-
     model: str
     architecture: str
     num_parameters: int
-    quantization: str  # empty when unquantised
+    quantization: str
     limits: RowLimits
     geometry: CacheShape
     kv_dtype: str
@@ -29,7 +27,7 @@ class Description:
     graphs: GraphSizes | None = None  # of the steps that are captured
 
     def welcome(self, incarnation: int, tag_key: bytes, max_plans_in_flight: int) -> Welcome:
-        """What every accepted scheduler is told, but for epoch and protocol."""
+        """Lacks epoch and protocol."""
         return Welcome(
             incarnation=incarnation,
             epoch=0,
@@ -58,12 +56,10 @@ class Description:
         )
 
     def kv_geometry(self) -> KvGeometry:
-        """The KV cache as schedulers count it."""
         geometry = self.geometry
         return KvGeometry(geometry.num_blocks, geometry.block_size, geometry.bytes_per_block, self.kv_dtype)
 
     def plan_limits(self, max_plans_in_flight: int) -> ExecutorLimits:
-        """The bounds that plans keep to."""
         limits = self.limits
         return ExecutorLimits(
             limits.num_rows,
@@ -76,7 +72,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What loading gives: the engine for the step thread, the description for everyone."""
+    """The engine is for the step thread, the description for everyone."""
 
     engine: Engine
     description: Description

@@ -1,7 +1,6 @@
 """Steps from plan to result: rows change and the device is told to compute; later, what it computed comes in.
 
-Knows the table and the runner and calls both from the thread it is called in. It refuses to know threads, queues and
-schedulers.
+Calls table and runner from the thread it is called in. Refuses to know threads, queues and schedulers.
 """
 
 import time
@@ -26,7 +25,7 @@ _NO_OUTPUT = StepOutput(
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A launched step. One whose launch failed on the device says so when it is collected, after those before it."""
+    """A launch that failed on the device says so when it is collected, after those before it."""
 
     launched: Launched
     handle: StepHandle | None  # None: there is nothing to compute, or the launch failed
@@ -36,7 +35,7 @@ class Ticket:
 
 
 class Engine:
-    """Launches plans on a runner, as many ahead as that allows, and collects them in the same order."""
+    """Launches plans as many ahead as the runner allows, and collects them in the same order."""
 
     def __init__(self, table: RowTable, runner: Runner, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.table = table
@@ -50,7 +49,6 @@ class Engine:
 
     @property
     def max_in_flight(self) -> int:
-        """How many launched steps there may be at a time."""
         return self._runner.max_in_flight
 
     def can_launch(self, plan: BatchPlan) -> bool:
@@ -60,8 +58,8 @@ class Engine:
         return len(self._in_flight) < self.max_in_flight and not has_failed and self.table.can_launch(plan)
 
     def launch(self, plan: BatchPlan) -> Ticket:
-        """Apply the plan and start the device. Raises PlanError or UnsupportedPlanError for a bad plan, StepFailedError
-        for another failure before the device starts; the rows are then as before.
+        """Raises PlanError or UnsupportedPlanError for a bad plan, StepFailedError for another failure before the
+        device starts; the rows are then as before.
         """
         start_ns = self._clock_ns()
         self._drafter.take_ns()
@@ -79,9 +77,9 @@ class Engine:
         return ticket.handle is None or self._runner.is_done(ticket.handle)
 
     def collect(self, ticket: Ticket, waited_ns: int = 0, idle_ns: int = 0) -> StepResult:
-        """The oldest launched step's result, with its times: how long the plan waited for the device, and the device
-        for the plan. Raises StepFailedError when the step failed: it and all later ones are then taken back. Raises
-        DeviceFaultError when the device failed: nothing can go on then.
+        """`waited_ns`: the plan for the device; `idle_ns`: the device for the plan. Raises StepFailedError when the
+        step failed: it and all later ones are then taken back. Raises DeviceFaultError when the device failed: nothing
+        can go on then.
         """
         try:
             result = self._land(ticket, waited_ns, idle_ns)
@@ -91,7 +89,7 @@ class Engine:
             self._take_back()
             raise _step_failed(error) from error
         self._in_flight.popleft()
-        # The rows have advanced: what went wrong here would be no failed step.
+        # The rows have advanced: what goes wrong here is no failed step.
         self.table.trim_records(self._clock_ns())
         return result
 
@@ -114,7 +112,7 @@ class Engine:
         output = _NO_OUTPUT if ticket.handle is None else self._wait(ticket.handle)
         output_ns = self._clock_ns()
         result = self.table.land(ticket.launched, output)
-        # What follows the device's work is this side's own, like what precedes it.
+        # What follows the device's work is this side's own.
         prepare_ns = ticket.prepare_ns + self._clock_ns() - output_ns
         timings = StepTimings(waited_ns, prepare_ns, output.forward_ns, output.sample_ns, idle_ns, ticket.draft_ns)
         return replace(result, timings=timings)
@@ -127,7 +125,7 @@ class Engine:
             raise DeviceFaultError(sentence) from error
 
     def _take_back(self) -> None:
-        """Take back all steps in flight, after the device has ended them."""
+        """After the device has ended them."""
         self._in_flight.popleft()
         while self._in_flight:
             later = self._in_flight.popleft()

@@ -1,7 +1,6 @@
 """Tells a request that makes steps fail from an executor whose steps fail whatever is in them.
 
-Knows which requests failed in steps of their own since a step last succeeded. It refuses to know why they failed and
-who drives.
+Refuses to know why they failed and who drives.
 """
 
 from paceline.plan.values import BatchPlan, RecordId
@@ -9,12 +8,11 @@ from paceline_executor.errors import DeviceError
 from paceline_executor.rows.table import RowTable
 
 MAX_BLAMED = 2
-"""So many requests may fail alone, one after another: two bad ones can come together, and a client must not be able to
-end the process with them."""
+"""Two bad requests can come together, and a client must not be able to end the process with them."""
 
 
 class FailureAttribution:
-    """Steps that failed in a row with one request each, or none: that few requests may be to blame, more are not."""
+    """Steps that failed in a row with one request each, or none."""
 
     def __init__(self) -> None:
         self._blamed: list[RecordId | None] = []  # no request twice, whatever the completion; None: the plan ran none
@@ -44,6 +42,6 @@ def _are_one_request(one: RecordId | None, other: RecordId | None) -> bool:
 
 
 def _request_on(row: int, plan: BatchPlan, table: RowTable) -> RecordId | None:
-    """The request that the plan ran on a row; the plan may have placed it itself."""
+    """The plan may have placed it itself."""
     placed = next((placement.record_id for placement in plan.new_requests if placement.row == row), None)
     return placed if placed is not None else table.record_id_on(row)

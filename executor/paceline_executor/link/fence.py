@@ -1,12 +1,11 @@
 """The fence: which scheduler may drive the executor.
 
-Knows (term, scheduler_id), streams by number, and the time it is told. It refuses to know gRPC, asyncio, clocks and
-rows: every call returns what has to happen, and its caller does it.
+Refuses to know gRPC, asyncio, clocks and rows: every call returns what has to happen, and its caller does it.
 
 A scheduler holds the executor from its acceptance until another one is accepted. It can be replaced by a higher one
 from the moment it is *free*: its stream has been ended for 50 ms, or it has been silent for the lease. Until then the
-higher one stands in line; only a takeover, an operator's act, displaces a live holder. The holder itself may attach
-again at any time, with the same term or a higher one, and replaces its own stream.
+higher one is queued; only a takeover, an operator's act, displaces a live holder. The holder itself may attach again at
+any time, with the same term or a higher one, and replaces its own stream.
 """
 
 import enum
@@ -23,7 +22,7 @@ from paceline_executor.errors import (
 
 
 class Approach(enum.Enum):
-    """How a scheduler comes: it stands in line, or displaces a live holder of a lower term."""
+    """TAKE_OVER displaces a live holder of a lower term."""
 
     WAIT = "wait"
     TAKE_OVER = "take over"
@@ -31,7 +30,7 @@ class Approach(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FenceTimes:
-    """How long a holder may be silent, and how long its ended stream is kept for it, in nanoseconds."""
+    """A holder may be silent for the lease; its ended stream is kept for it for `return_ns`."""
 
     lease_ns: int = 1_000_000_000
     return_ns: int = 50_000_000
@@ -39,7 +38,7 @@ class FenceTimes:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The stream drives from now on, in this epoch; the stream it displaces, if any, has ended."""
+    """The displaced stream, if any, has ended."""
 
     stream_id: int
     epoch: int
@@ -48,16 +47,12 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The stream stands in line behind this holder."""
-
     stream_id: int
     holder: Claim
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The stream has to end with this error."""
-
     stream_id: int
     error: ServiceError
 
@@ -69,30 +64,29 @@ Verdict = Accepted | Waits | Refused
 class _Stream:
     stream_id: int
     claim: Claim
-    heard_ns: int
+    last_message_ns: int
 
 
 class Fence:
-    """Decides who drives. `epoch` counts acceptances; claims accepted one after another never go down."""
+    """`epoch` counts acceptances; claims accepted one after another never go down."""
 
     def __init__(self, times: FenceTimes, max_waiting: int = 16) -> None:
         self._times = times
         self._max_waiting = max_waiting
-        self._last: Claim | None = None  # the claim accepted last
+        self._last: Claim | None = None
         self._holder: _Stream | None = None
-        self._ended_ns: int | None = None  # when the last holder's stream ended; None while it lasts
+        self._ended_ns: int | None = None  # None while the holder's stream lasts
         self._line: dict[int, _Stream] = {}
         self._highest_term = 0
         self.epoch = 0
 
     @property
     def highest_term(self) -> int:
-        """The highest term of a claim that was accepted or waits."""
+        """Of a claim that was accepted or waits."""
         return self._highest_term
 
     @property
     def holder(self) -> Claim | None:
-        """Who drives, or None when no stream does."""
         return self._holder.claim if self._holder else None
 
     @property
@@ -100,7 +94,7 @@ class Fence:
         return len(self._line)
 
     def arrive(self, stream_id: int, claim: Claim, approach: Approach, now_ns: int) -> tuple[Verdict, ...]:
-        """Take a stream's hello."""
+        """Takes a stream's hello."""
         if not 1 <= claim.term <= MAX_TERM:
             return (Refused(stream_id, AttachError(f"hello.term must be 1 to {MAX_TERM}")),)
         stream = _Stream(stream_id, claim, now_ns)
@@ -110,7 +104,7 @@ class Fence:
         if last is None or self._goes_first(claim, last, approach):
             return self._accept(stream)
         self._line[stream_id] = stream
-        verdicts = self._advance(now_ns)  # a line full of silent ones keeps nobody from an executor that is free
+        verdicts = self._advance(now_ns)  # a queue full of silent ones keeps nobody from a free executor
         if not verdicts and len(self._line) > self._max_waiting:
             del self._line[stream_id]
             error = TooManySchedulersError(
@@ -120,16 +114,14 @@ class Fence:
         self._highest_term = max(self._highest_term, claim.term)
         return verdicts or (Waits(stream_id, last),)
 
-    def hear(self, stream_id: int, now_ns: int) -> tuple[Verdict, ...]:
-        """A stream has sent something: it is alive."""
+    def note_message(self, stream_id: int, now_ns: int) -> tuple[Verdict, ...]:
         if self._holder is not None and self._holder.stream_id == stream_id:
-            self._holder = replace(self._holder, heard_ns=now_ns)
+            self._holder = replace(self._holder, last_message_ns=now_ns)
         elif stream_id in self._line:
-            self._line[stream_id] = replace(self._line[stream_id], heard_ns=now_ns)
+            self._line[stream_id] = replace(self._line[stream_id], last_message_ns=now_ns)
         return self._advance(now_ns)
 
     def leave(self, stream_id: int, now_ns: int) -> tuple[Verdict, ...]:
-        """A stream has ended, in whatever way."""
         self._line.pop(stream_id, None)
         if self._holder is not None and self._holder.stream_id == stream_id:
             self._holder = None
@@ -137,14 +129,13 @@ class Fence:
         return self._advance(now_ns)
 
     def advance(self, now_ns: int) -> tuple[Verdict, ...]:
-        """Time has passed."""
         return self._advance(now_ns)
 
     def renew(self, now_ns: int) -> None:
         """The executor itself stood still: silence meanwhile does not count."""
         if self._holder is not None:
-            self._holder = replace(self._holder, heard_ns=now_ns)
-        self._line = {stream_id: replace(stream, heard_ns=now_ns) for stream_id, stream in self._line.items()}
+            self._holder = replace(self._holder, last_message_ns=now_ns)
+        self._line = {stream_id: replace(stream, last_message_ns=now_ns) for stream_id, stream in self._line.items()}
 
     def next_change_ns(self) -> int | None:
         """When time alone lets a waiting stream have the executor; None while nobody waits."""
@@ -152,14 +143,14 @@ class Fence:
 
     def _free_at_ns(self) -> int:
         if self._holder is not None:
-            return self._holder.heard_ns + self._times.lease_ns
+            return self._holder.last_message_ns + self._times.lease_ns
         return 0 if self._ended_ns is None else self._ended_ns + self._times.return_ns
 
     def _advance(self, now_ns: int) -> tuple[Verdict, ...]:
         if not self._is_free(now_ns):
             return ()
-        # A stream in line that fell silent would only hold the executor up.
-        alive = [stream for stream in self._line.values() if now_ns - stream.heard_ns < self._times.lease_ns]
+        # Silent streams would only hold the executor up.
+        alive = [stream for stream in self._line.values() if now_ns - stream.last_message_ns < self._times.lease_ns]
         if not alive:
             return ()
         return self._accept(max(alive, key=lambda stream: stream.claim))
@@ -174,7 +165,7 @@ class Fence:
         return (accepted, *(self._look_again(waiting) for waiting in list(self._line.values())))
 
     def _look_again(self, waiting: _Stream) -> Verdict:
-        """What a change of holder means for a stream in line."""
+        """The holder has changed."""
         if self._last is not None and waiting.claim > self._last:
             return Waits(waiting.stream_id, self._last)
         del self._line[waiting.stream_id]
@@ -185,15 +176,15 @@ class Fence:
         return self._refusal(waiting.stream_id, last)
 
     def _is_superseded(self, claim: Claim, last: Claim) -> bool:
-        """Whether a claim comes too late, whether anybody drives now or not."""
+        """The claim comes too late, whether anybody drives now or not."""
         return claim < last
 
     def _goes_first(self, claim: Claim, last: Claim, approach: Approach) -> bool:
-        """Whether a claim need not wait: the last holder's own, or an operator's."""
+        """The last holder and an operator need not wait."""
         return claim.scheduler_id == last.scheduler_id or approach is Approach.TAKE_OVER
 
     def _is_free(self, now_ns: int) -> bool:
-        """Whether the last holder has lost its right to come first."""
+        """The last holder has lost its right to come first."""
         return now_ns >= self._free_at_ns()
 
     def _refusal(self, stream_id: int, holder: Claim) -> Refused:

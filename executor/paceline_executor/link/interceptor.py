@@ -1,8 +1,7 @@
 """The outermost interceptor: who may not call is refused, errors leave every call as google.rpc statuses, and mistakes
 leave no text.
 
-Knows calls, not services: it is told who may make which. A typed error becomes its status; anything else is logged here
-and reported as INTERNAL.
+Anything but a typed error is logged here and reported as INTERNAL.
 """
 
 import inspect
@@ -33,13 +32,11 @@ _FACTORIES: dict[str, Callable[..., _Handler]] = {
 
 
 Rules = Callable[[str], frozenset[Role] | None]
-"""Who may call a method, of the form `/package.Service/Method`; None: anybody."""
+"""Who may call `/package.Service/Method`; None: anybody."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the behaviour of every handler; messages of `bytes_methods` pass as they are. Without `rules` anybody may
-    call.
-    """
+    """Messages of `bytes_methods` pass as they are. Without `rules` anybody may call."""
 
     def __init__(self, bytes_methods: frozenset[str] = frozenset(), rules: Rules = lambda _: None) -> None:
         self._bytes_methods = bytes_methods
@@ -58,7 +55,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         behaviour = getattr(handler, kind)
         wrap = self._wrap_generator if inspect.isasyncgenfunction(behaviour) else self._wrap_coroutine
         method = handler_call_details.method
-        # Requests are decoded in here and not by gRPC, which would answer bytes that are no message with a traceback.
+        # gRPC would answer bytes that are no message with a traceback.
         return _FACTORIES[kind](
             wrap(behaviour, _decoder(handler.request_deserializer), method),
             request_deserializer=None,
@@ -110,7 +107,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _decoder(deserialize: _Decode) -> _Decode:
-    """Return the decoder of a request, or of a stream of requests."""
+    """Decodes a request, or each of a stream of requests."""
 
     def decode(request: bytes) -> object:
         try:

@@ -1,6 +1,6 @@
 """What an executor shows of itself on its metrics port: sums over the results of its steps, and who drives it.
 
-Knows reports of the step loop. Nothing is measured for it: steps carry their timings anyway.
+Nothing is measured for it: steps carry their timings anyway.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ READ = (IS_DRIVEN, EPOCH, INFO, KV_BLOCKS, KV_CACHE_BYTES)
 
 
 class ExecutorMetrics:
-    """All metrics of an executor. `driven` tells whether a scheduler drives it, and the epoch."""
+    """`driven` tells whether a scheduler drives it, and the epoch."""
 
     def __init__(self, driven: Callable[[], tuple[bool, int]]) -> None:
         self._meter = Meter(COUNTED)
@@ -48,7 +48,6 @@ class ExecutorMetrics:
         self._description: Description | None = None
 
     def describe(self, description: Description) -> None:
-        """The model is loaded."""
         self._description = description
 
     def saw(self, report: Report) -> None:

@@ -1,6 +1,6 @@
 """One Attach call: what it has been sent and still has to send, and how it ends.
 
-Knows its own order of plans and bounds. It refuses to know other streams and who drives: `attachments` does.
+Refuses to know other streams and who drives: `attachments` does.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _FLUSH_S = 1.0
 
 
 class Transport(Protocol):
-    """Carries one plan stream. A broken connection cancels whoever is using it."""
+    """A broken connection cancels whoever is using it."""
 
     async def receive(self) -> ToExecutor | None: ...
 
@@ -31,8 +31,6 @@ class Transport(Protocol):
 
 
 class PlanStream:
-    """A plan stream from its hello on."""
-
     def __init__(
         self,
         stream_id: int,
@@ -46,7 +44,7 @@ class PlanStream:
         self.hello = hello
         self.protocol = protocol
         self.epoch = 0  # 0 until the scheduler is welcome
-        self.greeting: asyncio.Task[None] | None = None  # what welcomes it
+        self.greeting: asyncio.Task[None] | None = None
         self._transport = transport
         self._incarnation = incarnation
         self._max_plans_in_flight = max_plans_in_flight
@@ -60,7 +58,6 @@ class PlanStream:
 
     @property
     def num_in_flight(self) -> int:
-        """How many plans are unanswered."""
         return self._num_in_flight
 
     def stop_greeting(self) -> None:
@@ -68,7 +65,7 @@ class PlanStream:
             self.greeting.cancel()
 
     def take(self, plan: BatchPlan) -> None:
-        """Count a plan in if it is the next one; else raise the error that ends the stream."""
+        """Raises the error that ends the stream unless this is the next plan."""
         if self.epoch == 0:
             raise AttachError("a plan came before the snapshot was sent")
         if (plan.incarnation, plan.epoch) != (self._incarnation, self.epoch):
@@ -83,43 +80,43 @@ class PlanStream:
         self._batcher.expect(plan)
 
     def answer(self, done: StepResult) -> None:
-        """Queue a result, or hold it for the next one."""
+        """Or holds it for the next one."""
         if results := self._batcher.give(done, together=self.protocol >= GROUPING_PROTOCOL):
             self.post(results)
 
     def post(self, message: FromExecutor | tuple[StepResult, ...]) -> None:
-        """Queue a message; a peer that leaves too many unread loses its stream."""
+        """A peer that leaves too many messages unread loses its stream."""
         try:
             self._outbox.put_nowait(message)
         except asyncio.QueueFull:
             self.end(AttachError(f"the scheduler left more than {_MAX_OUTBOX} messages unread"))
 
     async def put(self, message: FromExecutor) -> None:
-        """Queue a message, waiting for room."""
+        """Waits for room."""
         await self._outbox.put(message)
 
     def post_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Queue a heartbeat, unless other messages are queued. It takes held results along."""
+        """Unless other messages are queued. It takes held results along."""
         if results := self._batcher.rest():
             self.post(results)
         if self._outbox.empty():
             self._outbox.put_nowait(heartbeat)
 
     def end(self, error: ServiceError | None) -> None:
-        """End the stream after what is queued; the first reason given stands."""
+        """After what is queued; the first reason given stands."""
         if results := self._batcher.rest():
             self.post(results)
         if not self._end.done():
             self._end.set_result(error)
 
     def fail(self, error: BaseException) -> None:
-        """End the stream because of a bug in this program."""
+        """A bug in this program is the reason."""
         if not self._end.done():
             self._end.set_exception(error)
 
     async def run(self, read: asyncio.Task[None]) -> None:
-        """Write until the stream ends, while `read` reads; raises the error it ends with. When `read` returns, plans in
-        flight are answered, then the stream ends.
+        """Raises the error the stream ends with. When `read` returns, plans in flight are answered, then the stream
+        ends.
         """
         write = asyncio.create_task(self._write(), name="attach-write")
         for task in (read, write):
@@ -130,7 +127,7 @@ class PlanStream:
                 if not write.done():
                     await asyncio.wait_for(self._outbox.join(), _FLUSH_S)
         finally:
-            # Not in the middle of a message: the status that ends the call would never leave behind half of one.
+            # The status that ends the call would never leave behind half a message.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._sending.acquire(), _FLUSH_S)
             for task in (read, write):
@@ -143,7 +140,7 @@ class PlanStream:
             message = await self._outbox.get()
             async with self._sending:
                 if isinstance(message, tuple):
-                    # Counted down before the results leave, since the next plan may be there before `send` returns.
+                    # Before the results leave: the next plan may be there before `send` returns.
                     self._num_in_flight -= len(message)
                     await self._transport.send(*message)
                 else:

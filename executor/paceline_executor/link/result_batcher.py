@@ -1,9 +1,9 @@
-"""Which results leave at once, and which wait for the one behind them, to travel with it.
+"""Which results leave at once, and which wait for the one behind them.
 
 A message costs its two processes as much as a good part of a short step. A scheduler that sends more than two plans
 ahead says that steps are short: then half of what it has sent is enough to run while it plans on.
 
-Knows plans and results of one stream; not when they came, nor how they travel.
+Refuses to know when plans came.
 """
 
 from collections import deque
@@ -14,14 +14,11 @@ from paceline.plan.values import BatchPlan, StepResult
 
 
 class ResultBatcher:
-    """The plans that are to do, in order, and the results that are kept back."""
-
     def __init__(self) -> None:
         self._to_do: deque[BatchPlan] = deque()
         self._held: list[StepResult] = []
 
     def expect(self, plan: BatchPlan) -> None:
-        """A plan was taken."""
         self._to_do.append(plan)
 
     def give(self, done: StepResult, *, together: bool) -> tuple[StepResult, ...]:
@@ -35,17 +32,16 @@ class ResultBatcher:
         return () if waits else self.rest()
 
     def rest(self) -> tuple[StepResult, ...]:
-        """All held results, which leave now."""
         held, self._held = tuple(self._held), []
         return held
 
 
 def _goes_on(plan: BatchPlan, following: BatchPlan) -> bool:
-    """Whether both decode, and the same rows."""
+    """Both decode the same rows."""
     return np.array_equal(plan.rows, following.rows) and _decodes(plan) and _decodes(following)
 
 
 def _decodes(plan: BatchPlan) -> bool:
-    """Whether each row computes its last token, and drafts behind it if it has any."""
+    """Each row computes its last token, and drafts behind it."""
     num_tokens, num_drafts = plan.num_scheduled_tokens, plan.num_draft_tokens
     return bool((num_tokens == (1 + num_drafts if num_drafts.size == num_tokens.size else 1)).all())

@@ -1,7 +1,6 @@
 """One executor as a service: its two ports, its step thread, and its life from binding to the last goodbye.
 
-Knows how the parts are put together and in which order they start and stop. It refuses to know command lines, signals
-and models: loading is a function it is given.
+Refuses to know command lines, signals and models: loading is a function it is given.
 """
 
 import asyncio
@@ -29,11 +28,11 @@ from paceline_executor.link.interceptor import CallInterceptor
 from paceline_executor.link.metrics import ExecutorMetrics
 from paceline_executor.link.step_loop import Report, StepLoop
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a plan that places 256 requests of 32,768 tokens at once is half of it
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a plan that places 256 requests of 32,768 tokens is half of it
 _TICK_S = 0.2
 _LOOK_S = 0.05
-_QUIET_S = 0.25  # a plan that was under way when the drain notice left has arrived by then
-_ABANDONED_S = 2.0  # rows that no scheduler drives for so long are not waited for
+_QUIET_S = 0.25  # a plan sent before the drain notice came has arrived by then
+_ABANDONED_S = 2.0  # rows that no scheduler drives are not waited for longer
 _GOODBYE_S = 0.5
 _ANSWER_S = 5.0
 
@@ -47,8 +46,8 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """Where to listen and what to allow. Port 0 takes a free one; health_port None has none. With `tls` only those call
-    whose certificate says that they may; the health port stays open.
+    """Port 0 takes a free one; health_port None has none. With `tls` only those call whose certificate says that they
+    may; the health port stays open.
     """
 
     host: str
@@ -61,7 +60,7 @@ class ServiceConfig:
 
 
 class ExecutorService:
-    """An executor that listens, loads, serves, drains and stops, in this order."""
+    """Listens, loads, serves, drains and stops, in this order."""
 
     def __init__(self, config: ServiceConfig, load: Load) -> None:
         self._config = config
@@ -76,7 +75,7 @@ class ExecutorService:
         self._log = structlog.get_logger()
 
     async def listen(self) -> tuple[int, int | None]:
-        """Bind both ports and answer on them; returns their numbers. Raises PortError."""
+        """Return the numbers of both ports. Raises PortError."""
         config = self._config
         rules = executor_service.who_may_call if config.tls is not None else lambda _: None
         interceptor = CallInterceptor(executor_service.BYTES_METHODS, rules)
@@ -103,7 +102,7 @@ class ExecutorService:
         return description
 
     async def run(self) -> None:
-        """Wait until something that must not end has ended; raises what ended it."""
+        """Raises what ended a part that must not end."""
         if self._ticker is not None:
             await asyncio.wait((self._ticker, self._steps.ended), return_when=asyncio.FIRST_COMPLETED)
             for task in (self._ticker, self._steps.ended):
@@ -111,7 +110,7 @@ class ExecutorService:
                     task.result()
 
     async def drain(self, grace_s: float) -> bool:
-        """Refuse new work and wait for what runs; returns whether it ended within the grace."""
+        """Return whether what ran ended within the grace."""
         self._is_open = False
         self._set_ready(False)
         self.attachments.drain(Drain("the executor is shutting down", grace_s))
@@ -126,7 +125,7 @@ class ExecutorService:
             self._ticker.cancel()
         self._health.stop()
         self.attachments.end_all(self._farewell())
-        # Streams end by themselves now; what does not, such as a health watch, is cut.
+        # Streams end by themselves; what does not, such as a health watch, is cut.
         await asyncio.gather(*(server.stop(_GOODBYE_S) for server in self._servers))
         if not await asyncio.to_thread(self._steps.stop, _ANSWER_S):
             self._log.warning("step_thread_abandoned", hint="a step does not end; the process ends without it")
@@ -169,7 +168,7 @@ class ExecutorService:
         self._health.set(executor_service.SERVICE_NAME, status)
 
     def _is_ready(self) -> bool:
-        """Ready means that a step could run now: the thread lives and is not stuck in one."""
+        """A step could run now: the thread lives and is not stuck in one."""
         running = self._steps.running
         is_stuck = running is not None and time.monotonic_ns() > running.bound_ns
         return not is_stuck and not self._steps.ended.done()

@@ -1,6 +1,6 @@
 """ExecutorService over grpc.aio.
 
-Knows the generated service and who answers each call. It decides nothing: errors rise to the interceptor.
+It decides nothing: errors rise to the interceptor.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from paceline_executor.link.step_loop import StepLoop
 
 SERVICE_NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 BYTES_METHODS = frozenset({f"/{SERVICE_NAME}/Attach"})
-"""Calls whose messages the plan protocol's codec reads and writes, and not gRPC."""
+"""The plan protocol's codec reads their messages, and not gRPC."""
 
 _OPEN_TO_ALL = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 _OF_OPERATORS = frozenset(f"/{SERVICE_NAME}/{name}" for name in ("GetInfo", "GetState", "Profile"))
@@ -41,7 +41,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
-    """Answers calls; until `open`, with UNAVAILABLE and reason LOADING."""
+    """Until `open` it answers with UNAVAILABLE and reason LOADING."""
 
     def __init__(self, attachments: Attachments) -> None:
         self._attachments = attachments
@@ -105,8 +105,6 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
 
 class GrpcTransport:
-    """A plan stream over one gRPC call."""
-
     def __init__(self, context: _AttachContext) -> None:
         self._context = context
         self._unread: deque[ToExecutor] = deque()
@@ -140,12 +138,12 @@ def _decode(data: bytes) -> list[ToExecutor]:
 
 
 def who_may_call(method: str) -> frozenset[Role] | None:
-    """Return the roles that may make a call, of which operators only look; None for health and reflection."""
+    """Operators only look. Returns None for health and reflection."""
     if method.startswith(_OPEN_TO_ALL):
         return None
     return frozenset({Role.SCHEDULER, Role.OPERATOR} if method in _OF_OPERATORS else {Role.SCHEDULER})
 
 
 def register(servicer: ExecutorServicer, server: grpc.aio.Server) -> None:
-    """Let a server answer for the service; its interceptor leaves the messages of `BYTES_METHODS` as bytes."""
+    """The interceptor leaves the messages of `BYTES_METHODS` as bytes."""
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, server)

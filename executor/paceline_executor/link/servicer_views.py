@@ -23,7 +23,6 @@ _PART_ROOM = 64 * 1024  # for what the first part carries beside the tokenizer
 
 
 def info_of(attachments: Attachments, steps: StepLoop, description: Description) -> executor_pb2.GetInfoResponse:
-    """Who the executor is, what it holds and who drives it."""
     fence, identity = attachments.fence, attachments.identity
     holder = fence.holder
     return executor_pb2.GetInfoResponse(
@@ -53,12 +52,12 @@ def _version() -> str:
     try:
         return version("paceline")
     except PackageNotFoundError:
-        return "checkout"  # which nobody has installed
+        return "checkout"  # nobody has installed it
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a look at the rows gives, taken between two steps and shown later."""
+    """They are taken between two steps and shown later."""
 
     states: tuple[RowState, ...]
     num_rows_in_use: int
@@ -83,7 +82,7 @@ def check_state_request(request: executor_pb2.GetStateRequest) -> None:
 
 
 def state_of(rows: Rows, request: executor_pb2.GetStateRequest) -> executor_pb2.GetStateResponse:
-    """Rows, then records if asked for."""
+    """Shows rows, then records if asked for."""
     max_num_rows = request.max_num_rows if request.HasField("max_num_rows") else _DEFAULT_VIEWS
     states = [state for state in rows.states if request.include_records or state.row is not None]
     views = [_view(state, request) for state in states[:max_num_rows]]
@@ -99,7 +98,7 @@ def state_of(rows: Rows, request: executor_pb2.GetStateRequest) -> executor_pb2.
 
 
 def _show_logprobs(views: list[executor_pb2.RowView], states: list[RowState]) -> bool:
-    """Add log-probabilities to these views, up to the bound; returns whether some are left out."""
+    """Up to the bound; returns whether some are left out."""
     room = _MAX_LOGPROBS
     left_out = False
     for view, state in zip(views, states, strict=False):  # fewer views, if their number is bounded
@@ -135,7 +134,7 @@ def _view(state: RowState, request: executor_pb2.GetStateRequest) -> executor_pb
 
 
 def tokenizer_parts(description: Description) -> Iterator[executor_pb2.GetTokenizerResponse]:
-    """Parts of at most 1 MiB; the first has everything but the rest of the JSON."""
+    """Of at most 1 MiB; the first has everything but the rest of the JSON."""
     bundle = description.tokenizer
     first = executor_pb2.GetTokenizerResponse(
         digest=bundle.digest,

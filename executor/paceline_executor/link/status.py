@@ -1,6 +1,6 @@
 """From the executor's errors to google.rpc statuses: the one place where codes are chosen.
 
-Knows the error tree and google.rpc. A detail of type ErrorInfo always says the reason, for programs.
+An ErrorInfo always says the reason, for programs.
 """
 
 from google.rpc import code_pb2, error_details_pb2, status_pb2
@@ -30,7 +30,7 @@ _CODES: dict[type[errors.ExecutorError], "code_pb2.Code"] = {
 
 
 def status_of(error: errors.ServiceError | errors.RequestError) -> status_pb2.Status:
-    """The status of an error, with its reason and, for a request, the field at fault."""
+    """For a request it names the field at fault."""
     metadata = error.metadata if isinstance(error, errors.ServiceError) else {}
     code = error.code if isinstance(error, errors.RequestError) else _CODES.get(type(error), code_pb2.INTERNAL)
     status = status_pb2.Status(code=code, message=str(error))
@@ -42,7 +42,7 @@ def status_of(error: errors.ServiceError | errors.RequestError) -> status_pb2.St
 
 
 def internal_status() -> status_pb2.Status:
-    """The status of a bug in this program, without its details."""
+    """A bug in this program shows no details."""
     status = status_pb2.Status(code=code_pb2.INTERNAL, message="internal error; see the executor's log")
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason="INTERNAL", domain=_DOMAIN))
     return status

@@ -1,12 +1,12 @@
 """The step thread: loads the model, then runs plans in the order they come, and answers questions between steps.
 
-Where the runner allows it, a plan is launched before the step before it has landed; whoever asks a question is answered
-when all that is launched has landed. Knows one thread and the engine. Nothing else may touch the rows or enter the
-device, because only one thread of a process may own its OpenMP team. It refuses to know who drives: a plan of an epoch
-that has ended is dropped; and how the thread waits: its work yields what for.
+Where the runner allows it, a plan is launched before the step before it has landed; a question is answered when all
+that is launched has landed. Nothing else may touch the rows or enter the device, because only one thread of a process
+may own its OpenMP team. Refuses to know who drives: a plan of an epoch that has ended is dropped; and how the thread
+waits: its work yields what for.
 
-The queue of the thread has no bound; what is put into it does: at most `max_plans_in_flight` plans of the one stream
-that drives, and one question per caller that waits for its answer.
+What is put into the thread's queue is bounded: at most `max_plans_in_flight` plans of the one stream that drives, and
+one question per caller.
 """
 
 import asyncio
@@ -35,25 +35,25 @@ _log = structlog.get_logger()
 MIN_STEP_BOUND_NS = 1_200_000_000
 _MAX_PREDICTED_NS = 60_000_000_000  # a prediction beyond this would only hide a stuck step
 _LOOK_S = 0.0002  # between two looks whether the device is done, while there is room for another plan
-_IDLE_WAKE_S = 5.0  # an idle thread still lets records go when their time is over
+_IDLE_WAKE_S = 5.0  # an idle thread still lets records go in time
 
 
 @dataclass(frozen=True, slots=True)
 class RunningStep:
-    """A step being executed, on the monotonic clock; beyond its bound it counts as wedged."""
+    """On the monotonic clock; beyond its bound it counts as wedged."""
 
     step_id: int
     started_ns: int
     bound_ns: int
 
     def starting(self, now_ns: int) -> "RunningStep":
-        """The same, beginning now at the earliest: the step before has only just ended."""
+        """The step before has only just ended."""
         return replace(self, started_ns=now_ns, bound_ns=now_ns + self.bound_ns - self.started_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class StepRefused:
-    """A plan was not executed, and no later one of its epoch will be. `failed`: it was sound, and its step failed."""
+    """No later plan of its epoch is executed either. `failed`: the plan was sound, and its step failed."""
 
     epoch: int
     error: ServiceError
@@ -93,9 +93,9 @@ _IDLE = Wait(_IDLE_WAKE_S)
 
 
 class StepLoop:
-    """The step thread, as the event loop sees it. Its methods are called from the event loop only.
+    """Call it from the event loop only.
 
-    `thread`: where steps run, if not on a thread of this process.
+    `thread` runs the steps, if it is not one of this process.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class StepLoop:
         self.ended: asyncio.Future[None] = self._loop.create_future()  # done when the thread has ended, or crashed
         self._epoch = 0  # plans of other epochs are dropped; written by the event loop only
         self._failed_epoch = 0  # written by the thread only, as everything below
-        self._running: tuple[RunningStep, ...] = ()  # as the steps in flight, the first with the time of its start
+        self._running: tuple[RunningStep, ...] = ()  # in flight, the first with the time of its start
         self._in_flight: deque[_Launched] = deque()
         self._idle_since_ns = 0
         self._attribution = FailureAttribution()
@@ -122,13 +122,13 @@ class StepLoop:
 
     @property
     def running(self) -> RunningStep | None:
-        """The step being executed, the oldest of those in flight, or None when idle."""
+        """Returns the oldest in flight, None when idle."""
         running = self._running
         return running[0] if running else None
 
     @property
     def bound_ns(self) -> int:
-        """When all steps in flight must have ended, if each takes as long as it may; 0 when idle."""
+        """If each step in flight takes as long as it may; 0 when idle."""
         running = self._running
         return running[0].bound_ns + sum(step.bound_ns - step.started_ns for step in running[1:]) if running else 0
 
@@ -138,20 +138,20 @@ class StepLoop:
         return step_id if epoch == self._epoch else 0
 
     async def start(self) -> Description:
-        """Start the thread and wait until the model is loaded; raises what loading raises."""
+        """Wait until the model is loaded; raises what loading raises."""
         self._thread.start(self._run())
         return await self._loaded
 
     def begin_epoch(self, epoch: int) -> None:
-        """From now on only plans of this epoch are launched; 0 launches none."""
+        """Only plans of this epoch are launched; 0 launches none."""
         self._epoch = epoch
 
     def submit(self, plan: BatchPlan) -> None:
-        """Queue a plan; its report comes through `on_report`, on the event loop, unless its epoch ends first."""
+        """Its report comes through `on_report`, on the event loop, unless its epoch ends first."""
         self._thread.put(_Submitted(plan, self._clock_ns()))
 
     async def ask(self, question: Callable[[RowTable], T]) -> T:
-        """The answer to a question about the rows, at the boundary after the steps that are launched."""
+        """At the boundary after the steps that are launched."""
         answer: Future[T] = Future()
 
         def reply(table: RowTable) -> None:
@@ -202,7 +202,7 @@ class StepLoop:
         yield from self._land_all(engine)
 
     def _next_command(self, engine: Engine) -> _Turns[Command]:
-        """The next command; steps that end meanwhile land."""
+        """Steps that end meanwhile land."""
         while self._in_flight:
             if len(self._in_flight) < engine.max_in_flight:
                 ticket = self._in_flight[0].ticket
@@ -259,8 +259,8 @@ class StepLoop:
         self._idle_since_ns = self._clock_ns()
 
     def _refuse(self, engine: Engine, plan: BatchPlan, error: ServiceError | DeviceError) -> None:
-        """Report that a plan was not executed, and run no later one of its epoch. Raises DeviceError when none can run.
-        Launched steps have landed, or were taken back.
+        """No later plan of its epoch runs. Raises DeviceError when none can run. Launched steps have landed, or were
+        taken back.
         """
         self._failed_epoch = plan.epoch
         if error.__cause__ is not None:

@@ -1,7 +1,7 @@
 """The thread that steps run on, and what it waits for meanwhile.
 
-Its work is a generator: it yields what it waits for and is sent the command that came, or None. So somebody else can
-run it: a simulation does, turn by turn and in virtual time. Knows threads and one queue; refuses to know steps.
+Its work is a generator: it yields what it waits for and is sent the command that came, or None. So a simulation can run
+it, turn by turn and in virtual time. Refuses to know steps.
 """
 
 import queue
@@ -15,10 +15,10 @@ CommandT = TypeVar("CommandT")
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What the work goes on with: a command that comes within so many seconds, or without one.
+    """The work goes on with a command that comes within so many seconds, or without one.
 
-    None: whatever comes, it goes on without, and blocks the thread itself until the step has ended that `step` stands
-    for. Where both are given, the step is why it cannot wait longer.
+    None: it goes on without, and blocks the thread itself until the step has ended that `step` stands for. Where both
+    are given, the step is why it cannot wait longer.
     """
 
     command_s: float | None
@@ -29,8 +29,6 @@ Work = Generator[Wait, CommandT | None, None]
 
 
 class StepThread(Protocol[CommandT]):
-    """Where the work of the steps runs."""
-
     def start(self, work: Work[CommandT]) -> None: ...
 
     def put(self, command: CommandT) -> None: ...
@@ -39,7 +37,7 @@ class StepThread(Protocol[CommandT]):
 
 
 class OwnThread(Generic[CommandT]):
-    """A thread of the process: only one may own its OpenMP team, so it loads the model too."""
+    """Only one thread may own the process's OpenMP team, so it loads the model too."""
 
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[CommandT] = queue.SimpleQueue()

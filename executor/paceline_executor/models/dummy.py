@@ -1,7 +1,6 @@
-"""Random weights of a model's shape, made on the device that computes with them: for benchmarks, without any file.
+"""Random weights of a model's shape, made on the device that computes with them, without any file.
 
-Apart from `weights.dummy`, whose numbers the host makes for a CPU: 16 GB of them would take it most of a minute. Knows
-which numbers keep what a model computes finite and of ordinary size. It refuses to know files.
+Apart from `weights.dummy`, whose numbers the host makes for a CPU: 16 GB of them would take it most of a minute.
 """
 
 from dataclasses import dataclass
@@ -12,35 +11,32 @@ from paceline_executor.models.layers import DenseLinear, Linear, ScaledLinear
 from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
 
-# Numbers that are made at a time, so that float8 weights need no copy of theirs in float32.
+# So that float8 weights need no copy of theirs in float32.
 _NUMBERS_AT_ONCE = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DummyWeights:
-    """See `models.layers.Weights`. The same for the same seed, shapes and kind of device, whatever is read first."""
+    """The same for the same seed, shapes and kind of device, whatever is read first."""
 
     config: ModelConfig
     device: torch.device
-    dtype: torch.dtype  # that is computed with
-    is_float8: bool  # matrices that products are made with; an embedding that serves as output matrix is dense
+    dtype: torch.dtype  # computed with
+    is_float8: bool  # matrices that products are made with; a tied embedding is dense
     seed: int = 0
 
     def embedding(self, name: str) -> torch.Tensor:
-        """See `Weights`."""
         return self._matrix((name,))
 
     def norm(self, name: str) -> torch.Tensor:
-        """See `Weights`: ones, whatever a file would add to."""
+        """Ones, whatever a file would add to."""
         return torch.ones(self.config.tensor_shapes()[name], dtype=self.dtype, device=self.device)
 
     def bias(self, names: tuple[str, ...]) -> torch.Tensor:
-        """See `Weights`: zeros."""
         shapes = self.config.tensor_shapes()
         return torch.zeros(sum(shapes[name][0] for name in names), dtype=self.dtype, device=self.device)
 
     def linear(self, names: tuple[str, ...], bias: torch.Tensor | None = None) -> Linear:
-        """See `Weights`."""
         return ScaledLinear(self._scaled(names), bias) if self.is_float8 else DenseLinear(self._matrix(names), bias)
 
     def _matrix(self, names: tuple[str, ...]) -> torch.Tensor:
@@ -66,6 +62,6 @@ class DummyWeights:
         return sum(shape[0] for shape in shapes), shapes[0][1]
 
     def _generator(self, names: tuple[str, ...]) -> torch.Generator:
-        """Of its own for each matrix: which one it is comes from its place among the tensors."""
+        """Of its own for each matrix, by its place among the tensors."""
         tensors = list(self.config.tensor_shapes())
         return torch.Generator(self.device).manual_seed(self.seed * len(tensors) + tensors.index(names[0]))

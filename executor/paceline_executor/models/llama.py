@@ -1,8 +1,7 @@
 """The Llama architecture and its relatives: pre-norm layers of grouped-query attention and a gated feed-forward net.
 
-What distinguishes Mistral, Qwen and Gemma from it (windows, biases, further norms, caps) is in the configuration; what
-a layer does without is None. Knows the order of operations. It refuses to know how they are computed
-(`paceline_kernels` does), what kind of weights a layer has (`layers` does), and how a batch came to be.
+What distinguishes Mistral, Qwen and Gemma from it is in the configuration; what a layer does without is None. Knows the
+order of operations. Refuses to know how they are computed, and how a batch came to be.
 
 Touvron et al., 2023, https://arxiv.org/abs/2302.13971; grouped queries: Ainslie et al., 2023,
 https://arxiv.org/abs/2305.13245; norms of queries and keys, and after a block: Gemma 2 and 3,
@@ -29,8 +28,6 @@ GATES: Mapping[Activation, Gate] = {Activation.SILU: Gate.SILU, Activation.GELU_
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
-    """One layer's weights."""
-
     attention_norm: torch.Tensor  # [hidden]
     qkv: Linear  # hidden -> (num_heads + 2 * num_kv_heads) * head_dim: queries, keys, values
     head_norms: HeadNorms | None
@@ -45,10 +42,10 @@ class LlamaLayer:
 
 
 class LlamaModel:
-    """A model of the Llama architecture or a relative of it, see `Model`."""
+    """See `Model`."""
 
     def __init__(self, weights: Weights, max_model_len: int) -> None:
-        """Read all weights, for positions below `max_model_len`."""
+        """Serves positions below `max_model_len`."""
         config = weights.config
         self._config = config
         self._embedding = weights.embedding("model.embed_tokens.weight")
@@ -63,13 +60,11 @@ class LlamaModel:
         self._lm_head: Linear = DenseLinear(self._embedding) if tied else weights.linear(("lm_head.weight",))
 
     def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
-        """See `Model.forward`."""
         return self.logits(self.hidden(inputs, kv_cache), inputs.splits)
 
     def hidden(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
-        """See `DeviceModel.hidden`."""
         config, eps = self._config, self._config.rms_norm_eps
-        # The stream that every layer adds to; the norms add the output of the layer before to it in passing.
+        # Every layer adds to the stream; the norms add the output of the layer before to it in passing.
         stream = take_rows(self._embedding, inputs.token_ids, config.embedding_scale)
         hidden = rms_norm(stream, self._layers[0].attention_norm, eps)
         next_norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
@@ -80,7 +75,6 @@ class LlamaModel:
         return take_rows(hidden, inputs.logit_tokens)
 
     def logits(self, hidden: torch.Tensor, splits: Splits) -> torch.Tensor:
-        """See `DeviceModel.logits`."""
         config = self._config
         logits = self._lm_head(hidden, splits)
         if config.logit_softcap is not None:
@@ -88,7 +82,7 @@ class LlamaModel:
         return logits
 
     def _feed(self, layer: LlamaLayer, hidden: torch.Tensor, inputs: ForwardInputs) -> torch.Tensor:
-        """The feed-forward network of one layer. hidden: [num_tokens, hidden], normalised. Returns the same shape."""
+        """hidden: [num_tokens, hidden], normalised. Returns the same shape."""
         gated = gate_and_multiply(layer.gate_up(hidden, inputs.splits), GATES[self._config.activation])
         fed = layer.down(gated, inputs.splits)
         return self._normalised(fed, layer.feed_forward_post_norm)
@@ -97,7 +91,7 @@ class LlamaModel:
         return x if norm is None else rms_norm(x, norm, self._config.rms_norm_eps)
 
     def _attend(self, layer: LlamaLayer, hidden: torch.Tensor, inputs: ForwardInputs, cache: KvCache) -> torch.Tensor:
-        """The attention block of one layer. hidden: [num_tokens, hidden], normalised. Returns the same shape."""
+        """hidden: [num_tokens, hidden], normalised. Returns the same shape."""
         config = self._config
         num_tokens, num_heads = hidden.shape[0], config.num_heads
         num_kv_heads, scale = config.num_kv_heads, config.attention_scale or config.head_dim**-0.5

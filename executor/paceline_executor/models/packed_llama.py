@@ -1,7 +1,6 @@
 """The Llama architecture and its relatives with packed weights: the layers of `llama`, computed by one call per step.
 
-Knows which tensors go together and how each kind of stored weight is packed. The arithmetic is
-`paceline_kernels.decoder`'s.
+Knows which tensors go together and how each kind of stored weight is packed.
 """
 
 import numpy as np
@@ -18,7 +17,7 @@ from paceline_kernels.quantized_linear import PackedWeight, pack_int4, pack_int8
 
 
 class PackedLlamaModel:
-    """A model of the Llama architecture or a relative of it, see `Model`."""
+    """See `Model`."""
 
     def __init__(self, checkpoint: Checkpoint, max_model_len: int) -> None:
         config, weights = checkpoint.config, HostWeights(checkpoint)
@@ -47,15 +46,14 @@ class PackedLlamaModel:
         )
 
     def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
-        """See `Model.forward`."""
         return self._decoder.forward(inputs, kv_cache.keys, kv_cache.values)
 
 
 def read_packed(checkpoint: Checkpoint, names: tuple[str, ...]) -> PackedWeight:
-    """One matrix for those that take the same input, their outputs side by side.
+    """The matrices take the same input; their outputs are side by side.
 
-    What is stored in groups of 32 keeps its integers and scales as they are. Anything else, and matrices stored in
-    different ways, becomes 8 bits per weight with a scale for each group.
+    What is stored in groups of 32 keeps its integers and scales. Anything else, and matrices stored in different ways,
+    becomes 8 bits per weight with a scale for each group.
     """
     stored = [checkpoint.quantized(name) for name in names]
     int4 = [rows for rows in stored if isinstance(rows, Int4Rows)]

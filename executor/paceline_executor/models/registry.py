@@ -1,4 +1,4 @@
-"""From a checkpoint's architecture to the model that computes it. The place where a new architecture is added.
+"""From a checkpoint's architecture to the model that computes it. A new architecture is added here.
 
 Apart from the models, each of which knows only itself.
 """
@@ -26,7 +26,7 @@ def _llama_in_float32(checkpoint: Checkpoint, max_model_len: int) -> LlamaModel:
     return LlamaModel(HostWeights(checkpoint), max_model_len)
 
 
-# What one of these has and another has not is in the configuration.
+# Their differences are in the configuration.
 _LLAMA_AND_RELATIVES: Mapping[WeightKind, _Builder] = {
     WeightKind.FLOAT32: _llama_in_float32,
     WeightKind.PACKED: PackedLlamaModel,
@@ -38,7 +38,7 @@ ARCHITECTURES: Mapping[str, Mapping[WeightKind, _Builder]] = dict.fromkeys(
 
 
 def build_model(checkpoint: Checkpoint, max_model_len: int, weights: WeightKind) -> Model:
-    """Read all weights and put the model together for the CPU, for positions below `max_model_len`.
+    """The model runs on the CPU, for positions below `max_model_len`.
 
     Raises UnsupportedModelError for an architecture this version does not compute, ModelCorruptError for weights.
     """
@@ -53,7 +53,7 @@ def upload_model(
     matrices: MatrixKind,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> LlamaModel:
-    """The same on another device, which computes in `dtype`: bfloat16 or float16 on a GPU.
+    """On another device, which computes in `dtype`: bfloat16 or float16 on a GPU.
 
     on_progress: told how many bytes of how many have been read, often. Raises as `build_model` does.
     """
@@ -66,7 +66,7 @@ def upload_model(
 
 
 def twin_model(checkpoint: Checkpoint, max_model_len: int) -> LlamaModel:
-    """The same in the CPU's memory, in float32. Raises as `build_model` does."""
+    """It is in the CPU's memory, in float32. Raises as `build_model` does."""
     _builders(checkpoint.config.architecture)
     return _llama_in_float32(checkpoint, max_model_len)
 
@@ -74,7 +74,7 @@ def twin_model(checkpoint: Checkpoint, max_model_len: int) -> LlamaModel:
 def dummy_model(
     config: ModelConfig, device: torch.device, max_model_len: int, dtype: torch.dtype, matrices: MatrixKind
 ) -> LlamaModel:
-    """A model of this shape with random weights, made on the device. Raises UnsupportedModelError."""
+    """The device makes random weights. Raises UnsupportedModelError."""
     _builders(config.architecture)
     return LlamaModel(DummyWeights(config, device, dtype, matrices is MatrixKind.FLOAT8), max_model_len)
 

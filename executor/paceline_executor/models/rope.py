@@ -1,12 +1,10 @@
 """From a checkpoint's rotary embedding to tables of angles: all ways to scale frequencies beyond the trained context.
 
-Knows the formulas, in float32 as Hugging Face has them. It refuses to know files, and how heads are rotated
-(`paceline_kernels.rope` does).
+Knows the formulas, in float32 as Hugging Face has them. Refuses to know files, and how heads are rotated.
 
-A table serves contexts of up to `max_model_len` tokens, the longest that is served, and stays as it is whatever the
-length of a request: the keys of a shared prefix must fit every request. So what depends on the context's length
-depends on the longest here. Dynamic scaling raises theta as for that length, and leaves a model as trained where it is
-within the trained context; LongRoPE takes the short factors there, and else the long ones.
+A table serves contexts of up to `max_model_len` tokens and stays as it is whatever the length of a request: the keys of
+a shared prefix must fit every request. So dynamic scaling raises theta as for that length, and leaves a model as
+trained where it is within the trained context; LongRoPE takes the short factors there, and else the long ones.
 """
 
 import math
@@ -28,7 +26,7 @@ from paceline_kernels.rope import rope_frequencies, rope_table
 
 
 def rope_tables(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """A model's tables [num_tables, max_model_len, head_dim] float32, and for every layer which of them it uses."""
+    """Return tables [num_tables, max_model_len, head_dim] float32, and for every layer which of them it uses."""
     ropes = [config.rope] if config.local_rope is None else [config.rope, config.local_rope]
     tables = [_table(rope, config.head_dim, max_model_len).numpy() for rope in ropes]
     used = tuple(int(len(ropes) > 1 and config.is_sliding(layer)) for layer in range(config.num_layers))
@@ -36,7 +34,6 @@ def rope_tables(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, 
 
 
 def rotation_bytes(config: ModelConfig, max_model_len: int) -> int:
-    """What these tables take."""
     return (1 if config.local_rope is None else 2) * max_model_len * config.head_dim * 4
 
 
@@ -46,7 +43,7 @@ def _table(rope: Rope, head_dim: int, max_model_len: int) -> torch.Tensor:
 
 
 def scaled_frequencies(rope: Rope, head_dim: int, max_model_len: int) -> torch.Tensor:
-    """The angle per position of every pair of dimensions: [head_dim / 2] float32."""
+    """Angle per position of every pair of dimensions: [head_dim / 2] float32."""
     match rope.scaling:
         case LinearScaling(factor):
             return rope_frequencies(head_dim, rope.theta) / factor
@@ -68,7 +65,7 @@ def _attention_factor(scaling: RopeScaling | None) -> float:
 
 
 def _dynamic_theta(theta: float, scaling: DynamicScaling, head_dim: int, max_model_len: int) -> float:
-    """The base that spreads the trained rotations of the slowest pair over max_model_len positions ("NTK-aware")."""
+    """Spreads the trained rotations of the slowest pair over max_model_len positions ("NTK-aware")."""
     ratio = max(max_model_len, scaling.original_max_len) / scaling.original_max_len
     stretch = scaling.factor * ratio - (scaling.factor - 1)
     return float(theta * stretch ** (head_dim / (head_dim - 2)))

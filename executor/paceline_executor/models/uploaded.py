@@ -1,7 +1,7 @@
 """Weights of a model on a device, as they arrive there.
 
 Apart from `layers`, which knows no upload. Knows which tensors stay dense: those that rows are taken of, norms and
-biases. It refuses to know files and staging.
+biases.
 """
 
 from dataclasses import dataclass
@@ -19,28 +19,24 @@ class UploadedWeights:
     """See `models.layers.Weights`."""
 
     uploader: Uploader
-    kind: MatrixKind  # of matrices that products are made with; an embedding that serves as output matrix is dense
+    kind: MatrixKind  # matrices that products are made with; a tied embedding is dense
 
     @property
     def config(self) -> ModelConfig:
-        """See `Weights`."""
         return self.uploader.config
 
     def embedding(self, name: str) -> torch.Tensor:
-        """See `Weights`."""
         return self.uploader.dense(name)
 
     def norm(self, name: str) -> torch.Tensor:
-        """See `Weights`: rounded once, when the 1 is added."""
+        """Rounded once, when the 1 is added."""
         if not self.config.unit_offset_norms:
             return self.uploader.dense(name)
         return (self.uploader.dense(name, dtype=torch.float32) + 1.0).to(self.uploader.dtype)
 
     def bias(self, names: tuple[str, ...]) -> torch.Tensor:
-        """See `Weights`."""
         return self.uploader.dense(*names)
 
     def linear(self, names: tuple[str, ...], bias: torch.Tensor | None = None) -> Linear:
-        """See `Weights`."""
         weight = self.uploader.matrix(*names, kind=self.kind)
         return ScaledLinear(weight, bias) if isinstance(weight, ScaledWeight) else DenseLinear(weight, bias)

@@ -1,4 +1,4 @@
-"""From an applied plan to the batch the runner computes. Reads the columns, changes nothing.
+"""From an applied plan to the batch the runner computes. Changes nothing.
 
 Positions and counts are bounds: what rows come to if the steps in flight bring all they may. A row that brings less has
 ended, and then the device computes nothing for it. Drafts lie behind a row's known tokens.
@@ -31,20 +31,20 @@ _MAX_INT32 = np.iinfo(np.int32).max
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step's batch, and which rows of the plan are in it: the others had ended."""
+    """Rows of the plan that had ended are not in the batch."""
 
     batch: StepBatch
     rows: Int32Array  # [num_running]: the row of each batch row
-    places: npt.NDArray[np.intp]  # [num_running]: the place of each batch row in the plan's columns
+    places: npt.NDArray[np.intp]  # [num_running]: places in the plan's columns
     num_tokens: Int32Array  # [num_running]
-    num_draws: Int32Array  # [num_sampled]: how many tokens each may get
+    num_draws: Int32Array  # [num_sampled]: tokens that each may get
     max_drawn: int  # all of them together
-    is_ahead: bool  # it was launched before the outcomes of all steps before it were known
+    is_ahead: bool  # launched before the outcomes of all steps before were known
 
 
 @dataclass(frozen=True, slots=True)
 class _Draws:
-    """Of every sampled row what follows its known tokens, and what follows each draft."""
+    """Behind the known tokens of every sampled row, and behind each draft."""
 
     rows: Int32Array  # [num_draws]
     num_before: Int32Array  # [num_draws]: drafts of the row
@@ -72,9 +72,8 @@ def prepare(
     is_carried: bool,
     is_ahead: bool,
 ) -> Prepared:
-    """The batch of a checked plan. rules: by row, where any. places: those in the plan's columns of the rows that have
-    not ended. num_drafts: theirs, if any has. is_carried: for a device that keeps rows. is_ahead: whether steps are in
-    flight.
+    """rules: by row, where any. places: those in the plan's columns of the rows that have not ended. num_drafts:
+    theirs, if any has. is_carried: for a device that keeps rows. is_ahead: whether steps are in flight.
     """
     rows, num_tokens = plan.rows, plan.num_scheduled_tokens
     if plan.num_draft_tokens.size:
@@ -116,7 +115,7 @@ def prepare(
 
 
 def sampling_columns(columns: RowColumns, rows: Int32Array, num_before: Int32Array | int = 0) -> SamplingColumns:
-    """num_before: how many drafts lie before the draw."""
+    """num_before: drafts before the draw."""
     return SamplingColumns(
         temperature=columns.temperature[rows],
         top_k=columns.top_k[rows],
@@ -129,7 +128,7 @@ def sampling_columns(columns: RowColumns, rows: Int32Array, num_before: Int32Arr
 
 
 def _ruled(columns: RowColumns, rules: Mapping[int, RowRules], draws: _Draws) -> list[Ruled | None]:
-    """The rules of draws of rows of which nothing is in flight, each with the output and the drafts before it."""
+    """Nothing is in flight of these rows. Each rule comes with the output and the drafts before it."""
     ruled = []
     for row, num_before in zip(draws.rows.tolist(), draws.num_before.tolist(), strict=True):
         mine = rules.get(row)
@@ -139,7 +138,7 @@ def _ruled(columns: RowColumns, rules: Mapping[int, RowRules], draws: _Draws) ->
 
 
 def _carried(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array) -> CarriedRows:
-    """What the device has not been told of these rows."""
+    """The device has not been told this of the rows."""
     untold = rows[~columns.is_told[rows]]
     return CarriedRows(rows, _described(columns, rules, untold), _untold_cells(columns, rows))
 
@@ -164,7 +163,7 @@ def _described(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Ar
 
 
 def _untold_cells(columns: RowColumns, rows: Int32Array) -> BlockCells:
-    """Those of the rows' tables that lie behind the ones told."""
+    """Returns the cells behind the ones told."""
     first = np.where(columns.is_told[rows], columns.told_blocks[rows], 0)
     counts = columns.num_blocks[rows] - first
     cell_rows = np.repeat(rows, counts)
@@ -173,7 +172,7 @@ def _untold_cells(columns: RowColumns, rows: Int32Array) -> BlockCells:
 
 
 def _prompt_targets(columns: RowColumns, rows: Int32Array, context_lens: Int32Array) -> PromptTargets | None:
-    """The prompt tokens after those computed now, of rows that want their log-probabilities."""
+    """Those after the tokens computed now, of rows that want their log-probabilities."""
     num_top = columns.num_prompt_logprobs[rows]
     if not (num_top != NOT_ASKED).any():
         return None

@@ -1,7 +1,7 @@
 """Block tables: which block is in which cell, and how many cells hold each block.
 
-The scheduler alone decides who gets a block. What is checked here are the two mistakes that would let one request
-write over another's tokens: a block granted for writing while a table still holds it, and a cell out of line.
+The scheduler alone decides who gets a block. Two mistakes are checked that would let one request write over another's
+tokens: a block granted for writing while a table still holds it, and a cell out of line.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from paceline_executor.runner.interface import Int32Array
 
 
 class BlockTables:
-    """The cells of the rows' block tables, kept in step with a count of holders per block."""
+    """Keeps a count of holders per block in step."""
 
     def __init__(self, columns: RowColumns, num_blocks: int) -> None:
         self._columns = columns
@@ -31,9 +31,9 @@ class BlockTables:
         return self._columns.block_table[row, : self._columns.num_blocks[row]].copy()
 
     def put(self, grants: BlockGrants, shared: BlockGrants, copies: BlockCopies, undo: Undo) -> None:
-        """Fill cells with blocks to write to, then with blocks to read only. Columns are in range, rows in use. Raises
-        PlanError for a writable block that is in a table already or shared, a block or cell granted twice, a block that
-        replaces computed tokens without being a copy, and a gap in a table.
+        """`grants` are to write to, `shared` to read only. Columns are in range, rows in use. Raises PlanError for a
+        writable block that is in a table already or shared, a block or cell granted twice, a block that replaces
+        computed tokens without being a copy, and a gap in a table.
         """
         if grants.rows.size:
             self._keep_contents(grants, copies)
@@ -43,19 +43,19 @@ class BlockTables:
             self._check_shared(grants, shared)
             self._share(shared, undo)
         for given in (grants, shared):
-            # Cells are distinct and tables had no gaps: if each cell lies below the new count, there are none now.
+            # Cells are distinct and tables had no gaps: below the new count there are none now.
             beyond = given.rows[given.indices >= self._columns.num_blocks[given.rows]]
             if beyond.size:
                 raise PlanError(PlanFault.BLOCK_INDEX, f"the grants leave a gap in the block table of row {beyond[0]}")
 
     def drop(self, row: int, undo: Undo) -> None:
-        """Give up all blocks of a row; the caller clears its table when the step has landed."""
+        """The caller clears the table when the step has landed."""
         blocks = self.blocks_of(row)
         self._count(blocks, -1)
         undo.add(partial(self._count, blocks, 1))
 
     def cut_before(self, block_ids: Int32Array) -> None:
-        """Cut every table before the first of these blocks, whose contents are gone. No step is in flight."""
+        """The contents of these blocks are gone. No step is in flight."""
         columns = self._columns
         for row in np.flatnonzero(columns.in_use):
             hits = np.flatnonzero(np.isin(self.blocks_of(row), block_ids))
@@ -73,7 +73,7 @@ class BlockTables:
         columns.is_told[row] = False
 
     def _keep_contents(self, grants: BlockGrants, copies: BlockCopies) -> None:
-        """Refuse to replace a block with computed tokens by anything but a copy of it."""
+        """Only a copy may replace a block with computed tokens."""
         columns, rows = self._columns, grants.rows
         before = columns.block_table[rows, grants.indices]
         starts = grants.indices.astype(np.int64) * columns.block_size
@@ -110,7 +110,7 @@ class BlockTables:
         np.maximum.at(num_shared, shared.rows, shared.indices + 1)
 
     def _fill(self, grants: BlockGrants, undo: Undo) -> npt.NDArray[np.bool_]:
-        """Write the cells; says which of them held a block before."""
+        """Returns which cells held a block before."""
         table, num_blocks = self._columns.block_table, self._columns.num_blocks
         told_blocks = self._columns.told_blocks
         rows, indices, blocks = grants.rows, grants.indices, grants.block_ids

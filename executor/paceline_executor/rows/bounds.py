@@ -1,6 +1,6 @@
-"""Bounds: what rows come to if every step in flight brings all it may, and what plans may schedule by them.
+"""Bounds: what rows come to if every step in flight brings all it may.
 
-At all times a bound is at least the truth, and equal to it when no step is in flight.
+A bound is at least the truth, and equal to it when no step is in flight.
 """
 
 import numpy as np
@@ -16,8 +16,8 @@ from paceline_executor.runner.interface import BoolArray, Int32Array
 
 
 def check_schedule(plan: BatchPlan, columns: RowColumns, limits: RowLimits, *, is_ahead: bool) -> npt.NDArray[np.intp]:
-    """The places in the plan's columns of the rows that go on. Raises PlanError for an impossible row. is_ahead:
-    whether steps are in flight.
+    """Returns places in the plan's columns of the rows that go on. Raises PlanError for an impossible row. is_ahead:
+    steps are in flight.
     """
     rows, num_tokens, num_drafts = plan.rows, plan.num_scheduled_tokens, plan.num_draft_tokens
     if not rows.size:
@@ -48,7 +48,7 @@ def check_schedule(plan: BatchPlan, columns: RowColumns, limits: RowLimits, *, i
 def _check_drafts(
     rows: Int32Array, num_drafts: Int32Array, end: npt.NDArray[np.int64], columns: RowColumns, limits: RowLimits
 ) -> None:
-    """Drafts follow all known tokens, and leave room for the token behind them."""
+    """They follow all known tokens, and leave room for the token behind them."""
     is_behind = (num_drafts == 0) | (end >= columns.known_bound[rows] + num_drafts)
     _require(rows, is_behind, PlanFault.DRAFTS, "has drafts before the end of its known tokens")
     last = np.minimum(columns.max_known[rows], limits.max_model_len)
@@ -56,11 +56,10 @@ def _check_drafts(
 
 
 def raise_bounds(columns: RowColumns, prepared: Prepared, undo: Undo) -> None:
-    """Count what a launched step may bring."""
     rows, sampled = prepared.rows, prepared.rows[prepared.batch.sampled]
 
     def lower() -> None:
-        # Not to what they were: steps that landed since may have lowered them.
+        # Steps that landed since may have lowered them.
         columns.computed_bound[rows] -= prepared.num_tokens
         columns.known_bound[sampled] -= prepared.num_draws
 

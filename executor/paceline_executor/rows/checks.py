@@ -9,7 +9,7 @@ from paceline_executor.runner.interface import Int32Array
 
 
 def check_form(plan: BatchPlan, limits: RowLimits) -> None:
-    """Raise PlanError for a plan that no table could apply, UnsupportedPlanError for one of a later version."""
+    """Raises PlanError for a plan that no table could apply, UnsupportedPlanError for one of a later version."""
     is_beyond = plan.num_draft_tokens.size > 0 and limits.max_num_draft_tokens == 0
     for field in (*(("num_draft_tokens",) if is_beyond else ()), *plan.unsupported_fields):
         raise UnsupportedPlanError(f"{field} is not supported by this executor; send it empty", {"field": field})

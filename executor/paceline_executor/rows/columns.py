@@ -1,7 +1,6 @@
 """What changes every step for every row, in numpy columns.
 
-Knows positions, blocks and tokens of rows by index. It refuses to decide anything: `table` checks and orders, `batch`
-reads, `outcome` advances.
+Refuses to decide anything: `table` checks and orders, `batch` reads, `outcome` advances.
 """
 
 import numpy as np
@@ -11,7 +10,7 @@ from paceline.plan.values import NewRequest, RowFinish
 from paceline_executor.limits import MAX_END_TOKENS, RowLimits
 from paceline_executor.rows.undo import Undo
 
-NO_BLOCK = -1  # in cells of block tables at or beyond num_blocks; no kernel may read them
+NO_BLOCK = -1  # in cells at or beyond num_blocks; no kernel may read them
 NOT_ASKED = -1  # in columns that count alternatives
 GOES_ON = int(RowFinish.GOES_ON)  # numpy takes its time with members of an enum
 _NO_TOKEN = -1  # pads a row's end tokens; no model draws it
@@ -31,13 +30,13 @@ class RowColumns:
         self.num_prompt = np.zeros(num_rows, dtype=np.int32)
         self.num_known = np.zeros(num_rows, dtype=np.int32)
         self.num_computed = np.zeros(num_rows, dtype=np.int32)
-        # What the two above come to if every launched step brings all it may; the same as they when none is in flight.
+        # If every launched step brings all it may; the same when none is in flight.
         self.known_bound = np.zeros(num_rows, dtype=np.int32)
         self.computed_bound = np.zeros(num_rows, dtype=np.int32)
-        self.max_known = np.zeros(num_rows, dtype=np.int64)  # number of tokens at which max_tokens is reached
+        self.max_known = np.zeros(num_rows, dtype=np.int64)  # of tokens at which max_tokens is reached
         self.num_blocks = np.zeros(num_rows, dtype=np.int32)
         self.num_shared = np.zeros(num_rows, dtype=np.int32)  # leading blocks that are only read
-        # What a device that keeps rows has been told: of the row, and how many leading cells of its table.
+        # To a device that keeps rows: of the row, and of leading cells of its table.
         self.is_told = np.zeros(num_rows, dtype=np.bool_)
         self.told_blocks = np.zeros(num_rows, dtype=np.int32)
         self.temperature = np.zeros(num_rows, dtype=np.float32)
@@ -49,20 +48,20 @@ class RowColumns:
         self.num_prompt_logprobs = np.full(num_rows, NOT_ASKED, dtype=np.int32)
         self.end_tokens = np.full((num_rows, MAX_END_TOKENS), _NO_TOKEN, dtype=np.int32)
         self.block_table = np.full((num_rows, limits.max_blocks_per_row), NO_BLOCK, dtype=np.int32)
-        # Memory of a token is touched, hence used, only once a row reaches it.
+        # Memory of a token is used only once a row reaches it.
         self.tokens = np.zeros((num_rows, limits.max_model_len), dtype=np.int32)
-        self.max_end_tokens = 1  # how many columns of end_tokens are worth comparing
+        self.max_end_tokens = 1  # columns of end_tokens worth comparing
 
     def progress(self, rows: npt.NDArray[np.int32]) -> RowProgress:
-        """A copy of what a step changes about rows, but for their tokens."""
+        """Returns a copy of all but the tokens."""
         return self.num_computed[rows], self.num_known[rows], self.finish[rows]
 
     def restore(self, rows: npt.NDArray[np.int32], progress: RowProgress) -> None:
-        """Restore what `progress` returned; later tokens stay behind, unread."""
+        """Later tokens stay behind, unread."""
         self.num_computed[rows], self.num_known[rows], self.finish[rows] = progress
 
     def count_as_told(self, rows: npt.NDArray[np.int32], undo: Undo) -> None:
-        """The device is told all of these rows with the step that is launched."""
+        """With the step that is launched."""
 
         def forget() -> None:
             self.is_told[rows] = False
@@ -79,7 +78,7 @@ class RowColumns:
         self.num_prompt_logprobs[row] = NOT_ASKED
 
     def place(self, placement: NewRequest) -> None:
-        """Fill the columns of a free row from a placement whose fields have been checked."""
+        """The placement's fields have been checked."""
         row = placement.row
         num_prompt = placement.prompt_token_ids.size
         num_known = num_prompt + placement.output_token_ids.size
@@ -94,7 +93,7 @@ class RowColumns:
         self._place_sampling(placement)
 
     def place_failed(self, placement: NewRequest) -> None:
-        """Occupy a free row for a request that cannot run, without tokens."""
+        """The request cannot run; it has no tokens."""
         self.in_use[placement.row] = True
         self.finish[placement.row] = RowFinish.ERROR
 

@@ -1,5 +1,5 @@
-"""Which drafts a step verifies: what a drafter finds, within the plan. None is an end token, so a row takes no token
-behind one that ends it. Knows rows and tokens.
+"""Which drafts a step verifies: what a drafter finds, within the plan. No draft is an end token, so a row takes no
+token behind one that ends it.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,7 @@ def put_drafts(
     places: npt.NDArray[np.intp],
     limits: RowLimits,
 ) -> Int32Array | None:
-    """Write drafts behind the known tokens of the rows at `places` of the plan; returns how many each has, if any.
-    rules: by row, where any. No step is in flight.
-    """
+    """Writes them behind the known tokens of the rows at `places`; returns how many each has, if any."""
     if not plan.num_draft_tokens.any():
         return None
     num_wanted = plan.num_draft_tokens[places]
@@ -54,6 +52,6 @@ def put_drafts(
 
 
 def _possible(drafts: Int32Array, end_tokens: Int32Array, vocab_size: int) -> Int32Array:
-    """Those before the first that ends the row or is no token."""
+    """Before the first that ends the row or is no token."""
     is_bad = (drafts < 0) | (drafts >= vocab_size) | (drafts[:, None] == end_tokens).any(axis=1)
     return drafts[: is_bad.argmax()] if is_bad.any() else drafts

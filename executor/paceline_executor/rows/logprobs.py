@@ -1,7 +1,7 @@
 """Log-probabilities of a row's output, kept as long as its tokens: the next scheduler may have to deliver them.
 
-Knows columns of numbers and the output offset at which they begin. It refuses to know requests and rows: `table` says
-who asked. A token takes 4 bytes and 8 more per alternative, at most 164, and its KV slot takes a hundred times that.
+Refuses to know requests and rows. A token takes 4 bytes and 8 more per alternative, at most 164, and its KV slot a
+hundred times that.
 """
 
 from array import array
@@ -12,7 +12,7 @@ from paceline.plan.values import LogprobColumns
 
 
 class LogprobLog:
-    """Those of one row, one token after another; memory follows the length of the output."""
+    """Of one row; memory follows the length of the output."""
 
     def __init__(self, offset: int, num_top: int) -> None:
         self._offset = offset
@@ -23,14 +23,13 @@ class LogprobLog:
 
     @classmethod
     def continuing(cls, before: LogprobColumns) -> "LogprobLog":
-        """A log that begins with the known output."""
+        """The log begins with the known output."""
         log = cls(before.offset, before.num_top)
         log.append(before)
         return log
 
     @property
     def num_top(self) -> int:
-        """How many alternatives stand beside each token."""
         return self._num_top
 
     def append(self, values: LogprobColumns) -> None:
@@ -42,13 +41,13 @@ class LogprobLog:
         return len(self._logprobs)
 
     def cut(self, num_tokens: int) -> None:
-        """Drop what belongs to tokens after the first `num_tokens`."""
+        """Keeps the first `num_tokens`."""
         del self._logprobs[num_tokens:]
         del self._top_token_ids[num_tokens * self._num_top :]
         del self._top_logprobs[num_tokens * self._num_top :]
 
     def columns(self) -> LogprobColumns:
-        """A copy of all of them."""
+        """Returns a copy."""
         num_tokens = len(self._logprobs)
         return LogprobColumns(
             offset=self._offset,

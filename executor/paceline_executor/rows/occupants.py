@@ -1,6 +1,6 @@
-"""Which request is on which row, and what is kept of it beside the columns: its placement, log-probabilities, rules.
+"""Which request is on which row, and what is kept of it beside the columns.
 
-Knows how a row and a released row are shown to others. It refuses to know what may be placed or released: `table` does.
+Knows how rows are shown to others. Refuses to know what may be placed or released.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from paceline_executor.speculation.drafter import Drafter
 
 
 class Occupants:
-    """The requests on rows, those included that a step in flight releases."""
+    """Includes those that a step in flight releases."""
 
     def __init__(self, columns: RowColumns, block_tables: BlockTables, drafter: Drafter) -> None:
         self._columns = columns
@@ -24,8 +24,8 @@ class Occupants:
         self._drafter = drafter
         self._placements: dict[int, NewRequest] = {}  # by row
         self._rows: dict[RecordId, int] = {}  # of requests that no launched step releases
-        self.logprobs: dict[int, LogprobLog] = {}  # by row, of those that asked
-        self.rules: dict[int, RowRules] = {}  # by row, of those that have any
+        self.logprobs: dict[int, LogprobLog] = {}  # by row, where asked
+        self.rules: dict[int, RowRules] = {}  # by row, where any
 
     def __len__(self) -> int:
         return len(self._placements)
@@ -47,9 +47,7 @@ class Occupants:
         self._rows[placement.record_id] = placement.row
 
     def begin_state(self, placement: NewRequest, num_top: int | None, before: RowState | None) -> None:
-        """Begin a request's rules, and its log-probabilities with `num_top` each. before: what is known of the former
-        attempt.
-        """
+        """`num_top` log-probabilities each. before: what is known of the former attempt."""
         rules = rules_of(placement)
         if rules is not None:
             self.rules[placement.row] = rules
@@ -57,7 +55,7 @@ class Occupants:
             self.logprobs[placement.row] = _log_of(placement, num_top, before)
 
     def release(self, row: int) -> None:
-        """The request may be placed elsewhere; its state stays until the row is free."""
+        """It may be placed elsewhere; its state stays until the row is free."""
         del self._rows[self._placements[row].record_id]
 
     def place_again(self, row: int) -> None:
@@ -78,7 +76,6 @@ class Occupants:
         return tuple(self._state(row) for row in sorted(self._placements))
 
     def record_of(self, release: Release) -> RowState:
-        """The record of a row that leaves."""
         state = self._state(release.row)
         num_output = state.output_token_ids.size if release.final is None else release.final.num_output_tokens
         return RowState(
@@ -122,7 +119,7 @@ class Occupants:
 
 
 def _log_of(placement: NewRequest, num_top: int, before: RowState | None) -> LogprobLog:
-    """The log of a row that begins, with those of its output so far if the former attempt's record has them."""
+    """Has those of the output so far if the former attempt's record has them."""
     num_output = placement.output_token_ids.size
     if before is None or before.logprobs is None or before.logprobs.num_top != num_top:
         return LogprobLog(num_output, num_top)

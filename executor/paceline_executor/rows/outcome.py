@@ -1,7 +1,7 @@
 """From the runner's output to rows that advanced and a result that says so.
 
-Four steps: `draw` reads and checks, `advance` writes, `report` tells, `settle` lowers the bounds to what is known now.
-Only `advance` and `settle` change anything, and nothing in them can fail half-way.
+`draw` reads and checks, `advance` writes, `report` tells, `settle` lowers the bounds. Nothing in `advance` and `settle`
+can fail half-way.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ _ERRORS: dict[RowProblem, tuple[type[RequestError], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The tokens a step produced, those of `rows` one after another, and the rows that failed instead."""
+    """The tokens of `rows` one after another, and the rows that failed instead."""
 
     num_computed: Int32Array  # [num_running]
     rows: Int32Array  # [num_drawn]
-    places: npt.NDArray[np.intp]  # [num_drawn]: places in the plan's columns
+    places: npt.NDArray[np.intp]  # [num_drawn]: in the plan's columns
     num_accepted: Int32Array  # [num_drawn], at least 1
     num_drafts: Int32Array  # [num_drawn] that were verified
     token_ids: Int32Array  # [sum(num_accepted)]
@@ -42,10 +42,10 @@ class Drawn:
 
 
 def draw(columns: RowColumns, logs: Mapping[int, LogprobLog], prepared: Prepared, output: StepOutput) -> Drawn:
-    """Sort a step's output by row. Raises ValueError when it does not fit the batch. logs: by row, of those that want
-    log-probabilities, for each of their tokens.
+    """Raises ValueError when the output does not fit the batch. logs: by row, of those that want log-probabilities for
+    each token.
     """
-    # Of a step launched ahead, rows may have ended since in the steps before it.
+    # Of a step launched ahead, rows may have ended since.
     is_live = columns.finish[prepared.rows] == GOES_ON if prepared.is_ahead else None
     has_tokens = _has_tokens(prepared, output, is_live)
     sampled = prepared.batch.sampled[has_tokens]
@@ -64,7 +64,7 @@ def draw(columns: RowColumns, logs: Mapping[int, LogprobLog], prepared: Prepared
 
 
 def _has_tokens(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> BoolArray | slice:
-    """Which sampled rows have tokens: those that neither failed nor had ended. Raises ValueError for other counts."""
+    """Sampled rows that neither failed nor had ended. Raises ValueError for other counts."""
     sampled, num_accepted = prepared.batch.sampled, output.num_accepted
     is_plain = is_live is None and not output.problems and output.token_ids.shape == (prepared.max_drawn,)
     if is_plain and np.array_equal(num_accepted, prepared.num_draws):
@@ -85,7 +85,7 @@ def _has_tokens(prepared: Prepared, output: StepOutput, is_live: BoolArray | Non
 
 
 def _num_computed(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> Int32Array:
-    """How many tokens each row has computed for good: not those behind a wrong draft."""
+    """Tokens behind a wrong draft do not count."""
     if is_live is None and output.token_ids.size == prepared.max_drawn:
         return prepared.num_tokens
     num_computed = prepared.num_tokens.copy()
@@ -98,7 +98,7 @@ def _num_computed(prepared: Prepared, output: StepOutput, is_live: BoolArray | N
 def _logprobs(
     rows: Int32Array, num_accepted: Int32Array, output: StepOutput, logs: Mapping[int, LogprobLog]
 ) -> tuple[RowLogprobs, ...]:
-    """Those of the rows that want them. Raises ValueError where they are missing, or too few."""
+    """Raises ValueError where those of rows that want them are missing, or too few."""
     columns, num_tokens = output.logprobs, output.token_ids.size
     asking = [(row, logs.get(row)) for row in rows.tolist()]
     num_top = max((log.num_top for _, log in asking if log is not None), default=-1)
@@ -121,7 +121,6 @@ def _logprobs(
 
 
 def row_error(row: int, error: RequestError) -> RowError:
-    """What is said of a row that failed alone."""
     return RowError(row, error.code, error.reason, str(error), error.field)
 
 
@@ -131,7 +130,7 @@ def _problem(row: int, problem: RowProblem) -> RowError:
 
 
 def _prompt_logprobs(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> tuple[RowLogprobs, ...]:
-    """Those of the batch's targets. Raises ValueError where they are missing or of another number."""
+    """Raises ValueError where those of the batch's targets are missing or of another number."""
     targets = prepared.batch.prompt_targets
     if targets is None:
         return ()
@@ -151,7 +150,6 @@ def _prompt_logprobs(prepared: Prepared, output: StepOutput, is_live: BoolArray 
 
 
 def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: Drawn) -> None:
-    """Count computed tokens, append drawn ones, end finished rows."""
     columns.num_computed[prepared.rows] += drawn.num_computed
     rows, num_accepted, token_ids = drawn.rows, drawn.num_accepted, drawn.token_ids
     num_before = columns.num_known[rows]
@@ -175,7 +173,7 @@ def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: 
 
 
 def settle(columns: RowColumns, prepared: Prepared, drawn: Drawn) -> None:
-    """Lower the bounds of rows that brought less than they might, in later steps too."""
+    """Of rows that brought less than they might, in later steps too."""
     if drawn.num_computed is not prepared.num_tokens:
         columns.computed_bound[prepared.rows] -= prepared.num_tokens - drawn.num_computed
     if drawn.token_ids.size < prepared.max_drawn:
@@ -186,7 +184,6 @@ def settle(columns: RowColumns, prepared: Prepared, drawn: Drawn) -> None:
 def report(
     columns: RowColumns, plan: BatchPlan, placement_errors: tuple[RowError, ...], drawn: Drawn, grant_hash: int
 ) -> StepResult:
-    """The result of a step whose rows have advanced."""
     num_accepted = np.zeros(plan.rows.size, dtype=np.int32)
     num_accepted[drawn.places] = drawn.num_accepted
     num_drafts = plan.num_draft_tokens

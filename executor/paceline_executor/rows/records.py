@@ -1,7 +1,7 @@
-"""Records: what remains of requests after their release, until nobody needs it.
+"""Records: what remains of requests after their release.
 
 A finished request's record goes 60 s after its finish, a preempted one's when it is placed again; both go when they are
-forgotten by name, and the oldest go first when together they exceed the limit in bytes. Knows no rows and no clock.
+forgotten by name, and the oldest go first beyond the limit in bytes. Knows no rows and no clock.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class _Record:
 
 
 class Records:
-    """Released requests by id, oldest release first."""
+    """The oldest release is first."""
 
     def __init__(self, max_bytes: int, keep_ns: int) -> None:
         self._max_bytes = max_bytes
@@ -33,7 +33,7 @@ class Records:
 
     @property
     def num_bytes(self) -> int:
-        """The memory the records take, estimated."""
+        """Returns an estimate."""
         return self._num_bytes
 
     def states(self) -> tuple[RowState, ...]:
@@ -44,7 +44,6 @@ class Records:
         return None if record is None else record.state
 
     def add(self, state: RowState, now_ns: int) -> None:
-        """Keep the record of a request released at this time."""
         self._records[state.record_id] = record = _Record(state, now_ns, _size_of(state))
         self._num_bytes += record.num_bytes
 
@@ -54,7 +53,7 @@ class Records:
             self._num_bytes -= record.num_bytes
 
     def trim(self, now_ns: int) -> None:
-        """Drop expired records, and the oldest until the rest fits."""
+        """Drops expired ones, and the oldest until the rest fits."""
         gone: list[RecordId] = []
         num_bytes = self._num_bytes
         for record_id, record in self._records.items():

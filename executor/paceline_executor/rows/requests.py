@@ -1,7 +1,6 @@
-"""Which requests a row can run: the fields of a placement, one request at a time.
+"""Which requests a row can run: the fields of a placement.
 
-Knows ranges. What is wrong here is the request's fault and fails it alone; what is wrong with the plan itself is
-`table`'s business.
+What is wrong here fails one request alone; what is wrong with the plan itself is `table`'s business.
 """
 
 from collections.abc import Callable
@@ -28,7 +27,6 @@ _Check = Callable[[NewRequest, RowLimits], RequestError | None]
 
 
 def fault_of(placement: NewRequest, limits: RowLimits) -> RequestError | None:
-    """What keeps this request from running, or None."""
     for check in _CHECKS:
         fault = check(placement, limits)
         if fault is not None:
@@ -37,7 +35,7 @@ def fault_of(placement: NewRequest, limits: RowLimits) -> RequestError | None:
 
 
 def bounded(placement: NewRequest) -> NewRequest:
-    """The placement of a request that cannot run, without what is too large for a snapshot."""
+    """Of a request that cannot run, without what is too large for a snapshot."""
     return replace(
         placement,
         end_token_ids=placement.end_token_ids[:MAX_END_TOKENS],

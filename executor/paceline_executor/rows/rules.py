@@ -1,7 +1,6 @@
-"""The rules of a request: which tokens are masked, which biases and penalties apply.
+"""A request's rules: masks, biases and penalties. What they come to at a token is known to `runner.rule_columns`.
 
-A pure function of the placement: a row that is placed again goes on as it was. Knows tokens; what rules come to at a
-token is known to `runner.rule_columns`.
+A pure function of the placement: a row that is placed again goes on as it was.
 """
 
 import numpy as np
@@ -12,7 +11,7 @@ from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
 
 
 def rules_of(placement: NewRequest) -> RowRules | None:
-    """The rules of a checked placement; None if it has none."""
+    """None if the checked placement has none."""
     sampling = placement.sampling
     words: dict[tuple[int, ...], list[int]] = {}
     for word in placement.bad_word_token_ids:
@@ -38,7 +37,7 @@ def rules_of(placement: NewRequest) -> RowRules | None:
 
 
 def _each_once(token_ids: Int32Array) -> Int32Array:
-    """The sorted distinct tokens. numpy's `unique` takes ten times as long."""
+    """Sorted. numpy's `unique` takes ten times as long."""
     is_there = np.zeros(int(token_ids.max(initial=0)) + 1, dtype=np.bool_)
     is_there[token_ids] = True
     return np.flatnonzero(is_there).astype(np.int32)

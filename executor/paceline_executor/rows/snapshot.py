@@ -1,6 +1,6 @@
 """A snapshot of rows, records and tags, cut into parts that fit a message.
 
-Knows sizes, as estimates from above; the protocol's own encoding is not its business.
+Sizes are estimates from above.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,21 +10,21 @@ from itertools import chain
 from paceline.plan.values import KEY_BYTES, BlockTags, RowState, SnapshotPart
 from paceline_executor.limits import sampling_bytes
 
-_STATE_BYTES = 256  # of a state beside its columns, texts and lists
-_MIN_COLUMN_BYTES = 4096  # a state is begun in a part only if at least so much of its columns fits as well
+_STATE_BYTES = 256  # beside its columns, texts and lists
+_MIN_COLUMN_BYTES = 4096  # a state is begun in a part only if so much of its columns fits
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of an executor at a boundary between two steps."""
+    """It is taken at a boundary between two steps."""
 
     states: tuple[RowState, ...]
     tags: BlockTags
 
 
 def parts_of(snapshot: Snapshot, max_bytes: int) -> Iterator[SnapshotPart]:
-    """Cut a snapshot into parts of at most `max_bytes`, which is at least 1 MiB, so that any one context fits. The last
-    part holds only their number. A request longer than a part goes on in the next.
+    """Of at most `max_bytes`, which is at least 1 MiB, so that any one context fits. The last part holds only their
+    number. A request longer than a part goes on in the next.
     """
     num_parts = 1
     for part in chain(_row_parts(snapshot.states, max_bytes), _tag_parts(snapshot.tags, max_bytes)):
@@ -52,7 +52,7 @@ def _row_parts(rows: Iterable[RowState], max_bytes: int) -> Iterator[SnapshotPar
 
 
 def _cut(state: RowState, num_values: int) -> tuple[RowState, RowState | None]:
-    """The state with its first `num_values` column values, and the rest, if any."""
+    """The state with its first `num_values` column values, and the rest."""
     heads, tails = [], []
     for column in (state.prompt_token_ids, state.output_token_ids, state.block_ids):
         heads.append(column[:num_values])

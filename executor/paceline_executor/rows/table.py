@@ -2,10 +2,10 @@
 
 Launching makes the changes that later plans build on: tags, placements, block tables, and bounds of what rows come to
 if every step in flight brings all it may. A released row is closed to new work. Landing makes what is known when a step
-has ended: tokens, finishes, records; a released row is recorded and free. Steps land in the order of their launches;
-`take_back` undoes all that are in flight, last first, and none of what it puts back is touched by landings.
+has ended: tokens, finishes, records; a released row is free. Steps land in the order of their launches; `take_back`
+undoes all that are in flight, last first, and none of what it puts back is touched by landings.
 
-Knows rows, records, block tables and tags. It refuses to know the device, which reads `Launched.prepared`.
+Refuses to know the device, which reads `Launched.prepared`.
 """
 
 from collections import deque
@@ -43,21 +43,21 @@ from paceline_executor.speculation.prompt_lookup import PromptLookup
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A plan that took effect as far as it can before its step has ended."""
+    """The plan took effect as far as it can before its step has ended."""
 
     plan: BatchPlan
     now_ns: int
-    errors: tuple[RowError, ...]  # of requests in it that cannot run
+    errors: tuple[RowError, ...]  # of its requests that cannot run
     prepared: Prepared
     grant_hash: int
     undo: Undo
 
 
 class RowTable:
-    """All rows of an executor, with the records of requests that left them."""
+    """Includes the records of requests that left them."""
 
     def __init__(self, limits: RowLimits, drafter: Drafter | None = None) -> None:
-        """drafter: by default prompt lookup."""
+        """The default drafter is prompt lookup."""
         self.limits = limits
         self.drafter = drafter or PromptLookup()
         self._columns = RowColumns(limits)
@@ -91,7 +91,7 @@ class RowTable:
         self._grant_hash = HASH_START
 
     def begin_device(self) -> None:
-        """The rows are computed by a device that has been told nothing yet."""
+        """The device has been told nothing yet."""
         self._columns.is_told[:] = False
 
     def clear_tags(self) -> None:
@@ -101,8 +101,8 @@ class RowTable:
         self._records.trim(now_ns)
 
     def can_launch(self, plan: BatchPlan) -> bool:
-        """Whether a plan needs nothing that only the landing of steps in flight can tell. Schedulers wait for results
-        before they place a row or request again, or state an output's length.
+        """The plan needs nothing that only a landing can tell. Schedulers wait for results before they place a row or
+        request again, or state an output's length.
         """
         if not self._in_flight:
             return True
@@ -113,8 +113,8 @@ class RowTable:
         return not self._waits(plan)
 
     def launch(self, plan: BatchPlan, now_ns: int, *, is_carried: bool = False) -> Launched:
-        """Apply the plan and prepare its batch. is_carried: whether the device carries rows from step to step; only
-        then may others be in flight. Raises PlanError or UnsupportedPlanError, and then nothing has changed.
+        """is_carried: the device carries rows from step to step; only then may others be in flight. Raises PlanError or
+        UnsupportedPlanError, and then nothing has changed.
         """
         check_form(plan, self.limits)
         undo = Undo()
@@ -140,9 +140,7 @@ class RowTable:
         return launched
 
     def land(self, launched: Launched, output: StepOutput) -> StepResult:
-        """Advance the rows of the oldest step in flight and record the released ones. If that fails nothing has
-        changed.
-        """
+        """Lands the oldest step in flight. If this fails nothing has changed."""
         if launched is not self._in_flight[0]:
             raise ValueError(f"step {launched.plan.step_id} is not the oldest in flight")
         plan, prepared = launched.plan, launched.prepared
@@ -167,7 +165,7 @@ class RowTable:
         return result
 
     def take_back(self) -> None:
-        """Undo all steps in flight. They may have written to the blocks granted by their plans, whose former holders
+        """Undoes all steps in flight. They may have written to the blocks granted by their plans, whose former holders
         lose them.
         """
         granted = [launched.plan.grants.block_ids for launched in self._in_flight]
@@ -196,7 +194,7 @@ class RowTable:
         return any(num_output > self._occupants.num_output(row, columns.num_known) for row, num_output in finals)
 
     def _close(self, release: Release, undo: Undo) -> None:
-        """Close a row to new work; its blocks may be granted again, and its request placed elsewhere."""
+        """Its blocks may be granted again, and its request placed elsewhere."""
         row, columns = release.row, self._columns
         self._check_release(release)
 
@@ -219,7 +217,6 @@ class RowTable:
             raise PlanError(PlanFault.RELEASE_BEYOND_OUTPUT, sentence)
 
     def _keep_records(self, launched: Launched, records: list[RowState]) -> None:
-        """Change records and released rows when the step lands."""
         for release, record in zip(launched.plan.releases, records, strict=True):
             self._occupants.vacate(release.row)
             self._records.add(record, launched.now_ns)
@@ -251,7 +248,7 @@ class RowTable:
         return None
 
     def _record_before(self, placement: NewRequest, plan: BatchPlan) -> RowState | None:
-        """The former attempt's record, as this plan leaves it."""
+        """The former attempt's, as this plan leaves it."""
         if placement.record_id in plan.forget:
             return None
         for release in plan.releases:

@@ -8,7 +8,7 @@ from paceline_executor.runner.interface import Int32Array
 
 
 class TagBoard:
-    """One 16-byte key per block; a key of zeros means that the block carries none."""
+    """A block has 16 bytes; zeros mean that it carries none."""
 
     def __init__(self, num_blocks: int) -> None:
         self._keys = np.zeros((num_blocks, KEY_BYTES // 8), dtype=np.uint64)
@@ -18,18 +18,18 @@ class TagBoard:
         return int(self._keys.any(axis=1).sum())
 
     def put(self, tags: BlockTags, undo: Undo) -> None:
-        """Set the keys of blocks, from checked columns. Of two keys for one block the later one stays."""
+        """Columns are checked. Of two keys for one block the later one stays."""
         self._write(tags.block_ids, np.frombuffer(tags.keys, dtype=np.uint64).reshape(-1, KEY_BYTES // 8), undo)
 
     def clear(self, block_ids: Int32Array, undo: Undo) -> None:
-        """Remove the keys of blocks that will be written to."""
+        """The blocks will be written to."""
         self._write(block_ids, np.zeros((block_ids.size, KEY_BYTES // 8), dtype=np.uint64), undo)
 
     def clear_all(self) -> None:
         self._keys[:] = 0
 
     def tags(self) -> BlockTags:
-        """All keys, in the order of block ids."""
+        """They are in the order of block ids."""
         block_ids = np.flatnonzero(self._keys.any(axis=1)).astype(np.int32)
         return BlockTags(block_ids, self._keys[block_ids].tobytes())
 

@@ -1,4 +1,4 @@
-"""A list of ways back. Knows callables only.
+"""A list of ways back.
 
 Apart from `table`, because the parts that it is made of are taken back too.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Undo:
-    """Collects, while a plan is applied, how to take each change back; `roll_back` does so, last change first."""
+    """`roll_back` takes changes back, the last first."""
 
     def __init__(self) -> None:
         self._steps: list[Callable[[], object]] = []

@@ -1,5 +1,5 @@
 """Which draws of a step count, by the rule of `paceline_kernels.draws`: the first, and each further one while the draft
-before it is the draw before it. A draw that failed does not count, nor those behind it.
+before it is the draw before it. A failed draw does not count, nor those behind it.
 
 Apart from the runners, which share it.
 """
@@ -11,7 +11,7 @@ from paceline_executor.runner.interface import BoolArray, Int32Array, StepBatch
 
 
 def places_of_draws(batch: StepBatch) -> Int32Array:
-    """After which tokens of the batch something is drawn, [num_draws]."""
+    """Returns places of tokens in the batch, [num_draws]."""
     last = batch.cu_seqlens[1:][batch.sampled] - 1
     if batch.num_drafts is None:
         return last
@@ -22,12 +22,12 @@ def places_of_draws(batch: StepBatch) -> Int32Array:
 
 
 def first_draws(batch: StepBatch) -> npt.NDArray[np.intp] | slice:
-    """Of every sampled row."""
+    """Returns one for each sampled row."""
     return slice(None) if batch.num_drafts is None else np.cumsum(batch.num_drafts + 1) - batch.num_drafts - 1
 
 
 def counting_draws(batch: StepBatch, drawn: Int32Array, is_drawn: BoolArray) -> tuple[Int32Array, BoolArray]:
-    """How many draws of every sampled row count, and which do. drawn: [num_draws] tokens."""
+    """Returns how many draws of every sampled row count, and which do. drawn: [num_draws] tokens."""
     if batch.num_drafts is None:
         return is_drawn.astype(np.int32), is_drawn
     num_draws = batch.num_drafts + 1

@@ -1,16 +1,15 @@
 """The sizes that steps are captured in: which there are, and which one serves a step.
 
-A captured graph serves every step that fits into it, and costs what its size costs. Knows numbers of rows and tokens;
-refuses to know graphs.
+A captured graph serves every step that fits into it, and costs what its size costs. Refuses to know graphs.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-# Products get slower by steps of 16 rows, and odd numbers of rows meet slow ones: padding to these costs nothing.
+# Products get slower by steps of 16 rows, and odd numbers meet slow ones.
 _SMALLEST_ROWS = (1, 2, 4, 8)
 _ROWS_APART = ((32, 8), (256, 16), (1024, 64), (4096, 256))  # up to so many rows, so many apart
-# A graph takes its whole size's time whatever the chunk in it is.
+# A graph takes its whole size's time.
 _TOKENS_APART = 128
 # Larger steps keep a GPU busy for longer than the host takes to launch them one by one.
 _MAX_TOKENS = 2048
@@ -20,7 +19,7 @@ _FEW_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A size of steps: up to so many rows, with up to so many tokens together."""
+    """All rows together have up to `num_tokens`."""
 
     num_rows: int
     num_tokens: int
@@ -32,8 +31,6 @@ class Bucket:
 
 
 class Buckets:
-    """The sizes of a device."""
-
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._decode = sorted((one for one in buckets if one.is_decode), key=_cost)
         self._mixed = sorted((one for one in buckets if not one.is_decode), key=_cost)
@@ -44,18 +41,17 @@ class Buckets:
 
     @property
     def token_sizes(self) -> tuple[int, ...]:
-        """The sizes in tokens of steps with a chunk, ascending: chunks that fill one of them waste nothing."""
+        """Ascending, of steps with a chunk: chunks that fill one waste nothing."""
         return tuple(sorted({one.num_tokens for one in self._mixed}))
 
     def smallest(self, num_rows: int, num_tokens: int, longest: int) -> Bucket | None:
-        """The cheapest that a step fits into; None if there is none. longest: the most tokens of a row."""
+        """The cheapest that fits. longest: the most tokens of a row."""
         sizes = self._decode if longest <= 1 else self._mixed
         fitting = (one for one in sizes if one.num_rows >= num_rows and one.num_tokens >= num_tokens)
         return next(fitting, None)
 
 
 def buckets_of(max_num_rows: int, max_num_tokens: int) -> Buckets:
-    """The sizes for a device with so many rows, of whose steps none has more tokens."""
     decode = [Bucket(num_rows, num_rows, 1) for num_rows in _row_sizes(min(max_num_rows, max_num_tokens))]
     most = min(max_num_tokens, _MAX_TOKENS)
     tokens = sorted({*range(_TOKENS_APART, most, _TOKENS_APART), most})

@@ -1,7 +1,5 @@
-"""How many cores this process may keep busy.
-
-Knows the affinity mask, the topology of the cores and the quota of the control group (a container's CPU limit). It
-refuses to know what the cores are for.
+"""How many cores this process may keep busy: affinity mask, topology, and the quota of the control group (a container's
+CPU limit).
 """
 
 import os
@@ -12,16 +10,15 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
-    """Physical cores inside the affinity mask and the control group's quota, at least 1. Two hardware threads of a core
-    share its vector units and count once. Threads beyond the quota would be stopped in each period, and the others
-    would wait for them.
+    """Returns at least 1. Two hardware threads of a core share its vector units and count once. Threads beyond the
+    quota would be stopped in each period, and the others would wait for them.
     """
     cores = {_siblings(cpus, cpu) for cpu in os.sched_getaffinity(0)}
     return max(1, min(len(cores), _quota(cgroup, default=len(cores))))
 
 
 def _siblings(cpus: Path, cpu: int) -> str:
-    """The hardware threads of this core; `cpu` alone where the system does not tell."""
+    """`cpu` alone where the system does not tell."""
     try:
         return (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
     except OSError:
@@ -29,7 +26,7 @@ def _siblings(cpus: Path, cpu: int) -> str:
 
 
 def _quota(cgroup: Path, default: int) -> int:
-    """The quota in whole cores, rounded up; control groups version 2, then version 1."""
+    """In whole cores, rounded up; control groups version 2, then version 1."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):

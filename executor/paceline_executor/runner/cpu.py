@@ -1,10 +1,9 @@
 """The CPU runner: a model, its paged KV cache in memory, and the threads that compute.
 
-Knows when code is compiled and which thread may use how many others. It refuses to know requests and plans.
+Refuses to know requests and plans.
 
 All methods belong to one thread, the step thread: the pool of worker threads is the property of the thread that first
-uses it, and a second one makes both slow. torch's own threads are never used: every operation here is compiled by
-numba or runs in the step thread.
+uses it, and a second one makes both slow. torch's own threads are never used.
 """
 
 import time
@@ -42,7 +41,7 @@ from paceline_kernels.sampling import SampleOutcome, Samples, sample, token_logp
 from paceline_kernels.vector.integers import this_processor
 from paceline_kernels.warm_up.compile_process import have_ready
 
-# Sizes whose step times are measured: the scheduler fits its prediction to them.
+# The scheduler fits its prediction to these step times.
 _MEASURED_TOKENS = (1, 16, 64, 256)
 _NORMS = ("rms_norm", "add_rms_norm", "rms_norm_heads")
 _IN_FLOAT32 = ("linear", *_NORMS, "gate_and_multiply", "softcap", "rope_and_write_kv", "paged_attention")
@@ -50,13 +49,13 @@ _DECODERS = {KvDtype.INT8: "decoder over int8", KvDtype.FLOAT16: "decoder over f
 
 
 def operations_of(numerics: Numerics) -> tuple[str, ...]:
-    """The operations that steps in these numbers call, as `paceline_kernels.warm_up.calls` names them."""
+    """As `paceline_kernels.warm_up.calls` names them."""
     model = _IN_FLOAT32 if numerics.weights is WeightKind.FLOAT32 else (_DECODERS[numerics.kv],)
     return (*model, "sample", "sample by rules")
 
 
 class CpuRunner:
-    """Runs a checkpoint on the CPU, see `runner.interface.Runner`."""
+    """See `runner.interface.Runner`."""
 
     def __init__(
         self,
@@ -70,10 +69,9 @@ class CpuRunner:
         on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """Read the weights and take the memory. max_model_len: the longest row, in tokens; None is what the model
-        allows. Never more than the blocks hold. num_threads: how many threads compute, the step thread included; None
-        is one per usable core. on_progress is called during `warm_up`. Raises UnsupportedModelError, and StartError for
-        too little memory or too many threads.
+        """max_model_len: the longest row, in tokens; None is what the model allows. Never more than the blocks hold.
+        num_threads: how many threads compute, the step thread included; None is one per usable core. on_progress is
+        called during `warm_up`. Raises UnsupportedModelError, and StartError for too little memory or too many threads.
         """
         self._num_threads = checked_threads(num_threads)
         self._on_progress = on_progress
@@ -98,11 +96,11 @@ class CpuRunner:
 
     @property
     def instructions(self) -> str:
-        """ "AVX-512 VNNI", "AVX2" or "none"."""
+        """Returns "AVX-512 VNNI", "AVX2" or "none"."""
         return this_processor().value
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """Compiling takes another process about a minute, once; the code is stored on disk."""
+        """Another process compiles for about a minute, once; the code is stored on disk."""
         operations = operations_of(self._numerics)
         sizes = [size for size in _MEASURED_TOKENS if size <= self._max_model_len]
         num_steps = len(operations) + len(sizes)
@@ -155,7 +153,7 @@ class CpuRunner:
         return output_of(handle)
 
     def _logits(self, batch: StepBatch, logit_tokens: Int32Array) -> torch.Tensor:
-        """One forward pass; the logits are valid until the next one."""
+        """They are valid until the next forward pass."""
         return self._model.forward(forward_inputs(batch, self._geometry.block_size, logit_tokens), self._kv_cache)
 
     def _prompt_logprobs(self, piece: Piece) -> TokenLogprobs:
@@ -173,7 +171,7 @@ class CpuRunner:
 
 
 def checked_threads(num_threads: int | None) -> int:
-    """How many threads compute; None is one per usable core. Raises StartError for more than there are."""
+    """None is one per usable core. Raises StartError for more than there are."""
     most = jit.max_threads()
     chosen = min(usable_cores(), most) if num_threads is None else num_threads
     if not 1 <= chosen <= most:
@@ -189,14 +187,14 @@ def _sample(logits: torch.Tensor, columns: SamplingColumns) -> Samples:
 def _without(
     batch: StepBatch, failed: list[int], num_accepted: Int32Array, counts: BoolArray
 ) -> tuple[Int32Array, BoolArray]:
-    """Without the draws of batch rows that failed."""
+    """Drops the draws of batch rows that failed."""
     is_well = ~np.isin(batch.sampled, failed)
     num_draws = 1 if batch.num_drafts is None else batch.num_drafts + 1
     return np.where(is_well, num_accepted, 0).astype(np.int32), counts & np.repeat(is_well, num_draws)
 
 
 def _logprobs(samples: Samples, batch: StepBatch, counts: BoolArray) -> TokenLogprobs | None:
-    """Those of the draws that count, where any row wants them."""
+    """Of draws that count, where any row wants them."""
     if batch.sampling.num_logprobs.max(initial=-1) < 0:
         return None
     columns = (samples.logprobs, samples.top_token_ids, samples.top_logprobs)

@@ -1,8 +1,8 @@
 """The GPU runner: rows live on the device, plans go up and results come down by rings, two steps are in flight.
 
 The host writes what the device does not know into a plan's slot, replays two captured graphs, and looks at a result's
-slot until the device has written the step's number. Knows arrays and slots; refuses to know requests and plans. What
-a step launches is `device_steps`'; `device` may be a twin on the CPU.
+slot until the device has written the step's number. Refuses to know requests and plans. `device` may be a twin on the
+CPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,14 +46,14 @@ from paceline_kernels.sampling import token_logprobs
 from paceline_kernels.step_inputs import PlanColumns
 
 _MAX_IN_FLIGHT = 2  # they hide what the host does for as long as a step takes; three are no better
-# Sizes whose step times are measured: the scheduler fits its prediction to them.
+# The scheduler fits its prediction to these step times.
 _MEASURED_TOKENS = (1, 16, 64, 256, 1024, 2048)
 _WORDS_PER_ROW = 192  # a new row's columns, end tokens and first blocks
 
 
 @dataclass(frozen=True, slots=True)
 class _LaunchedPiece:
-    """Log-probabilities of a part of a row's prompt, in host memory once the step has ended."""
+    """In host memory once the step has ended."""
 
     row: int  # of the batch
     values: list[torch.Tensor] = field(default_factory=list)  # chosen, alternatives, theirs
@@ -61,18 +61,16 @@ class _LaunchedPiece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Launched:
-    """A step on the device."""
-
     step: int
     batch: StepBatch
     rows: Int32Array  # [num_rows] of the executor
-    planned: Int32Array  # [num_planned] which batch rows the ring tells of
+    planned: Int32Array  # [num_planned] batch rows that the ring tells of
     with_logprobs: bool
     pieces: Sequence[_LaunchedPiece]
 
 
 class DeviceRunner:
-    """Runs a model on a device, see `runner.interface.Runner`."""
+    """See `runner.interface.Runner`."""
 
     def __init__(
         self,
@@ -86,7 +84,7 @@ class DeviceRunner:
         splits: Splits = Splits.EVEN,
         on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
     ) -> None:
-        """Take the memory of rows and rings. on_progress is called during `warm_up`. Raises StartError for more rows
+        """Takes the memory of rows and rings. on_progress is called during `warm_up`. Raises StartError for more rows
         than can be kept.
         """
         num_rows = limits.num_rows
@@ -118,7 +116,6 @@ class DeviceRunner:
         return _MAX_IN_FLIGHT
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """Capture every bucket, then measure."""
         buckets = list(self._buckets)
         limits, block_size = self._limits, self._geometry.block_size
         most = min(limits.max_model_len, limits.max_num_batched_tokens, limits.num_blocks * block_size)
@@ -147,7 +144,7 @@ class DeviceRunner:
         try:
             launched = self._launch(batch, parts, carried.rows, changes)
         except Exception:
-            self._device.synchronize()  # what was launched of it reads the slot that the next step gets
+            self._device.synchronize()  # what was launched reads the slot that the next step gets
             raise
         self._next_step += 1
         return launched
@@ -167,7 +164,7 @@ class DeviceRunner:
         return self._output(launched, results, prompt_logprobs, problems)
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
-        """In order with the steps."""
+        """It runs in order with the steps."""
         pairs = self._device.upload(sources), self._device.upload(destinations)
         cache = self._kv_cache
         of_slots = [scales for scales in (cache.key_scales, cache.value_scales) if scales is not None]
@@ -202,13 +199,13 @@ class DeviceRunner:
         return bucket or Bucket(max(1, num_rows), max(1, num_tokens), longest)
 
     def _send(self, changes: WordChanges) -> None:
-        """Change words by a launch of its own: they are more than a slot holds, or must come before the step."""
+        """By a launch of its own: the words are more than a slot holds, or must come before the step."""
         if changes.places.size:
             places, values = self._device.upload(changes.places), self._device.upload(changes.values)
             self._device.launch(lambda: write_words(self._rows.words, places, values))
 
     def _launch_piece(self, piece: Piece, row: int) -> _LaunchedPiece:
-        """Compute some tokens of a prompt, with the log-probabilities of those behind them."""
+        """Computes the log-probabilities of the tokens behind, too."""
         upload, download, num_tokens = self._device.upload, self._device.download, piece.batch.token_ids.size
         plan = PlanColumns(upload(np.array([row], np.int32)), upload(np.array([num_tokens], np.int32)))
         targets = upload(np.array(piece.target_token_ids, dtype=np.int32))
@@ -232,7 +229,7 @@ class DeviceRunner:
         prompt_logprobs: dict[int, TokenLogprobs],
         problems: dict[int, RowProblem],
     ) -> StepOutput:
-        """The results in arrays of their own: the slot is written again."""
+        """In arrays of their own: the slot is written again."""
         counts, is_kept = results.num_accepted, None
         failed = self._failed[launched.rows[launched.planned]]
         if failed.any():
@@ -270,7 +267,7 @@ def _logprobs(results: StepResults, is_kept: BoolArray | None) -> TokenLogprobs:
 
 
 def _told(batch: StepBatch) -> StepBatch:
-    """The same for a device that keeps rows: row 0, described anew."""
+    """For a device that keeps rows: row 0, described anew."""
     zero, blocks = np.zeros(1, dtype=np.int32), batch.block_tables[0]
     described = RowDescriptions(
         rows=zero,

@@ -1,6 +1,6 @@
 """What a runner asks of a device beside its kernels: to launch, to capture and replay, to say what went wrong.
 
-Knows streams and graphs. It refuses to know what is launched.
+Refuses to know what is launched.
 """
 
 import time
@@ -18,63 +18,61 @@ _LOOK_S = 20e-6  # a step takes milliseconds, a look through Python a few micros
 
 
 class Captured(Protocol, Generic[T_co]):
-    """Work that was captured once and is launched as often as wanted, always over the same tensors."""
+    """It is launched as often as wanted, always over the same tensors."""
 
     @property
     def outputs(self) -> T_co:
-        """What the work returned: tensors that each replay fills anew."""
+        """Each replay fills these tensors anew."""
         ...
 
     def replay(self) -> None:
-        """Launch it behind all that was launched."""
+        """Behind all that was launched."""
         ...
 
 
 class Device(Protocol):
-    """One device with one stream: what is launched runs in this order."""
+    """It has one stream: what is launched runs in this order."""
 
     @property
     def torch_device(self) -> torch.device: ...
 
     @property
     def is_pinned(self) -> bool:
-        """Whether host memory that the device reads or writes has to be pinned."""
+        """For host memory that the device reads or writes."""
         ...
 
     def launch(self, work: Callable[[], object]) -> None:
-        """Launch what the work launches. Raises what that raises: memory may run out."""
+        """Raises what the work raises: memory may run out."""
         ...
 
     def capture(self, work: Callable[[], T]) -> Captured[T]:
-        """Run the work once and capture it. It must not look at what tensors hold."""
+        """Runs the work once. It must not look at what tensors hold."""
         ...
 
     def poll(self) -> None:
-        """Let the device get on for a moment. Raises RuntimeError if it has failed."""
+        """Lets the device get on for a moment. Raises RuntimeError if it has failed."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for all that was launched. Raises RuntimeError if the device has failed."""
+        """Waits for all that was launched. Raises RuntimeError if the device has failed."""
         ...
 
     def upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
-        """A copy of these values on the device, there for all that is launched from now on."""
+        """A copy on the device, there for all that is launched from now on."""
         ...
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
-        """Launched: a copy in host memory, there when what is launched later has ended."""
+        """A copy in host memory, there when what is launched later has ended."""
         ...
 
 
 class CudaDevice:
-    """The current CUDA device. See `Device`."""
-
     is_pinned = True
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self._pool = torch.cuda.graph_pool_handle()
-        # A pool of graphs ends with its last graph, and cannot be captured into again: this one keeps it for ever.
+        # A pool of graphs ends with its last graph, and cannot be captured into again: this one keeps it.
         self._anchor = torch.cuda.CUDAGraph()
         scratch = torch.zeros(1, device=self.torch_device)
         torch.cuda.synchronize()
@@ -82,11 +80,10 @@ class CudaDevice:
             scratch.add_(1)
 
     def launch(self, work: Callable[[], object]) -> None:
-        """See `Device`."""
         work()
 
     def capture(self, work: Callable[[], T]) -> Captured[T]:
-        """See `Device`. The run before compiles what is missing, which a capture cannot."""
+        """The run before compiles what is missing, which a capture cannot."""
         work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -95,26 +92,21 @@ class CudaDevice:
         return _CapturedGraph(graph, outputs)
 
     def poll(self) -> None:
-        """See `Device`."""
         torch.cuda.current_stream().query()
         time.sleep(_LOOK_S)
 
     def synchronize(self) -> None:
-        """See `Device`."""
         torch.cuda.synchronize()
 
     def upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
-        """See `Device`. torch keeps the pinned copy until the device has read it."""
+        """torch keeps the pinned copy until the device has read it."""
         return torch.from_numpy(values).pin_memory().to(self.torch_device, non_blocking=True)
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
-        """See `Device`."""
         return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
 
 
 class _CapturedGraph(Generic[T]):
-    """See `Captured`."""
-
     def __init__(self, graph: torch.cuda.CUDAGraph, outputs: T) -> None:
         self._graph = graph
         self.outputs = outputs

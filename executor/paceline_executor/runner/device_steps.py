@@ -2,7 +2,7 @@
 
 A step is two captures: `forward` up to the hidden states that tokens are drawn after, and `draw`, so that what the host
 decides in between (rules, later masks of grammars) needs no capture of its own. Both begin and end in memory that host
-and device share: nothing is copied, and nothing is waited for. Knows launches; refuses to know plans and results.
+and device share: nothing is copied, and nothing is waited for. Refuses to know plans and results.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ _FORWARD_ENDED = 1  # a place of the clock
 
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """What host and device share."""
+    """Host and device share them."""
 
     plans: PlanRing
     results: ResultRing
@@ -36,7 +36,7 @@ class Rings:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """What a forward pass leaves for the draws behind it."""
+    """The draws behind it need this."""
 
     plan: PlanColumns
     batch: StepInputs
@@ -46,14 +46,14 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class _Graphs:
-    """The captures of a bucket; draws with log-probabilities or without."""
+    """`draws` are keyed by whether they have log-probabilities."""
 
     forward: Captured[Forwarded]
     draws: dict[bool, Captured[None]]
 
 
 class DeviceSteps:
-    """One model on one device: its KV cache, its rows, and the steps it was captured in."""
+    """One model on one device: its KV cache, its rows, and its captured steps."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class DeviceSteps:
 
     @property
     def num_steps(self) -> int:
-        """How many steps have been launched, captures included. Waits for them."""
+        """Counts captures, too. Waits for the steps."""
         self._device.synchronize()
         return int(self._step.item())
 
     def capture(self, buckets: Buckets) -> Iterator[Bucket]:
-        """Capture every bucket, the largest first; yields each before it is captured. No row may be planned."""
+        """Largest first; yields each before it is captured. No row may be planned."""
         for bucket in buckets:
             yield bucket
             forward = self._device.capture(self._forwarding(bucket))
@@ -94,7 +94,7 @@ class DeviceSteps:
             self._graphs[bucket] = _Graphs(forward, draws)
 
     def launch(self, size: Bucket, *, with_logprobs: bool, rules: RowRules | None) -> None:
-        """Launch the step whose plan is in the ring. size: one that was captured, or any other."""
+        """Its plan is in the ring. size: one that was captured, or any other."""
         graphs = self._graphs.get(size)
         if graphs is None:
             self._device.launch(lambda: self._draw(self._forward(size), with_logprobs=with_logprobs, rules=rules))
@@ -107,7 +107,7 @@ class DeviceSteps:
             self._device.launch(lambda: self._draw(forwarded, with_logprobs=with_logprobs, rules=rules))
 
     def logits_of(self, plan: PlanColumns, num_tokens: int) -> torch.Tensor:
-        """Compute the next so many tokens of the planned row; returns the logits after each. To be launched."""
+        """Computes the planned row's next tokens; returns the logits after each. To be launched."""
         batch = step_inputs(self._rows.state, plan, num_tokens, self._block_size)
         places = torch.arange(num_tokens, dtype=torch.int32, device=self._device.torch_device)
         inputs = self._inputs(batch, places, max_query_len=num_tokens)

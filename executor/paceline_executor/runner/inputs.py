@@ -1,7 +1,4 @@
-"""From the step loop's arrays to the model's and the sampler's tensors, and from outcomes to problems of rows.
-
-Knows shapes and types, and where slots lie.
-"""
+"""From the step loop's arrays to the model's and the sampler's tensors, and from outcomes to problems of rows."""
 
 from dataclasses import fields
 from typing import Any
@@ -25,8 +22,8 @@ from paceline_kernels.sampling import LogitRules, SampleOutcome, SamplingParamet
 
 
 def forward_inputs(batch: StepBatch, block_size: int, logit_tokens: Int32Array) -> ForwardInputs:
-    """The batch as CPU tensors, with the slot of every token. logit_tokens: places in the batch of wanted logits.
-    Raises IndexError for a position outside of its row's block table.
+    """CPU tensors, with the slot of every token. logit_tokens: places in the batch of wanted logits. Raises IndexError
+    for a position outside of its row's block table.
     """
     rows = np.repeat(np.arange(batch.context_lens.size), np.diff(batch.cu_seqlens))
     blocks = batch.block_tables[rows, batch.positions // block_size].astype(np.int64)
@@ -54,7 +51,7 @@ def sampling_parameters(columns: SamplingColumns) -> SamplingParameters:
 
 
 def row_problem(outcome: int) -> RowProblem:
-    """What a SampleOutcome other than DRAWN means for its row."""
+    """`outcome` is a SampleOutcome other than DRAWN."""
     return RowProblem[SampleOutcome(outcome).name]
 
 
@@ -73,7 +70,7 @@ _RULES = tuple(field.name for field in fields(LogitRules))  # LogitRuleColumns h
 
 
 def _tensor(values: npt.NDArray[np.generic], dtype: type[np.generic]) -> torch.Tensor:
-    """A tensor over the array, or over a copy where its type or layout does not fit."""
+    """Over the array, or over a copy where its type or layout does not fit."""
     if not (values.dtype == dtype and values.flags.c_contiguous and values.flags.writeable):
         values = np.array(values, dtype=dtype, order="C")
     return torch.from_numpy(values)

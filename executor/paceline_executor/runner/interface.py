@@ -1,7 +1,6 @@
 """What the step loop asks of a device: launch one flat batch, and hand over the sampled tokens once they are there.
 
-Knows arrays only. Requests, plans, rows' histories and gRPC stay on the other side of this seam, so that a CUDA runner
-can take the place of the CPU runner without the rest of the executor noticing.
+Knows arrays only: requests, plans, rows' histories and gRPC stay on the other side of this seam.
 """
 
 import enum
@@ -20,15 +19,15 @@ Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 StepHandle = object
-"""What a runner knows a launched step by; nobody else looks inside."""
+"""A runner knows a launched step by it; nobody else looks inside."""
 
 UNKNOWN_TOKEN = -1
-"""Stands in a batch for a token that only the device knows yet: the last one that its row drew."""
+"""Only the device knows the token yet: the last one that its row drew."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """The shape of the paged KV cache: `num_blocks` blocks of `block_size` slots in each of `num_layers` layers."""
+    """`num_blocks` blocks of `block_size` slots in each of `num_layers` layers."""
 
     num_blocks: int
     block_size: int
@@ -40,26 +39,24 @@ class KvGeometry:
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
-    """A list of token ids per row: those of row i are `token_ids[cu_lens[i]:cu_lens[i + 1]]`."""
+    """Those of row i are `token_ids[cu_lens[i]:cu_lens[i + 1]]`."""
 
     cu_lens: Int32Array  # [num_rows + 1]
     token_ids: Int32Array
 
     @classmethod
     def of(cls, lists: Sequence[Int32Array]) -> "TokenLists":
-        """These lists one after another."""
         cu_lens = np.zeros(len(lists) + 1, dtype=np.int32)
         np.cumsum([one.size for one in lists], out=cu_lens[1:])
         return cls(cu_lens, np.concatenate(lists) if lists else NO_TOKENS)
 
     def list_of(self, index: int) -> Int32Array:
-        """One of them."""
         return self.token_ids[self.cu_lens[index] : self.cu_lens[index + 1]]
 
 
 @dataclass(frozen=True, slots=True)
 class LogitRuleColumns:
-    """What changes the logits before a token is drawn; see `paceline_kernels.sampling` for the order.
+    """See `paceline_kernels.sampling` for the order.
 
     One element or list per draw. A row without rules has empty lists, and penalties of 0, 0 and 1. prompt is filled in
     for rows with a repetition penalty, each of its tokens once, output for rows with any.
@@ -78,8 +75,8 @@ class LogitRuleColumns:
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """Sampling parameters, one element per draw, every value already resolved and in range. A sampled batch row has a
-    draw, and one more for each of its drafts.
+    """One element per draw, every value already resolved and in range. A sampled batch row has a draw, and one more for
+    each of its drafts.
 
     temperature: 0 means greedy. top_k: 0 means unlimited. seeds and offsets key the noise: offset is the index of the
     output token that is drawn. num_logprobs: -1 means none asked, 0 the chosen token only, n > 0 also the n best.
@@ -98,10 +95,8 @@ class SamplingColumns:
 
 @dataclass(frozen=True, slots=True)
 class PromptTargets:
-    """The tokens of prompts whose log-probabilities are wanted.
-
-    The first `num_tokens[i]` tokens that batch row `rows[i]` computes are followed by the next `num_tokens[i]` of
-    `token_ids`. None of those positions is sampled.
+    """The first `num_tokens[i]` tokens that batch row `rows[i]` computes are followed by the next `num_tokens[i]` of
+    `token_ids`, whose log-probabilities are wanted. None of those positions is sampled.
     """
 
     rows: Int32Array  # [num_rows] batch rows, ascending
@@ -112,7 +107,7 @@ class PromptTargets:
 
 @dataclass(frozen=True, slots=True)
 class RowDescriptions:
-    """All there is to know of rows, one element of each column per row, but for tokens and blocks.
+    """All there is to know of rows but tokens and blocks, one element of each column per row.
 
     history: the known tokens of rows whose rules count them, from the prompt's first on; of others none. What such a
     row is given in batches lies behind them.
@@ -131,7 +126,7 @@ class RowDescriptions:
 
 @dataclass(frozen=True, slots=True)
 class BlockCells:
-    """Cells of block tables that are filled, or filled anew."""
+    """These cells are filled, or filled anew."""
 
     rows: Int32Array  # [num_cells] of the executor
     indices: Int32Array  # [num_cells] in the row's table
@@ -140,7 +135,7 @@ class BlockCells:
 
 @dataclass(frozen=True, slots=True)
 class CarriedRows:
-    """What a device that keeps rows from step to step has to be told of a batch's rows before it computes them.
+    """A device that keeps rows has to be told this before it computes the batch.
 
     A row in `described` is as it is described, whatever the device remembers of it; of any other row it remembers what
     is right. If a row ended in a step before, the device computes nothing for it and draws nothing; otherwise it puts
@@ -154,15 +149,15 @@ class CarriedRows:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One varlen batch: chunks and decodes mixed, batch row after batch row.
+    """Chunks and decodes mixed, batch row after batch row.
 
-    Batch row i computes the tokens `cu_seqlens[i]:cu_seqlens[i + 1]`; its last token sits at position
-    `context_lens[i] - 1`. KV slots of position p of row i: block `block_tables[i, p // block_size]`, slot
-    `p % block_size`. `sampled` names the batch rows whose last token's logits are sampled, in ascending order. The
-    last `num_drafts` tokens of such a row are drafts; the logits of each, and of the token before them, are sampled
-    too. `num_drafts` is None when no row has any, `prompt_targets` when nobody asked for log-probabilities of a prompt.
-    `carried` is None for runners that have one step in flight at most: all is known then. Others keep block tables and
-    rules themselves: the batch has a table without columns, no rules and no drafts.
+    Batch row i computes the tokens `cu_seqlens[i]:cu_seqlens[i + 1]`; its last token sits at position `context_lens[i]
+    - 1`. KV slots of position p of row i: block `block_tables[i, p // block_size]`, slot `p % block_size`. `sampled`
+    names the batch rows whose last token's logits are sampled, ascending. The last `num_drafts` tokens of such a row
+    are drafts; the logits of each, and of the token before them, are sampled too. `num_drafts` is None when no row has
+    any, `prompt_targets` when nobody asked for log-probabilities of a prompt. `carried` is None for runners that have
+    one step in flight at most. Others keep block tables and rules themselves: the batch has a table without columns, no
+    rules and no drafts.
     """
 
     token_ids: Int32Array  # [num_tokens]
@@ -179,37 +174,33 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities of tokens, each given those before it, of the distribution as the model made it."""
+    """Natural logarithms, each given the tokens before it, of the distribution as the model made it."""
 
     logprobs: Float32Array  # [num_tokens]
     top_token_ids: Int32Array  # [num_tokens, num_top], best first
     top_logprobs: Float32Array  # [num_tokens, num_top]
 
     def of(self, tokens: slice, num_top: int) -> "TokenLogprobs":
-        """Views of those of some tokens, with so many alternatives."""
+        """Returns views, with so many alternatives."""
         return TokenLogprobs(
             self.logprobs[tokens], self.top_token_ids[tokens, :num_top], self.top_logprobs[tokens, :num_top]
         )
 
     def where(self, is_kept: BoolArray) -> "TokenLogprobs":
-        """Those of some tokens."""
         return TokenLogprobs(self.logprobs[is_kept], self.top_token_ids[is_kept], self.top_logprobs[is_kept])
 
 
 class RowProblem(enum.Enum):
-    """Why a batch row failed alone."""
-
     NOT_FINITE = "a logit is NaN or infinite"
     NOTHING_LEFT = "the row's rules mask every token"
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step produced. A batch row that failed alone is in `problems`, and drew no token. Of a row with drafts,
-    as many of its draws are accepted as `acceptance` says.
+    """A batch row that failed alone is in `problems`, and drew no token. Of a row with drafts, as many of its draws are
+    accepted as `acceptance` says.
 
-    `logprobs` has as many alternatives as any sampled row asked for: of a row, as many as it asked for mean anything,
-    and nothing does of one that did not ask.
+    `logprobs` has as many alternatives as any sampled row asked for: of a row, as many as it asked for mean anything.
     """
 
     num_accepted: Int32Array  # [num_sampled] tokens of each; 0 also for rows that had ended
@@ -223,7 +214,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpProgress:
-    """What the warm-up is about to do: its step `index` of `num_steps`, counted from 0."""
+    """`index` of `num_steps`, counted from 0, is about to begin."""
 
     step: str
     index: int
@@ -231,7 +222,7 @@ class WarmUpProgress:
 
 
 class Runner(Protocol):
-    """A device that holds weights and KV cache. All methods are called from one thread, the step thread.
+    """All methods are called from one thread, the step thread.
 
     Steps run in the order of their launches, each after those before it, and are waited for in that order.
     """
@@ -241,36 +232,34 @@ class Runner(Protocol):
 
     @property
     def kv_geometry(self) -> KvGeometry:
-        """The shape of the KV cache as allocated."""
+        """Returns the shape as allocated."""
         ...
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """Run every code path once so that nothing compiles later; returns measured (num_tokens, step ns) points."""
+        """Runs every code path once so that nothing compiles later; returns measured (num_tokens, step ns) points."""
         ...
 
     def launch(self, batch: StepBatch) -> StepHandle:
-        """Start to write the batch's KV, compute logits and sample. A failure fails this step alone: nothing behind it
+        """Starts to write the batch's KV, compute logits and sample. A failure fails this step alone: nothing behind it
         runs, and it can be taken back.
         """
         ...
 
     def is_done(self, handle: StepHandle) -> bool:
-        """Whether `wait` would return at once."""
+        """`wait` would return at once."""
         ...
 
     def wait(self, handle: StepHandle) -> StepOutput:
-        """What the step produced, once it has ended. An exception means that the device failed, and ends the
-        process.
-        """
+        """An exception means that the device failed, and ends the process."""
         ...
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
-        """Copy whole KV blocks in all layers: block `sources[i]` to block `destinations[i]`."""
+        """Copies block `sources[i]` to block `destinations[i]` in all layers."""
         ...
 
 
 def output_of(handle: StepHandle) -> StepOutput:
-    """The handle as output, for a runner that computes in `launch`."""
+    """For a runner that computes in `launch`."""
     if not isinstance(handle, StepOutput):
         raise TypeError(f"a step is waited for by the handle of its launch, not by {handle!r}")
     return handle

@@ -1,7 +1,6 @@
 """The rules of rows on a device, as its kernels take them: all rows' lists one after another.
 
-They are packed anew when rules have come or gone, which is rare beside steps. Knows rules and lists; the arithmetic is
-the kernels'.
+They are packed anew when rules have come or gone, which is rare beside steps.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,7 @@ _Upload = Callable[[npt.NDArray[np.generic]], torch.Tensor]
 
 
 class KeptRules:
-    """Which rows have which rules, here and on the device."""
+    """Keeps them both here and on the device."""
 
     def __init__(self, num_rows: int, upload: _Upload) -> None:
         self._num_rows = num_rows
@@ -28,7 +27,6 @@ class KeptRules:
         self._packed: RowRules | None = None
 
     def tell(self, described: RowDescriptions) -> None:
-        """Take in the rules of rows that are described."""
         for row, rules in zip(described.rows.tolist(), described.rules, strict=True):
             if rules is None and row not in self._rules:
                 continue
@@ -38,7 +36,7 @@ class KeptRules:
             self._packed = None
 
     def of(self, rows: Iterable[int]) -> RowRules | None:
-        """All rules on the device, or None if these rows have none."""
+        """None if these rows have none."""
         if not self._rules or self._rules.keys().isdisjoint(rows):
             return None
         if self._packed is None:

@@ -1,4 +1,4 @@
-"""The memory of the KV cache, of a CPU and of other devices. Knows sizes, types, scales; not who owns a block."""
+"""The memory of the KV cache, of a CPU and of other devices. Refuses to know who owns a block."""
 
 import numpy as np
 import torch
@@ -10,7 +10,6 @@ from paceline_executor.numerics import KvDtype, Numerics
 from paceline_executor.runner.interface import KvGeometry
 from paceline_executor.weights.checkpoint import KvScales, ModelConfig
 
-# What a slot is made of.
 _ELEMENTS = {KvDtype.FLOAT32: np.float32, KvDtype.FLOAT16: np.float16, KvDtype.INT8: np.int8}
 _DEVICE_TYPES = {
     KvDtype.FLOAT32: torch.float32,
@@ -53,7 +52,7 @@ def _allocate(geometry: KvGeometry, dtype: KvDtype) -> torch.Tensor:
 def allocate_on_device(
     geometry: KvGeometry, dtype: KvDtype, device: torch.device, scales: KvScales | None = None
 ) -> KvCache:
-    """A cache of zeros, which `models.interface.KvCache` describes. scales: of fp8_e4m3; None is 1.0 for all."""
+    """All zeros. scales: of fp8_e4m3; None is 1.0 for all."""
     cells = (geometry.num_layers, geometry.num_blocks, geometry.num_kv_heads, geometry.block_size)
     keys, values = (torch.zeros((*cells, geometry.head_dim), dtype=_DEVICE_TYPES[dtype], device=device) for _ in "kv")
     if dtype is KvDtype.INT8:
@@ -68,7 +67,7 @@ def allocate_on_device(
 
 
 def set_scales(cache: KvCache, scales: KvScales) -> None:
-    """Give a cache of fp8_e4m3 other scales, in place: what is in it already means nothing then."""
+    """In place: what is in the cache means nothing then."""
     for column, numbers in ((cache.key_scales, scales.keys), (cache.value_scales, scales.values)):
         if column is None or column.shape != numbers.shape:
             raise TypeError("a KV cache of this type has no scales of heads")

@@ -1,6 +1,6 @@
 """Scales for a KV cache of float8, where the checkpoint brings none: of what a model makes of random tokens.
 
-Knows how much larger than what was seen a number may become. It refuses to know who owns the cache.
+Refuses to know who owns the cache.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ _NUM_TOKENS = 512
 def measured_scales(
     model: Model, config: ModelConfig, numerics: DeviceNumerics, device: torch.device, block_size: int, max_len: int
 ) -> KvScales:
-    """Compute random tokens, the same each time, at positions below `max_len`, with keys and values as they are."""
+    """Of random tokens, the same each time, at positions below `max_len`."""
     num_tokens = min(_NUM_TOKENS, max_len)
     dense = replace(numerics, kv=numerics.dense_kv)
     num_blocks = -(-num_tokens // block_size)
@@ -47,7 +47,7 @@ def measured_scales(
 
 
 def scales_of_maxima(maxima: Float32Array) -> Float32Array:
-    """Scales of fp8_e4m3 by which four times what was seen of each head fits; 1.0 where that was nothing, or no number.
+    """Four times what was seen of each head fits; 1.0 where that was nothing, or no number.
 
     maxima: [num_layers, num_kv_heads], of absolute values.
     """

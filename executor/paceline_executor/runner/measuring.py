@@ -1,6 +1,6 @@
 """The steps that a warm-up measures: a chunk of a prompt, a few times.
 
-Apart from the runners, all of which measure the same. Knows batches; not what computes them.
+Apart from the runners, all of which measure the same.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _NUM_MEASUREMENTS = 3
 
 
 def chunk(num_tokens: int, block_size: int) -> StepBatch:
-    """The prompt of so many tokens on one row, in the first blocks, and a greedy draw behind it."""
+    """On one row, in the first blocks, with a greedy draw behind it."""
     zero, one = np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32)
     return StepBatch(
         token_ids=np.zeros(num_tokens, dtype=np.int32),
@@ -35,6 +35,6 @@ def chunk(num_tokens: int, block_size: int) -> StepBatch:
 
 
 def fastest_ns(step: Callable[[], StepOutput]) -> int:
-    """The least time of a few: disturbances only slow steps down."""
+    """Disturbances only slow steps down."""
     outputs = [step() for _ in range(_NUM_MEASUREMENTS)]
     return min(output.forward_ns + output.sample_ns for output in outputs)

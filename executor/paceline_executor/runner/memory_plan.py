@@ -1,6 +1,6 @@
 """Which part of a GPU's memory goes to what, and how many KV blocks the rest holds.
 
-Knows sums, and which option makes which part smaller. It refuses to ask a device, and to allocate.
+Knows which option makes which part smaller. Refuses to ask a device, and to allocate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _SMALLER = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What a device has, and what of it no process has taken yet."""
+    """`free_bytes` no process has taken yet."""
 
     total_bytes: int
     free_bytes: int
@@ -35,19 +35,17 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUses:
-    """What is taken beside the KV cache, in bytes."""
+    """The KV cache is not counted. In bytes."""
 
     weights: int
     activations: int  # of the largest step, at their peak
-    rows: int  # what the device keeps of every row
+    rows: int  # kept on the device
     rings: int  # 0 where they are in the host's memory
     graphs: int  # the pool of captured steps, and what libraries take
 
 
 @dataclass(frozen=True, slots=True)
 class BlockNeeds:
-    """The size of a KV block, and how many are of use."""
-
     bytes_per_block: int
     min_blocks: int  # fewer hold no request
     max_blocks: int  # all rows together fill no more
@@ -55,8 +53,6 @@ class BlockNeeds:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What the KV cache gets, and what everything takes."""
-
     num_blocks: int
     table: Mapping[str, int]  # what takes memory -> bytes
 
@@ -64,7 +60,7 @@ class MemoryPlan:
 def plan_memory(
     memory: DeviceMemory, share: float, uses: MemoryUses, needs: BlockNeeds, kv_cache_bytes: int | None = None
 ) -> MemoryPlan:
-    """Everything together stays within `share` of the device's memory, and within what is free of it.
+    """Everything stays within `share` of the device's memory, and within what is free of it.
 
     kv_cache_bytes: what the KV cache gets at most; None is all that is left. Raises ShortMemoryError.
     """
@@ -90,7 +86,7 @@ def plan_memory(
 def activation_bytes(
     model: ModelConfig, num_tokens: int, num_draws: int, number_bytes: int, *, is_batch_invariant: bool
 ) -> int:
-    """What a step of so many tokens and draws takes at its peak, at most; numbers are of `number_bytes` each.
+    """At a step's peak, at most; numbers are of `number_bytes` each.
 
     Stream and norm are there all the time; beside them queries, keys, values and what is attended, or gates and what
     they gate. Inputs of 8-bit products are held once more.
@@ -108,12 +104,11 @@ def activation_bytes(
 
 
 def graph_bytes(largest_activation_bytes: int, kept_bytes: Sequence[int]) -> int:
-    """What captured steps take: the pool that the largest needs, and what each keeps."""
+    """The pool that the largest step needs, and what each keeps."""
     return largest_activation_bytes + sum(kept_bytes) + len(kept_bytes) * _GRAPH_BYTES + _LIBRARY_BYTES
 
 
 def mib(num_bytes: int) -> str:
-    """A size as sentences say it."""
     return f"{max(0, num_bytes) / 2**20:,.0f} MiB"
 
 

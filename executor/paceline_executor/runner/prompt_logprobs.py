@@ -2,7 +2,7 @@
 
 Logits of a whole prompt are num_tokens times vocabulary floats, 1 GiB for a chunk of 2,048 tokens and 131,072 words. So
 the tokens of which they are wanted are computed in forward passes of their own, at most `MAX_PIECE_TOKENS` each (32 MiB
-of logits there), and then the rest of the batch. Knows batches; it refuses to know models and kernels.
+of logits there), and then the rest of the batch. Refuses to know models and kernels.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ MAX_PIECE_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A forward pass over some tokens of one row, each of which predicts the target at the same place."""
+    """Each token predicts the target at the same place."""
 
     row: int  # of the batch it was cut out of
     batch: StepBatch  # one row, nothing sampled
@@ -27,15 +27,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The pieces of a batch, in the order in which they must run, and the rest, which runs last."""
+    """Pieces run in this order, the rest runs last."""
 
     pieces: tuple[Piece, ...]
     rest: StepBatch
-    rest_rows: Int32Array  # [num_rows of the rest]: which rows of the batch they are
+    rest_rows: Int32Array  # [num_rows of the rest]: rows of the batch
 
 
 def cut(batch: StepBatch) -> Cut:
-    """Cut the tokens with targets out of a batch. Sampled ones stay in the rest, in the same order."""
+    """Sampled tokens stay in the rest, in the same order."""
     num_rows = batch.context_lens.size
     targets = batch.prompt_targets
     if targets is None:
@@ -57,9 +57,7 @@ def cut(batch: StepBatch) -> Cut:
 def by_row(
     parts: Iterable[tuple[int, TokenLogprobs]],
 ) -> tuple[dict[int, TokenLogprobs], dict[int, RowProblem]]:
-    """The log-probabilities of each batch row, whose parts come in order. A row with a logit that is no number is a
-    problem instead.
-    """
+    """Parts of a row come in order. A row with a logit that is no number is a problem instead."""
     taken: dict[int, list[TokenLogprobs]] = {}
     for row, part in parts:
         taken.setdefault(row, []).append(part)
@@ -77,7 +75,6 @@ def _joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
 
 
 def _part(batch: StepBatch, row: int, start: int, stop: int) -> StepBatch:
-    """Tokens start to stop of what one row computes."""
     first = int(batch.cu_seqlens[row])
     tokens = slice(first + start, first + stop)
     return StepBatch(
@@ -92,7 +89,7 @@ def _part(batch: StepBatch, row: int, start: int, stop: int) -> StepBatch:
 
 
 def _rest(batch: StepBatch, num_cut: Int32Array) -> tuple[StepBatch, Int32Array]:
-    """The batch without the first `num_cut` tokens of each row, and which of its rows have tokens left."""
+    """Lacks the first `num_cut` tokens of each row. Also returns which rows have tokens left."""
     lengths = np.diff(batch.cu_seqlens)
     places = np.arange(batch.token_ids.size) - np.repeat(batch.cu_seqlens[:-1], lengths)
     stays = places >= np.repeat(num_cut, lengths)

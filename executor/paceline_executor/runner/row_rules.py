@@ -1,6 +1,6 @@
 """What a row's rules are: made ready once when the row is placed, and kept by whoever draws its tokens.
 
-Knows tokens. It refuses to know where they come from, and the arithmetic.
+Refuses to know where they come from, and the arithmetic.
 """
 
 from collections.abc import Mapping
@@ -17,46 +17,42 @@ NO_TOKENS: _Int32Array = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """The rules of one row, made ready once."""
-
     allowed: _Int32Array
     biased: _Int32Array
     biases: _Float32Array  # [num_biased]
     presence_penalty: float
     frequency_penalty: float
     repetition_penalty: float
-    forbidden: _Int32Array  # at every token: bad words of one token
+    forbidden: _Int32Array  # bad words of one token
     bad_words: Mapping[tuple[int, ...], _Int32Array]  # longer ones: their last tokens, by the tokens before
-    bad_word_lens: tuple[int, ...]  # of what is before the last token, each length once
+    bad_word_lens: tuple[int, ...]  # before the last token, each length once
     min_tokens: int
     end_token_ids: _Int32Array  # forbidden before min_tokens
-    prompt: _Int32Array  # its tokens, each once, where they are penalised
+    prompt: _Int32Array  # each token once, where they are penalised
 
     @property
     def has_penalties(self) -> bool:
-        """Whether earlier tokens count."""
+        """Earlier tokens count."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
 
     @property
     def needs_output(self) -> bool:
-        """Whether it counts which tokens were drawn, not only how many."""
+        """It counts which tokens were drawn, not only how many."""
         return self.has_penalties or bool(self.bad_words)
 
     @property
     def is_permanent(self) -> bool:
-        """Whether it has more than min_tokens."""
+        """It has more than min_tokens."""
         return bool(
             self.allowed.size or self.biased.size or self.forbidden.size or self.bad_words or self.has_penalties
         )
 
     @property
     def words(self) -> tuple[tuple[int, ...], ...]:
-        """All bad words."""
         longer = ((*before, last) for before, lasts in self.bad_words.items() for last in lasts.tolist())
         return (*((token_id,) for token_id in self.forbidden.tolist()), *longer)
 
     def forbidden_after(self, output: _Int32Array) -> _Int32Array:
-        """The tokens that cannot follow this output."""
         parts = [self.forbidden]
         if output.size < self.min_tokens:
             parts.append(self.end_token_ids)

@@ -1,7 +1,6 @@
 """Rows on the device: one flat tensor of words of which every column is a view, and what a batch changes of it.
 
-So that one kernel applies whatever the host knows better: a new row's columns, new blocks, the tokens of a prompt.
-Knows columns and places; refuses to know who sends them, and what becomes of rows.
+So one kernel applies whatever the host knows better. Refuses to know who sends changes, and what becomes of rows.
 """
 
 from dataclasses import dataclass
@@ -22,14 +21,14 @@ _NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class WordChanges:
-    """Words of rows that change, no two alike."""
+    """No two words are alike."""
 
     places: Int32Array  # [num_words]
     values: Int32Array  # [num_words]
 
     @classmethod
     def of(cls, changes: list[tuple[npt.NDArray[np.integer], npt.NDArray[np.generic]]]) -> "WordChanges":
-        """Lists of places, each with its values: of 32 bits, whatever they stand for."""
+        """Values have 32 bits, whatever they stand for."""
         places = np.concatenate([places for places, _ in changes]).astype(np.int32)
         return cls(places, np.concatenate([np.ascontiguousarray(values).view(np.int32) for _, values in changes]))
 
@@ -54,13 +53,11 @@ class RowLayout:
             raise StartError(f"{sentence}; lower --max-num-seqs or --max-model-len")
 
     def cells(self, name: str, rows: Int32Array, width: int, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """The places of these elements of rows of a matrix."""
+        """Returns the places of these elements of a matrix."""
         return self.starts[name] + rows.astype(np.int64) * width + indices
 
 
 class RowWords:
-    """The words on a device, as columns, and what they are told."""
-
     def __init__(self, limits: RowLimits, device: torch.device) -> None:
         self.layout = layout = RowLayout(limits)
         self.words = torch.zeros(layout.num_words, dtype=torch.int32, device=device)
@@ -83,11 +80,10 @@ class RowWords:
             seeds=self.words[: 2 * layout.num_rows].view(torch.int64),
             num_logprobs=self._column("num_logprobs"),
         )
-        # Tokens of a row before this one come from the host; it draws the others itself.
+        # The host gives a row's tokens before this one; the row draws the others.
         self._num_given = np.zeros(layout.num_rows, dtype=np.int32)
 
     def changes(self, batch: StepBatch, carried: CarriedRows) -> WordChanges:
-        """What a batch tells of its rows."""
         layout, cells, described = self.layout, carried.cells, carried.described
         changes = [
             (layout.cells("block_table", cells.rows, layout.max_blocks, cells.indices), cells.block_ids),
@@ -104,7 +100,6 @@ class RowWords:
         return WordChanges.of(changes)
 
     def computed(self, row: int, num_tokens: int) -> WordChanges:
-        """That a row has so many tokens computed."""
         place = self.layout.starts["num_computed"] + row
         return WordChanges(np.array([place], dtype=np.int32), np.array([num_tokens], dtype=np.int32))
 

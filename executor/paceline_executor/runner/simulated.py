@@ -1,12 +1,11 @@
 """The runner without a model: it keeps token ids in its KV slots and draws tokens from what it reads there.
 
 The next token is a hash of the ids read through the row's block table, the seed and the offset, so a lost, doubled or
-reordered token, or a block wrongly reused, changes every token after it. Steps take the time that a table says. Knows
-arrays only, like any runner.
+reordered token, or a block wrongly reused, changes every token after it. Steps take the time that a table says.
 
-The hash of ids t at positions p is the sum of (t + 1) * B**p modulo 2**64, so it can be put together from a digest for
-each block, which follows whatever is written to the block: a step costs as many additions as tables have blocks, not
-as rows have tokens. That of the last block counts only what the row has in it.
+The hash of ids t at positions p is the sum of (t + 1) * B**p modulo 2**64, put together from a digest for each block: a
+step costs as many additions as tables have blocks, not as rows have tokens. That of the last block counts only what the
+row has in it.
 """
 
 import time
@@ -34,12 +33,12 @@ HASH_BASE = 0x9E3779B97F4A7C15  # 5 modulo 8, so that its powers differ as long 
 NOTHING_LEFT = -1  # in place of a token, where masks leave none
 EMPTY_SLOT = -1  # adds nothing to a hash
 _NO_TIME = StepTimes()
-_ANOTHER_SIZE = 512  # beyond the only one of a table: by one point nobody knows what a token costs
+_ANOTHER_SIZE = 512  # by one point nobody knows what a token costs
 _NO_TIME_POINTS = ((1, 1000), (64, 2000))  # what schedulers are told where steps take no time
 
 
 def logprobs_of(token_ids: Sequence[int] | Int32Array, num_top: int) -> TokenLogprobs:
-    """Made-up log-probabilities of drawn or prompt tokens, different for every token."""
+    """They are made up, different for every token."""
     tokens, ranks = np.array(token_ids, dtype=np.float32), np.arange(num_top)
     return TokenLogprobs(
         logprobs=np.array(-tokens / 8, dtype=np.float32),
@@ -49,7 +48,7 @@ def logprobs_of(token_ids: Sequence[int] | Int32Array, num_top: int) -> TokenLog
 
 
 def prompt_logprobs_of(batch: StepBatch) -> dict[int, TokenLogprobs]:
-    """What is said of the prompt tokens that a batch asks for, by batch row."""
+    """Keyed by batch row."""
     targets = batch.prompt_targets
     if targets is None:
         return {}
@@ -59,7 +58,7 @@ def prompt_logprobs_of(batch: StepBatch) -> dict[int, TokenLogprobs]:
 
 
 class SimulatedRunner:
-    """A Runner whose tokens prove that the right slots were written and read.
+    """Its tokens prove that the right slots were written and read.
 
     Tokens are drawn from `drawn` alone. Of a row's rules it acts on masks, by taking the next token id that is left; it
     has no logits to change.
@@ -98,7 +97,7 @@ class SimulatedRunner:
         return KvGeometry(num_blocks, block_size, 1, 1, 1, block_size * BYTES_PER_TOKEN)
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """Points from the table."""
+        """Returns points of the table."""
         sizes = [num_tokens for num_tokens, _ in self._step_times.points]
         if len(sizes) == 1:
             sizes.append(sizes[0] + _ANOTHER_SIZE)
@@ -110,7 +109,7 @@ class SimulatedRunner:
         self._digests[destinations] = self._digests[sources]
 
     def launch(self, batch: StepBatch) -> StepOutput:
-        """Write the batch's ids into their slots, then draw from what each sampled row's table leads to."""
+        """Writes the batch's ids into their slots, then draws from what each sampled row's table leads to."""
         start_ns = self._clock_ns()
         self._write(batch)
         drawn = self._draw(batch)
@@ -132,11 +131,11 @@ class SimulatedRunner:
         )
 
     def is_done(self, handle: StepHandle) -> bool:
-        """Whether its time is over."""
+        """Its time is over."""
         return output_of(handle) is handle and self._clock_ns() >= self._done_ns
 
     def wait(self, handle: StepHandle) -> StepOutput:
-        """The handle, after the rest of its time."""
+        """Sleeps for the rest of its time."""
         output, left_ns = output_of(handle), self._done_ns - self._clock_ns()
         if left_ns > 0:
             self._sleep(left_ns / 1e9)
@@ -153,7 +152,7 @@ class SimulatedRunner:
         self._put(batch.block_tables[rows, indices], slots, batch.token_ids)
 
     def _put(self, blocks: Int32Array, slots: Int32Array, token_ids: Int32Array) -> None:
-        """Write ids into slots of blocks, one each."""
+        """Each slot gets one id."""
         if blocks.min(initial=0) < 0:
             raise ValueError("a token has no block to be written to")
         self._slots[blocks, slots] = token_ids
@@ -161,13 +160,13 @@ class SimulatedRunner:
         self._digests[written] = self._digest(self._slots[written])
 
     def _digest(self, ids: Int32Array) -> UInt64Array:
-        """The hash of each block's ids as if it were the first of a row: [num_blocks, block_size] to [num_blocks]."""
+        """As if each block were the first of a row: [num_blocks, block_size] to [num_blocks]."""
         values = (ids + np.int64(1)).astype(np.uint64)  # of an empty slot 0
         digests: UInt64Array = (values * self._slot_factors).sum(axis=1, dtype=np.uint64)
         return digests
 
     def _context_hashes(self, batch: StepBatch) -> UInt64Array:
-        """The hash of the tokens before each draw in its row's table, [num_draws]."""
+        """Of the tokens before each draw in its row's table, [num_draws]."""
         lens, block_size = batch.positions[places_of_draws(batch)] + 1, self._slots.shape[1]
         last = (lens - 1) // block_size
         width = int(last.max(initial=0)) + 1
@@ -182,7 +181,7 @@ class SimulatedRunner:
         return hashes
 
     def _draw(self, batch: StepBatch) -> Int32Array:
-        """A token for each draw, or that nothing is left for it."""
+        """Returns a token or NOTHING_LEFT for each draw."""
         sampling = batch.sampling
         noise = _mix(sampling.seeds + sampling.offsets.astype(np.uint64) * np.uint64(HASH_BASE))
         drawn = self._tokens_of(_mix(self._context_hashes(batch) ^ noise))
@@ -194,13 +193,13 @@ class SimulatedRunner:
         return drawn
 
     def _tokens_of(self, hashes: UInt64Array) -> Int32Array:
-        """The token that each hash of all before it stands for."""
+        """A hash of all before stands for a token."""
         drawn: Int32Array = (hashes % np.uint64(len(self._drawn))).astype(np.int32) + np.int32(self._drawn.start)
         return drawn
 
 
 def _powers(base: int, number: int) -> UInt64Array:
-    """1, base, base**2, ... modulo 2**64."""
+    """Returns 1, base, base**2, ... modulo 2**64."""
     factors = np.full(number, base, dtype=np.uint64)
     factors[0] = 1
     return np.cumprod(factors, dtype=np.uint64)
@@ -215,13 +214,13 @@ def _mix(values: UInt64Array) -> UInt64Array:
 
 
 def _num_pairs(batch: StepBatch) -> int:
-    """How many pairs of a new token and one it attends to, itself included, the batch has."""
+    """Pairs of a new token and one it attends to, itself included."""
     return int((batch.positions + np.int64(1)).sum())
 
 
 def nearest_left(token_id: int, allowed: Set[int], forbidden: Set[int], vocab_size: int) -> int:
-    """The first of this token and those after it that masks leave, around the vocabulary; NOTHING_LEFT if none is.
-    Without allowed tokens all are.
+    """The first from this token on that masks leave, around the vocabulary; NOTHING_LEFT if none is. Without allowed
+    tokens all are.
     """
     for step in range(vocab_size):
         candidate = (token_id + step) % vocab_size

@@ -20,7 +20,7 @@ _MAX = 1 << 40  # of tokens, of pairs, and of microseconds: twelve days
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """A table of step times, by number of tokens ascending, and what a pair adds; without points steps take no time."""
+    """Ascending by number of tokens; without points steps take no time."""
 
     points: tuple[tuple[int, float], ...] = ()  # (num_tokens, ns), without what their pairs cost
     ns_per_pair: float = 0.0

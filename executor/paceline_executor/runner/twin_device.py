@@ -1,7 +1,7 @@
 """A CPU that behaves as a GPU: what is launched runs later, what is captured is replayed over the same tensors.
 
-So the GPU runner can be tested, and its stages rehearsed, where there is no GPU. What is launched runs as late as it
-may: only when somebody looks whether it has ended, and then not always. Knows nothing of what runs.
+So the GPU runner can be tested where there is no GPU. What is launched runs as late as it may: only when somebody looks
+whether it has ended, and then not always.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ _HASTE = 0.4  # how often a look lets another launch run
 
 
 class TwinDevice:
-    """See `Device`. `fail_next` is raised by the next launch, as when memory runs out; `lose_next` by the next look."""
+    """`fail_next` is raised by the next launch, as when memory runs out; `lose_next` by the next look."""
 
     is_pinned = False
 
@@ -34,23 +34,19 @@ class TwinDevice:
         self._launched: deque[Callable[[], object]] = deque()  # as many as the steps in flight take
 
     def late_by(self, seed: int) -> None:
-        """From now on be late as this seed has it."""
         self._random.seed(seed)
 
     def launch(self, work: Callable[[], object]) -> None:
-        """See `Device`."""
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
         self._launched.append(work)
 
     def capture(self, work: Callable[[], T]) -> Captured[T]:
-        """See `Device`."""
         self.synchronize()
         return _CapturedWork(self, work, work())
 
     def poll(self) -> None:
-        """See `Device`."""
         if self.lose_next is not None:
             error, self.lose_next = self.lose_next, None
             raise error
@@ -58,22 +54,17 @@ class TwinDevice:
             self._launched.popleft()()
 
     def synchronize(self) -> None:
-        """See `Device`."""
         while self._launched:
             self._launched.popleft()()
 
     def upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
-        """See `Device`."""
         return torch.from_numpy(np.array(values))
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
-        """See `Device`."""
         return values.clone()
 
 
 class _CapturedWork(Generic[T]):
-    """See `Captured`."""
-
     def __init__(self, device: TwinDevice, work: Callable[[], T], outputs: T) -> None:
         self._device = device
         self._work = work
@@ -84,7 +75,7 @@ class _CapturedWork(Generic[T]):
 
 
 def _fill(filled: object, values: object) -> None:
-    """Copy tensors into those at the same places, as a graph writes to the memory it was captured with."""
+    """As a graph writes to the memory it was captured with."""
     if isinstance(filled, torch.Tensor) and isinstance(values, torch.Tensor):
         filled.copy_(values)
     elif is_dataclass(filled):

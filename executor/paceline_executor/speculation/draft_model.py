@@ -30,8 +30,6 @@ def catch_up_within(points: Sequence[tuple[int, int]]) -> int:
 
 @dataclass(slots=True)
 class _Chain:
-    """A row that is computed, and its drafts behind the known tokens."""
-
     row: WantingRow
     place: int  # among the wanting rows
     token_ids: Int32Array  # [num_known + num_wanted], a copy
@@ -83,10 +81,10 @@ class DraftModel:
         return drafts
 
     def forget(self, row: int) -> None:
-        """Blocks say what they hold, whoever's they are."""
+        """Blocks say what they hold."""
 
     def _chain(self, place: int, row: WantingRow) -> _Chain | None:
-        """None where the model cannot go on: the row is too long for it, or has a token that it does not know."""
+        """None where the row is too long for the model, or has a token that it does not know."""
         known = row.token_ids
         num_wanted = min(row.num_wanted, self._max_model_len + 1 - known.size)
         if num_wanted < 1 or known.max() >= self._vocab_size:
@@ -97,7 +95,7 @@ class DraftModel:
         return _Chain(row, place, token_ids, known.size, num_held, token_ids.size)
 
     def _within_budget(self, chains: list[_Chain]) -> list[_Chain]:
-        """Those that are computed in this step, the least behind first; the one after them comes nearer."""
+        """The least behind first; the one after them comes nearer."""
         num_spare, computed = self._max_catch_up, []
         for chain in sorted(chains, key=lambda chain: chain.num_tokens - chain.num_held):
             lag = chain.num_tokens - chain.num_held - 1
@@ -143,7 +141,6 @@ class DraftModel:
 
 
 def _columns(chains: list[_Chain], sampling: SamplingColumns) -> SamplingColumns:
-    """How the target will draw what follows each of these."""
     places = [chain.place for chain in chains]
     return SamplingColumns(
         temperature=sampling.temperature[places],

@@ -13,11 +13,7 @@ MAX_NUM_DRAFT_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class WantingRow:
-    """A row that may have drafts. Its arrays may change after the call.
-
-    token_ids: all known ones, the prompt's first. block_ids: its table, with slots for these and `num_wanted` more.
-    rules: what the target draws by beside the parameters; None where the row has none.
-    """
+    """Its arrays may change after the call. block_ids: slots for the known tokens and `num_wanted` more."""
 
     row: int
     token_ids: Int32Array  # [num_known]
@@ -29,20 +25,17 @@ class WantingRow:
 
 @dataclass(frozen=True, slots=True)
 class WantedDrafts:
-    """Rows that may have drafts in one step, and how each one's next token is drawn, but for rules. The draw behind a
-    draft has the next offset.
-    """
+    """sampling: of each row's next token, without rules; the draw behind a draft has the next offset."""
 
     rows: Sequence[WantingRow]
     sampling: SamplingColumns
 
 
 class Drafter(Protocol):
-    """Guesses tokens. Until a row is forgotten, its known tokens only grow.
+    """Until a row is forgotten, its known tokens only grow.
 
-    One with a KV cache of its own keeps it under the target's block ids, in other tensors, and may write to all blocks
-    it is given. Nobody tells it of copies, shared prefixes, releases or preemptions: it keeps which tokens each block
-    holds (`block_contents`), and computes what a row lacks.
+    A KV cache of its own lies under the target's block ids. Nobody tells of copies, shared prefixes, releases or
+    preemptions: it keeps which tokens each block holds (`block_contents`), and computes what a row lacks.
     """
 
     def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
@@ -57,8 +50,6 @@ class Drafter(Protocol):
 
 
 class TimedDrafter:
-    """A drafter, and how long it took."""
-
     def __init__(self, inner: Drafter, clock_ns: Callable[[], int]) -> None:
         self._inner = inner
         self._clock_ns = clock_ns

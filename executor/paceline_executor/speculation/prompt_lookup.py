@@ -26,8 +26,6 @@ _NOWHERE = -1
 
 
 class PromptLookup:
-    """See Drafter."""
-
     def __init__(self) -> None:
         self._indices: dict[int, _Index] = {}  # by row
 
@@ -51,7 +49,7 @@ class PromptLookup:
 
 
 class _Index:
-    """Where each pair of a row's tokens stood."""
+    """Tells where each pair of a row's tokens stood."""
 
     def __init__(self) -> None:
         self._latest: Int32Array = np.full(1 << _BUCKET_BITS, _NOWHERE, dtype=np.int32)  # by hash
@@ -59,7 +57,7 @@ class _Index:
         self._num_indexed = 1  # no pair ends there
 
     def follow(self, token_ids: Int32Array) -> bool:
-        """Index new tokens; says whether that was all."""
+        """Returns whether that was all."""
         start, stop = self._num_indexed, min(token_ids.size, self._num_indexed + _MAX_INDEXED)
         if stop > start:
             if stop > self._before.size:
@@ -81,7 +79,7 @@ class _Index:
         self._latest[ordered[is_last]] = positions[is_last]
 
     def longest_match(self, token_ids: Int32Array) -> int:
-        """The position up to which most tokens are those at the end, the latest on ties; or _NOWHERE."""
+        """Where most tokens are those at the end, the latest on ties; or _NOWHERE."""
         end = token_ids.size - 1
         candidates: list[int] = []
         position = int(self._before[end]) if end else _NOWHERE
@@ -99,6 +97,6 @@ class _Index:
 
 
 def _hashes(token_ids: Int32Array) -> npt.NDArray[np.intp]:
-    """Of each pair."""
+    """Hashes each pair."""
     pairs = token_ids[:-1].astype(np.uint64) << np.uint64(32) | token_ids[1:].astype(np.uint64)
     return (pairs * _FACTOR >> _SHIFT).astype(np.intp)

@@ -40,7 +40,7 @@ def simulated_draft_model(
 
 
 class KnowingDrafter:
-    """Drafts from `answers`, prompts with outputs. num_right: how many drafts are right, of so many."""
+    """`answers` are prompts with outputs. num_right: how many drafts are right, of so many."""
 
     def __init__(self, answers: Sequence[Sequence[int]], num_right: Callable[[int], int]) -> None:
         self._answers = [list(answer) for answer in answers]

@@ -1,6 +1,6 @@
 """Drives a runner without a scheduler: grants blocks, cuts prompts into chunks, feeds every drawn token back.
 
-Knows a runner and lists of token ids. It refuses to know plans and rows tables: one `Driver` is one small batch.
+Refuses to know plans and rows tables: one `Driver` is one small batch.
 """
 
 import random
@@ -14,7 +14,7 @@ from paceline_executor.runner.interface import Runner, SamplingColumns, StepBatc
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How one request samples; the default is greedy."""
+    """The default is greedy."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -26,7 +26,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLogprobs:
-    """Log-probabilities of one drawn token, in numbers that compare."""
+    """Its numbers compare."""
 
     chosen: float
     top_token_ids: tuple[int, ...]
@@ -35,8 +35,6 @@ class DrawnLogprobs:
 
 @dataclass(slots=True)
 class DrivenRow:
-    """A request in progress."""
-
     token_ids: list[int]  # prompt and output
     num_prompt: int
     draw: Draw
@@ -52,7 +50,7 @@ class DrivenRow:
 
 
 class Driver:
-    """Rows on one runner. Blocks are granted in an order drawn from `seed` and given back by `drop`."""
+    """Blocks are granted in an order drawn from `seed` and given back by `drop`."""
 
     def __init__(self, runner: Runner, seed: int = 0) -> None:
         self._runner = runner
@@ -68,10 +66,10 @@ class Driver:
         max_chunk: int = 512,
         shares: DrivenRow | None = None,
     ) -> DrivenRow:
-        """A new row, which computes up to `max_chunk` tokens of its prompt in one step.
+        """Computes up to `max_chunk` tokens of its prompt in one step.
 
-        With `shares`, the full blocks that row has computed of this prompt's beginning are used as they are. The last
-        token of the prompt is always computed: its logits are needed.
+        With `shares`, the full blocks that row has computed of this prompt's beginning are used. The last token of the
+        prompt is always computed: its logits are needed.
         """
         row = DrivenRow(list(prompt), len(prompt), draw or Draw(), [], max_chunk)
         if shares is not None:
@@ -86,7 +84,7 @@ class Driver:
         row.blocks = []
 
     def step(self, rows: Sequence[DrivenRow]) -> StepOutput:
-        """Compute a chunk of every row, and draw for those whose known tokens are then all computed."""
+        """Draws for rows whose known tokens are then all computed."""
         counts = [min(row.max_chunk, len(row.token_ids) - row.num_computed) for row in rows]
         for row, count in zip(rows, counts, strict=True):
             while len(row.blocks) * self._block_size < row.num_computed + count:
@@ -105,14 +103,14 @@ class Driver:
         return output
 
     def run(self, rows: Sequence[DrivenRow], num_tokens: int) -> list[list[int]]:
-        """Step until every row that has no fault has `num_tokens` tokens of output; returns the outputs."""
+        """Until every row that has no fault has `num_tokens` tokens of output; returns the outputs."""
         while going := [row for row in rows if len(row.output) < num_tokens and row.fault is None]:
             self.step(going)
         return [row.output for row in rows]
 
 
 def drawn_logprobs(output: StepOutput, place: int, num_top: int) -> DrawnLogprobs:
-    """Those of the token at this place. Raises LookupError when the runner left them out."""
+    """Raises LookupError when the runner left them out."""
     if output.logprobs is None:
         raise LookupError("no row of this step asked for log-probabilities")
     values = output.logprobs.of(slice(place, place + 1), num_top)
@@ -126,7 +124,7 @@ def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def step_batch(rows: Sequence[DrivenRow], counts: Sequence[int], sampled: Sequence[int]) -> StepBatch:
-    """The batch that computes the next `counts[i]` tokens of row i and draws for the rows at `sampled`."""
+    """The next `counts[i]` tokens of row i; draws for the rows at `sampled`."""
     ranges = [range(row.num_computed, row.num_computed + count) for row, count in zip(rows, counts, strict=True)]
     tables = np.full((len(rows), max(len(row.blocks) for row in rows)), -1, dtype=np.int32)
     for i, row in enumerate(rows):

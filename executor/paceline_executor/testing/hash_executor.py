@@ -1,7 +1,4 @@
-"""An executor in this process, over real gRPC with real rows: with the hash runner, the simulated or any other one.
-
-For tests of whatever attaches to executors.
-"""
+"""An executor in this process, over real gRPC with real rows, and any runner."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -30,7 +27,7 @@ HASH_LIMITS = RowLimits(
 
 @dataclass(frozen=True, slots=True)
 class HashExecutor:
-    """A running executor: where it listens, and its runner, to break it."""
+    """`runner` is there to break it."""
 
     address: str
     service: ExecutorService
@@ -41,7 +38,7 @@ class HashExecutor:
 async def hash_executor(
     limits: RowLimits = HASH_LIMITS, config: ServiceConfig | None = None, tokenizer_json: bytes = b"{}"
 ) -> AsyncIterator[HashExecutor]:
-    """Serve the hash runner on a free port of 127.0.0.1 until the block ends."""
+    """Serves on a free port of 127.0.0.1."""
     runner = HashRunner(limits.num_blocks, limits.block_size, limits.vocab_size)
     try:
         async with serving(lambda: loaded(runner, limits, tokenizer_json), config) as (service, address):
@@ -51,7 +48,7 @@ async def hash_executor(
 
 
 class SimulatedExecutor:
-    """What `paceline-executor --runner simulated` runs, in this process: it can be ended and started again.
+    """What `paceline-executor --runner simulated` runs; it can be ended and started again.
 
     Every step takes `step_ms`. Use `simulated_executor`.
     """
@@ -66,7 +63,7 @@ class SimulatedExecutor:
         return f"127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Begin as a new incarnation, at the address of the one before."""
+        """A new incarnation, at the address of the one before."""
         loaded = self._load()
         self.table = loaded.engine.table
         self.service = ExecutorService(ServiceConfig("127.0.0.1", self.port, None), lambda: loaded)
@@ -98,7 +95,7 @@ async def simulated_executor(
 async def serving(
     load: Callable[[], Loaded], config: ServiceConfig | None = None
 ) -> AsyncIterator[tuple[ExecutorService, str]]:
-    """Serve what `load` gives on a free port of 127.0.0.1 until the block ends; yields the service and its address."""
+    """On a free port of 127.0.0.1; yields the service and its address."""
     service = ExecutorService(config or ServiceConfig("127.0.0.1", 0, None), load)
     port, _ = await service.listen()
     try:
@@ -109,7 +106,7 @@ async def serving(
 
 
 def loaded(runner: Runner, limits: RowLimits = HASH_LIMITS, tokenizer_json: bytes = b"{}") -> Loaded:
-    """What loading a model gives, around a runner; the tokenizer is none."""
+    """The tokenizer is none."""
     special = SpecialTokens(None, 0, None, (0,), add_bos=False)
     tokenizer = replace(make_bundle(tokenizer_json, None, special, GenerationDefaults()), digest="hash")
     description = describe_simulated("hash", runner, limits, tokenizer)

@@ -18,7 +18,7 @@ _ONE_US = StepTimes(((1, 1000.0), (64, 1000.0)))
 
 @dataclass(frozen=True, slots=True)
 class HashRule:
-    """How tokens are drawn: by a hash of all that comes before, the seed and the offset.
+    """Tokens come of a hash of all that is before, the seed and the offset.
 
     `drawn`: from which tokens, if not from all. `end_token_ids`, if there are any, come with `end_probability` alone:
     then it is the first of them. Rules of different `salt` draw different tokens, as processes do whose arithmetic
@@ -33,11 +33,11 @@ class HashRule:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the simulated runner draws so by itself."""
+        """The simulated runner draws so by itself."""
         return not self.end_token_ids and not self.salt
 
     def next_token(self, context: Sequence[int], seed: int, offset: int) -> int:
-        """The token that follows these ids: what a row must produce if every slot was read as it was written."""
+        """What a row must produce if every slot was read as it was written."""
         return self._after(_hash_of(context), seed, offset)
 
     def output(
@@ -56,7 +56,6 @@ class HashRule:
         return output
 
     def token_of(self, mixed: int) -> int:
-        """The token that a hash of all before it stands for."""
         if self.salt:
             mixed = _mix(mixed ^ self.salt)
         drawn = self.drawn or range(self.vocab_size)
@@ -73,18 +72,17 @@ class HashRule:
 
 
 def next_token(context: Sequence[int], seed: int, offset: int, vocab_size: int) -> int:
-    """The token of a vocabulary of this size that follows these ids."""
     return HashRule(vocab_size).next_token(context, seed, offset)
 
 
 def continuation(prompt: Sequence[int], num_tokens: int, drawn: int | range, seed: int = 0) -> list[int]:
-    """The output a prompt must give, of tokens from `drawn`, or of a vocabulary of that size."""
+    """`drawn`: from which tokens, or the size of the vocabulary."""
     tokens = range(drawn) if isinstance(drawn, int) else drawn
     return HashRule(tokens.stop, drawn=tokens).output(prompt, num_tokens, seed)
 
 
 class HashRunner(SimulatedRunner):
-    """The simulated runner without time, for tests.
+    """Takes no time.
 
     `rule`: how tokens are drawn, if not plainly. `fail_next` lets the next step raise that error; `faulty_tokens` makes
     a row fail alone whose last token is one of them, `problems` do it to batch rows of the next step; a cleared `gate`
@@ -117,7 +115,6 @@ class HashRunner(SimulatedRunner):
         self.num_steps = 0
 
     def launch(self, batch: StepBatch) -> StepOutput:
-        """The step, if nothing holds it up or makes it fail after it was computed."""
         self.gate.wait()
         error, self.fail_next = self.fail_next, None  # before the step counts: what is set then is the next one's
         self.num_steps += 1
@@ -138,7 +135,7 @@ class HashRunner(SimulatedRunner):
 
 
 def _with_problems(batch: StepBatch, output: StepOutput, problems: Mapping[int, RowProblem]) -> StepOutput:
-    """An output of a token for each row, in which these batch rows failed alone."""
+    """These batch rows failed alone, the others have a token each."""
     is_faulty = np.isin(batch.sampled, list(problems))
     is_kept = np.repeat(~is_faulty, output.num_accepted)
     return replace(

@@ -1,8 +1,8 @@
-"""A runner that behaves as a device does which computes on its own: nothing is known of a step until it is waited for.
+"""A runner that behaves as a device which computes on its own: nothing is known of a step until it is waited for.
 
 Around any runner that computes in `launch`. What that one drew is kept back; whether a step is done is said late and at
-random; and what a device keeps of rows from step to step is kept here: blocks, last tokens, rules, which rows ended.
-Tests that pass on it show that nobody reads what has not landed, and that a device is told all it needs.
+random; and what a device keeps of rows is kept here. Tests that pass on it show that nobody reads what has not landed,
+and that a device is told all it needs.
 """
 
 from collections import deque
@@ -36,14 +36,14 @@ _LATENESS = 0.7  # how often a step that could be told is said not to be done
 
 @dataclass(eq=False)
 class _Hidden:
-    """A step that was computed and of which nobody may know."""
+    """It was computed and nobody may know."""
 
     output: StepOutput
 
 
 @dataclass
 class _KeptRow:
-    """What a device keeps of a row."""
+    """A device keeps this."""
 
     end_token_ids: Int32Array
     rules: RowRules | None
@@ -54,7 +54,7 @@ class _KeptRow:
 
 
 class HidingRunner:
-    """A Runner with several steps in flight, around one that has one.
+    """Several steps are in flight around a runner that has one.
 
     `lose_next` is raised by the next `wait`, as when a device fails while it computes.
     """
@@ -80,11 +80,10 @@ class HidingRunner:
         return self._inner.warm_up()
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
-        """In order with the steps."""
+        """It runs in order with the steps."""
         self._inner.copy_blocks(sources, destinations)
 
     def launch(self, batch: StepBatch) -> StepHandle:
-        """Compute the step and hide its output."""
         if len(self._hidden) >= self._max_in_flight:
             raise AssertionError("more steps are launched than this device has room for")
         if batch.carried is None:
@@ -101,12 +100,10 @@ class HidingRunner:
         return self._hidden[-1]
 
     def is_done(self, handle: StepHandle) -> bool:
-        """Sooner or later."""
         self._check_oldest(handle)
         return self._random.random() > _LATENESS
 
     def wait(self, handle: StepHandle) -> StepOutput:
-        """What was hidden."""
         self._check_oldest(handle)
         hidden = self._hidden.popleft()
         if self.lose_next is not None:
@@ -119,7 +116,6 @@ class HidingRunner:
             raise AssertionError("steps are waited for in the order of their launches")
 
     def _tell(self, carried: CarriedRows) -> None:
-        """Take in what is told of rows."""
         described, cells = carried.described, carried.cells
         for index, row in enumerate(described.rows.tolist()):
             num_output = int(described.num_known[index] - described.num_prompt[index])
@@ -129,7 +125,7 @@ class HidingRunner:
             self._rows[int(row)].blocks[int(index)] = int(block_id)
 
     def _completed(self, batch: StepBatch, carried: CarriedRows) -> StepBatch:
-        """The batch with what only the device knows."""
+        """With what only the device knows."""
         tables = np.full((carried.rows.size, self._table_width(carried)), -1, dtype=np.int32)
         for batch_row, row in enumerate(carried.rows.tolist()):
             for index, block_id in self._rows[row].blocks.items():
@@ -146,7 +142,7 @@ class HidingRunner:
         return None if kept.rules is None else Ruled(kept.rules, np.array(kept.output, dtype=np.int32))
 
     def _tokens(self, batch: StepBatch, carried: CarriedRows) -> Int32Array:
-        """The batch's tokens, with those that only the device knows where rows go on."""
+        """With those that only the device knows where rows go on."""
         token_ids = batch.token_ids.copy()
         for index in np.flatnonzero(token_ids == UNKNOWN_TOKEN).tolist():
             batch_row = int(np.searchsorted(batch.cu_seqlens, index, side="right")) - 1
@@ -171,7 +167,6 @@ class HidingRunner:
 
 
 def kept_rows(batch: StepBatch, is_kept: BoolArray) -> StepBatch:
-    """The batch without some of its rows."""
     if is_kept.all():
         return batch
     lens = np.diff(batch.cu_seqlens)
@@ -223,7 +218,7 @@ def _kept_targets(targets: PromptTargets | None, is_kept: BoolArray, number: Int
 
 
 def _spread(output: StepOutput, batch: StepBatch, was_kept: BoolArray) -> StepOutput:
-    """The output of the rows that were kept, as that of the whole batch."""
+    """Of the kept rows, as that of the whole batch."""
     if was_kept.all():
         return output
     batch_rows: Sequence[int] = np.flatnonzero(was_kept).tolist()

@@ -1,6 +1,6 @@
 """A stand-in for the Hugging Face hub: it lists and sends files as the real one does, and fails as it is told to.
 
-Knows the parts of the hub's HTTP interface that fetching a model uses. It takes nothing from the code that fetches.
+It takes nothing from the code that fetches.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 MAIN_COMMIT, OTHER_COMMIT = "a" * 40, "b" * 40
-"""What the branch "main" leads to, and what the tag "v1" and the reference "refs/pr/1" do."""
+"""Of the branch "main"; of the tag "v1" and the reference "refs/pr/1"."""
 _COMMITS = {
     "": MAIN_COMMIT,
     "main": MAIN_COMMIT,
@@ -29,20 +29,20 @@ _MIN_CUT_BYTES = 1 << 20
 
 
 class HubStandIn:
-    """A running hub: what it holds, how it is to fail, and all that was asked of it. A test changes it at will."""
+    """A test changes it at will."""
 
     def __init__(self, repositories: dict[str, dict[str, bytes]]) -> None:
         self.repositories = repositories
         self.refusals: dict[str, tuple[int, str]] = {}  # path of a URL -> status, X-Error-Code
         self.damaged: dict[str, bytes] = {}  # name of a file -> what is sent instead
         self.cut_after: list[int] = []  # bytes after which the next answers of a mebibyte or more end
-        self.resets = False  # whether a connection that is cut is also reset, as a failing router does
+        self.resets = False  # a connection that is cut is also reset, as a failing router does
         self.requests: list[tuple[str, int]] = []  # path of a URL, first byte of its Range
         self.tokens: set[str | None] = set()  # Authorization headers
         self.endpoint = ""
 
     def downloads(self) -> list[tuple[str, int]]:
-        """The files that were asked for, in order, with the byte from which on."""
+        """Returns them in order, with the byte from which on."""
         return [(path.rpartition("/")[2], start) for path, start in self.requests if "/resolve/" in path]
 
     def answer(self, path: str, query: str, start: int, token: str | None) -> bytes | tuple[int, str]:
@@ -84,7 +84,7 @@ def hub_stand_in(repositories: dict[str, dict[str, bytes]]) -> Iterator[HubStand
 
 
 def _described(name: str, data: bytes, with_sizes: bool) -> dict[str, Any]:
-    """How the hub lists a file: large ones with their SHA-256, others with git's hash."""
+    """The hub lists large files with their SHA-256, others with git's hash."""
     if not with_sizes:
         return {"rfilename": name}
     blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

@@ -1,7 +1,7 @@
 """Models for tests: a tiny random one, the same as a GGUF file, and where the default real one lies.
 
-Knows how llama.cpp's converter writes a Llama model, which is what the reader in `weights` has to undo. It takes
-nothing from that reader but the shape of a configuration.
+Knows how llama.cpp's converter writes a Llama model. It takes nothing from the reader in `weights` but the shape of a
+configuration.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,12 +69,12 @@ MetadataInput = bool | int | float | str | list[str] | list[int] | list[float]
 
 
 def default_model_path(environ: Mapping[str, str]) -> Path:
-    """The default model's file, fetched into the cache that `environ` names unless it is there."""
+    """Fetched into the cache that `environ` names unless it is there."""
     return resolve_model(DEFAULT_MODEL, cache_dir=default_cache_dir(environ), on_progress=lambda _: None)
 
 
 class RandomCheckpoint(DummyCheckpoint):
-    """Random weights in which norms and biases count, too: the same for the same configuration and seed."""
+    """Norms and biases count, too; the same for the same configuration and seed."""
 
     def __init__(self, config: ModelConfig = TINY_CONFIG, seed: int = 0) -> None:
         super().__init__(config)
@@ -91,13 +91,13 @@ class RandomCheckpoint(DummyCheckpoint):
 
 @dataclass(slots=True)
 class GgufParts:
-    """What a GGUF file is to contain. A test changes it at will, then writes it."""
+    """A test changes it at will, then writes it."""
 
     metadata: dict[str, MetadataInput]
     tensors: dict[str, tuple[npt.NDArray[np.generic], GGMLQuantizationType]] = field(default_factory=dict)
 
     def write(self, path: Path) -> Path:
-        """Write the file with the gguf library: ints as uint32, floats as float32. Returns `path`."""
+        """Writes ints as uint32, floats as float32. Returns `path`."""
         rest = dict(self.metadata)
         writer = gguf.GGUFWriter(path, str(rest.pop("general.architecture")))
         for key, value in rest.items():
@@ -114,7 +114,7 @@ class GgufParts:
 def gguf_parts(
     checkpoint: RandomCheckpoint, quantization: GGMLQuantizationType = GGMLQuantizationType.F32
 ) -> GgufParts:
-    """The checkpoint as llama.cpp's converter would write it, with a byte-level tokenizer of a few merges.
+    """As llama.cpp's converter would write it, with a byte-level tokenizer of a few merges.
 
     quantization: of the matrices, one of the types the gguf library can quantise to; norms stay float32.
     """
@@ -128,7 +128,6 @@ def gguf_parts(
 
 
 def gguf_name(name: str) -> str:
-    """What GGUF calls the tensor of this Hugging Face name."""
     stem = name.removesuffix(".weight")
     if stem.startswith("model.layers."):
         layer, _, part = stem.removeprefix("model.layers.").partition(".")
@@ -139,7 +138,7 @@ def gguf_name(name: str) -> str:
 def byte_level_metadata(
     merges: Sequence[str] = ("h e", "Ġ t", "Ġt he"), pre: str = "smollm"
 ) -> dict[str, MetadataInput]:
-    """A byte-level vocabulary: three control tokens, the 256 bytes, then what each merge leads to."""
+    """Three control tokens, the 256 bytes, then what each merge leads to."""
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokens = [*control, *BYTE_LETTERS, *(merge.replace(" ", "") for merge in merges)]
     return {
@@ -156,7 +155,7 @@ def byte_level_metadata(
 
 
 def _byte_letters() -> list[str]:
-    """How GPT-2 writes the bytes: printable Latin-1 as itself, the others as the letters from U+0100 on."""
+    """How GPT-2 writes them: printable Latin-1 as itself, the others as the letters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte if byte in printable else 0x100 + others.index(byte)) for byte in range(256)]
@@ -184,7 +183,7 @@ def _model_metadata(config: ModelConfig) -> dict[str, MetadataInput]:
 
 
 def _as_stored(name: str, values: Float32Array, config: ModelConfig) -> Float32Array:
-    """llama.cpp pairs neighbouring dimensions for rotary embedding, so its converter interleaves each head's halves."""
+    """llama.cpp pairs neighbouring dimensions for rotary embedding: its converter interleaves each head's halves."""
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
     if heads is None:
         return values
@@ -218,7 +217,7 @@ def tiny_checkpoint(
     architecture: str = "llama",
     seed: int = 0,
 ) -> Checkpoint:
-    """A checkpoint of `num_layers` layers whose hidden size is num_heads * head_dim; num_kv_heads divides num_heads."""
+    """The hidden size is num_heads * head_dim; num_kv_heads divides num_heads."""
     config = ModelConfig(
         architecture=architecture,
         num_layers=num_layers,

@@ -1,8 +1,8 @@
-"""A scheduler's side of the plan stream, as small as it gets: for tests and for trying an executor by hand.
+"""A scheduler's side of the plan stream, as small as it gets.
 
-It sends heartbeats only inside `beating`, since an executor misses them only while somebody stands in line. And in
-grpc.aio a write that meets the end of its stream replaces the reason of that end by a bare INTERNAL, for whoever reads
-as well: so nothing is written here but what the caller asks for.
+It sends heartbeats only inside `beating`, since an executor misses them only while somebody is queued. And in grpc.aio
+a write that meets the end of its stream replaces the reason of that end by a bare INTERNAL: so nothing is written here
+but what the caller asks for.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ def grants(cells: Sequence[tuple[int, int, int]]) -> plan_pb2.BlockGrants:
 
 @dataclass(slots=True)
 class PlanClient:
-    """One plan stream after its welcome. `step` sends a plan without waiting, `result` takes the next result."""
+    """`step` sends a plan without waiting, `result` takes the next result."""
 
     call: AttachCall
     welcome: plan_pb2.Welcome
@@ -80,7 +80,7 @@ class PlanClient:
     async def step(
         self, scheduled: Sequence[tuple[int, int]] = (), plan: plan_pb2.BatchPlan | None = None
     ) -> plan_pb2.BatchPlan:
-        """Send the next plan: `plan` with identities and (row, num_tokens) columns filled in."""
+        """`plan` gets identities and (row, num_tokens) columns filled in."""
         self.last_step_id += 1
         sent = plan_pb2.BatchPlan()
         if plan is not None:
@@ -94,7 +94,7 @@ class PlanClient:
         return sent
 
     async def result(self) -> plan_pb2.StepResult:
-        """The next result; heartbeats before it are skipped. Raises the stream's error."""
+        """Skips heartbeats. Raises the stream's error."""
         while True:
             message = await read(self.call)
             match message.WhichOneof("message"):
@@ -111,14 +111,13 @@ class PlanClient:
 
 
 def tokens_by_row(result: plan_pb2.StepResult) -> dict[int, list[int]]:
-    """The tokens each row produced in a step."""
     rows, counts = values_of(result.rows), values_of(result.num_accepted)
     tokens = iter(values_of(result.token_ids))
     return {row: [next(tokens) for _ in range(count)] for row, count in zip(rows, counts, strict=True)}
 
 
 def info_of(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
-    """The ErrorInfo of a failed call. Raises LookupError when there is none, which is a mistake of the server."""
+    """Raises LookupError when there is none, which is a mistake of the server."""
     status = rpc_status.from_call(error)
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
@@ -130,7 +129,7 @@ def info_of(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
 async def read(
     call: AttachCall,
 ) -> plan_pb2.AttachResponse:
-    """The next message of any kind. Raises ConnectionError when the stream has ended without an error."""
+    """Raises ConnectionError when the stream has ended without an error."""
     message = await call.read()
     if not isinstance(message, plan_pb2.AttachResponse):
         code = await call.code()
@@ -144,7 +143,7 @@ async def read(
 
 @asynccontextmanager
 async def beating(call: AttachCall) -> AsyncIterator[None]:
-    """Send heartbeats while the block runs; nothing else may be written to the call meanwhile."""
+    """Nothing else may be written to the call meanwhile."""
     task = asyncio.create_task(_beat(call))
     try:
         yield
@@ -161,7 +160,7 @@ async def _beat(call: AttachCall) -> None:
 
 @asynccontextmanager
 async def attached(address: str, greeting: plan_pb2.Hello | None = None) -> AsyncIterator[PlanClient]:
-    """Attach, wait for welcome and snapshot, and leave when the block ends."""
+    """Waits for welcome and snapshot."""
     async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
         call = executor_pb2_grpc.ExecutorServiceStub(channel).Attach()
         await call.write(plan_pb2.AttachRequest(hello=greeting or hello()))
@@ -172,7 +171,7 @@ async def attached(address: str, greeting: plan_pb2.Hello | None = None) -> Asyn
 
 
 async def attach_until(address: str, kind: str, greeting: plan_pb2.Hello) -> tuple[AttachCall, plan_pb2.AttachResponse]:
-    """Attach and read up to the first message of this kind; the caller cancels the call."""
+    """The caller cancels the call."""
     call = executor_pb2_grpc.ExecutorServiceStub(grpc.aio.insecure_channel(address)).Attach()
     await call.write(plan_pb2.AttachRequest(hello=greeting))
     while (message := await read(call)).WhichOneof("message") != kind:

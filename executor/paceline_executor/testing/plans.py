@@ -86,7 +86,7 @@ def plan(
     forget: Sequence[str] = (),
     drafts: Sequence[int] = (),
 ) -> BatchPlan:
-    """drafts: of each scheduled row."""
+    """`drafts` are those of each scheduled row."""
     releases = [Release(row, None) for row in preempt]
     releases += [Release(row, FinalRelease(num_output, FinishReason.STOP)) for row, num_output in finish]
     return BatchPlan(

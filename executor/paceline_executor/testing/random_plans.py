@@ -1,6 +1,6 @@
-"""A scheduler that plans at random but within the rules, and a runner that fails where it is told to: for properties.
+"""A scheduler that plans at random but within the rules, and a runner that fails where it is told to.
 
-Knows plans, and what a scheduler may assume while results are on their way. It refuses to know how rows are kept.
+Refuses to know how rows are kept.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ LIMITS = RowLimits(num_rows=3, max_model_len=24, max_num_batched_tokens=16, num_
 
 @dataclass
 class Request:
-    """What a scheduler knows of a request, and what it assumes while results are on their way."""
+    """Includes what is assumed while results are on their way."""
 
     name: str
     prompt: list[int]
@@ -28,12 +28,12 @@ class Request:
     output: list[int] = field(default_factory=list)
     finish: int = RowFinish.GOES_ON
     num_computed: int = 0  # once all planned steps are done
-    num_expected: int = 0  # output tokens once all planned steps are done
+    num_expected: int = 0  # once all planned steps are done
     blocks: list[int] = field(default_factory=list)
     is_last_block_shared: bool = False  # it must be copied before this request writes to it
 
     def reference(self) -> list[int]:
-        """Its output, computed without rows and blocks."""
+        """Computes it without rows and blocks."""
         tokens = list(self.prompt)
         while True:
             offset = len(tokens) - len(self.prompt)
@@ -43,7 +43,7 @@ class Request:
 
     @property
     def num_ahead(self) -> int:
-        """How many known tokens no planned step computes yet."""
+        """Known tokens that no planned step computes yet."""
         return len(self.prompt) + self.num_expected - self.num_computed
 
     def num_in_common(self, other: "Request") -> int:
@@ -54,15 +54,13 @@ class Request:
 
 @dataclass
 class _Cells:
-    """What a plan grants, as it is being made."""
-
     grants: list[Cell] = field(default_factory=list)
     shared: list[Cell] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Scheduler:
-    """A scheduler that plans ahead of results at random, within the rules; it also shares, tags and preempts.
+    """Plans ahead of results; it also shares, tags and preempts.
 
     max_num_drafts: of a row and step.
     """
@@ -81,17 +79,14 @@ class Scheduler:
 
     @property
     def is_done(self) -> bool:
-        """Whether every request has finished and left."""
         return not (self.waiting or self.running or self.leaving)
 
     @property
     def free_blocks(self) -> list[int]:
-        """Blocks in no request's table."""
         held = {block for request in self.running.values() for block in request.blocks}
         return [block for block in range(LIMITS.num_blocks) if block not in held]
 
     def plan(self) -> BatchPlan:
-        """The next plan."""
         self.step_id += 1
         finish, preempt = self._release()
         free_rows = [row for row in range(LIMITS.num_rows) if row not in {**self.running, **self.leaving}]
@@ -119,7 +114,7 @@ class Scheduler:
         )
 
     def take(self, planned: BatchPlan, result: StepResult) -> None:
-        """A result: tokens of rows, and the confirmation that rows have left."""
+        """Also takes the confirmation that rows have left."""
         self.grant_hash = grant_hash(grant_hash(self.grant_hash, planned.grants), planned.shared)
         if result.grant_hash != self.grant_hash:
             raise AssertionError("the hashes of grants differ")
@@ -150,7 +145,7 @@ class Scheduler:
                 request.num_computed -= granted + 1 - accepted
 
     def rebuild(self, states: Sequence[RowState]) -> None:
-        """What a successor does: everything from the snapshot."""
+        """As a successor does: everything from the snapshot."""
         self.running.clear()
         self.leaving.clear()
         self.step_id, self.epoch = 0, self.epoch + 1
@@ -160,7 +155,7 @@ class Scheduler:
             request.output, request.blocks = state.output_token_ids.tolist(), state.block_ids.tolist()
             request.num_expected, request.num_computed = len(request.output), state.num_computed_tokens
             request.finish = int(state.finish)
-            # The snapshot does not say; a copy too many does no harm.
+            # A copy too many does no harm.
             request.is_last_block_shared = request.num_computed % LIMITS.block_size > 0
             if state.row is not None:
                 self.running[state.row] = request
@@ -180,7 +175,7 @@ class Scheduler:
         return finish, preempt
 
     def _place(self, row: int, sources: Sequence[Request], cells: "_Cells") -> NewRequest:
-        """Put a request on a row, on as much of what another one computed as they have in common."""
+        """On as much of what another request computed as they have in common."""
         request = self.waiting.pop(0)
         source = max(sources, key=request.num_in_common, default=request)
         request.num_computed, request.num_expected = 0, len(request.output)
@@ -216,7 +211,7 @@ class Scheduler:
         return self.random.randint(0, max(0, min(self.max_num_drafts, room, budget)))
 
     def _schedule(self, cells: "_Cells", place: Sequence[NewRequest]) -> list[tuple[int, int, int]]:
-        """Rows, how many tokens each computes, and how many of these are drafts."""
+        """Returns rows, how many tokens each computes, and how many of these are drafts."""
         scheduled: list[tuple[int, int, int]] = []
         budget = LIMITS.max_num_batched_tokens
         placed = [placement.row for placement in place]
@@ -249,7 +244,7 @@ class Scheduler:
 
 
 class FragileRunner(HashRunner):
-    """A runner whose next step fails in the given place, be it after some of the work is done."""
+    """The next step fails in the given place, be it after some of the work is done."""
 
     fails_in = ""
 
@@ -258,7 +253,7 @@ class FragileRunner(HashRunner):
         self._fail("copy")
 
     def launch(self, batch: StepBatch) -> StepOutput:
-        """Compute; then fail, or give an answer that does not fit the batch."""
+        """May also give an answer that does not fit the batch."""
         output = super().launch(batch)
         self._fail("forward pass")
         if self.fails_in == "output" and batch.sampled.size:

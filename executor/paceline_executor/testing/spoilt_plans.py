@@ -1,7 +1,6 @@
 """Sound plans with a mistake in them, drawn at random: what a scheduler that has gone wrong may send.
 
-Knows the shape of a plan and the limits of a table. It refuses to know what the rows hold, so some spoilt plans are
-sound all the same.
+Refuses to know what the rows hold, so some spoilt plans are sound all the same.
 """
 
 from collections.abc import Sequence
@@ -33,7 +32,6 @@ class Spoiler:
     random: Random
 
     def spoil(self, sound: BatchPlan) -> BatchPlan:
-        """The plan with its mistake."""
         kinds = (
             self._grants,
             self._shared,
@@ -107,7 +105,7 @@ class Spoiler:
         return BlockGrants(*self._lines((cells.rows, cells.indices, cells.block_ids), bounds))
 
     def _lines(self, columns: Sequence[Int32Array], bounds: Sequence[int]) -> list[Int32Array]:
-        """Columns with a line changed in one place, doubled but for one place or left out, or with a value missing."""
+        """Changed in one place, doubled but for one place or left out, or with a value missing."""
         lines = list(zip(*(column.tolist() for column in columns), strict=False))  # a value may be missing already
         kind = self.random.choice(("change", "change", "double", "leave out", "cut"))
         place = self.random.randrange(len(bounds))

@@ -1,7 +1,4 @@
-"""Engines for tests: one that executes plans one by one, and one place that says how engines of tests see their runner.
-
-Knows engines and runners.
-"""
+"""Engines for tests: one that executes plans one by one, and how engines of tests see their runner."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,12 +25,11 @@ def hidden_runners() -> Iterator[None]:
 
 
 def as_seen(runner: Runner) -> Runner:
-    """The runner as engines of tests see it now."""
     return _seen_as[-1](runner) if _seen_as else runner
 
 
 class SteppingEngine(Engine):
-    """An engine of which a step is launched and collected at once. `runner` is the one inside, to break it."""
+    """`runner` is the one inside, to break it."""
 
     def __init__(self, table: RowTable, runner: Runner, *more: Callable[[], int]) -> None:
         super().__init__(table, as_seen(runner), *more)
@@ -44,7 +40,7 @@ class SteppingEngine(Engine):
 
 
 def outcome_of(execute: Callable[[], StepResult]) -> StepResult | None:
-    """A step's result, or None when it failed; without times, since no two runs take the same."""
+    """None when it failed; without times, since no two runs take the same."""
     try:
         return replace(execute(), timings=StepTimings())
     except StepFailedError:

@@ -1,7 +1,7 @@
 """From stored bytes to numbers by torch operations, which run on any device.
 
 Knows the blocks of ggml's types, as ggml-common.h of the ggml project defines them. The arithmetic is float32, in the
-order of the gguf library, so that the values have the same bits. It refuses to know files and models.
+order of the gguf library, so that the values have the same bits.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ TORCH_TYPES: Mapping[FloatType, torch.dtype] = {
 
 
 def check_convertible(tensor: StoredTensor) -> None:
-    """Raise UnsupportedModelError for a type that `numbers_of` does not know."""
+    """Raises UnsupportedModelError for a type that `numbers_of` does not know."""
     if not isinstance(tensor.stored, FloatType) and tensor.stored not in _BLOCKS:
         known = ", ".join(sorted(kind.name for kind in _BLOCKS))
         raise UnsupportedModelError(
@@ -31,7 +31,7 @@ def check_convertible(tensor: StoredTensor) -> None:
 
 
 def numbers_of(rows: torch.Tensor, stored: StoredType) -> torch.Tensor:
-    """The numbers of these rows [rows, numbers]: of their own type for floats, float32 for blocks.
+    """Returns [rows, numbers]: of their own type for floats, float32 for blocks.
 
     rows: [rows, bytes per row] uint8, contiguous, on any device. Floats are a view of them.
     """

@@ -1,10 +1,9 @@
 """A checkpoint's tensors on a device: each row at its place in the one tensor that it belongs to, and checked.
 
-Knows which tensors go side by side, and how they become dense or 8-bit numbers. It refuses to know what a model does
-with them, and how bytes come to the device (`staging` does).
+Refuses to know what a model does with them, and how bytes come to the device.
 
-Everything is allocated once, in its last type and shape: matrices that take the same input are written into one, and
-a part of a matrix becomes 8-bit numbers as it arrives. So a model takes its own size of the device, and a little.
+Everything is allocated once, in its last type and shape: matrices that take the same input are written into one, and a
+part of a matrix becomes 8-bit numbers as it arrives. So a model takes its own size of the device, and a little.
 """
 
 import enum
@@ -20,20 +19,18 @@ from paceline_executor.weights.stored_checkpoint import as_float32, not_finite
 from paceline_executor.weights.stored_tensor import FloatType, StoredTensor
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
 
-# Numbers that are converted at a time; what that takes beside them is a few times as many float32.
+# Converted at a time; that takes a few times as many float32 beside them.
 _NUMBERS_AT_ONCE = 16 << 20
 
 
 class MatrixKind(enum.Enum):
-    """What matrices become on the device."""
-
-    DENSE = "dense"  # floats of the type that is computed with, whatever they were
+    DENSE = "dense"  # floats of the type that is computed with
     AS_STORED = "as stored"  # float8_e4m3fn stays so, all others become dense
-    FLOAT8 = "float8"  # float8_e4m3fn; what is not stored so is rounded, with a scale for each row
+    FLOAT8 = "float8"  # float8_e4m3fn; others are rounded, with a scale for each row
 
 
 class Uploader:
-    """Reads tensors of a checkpoint onto a device. One thread at a time."""
+    """One thread may use it at a time."""
 
     def __init__(
         self,
@@ -60,16 +57,15 @@ class Uploader:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's shape."""
         return self._checkpoint.config
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of dense numbers."""
+        """Dense numbers have it."""
         return self._dtype
 
     def dense(self, *names: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The tensors of these Hugging Face names, one below the other: [all rows, …] of `dtype`, else that of all.
+        """One below the other: [all rows, …] of `dtype`, else that of all.
 
         Raises ModelCorruptError.
         """
@@ -83,7 +79,7 @@ class Uploader:
         return out
 
     def matrix(self, *names: str, kind: MatrixKind) -> torch.Tensor | ScaledWeight:
-        """The matrices of these Hugging Face names, one below the other: one product instead of several.
+        """One below the other: one product instead of several.
 
         Raises ModelCorruptError.
         """
@@ -102,7 +98,7 @@ class Uploader:
         return ScaledWeight(values, scales)
 
     def check(self) -> None:
-        """Wait for the device. Raises ModelCorruptError for the first tensor that holds numbers that are not finite."""
+        """Waits for the device. Raises ModelCorruptError for the first tensor that holds other than finite numbers."""
         if self._checked and not torch.stack([is_finite for _, is_finite in self._checked]).all():
             raise not_finite(next(tensor for tensor, is_finite in self._checked if not is_finite))
         self._checked.clear()
@@ -133,7 +129,7 @@ class Uploader:
             _put_rows(out.scales, part.scales, places)
 
     def _parts(self, tensor: StoredTensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first row, numbers [rows, numbers]) of the whole tensor, in the order of the file."""
+        """(first row, numbers [rows, numbers]), in the order of the file."""
         rows_at_once = max(1, _NUMBERS_AT_ONCE // tensor.row_numbers)
         for first, rows in self._staging.stream(tensor):
             for start in range(0, rows.shape[0], rows_at_once):
@@ -142,7 +138,7 @@ class Uploader:
             self._on_progress(self._num_bytes, self._total_bytes)
 
     def _scales(self, tensor: StoredTensor) -> torch.Tensor | None:
-        """What each row's numbers are to be multiplied with, [rows] float32, in the order of the file."""
+        """Of each row, [rows] float32, in the order of the file."""
         if tensor.scales is None:
             return None
         scales = torch.from_numpy(as_float32(tensor.scales).reshape(-1)).to(self._device)

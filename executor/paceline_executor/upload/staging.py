@@ -1,6 +1,5 @@
-"""Two buffers of host memory, through which all bytes of a model go to its device.
-
-While the device takes one, threads read into the other. Knows bytes; not what numbers they are.
+"""Two buffers of host memory, through which all bytes of a model go to its device: while the device takes one, threads
+read into the other.
 """
 
 import math
@@ -14,24 +13,22 @@ import torch
 from paceline_executor.weights.stored_tensor import StoredTensor
 
 BUFFER_BYTES = 64 << 20
-# A system call copies 6 GB/s out of the page cache; 16 of them at a time keep up with a PCIe 5 link.
+# A system call copies 6 GB/s out of the page cache; 16 at a time keep up with a PCIe 5 link.
 NUM_READERS = 16
 _LEAST_PIECE_BYTES = 1 << 20  # less is not worth a thread
 
 
 class Sent(Protocol):
-    """What was sent, and when the host's memory is free again."""
+    """The host's memory is free again afterwards."""
 
     def synchronize(self) -> None:
-        """Return when the device has taken the bytes."""
+        """Returns when the device has taken the bytes."""
         ...
 
 
 class Transfer(Protocol):
-    """How bytes come to a device."""
-
     def new_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Host memory, [num_bytes] uint8."""
+        """Returns [num_bytes] uint8."""
         ...
 
     def send(self, part: torch.Tensor) -> tuple[torch.Tensor, Sent | None]:
@@ -43,41 +40,36 @@ class Transfer(Protocol):
 
 
 class HostTransfer:
-    """To the CPU: bytes are there already."""
+    """The CPU has the bytes already."""
 
     def new_buffer(self, num_bytes: int) -> torch.Tensor:
-        """See `Transfer`."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def send(self, part: torch.Tensor) -> tuple[torch.Tensor, Sent | None]:
-        """See `Transfer`."""
         return part, None
 
 
 class CudaTransfer:
-    """To a CUDA device: out of pinned memory, by its copy engine, in the current stream."""
+    """Out of pinned memory, by its copy engine, in the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def new_buffer(self, num_bytes: int) -> torch.Tensor:
-        """See `Transfer`."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def send(self, part: torch.Tensor) -> tuple[torch.Tensor, Sent | None]:
-        """See `Transfer`."""
         sent = part.to(self._device, non_blocking=True)
         taken: Sent = torch.cuda.current_stream(self._device).record_event()
         return sent, taken
 
 
 def transfer_to(device: torch.device) -> Transfer:
-    """The one for this device."""
     return CudaTransfer(device) if device.type == "cuda" else HostTransfer()
 
 
 class Staging:
-    """The two buffers, and the threads that fill them. One thread at a time; a context, at whose end all is freed."""
+    """One thread at a time; a context, at whose end all is freed."""
 
     def __init__(self, transfer: Transfer, buffer_bytes: int = BUFFER_BYTES, num_readers: int = NUM_READERS) -> None:
         """The memory is taken here: all that the host needs for a model of any size."""
@@ -101,7 +93,7 @@ class Staging:
         self._buffers.clear()
 
     def stream(self, tensor: StoredTensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """All rows of the tensor in the order of the file: (first row, bytes [rows, bytes per row] on the device).
+        """In the order of the file: (first row, bytes [rows, bytes per row] on the device).
 
         A part is used before the next one is asked for; on a device of its own that means that the work is launched.
         Raises ModelCorruptError, and ValueError for a row that is larger than a buffer.

@@ -1,7 +1,6 @@
 """Models on disk: finding or fetching them, checking them, and reading their weights and tokenizers.
 
-`resolve_model` turns a name or path into a file, `load_model` opens it, `load_checkpoint` and `load_tokenizer` one half
-of it. Everything raised is a `paceline_executor.errors.ModelError`.
+Everything raised is a `paceline_executor.errors.ModelError`.
 """
 
 from paceline.plan.values import GenerationDefaults

@@ -1,7 +1,6 @@
 """What a model is made of: its configuration and its tensors by name.
 
-Knows the Hugging Face tensor names of a decoder-only transformer, stored tensors and float32 arrays. It refuses to know
-file formats (`gguf_file` does), torch, and how a model computes.
+Knows Hugging Face's tensor names. Refuses to know file formats, torch, and how a model computes.
 """
 
 import enum
@@ -19,14 +18,14 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """All frequencies divided by `factor`."""
+    """All frequencies are divided by `factor`."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """theta raised for contexts beyond `original_max_len`. A served context is fixed: it is raised for the longest."""
+    """theta is raised for contexts beyond `original_max_len`: for the longest that is served."""
 
     factor: float
     original_max_len: int  # trained context, in tokens
@@ -34,19 +33,19 @@ class DynamicScaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Low frequencies divided by `factor`, high ones kept. Peng et al., 2023, https://arxiv.org/abs/2309.00071."""
+    """Low frequencies are divided by `factor`. Peng et al., 2023, https://arxiv.org/abs/2309.00071."""
 
     factor: float
     original_max_len: int  # trained context, in tokens
-    beta_fast: float  # rotations in the trained context from which on a frequency is kept; 32 where a file is silent
-    beta_slow: float  # rotations up to which it is divided; 1 where a file is silent
-    attention_factor: float  # of cosines and sines; 0.1 * ln(factor) + 1 where a file is silent
-    truncate: bool = True  # the two bounds are rounded to whole pairs of dimensions
+    beta_fast: float  # rotations in the trained context from which on a frequency is kept; default 32
+    beta_slow: float  # rotations up to which it is divided; default 1
+    attention_factor: float  # of cosines and sines; default 0.1 * ln(factor) + 1
+    truncate: bool = True  # both bounds are rounded to whole pairs of dimensions
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Frequencies with few rotations in the trained context divided by `factor`, as Llama 3.1 and later do."""
+    """Frequencies with few rotations in the trained context are divided by `factor`."""
 
     factor: float
     low_freq_factor: float  # rotations up to which a frequency is divided
@@ -56,16 +55,16 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class LongropeScaling:
-    """Each frequency divided by a factor of its own. Ding et al., 2024, https://arxiv.org/abs/2402.13753.
+    """Each frequency is divided by its own factor. Ding et al., 2024, https://arxiv.org/abs/2402.13753.
 
-    A GGUF file's `rope_freqs.weight` is this too: short and long factors are the same then, and attention_factor is 1.
+    Of a GGUF file's `rope_freqs.weight` short and long factors are the same, and attention_factor is 1.
     """
 
-    short_factors: tuple[float, ...]  # head_dim / 2, where the served context is at most original_max_len
-    long_factors: tuple[float, ...]  # head_dim / 2, where it is longer
+    short_factors: tuple[float, ...]  # head_dim / 2, for served contexts up to original_max_len
+    long_factors: tuple[float, ...]  # head_dim / 2, for longer ones
     original_max_len: int  # trained context, in tokens
-    attention_factor: float  # of cosines and sines; where a file is silent sqrt(1 + ln(s) / ln(original_max_len)),
-    # s being the model's context by original_max_len, and 1 for s up to 1
+    attention_factor: float  # of cosines and sines; default sqrt(1 + ln(s) / ln(original_max_len)),
+    # s being the model's context by original_max_len, at least 1
 
 
 RopeScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongropeScaling
@@ -73,14 +72,14 @@ RopeScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | Lon
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding of whole heads; readers refuse models that rotate a part of a head only."""
+    """Of whole heads; readers refuse models that rotate a part of a head only."""
 
     theta: float  # above 1
     scaling: RopeScaling | None = None
 
 
 class Activation(enum.Enum):
-    """What the gates of the feed-forward network go through."""
+    """The feed-forward network's gates use it."""
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
@@ -88,9 +87,9 @@ class Activation(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer, every value checked to be positive and consistent by the reader."""
+    """The reader has checked that every value is positive and consistent."""
 
-    architecture: str  # "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3": a name; what is computed is below
+    architecture: str  # "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -101,16 +100,16 @@ class ModelConfig:
     max_model_len: int  # the longest context the model is made for, scaling of rope included, in tokens
     rms_norm_eps: float
     rope: Rope
-    tie_word_embeddings: bool  # then there is no "lm_head.weight": the embedding serves for both
-    local_rope: Rope | None = None  # of sliding layers, where it differs from `rope`
-    sliding_window: int | None = None  # how many positions a token of a sliding layer sees, its own included
+    tie_word_embeddings: bool  # then there is no "lm_head.weight"
+    local_rope: Rope | None = None  # of sliding layers, where it differs
+    sliding_window: int | None = None  # positions a token of a sliding layer sees, its own included
     sliding_layers: tuple[bool, ...] = ()  # one per layer; empty or all False without a window
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # every head's query and key normalised before they are rotated
-    post_norms: bool = False  # outputs of attention and feed-forward network normalised before they are added
-    unit_offset_norms: bool = False  # norms multiply by 1 + weight; GGUF files have the 1 added already
+    qk_norm: bool = False  # normalised before they are rotated
+    post_norms: bool = False  # of attention and feed-forward network
+    unit_offset_norms: bool = False  # norms multiply by 1 + weight; GGUF files have the 1 added
     activation: Activation = Activation.SILU
     embedding_scale: float = 1.0
     attention_scale: float | None = None  # of q . k; None is head_dim ** -0.5
@@ -118,15 +117,14 @@ class ModelConfig:
     logit_softcap: float | None = None  # logits likewise
 
     def window(self, layer: int) -> int | None:
-        """How many positions a token of this layer sees, its own included; None for all."""
+        """Positions a token sees, its own included; None for all."""
         return self.sliding_window if self.is_sliding(layer) else None
 
     def is_sliding(self, layer: int) -> bool:
-        """Whether this layer is one of the sliding ones."""
         return self.sliding_window is not None and any(self.sliding_layers[layer : layer + 1])
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor the model consists of: Hugging Face name -> shape, [out, in] for matrices."""
+        """Hugging Face name -> shape, [out, in] for matrices."""
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, self.hidden_size)}
         for layer in range(self.num_layers):
             shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in self._layer_shapes().items()}
@@ -159,7 +157,7 @@ class ModelConfig:
         }
 
     def biased_matrices(self) -> tuple[str, ...]:
-        """The matrices of a layer that have a bias, such as "self_attn.q_proj"."""
+        """Those of a layer that have a bias, such as "self_attn.q_proj"."""
         qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj") if self.qkv_bias else ()
         output = ("self_attn.o_proj",) if self.attention_output_bias else ()
         return qkv + output + (("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj") if self.mlp_bias else ())
@@ -167,23 +165,21 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class KvScales:
-    """What keys and values of 8-bit floats are multiplied with, above 0, for each KV head of each layer."""
+    """They are above 0, for 8-bit float keys and values."""
 
     keys: Float32Array  # [num_layers, num_kv_heads]
     values: Float32Array  # [num_layers, num_kv_heads]
 
 
 class Checkpoint(Protocol):
-    """A model's weights, complete and of the shapes `config.tensor_shapes()` says: a reader refuses anything less.
+    """Complete and of the shapes `config.tensor_shapes()` says: a reader refuses anything less.
 
-    Matrices are [out, in] and the rows of q_proj and k_proj are in Hugging Face order: rotary position embedding
-    pairs dimension i of a head with i + head_dim / 2.
+    Matrices are [out, in] and the rows of q_proj and k_proj are in Hugging Face order: rotary position embedding pairs
+    dimension i of a head with i + head_dim / 2.
     """
 
     @property
-    def config(self) -> ModelConfig:
-        """The model's shape."""
-        ...
+    def config(self) -> ModelConfig: ...
 
     @property
     def quantization(self) -> str:
@@ -192,25 +188,25 @@ class Checkpoint(Protocol):
 
     @property
     def kv_scales(self) -> KvScales | None:
-        """Those that the file brings for a KV cache of float8_e4m3fn; None where it brings none."""
+        """For a KV cache of float8_e4m3fn; None where the file brings none."""
         ...
 
     def stored(self, name: str) -> StoredTensor:
-        """The tensor of this Hugging Face name as it is stored: nothing is read yet, and nothing converted.
+        """Nothing is read yet, and nothing converted.
 
         Raises KeyError for a name that `config.tensor_shapes()` does not list.
         """
         ...
 
     def tensor(self, name: str) -> Float32Array:
-        """The same tensor as float32, C-contiguous, newly made at each call, hence the caller's to keep.
+        """As float32, C-contiguous, newly made at each call.
 
         Raises KeyError as `stored` does.
         """
         ...
 
     def quantized(self, name: str) -> QuantizedRows | None:
-        """The same tensor as it is stored, where that is as integers in groups of 32; None where it is not.
+        """As integers in groups of 32; None where it is stored otherwise.
 
         Raises KeyError as `stored` does.
         """

@@ -1,6 +1,6 @@
-"""A checkpoint of random weights, of the shape that a config.json says: for benchmarks, without the file of a model.
+"""A checkpoint of random weights, of the shape that a config.json says: for benchmarks.
 
-Apart from the readers: nothing is read. Knows which numbers keep what a model computes finite and of ordinary size.
+Apart from the readers: nothing is read.
 """
 
 from pathlib import Path
@@ -14,15 +14,12 @@ from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, Stor
 
 
 def dummy_checkpoint(folder: Path) -> "DummyCheckpoint":
-    """Random weights of the shape that the folder's config.json says.
-
-    Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
-    """
+    """Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError."""
     return DummyCheckpoint(read_hf_config(folder / CONFIG_FILE))
 
 
 class DummyCheckpoint:
-    """See `Checkpoint`. The same for the same shape, whatever is read first."""
+    """The same for the same shape, whatever is read first."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -30,26 +27,23 @@ class DummyCheckpoint:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's shape."""
         return self._config
 
     @property
     def quantization(self) -> str:
-        """See `Checkpoint.quantization`: all weights are floats."""
         return ""
 
     @property
     def kv_scales(self) -> None:
-        """See `Checkpoint.kv_scales`."""
         return None
 
     def stored(self, name: str) -> StoredTensor:
-        """See `Checkpoint.stored`: float32, made when it is asked for."""
+        """Float32, made when it is asked for."""
         values = self.tensor(name)
         return StoredTensor(name, FloatType.FLOAT32, values.shape, MemoryBytes(values.tobytes()), 0)
 
     def tensor(self, name: str) -> Float32Array:
-        """See `Checkpoint.tensor`: matrices of unit gain, norms that multiply by 1, biases of 0."""
+        """Matrices of unit gain, norms that multiply by 1, biases of 0."""
         shape, place = self._config.tensor_shapes()[name], self._places[name]
         if name.endswith(".bias"):
             return np.zeros(shape, np.float32)
@@ -60,6 +54,5 @@ class DummyCheckpoint:
         return noise
 
     def quantized(self, name: str) -> None:
-        """See `Checkpoint.quantized`: no tensor is stored as integers."""
         if name not in self._places:
             raise KeyError(name)

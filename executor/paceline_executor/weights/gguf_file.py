@@ -1,8 +1,8 @@
 """A model out of a GGUF file: which of its tensors is which of the model's.
 
-Knows GGUF's tensor names, as docs/gguf.md of the ggml project lists them, and that converting a Hugging Face model to
-GGUF interleaved the rows of a Llama's query and key projections. It does not know the file layout (`gguf_header` does),
-the metadata (`gguf_config`), the tokenizer, or how the model computes.
+Knows GGUF's tensor names, as docs/gguf.md of the ggml project lists them, and that GGUF interleaves the rows of a
+Llama's query and key projections. Refuses to know the file layout, the metadata, the tokenizer, and how the model
+computes.
 """
 
 from pathlib import Path
@@ -54,14 +54,11 @@ _POST_NORM_NAMES = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _FACTOR_TENSORS = {FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS}
-_MAX_FACTORS = 1 << 16  # of rotary frequencies: half a head's dimensions
+_MAX_FACTORS = 1 << 16  # half a head's dimensions
 
 
 def checkpoint_from_gguf(header: GgufHeader) -> StoredCheckpoint:
-    """Check what the header says of the weights, and return them ready to be read.
-
-    Raises ModelCorruptError or UnsupportedModelError, before memory is taken for any weight.
-    """
+    """Raises ModelCorruptError or UnsupportedModelError, before memory is taken for any weight."""
     check_gguf_kind(header)
     config = read_gguf_config(header, _frequency_factors(header))
     stored_names = {name: _stored_name(name, config) for name in config.tensor_shapes()}
@@ -94,7 +91,7 @@ def _stored_name(name: str, config: ModelConfig) -> str:
 
 
 def _frequency_factors(header: GgufHeader) -> dict[str, tuple[float, ...]]:
-    """The tensors by which rotary frequencies are divided: Llama 3.1 and later have one, longrope models have two."""
+    """They divide rotary frequencies: Llama 3.1 and later have one, longrope models two."""
     factors = {}
     for name in _FACTOR_TENSORS & header.tensors.keys():
         info = header.tensors[name]
@@ -123,7 +120,7 @@ def _check_tensors(header: GgufHeader, config: ModelConfig, stored_names: dict[s
 
 
 def _check_quantization(path: Path, quantization: GGMLQuantizationType) -> None:
-    """Ask the library, which keeps its list of types to itself, by dequantising one block of zeros."""
+    """The library keeps its list of types to itself: dequantise one block of zeros."""
     try:
         dequantize(np.zeros((1, GGML_QUANT_SIZES[quantization][1]), np.uint8), quantization)
     except NotImplementedError as error:

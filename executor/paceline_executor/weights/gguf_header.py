@@ -2,8 +2,8 @@
 
 Follows "File Structure" of docs/gguf.md in the ggml project, versions 2 and 3, little-endian. The gguf library's own
 reader takes every count, length and offset at its word; this one checks each against the file's size and a fixed bound
-before memory is taken for it. It knows nothing of models: no key and no tensor name means anything here, except
-`general.alignment`, which the layout depends on.
+before memory is taken for it. No key and no tensor name means anything here, except `general.alignment`, which the
+layout depends on.
 """
 
 import math
@@ -24,13 +24,13 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 16
-MAX_HEADER_BYTES = 128 << 20  # the largest vocabularies in use need about a sixth of it
+MAX_HEADER_BYTES = 128 << 20  # the largest vocabularies in use need a sixth of it
 MAX_TENSORS = 1 << 16
 MAX_KEYS = 1 << 16
 MAX_KEY_BYTES = (1 << 16) - 1
 MAX_TENSOR_NAME_BYTES = 64
 MAX_DIMENSIONS = 4
-MAX_STRINGS = 1 << 20  # in all arrays together; the largest vocabularies in use have three quarters of it
+MAX_STRINGS = 1 << 20  # in all arrays; the largest vocabularies in use have three quarters of it
 
 _TYPE_BOOL, _TYPE_STRING, _TYPE_ARRAY = 7, 8, 9
 _SCALAR_DTYPES: dict[int, np.dtype[np.number]] = {
@@ -53,10 +53,10 @@ MetadataValue = bool | int | float | str | tuple[str, ...] | NumericArray
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor lies in the file; checked to be inside it and to overlap no other."""
+    """It is inside the file and overlaps no other."""
 
     name: str
-    shape: tuple[int, ...]  # outermost dimension first, as numpy has it; GGUF stores the reverse
+    shape: tuple[int, ...]  # outermost dimension first; GGUF stores the reverse
     quantization: GGMLQuantizationType
     start: int  # byte offset from the beginning of the file
     num_bytes: int
@@ -64,49 +64,44 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """The metadata and tensor directory of one file. Typed lookups raise ModelCorruptError naming the key."""
+    """Typed lookups raise ModelCorruptError naming the key."""
 
     path: Path
     metadata: Mapping[str, MetadataValue]
     tensors: Mapping[str, TensorInfo]
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """The integer under `key`, or `default` where the key is absent."""
         value = self.metadata.get(key, default)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         raise self._mistyped(key, "an integer")
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The finite number under `key`, or `default` where the key is absent."""
         value = self.metadata.get(key, default)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
         raise self._mistyped(key, "a finite number")
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """The truth value under `key`, or `default` where the key is absent."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool):
             return value
         raise self._mistyped(key, "true or false")
 
     def text(self, key: str, default: str | None = None) -> str:
-        """The string under `key`, or `default` where the key is absent."""
         value = self.metadata.get(key, default)
         if isinstance(value, str):
             return value
         raise self._mistyped(key, "a string")
 
     def strings(self, key: str) -> tuple[str, ...]:
-        """The array of strings under `key`."""
         value = self.metadata.get(key)
         if isinstance(value, tuple):
             return value
         raise self._mistyped(key, "an array of strings")
 
     def numbers(self, key: str) -> NumericArray:
-        """The array of numbers under `key`; 1-d, of the dtype the file states."""
+        """They are 1-d, of the dtype the file states."""
         value = self.metadata.get(key)
         if isinstance(value, np.ndarray):
             return value
@@ -118,9 +113,7 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Read and check the header of the GGUF file at `path`.
-
-    Raises ModelNotFoundError where the file cannot be read, ModelCorruptError where it is not a sound GGUF file, and
+    """Raises ModelNotFoundError where the file cannot be read, ModelCorruptError where it is not a sound GGUF file, and
     UnsupportedModelError for versions, byte orders, value types and tensor types outside this reader's range.
     """
     try:
@@ -132,7 +125,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """One pass over one file's header. `take` is the only place that reads, and it never reads past the bound."""
+    """`take` is the only place that reads, and it never reads past the bound."""
 
     def __init__(self, path: Path, file: BinaryIO, size_bytes: int) -> None:
         self._path = path
@@ -227,7 +220,7 @@ class _Reader:
         return values
 
     def _tensor_info(self) -> TensorInfo:
-        """One directory record; `start` is still relative to the data section, whose place is known only later."""
+        """`start` is still relative to the data section, whose place is known only later."""
         name = self._text(MAX_TENSOR_NAME_BYTES)
         num_dimensions = self._u32()
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
@@ -244,7 +237,7 @@ class _Reader:
         block_elements, block_bytes = GGML_QUANT_SIZES[quantization]
         if 0 in shape or shape[-1] % block_elements:
             raise damaged(self._path, f"tensor {shown(name)} has a shape {shape} that {quantization.name} cannot hold")
-        # Python's integers do not overflow: a product beyond 64 bits is simply larger than the file.
+        # Python's integers do not overflow.
         num_bytes = math.prod(shape) // block_elements * block_bytes
         if num_bytes > self._size_bytes:
             raise damaged(self._path, f"tensor {shown(name)} of shape {shape} is larger than the file")

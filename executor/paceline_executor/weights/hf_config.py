@@ -1,8 +1,7 @@
 """The config.json of a Hugging Face folder, as the configuration of a decoder.
 
-Knows the families of models that are served: what each of their config.json files may leave out, and what it means by
-what it states. What transformers does is the measure. It runs no code of a folder: `auto_map` is not looked at, for a
-family that is known needs none. It does not know tensors (`safetensors_folder` does).
+Knows the families of models that are served: what their files may leave out, and what they mean. What transformers does
+is the measure. It runs no code of a folder: `auto_map` is not looked at.
 """
 
 import math
@@ -30,11 +29,11 @@ _Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """One `model_type`: what its configuration class in transformers fills in, and what its code always does."""
+    """A `model_type`: what its class in transformers fills in, and what its code always does."""
 
     architecture: str
-    model_class: str  # the one that transformers computes it with
-    defaults: _Fields  # of keys that are absent; one that is there and null stays null
+    model_class: str  # in transformers
+    defaults: _Fields  # of keys that are absent; null stays null
     qkv_bias: bool = False
     qk_norm: bool = False
     is_gemma: bool = False  # four norms per layer, 1 added to their weights, scaled embedding, scaled queries
@@ -76,10 +75,7 @@ _IMAGE_MODEL, _IMAGE_MODEL_CLASS = "gemma3", "Gemma3ForConditionalGeneration"
 
 
 def read_hf_config(path: Path) -> ModelConfig:
-    """The configuration that the config.json at `path` states.
-
-    Raises ModelNotFoundError, ModelCorruptError naming the field, or UnsupportedModelError naming the feature.
-    """
+    """Raises ModelNotFoundError, ModelCorruptError naming the field, or UnsupportedModelError naming the feature."""
     file = JsonFields.read(path)
     _check_plain_weights(file)
     kind, model_class = file.text("model_type"), _model_class(file)
@@ -101,7 +97,7 @@ def read_hf_config(path: Path) -> ModelConfig:
 
 
 def _check_plain_weights(config: JsonFields) -> None:
-    """Refuse all weights but floats, and float8 with a scale for each tensor or row, whatever writes them."""
+    """Floats, and float8 with a scale for each tensor or row, whatever writes them."""
     quantization = config.object("quantization_config") or config.object("compression_config")
     if quantization is None:
         return
@@ -168,7 +164,7 @@ def _read_family(family: _Family, config: JsonFields) -> ModelConfig:
 
 
 def _ropes(family: _Family, config: JsonFields, head_dim: int, max_len: int) -> tuple[Rope, Rope | None]:
-    """The rotations of all layers, or those of full and of sliding layers."""
+    """Of all layers, or of full and of sliding layers."""
     nested = config.object("rope_parameters")
     full = None if nested is None else nested.object(_FULL)
     sliding = None if nested is None else nested.object(_SLIDING)
@@ -185,7 +181,7 @@ def _ropes(family: _Family, config: JsonFields, head_dim: int, max_len: int) -> 
 
 
 def _sliding_layers(config: JsonFields, num_layers: int) -> tuple[bool, ...]:
-    """Which layers see a window only; none where there is no window."""
+    """Which layers see a window only."""
     if config.get("sliding_window") is None or config.flag("use_sliding_window") is False:
         return ()
     kinds = config.get("layer_types")

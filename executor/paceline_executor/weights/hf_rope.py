@@ -1,7 +1,7 @@
-"""Rotary position embedding as a Hugging Face config.json states it, in the keys of either generation.
+"""Rotary position embedding as a Hugging Face config.json states it.
 
-Knows `rope_parameters`, which holds all, and the older `rope_theta` beside `rope_scaling`, and the defaults that
-transformers gives to what they leave out. It does not know families of models, nor how rotations are computed.
+Knows `rope_parameters`, which holds all, and the older `rope_theta` beside `rope_scaling`, and transformers' defaults.
+Refuses to know families of models, and how rotations are computed.
 """
 
 import math
@@ -23,7 +23,7 @@ _ORIGINAL = "original_max_position_embeddings"
 
 
 def read_rope(config: JsonFields, head_dim: int, max_len: int, default_theta: float) -> Rope:
-    """The rotation of all layers. max_len: max_position_embeddings, in tokens.
+    """Reads that of all layers. max_len: max_position_embeddings, in tokens.
 
     Raises ModelCorruptError or UnsupportedModelError, naming the field.
     """
@@ -34,7 +34,6 @@ def read_rope(config: JsonFields, head_dim: int, max_len: int, default_theta: fl
 
 
 def read_rope_object(config: JsonFields, fields: JsonFields, head_dim: int, max_len: int, default_theta: float) -> Rope:
-    """The rotation that one object describes."""
     _check_whole(fields)
     theta = fields.positive_number("rope_theta", default_theta)
     if theta <= 1:
@@ -43,7 +42,7 @@ def read_rope_object(config: JsonFields, fields: JsonFields, head_dim: int, max_
 
 
 def scaled_length(scaling: RopeScaling | None, max_len: int) -> int:
-    """The context that a model is made for, where `max_len` is what its file calls so, in tokens.
+    """In tokens; `max_len` is what the model's file calls so.
 
     As vLLM has it: files with linear, dynamic and yarn scaling state the context before it, the others that after it.
     """

@@ -1,9 +1,9 @@
 """Fetches a model of the Hugging Face hub into the cache, or finds it there.
 
-Knows the cache's folders: `<cache>/hub/<org>--<name>/<commit>/<file>`, beside them `<commit>.json`, which is what the
-hub said of that commit's files, and `refs/<revision>`, the commit that a branch or tag led to. A file gets its final
-name only after its digest was checked, so what has that name is whole; `<file>.partial` is continued. It does not know
-HTTP (`hub_client` does), which files make up a model (`hub_choice`), nor what is in them.
+The cache has `<cache>/hub/<org>--<name>/<commit>/<file>`, beside them `<commit>.json`, what the hub said of that
+commit's files, and `refs/<revision>`, the commit that a branch or tag led to. A file gets its final name only after its
+digest was checked; `<file>.partial` is continued. Refuses to know HTTP, which files make up a model, and what is in
+them.
 """
 
 import hashlib
@@ -37,10 +37,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 def fetch_from_hub(hub_id: HubId, *, cache_dir: Path, on_progress: OnProgress, options: FetchOptions) -> Path:
-    """The model's folder, or its GGUF file, complete and checked; its path contains the commit.
+    """The model is complete and checked; its path contains the commit.
 
-    Without a network the commit that the revision led to last time is used, where it is complete.
-    Raises ModelNotFoundError, UnsupportedModelError for a repository without weights that are read, ModelFetchError.
+    Without a network the commit that the revision led to last time is used, where it is complete. Raises
+    ModelNotFoundError, UnsupportedModelError for a repository without weights that are read, ModelFetchError.
     """
     root = cache_dir / "hub" / hub_id.repository.replace("/", "--")
     try:
@@ -55,7 +55,7 @@ def fetch_from_hub(hub_id: HubId, *, cache_dir: Path, on_progress: OnProgress, o
 
 
 def _find_listing(hub_id: HubId, records: "_Records", options: FetchOptions) -> HubListing:
-    """The commit that is wanted and its files; a commit never changes, so one that was listed is not asked for."""
+    """A commit never changes, so one that was listed is not asked for."""
     revision = options.revision or "main"
     recorded = records.listing(revision)
     if recorded is not None and (options.offline or recorded.commit == revision):
@@ -77,7 +77,7 @@ def _find_listing(hub_id: HubId, records: "_Records", options: FetchOptions) -> 
 
 
 class _Records:
-    """What the hub said of a repository, kept in its folder. What cannot be read counts as never said."""
+    """What cannot be read counts as never said."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -108,7 +108,7 @@ class _Records:
         return path.read_text("utf-8") if path.is_file() else None
 
     def _write(self, path: Path, text: str) -> None:
-        """Whole or not at all, for other processes read it without a lock."""
+        """Whole or not at all: other processes read it without a lock."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
             file.write(text)
@@ -116,8 +116,6 @@ class _Records:
 
 
 class _CommitFetch:
-    """Brings files of one commit into its folder."""
-
     def __init__(
         self, hub_id: HubId, listing: HubListing, folder: Path, on_progress: OnProgress, options: FetchOptions
     ) -> None:
@@ -129,7 +127,6 @@ class _CommitFetch:
         self._client = HubClient(hub_id.repository, options.endpoint)
 
     def complete(self, names: list[str]) -> None:
-        """Fetch those of the files that are not there."""
         missing = self._missing(names)
         if missing and self._options.offline:
             raise offline_error(f"{missing[0]} of {self._hub_id}", self.folder)
@@ -171,9 +168,9 @@ class _CommitFetch:
             while chunk := source.read(_CHUNK_BYTES):
                 digest.update(chunk)
                 num_bytes += len(chunk)
-                if file.size > _CHUNK_BYTES:  # else it is done before anybody could read of it
+                if file.size > _CHUNK_BYTES:  # else it is done at once
                     self._report(FetchPhase.VERIFYING, num_bytes, file.size)
-            os.fsync(source.fileno())  # after a power cut the name alone must still mean that the contents are there
+            os.fsync(source.fileno())  # after a power cut the name alone must still tell
         if digest.hexdigest() != expected:
             path.unlink()
             raise ModelFetchError(

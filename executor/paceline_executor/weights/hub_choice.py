@@ -1,7 +1,6 @@
 """Which files of a repository of the Hugging Face hub make up a model.
 
-Knows the names of files by which models are published, and that a repository may hold several. Its files' names come
-from elsewhere: only plain names of the repository's top level are ever chosen. Knows no network.
+Only plain names of the repository's top level are ever chosen. Knows no network.
 """
 
 import re
@@ -20,7 +19,7 @@ _MAX_LISTED = 8
 
 
 def first_files(hub_id: HubId, names: Iterable[str]) -> list[str]:
-    """What is needed first: a GGUF file is all there is; of a folder, the index that names its other weights.
+    """A GGUF file is all there is; of a folder, the index that names its other weights.
 
     Raises ModelNotFoundError for a choice that is not there, UnsupportedModelError for weights that are not read.
     """
@@ -31,10 +30,9 @@ def first_files(hub_id: HubId, names: Iterable[str]) -> list[str]:
 
 
 def all_files(hub_id: HubId, names: Iterable[str], folder: Path) -> list[str]:
-    """Every file of the model. folder: where the first files are.
+    """folder: where the first files are.
 
-    Raises UnsupportedModelError where one is missing that a model cannot do without, and ModelCorruptError for an
-    index that is none.
+    Raises UnsupportedModelError where a needed one is missing, and ModelCorruptError for an index that is none.
     """
     first = first_files(hub_id, names)
     if first and first != [INDEX_FILE]:
@@ -65,7 +63,7 @@ def _gguf_file(hub_id: HubId, names: list[str]) -> str:
 
 
 def _is_chosen(name: str, choice: str) -> bool:
-    """By the file's whole name, or by the quantisation that its name ends with."""
+    """By the whole name, or by the quantisation that it ends with."""
     if choice.endswith(".gguf"):
         return name == choice
     return re.search(rf"(?:^|[-._]){re.escape(choice)}\.gguf$", name, re.IGNORECASE) is not None

@@ -1,8 +1,7 @@
 """Asks the Hugging Face hub what a model's files are, and downloads one of them.
 
-Knows huggingface_hub, the only module here that does, and turns each of its errors into one sentence that says what to
-do. The library brings the user's token (HF_TOKEN, or what `hf auth login` stored), proxy and certificates along. It
-knows neither the cache nor which files a model needs.
+The only module that knows huggingface_hub; it turns each error into one sentence that says what to do. The library
+brings the user's token (HF_TOKEN, or what `hf auth login` stored), proxy and certificates along.
 """
 
 import io
@@ -26,8 +25,7 @@ from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 from paceline_executor.errors import HubUnreachableError, ModelError, ModelFetchError, ModelNotFoundError
 from paceline_executor.weights.refusals import shown
 
-# The library looks these up at each call. Nobody is told what is installed here; a cut connection loses a mebibyte at
-# most, and progress moves as often; bars would break into the log.
+# Nobody is told what is installed here; a cut connection loses a mebibyte at most; bars would break into the log.
 constants.HF_HUB_DISABLE_TELEMETRY = True
 constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
 disable_progress_bars()
@@ -41,7 +39,7 @@ _LATER = "check the network and start again, which goes on where this stopped"
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """One file of a repository at one commit."""
+    """It belongs to one commit."""
 
     size: int  # bytes
     digest: str  # "sha256:HEX", or "git:HEX" for what git itself stores: SHA-1 over a header and the contents
@@ -49,21 +47,19 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class HubListing:
-    """All files of a repository at one commit, by name; names are the hub's word and not yet checked."""
+    """At one commit, by name; names are the hub's word and not yet checked."""
 
     commit: str
     files: dict[str, HubFile]
 
 
 class HubClient:
-    """Speaks for one repository to one hub."""
-
     def __init__(self, repository: str, endpoint: str | None) -> None:
         self._repository = repository
         self._endpoint = endpoint
 
     def list_files(self, revision: str | None) -> HubListing:
-        """What the repository holds at `revision`, a branch, tag or commit; None is its default branch.
+        """At `revision`, a branch, tag or commit; None is the default branch.
 
         Raises HubUnreachableError where no answer comes, ModelNotFoundError or ModelFetchError for what it says.
         """
@@ -77,10 +73,10 @@ class HubClient:
         return HubListing(str(info.sha), files)
 
     def download(self, name: str, file: HubFile, commit: str, partial: Path, on_bytes: Callable[[int], None]) -> None:
-        """Download the file into `partial`, going on where an earlier call stopped.
+        """Goes on where an earlier call stopped.
 
-        on_bytes is called with what `partial` holds as it grows; what is there stays there when this raises.
-        Raises as `list_files` does, and OSError for what cannot be written.
+        on_bytes is called with what `partial` holds as it grows; what is there stays there when this raises. Raises as
+        `list_files` does, and OSError for what cannot be written.
         """
         if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
             raise ModelFetchError(
@@ -96,7 +92,7 @@ class HubClient:
                 try:
                     http_get(url, target, resume_size=before, headers=headers, expected_size=file.size)
                     return
-                except (httpx2.ReadError, httpx2.WriteError):  # the library itself goes on after every other cut
+                except (httpx2.ReadError, httpx2.WriteError):  # the library goes on after every other cut
                     num_resets = 0 if target.tell() > before else num_resets + 1
             raise HubUnreachableError(
                 f"{name} of {self._repository}: the connection is reset again and again: {_LATER}"
@@ -104,7 +100,7 @@ class HubClient:
 
     @contextmanager
     def _refusals(self, revision: str | None) -> Iterator[None]:
-        """Put the library's errors into words. Errors of the disk pass."""
+        """Errors of the disk pass."""
         try:
             yield
         except (HfHubHTTPError, HFValidationError) as error:
@@ -141,12 +137,12 @@ class HubClient:
 
 
 class _CountedFile(io.BufferedWriter):
-    """A file that is appended to, and says how long it is."""
+    """Says how long it is."""
 
     def __init__(self, path: Path, size: int, on_bytes: Callable[[int], None]) -> None:
         super().__init__(io.FileIO(path, "ab"))
         self._on_bytes = on_bytes
-        if self.tell() > size:  # of another file; what it holds is checked when it is complete
+        if self.tell() > size:  # of another file; contents are checked later
             self.seek(self.truncate(0))
 
     def write(self, data: bytes) -> int:  # type: ignore[override]  # what is written is the library's, and is bytes

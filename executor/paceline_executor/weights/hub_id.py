@@ -1,7 +1,6 @@
 """How a user names a model of the Hugging Face hub: `org/name`, or `org/name:FILE.gguf`, or `org/name:Q4_K_M`.
 
-Knows the spelling only, which is that of llama.cpp and vLLM. Knows nothing of networks, nor of what a repository
-holds. Apart from `hub`, because a name is understood before anything is fetched.
+This is the spelling of llama.cpp and vLLM. Apart from `hub`, because a name is understood before anything is fetched.
 """
 
 import re
@@ -13,18 +12,16 @@ _ID = re.compile(rf"({_NAME}/{_NAME})(?::([A-Za-z0-9][A-Za-z0-9._-]{{0,200}}))?"
 
 @dataclass(frozen=True, slots=True)
 class HubId:
-    """A repository of the hub and, for one with GGUF files, which of them."""
-
     repository: str  # "org/name"
-    choice: str | None = None  # the name of a GGUF file, or of a quantisation such as "Q4_K_M"
+    choice: str | None = None  # a GGUF file, or a quantisation such as "Q4_K_M"
 
     def __str__(self) -> str:
         return self.repository if self.choice is None else f"{self.repository}:{self.choice}"
 
 
 def parse_hub_id(text: str) -> HubId | None:
-    """What `text` names on the hub; None where it is not spelt like a name of the hub, as most paths are not."""
+    """None where `text` is not spelt like a name of the hub, as most paths are not."""
     found = _ID.fullmatch(text)
     if found is None or found[1].endswith(".gguf") or ".." in text or "--" in text:
-        return None  # a model is never called FILE.gguf: that is a path which does not exist
+        return None  # FILE.gguf is a path that does not exist
     return HubId(found[1], found[2])

@@ -1,6 +1,6 @@
 """JSON files beside a model's weights, trusting nothing in them.
 
-Knows JSON and how to name a file and field at fault. It does not know what any field means.
+Refuses to know what any field means.
 """
 
 import json
@@ -15,7 +15,7 @@ MAX_NUMBER = 1 << 63
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """The file's contents. Raises ModelNotFoundError where it cannot be read, ModelCorruptError where it is larger."""
+    """Raises ModelNotFoundError where it cannot be read, ModelCorruptError where it is larger."""
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
@@ -27,7 +27,7 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
 
 
 class JsonFields:
-    """One JSON object; every lookup checks the type and raises ModelCorruptError naming file and field.
+    """Every lookup checks the type and raises ModelCorruptError naming file and field.
 
     A field that is null counts as absent.
     """
@@ -39,7 +39,7 @@ class JsonFields:
 
     @classmethod
     def read(cls, path: Path, max_bytes: int = MAX_SMALL_FILE_BYTES) -> "JsonFields":
-        """The object that the file consists of. Raises ModelNotFoundError or ModelCorruptError."""
+        """Raises ModelNotFoundError or ModelCorruptError."""
         data = read_bounded(path, max_bytes)
         try:
             fields = json.loads(data)
@@ -53,55 +53,50 @@ class JsonFields:
 
     @classmethod
     def read_if_there(cls, path: Path) -> "JsonFields":
-        """The same; a file that is not there has no fields."""
+        """A file that is not there has no fields."""
         return cls.read(path) if path.exists() else cls(path, {})
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "JsonFields":
-        """The same object; what it does not mention has the value of `defaults`. What it says is null stays so."""
+        """What the object says is null stays so."""
         return JsonFields(self.path, {**defaults, **self._fields}, self._prefix)
 
     def empty(self) -> "JsonFields":
-        """An object of the same file without fields."""
         return JsonFields(self.path, {}, self._prefix)
 
     def name(self, field: str) -> str:
-        """The field's name with the names of the objects around it, for messages."""
+        """With the names of the objects around it, for messages."""
         return f"{self._prefix}{field}"
 
     def get(self, field: str) -> Any:  # noqa: ANN401 (JSON: the caller checks)
-        """The value as it is; None where there is none."""
         return self._fields.get(field)
 
     def object(self, field: str) -> "JsonFields | None":
-        """The object under `field`."""
         value = self._fields.get(field)
         if value is None or isinstance(value, dict):
             return None if value is None else JsonFields(self.path, value, f"{self.name(field)}.")
         raise self.fault(field, "not an object")
 
     def flag(self, field: str) -> bool | None:
-        """True or false."""
         value = self._fields.get(field)
         if value is None or isinstance(value, bool):
             return value
         raise self.fault(field, "not true or false")
 
     def text(self, field: str) -> str | None:
-        """A string."""
         value = self._fields.get(field)
         if value is None or isinstance(value, str):
             return value
         raise self.fault(field, "not a string")
 
     def number(self, field: str) -> float | None:
-        """A number, finite and below 2**63."""
+        """It is finite and below 2**63."""
         value = self._fields.get(field)
         if value is None or _is_number(value):
             return value
         raise self.fault(field, "not a finite number")
 
     def positive_number(self, field: str, default: float | None = None) -> float:
-        """A number above 0; `default` where there is none."""
+        """`default` where there is none."""
         value = self.number(field)
         value = default if value is None else value
         if value is None or value <= 0:
@@ -109,11 +104,11 @@ class JsonFields:
         return float(value)
 
     def positive_integer(self, field: str, limit: int, default: int | None = None) -> int:
-        """A whole number from 1 to `limit`; `default` where there is none."""
+        """From 1 to `limit`; `default` where there is none."""
         return self._integer(field, range(1, limit + 1), default)
 
     def whole_number(self, field: str, limit: int, default: int | None = None) -> int:
-        """A whole number from 0 to `limit`; `default` where there is none."""
+        """From 0 to `limit`; `default` where there is none."""
         return self._integer(field, range(limit + 1), default)
 
     def _integer(self, field: str, allowed: range, default: int | None) -> int:
@@ -128,14 +123,13 @@ class JsonFields:
         return value
 
     def positive_numbers(self, field: str, length: int) -> tuple[float, ...]:
-        """A list of `length` numbers above 0."""
+        """There are `length` numbers above 0."""
         value = self._fields.get(field)
         if isinstance(value, list) and len(value) == length and all(_is_number(item) and item > 0 for item in value):
             return tuple(map(float, value))
         raise self.fault(field, f"not a list of {length} numbers above 0")
 
     def fault(self, field: str, state: str) -> Exception:
-        """The error that says the field is `state`."""
         return damaged(self.path, f"{self.name(field)} is {state}")
 
 

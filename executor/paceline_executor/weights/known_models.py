@@ -1,7 +1,4 @@
-"""The models that can be asked for by name.
-
-Knows where each one is published and what its bytes are. How it is brought here is known to `fetch`.
-"""
+"""The models that can be asked for by name: where each is published and what its bytes are."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +24,7 @@ class KnownModel:
 
     @property
     def file_name(self) -> str:
-        """What the file is called in the cache."""
+        """The cache uses it."""
         return self.member.rpartition("/")[2]
 
 
@@ -52,5 +49,5 @@ KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType({model.name: model for
 
 
 def list_known_models() -> tuple[KnownModel, ...]:
-    """Every model that `resolve_model` knows by name, the default first."""
+    """The default comes first."""
     return _MODELS

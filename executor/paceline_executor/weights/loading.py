@@ -1,8 +1,4 @@
-"""Opens a model by its path: its weights and its tokenizer.
-
-Knows which kinds of path hold a model: a GGUF file, a folder with one, a Hugging Face folder with safetensors files.
-What is in them is known to the readers it calls.
-"""
+"""Opens a model by its path: a GGUF file, a folder with one, a Hugging Face folder with safetensors files."""
 
 from pathlib import Path
 
@@ -19,7 +15,7 @@ from paceline_executor.weights.tokenizer_gguf import tokenizer_from_gguf
 
 
 def load_model(path: Path) -> tuple[Checkpoint, TokenizerBundle]:
-    """Weights and tokenizer of the model at `path`, as the two functions below say; a GGUF file is parsed once.
+    """A GGUF file is parsed once.
 
     Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
     """
@@ -34,7 +30,7 @@ def load_model(path: Path) -> tuple[Checkpoint, TokenizerBundle]:
 
 
 def load_dummy(folder: Path) -> tuple[Checkpoint, TokenizerBundle | None]:
-    """Random weights of the shape that the folder's config.json says, and its tokenizer, if there is one.
+    """Random weights of the shape that the folder's config.json says.
 
     Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
     """
@@ -44,7 +40,7 @@ def load_dummy(folder: Path) -> tuple[Checkpoint, TokenizerBundle | None]:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """The weights of the model at `path`, ready to be read tensor by tensor.
+    """It is read tensor by tensor.
 
     Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
     """
@@ -52,7 +48,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def load_tokenizer(path: Path) -> TokenizerBundle:
-    """The tokenizer of the model at `path`: of a folder its tokenizer.json, where it has one, else the GGUF file's own.
+    """Of a folder its tokenizer.json, else the GGUF file's own.
 
     Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
     """

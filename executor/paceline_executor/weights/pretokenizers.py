@@ -1,8 +1,7 @@
 """How byte-level BPE vocabularies cut text before merging, by the names GGUF files use in `tokenizer.ggml.pre`.
 
-The file carries only the name; the expressions are those of llama.cpp's `llama-vocab.cpp`, which defines the names, in
-the spelling of the models' own tokenizer.json files. An expression splits every piece the one before it left. Knows no
-vocabulary.
+The expressions are those of llama.cpp's `llama-vocab.cpp`, which defines the names, in the spelling of the models' own
+tokenizer.json files. An expression splits every piece the one before it left.
 """
 
 from dataclasses import dataclass
@@ -28,14 +27,14 @@ _TEKKEN = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One way of cutting, with the two habits that llama.cpp ties to its name."""
+    """With the two habits that llama.cpp ties to its name."""
 
     splits: tuple[str, ...]
-    ignore_merges: bool = False  # a piece that is itself a token is taken whole, even if no merges lead to it
+    ignore_merges: bool = False  # a piece that is itself a token is taken whole
     add_bos: bool = False  # where the file does not say
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        """The same as an object of the tokenizers library, ending with the bytes-to-letters mapping."""
+        """Ends with the bytes-to-letters mapping."""
         steps = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in self.splits]
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([*steps, byte_level])

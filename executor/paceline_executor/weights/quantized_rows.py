@@ -1,7 +1,7 @@
 """Quantised rows as a GGUF file stores them, taken apart into integers, scales and minima; nothing is rounded.
 
 Knows the blocks of 32 weights of ggml's Q4_0, Q4_1 and Q8_0, as docs/gguf.md and ggml-common.h of the ggml project
-define them. Other types are dequantised by whoever needs them. It refuses to know where kernels put the integers.
+define them. Refuses to know where kernels put the integers.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ QuantizedRows = Int4Rows | Int8Rows
 
 
 def take_apart(rows: npt.NDArray[np.uint8], stored: GGMLQuantizationType) -> QuantizedRows | None:
-    """The rows [rows, bytes per row] of a type that is made of integers in groups of 32; None for any other type."""
+    """rows: [rows, bytes per row]. Returns None for types that are not integers in groups of 32."""
     if stored not in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0):
         return None
     blocks = rows.reshape(rows.shape[0], -1, GGML_QUANT_SIZES[stored][1])  # [rows, blocks, bytes]
@@ -52,6 +52,6 @@ def _halves(columns: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
 
 
 def _nibbles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The low halves of 16 bytes are the first 16 weights of a block, the high halves the others."""
+    """The low halves of 16 bytes are the first 16 weights of a block."""
     low, high = np.bitwise_and(packed, 15), np.right_shift(packed, 4)
     return np.concatenate((low, high), axis=2, dtype=np.uint8).reshape(packed.shape[0], -1)

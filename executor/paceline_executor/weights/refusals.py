@@ -1,7 +1,6 @@
 """How a model's files are refused: one line each, whatever the files contain.
 
-Knows how to word an error about a path. Knows no file format. Apart, because the readers of all formats word their
-errors so.
+Knows no file format. Apart, because the readers of all formats word their errors so.
 """
 
 from pathlib import Path
@@ -10,11 +9,11 @@ from paceline_executor.errors import ModelCorruptError, ModelNotFoundError, Unsu
 
 MAX_SHOWN_CHARS = 80
 UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-"""Of files in Python's pickle format, which runs what it contains when it is loaded."""
+"""Python's pickle format runs what it contains when it is loaded."""
 
 
 def shown(text: str) -> str:
-    """Text of somebody else, quoted, escaped and cut short, so that it can stand in a one-line message.
+    """Quoted, escaped and cut short, so that it can stand in a one-line message.
 
     It is cut in the middle: of a path the end says most.
     """
@@ -23,15 +22,14 @@ def shown(text: str) -> str:
 
 
 def damaged(path: Path, reason: str) -> ModelCorruptError:
-    """The error for files that contradict themselves or their format."""
+    """Files contradict themselves or their format."""
     return ModelCorruptError(f"{path} is damaged: {reason}; fetch it again or choose another model")
 
 
 def unsupported(path: Path, feature: str) -> UnsupportedModelError:
-    """The error for sound files that need what this version does not have."""
+    """Sound files need what this version does not have."""
     return UnsupportedModelError(f"{path} cannot be served by this version: {feature}; choose another model")
 
 
 def unreadable(path: Path, error: OSError) -> ModelNotFoundError:
-    """The error for what the operating system would not open or read."""
     return ModelNotFoundError(f"cannot read {path}: {error.strerror or error}; check the path and its permissions")

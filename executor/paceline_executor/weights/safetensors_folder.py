@@ -1,7 +1,7 @@
 """A model out of a Hugging Face folder: config.json and safetensors files, one or several with an index.
 
-Knows the names of tensors and files in such folders. The headers are checked by the safetensors library: every tensor
-inside its file, no two on the same bytes, none left over. It does not know tokenizers, nor how a model computes.
+The safetensors library checks the headers: every tensor inside its file, no two on the same bytes, none left over.
+Refuses to know tokenizers, and how a model computes.
 """
 
 import re
@@ -33,24 +33,20 @@ _DTYPES = {
     "BF16": FloatType.BFLOAT16,
     "F8_E4M3": FloatType.FLOAT8_E4M3FN,
 }
-# What a float8 matrix is to be multiplied with stands beside it; scales of activations are measured anew in each step.
+# Scales of activations are measured anew in each step.
 _SCALE, _IGNORED_SCALE = "_scale", ".input_scale"
-# An image model around a text model names the text model's tensors so; its other tensors are not read.
+# So an image model names its text model's tensors; its other tensors are not read.
 _TEXT_PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.": ""}
 _IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-_IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # a table that older files carry and everybody computes anew
+_IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # older files carry this table and everybody computes it anew
 
 
 def is_safetensors_folder(folder: Path) -> bool:
-    """Whether there are weights in `folder` that this module reads."""
     return any((folder / name).is_file() for name in (INDEX_FILE, WEIGHTS_FILE))
 
 
 def checkpoint_from_folder(folder: Path) -> StoredCheckpoint:
-    """Check the configuration and the headers against each other, and return the weights ready to be read.
-
-    Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError, before memory is taken for any weight.
-    """
+    """Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError, before memory is taken for any weight."""
     config = read_hf_config(folder / CONFIG_FILE)
     tensors: dict[str, StoredTensor] = {}
     for name in shard_names(folder):
@@ -67,7 +63,7 @@ def checkpoint_from_folder(folder: Path) -> StoredCheckpoint:
 
 
 def shard_names(folder: Path) -> list[str]:
-    """The files that hold the weights: those that the index names, else the only one. Plain names, without folders.
+    """Those that the index names, else the only one. Plain names, without folders.
 
     Raises ModelCorruptError for an index that names anything else.
     """
@@ -89,7 +85,7 @@ def _are_texts(places: dict[object, object]) -> bool:
 
 
 def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
-    """The tensors of one file, in the order of their bytes."""
+    """Yields them in the order of their bytes."""
     start = _LENGTH_BYTES + _header_length(path)
     try:
         with safe_open(path, framework="numpy") as file:
@@ -101,7 +97,7 @@ def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
                         path, f"tensor {shown(name)} is of type {shown(dtype)}; {', '.join(_DTYPES)} are read"
                     )
                 tensor = StoredTensor(name, _DTYPES[dtype], tuple(part.get_shape()), FileBytes(path), start)
-                # The library has made sure that the next tensor begins where this one ends.
+                # The library has checked that the next tensor begins here.
                 start += tensor.num_bytes
                 yield name, tensor
     except (SafetensorError, OSError) as error:
@@ -120,7 +116,7 @@ def _header_length(path: Path) -> int:
 
 
 def _known_as(stored_name: str) -> str | None:
-    """The name that a text model has for the tensor; None for what is not read."""
+    """None for what is not read."""
     if stored_name.startswith(_IMAGE_PREFIXES) or stored_name.endswith(_IGNORED_SUFFIXES):
         return None
     for prefix, instead in _TEXT_PREFIXES.items():
@@ -130,10 +126,7 @@ def _known_as(stored_name: str) -> str | None:
 
 
 def _with_scales(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Scales put to the float8 tensors that they belong to.
-
-    Raises ModelCorruptError for a float8 tensor whose scale is missing or of a wrong shape.
-    """
+    """Raises ModelCorruptError for a float8 tensor whose scale is missing or of a wrong shape."""
     scaled = {}
     for name, tensor in tensors.items():
         if tensor.stored is not FloatType.FLOAT8_E4M3FN:
@@ -162,7 +155,7 @@ def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredT
             raise damaged(folder, f"tensor {name} is missing")
         if tensor.shape != shape:
             raise damaged(folder, f"tensor {name} has shape {tensor.shape} where {shape} is needed")
-    # A tied model's file may hold the output matrix all the same; it is the embedding.
+    # A tied model's file may hold the output matrix all the same.
     surplus = tensors.keys() - shapes.keys() - {"lm_head.weight"}
     if surplus:
         raise unsupported(

@@ -1,7 +1,6 @@
 """A checkpoint made of stored tensors, and what the stored numbers are as float32 or as integers in groups.
 
-Knows number types. Dequantising blocks is the gguf library's. It refuses to know file formats, whose readers say which
-tensors there are, and torch.
+Dequantising blocks is the gguf library's. Refuses to know file formats and torch.
 """
 
 from collections import Counter
@@ -16,13 +15,13 @@ from paceline_executor.weights.quantized_rows import Int4Rows, QuantizedRows, ta
 from paceline_executor.weights.refusals import damaged
 from paceline_executor.weights.stored_tensor import ByteArray, FloatType, StoredTensor, StoredType, block_sizes
 
-# Rows are dequantised in groups by the library; longer rows than the model's make fewer, larger groups.
+# Longer rows than the model's make fewer, larger groups.
 _TARGET_ROW_ELEMENTS = 8192
 _PLAIN = {FloatType.FLOAT32, FloatType.FLOAT16, FloatType.BFLOAT16}
 
 
 class StoredCheckpoint:
-    """See `Checkpoint`. Reads tensors on demand; holds no weight and no open file between calls."""
+    """Reads tensors on demand; holds no weight and no open file between calls."""
 
     def __init__(
         self, config: ModelConfig, tensors: Mapping[str, StoredTensor], kv_scales: KvScales | None = None
@@ -34,12 +33,10 @@ class StoredCheckpoint:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's shape."""
         return self._config
 
     @property
     def quantization(self) -> str:
-        """See `Checkpoint.quantization`."""
         sizes: Counter[StoredType] = Counter()
         for tensor in self._tensors.values():
             sizes[tensor.stored] += tensor.num_rows * tensor.row_numbers
@@ -50,24 +47,22 @@ class StoredCheckpoint:
 
     @property
     def kv_scales(self) -> KvScales | None:
-        """See `Checkpoint.kv_scales`."""
         return self._kv_scales
 
     def stored(self, name: str) -> StoredTensor:
-        """See `Checkpoint.stored`."""
         return self._tensors[name]
 
     def tensor(self, name: str) -> Float32Array:
-        """See `Checkpoint.tensor`. Raises ModelCorruptError for values that are not finite."""
+        """Raises ModelCorruptError for values that are not finite."""
         return as_float32(self._tensors[name])
 
     def quantized(self, name: str) -> QuantizedRows | None:
-        """See `Checkpoint.quantized`. Raises ModelCorruptError for scales that are not finite."""
+        """Raises ModelCorruptError for scales that are not finite."""
         return as_integers(self._tensors[name])
 
 
 def as_float32(tensor: StoredTensor) -> Float32Array:
-    """The tensor's values, C-contiguous, rows in the order of the model.
+    """It is C-contiguous, rows in the order of the model.
 
     Nothing is rounded but float8_e4m3fn times its scale. Raises ModelCorruptError for values that are not finite.
     """
@@ -80,7 +75,7 @@ def as_float32(tensor: StoredTensor) -> Float32Array:
 
 
 def as_integers(tensor: StoredTensor) -> QuantizedRows | None:
-    """The tensor's integers, scales and minima, if it is stored as integers in groups of 32; None if it is not.
+    """None if it is not stored as integers in groups of 32.
 
     Raises ModelCorruptError for scales and minima that are not finite.
     """
@@ -95,12 +90,12 @@ def as_integers(tensor: StoredTensor) -> QuantizedRows | None:
 
 
 def not_finite(tensor: StoredTensor) -> ModelCorruptError:
-    """The error for a tensor with a NaN or an infinity: it would answer every request with an error."""
+    """A NaN or an infinity would answer every request with an error."""
     return damaged(tensor.source.path, f"tensor {tensor.name} holds values that are not finite")
 
 
 def floats_of(data: ByteArray, stored: StoredType) -> Float32Array:
-    """The numbers that these bytes are, as float32, in some shape; a view of the bytes where they are float32."""
+    """As float32, in some shape; a view of the bytes where they are float32."""
     match stored:
         case FloatType.BFLOAT16:  # the upper half of a float32
             words = data.view("<u2").astype(np.uint32)
@@ -132,7 +127,7 @@ def _in_order(rows: np.ndarray, tensor: StoredTensor) -> np.ndarray:
 
 
 def _float8_numbers() -> Float32Array:
-    """What each byte is as float8_e4m3fn: 4 bits of exponent, bias 7, 3 of mantissa; no infinity, two NaN."""
+    """float8_e4m3fn: 4 bits of exponent, bias 7, 3 of mantissa; no infinity, two NaN."""
     bits = np.arange(256)
     exponents, mantissas = bits >> 3 & 15, bits & 7
     sizes = np.where(exponents > 0, (8 + mantissas) * 2.0 ** (exponents - 10), mantissas * 2.0**-9)

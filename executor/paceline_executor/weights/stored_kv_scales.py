@@ -1,7 +1,6 @@
 """Scales of 8-bit keys and values that a safetensors folder brings, as llm-compressor and ModelOpt write them.
 
-Knows their names, beside the attention or beside its projections, and their shapes: one number for a layer, or one for
-each of its KV heads. It refuses to know what a KV cache is made of.
+Knows their names and shapes: one number for a layer, or one for each of its KV heads.
 """
 
 import numpy as np
@@ -17,7 +16,7 @@ _VALUE_NAMES = ("v_scale", "v_proj.v_scale")
 
 
 def take_kv_scales(config: ModelConfig, tensors: dict[str, StoredTensor]) -> KvScales | None:
-    """Take the scales out of `tensors`, by Hugging Face name, and read them; None where there are none.
+    """Take them out of `tensors`, by Hugging Face name; None where there are none.
 
     Raises ModelCorruptError where some are missing, of a wrong shape, or not above 0.
     """
@@ -32,7 +31,7 @@ def take_kv_scales(config: ModelConfig, tensors: dict[str, StoredTensor]) -> KvS
 
 
 def _take(config: ModelConfig, tensors: dict[str, StoredTensor], names: tuple[str, ...]) -> list[StoredTensor | None]:
-    """One per layer."""
+    """Returns one per layer."""
     layers = [[f"model.layers.{layer}.self_attn.{name}" for name in names] for layer in range(config.num_layers)]
     return [next(filter(None, [tensors.pop(name, None) for name in known]), None) for known in layers]
 

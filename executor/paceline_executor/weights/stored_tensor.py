@@ -1,10 +1,9 @@
 """A tensor as a file stores it: which numbers it is made of, how many, and where their bytes lie.
 
-Knows number types, and how bytes are read. It refuses to know file formats, and what the numbers become: the float32
-of a CPU (`stored_checkpoint`), or whatever a device makes of them.
+Refuses to know file formats, and what the numbers become.
 
 Bytes are read into memory of the caller's and never mapped: a file that shrinks under a mapping kills the process
-instead of raising, and a device takes bytes faster from pinned memory that they were read into than from a mapping.
+instead of raising, and a device takes bytes faster from pinned memory.
 """
 
 import enum
@@ -24,8 +23,6 @@ ByteArray = npt.NDArray[np.uint8]
 
 
 class FloatType(enum.Enum):
-    """Floating-point numbers, each by itself."""
-
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
@@ -33,7 +30,7 @@ class FloatType(enum.Enum):
 
 
 StoredType = FloatType | GGMLQuantizationType
-"""Floats, or the blocks of numbers that GGUF files have. GGUF's own floats are `FloatType`s, too."""
+"""Floats, or the blocks of GGUF files, whose own floats are `FloatType`s, too."""
 
 _ITEM_BYTES = {FloatType.FLOAT32: 4, FloatType.FLOAT16: 2, FloatType.BFLOAT16: 2, FloatType.FLOAT8_E4M3FN: 1}
 
@@ -47,7 +44,7 @@ def block_sizes(stored: StoredType) -> tuple[int, int]:
 
 
 class ByteSource(Protocol):
-    """Where the bytes of tensors lie, such as a file. Any number of threads may read at a time."""
+    """Any number of threads may read at a time."""
 
     @property
     def path(self) -> Path:
@@ -55,18 +52,17 @@ class ByteSource(Protocol):
         ...
 
     def read_into(self, buffer: memoryview, start: int) -> None:
-        """Fill the buffer with the bytes from `start` on. Raises ModelCorruptError where they are not there."""
+        """Fills it with the bytes from `start` on. Raises ModelCorruptError where they are not there."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FileBytes:
-    """The bytes of a file, which is open only while they are read."""
+    """The file is open only while it is read."""
 
     path: Path
 
     def read_into(self, buffer: memoryview, start: int) -> None:
-        """See `ByteSource`."""
         try:
             with self.path.open("rb", buffering=0) as file:
                 while buffer:
@@ -80,19 +76,18 @@ class FileBytes:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBytes:
-    """A `ByteSource` without a file."""
+    """Has no file."""
 
     data: bytes
     path: Path = Path("memory")
 
     def read_into(self, buffer: memoryview, start: int) -> None:
-        """See `ByteSource`."""
         buffer[:] = self.data[start : start + buffer.nbytes]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor. Whoever makes it has checked that its bytes are there and fit the shape.
+    """Whoever makes it has checked that its bytes are there and fit the shape.
 
     A row is what shares the first index; of a list of numbers each is one.
     """
@@ -102,35 +97,32 @@ class StoredTensor:
     shape: tuple[int, ...]
     source: ByteSource
     start: int  # of its bytes in the source
-    # Where not 0, the two halves of each of so many heads are interleaved: row 2 i + j of a head stands for its row
-    # j * head_dim / 2 + i.
+    # Where not 0, the two halves of each of so many heads are interleaved: row 2 i + j of a head stands for its row j *
+    # head_dim / 2 + i.
     interleaved_heads: int = 0
-    # What float8_e4m3fn numbers are to be multiplied with: one number for all, or one for each row; None is 1.
+    # Of float8_e4m3fn: one number for all, or one for each row; None is 1.
     scales: "StoredTensor | None" = None
 
     @property
     def num_rows(self) -> int:
-        """At least 1."""
+        """Returns at least 1."""
         return self.shape[0] if self.shape else 1
 
     @property
     def row_numbers(self) -> int:
-        """How many numbers a row has."""
         return math.prod(self.shape[1:])
 
     @property
     def row_bytes(self) -> int:
-        """How many bytes a row takes."""
         numbers, num_bytes = block_sizes(self.stored)
         return self.row_numbers // numbers * num_bytes
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes all rows take."""
         return self.num_rows * self.row_bytes
 
     def read_rows_into(self, buffer: memoryview, first_row: int) -> None:
-        """Fill the buffer with the bytes of rows from `first_row` on, in the order of the file.
+        """Rows are in the order of the file.
 
         Raises ModelCorruptError, and ValueError for more than there is.
         """
@@ -140,14 +132,14 @@ class StoredTensor:
         self.source.read_into(buffer, self.start + start)
 
     def read(self) -> ByteArray:
-        """All bytes, [rows, bytes per row], rows in the order of the file. Raises ModelCorruptError."""
+        """[rows, bytes per row], in the order of the file. Raises ModelCorruptError."""
         rows = np.empty((self.num_rows, self.row_bytes), np.uint8)
         if rows.size:
             self.read_rows_into(rows.reshape(-1).data, 0)
         return rows
 
     def place_of_row(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Which row of the model each of these rows of the file is."""
+        """From rows of the file to rows of the model."""
         if not self.interleaved_heads:
             return rows
         head_dim = self.num_rows // self.interleaved_heads

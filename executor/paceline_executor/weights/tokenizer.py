@@ -1,7 +1,4 @@
-"""All that turning text into token ids and back needs, in one value that can be sent to another process.
-
-Knows what a bundle holds and promises. Where its parts come from is known to `tokenizer_gguf` and `tokenizer_folder`.
-"""
+"""All that turning text into token ids and back needs, in one value that can be sent to another process."""
 
 import hashlib
 import json
@@ -9,8 +6,8 @@ from dataclasses import asdict, dataclass, fields
 
 from paceline.plan.values import GenerationDefaults
 
-# Texts of the tokens with which chat models end a turn, a message or a document. A model trained on several may emit
-# any of them (SmolLM2: <|im_end|> after a turn, <|endoftext|> after a document), and its file names only one as "eos".
+# With these chat models end a turn, a message or a document. A model may emit any of several (SmolLM2: <|im_end|> after
+# a turn, <|endoftext|> after a document), and its file names only one as "eos".
 END_TOKEN_TEXTS = frozenset(
     {
         "</s>",
@@ -29,21 +26,20 @@ END_TOKEN_TEXTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Ids with a role, each within the vocabulary; None where the model has none."""
+    """Each within the vocabulary; None where the model has none."""
 
     bos_token_id: int | None
     eos_token_id: int | None
     pad_token_id: int | None
     end_token_ids: tuple[int, ...]  # any of them ends a generation; eos first, no id twice
-    add_bos: bool  # a plain-text prompt starts with bos; a rendered chat template already has its own
+    add_bos: bool  # a plain-text prompt starts with bos; a chat template has its own
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerBundle:
-    """A tokenizer, its chat template and its special tokens.
-
-    Encode with `add_special_tokens=False` and put `bos_token_id` first where `add_bos` says so: a post-processor inside
-    `tokenizer_json` is not to be relied on. Texts of special tokens, such as <|im_start|>, encode to their single ids.
+    """Encode with `add_special_tokens=False` and put `bos_token_id` first where `add_bos` says so: a post-processor
+    inside `tokenizer_json` is not to be relied on. Texts of special tokens, such as <|im_start|>, encode to their
+    single ids.
     """
 
     tokenizer_json: bytes  # as the tokenizers library serialises itself
@@ -54,11 +50,11 @@ class TokenizerBundle:
     end_token_ids: tuple[int, ...]
     add_bos: bool
     defaults: GenerationDefaults
-    digest: str  # hex of a 128-bit hash over all of the above; equal bundles have equal digests
+    digest: str  # hex of a 128-bit hash over all of the above
 
 
 def with_defaults(bundle: TokenizerBundle, defaults: GenerationDefaults) -> TokenizerBundle:
-    """The same tokenizer, recommending other sampling values, under another digest."""
+    """It has another digest."""
     special = SpecialTokens(**{part.name: getattr(bundle, part.name) for part in fields(SpecialTokens)})
     return make_bundle(bundle.tokenizer_json, bundle.chat_template, special, defaults)
 
@@ -66,7 +62,6 @@ def with_defaults(bundle: TokenizerBundle, defaults: GenerationDefaults) -> Toke
 def make_bundle(
     tokenizer_json: bytes, chat_template: str | None, special: SpecialTokens, defaults: GenerationDefaults
 ) -> TokenizerBundle:
-    """Put the parts together and sign them with their digest."""
     rest = json.dumps([chat_template, asdict(special), asdict(defaults)], sort_keys=True)
     digest = hashlib.blake2b(tokenizer_json, digest_size=16)
     digest.update(rest.encode())

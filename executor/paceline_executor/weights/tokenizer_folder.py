@@ -1,7 +1,6 @@
 """A tokenizer out of a Hugging Face folder: tokenizer.json and the small files beside it.
 
-Knows the fields of tokenizer_config.json and generation_config.json that matter for serving. Reads JSON and jinja2
-source only: no pickle, no tokenizer class, no code out of the folder. It does not know weights.
+Reads JSON and jinja2 source only: no pickle, no tokenizer class, no code out of the folder.
 """
 
 from pathlib import Path
@@ -23,14 +22,14 @@ MAX_TOKEN_ID = 1 << 31
 
 
 def tokenizer_from_folder(folder: Path, vocab_size: int | None = None) -> TokenizerBundle:
-    """Build the bundle; `vocab_size` is how many tokens the model embeds, where that is known.
+    """`vocab_size` is how many tokens the model embeds, where that is known.
 
     Raises ModelNotFoundError without a tokenizer.json, ModelCorruptError naming file and field.
     """
     path = folder / "tokenizer.json"
     data = read_bounded(path, MAX_TOKENIZER_BYTES)
     tokenizer = _parse_tokenizer(path, data)
-    # Tokens that were added may lie beyond: that of an image, in the text model of Gemma 3.
+    # Added tokens may lie beyond: that of an image, in the text model of Gemma 3.
     num_tokens = tokenizer.get_vocab_size(with_added_tokens=False)
     if vocab_size is not None and num_tokens > vocab_size:
         raise damaged(
@@ -48,13 +47,13 @@ def _parse_tokenizer(path: Path, data: bytes) -> Tokenizer:
         tokenizer.encode("a")  # some damage shows only now
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises nothing narrower, and a panic in it is not even an Exception
+    except BaseException as error:  # the library raises nothing narrower, and its panic is no Exception
         raise damaged(path, f"the tokenizers library refuses it ({shown(str(error))})") from error
     return tokenizer
 
 
 def _token_text(fields: JsonFields, name: str) -> str | None:
-    """A special token, written as its text or as an object with the text under `content`."""
+    """Written as its text or as an object with the text under `content`."""
     value = fields.get(name)
     text = value.get("content") if isinstance(value, dict) else value
     if text is None or isinstance(text, str):
@@ -63,7 +62,9 @@ def _token_text(fields: JsonFields, name: str) -> str | None:
 
 
 def _token_ids(fields: JsonFields, name: str) -> list[int]:
-    """One id, a list of ids, or none. They may lie beyond the tokenizer's own: models embed more than it knows."""
+    """The field is one id, a list of ids, or none. They may lie beyond the tokenizer's own: models embed more than it
+    knows.
+    """
     value = fields.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if all(type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in ids):
@@ -100,7 +101,7 @@ def _adds_bos(tokenizer: Tokenizer, config: JsonFields, bos: int) -> bool:
 
 
 def _chat_template(folder: Path, config: JsonFields) -> str | None:
-    """chat_template.jinja where there is one, else the template, or the one named "default", of tokenizer_config."""
+    """chat_template.jinja, else the template, or the one named "default", of tokenizer_config."""
     path = folder / "chat_template.jinja"
     if path.exists():
         try:

@@ -1,8 +1,8 @@
 """A tokenizer out of a GGUF file's `tokenizer.ggml.*` keys.
 
-Knows the two vocabulary models in use for Llama-architecture files, as docs/gguf.md of the ggml project names them:
-`gpt2`, byte-level BPE with listed merges, and `llama`, SentencePiece BPE whose merges follow from the tokens' scores.
-Where the keys leave something open it does what llama.cpp does, whose format this is. It does not know weights.
+Knows two vocabulary models, as docs/gguf.md of the ggml project names them: `gpt2`, byte-level BPE with listed merges,
+and `llama`, SentencePiece BPE whose merges follow from the tokens' scores. Where the keys leave something open it does
+what llama.cpp does, whose format this is.
 """
 
 import enum
@@ -25,14 +25,14 @@ from paceline_executor.weights.tokenizer import (
 
 MAX_ADDED_TOKENS = 1 << 16
 MAX_TOKEN_CHARS = 1024
-MAX_SCORED_CHARS = 1 << 22  # of all tokens together; deriving merges from scores looks at every place in every token
+MAX_SCORED_CHARS = 1 << 22  # of all tokens; deriving merges looks at every place in every token
 MAX_CHAT_TEMPLATE_CHARS = 1 << 20
-_ALL_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # how SentencePiece writes a byte
+_ALL_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 SPACE_LETTER = "\u2581"  # how SentencePiece writes a space
 
 
 class TokenType(enum.IntEnum):
-    """`tokenizer.ggml.token_type`, after llama.cpp's llama_token_type."""
+    """Numbers are those of llama.cpp's llama_token_type."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -44,7 +44,7 @@ class TokenType(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """Tokens by id, each once, and their types; the ids with a role lie inside."""
+    """By id, each once; the ids with a role lie inside."""
 
     tokens: tuple[str, ...]
     types: tuple[int, ...]
@@ -53,7 +53,7 @@ class _Vocabulary:
 
 
 def tokenizer_from_gguf(header: GgufHeader) -> TokenizerBundle:
-    """Build the bundle. Raises ModelCorruptError or UnsupportedModelError, naming the key or token at fault."""
+    """Raises ModelCorruptError or UnsupportedModelError, naming the key or token at fault."""
     kind = header.text("tokenizer.ggml.model")
     if kind == "gpt2":
         name = header.text("tokenizer.ggml.pre", "default")
@@ -155,7 +155,7 @@ def _sentence_piece(header: GgufHeader, vocabulary: _Vocabulary) -> Tokenizer:
     )
     tokenizer = Tokenizer(model)
     add_prefix = header.flag("tokenizer.ggml.add_space_prefix", True)
-    # As llama.cpp does, the prefix goes before every stretch of text, also one that follows a special token.
+    # As llama.cpp does, the prefix goes before every stretch of text, also behind a special token.
     prefix = [normalizers.Prepend(SPACE_LETTER)] if add_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE_LETTER)])
     strip = [decoders.Strip(content=" ", left=1)] if add_prefix else []
@@ -166,7 +166,7 @@ def _sentence_piece(header: GgufHeader, vocabulary: _Vocabulary) -> Tokenizer:
 
 
 def _merges_by_score(header: GgufHeader, vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """Every way to put a token together from two others, best score of the result first.
+    """The best score of the result comes first.
 
     SentencePiece merges whichever neighbours form the best-scored token; a list in this order does the same.
     """
@@ -189,7 +189,7 @@ def _merges_by_score(header: GgufHeader, vocabulary: _Vocabulary) -> list[tuple[
 
 
 def _register_added_tokens(header: GgufHeader, vocabulary: _Vocabulary, tokenizer: Tokenizer) -> None:
-    """Make the tokens that stand for themselves match whole: control tokens, and the user-defined ones of the file."""
+    """Control tokens, and the user-defined ones of the file, match whole."""
     special = vocabulary.special
     always = {*special.end_token_ids, special.bos_token_id}
     added = []

@@ -573,7 +573,7 @@ class Drain:
 class ExecutorInfo:
     """What GetInfo says of who an executor is and who drives it; `holder_scheduler_id` is empty when nobody does.
 
-    An executor of an earlier release does not name its tokenizer, nor say how many schedulers stand in line.
+    An executor of an earlier release does not name its tokenizer, nor say how many schedulers are queued.
     """
 
     incarnation: int

@@ -30,7 +30,7 @@ class _ExecutorStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Executo
     EXECUTOR_STATE_UNSPECIFIED: _ExecutorState.ValueType  # 0
     """EXECUTOR_STATE_UNSPECIFIED is never sent."""
     EXECUTOR_STATE_CONNECTING: _ExecutorState.ValueType  # 1
-    """EXECUTOR_STATE_CONNECTING means dialling, waiting in line or backing off."""
+    """EXECUTOR_STATE_CONNECTING means dialling, waiting in the queue or backing off."""
     EXECUTOR_STATE_SYNCING: _ExecutorState.ValueType  # 2
     """EXECUTOR_STATE_SYNCING means accepted, the snapshot is arriving."""
     EXECUTOR_STATE_READY: _ExecutorState.ValueType  # 3
@@ -46,7 +46,7 @@ class ExecutorState(_ExecutorState, metaclass=_ExecutorStateEnumTypeWrapper):
 EXECUTOR_STATE_UNSPECIFIED: ExecutorState.ValueType  # 0
 """EXECUTOR_STATE_UNSPECIFIED is never sent."""
 EXECUTOR_STATE_CONNECTING: ExecutorState.ValueType  # 1
-"""EXECUTOR_STATE_CONNECTING means dialling, waiting in line or backing off."""
+"""EXECUTOR_STATE_CONNECTING means dialling, waiting in the queue or backing off."""
 EXECUTOR_STATE_SYNCING: ExecutorState.ValueType  # 2
 """EXECUTOR_STATE_SYNCING means accepted, the snapshot is arriving."""
 EXECUTOR_STATE_READY: ExecutorState.ValueType  # 3
@@ -156,7 +156,7 @@ class ExecutorView(_message.Message):
     num_owned_slots: _builtins.int
     """num_owned_slots is how many slots requests own: owned blocks times the block size."""
     holder_scheduler_id: _builtins.str
-    """holder_scheduler_id is the other scheduler that drives it, behind which this one stands in line; empty for none."""
+    """holder_scheduler_id is the other scheduler that drives it, behind which this one is queued; empty for none."""
     holder_term: _builtins.int
     """holder_term is that scheduler's term; 0 for none."""
     holder_address: _builtins.str

@@ -88,9 +88,9 @@ class GetInfoResponse(_message.Message):
     holder_address: _builtins.str
     """holder_address is where clients reach the acting scheduler; empty when none is attached, or it did not say."""
     tokenizer_digest: _builtins.str
-    """tokenizer_digest names the tokenizer, so that a scheduler can fetch it while it stands in line."""
+    """tokenizer_digest names the tokenizer, so that a scheduler can fetch it while it is queued."""
     num_waiting_schedulers: _builtins.int
-    """num_waiting_schedulers is how many plan streams stand in line behind the holder."""
+    """num_waiting_schedulers is how many plan streams are queued behind the holder."""
     @_builtins.property
     def model(self) -> _inference_pb2.Model:
         """model describes the model."""

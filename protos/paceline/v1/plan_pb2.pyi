@@ -170,7 +170,7 @@ class AttachResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def waiting(self) -> Global___WaitingInLine:
-        """waiting says that another scheduler holds the executor and this one stands in line."""
+        """waiting says that another scheduler holds the executor and this one is queued."""
 
     @_builtins.property
     def welcome(self) -> Global___Welcome:
@@ -270,14 +270,14 @@ class Hello(_message.Message):
     max_protocol: _builtins.int
     """max_protocol is the upper end of the range."""
     takeover: _builtins.bool
-    """takeover displaces a live holder of a lower term; without it the stream waits in line. An operator's act."""
+    """takeover displaces a live holder of a lower term; without it the stream waits in the queue. An operator's act."""
     tag_key_digest: _builtins.bytes
     """tag_key_digest names the key under which the scheduler makes block tags; an executor that keeps tags of another key
     drops them. Unset: the scheduler takes the key from the welcome.
     """
     address: _builtins.str
     """address is where clients reach the scheduler, as host:port; at most 256 bytes. The executor tells it to schedulers
-    that stand in line, and they tell it to clients. Unset: unknown.
+    that are queued, and they tell it to clients. Unset: unknown.
     """
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Chats rendered through a model's template, by a process of its own for each template.
 
-Knows how to start, ask, time out and replace that process. What a template may do there is known to `chat_worker`.
+`chat_worker` knows what a template may do there.
 """
 
 import asyncio
@@ -24,14 +24,12 @@ _LENGTH_BYTES = 4
 _RETRY_AFTER_S = 0.5
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 _NOT_IN_TIME = "it takes too long, or needs too much memory"
-_EXIT_S = 0.5  # from the end of its input to the end of an idle process
+_EXIT_S = 0.5  # until an idle process ends
 _POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Bounds of one template: time per chat, time to start its process, memory of the process."""
-
     max_render_s: float = 2.0
     max_start_s: float = 10.0
     max_bytes: int = 512 * 1024 * 1024
@@ -39,7 +37,7 @@ class RenderLimits:
 
 @dataclass(frozen=True, slots=True)
 class TemplateSource:
-    """A template and the constants it may name; equal sources share a process."""
+    """Equal sources share a process."""
 
     template: str
     bos_token: str | None
@@ -51,7 +49,7 @@ class _WorkerEndedError(Exception):
 
 
 class _Worker:
-    """One running process. Answers one message at a time."""
+    """Answers one message at a time."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -62,7 +60,7 @@ class _Worker:
 
     @classmethod
     async def start(cls) -> "_Worker":
-        """Start a process; raises OSError."""
+        """Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -71,13 +69,13 @@ class _Worker:
                 ours.close()
                 raise
             try:
-                # Not by the event loop: uvloop loses descriptors when there are too few of them to start a process.
+                # uvloop loses descriptors when too few are left to start a process.
                 process = subprocess.Popen(  # noqa: ASYNC220 (it returns when the process has begun)
                     (sys.executable, "-P", "-m", "paceline_scheduler.api.chat_worker"),
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # an interrupt typed at the terminal is for the scheduler, which drains
+                    start_new_session=True,  # an interrupt typed at the terminal is for the scheduler
                 )
             except BaseException:
                 writer.close()
@@ -89,7 +87,7 @@ class _Worker:
         return self._process.poll() is not None
 
     async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, str]:
-        """Send a message and return the answer; raises _WorkerEndedError."""
+        """Raises _WorkerEndedError."""
         data = json.dumps(message).encode()
         try:
             async with asyncio.timeout(timeout_s):
@@ -112,7 +110,7 @@ class _Worker:
             await self._end_within(_EXIT_S)
         finally:
             self._process.kill()
-            self._process.wait()  # it is gone, or is going: nothing outlives that signal
+            self._process.wait()  # nothing outlives that signal
 
     async def _end_within(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -122,7 +120,7 @@ class _Worker:
 
 
 class _Renderer:
-    """The process of one template, started when it is needed and replaced when it ended."""
+    """It starts when it is needed and is replaced when it ended."""
 
     def __init__(self, source: TemplateSource, limits: RenderLimits) -> None:
         self._source = source
@@ -133,14 +131,14 @@ class _Renderer:
         self._is_closed = False
 
     async def render(self, messages: list[dict[str, str]], now: datetime, max_chars: int) -> str:
-        """Return the prompt; raises InvalidRequestError when the template refuses, fails or takes too long."""
+        """Raises InvalidRequestError when the template refuses, fails or takes too long."""
         async with self._turn:
             worker = await self._ready_worker()
-            # Taken off while it works: whatever interrupts this call, a process in an unknown state is not used again.
+            # A process in an unknown state is not used again.
             self._worker = None
             try:
                 question = {"messages": messages, "now": now.isoformat(), "max_chars": max_chars}
-                # The worker ends itself at max_render_s; more time here is for a process that cannot.
+                # The worker ends itself at max_render_s.
                 answer = await worker.ask(question, 2 * self._limits.max_render_s)
             except BaseException as error:
                 await worker.stop()
@@ -154,7 +152,7 @@ class _Renderer:
         return _text_of(answer)
 
     async def close(self) -> None:
-        """End the process; who still waits gets one of their own."""
+        """Who still waits gets a process of their own."""
         self._is_closed = True
         async with self._turn:
             if self._worker is not None:
@@ -162,7 +160,7 @@ class _Renderer:
                 self._worker = None
 
     async def _ready_worker(self) -> _Worker:
-        """Return the process, a new one if it died since it was last used."""
+        """Starts a new one if it died since it was last used."""
         if self._worker is not None and self._worker.has_ended:
             await self._worker.stop()
             self._worker = None
@@ -199,7 +197,7 @@ class _Renderer:
 
 
 class ChatRenderers:
-    """The renderers of the templates in use; the least recently used ones are ended."""
+    """The least recently used ones are ended."""
 
     def __init__(
         self, limits: EdgeLimits, local_time: Callable[[], datetime], render_limits: RenderLimits | None = None
@@ -211,7 +209,7 @@ class ChatRenderers:
         self._renderers: OrderedDict[TemplateSource, _Renderer] = OrderedDict()
 
     async def render(self, source: TemplateSource, messages: Sequence[ChatMessage], max_chars: int) -> str:
-        """Return the prompt of a chat; raises InvalidRequestError naming `chat`, or QueueFullError."""
+        """Raises InvalidRequestError naming `chat`, or QueueFullError."""
         if self._num_waiting >= self._max_num_waiting:
             raise QueueFullError(
                 f"{self._num_waiting} chats wait to be rendered, which is the limit; try again", _RETRY_AFTER_S

@@ -1,7 +1,7 @@
 """A model's chat template: jinja2 source, rendered as Hugging Face transformers renders it.
 
-The source comes with the model and is not trusted: it runs in jinja2's immutable sandbox, and only inside the process
-of `chat_worker`, which bounds its time and memory. This module bounds the lengths of source and output.
+The source is not trusted: it runs in jinja2's immutable sandbox, and only inside the process of `chat_worker`, which
+bounds its time and memory.
 """
 
 import json
@@ -24,7 +24,7 @@ class TemplateFailedError(Exception):
 
 
 class _GenerationBlocks(ext.Extension):
-    """`{% generation %}` marks what a model is trained on; for prompts its content is just text."""
+    """`{% generation %}` marks what a model is trained on; in prompts it is just text."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -34,10 +34,8 @@ class _GenerationBlocks(ext.Extension):
 
 
 class ChatTemplate:
-    """A compiled template with the constants of its model."""
-
     def __init__(self, source: str, constants: Mapping[str, str | None]) -> None:
-        """Compile it; raises TemplateFailedError."""
+        """Raises TemplateFailedError."""
         if len(source) > MAX_TEMPLATE_CHARS:
             raise TemplateFailedError(f"the template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
         environment = ImmutableSandboxedEnvironment(
@@ -48,12 +46,12 @@ class ChatTemplate:
         self._constants: dict[str, object] = {name: value for name, value in constants.items() if value is not None}
         try:
             self._template = environment.from_string(source)
-        except Exception as error:  # a hostile source can make the compiler fail in any way
+        except Exception as error:  # a hostile source can fail in any way
             raise TemplateFailedError(_sentence(error)) from error
 
     def render(self, messages: list[dict[str, str]], now: datetime, max_chars: int) -> str:
-        """Return the prompt that asks for the next turn; `now` is the local time that the template may show. Raises
-        ChatRefusedError, and TemplateFailedError also above `max_chars`.
+        """The template may show the local time `now`. Raises ChatRefusedError, and TemplateFailedError also above
+        `max_chars`.
         """
         variables = self._constants | {
             "messages": messages,
@@ -71,7 +69,7 @@ class ChatTemplate:
                 pieces.append(piece)
         except (ChatRefusedError, TemplateFailedError):
             raise
-        except Exception as error:  # the template's own fault, whatever it is
+        except Exception as error:
             raise TemplateFailedError(_sentence(error)) from error
         return "".join(pieces)
 
@@ -87,7 +85,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers writes it: jinja2's own filter escapes HTML."""
+    """Writes it as transformers does: jinja2's own filter escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,8 +1,7 @@
 """The process that renders one model's chats: `python -m paceline_scheduler.api.chat_worker`.
 
-A template is somebody else's program. Here it can loop for ever, eat memory or crash the interpreter, and no request
-but the one it renders is hurt: the process has little memory, writes no files and ends itself when one chat takes too
-long. `chat_renderer` starts and replaces it.
+A template can loop for ever, eat memory or crash the interpreter. So the process has little memory, writes no files and
+ends itself when one chat takes too long; `chat_renderer` replaces it.
 
 Messages both ways are JSON after a length of four bytes. First comes {template, constants, max_render_s, max_bytes},
 answered by {} or {failed}; then {messages, now, max_chars}, answered by {text}, {refused} or {failed}. The end of its
@@ -59,12 +58,12 @@ def _reply(template: ChatTemplate, request: dict[str, Any]) -> dict[str, str]:
 
 
 def _printable(error: Exception) -> str:
-    """The text of an error may quote the template: it may be long, or hold half a surrogate pair."""
+    """It may quote the template: be long, or hold half a surrogate pair."""
     return str(error)[:500].encode("utf-8", "replace").decode()
 
 
 def _confine(max_bytes: int) -> None:
-    """Give up what rendering does not need, but not the timer's signal, which ends the process even inside C."""
+    """The timer's signal stays: it ends the process even inside C."""
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

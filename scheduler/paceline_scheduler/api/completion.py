@@ -1,7 +1,6 @@
-"""The text of one completion: its tokens' characters, cut where a stop text is found.
+"""The text of one completion, cut where a stop text is found.
 
-Joins detokeniser and stop texts, and keeps which token completed a match. What comes out is a function of the tokens so
-far, however they were grouped.
+It does not depend on how the tokens were grouped.
 """
 
 from dataclasses import dataclass
@@ -12,16 +11,16 @@ from paceline_scheduler.api.stop_texts import MatchedText, StopScanner
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """A stop text was found; `num_tokens` of the tokens just given belong to the output, the last one completed it."""
+    """`num_tokens` of the new tokens belong to the output; the last one completed the match."""
 
     stop_text: str
     num_tokens: int
 
 
 class CompletionText:
-    """The text side of one completion. After a match nothing more may be given.
+    """After a match nothing more may be given.
 
-    A stop text that one of the first `min_tokens` tokens completes is text like any other.
+    A stop text completed by one of the first `min_tokens` tokens is text.
     """
 
     __slots__ = ("_detokenizer", "_min_tokens", "_num_tokens", "_scanner", "matched_text")
@@ -37,10 +36,10 @@ class CompletionText:
         self._detokenizer = detokenizer
         self._scanner = StopScanner(stop_texts, matched_text) if stop_texts else None
         self._min_tokens = min_tokens
-        self._num_tokens = 0  # taken so far; counted only where stop texts are looked for
+        self._num_tokens = 0  # counted only where stop texts are looked for
 
     def take(self, token_ids: list[int]) -> tuple[str, StopMatch | None]:
-        """Return the text that can be shown now, and the match that ends the output, if any."""
+        """Returns the text that can be shown now, and the match that ends the output."""
         scanner = self._scanner
         if not token_ids:
             return "", None
@@ -60,9 +59,7 @@ class CompletionText:
         return "".join(pieces), None
 
     def take_last(self, token_ids: list[int], stop_token_id: int | None) -> tuple[str, StopMatch | None]:
-        """Return the last text, and the stop text that ends it. A stop token's text counts only where matched text is
-        retained.
-        """
+        """A stop token's text counts only where matched text is retained."""
         is_silent = self.matched_text is MatchedText.DROPPED and token_ids[-1:] == [stop_token_id]
         text, match = self.take(token_ids[:-1] if is_silent else token_ids)
         if match is None:
@@ -72,7 +69,7 @@ class CompletionText:
         return text, match
 
     def replay(self, token_ids: list[int], end_token_ids: tuple[int, ...]) -> tuple[StopMatch | None, int | None]:
-        """Take output that the client has; returns the stop text or token that has ended it."""
+        """The client has this output; returns the stop text or token that has ended it."""
         last = token_ids[-1] if token_ids else None
         if last not in end_token_ids or len(token_ids) <= self._min_tokens:
             return self.take(token_ids)[1], None
@@ -80,7 +77,7 @@ class CompletionText:
         return match, last if match is None else None
 
     def finish(self) -> tuple[str, str | None]:
-        """Return the rest of the text, and the stop text that it completes, if any."""
+        """Returns the rest of the text, and the stop text that it completes."""
         rest = self._detokenizer.flush()
         if self._scanner is None:
             return rest, None

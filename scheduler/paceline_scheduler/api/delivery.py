@@ -35,18 +35,14 @@ _SUPERSEDED = "the client has attached to the request anew; its output goes on t
 
 _log = structlog.get_logger(__name__)
 
-# Outboxes that something was put into, in the order of that: a set would have the order of addresses.
+# A set would have the order of addresses.
 _Touched = dict[Outbox, None]
 
 
 class Delivery:
-    """An OutputSink for the open requests."""
-
     def __init__(self, backend: Backend, requests: OpenRequests) -> None:
         self._backend = backend
         self._requests = requests
-
-    # What the backend delivers
 
     def deliver(self, outputs: Outputs) -> None:
         touched: _Touched = {}
@@ -57,7 +53,7 @@ class Delivery:
             if completion is not None:
                 touched[completion.stream.outbox] = None
                 self._release_held(completion.stream)
-                self._requests.end_completion(completion)  # the backend has ended it already
+                self._requests.end_completion(completion)
                 self.fail(completion.stream, failure.error)
         for outbox in touched:
             outbox.end_step()
@@ -89,7 +85,6 @@ class Delivery:
     def _take(
         self, completion: Completion, batch: TokenOutputs, offset: int, token_ids: list[int], attempt: int, hash_: int
     ) -> None:
-        """Deliver the part of one completion's new tokens that belongs to its output."""
         if offset != completion.num_tokens:
             error = ExecutorFailedError(f"tokens before offset {offset} are missing", "OUTPUT_GAP")
             self.fail(completion.stream, error)
@@ -104,7 +99,7 @@ class Delivery:
             token_ids = token_ids[: match.num_tokens]
             hash_ = rolling_hash(completion.rolling_hash, np.array(token_ids, dtype=np.int32))
         delta = PendingDelta(key.request_id, offset, attempt, hash_, token_ids, text)
-        if key.index:  # set only where it says something: this runs for every row of every step
+        if key.index:  # only where it says something: this runs for every row
             delta.index = key.index
         if handle in batch.logprobs:
             delta.logprobs = batch.logprobs[handle][: len(token_ids)]
@@ -114,12 +109,12 @@ class Delivery:
         completion.rolling_hash = hash_
         if match is not None or notice is not None:
             delta.finish = self._finish(completion, notice, match)
-        # The first and the last at once, the rest when enough of it has been gathered.
+        # The first and the last go at once, the rest when enough was gathered.
         is_held = offset > 0 and delta.finish is None
         completion.stream.outbox.put(handle, delta, completion.stream.num_tokens_per_delta if is_held else 0)
 
     def _relieve(self, outbox: Outbox) -> None:
-        """Cut the streams with most unread output of a client that does not read."""
+        """Those with most unread output are cut."""
 
         def num_bytes(stream: RequestStream) -> int:
             return sum(map(outbox.num_bytes_of, stream.handles))
@@ -127,19 +122,17 @@ class Delivery:
         for stream in sorted(self._requests.of_call(outbox), key=num_bytes, reverse=True):
             if not outbox.is_over or not num_bytes(stream):
                 return
-            # What waits for it is dropped, and makes room for saying so.
+            # What waits for it makes room for saying so.
             self._drop(stream)
             self._let_go(stream, FinishReason.ERROR)
             outbox.fail(stream.key.request_id, SlowConsumerError(_SLOW_CONSUMER))
 
-    # A client that came back
-
     def go_on(self, stream: RequestStream, resumptions: Sequence[Resumption], found: tuple[Resumed, ...]) -> None:
-        """Go on with every completion where its client's copy ends."""
+        """Each completion goes on where its client's copy ends."""
         beyond = []
         for completion, resumption, resumed in zip(tuple(stream.running), resumptions, found, strict=True):
             if resumed.outputs is None and not len(resumed.prefix_token_ids):
-                continue  # nothing was generated yet, as of every request that has just been queued
+                continue  # as of every request that has just been queued
             try:
                 is_over = self._catch_up(completion, resumption, resumed)
             except Exception:
@@ -151,7 +144,7 @@ class Delivery:
         self.deliver(Outputs(tokens=tuple(beyond)))
 
     def _catch_up(self, completion: Completion, resumption: Resumption, resumed: Resumed) -> bool:
-        """Bring a completion to where its client is; returns whether it has ended by then."""
+        """Returns whether the completion has ended by then."""
         request, point = resumption.request, resumption.point
         prefix = resumed.prefix_token_ids.tolist()
         completion.num_tokens, completion.rolling_hash = len(prefix), point.resume_hash
@@ -174,10 +167,8 @@ class Delivery:
         completion.stream.outbox.put(completion.handle, delta)
         return True
 
-    # The end of a completion, of a stream, and of a request
-
     def _finish(self, completion: Completion, notice: FinishNotice | None, match: StopMatch | None) -> Finish:
-        """End a completion and return its finish. A stop text comes before whatever the device saw."""
+        """A stop text comes before whatever the device saw."""
         self._requests.end_completion(completion)
         known = notice or self._backend.feed(End(completion.handle, completion.num_tokens, FinishReason.STOP))
         return Finish(
@@ -192,15 +183,15 @@ class Delivery:
         )
 
     def fail(self, stream: RequestStream, error: RequestFailedError) -> None:
-        """End all of a request by an error, behind the output before it."""
+        """The output before the error goes first."""
         self._release_held(stream)
         self._end(stream, FinishReason.ERROR)
         stream.outbox.fail(stream.key.request_id, error)
 
     def cancel_unsubmitted(self, stream: RequestStream) -> None:
-        """End a request that the backend does not run for this stream, as CANCELLED.
+        """The backend does not run it for this stream.
 
-        Completions whose finish the client has are left out.
+        The client may have the finish of some completions.
         """
         request_id, outbox = stream.key.request_id, stream.outbox
         for index, handle in enumerate(stream.handles):
@@ -216,23 +207,21 @@ class Delivery:
         self._let_go(stream, FinishReason.CANCELLED)
 
     def take_over(self, stream: RequestStream) -> None:
-        """Give the request to this stream, and end those that had it before."""
         before, stream.before = stream.before, None
         while before is not None:
             self.supersede(before, stream.outbox)
             before = before.before
 
     def supersede(self, stream: RequestStream, outbox: Outbox) -> None:
-        """End a stream whose client has come back by the call of `outbox`, and deliver its unread output there."""
+        """The client has come back by the call of `outbox`."""
         if stream.state is StreamState.ENDED:
             return
         self._drop(stream)
         self._let_go(stream, FinishReason.CANCELLED)
-        if stream.outbox is not outbox:  # there the error would be taken for one of the new stream
+        if stream.outbox is not outbox:  # there the error would hit the new stream
             stream.outbox.fail(stream.key.request_id, SupersededError(_SUPERSEDED))
 
     def _let_go(self, stream: RequestStream, reason: FinishReason) -> None:
-        """Detach a resumable request that lost its stream; end another one for this reason."""
         if not stream.request.resumable:
             self._end(stream, reason)
             return

@@ -1,13 +1,11 @@
 """From token ids to text, a few at a time, and never half a character.
 
-Every token spells fixed bytes, so the text of an output is its tokens' bytes in a row, decoded as UTF-8: what is let
-through after some tokens is all characters that are complete by then. This equals the tokenizers library's `decode` of
-the whole output, with one exception. Where byte tokens (`<0xE2>`) make up no valid UTF-8, the library also destroys the
-characters beside them, and only at the end of such a run; here every other character stays and the bytes become U+FFFD
-as Unicode recommends (one per maximal subpart), which is the only way to emit a character before the run has ended.
+Equals the tokenizers library's `decode` of the whole output, with one exception. Where byte tokens (`<0xE2>`) make up
+no valid UTF-8, the library also destroys the characters beside them; here they stay and the bytes become U+FFFD as
+Unicode recommends (one per maximal subpart), which can be emitted before the run has ended.
 
-The library's own DecodeStream was tried. It fails ("Invalid prefix") where a byte token follows a character made of
-byte tokens, keeps everything after a genuine U+FFFD back, and looks at all tokens kept back again with each new one.
+The library's own DecodeStream fails ("Invalid prefix") where a byte token follows a character made of byte tokens, and
+looks at all tokens kept back again with each new one.
 """
 
 import codecs
@@ -20,12 +18,12 @@ from tokenizers import Tokenizer
 
 from paceline_scheduler.errors import UnsupportedError
 
-_SPACE_LETTER = "\u2581"  # how SentencePiece writes a space
+_SPACE_LETTER = "\u2581"
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """The bytes of every token. `num_stripped_spaces` leading spaces of an output are no part of its text."""
+    """`num_stripped_spaces` leading spaces of an output are no part of its text."""
 
     token_bytes: tuple[bytes, ...]  # [vocab_size]
     token_bytes_without_special: tuple[bytes, ...]  # [vocab_size], special tokens empty
@@ -40,7 +38,7 @@ class Spelling:
 
 
 class Detokenizer:
-    """The text of one output as it grows. O(1) per token: only the bytes of an unfinished character are kept."""
+    """O(1) per token: only the bytes of an unfinished character are kept."""
 
     __slots__ = ("_num_spaces_to_strip", "_pending", "_table")
 
@@ -57,7 +55,7 @@ class Detokenizer:
         return self._strip(text) if self._num_spaces_to_strip and text else text
 
     def flush(self) -> str:
-        """Return U+FFFD for a character that stayed unfinished: the output is over."""
+        """U+FFFD stands for a character that stayed unfinished."""
         pending, self._pending = self._pending, b""
         return pending.decode("utf-8", "replace")
 
@@ -65,15 +63,13 @@ class Detokenizer:
         num_stripped = 0
         while num_stripped < min(self._num_spaces_to_strip, len(text)) and text[num_stripped] == " ":
             num_stripped += 1
-        # Spaces may go on with the next tokens; after anything else nothing is leading any more.
+        # Spaces may go on with the next tokens.
         self._num_spaces_to_strip = self._num_spaces_to_strip - num_stripped if num_stripped == len(text) else 0
         return text[num_stripped:]
 
 
 def read_spelling(tokenizer: Tokenizer, vocab_size: int) -> Spelling:
-    """Return what the tokens spell; ids without a token spell nothing. Raises UnsupportedError for an unknown
-    decoder.
-    """
+    """Ids without a token spell nothing. Raises UnsupportedError for an unknown decoder."""
     spell, num_stripped_spaces = _spelling_rule(tokenizer)
     special_ids = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     spelled = {token_id: spell(token) for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -85,8 +81,8 @@ def read_spelling(tokenizer: Tokenizer, vocab_size: int) -> Spelling:
 
 
 def _spelling_rule(tokenizer: Tokenizer) -> tuple[Callable[[str], bytes], int]:
-    """Return how a token is turned into bytes, and how many leading spaces an output loses."""
-    # The library shows a decoder's parameters only in this, its JSON form.
+    """Returns how a token becomes bytes, and how many leading spaces an output loses."""
+    # The library shows a decoder's parameters only as JSON.
     decoder = None if tokenizer.decoder is None else json.loads(tokenizer.decoder.__getstate__())
     stages = list(_stages(decoder))
     kinds = tuple(stage["type"] for stage in stages)
@@ -115,7 +111,6 @@ def _byte_level_spelling(token: str) -> bytes:
     try:
         return bytes([_BYTE_OF_LETTER[letter] for letter in token])
     except KeyError:
-        # An added token is written as it stands, not in the letters for bytes.
         return token.encode()
 
 
@@ -129,7 +124,7 @@ def _byte_fallback_spelling(token: str) -> bytes:
 
 
 def _byte_letters() -> dict[str, int]:
-    """The letters in which byte-level BPE writes bytes: printable ones stand for themselves, others from U+0100 on."""
+    """Printable bytes stand for themselves, others become letters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}

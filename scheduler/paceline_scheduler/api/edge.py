@@ -1,11 +1,9 @@
 """The open requests of all clients: from the message to the backend, and back by way of `delivery`.
 
-A request's life here: `open` → `start` (checked, tokenised, submitted or resumed, a core request per completion) →
-`deliver` → its end. A client that comes back to a resumable request opens it again with a higher attachment: the stream
-before ends, and the new one goes on where the client's copy of the output does. Only this process's streams are known
-here; what was begun with another scheduler, or is detached, only the backend knows.
+A request's life: `open` → `start` (checked, tokenised, submitted or resumed, a core request per completion) → `deliver`
+→ its end. A client comes back by opening it again with a higher attachment. Only this process's streams are known here.
 
-Knows requests as they were sent, and otherwise neither messages nor gRPC; everything runs on the event loop.
+Knows no gRPC; everything runs on the event loop.
 """
 
 import asyncio
@@ -55,17 +53,17 @@ from paceline_scheduler.errors import (
 
 _DRAINING_RETRY_S = 1.0
 _SESSION_FULL_RETRY_S = 0.2
-_NO_HANDLE = 0  # of a request that is not submitted
+_NO_HANDLE = 0
 _CHANCE = SystemRandom()
 
 OnRefusal = Callable[[RecordId, str, str, SchedulerError], None]
-"""Takes the key, the model and the trace of a request, as they were sent, and why it is refused."""
+"""Takes key, model and trace of the refused request."""
 
 
 class Edge:
-    """Serves clients. The composition root tells the backend to deliver to its `delivery`.
+    """The backend has to deliver to `delivery`.
 
-    `draw` gives numbers from 0 to 1, to spread the times at which refused clients come back.
+    `draw` gives numbers from 0 to 1: refused clients do not come back together.
     """
 
     def __init__(
@@ -90,13 +88,10 @@ class Edge:
         self._idle.set()
 
     def on_refusal(self, tell: OnRefusal) -> None:
-        """Call back for every request that is refused."""
         self._on_refusal = tell
 
-    # Calls of clients
-
     def open_outbox(self, max_bytes_per_request: int = 0) -> Outbox:
-        """Begin a call; `close_outbox` must follow, whatever happens."""
+        """`close_outbox` must follow."""
         outbox = Outbox(self.limits.max_stream_bytes, max_bytes_per_request)
         self.requests.begin_call(outbox)
         self._idle.clear()
@@ -105,7 +100,7 @@ class Edge:
         return outbox
 
     def leave_outbox(self, outbox: Outbox) -> None:
-        """Detach the resumable requests of a call whose client has gone, and cancel the others."""
+        """Its client has gone: resumable requests are detached, others cancelled."""
         for stream in self.requests.of_call(outbox):
             self.delivery.leave(stream)
 
@@ -116,7 +111,7 @@ class Edge:
             self._idle.set()
 
     def drain(self, reason: str, grace_s: float) -> None:
-        """Refuse requests from now on, and tell every client so; open streams go on."""
+        """Open streams go on."""
         self._drain_notice = DrainNotice(reason, grace_s)
         for outbox in self.requests.calls():
             outbox.announce_drain(self._drain_notice)
@@ -124,22 +119,19 @@ class Edge:
     async def drained(self) -> None:
         await self._idle.wait()
 
-    # Requests
-
     def require_open(self) -> None:
-        """Raise DrainingError when nothing new is taken."""
+        """Raises DrainingError."""
         if self._drain_notice is not None:
             raise DrainingError("the scheduler is shutting down; send the request again", _DRAINING_RETRY_S)
 
     def require_serving(self) -> None:
-        """Raise DrainingError when nothing new is taken, StandbyError when another scheduler drives the executors."""
+        """Raises DrainingError or StandbyError."""
         self.require_open()
         self.executors.require_lead()
 
     def open(self, request: GenerateRequest, outbox: Outbox) -> RequestStream:
-        """Begin a request, or come back to it by a higher attachment, which ends the stream it has here. Raises
-        InvalidRequestError for the key, DrainingError, StandbyError for what is new, QueueFullError,
-        DuplicateRequestError, StaleAttachmentError.
+        """A higher attachment ends the stream that the request has here. Raises InvalidRequestError for the key,
+        DrainingError, StandbyError for what is new, QueueFullError, DuplicateRequestError, StaleAttachmentError.
         """
         try:
             return self._open(request, outbox)
@@ -158,12 +150,12 @@ class Edge:
                 _SESSION_FULL_RETRY_S,
             )
         before = self._before(key, request)
-        if not is_begun(request):  # else it was taken once already
-            # Before anything is read, rendered or tokenised: a full queue refuses many, and each must cost little.
+        if not is_begun(request):  # else taken before
+            # Before anything is read: a full queue refuses many, and each must cost little.
             self.executors.require_lead()
             self.backend.views.require_room(num, key.tenant, self.backend.now_s())
         if before is not None and before.outbox is outbox:
-            self.delivery.supersede(before, outbox)  # its client could not tell the output of the two apart
+            self.delivery.supersede(before, outbox)  # its client could not tell the two outputs apart
             before = self.requests.by_key(key)
         handles = tuple(itertools.islice(self._handles, num))
         stream = RequestStream(handles, key, outbox, request, before=before)
@@ -171,7 +163,7 @@ class Edge:
         return stream
 
     def _before(self, key: RecordId, request: GenerateRequest) -> RequestStream | None:
-        """Return the stream that an attachment replaces; raises when it must not."""
+        """Raises when the attachment must not replace it."""
         stream = self.requests.by_key(key)
         if stream is None:
             return None
@@ -185,16 +177,14 @@ class Edge:
         )
 
     async def start(self, stream: RequestStream, max_seconds: float | None = None) -> None:
-        """Check, tokenise and submit a request, or resume it; the stream ends if that raises. `max_seconds` is what the
-        client's call has left.
-        """
+        """The stream ends if this raises. `max_seconds` is what the client's call has left."""
         came_s = self.backend.now_s()
         try:
             arrival = Arrival.BACK if is_begun(stream.request) else Arrival.NEW
             await self.executors.until_synced(arrival)
             valid, token_ids = await self._prepare(stream.request, came_s, max_seconds)
             text_model = await self.texts.model(valid.model)
-            await self.executors.until_synced(arrival)  # it may have lost the executors meanwhile
+            await self.executors.until_synced(arrival)  # lost meanwhile, perhaps
             if stream.state is StreamState.PREPARING:
                 self._run(stream, valid, token_ids, text_model)
         except SchedulerError as error:
@@ -215,7 +205,7 @@ class Edge:
         valid = validate(request, self.executors.models(), came_s, max_seconds, self.limits)
         if valid.priority >= 0 and valid.deadline_s is None and not valid.resumption.is_begun:
             self.backend.views.require_time(valid.model.name, self.backend.now_s())  # before it is tokenised
-        # Of a client that comes back the request is known in tokens as a rule, and all come back at once.
+        # All clients come back at once: what is known is not tokenised again.
         known = None
         if valid.resumption.is_begun:
             known = self.backend.views.known(valid.key, valid.body_digest, valid.model.name)
@@ -247,7 +237,7 @@ class Edge:
         self._let_go([request.key for request, is_finished in parts if is_finished])
 
     def _let_go(self, keys: list[RecordId]) -> None:
-        """Forget completions whose finish the client has; an executor that has not heard of the end may run one yet."""
+        """An executor that has not heard of the end may still run them."""
         for key in keys:
             with contextlib.suppress(UnknownRequestError):
                 self.backend.feed(Cancel(key))
@@ -255,8 +245,8 @@ class Edge:
             self.backend.feed(Acknowledge(tuple(keys)))
 
     async def cancel(self, key: RecordId) -> None:
-        """End a request as CANCELLED, whoever listens to it. Raises UnknownRequestError, InvalidRequestError, and
-        NoExecutorError while it is not known yet.
+        """Anybody may listen. Raises UnknownRequestError, InvalidRequestError, and NoExecutorError while it is not
+        known yet.
         """
         check_key(key)
         if self.requests.by_key(key) is None:
@@ -266,7 +256,7 @@ class Edge:
                 await self.cancel_elsewhere(key)
 
     def cancel_here(self, key: RecordId) -> bool:
-        """End the stream of a request here, if any; returns whether that was all of the request."""
+        """Returns whether that was all of the request."""
         check_key(key)
         stream = self.requests.by_key(key)
         if stream is None:
@@ -279,9 +269,7 @@ class Edge:
         return not is_begun(stream.request)
 
     async def cancel_elsewhere(self, key: RecordId) -> None:
-        """End a request that has no stream here. Raises UnknownRequestError, and NoExecutorError while it is not known
-        yet.
-        """
+        """Raises UnknownRequestError, and NoExecutorError while it is not known yet."""
         await self.executors.until_synced(Arrival.BACK)
         stream = self.requests.by_key(key)
         if stream is not None and stream.state is StreamState.PREPARING:
@@ -291,18 +279,14 @@ class Edge:
 
     def _cancel_detached(self, key: RecordId) -> bool:
         num_cancelled = 0
-        for index in range(MAX_COMPLETIONS):  # how many it has only its client knows
+        for index in range(MAX_COMPLETIONS):  # only its client knows how many it has
             with contextlib.suppress(UnknownRequestError):
                 self.backend.feed(Cancel(replace(key, index=index)))
                 num_cancelled += 1
         return num_cancelled > 0
 
-    # What would become of a request, and what becomes of it
-
     async def estimate(self, request: GenerateRequest) -> Estimate:
-        """Estimate a request as if it were sent now, by the completion that is expected last; a refusal is part of the
-        answer. Raises StandbyError.
-        """
+        """The completion expected last counts; a refusal is part of the answer. Raises StandbyError."""
         self.executors.require_lead()
         key = key_of(request)
         try:
@@ -322,7 +306,7 @@ class Edge:
         return next(refused, max(estimates, key=lambda estimate: estimate.time_to_first_token_s))
 
     def explain(self, key: RecordId) -> Explanation:
-        """Explain the first completion that has not ended. Raises UnknownRequestError, InvalidRequestError, and
+        """The first completion that has not ended counts. Raises UnknownRequestError, InvalidRequestError, and
         StandbyError.
         """
         check_key(key)

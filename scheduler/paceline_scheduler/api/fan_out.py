@@ -1,8 +1,4 @@
-"""From one valid request to the requests of the core: one for each of its completions.
-
-Knows what completions have in common and what tells them apart: handle, index and seed. Does not know what becomes of
-them.
-"""
+"""From one valid request to the requests of the core, one for each of its completions."""
 
 import hashlib
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """Output on its way to one gRPC stream: gathered while the stream is busy or because its request says so, in bounds.
 
-Knows deltas and ends of requests, not how they were made nor how they are sent. Putting something in never waits;
-everything happens on the event loop.
+Putting something in never waits.
 """
 
 import asyncio
@@ -12,20 +11,17 @@ from paceline.plan.values import FinishReason, TokenLogprobs
 from paceline_scheduler.core.outputs import NO_DRAFTS, DraftCounts
 from paceline_scheduler.core.phases import PhaseTimes
 
-# What a message costs beside its tokens and text: ids, offsets, hashes, the sentence of an error.
 _DELTA_BYTES = 48
 _TOKEN_BYTES = 5
 _LOGPROB_BYTES = 16
 _FAILURE_BYTES = 512
-# More than this of one completion is not held, whatever its deltas should be.
+# More is not held.
 _MAX_HELD_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a completion as its client is told. At most one of the two `stop_` values is set; no `times`: some of
-    them are not known.
-    """
+    """At most one of the two `stop_` values is set; `times` is None where some are not known."""
 
     reason: FinishReason
     stop_text: str | None
@@ -39,7 +35,7 @@ class Finish:
 
 @dataclass(slots=True)
 class PendingDelta:
-    """Output of one completion since its last message. `rolling_hash` is that of all tokens up to its last one."""
+    """`rolling_hash` is that of all tokens up to its last one."""
 
     request_id: str
     offset: int
@@ -47,7 +43,7 @@ class PendingDelta:
     rolling_hash: int
     token_ids: list[int]  # its own: later output is appended
     text: str
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of these tokens, or of none
+    logprobs: tuple[TokenLogprobs, ...] = ()
     finish: Finish | None = None
     index: int = 0  # of the completion
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first output
@@ -65,24 +61,20 @@ class PendingDelta:
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """A request that ended with an error."""
-
     request_id: str
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class DrainNotice:
-    """The scheduler is going away: a sentence, and how long it will still finish running work."""
+    """`grace_s` is how long it will still finish running work."""
 
     reason: str
     grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """What goes into the next message."""
-
+class MessageContent:
     deltas: tuple[PendingDelta, ...]
     failures: tuple[FailedRequest, ...]
     heartbeat: bool
@@ -94,7 +86,7 @@ class Parcel:
 
 
 class _Held:
-    """Output of completions that want larger deltas, by the edge's number for the completion, oldest first."""
+    """These completions want larger deltas; keyed by handle, oldest first."""
 
     def __init__(self) -> None:
         self.deltas: dict[int, PendingDelta] = {}
@@ -113,11 +105,9 @@ class _Held:
 
 @dataclass(slots=True)
 class _Steps:
-    """How much becomes ready in a step, and whether it finds the client behind."""
-
     num_bytes: int = 0  # in this one
-    num_largest_bytes: int = 0  # in any since the client had read everything
-    is_behind: bool = False  # something was ready already when the last one began
+    num_largest_bytes: int = 0  # since the client had read everything
+    is_behind: bool = False  # the last step found something ready
 
     def end(self, num_ready_bytes: int) -> None:
         self.is_behind = num_ready_bytes > self.num_bytes
@@ -126,10 +116,10 @@ class _Steps:
 
 
 class Outbox:
-    """What waits for one gRPC stream. `num_open` counts the completions whose end was not put in yet.
+    """`num_open` counts the completions whose end was not put in yet.
 
     Ready is what can be sent; held is output of a completion that wants larger deltas, until it is more than
-    `max_bytes`. The message that was taken out last counts until its sender comes back for the next one.
+    `max_bytes`. The message that was taken out last counts until its sender comes back.
 
     A client is slow if it leaves unread more than `max_bytes`, plus `max_bytes_per_request` for each open completion,
     plus the largest step since it had read everything.
@@ -138,11 +128,11 @@ class Outbox:
     def __init__(self, max_bytes: int, max_bytes_per_request: int) -> None:
         self._max_bytes = max_bytes
         self._max_bytes_per_request = max_bytes_per_request
-        self._deltas: dict[int, PendingDelta] = {}  # by the edge's number for the completion, oldest first
+        self._deltas: dict[int, PendingDelta] = {}  # by handle, oldest first
         self._held = _Held()
         self._failures: deque[FailedRequest] = deque()
         self._num_bytes = 0  # ready
-        self._num_leaving_bytes = 0  # in the message that is being sent
+        self._num_leaving_bytes = 0  # in the message being sent
         self._steps = _Steps()
         self._heartbeat = False
         self._drain: DrainNotice | None = None
@@ -156,12 +146,8 @@ class Outbox:
         """What gRPC has not taken yet, roughly."""
         return self._num_bytes + self._held.num_bytes + self._num_leaving_bytes
 
-    # For the edge
-
     def put(self, handle: int, delta: PendingDelta, at_least: int = 0) -> None:
-        """Add output of a completion; `end_step` must follow. It is held while it is small and has fewer than
-        `at_least` tokens.
-        """
+        """`end_step` must follow. Small output with fewer than `at_least` tokens is held."""
         delta.num_bytes = _delta_bytes(delta)
         held = self._held.take(handle)
         if held is not None:
@@ -173,7 +159,6 @@ class Outbox:
             self._held.put(handle, delta)
 
     def release(self, handle: int) -> None:
-        """Send what is held of a completion: there may be no more."""
         held = self._held.take(handle)
         if held is not None:
             self._make_ready(handle, held)
@@ -204,7 +189,7 @@ class Outbox:
         self.wake()
 
     def end_step(self) -> None:
-        """Let the stream send; called once per step."""
+        """Call it once per step."""
         if self._held.num_bytes > self._max_bytes:
             for handle in tuple(self._held.deltas):
                 self.release(handle)
@@ -228,19 +213,16 @@ class Outbox:
         self.is_draining = True
         self.wake()
 
-    # For the gRPC stream
-
     def beat(self) -> None:
         self._heartbeat = True
         self.wake()
 
     @property
     def is_empty(self) -> bool:
-        """Whether all output that is ready was taken out."""
         return not self._deltas and not self._failures
 
     async def wait(self) -> None:
-        """Wait until there may be something to send; what was taken out before has been sent."""
+        """What was taken out before has been sent."""
         self._num_leaving_bytes = 0
         if self.is_empty:
             self._steps.num_largest_bytes = 0
@@ -248,29 +230,28 @@ class Outbox:
         await self._filled.wait()
 
     async def wait_for_room(self) -> None:
-        """Wait while more is here than may be."""
         while self._num_excess_bytes > 0:
             self._relieved.clear()
             await self._relieved.wait()
 
-    def collect(self, max_bytes: int) -> Parcel:
-        """Take out at most `max_bytes`, but at least one completion's output if any is ready."""
+    def collect(self, max_bytes: int) -> MessageContent:
+        """Takes at most `max_bytes`, but at least one completion's ready output."""
         num_bytes = self._num_bytes
-        parcel = self._everything() if num_bytes <= max_bytes else self._part(max_bytes)
+        content = self._everything() if num_bytes <= max_bytes else self._part(max_bytes)
         self._num_leaving_bytes = num_bytes - self._num_bytes
         self._heartbeat, self._drain = False, None
         if self.is_empty:
             self._filled.clear()
-        return parcel
+        return content
 
-    def _everything(self) -> Parcel:
-        parcel = Parcel(tuple(self._deltas.values()), tuple(self._failures), self._heartbeat, self._drain)
+    def _everything(self) -> MessageContent:
+        content = MessageContent(tuple(self._deltas.values()), tuple(self._failures), self._heartbeat, self._drain)
         self._deltas.clear()
         self._failures.clear()
         self._num_bytes = 0
-        return parcel
+        return content
 
-    def _part(self, max_bytes: int) -> Parcel:
+    def _part(self, max_bytes: int) -> MessageContent:
         deltas: list[PendingDelta] = []
         failures: list[FailedRequest] = []
         num_bytes = 0
@@ -280,12 +261,12 @@ class Outbox:
                 break
             deltas.append(self._deltas.pop(handle))
             num_bytes += delta.num_bytes
-        # An error must not overtake the output that came before it.
+        # An error must not overtake the output before it.
         while self._failures and not self._deltas and num_bytes <= max_bytes:
             failures.append(self._failures.popleft())
             num_bytes += _failure_bytes(failures[-1].request_id)
         self._num_bytes -= num_bytes
-        return Parcel(tuple(deltas), tuple(failures), self._heartbeat, self._drain)
+        return MessageContent(tuple(deltas), tuple(failures), self._heartbeat, self._drain)
 
 
 def _delta_bytes(delta: PendingDelta) -> int:
@@ -298,5 +279,5 @@ def _delta_bytes(delta: PendingDelta) -> int:
 
 
 def _failure_bytes(request_id: str) -> int:
-    # An id that is refused for its length is returned too, or its sender would not know it.
+    # A refused id is returned too: its sender needs it.
     return _FAILURE_BYTES + 4 * len(request_id)

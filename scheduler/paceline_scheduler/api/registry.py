@@ -1,6 +1,6 @@
 """Which requests are open here: by key, by the handle of each completion, and by the call that wants their output.
 
-Keeps books and nothing else: whoever closes something here has told the backend and the client.
+Whoever closes something here has told the backend and the client.
 """
 
 from paceline.plan.values import RecordId
@@ -9,12 +9,10 @@ from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 
 
 class OpenRequests:
-    """The streams of all clients. What is iterated over comes in the order in which it was opened."""
-
     def __init__(self) -> None:
         self.running: dict[int, Completion] = {}
-        """What the backend delivers to, by handle. Looked into for every row of every step; changed only here."""
-        self._by_key: dict[RecordId, RequestStream] = {}  # preparing and running, by the key of completion 0
+        """By handle. Every row of every step is looked up here; changed only here."""
+        self._by_key: dict[RecordId, RequestStream] = {}  # by the key of completion 0
         self._by_call: dict[Outbox, dict[RequestStream, None]] = {}
 
     def __len__(self) -> int:
@@ -30,7 +28,7 @@ class OpenRequests:
         return tuple(self._by_call[outbox])
 
     def begin_call(self, outbox: Outbox) -> None:
-        """Take in a call; `end_call` must follow."""
+        """`end_call` must follow."""
         self._by_call[outbox] = {}
 
     def end_call(self, outbox: Outbox) -> None:
@@ -38,14 +36,14 @@ class OpenRequests:
         del self._by_call[outbox]
 
     def add(self, stream: RequestStream) -> None:
-        """Take in a stream of a call; no other one may have its key but the one before it."""
+        """Only `before` may have its key."""
         assert self._by_key.get(stream.key) is stream.before, "one stream per request"
         self._by_key[stream.key] = stream
         self._by_call[stream.outbox][stream] = None
         stream.outbox.num_open += len(stream.handles)
 
     def run(self, stream: RequestStream, completions: list[Completion]) -> None:
-        """Give a stream output from now on, of the completions whose finish its client does not have."""
+        """The client lacks the finish of these completions."""
         stream.state = StreamState.RUNNING
         stream.outbox.num_open -= len(stream.handles) - len(completions)
         stream.running = completions
@@ -70,7 +68,7 @@ class OpenRequests:
             self._by_key[stream.key] = before
 
     def forget(self, stream: RequestStream) -> None:
-        """Put nothing more into a stream; its outbox is still sent. The second time nothing happens."""
+        """Its outbox is still sent. The second time nothing happens."""
         if stream.state is StreamState.ENDED:
             return
         stream.outbox.num_open -= len(stream.running) or len(stream.handles)

@@ -1,6 +1,6 @@
-"""What a client says when it comes back to a request: the rules for it, per completion.
+"""What a client says when it comes back to a request, per completion.
 
-Knows only what the client sent. Whether the request has that is for the backend to find.
+Refuses to know what the request has.
 """
 
 import hashlib
@@ -39,10 +39,8 @@ _NOTHING = ResumePoint(0, HASH_START)
 
 @dataclass(frozen=True, slots=True)
 class ValidResumption:
-    """How a client is attached to its request. `points` is what it holds of each completion, by index.
-
-    `is_finished`, by index: it has the completion's finish as well.
-    `is_begun`: the client says that the request was taken once already.
+    """The client holds `points` of its completions, and the finish of those that are `is_finished`. `is_begun`: it says
+    that the request was taken before.
     """
 
     is_resumable: bool
@@ -54,20 +52,18 @@ class ValidResumption:
 
     @property
     def is_attachment(self) -> bool:
-        """Whether the request may be known already; else it is submitted as new."""
+        """The request may be known; else it is new."""
         return self.is_resumable or self.is_begun
 
 
 @dataclass(frozen=True, slots=True)
 class OutputBounds:
-    """What an output can be: `max_tokens` of them at most, ids below `vocab_size`."""
-
     max_tokens: int
     vocab_size: int
 
 
 def number_of(request: inference_pb2.GenerateRequest) -> int:
-    """Return which attachment of its client this is: 1, 2, …."""
+    """The attachments of a client are 1, 2, …."""
     return max(1, request.attachment)
 
 
@@ -78,16 +74,16 @@ def is_begun(request: inference_pb2.GenerateRequest) -> bool:
 
 
 def body_of(request: inference_pb2.GenerateRequest) -> tuple[bytes, bytes]:
-    """Return the digest of what all attachments have in common, and what a successor gets of it: the message with its
-    trace, without its prompt and unknown fields.
+    """Returns the digest of what all attachments have in common, and what a successor gets: the message with its trace,
+    without its prompt and unknown fields.
     """
     body = inference_pb2.GenerateRequest()
     body.CopyFrom(request)
     _clear(body, _OF_AN_ATTACHMENT + _OF_A_TRACE)
     digest = hashlib.blake2b(body.SerializeToString(deterministic=True), digest_size=16)
     _clear(body, _OF_A_PROMPT)
-    body.DiscardUnknownFields()  # nobody acted on them, and there is no bound on their size
-    if request.trace_parent:  # kept, as a successor of this scheduler continues the trace
+    body.DiscardUnknownFields()  # their size has no bound
+    if request.trace_parent:  # a successor continues the trace
         body.trace_parent = request.trace_parent
         if request.trace_state:
             body.trace_state = request.trace_state
@@ -102,7 +98,7 @@ def _clear(message: Message, names: Iterable[str]) -> None:
 def check_resumption(
     request: inference_pb2.GenerateRequest, num_completions: int, bounds: OutputBounds
 ) -> ValidResumption:
-    """Check what a client says that it holds. Raises InvalidRequestError."""
+    """Raises InvalidRequestError."""
     points = {0: _first_claim(request).check(bounds)}
     check_count("resume_points", len(request.resume_points), 0, num_completions - 1)
     for position, sent in enumerate(request.resume_points):
@@ -127,14 +123,13 @@ def check_resumption(
 
 
 def has_finish(request: inference_pb2.GenerateRequest, index: int) -> bool:
-    """Return whether the client says that it has the finish of a completion."""
     if index == 0:
         return request.resume_finished
     return any(point.resume_finished for point in request.resume_points if point.index == index)
 
 
 def claimed_end(request: inference_pb2.GenerateRequest, index: int) -> tuple[int, int]:
-    """Return how many tokens of a completion the client claims to hold and their rolling hash, both unchecked."""
+    """Returns how many tokens the client claims to hold and their rolling hash, both unchecked."""
     claims = {0: _first_claim(request)} | {sent.index: _point_claim("", sent) for sent in request.resume_points}
     claim = claims.get(index)
     if claim is None:
@@ -146,7 +141,7 @@ def claimed_end(request: inference_pb2.GenerateRequest, index: int) -> tuple[int
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What a client says of one completion; `path` is where it says so."""
+    """`path` is where the client says so."""
 
     path: str
     resume_from: int | None
@@ -200,6 +195,6 @@ def _first_claim(request: inference_pb2.GenerateRequest) -> _Claim:
 
 
 def _point_claim(path: str, point: inference_pb2.ResumePoint) -> _Claim:
-    # A hash of 0 is as good as none: one in 2^64 outputs has it.
+    # A hash of 0 is as good as none.
     prior = point.prior_output_token_ids
     return _Claim(path, point.resume_from, point.resume_hash or None, point.last_attempt, prior)

@@ -1,4 +1,4 @@
-"""The kinds of rule that a field may have to keep: ranges, counts, lengths, ids inside a vocabulary.
+"""The kinds of rule that a field may have to keep.
 
 Knows no field. Every rule raises InvalidRequestError, which names the one it was given.
 """
@@ -14,7 +14,7 @@ from paceline_scheduler.errors import InvalidRequestError
 
 
 def check_range(field: str, value: float | None, allowed: Range) -> None:
-    """Refuse a number outside a range. Unset is fine."""
+    """Unset is fine."""
     if value is not None and value not in allowed:
         shown = value if isinstance(value, int) else f"{value:.7g}"
         start = f"above {allowed.low}" if allowed.is_open else f"at least {allowed.low}"
@@ -43,14 +43,12 @@ def check_token_ids(field: str, token_ids: Int32Array, vocab_size: int) -> None:
 
 
 def check_ids(field: str, token_ids: Sequence[int], at_most: int, vocab_size: int) -> Sequence[int]:
-    """Return token ids; refuses too many, and those outside the vocabulary."""
     check_count(field, len(token_ids), 0, at_most)
     check_token_ids(field, np.array(token_ids, dtype=np.int32), vocab_size)
     return token_ids
 
 
 def check_texts(field: str, texts: Sequence[str], at_most: int, max_chars: int) -> tuple[str, ...]:
-    """Return texts; refuses too many, empty ones, and those that are too long."""
     check_count(field, len(texts), 0, at_most)
     for index, text in enumerate(texts):
         if not 1 <= len(text) <= max_chars:

@@ -1,6 +1,6 @@
 """Who may make which call: the caller's token or certificate, the roles that a method asks for, the caller's tenant.
 
-One check for every method; what has no rule is denied. Refuses to know where tokens come from.
+What has no rule is denied. Refuses to know where tokens come from.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from paceline_scheduler.errors import PermissionDeniedError, TenantLimitError, T
 _Context = grpc.aio.ServicerContext[Any, Any]
 _METADATA_KEY, _SCHEME = "authorization", "bearer "
 _OPEN_TO_ALL = ("/grpc.health.v1.Health/", "/grpc.reflection.")
-# Written out: their modules take long to import, and this one is needed before the ports open.
+# Their modules take long to import, and this is needed before the ports open.
 _INFERENCE, _ADMIN = "/paceline.v1.InferenceService/", "/paceline.v1.AdminService/"
 _STREAMS = frozenset({f"{_INFERENCE}Generate", f"{_INFERENCE}Session"})
 _RETRY_S = 1.0
-# What shows nobody's prompts or outputs. Of any tenant: operators have none.
+# These show nobody's prompts or outputs. Operators have no tenant.
 _ALSO_OF_OPERATORS = frozenset(_INFERENCE + name for name in ("Cancel", "Explain", "GetModel", "ListModels"))
 
 _CALLER: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
@@ -34,7 +34,7 @@ _log = structlog.get_logger(__name__)
 
 
 class FoundToken(Protocol):
-    """A token that is known: whose it is, and what names it when it is revoked."""
+    """`digest` names it when it is revoked."""
 
     @property
     def digest(self) -> bytes: ...
@@ -45,15 +45,15 @@ class FoundToken(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A running call, to be ended when its token is revoked."""
+    """Ends when its token is revoked."""
 
     task: "asyncio.Task[Any]"
     is_revoked: bool = False
 
 
 class Access:
-    """The rules of one port. `find` knows tokens by their secrets, `max_num_streams` how many calls of Generate and
-    Session a tenant may have open. Without tokens and certificates, anybody may call.
+    """`find` knows tokens by their secrets, `max_num_streams` how many calls of Generate and Session a tenant may have
+    open. Without tokens and certificates, anybody may call.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Access:
 
     @contextmanager
     def admitted(self, method: str, context: _Context) -> Iterator[None]:
-        """Let a call run as its caller's. Raises UnauthenticatedError, PermissionDeniedError; and TokenRevokedError out
-        of a call whose token is removed meanwhile.
+        """Raises UnauthenticatedError, PermissionDeniedError; and TokenRevokedError out of a call whose token is
+        removed meanwhile.
         """
         if self._is_open(method):
             _CALLER.set(ANYBODY)
@@ -92,7 +92,6 @@ class Access:
             yield
 
     def revoke(self, digests: frozenset[bytes]) -> None:
-        """End the calls that came with these tokens."""
         for call in [call for digest in digests for call in self._calls.get(digest, ())]:
             call.is_revoked = True
             call.task.cancel()
@@ -152,17 +151,16 @@ class Access:
 
 
 def caller() -> Caller:
-    """Return who makes the call that this runs in."""
     return _CALLER.get()
 
 
 def audited(by: Caller) -> dict[str, str]:
-    """Return the fields of a log line that says who did something to what others use."""
+    """For log lines that say who changed what others use."""
     return {"by": OPERATOR, "caller": by.name}
 
 
 def tenant_of(named: str, by: Caller) -> str:
-    """Return the tenant that a message is about: the caller's own, if it names none. Raises PermissionDeniedError."""
+    """The caller's own if the message names none. Raises PermissionDeniedError."""
     if by is ANYBODY:
         return named
     if by.tenant is None or named not in ("", by.tenant):
@@ -171,13 +169,13 @@ def tenant_of(named: str, by: Caller) -> str:
 
 
 def any_tenant_of(named: str, by: Caller) -> str:
-    """The same for calls in which operators name any tenant."""
+    """Operators name any tenant."""
     is_free = Role.OPERATOR in by.roles and (named or by.tenant is None)
     return named if is_free else tenant_of(named, by)
 
 
 def _joined(one: Caller, other: Caller) -> Caller:
-    """Return one caller with all that either may; of two tenants it has none."""
+    """Has the roles of both; of two tenants it has none."""
     tenants = {caller.tenant for caller in (one, other) if caller.tenant is not None}
     roles = one.roles | other.roles
     return Caller(

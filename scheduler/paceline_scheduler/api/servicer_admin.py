@@ -1,6 +1,6 @@
-"""AdminService over gRPC: operators' views of the backend, and the few things they may change.
+"""AdminService over gRPC: operators' views, and the few things they may change.
 
-Knows the backend only, no client's requests.
+Refuses to know clients' requests.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from paceline_scheduler.errors import InvalidRequestError, UnknownExecutorError,
 from paceline_scheduler.observers.steps import StepRecord, StepWatch
 
 _MAX_WAITING_STEPS = 256
-_MAX_ADDRESS_BYTES = 128  # of an unknown one, told back
+_MAX_ADDRESS_BYTES = 128
 _MAX_LIMITS = {"max_num_queued_reqs": 1_000_000, "max_num_queued_tokens": 1 << 40, "max_num_batched_tokens": 1 << 20}
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -31,11 +31,6 @@ _log = structlog.get_logger(__name__)
 
 
 class AdminServicer(AdminServiceServicer):
-    """What `paceline top` and operators use. `scheduler_id` is this scheduler's.
-
-    `num_lost_log_lines` counts what could not be logged.
-    """
-
     def __init__(
         self,
         backend: Backend,
@@ -73,7 +68,6 @@ class AdminServicer(AdminServiceServicer):
     async def UndrainExecutor(
         self, request: pb.UndrainExecutorRequest, context: _Context
     ) -> pb.UndrainExecutorResponse:
-        """Place requests on an executor again."""
         address = request.address
         self._check_address(address)
         self._backend.feed(UndrainExecutor(address))
@@ -115,7 +109,7 @@ class AdminServicer(AdminServiceServicer):
         raise UnsupportedError(call, f"{call} is not supported by this version")
 
     def _check_address(self, address: str) -> None:
-        """Raise UnknownExecutorError for an address that nobody named."""
+        """Raises UnknownExecutorError."""
         known = [executor.address for executor in self._executors.statuses()]
         if address not in known:
             shown = status.cut(address, _MAX_ADDRESS_BYTES)
@@ -123,7 +117,7 @@ class AdminServicer(AdminServiceServicer):
 
 
 class _StepWatch:
-    """A StepSink that keeps the latest steps for one client and counts those it lost."""
+    """Keeps the latest steps for one client and counts those it lost."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -141,7 +135,7 @@ class _StepWatch:
         self._filled.set()
 
     async def next(self) -> tuple[StepRecord, int]:
-        """Return the oldest step, and how many were lost before it since the last call."""
+        """Returns the oldest step, and how many were lost since the last call."""
         while not self._waiting:
             self._filled.clear()
             await self._filled.wait()

@@ -1,7 +1,7 @@
 """What every gRPC server of the scheduler has: its options, and the outermost interceptor.
 
-The interceptor asks who calls, turns errors into statuses and lets no other text out. It also closes a handler's
-generator as soon as its call is over, so that `finally` runs then and not when the garbage collector finds it.
+The interceptor asks who calls, turns errors into statuses and lets no other text out. It closes a handler's generator
+as soon as its call is over: the garbage collector would do so late.
 """
 
 import asyncio
@@ -25,24 +25,22 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *ports.SERVER_OPTIONS,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # Who connects and says nothing keeps a descriptor from others, and by default two minutes long.
+    # Who connects and says nothing keeps a descriptor, by default for two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # Who opens and resets streams in a loop has no more of them under way, and others are still served. Sessions carry
-    # any number of requests each; of single calls on one connection no more run at a time.
+    # Against opening and resetting streams in a loop. A session carries any number of requests.
     ("grpc.max_concurrent_streams", 1024),
-    # Clients that ask often whether we are there are not punished.
+    # Frequent pings are not punished.
     ("grpc.http2.max_pings_without_data", 0),
 )
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-# Generic in its types only, not when it runs.
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 _Decode = Callable[[Any], Any]
 _log = structlog.get_logger(__name__)
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """The outermost interceptor of a server whose handlers are coroutines or asynchronous generators."""
+    """Handlers are coroutines or asynchronous generators."""
 
     def __init__(self, access: Access | None = None) -> None:
         self._access = access or Access()
@@ -53,12 +51,12 @@ class Guard(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler:
         handler = await continuation(handler_call_details)
-        if handler is None:  # an unknown method, which gRPC answers itself
+        if handler is None:  # gRPC answers unknown methods itself
             return handler
         decode, method, encode = handler.request_deserializer, handler_call_details.method, handler.response_serializer
         assert decode is not None, "generated services name it"
         decode_request = _decode_stream(decode) if handler.request_streaming else _decode_message(decode)
-        # Requests are decoded in here and not by gRPC, which would answer bytes that are no message with a traceback.
+        # gRPC would answer bytes that are no message with a traceback.
         if handler.request_streaming and handler.response_streaming:
             guarded = self._streaming(handler.stream_stream, decode_request, method)
             return grpc.stream_stream_rpc_method_handler(guarded, None, encode)
@@ -134,11 +132,11 @@ async def _errors_as_status(context: _Context, method: str) -> AsyncIterator[Non
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # Nobody cancelled this call: the handler raised this by itself, and gRPC would leave the client waiting.
+        # gRPC would leave the client waiting.
         _log.exception("call_failed", method=method)
         await _abort(context, status.describe(Exception()))
     except Exception as error:
-        # gRPC's InternalError is a write to a connection that broke, which the context may not know yet.
+        # gRPC's InternalError is a write to a connection that broke.
         if isinstance(error, grpc.aio.InternalError) or context.done() or context.cancelled():
             _log.debug("call_ended_by_client", method=method)
             return

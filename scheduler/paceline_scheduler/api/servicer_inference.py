@@ -1,7 +1,6 @@
-"""InferenceService over gRPC: each call reads its message, asks the edge, and writes what the edge gathered.
+"""InferenceService over gRPC.
 
-Keeps no state of its own; sessions are in `servicer_session`. Errors are raised as the scheduler's own, and the Guard
-of the server makes statuses of them.
+Keeps no state. The Guard makes statuses of the scheduler's errors.
 """
 
 import secrets
@@ -31,8 +30,6 @@ _log = structlog.get_logger(__name__)
 
 
 class InferenceServicer(InferenceServiceServicer):
-    """The public API."""
-
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
@@ -48,10 +45,10 @@ class InferenceServicer(InferenceServiceServicer):
             await edge.start(stream, context.time_remaining())
             while stream.state is not StreamState.ENDED or not outbox.is_empty:
                 await outbox.wait()
-                parcel = outbox.collect(edge.limits.max_message_bytes)
-                for delta in parcel.deltas:
+                content = outbox.collect(edge.limits.max_message_bytes)
+                for delta in content.deltas:
                     yield wire.generate_response(delta)
-                for failure in parcel.failures:
+                for failure in content.failures:
                     raise failure.error
         finally:
             edge.close_outbox(outbox)
@@ -64,7 +61,7 @@ class InferenceServicer(InferenceServiceServicer):
 
     @override
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
-        """Operators may, whose request it is."""
+        """Operators may cancel anybody's request."""
         by = caller()
         tenant = any_tenant_of(request.tenant, by)
         await self._edge.cancel(RecordId(tenant, request.request_id))
@@ -74,7 +71,7 @@ class InferenceServicer(InferenceServiceServicer):
 
     @override
     async def ListModels(self, request: pb.ListModelsRequest, context: _Context) -> pb.ListModelsResponse:
-        """A scheduler that shuts down or stands by says so instead."""
+        """A scheduler that drains or stands by raises instead."""
         self._edge.require_serving()
         return pb.ListModelsResponse(models=[wire.model(served) for served in self._edge.executors.models()])
 

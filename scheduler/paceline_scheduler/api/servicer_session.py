@@ -38,8 +38,8 @@ from paceline_scheduler.errors import (
 from paceline_scheduler.trace_ids import trace_fields
 
 _ACKNOWLEDGED_AT_ONCE = 4096
-# Acknowledgements name requests without their tenant. Finishes that stay unacknowledged for longer than this many later
-# requests cost their record some seconds of memory, no more.
+# Acknowledgements name requests without their tenant. A finish that stays unacknowledged for so many later requests
+# costs some seconds of memory.
 _MAX_REMEMBERED = 16_384
 
 _log = structlog.get_logger(__name__)
@@ -48,7 +48,7 @@ _log = structlog.get_logger(__name__)
 async def serve_session(
     edge: Edge, messages: AsyncIterator[pb.SessionRequest], by: Caller
 ) -> AsyncIterator[pb.SessionResponse]:
-    """Run a session of this caller and yield its messages. Its tasks and requests end with it."""
+    """Its tasks and requests end with it."""
     outbox = edge.open_outbox(edge.limits.max_bytes_per_session_request)
     session = _Session(edge, outbox, by)
     reader = session.spawn(session.read(messages))
@@ -57,9 +57,9 @@ async def serve_session(
     try:
         while True:
             await outbox.wait()
-            parcel = outbox.collect(edge.limits.max_message_bytes)
-            if not parcel.is_empty:
-                yield wire.session_response(parcel, edge.draw)
+            content = outbox.collect(edge.limits.max_message_bytes)
+            if not content.is_empty:
+                yield wire.session_response(content, edge.draw)
             if session.is_lost:
                 return
             if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:
@@ -72,21 +72,18 @@ async def serve_session(
 
 
 class _Session:
-    """The tasks of a session and the requests it has seen."""
-
     def __init__(self, edge: Edge, outbox: Outbox, by: Caller) -> None:
         self._edge = edge
         self._by = by
         self._outbox = outbox
         self._tasks: dict[asyncio.Task[None], None] = {}  # at most one per open request, and two; oldest first
         self._has_beaten = False
-        self._is_listening = False  # nothing of the client's is being worked on
+        self._is_listening = False  # no message is being worked on
         self._num_silent_beats = 0
         self.is_lost = False
         self._unacknowledged: OrderedDict[str, tuple[RecordId, ...]] = OrderedDict()  # by request_id, per completion
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that ends with the session at the latest."""
         task = asyncio.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
@@ -95,7 +92,7 @@ class _Session:
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         if not task.cancelled():
-            # A session that is over asks no more why its reader stopped, and asyncio would report that as forgotten.
+            # asyncio would report as forgotten why the reader stopped.
             task.exception()
 
     async def stop(self) -> None:
@@ -105,9 +102,8 @@ class _Session:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def beat(self) -> None:
-        """Send heartbeats until the client is lost."""
         limits = self._edge.limits
-        # Silence is counted in heartbeats of our own: a process that was stopped made none, and so blames nobody.
+        # Counts our own heartbeats: a process that was stopped made none, and blames nobody.
         max_silent_beats = limits.silence_s / limits.heartbeat_s
         while self._num_silent_beats < max_silent_beats:
             self._outbox.beat()
@@ -116,11 +112,11 @@ class _Session:
                 self._num_silent_beats += 1
         _log.info("session_silent", silence_s=limits.silence_s)
         self.is_lost = True
-        self._edge.leave_outbox(self._outbox)  # now, as the stream itself may be stuck in a message nobody takes
+        self._edge.leave_outbox(self._outbox)  # the stream itself may be stuck in a message nobody takes
         self._outbox.wake()
 
     async def read(self, messages: AsyncIterator[pb.SessionRequest]) -> None:
-        """Take the client's messages until it ends its side. Raises InvalidRequestError for an unknown one."""
+        """Raises InvalidRequestError for an unknown message."""
         self._is_listening = True
         async for message in messages:
             self._is_listening, self._num_silent_beats = False, 0
@@ -163,11 +159,10 @@ class _Session:
             key, trace = stream.key, trace_fields(stream.request.trace_parent)
             _log.exception("request_failed", request_id=key.request_id, tenant=key.tenant, **trace)
             self._fail(key.request_id, error)
-        self._unacknowledged.pop(stream.key.request_id, None)  # what else has this name is not for it to acknowledge
+        self._unacknowledged.pop(stream.key.request_id, None)  # another request of this name may follow
 
     def _cancel(self, message: pb.CancelRequest) -> None:
-        # What has a stream here ends at once, as a request of the same name may follow. To know of others may take
-        # seconds, for which the client's other messages must not wait.
+        # A request of the same name may follow at once. Others may take seconds to find.
         try:
             key = RecordId(tenant_of(message.tenant, self._by), message.request_id)
             if not self._edge.cancel_here(key):
@@ -179,7 +174,7 @@ class _Session:
         try:
             await self._edge.cancel_elsewhere(key)
         except (UnknownRequestError, NoExecutorError):
-            # It has just ended by itself, and the client will read so; or it is nowhere, and ends with its window.
+            # It has just ended by itself, or ends with its window.
             _log.debug("cancelled_unknown_request", request_id=key.request_id, tenant=key.tenant)
 
     async def _acknowledge(self, message: pb.Acknowledge) -> None:
@@ -188,8 +183,8 @@ class _Session:
             part = request_ids[start : start + _ACKNOWLEDGED_AT_ONCE]
             known = [self._unacknowledged.pop(request_id, ()) for request_id in part]
             self._edge.backend.feed(Acknowledge(tuple(itertools.chain.from_iterable(known))))
-            await asyncio.sleep(0)  # a client that sends more than it should keeps nobody else waiting
+            await asyncio.sleep(0)  # others wait meanwhile
 
     def _fail(self, request_id: str, error: Exception) -> None:
-        # Cut or not, a name that is refused for its length stays longer than any that a running request can have.
+        # A cut name is still longer than any running request's.
         self._outbox.fail(status.cut(request_id), error)

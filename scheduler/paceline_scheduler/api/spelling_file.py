@@ -1,4 +1,4 @@
-"""What tokens spell, as a file: it is read in a tenth of the time that reading a vocabulary takes."""
+"""What tokens spell, as a file: read in a tenth of the time that a vocabulary takes."""
 
 import json
 from dataclasses import dataclass
@@ -13,8 +13,6 @@ _LENGTH = np.dtype("<i4")
 
 @dataclass(frozen=True, slots=True)
 class TokenTexts:
-    """All that turning tokens into text takes: what each spells, and what templates are told."""
-
     spelling: Spelling
     bos_token: str | None
     eos_token: str | None

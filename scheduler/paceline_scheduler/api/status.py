@@ -1,6 +1,4 @@
-"""The scheduler's errors as gRPC statuses: where an error becomes a code, a reason and details, of a call or of a
-request inside a session.
-"""
+"""The scheduler's errors as gRPC statuses, of a call or of a request inside a session."""
 
 import secrets
 from collections.abc import Callable
@@ -49,12 +47,12 @@ from paceline_scheduler.errors import (
 )
 
 DOMAIN = "paceline"
-MAX_TEXT_BYTES = 1024  # of any text in a status: message and details together must fit into 8 KiB of headers
+MAX_TEXT_BYTES = 1024  # message and details together must fit into 8 KiB of headers
 _MAX_NAME_BYTES = 256
 INTERNAL_MESSAGE = "internal error; the scheduler's log says more"
 
 Draw = Callable[[], float]
-"""Chance: a number from 0 to 1."""
+"""A number from 0 to 1."""
 DRAW: Draw = secrets.SystemRandom().random
 
 _CODES: dict[type[SchedulerError], tuple[grpc.StatusCode, str]] = {
@@ -94,7 +92,7 @@ _CODES: dict[type[SchedulerError], tuple[grpc.StatusCode, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
-    """An error as clients see it. `field_errors` pairs paths with sentences; without `retry_after_s` do not retry."""
+    """`field_errors` pairs paths with sentences. Clients retry only after `retry_after_s`."""
 
     code: grpc.StatusCode
     reason: str
@@ -105,14 +103,13 @@ class ErrorStatus:
 
 
 def cut(text: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Return a text as UTF-8, with an ellipsis in place of what is too long."""
     data = text.encode(errors="replace")
     return data.decode() if len(data) <= max_bytes else data[:max_bytes].decode(errors="ignore") + "…"
 
 
 def describe(error: BaseException, draw: Draw = DRAW) -> ErrorStatus:
-    """Return what a client is told; of an unexpected error it gets no details. The time to retry varies by a fifth, so
-    that clients that were refused together do not come back together.
+    """An unexpected error gets no details. The time to retry varies by a fifth: refused clients do not come back
+    together.
     """
     if not isinstance(error, SchedulerError):
         return ErrorStatus(grpc.StatusCode.INTERNAL, "INTERNAL", INTERNAL_MESSAGE)
@@ -142,7 +139,6 @@ def _active(error: RetryableRefusalError | GivenUpError) -> dict[str, str]:
 
 
 def reason_of(error: SchedulerError) -> str:
-    """Return the reason that clients are told."""
     return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)[1]
 
 
@@ -161,7 +157,7 @@ def rpc_status(status: ErrorStatus) -> Status:
 
 
 def trailing_metadata(status: ErrorStatus) -> tuple[tuple[str, str | bytes], ...]:
-    """Return the details, and for retryable errors gRPC's own pushback."""
+    """Retryable errors get gRPC's own pushback."""
     metadata: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", rpc_status(status).SerializeToString())]
     if status.retry_after_s is not None:
         metadata.append(("grpc-retry-pushback-ms", str(round(status.retry_after_s * 1000))))

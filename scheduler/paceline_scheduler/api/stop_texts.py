@@ -1,23 +1,19 @@
 """Stop texts in streamed output: what may become one is held back, what is one ends the output.
 
-Knows characters only, not tokens. What is let through is a function of the text so far, however it arrives.
-
-Which stop text wins: the one that is complete first. Where several are complete at the same character, the longest,
-which starts first. The output ends before it, or behind it where it is to be included.
+The result does not depend on how the text arrives. The stop text that is complete first wins; at the same character the
+longest. The output ends before it, or behind it where it is to be included.
 """
 
 from enum import Enum
 
 
 class MatchedText(Enum):
-    """Whether the stop text that ends an output is part of it."""
-
     DROPPED = "dropped"
     INCLUDED = "included"
 
 
 class _Candidate:
-    """One stop text, and how many of its characters the text so far ends with (Knuth, Morris and Pratt's automaton)."""
+    """Counts how many of its characters end the text so far (Knuth, Morris and Pratt's automaton)."""
 
     __slots__ = ("_fallbacks", "num_matched", "text")
 
@@ -27,9 +23,9 @@ class _Candidate:
         self._fallbacks = _fallbacks(text)
 
     def advance(self, piece: str) -> int | None:
-        """Return how many characters of the text complete the stop text, or None."""
+        """Returns how many characters of the piece complete it, or None."""
         text, num_matched = self.text, self.num_matched
-        # Most pieces hold nothing of most stop texts, and find() looks for the first character without a loop here.
+        # Most pieces hold nothing of most stop texts.
         start = 0 if num_matched else piece.find(text[0])
         if start < 0:
             return None
@@ -51,10 +47,7 @@ class _Candidate:
 
 
 class StopScanner:
-    """The stop texts of one completion. At most the longest of them, less one character, is held back.
-
-    Where matched text is included nothing is: it is part of the output whatever comes after it.
-    """
+    """Holds back at most the longest stop text, less one character, and nothing where matched text is included."""
 
     __slots__ = ("_candidates", "_first_letters", "_held", "_matched_text", "_num_matched")
 
@@ -62,15 +55,13 @@ class StopScanner:
         self._candidates = [_Candidate(text) for text in stop_texts]
         self._first_letters = frozenset(text[0] for text in stop_texts)
         self._matched_text = matched_text
-        self._num_matched = 0  # the longest beginning of a stop text with which the text so far ends
+        self._num_matched = 0  # longest beginning of a stop text that ends the text so far
         self._held = ""
 
     def scan(self, piece: str) -> tuple[str, str | None]:
-        """Return the text that may be shown, and the stop text that ends the output, if any; then nothing more may be
-        given.
-        """
+        """Returns what may be shown, and the stop text that ends the output; then nothing more may be given."""
         if not self._num_matched and self._first_letters.isdisjoint(piece):
-            # No stop text has begun, and none begins here: the usual case.
+            # This is the usual case.
             return piece, None
         found = [
             (end, candidate.text) for candidate in self._candidates if (end := candidate.advance(piece)) is not None
@@ -82,15 +73,12 @@ class StopScanner:
         return self._let_through(piece), None
 
     def pass_by(self, piece: str) -> str:
-        """Take text that does not end the output; returns what may be shown. A stop text that begins in it may be
-        completed later.
-        """
+        """Returns what may be shown. A stop text that begins in the piece may be completed later."""
         for candidate in self._candidates:
             candidate.pass_by(piece)
         return self._let_through(piece)
 
     def flush(self) -> str:
-        """Return what was held back for a stop text that did not come."""
         held, self._held = self._held, ""
         return held
 
@@ -103,7 +91,7 @@ class StopScanner:
 
 
 def _fallbacks(text: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its end."""
+    """For each prefix, its longest proper prefix that is also its end."""
     lengths = [0] * len(text)
     length = 0
     for index in range(1, len(text)):

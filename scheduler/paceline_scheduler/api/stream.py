@@ -11,7 +11,7 @@ from paceline_scheduler.api.outbox import Outbox
 
 
 class StreamState(Enum):
-    """Where a stream stands. Only a running one is known to the backend; an ended one takes nothing more."""
+    """The backend knows only running ones; an ended one takes nothing more."""
 
     PREPARING = "preparing"
     RUNNING = "running"
@@ -20,9 +20,9 @@ class StreamState(Enum):
 
 @dataclass(slots=True, eq=False)
 class RequestStream:
-    """One attachment of a client to a request, which is here as it was sent: unchecked.
+    """One attachment to a request, which is unchecked here.
 
-    `handles` are the edge's numbers for the completions, by index; `running` those that have no end.
+    `handles` are by index; `running` have no end yet.
     """
 
     handles: tuple[int, ...]
@@ -34,7 +34,7 @@ class RequestStream:
     num_prompt_tokens: int = 0
     running: "list[Completion]" = field(default_factory=list)
     before: "RequestStream | None" = None
-    """The stream that has the request until this one does: a comeback that is refused changes nothing."""
+    """A refused comeback changes nothing: until then this one has the request."""
 
     def completion_keys(self) -> tuple[RecordId, ...]:
         return tuple(replace(self.key, index=index) for index in range(len(self.handles)))
@@ -42,7 +42,7 @@ class RequestStream:
 
 @dataclass(slots=True, eq=False)
 class Completion:
-    """One completion of a running request. `num_tokens` and `rolling_hash` are those of its output so far."""
+    """`num_tokens` and `rolling_hash` are of its output so far."""
 
     stream: RequestStream
     handle: int

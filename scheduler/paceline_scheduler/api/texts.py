@@ -1,6 +1,6 @@
-"""Prompts to tokens and tokens to text, for any model that is served; long work is done off the event loop.
+"""Prompts to tokens and tokens to text, for any model that is served.
 
-The one place that joins tokenizers, chat templates and their bounds. Knows nothing of requests and streams.
+The one place that joins tokenizers, chat templates and their bounds.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from paceline_scheduler.api.rules import check_token_ids
 from paceline_scheduler.api.tokenizer import TextModel, TextModels, TextThreads
 from paceline_scheduler.api.validation import Prompt, check_prompt_length, max_prompt_chars
 from paceline_scheduler.backend import ServedModel, TokenizerSource
-from paceline_scheduler.disk_cache import PatientCache
+from paceline_scheduler.disk_cache import AsyncDiskCache
 from paceline_scheduler.errors import InvalidRequestError
 
 _MAX_INLINE_TOKENS = 4096
@@ -25,9 +25,9 @@ NUM_WAYS_TO_SPELL = 3  # of each bad word, at most
 
 
 class Texts:
-    """Tokenisers and templates of the served models. `local_time` is what templates are told.
+    """Templates are told `local_time`.
 
-    `cache` keeps on disk what tokens spell; without it nothing is kept. `is_at_rest`: see `TextModels`.
+    `cache` keeps on disk what tokens spell. `is_at_rest`: see `TextModels`.
     """
 
     def __init__(
@@ -35,24 +35,24 @@ class Texts:
         limits: EdgeLimits,
         local_time: Callable[[], datetime],
         render_limits: RenderLimits | None = None,
-        cache: PatientCache | None = None,
+        cache: AsyncDiskCache | None = None,
         is_at_rest: Callable[[], bool] = lambda: True,
     ) -> None:
         self._limits = limits
         self._threads = TextThreads(limits)
-        self._models = TextModels(self._threads, cache or PatientCache(), is_at_rest)
+        self._models = TextModels(self._threads, cache or AsyncDiskCache(), is_at_rest)
         self._chats = ChatRenderers(limits, local_time, render_limits)
 
     async def prepare(self, source: TokenizerSource, vocab_size: int) -> None:
-        """Build a tokenizer before it is needed: it blocks everything else. Raises UnsupportedError."""
+        """Building it blocks everything else. Raises UnsupportedError."""
         await self._models.get(source, vocab_size)
 
     async def model(self, model: ServedModel) -> TextModel:
-        """Return a model's tokenizer, built on first use. Raises UnsupportedError."""
+        """Raises UnsupportedError."""
         return await self._models.get(model.tokenizer, model.vocab_size)
 
     async def token_ids(self, prompt: Prompt, model: ServedModel) -> Int32Array:
-        """Return the tokens of a checked prompt. Raises InvalidRequestError for too many, and QueueFullError."""
+        """Raises InvalidRequestError for too many, and QueueFullError."""
         if isinstance(prompt, inference_pb2.GenerateRequest) and prompt.HasField("token_ids"):
             given = prompt.token_ids.ids
             token_ids = np.fromiter(given, dtype=np.int32, count=len(given))
@@ -68,9 +68,8 @@ class Texts:
         return token_ids
 
     async def bad_word_token_ids(self, words: tuple[str, ...], model: ServedModel) -> tuple[tuple[int, ...], ...]:
-        """Return the ways to spell bad words in tokens: at the beginning of a text, after a space, and after another
-        character. The same letters in another case or cut otherwise are not found. Raises InvalidRequestError,
-        QueueFullError.
+        """A word is spelt at the beginning of a text, after a space, and after another character. The same letters in
+        another case or cut otherwise are not found. Raises InvalidRequestError, QueueFullError.
         """
         bare = [word.lstrip(" ") or word for word in words]
         spell = (await self._models.get_for_prompt(model.tokenizer, model.vocab_size)).ways_to_spell
@@ -83,7 +82,7 @@ class Texts:
         return tuple(spelt)
 
     async def decode(self, token_ids: Int32Array, model: ServedModel, skip_special_tokens: bool) -> str:
-        """Return the text of token ids. Raises InvalidRequestError."""
+        """Raises InvalidRequestError."""
         check_token_ids("token_ids", token_ids, model.vocab_size)
         spelling = (await self.model(model)).spelling
         if len(token_ids) <= _MAX_INLINE_TOKENS:
@@ -91,7 +90,7 @@ class Texts:
         return await self._threads.run(lambda: spelling.decode(token_ids.tolist(), skip_special_tokens))
 
     async def token_texts(self, token_ids: Int32Array, model: ServedModel) -> list[str]:
-        """Return what each token spells alone; bytes that are no character become U+FFFD."""
+        """Bytes that are no character become U+FFFD."""
         text_model = await self.model(model)
         return await self._threads.run(lambda: [text_model.text_of(token_id) for token_id in token_ids.tolist()])
 
@@ -108,5 +107,5 @@ class Texts:
     async def _render(self, chat: inference_pb2.Chat, text_model: TextModel, model: ServedModel) -> str:
         assert model.tokenizer.chat_template is not None, "checked before"
         source = TemplateSource(model.tokenizer.chat_template, text_model.bos_token, text_model.eos_token)
-        # A template may repeat what it is given, but not much more than the context could ever hold.
+        # A template may repeat its input once.
         return await self._chats.render(source, chat.messages, 2 * max_prompt_chars(model, self._limits))

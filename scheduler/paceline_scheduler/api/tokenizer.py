@@ -1,10 +1,8 @@
 """Tokenizers by digest: from text to token ids and back, long texts off the event loop.
 
-Knows the tokenizers library and how much text is too much. Does not know chats, requests or messages.
-
-The library keeps all Python threads waiting while it reads a vocabulary, 0.1 to 0.2 s for 49,152 tokens. A scheduler
-that comes back has no such time: what tokens spell, which is all that streams need, is then read from a cache on disk,
-and the vocabulary when nobody is being served, or when a new prompt needs it, after a moment for those who come back.
+Reading a vocabulary keeps all Python threads waiting, 0.1 to 0.2 s for 49,152 tokens. A scheduler that comes back reads
+from a cache on disk what tokens spell, all that streams need, and the vocabulary when nobody is served, or when a new
+prompt needs it, after a moment for those who come back.
 """
 
 import asyncio
@@ -25,31 +23,29 @@ from paceline_scheduler.api.detokenizer import Spelling, read_spelling
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.disk_cache import PatientCache
+from paceline_scheduler.disk_cache import AsyncDiskCache
 from paceline_scheduler.errors import QueueFullError, UnsupportedError
 
 _T = TypeVar("_T")
 _MAX_TOKENIZERS = 8
-# What a word is set behind to see how it is spelt inside a text: hardly a token joins a line's end and letters.
+# Hardly a token joins a line's end and letters.
 _BEFORE = "\n"
 _RETRY_AFTER_S = 0.5
 _LOOK_FOR_REST_S = 0.05
-_COMEBACKS_S = 0.3  # for streams that come back to have their first tokens, and not wait for somebody else's prompt
+_COMEBACKS_S = 0.3  # streams that come back get their first tokens first
 _FILE_FORMAT = 1
-# Of the 37 MiB that reading a vocabulary takes 15 are free afterwards; the C library, if it is glibc, would keep them.
+# Of 37 MiB 15 are free after reading a vocabulary; glibc would keep them.
 _give_back = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
 
 
 class TextThreads:
-    """A few threads for work on long texts, with a bounded queue in front."""
-
     def __init__(self, limits: EdgeLimits) -> None:
         self._max_num_waiting = limits.max_num_waiting_texts
         self._num_waiting = 0
         self._pool = ThreadPoolExecutor(limits.num_tokenizer_threads, thread_name_prefix="tokenizer")
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """Run `work` on a thread; raises QueueFullError when too much is waiting."""
+        """Raises QueueFullError when too much is waiting."""
         if self._num_waiting >= self._max_num_waiting:
             raise QueueFullError(
                 f"{self._num_waiting} long texts wait to be tokenised, which is the limit; try again", _RETRY_AFTER_S
@@ -65,10 +61,8 @@ class TextThreads:
 
 
 class TextModel:
-    """The tokenizer of a model. Everything here may take long for a long text."""
-
     def __init__(self, source: TokenizerSource, texts: TokenTexts, tokenizer: Tokenizer | None) -> None:
-        """`tokenizer` is built from the source on first use unless it is given."""
+        """`tokenizer` is built on first use unless it is given."""
         self._source = source
         self._tokenizer = tokenizer
         self._making = threading.Lock()
@@ -83,7 +77,7 @@ class TextModel:
         return self._tokenizer is not None
 
     def complete(self) -> Tokenizer:
-        """Return the library's tokenizer, and read the vocabulary if that was not done yet."""
+        """Reads the vocabulary if that was not done yet."""
         with self._making:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer.from_buffer(self._source.json)
@@ -95,12 +89,12 @@ class TextModel:
         return np.array(token_ids if token_ids[:1] == self._prefix else self._prefix + token_ids, dtype=np.int32)
 
     def encode_rendered_chat(self, text: str) -> Int32Array:
-        """Return the tokens of a rendered chat; the template has added the special ones."""
+        """The template has added the special tokens."""
         return np.array(self._encode(text), dtype=np.int32)
 
     def ways_to_spell(self, words: list[str]) -> list[tuple[int, ...]]:
-        """Return the tokens of each word at the beginning of a text, behind a space and behind a line's end, each once,
-        none empty. Some tokenizers put a word's mark before every text, so only the last of these lacks it.
+        """Each once, none empty: at the beginning of a text, behind a space and behind a line's end. Some tokenizers
+        put a word's mark before every text, so only the last lacks it.
         """
         texts = [*words, *(f" {word}" for word in words), _BEFORE, *(_BEFORE + word for word in words)]
         encoded = self.complete().encode_batch_fast(texts, add_special_tokens=False)
@@ -110,23 +104,21 @@ class TextModel:
         return [way for way in dict.fromkeys((*alone, *behind)) if way]
 
     def text_of(self, token_id: int) -> str:
-        """Return what one token spells; bytes that are no character appear as U+FFFD."""
+        """Bytes that are no character become U+FFFD."""
         return self.spelling.token_bytes[token_id].decode("utf-8", "replace")
 
     def _encode(self, text: str) -> list[int]:
-        # Of the library's ways to encode only the batched ones let other threads run meanwhile.
+        # Only the batched calls let other threads run meanwhile.
         return self.complete().encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | None = None) -> TextModel:
-    """Return a tokenizer, quickly where the cache has what its tokens spell. Raises UnsupportedError for one that
-    cannot be read or whose text cannot be streamed.
-    """
+    """Raises UnsupportedError for one that cannot be read or whose text cannot be streamed."""
     if spelt is not None:
         try:
             return TextModel(source, unpack(spelt), None)
         except (ValueError, KeyError):
-            pass  # as an older version wrote it
+            pass  # an older version wrote it
     try:
         tokenizer = Tokenizer.from_buffer(source.json)
         bos_token, eos_token = (
@@ -136,7 +128,7 @@ def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | Non
         texts = TokenTexts(read_spelling(tokenizer, vocab_size), bos_token, eos_token)
     except UnsupportedError:
         raise
-    except Exception as error:  # the library has no type of its own for bytes that are no tokenizer
+    except Exception as error:  # the library has no type for bytes that are no tokenizer
         sentence = f"the tokenizers library cannot read it: {readable(str(error))}"
         raise UnsupportedError("tokenizer_json", sentence) from error
     _give_back(0)
@@ -144,13 +136,13 @@ def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | Non
 
 
 class TextModels:
-    """The tokenizers in use, built on first use, the least recently used ones forgotten.
+    """The least recently used are forgotten.
 
-    `is_at_rest`: everything may stand still for a moment, because nobody else is served and nobody can come back.
+    `is_at_rest`: everything may stand still, because nobody is served and nobody can come back.
     """
 
     def __init__(
-        self, threads: TextThreads, cache: PatientCache, is_at_rest: Callable[[], bool] = lambda: True
+        self, threads: TextThreads, cache: AsyncDiskCache, is_at_rest: Callable[[], bool] = lambda: True
     ) -> None:
         self._threads = threads
         self._cache = cache
@@ -159,7 +151,7 @@ class TextModels:
         self._completing: dict[asyncio.Task[None], None] = {}
 
     async def get(self, source: TokenizerSource, vocab_size: int) -> TextModel:
-        """Return a tokenizer. Raises UnsupportedError if its text cannot be streamed."""
+        """Raises UnsupportedError if its text cannot be streamed."""
         key = (source.digest, vocab_size)
         loading = self._loading.get(key)
         if loading is None:
@@ -169,16 +161,15 @@ class TextModels:
             while len(self._loading) > _MAX_TOKENIZERS:
                 self._loading.popitem(last=False)
         self._loading.move_to_end(key)
-        # One caller that goes away must not end the loading for the others.
+        # A caller that goes away must not end it for the others.
         return await asyncio.shield(loading)
 
     def close(self) -> None:
-        """Read no vocabularies any more."""
         for task in self._completing:
             task.cancel()
 
     async def get_for_prompt(self, source: TokenizerSource, vocab_size: int) -> TextModel:
-        """Return a tokenizer when its vocabulary may be read. Raises UnsupportedError."""
+        """Waits until its vocabulary may be read. Raises UnsupportedError."""
         model = await self.get(source, vocab_size)
         if not model.is_complete and not self._is_at_rest():
             await asyncio.sleep(max(0.0, model.loaded_s + _COMEBACKS_S - asyncio.get_running_loop().time()))
@@ -189,7 +180,7 @@ class TextModels:
         spelt = await self._cache.load(name)
         model = await self._threads.run(lambda: read_text_model(source, vocab_size, spelt))
         model.loaded_s = asyncio.get_running_loop().time()
-        if model.is_complete:  # so it was not made of what is kept
+        if model.is_complete:
             self._cache.store(name, lambda: pack(model.texts))
         else:
             task = asyncio.create_task(self._complete_later(model, (source.digest, vocab_size)))
@@ -198,15 +189,15 @@ class TextModels:
         return model
 
     async def _complete_later(self, model: TextModel, key: tuple[str, int]) -> None:
-        """Read a vocabulary early, but not while streams would stand still for it."""
+        """Streams must not stand still for it."""
         while not model.is_complete and key in self._loading:
             await asyncio.sleep(_LOOK_FOR_REST_S)
             if self._is_at_rest():
-                with contextlib.suppress(QueueFullError):  # then a prompt will
+                with contextlib.suppress(QueueFullError):  # a prompt will
                     await self._threads.run(model.complete)
 
     def _drop_unfinished(self, key: tuple[str, int], done: "asyncio.Future[TextModel]") -> None:
-        # A tokenizer that cannot be used stays that way; whatever else went wrong may go well the next time.
+        # A tokenizer that cannot be used stays that way.
         is_tried = not done.cancelled() and isinstance(done.exception(), UnsupportedError | None)
         if not is_tried and self._loading.get(key) is done:
             del self._loading[key]

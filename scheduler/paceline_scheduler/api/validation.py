@@ -1,7 +1,6 @@
 """From a request as it was sent to one whose every value is in range and filled in; nothing after it checks again.
 
-Knows the rules for each field and the defaults. Does not tokenise: how long a text prompt is in tokens shows later. A
-field that this version does not act on is refused when it asks for something else than what happens anyway.
+Does not tokenise. A field that this version does not act on is refused unless it asks for what happens anyway.
 """
 
 import functools
@@ -32,7 +31,6 @@ from paceline_scheduler.errors import (
 )
 
 Prompt = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
-"""What has a prompt."""
 
 MAX_MODEL_NAME_BYTES = 256
 MAX_KEY_BYTES = 128  # of tenant, request_id and cache_salt each
@@ -45,14 +43,14 @@ MAX_STOP_TEXTS = 16
 MAX_STOP_TEXT_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_CHAT_MESSAGES = 4096
-# What is kept of a request beside its prompt, in every plan that places it and in the executor: more than all fields
-# together that pass their own checks (118 KiB), and far less than what an executor keeps (512 KiB).
+# In every plan that places the request: more than all its fields together may have (118 KiB), less than what an
+# executor keeps (512 KiB).
 MAX_ORIGIN_BYTES = 128 * 1024
 MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 64
-# Prompt tokens times values of each: making one delta of them keeps everybody else waiting, and takes 256 KiB.
+# One delta of them takes 256 KiB and keeps everybody waiting.
 MAX_PROMPT_LOGPROBS = 16_384
 MAX_DRAFTS = 63  # of a row and step
 _NO_MODEL_RETRY_S = 1.0
@@ -60,7 +58,7 @@ _NO_MODEL_RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A request that can be run, if its prompt is not too long. `deadline_s` is on the backend's clock."""
+    """Its prompt may still be too long. `deadline_s` is on the backend's clock."""
 
     key: RecordId
     model: ServedModel
@@ -85,7 +83,7 @@ class ValidRequest:
     origin: bytes
     body_digest: bytes
     trace_parent: str
-    bad_word_token_ids: tuple[tuple[int, ...], ...] = ()  # filled in when they are tokenised
+    bad_word_token_ids: tuple[tuple[int, ...], ...] = ()  # filled in later
 
 
 _BOUNDS = {
@@ -102,7 +100,7 @@ _BOUNDS = {
     "output.prompt_logprobs": Range(0, 20),
     "output.stream_interval": Range(1),
 }
-"""Of the numbers of a request, by path; each may be unset."""
+"""By path; each may be unset."""
 
 _UNSUPPORTED = (
     "structured",
@@ -121,9 +119,8 @@ def validate(
     max_seconds: float | None,
     limits: EdgeLimits,
 ) -> ValidRequest:
-    """Check every field and fill in unset ones. The request came at `came_s`, with `max_seconds` left of its call.
-    Raises InvalidRequestError, UnsupportedError, UnknownModelError, NoExecutorError, and DeadlineExceededError for one
-    that waited too long.
+    """It came at `came_s`, with `max_seconds` left of its call. Raises InvalidRequestError, UnsupportedError,
+    UnknownModelError, NoExecutorError, and DeadlineExceededError for one that waited too long.
     """
     key = key_of(request)
     check_key(key)
@@ -168,12 +165,12 @@ def validate(
 
 
 def key_of(request: inference_pb2.GenerateRequest) -> RecordId:
-    """Return the key of the request's first completion, unchecked."""
+    """The key is that of the first completion, unchecked."""
     return RecordId(request.tenant, request.request_id)
 
 
 def check_key(key: RecordId) -> None:
-    """Refuse a key without a request_id, or with a part that is too long."""
+    """Raises InvalidRequestError."""
     if not key.request_id:
         raise InvalidRequestError("request_id", "is empty; choose one, it identifies the request inside its tenant")
     check_num_bytes("request_id", key.request_id, MAX_KEY_BYTES)
@@ -181,13 +178,13 @@ def check_key(key: RecordId) -> None:
 
 
 def num_completions(request: inference_pb2.GenerateRequest) -> int:
-    """A request for an impossible number counts as one: it is refused later."""
+    """An impossible number counts as one: it is refused later."""
     n = request.sampling.n
     return n if 1 <= n <= MAX_COMPLETIONS else 1
 
 
 def choose_model(name: str, models: tuple[ServedModel, ...]) -> ServedModel:
-    """Return the model of this name, or the only one for the empty name."""
+    """The empty name means the only one."""
     check_num_bytes("model", name, MAX_MODEL_NAME_BYTES)
     if not models:
         raise NoExecutorError("no executor is attached yet; try again", _NO_MODEL_RETRY_S)
@@ -253,7 +250,7 @@ def max_prompt_chars(model: ServedModel, limits: EdgeLimits) -> int:
 
 
 def derived_seed(key: RecordId) -> int:
-    """The same whenever the request is sent again."""
+    """It is the same whenever the request is sent again."""
     tenant = key.tenant.encode()
     digest = hashlib.blake2b(len(tenant).to_bytes(4, "big") + tenant, digest_size=8, person=b"paceline-seed")
     digest.update(key.request_id.encode())
@@ -261,7 +258,7 @@ def derived_seed(key: RecordId) -> int:
 
 
 def _number(request: Message, path: str) -> float | None:
-    """Return the number at a path, or the seconds of a duration; None where it is unset."""
+    """A duration gives its seconds; an unset field None."""
     *parts, name = path.split(".")
     part = functools.reduce(getattr, parts, request)
     if not part.HasField(name):
@@ -271,7 +268,7 @@ def _number(request: Message, path: str) -> float | None:
 
 
 def _check_supported(message: Message, prefix: str, paths: Iterable[str]) -> None:
-    """Refuse fields that this version does not act on, unless they ask for what happens anyway."""
+    """They may ask for what happens anyway."""
     for path in paths:
         *parts, name = path.split(".")
         part = functools.reduce(getattr, parts, message)
@@ -318,7 +315,7 @@ def _fill_in_sampling(sent: sampling_pb2.SamplingParams, model: ServedModel, key
 def _recommended(model: ServedModel) -> dict[str, float]:
     named = asdict(model.tokenizer.defaults)
     if named["top_k"] is not None:
-        # They write 0 for unlimited, and some name more tokens than there are.
+        # Models write 0 for unlimited, and some name more tokens than there are.
         named["top_k"] = min(max(named["top_k"], 0), model.vocab_size)
     return {name: value for name, value in named.items() if value is not None}
 
@@ -352,7 +349,7 @@ def _resumption(request: inference_pb2.GenerateRequest, model: ServedModel) -> V
 
 
 def _deadline_s(request: inference_pb2.GenerateRequest, came_s: float, max_seconds: float | None) -> float | None:
-    """Return when the request must have ended: its timeout began when it was first submitted."""
+    """The timeout began with the first submission."""
     left = [] if max_seconds is None else [max_seconds]
     if request.HasField("timeout"):
         timeout_s, waited_s = read_duration(request.timeout), read_duration(request.waited)

@@ -1,4 +1,4 @@
-"""Plain values as the messages that clients and operators are sent. Checks nothing, decides nothing."""
+"""Plain values as the messages that clients and operators are sent. Checks nothing."""
 
 from collections.abc import Iterable
 
@@ -7,14 +7,12 @@ from paceline.plan.durations import write_duration
 from paceline.plan.values import TokenLogprobs
 from paceline.v1 import admin_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.api import status
-from paceline_scheduler.api.outbox import FailedRequest, Finish, Parcel, PendingDelta
+from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
 from paceline_scheduler.backend import ExecutorStatus, ServedModel
 from paceline_scheduler.core.answers import Estimate, Explanation
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.observers.steps import StepRecord, StepTotals
 from paceline_scheduler.wire_phases import write_times
-
-# Output
 
 
 def generate_response(delta: PendingDelta) -> inference_pb2.GenerateResponse:
@@ -23,20 +21,20 @@ def generate_response(delta: PendingDelta) -> inference_pb2.GenerateResponse:
     return response
 
 
-def session_response(parcel: Parcel, draw: status.Draw = status.DRAW) -> inference_pb2.SessionResponse:
-    """`draw` spreads the times at which clients shall come back."""
+def session_response(content: MessageContent, draw: status.Draw = status.DRAW) -> inference_pb2.SessionResponse:
+    """`draw` spreads when clients come back."""
     response = inference_pb2.SessionResponse()
-    for delta in parcel.deltas:
+    for delta in content.deltas:
         item = response.deltas.add()
         item.request_id = delta.request_id
         _fill_delta(item.delta, delta)
-    for failure in parcel.failures:
+    for failure in content.failures:
         response.failures.append(_session_failure(failure, draw))
-    if parcel.heartbeat:
+    if content.heartbeat:
         response.heartbeat.SetInParent()
-    if parcel.drain is not None:
-        response.drain.reason = parcel.drain.reason
-        response.drain.grace.CopyFrom(write_duration(parcel.drain.grace_s))
+    if content.drain is not None:
+        response.drain.reason = content.drain.reason
+        response.drain.grace.CopyFrom(write_duration(content.drain.grace_s))
     return response
 
 
@@ -92,9 +90,6 @@ def _request_error(error: Exception, draw: status.Draw = status.DRAW) -> samplin
     return sampling_pb2.RequestError.FromString(data)
 
 
-# A request, looked at
-
-
 def explain_response(explanation: Explanation) -> inference_pb2.ExplainResponse:
     times = explanation.times
     return inference_pb2.ExplainResponse(
@@ -123,9 +118,6 @@ def estimate_response(estimate: Estimate) -> inference_pb2.EstimateResponse:
     message.time_to_first_token.CopyFrom(write_duration(estimate.time_to_first_token_s))
     message.inter_token_time.CopyFrom(write_duration(estimate.inter_token_s))
     return message
-
-
-# Models and operators' views
 
 
 def model(served: ServedModel) -> inference_pb2.Model:

@@ -1,4 +1,4 @@
-"""What is told to those who ask: where a request is, what would become of it, how an executor is filled."""
+"""What is told to those who ask about a request, an estimate or an executor."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,7 +10,7 @@ from paceline_scheduler.errors import SchedulerError
 
 
 class RequestState(IntEnum):
-    """Where a request stands; the numbers are those of paceline.v1.RequestState."""
+    """The numbers are those of paceline.v1.RequestState."""
 
     WAITING = 1
     RUNNING = 2
@@ -20,9 +20,9 @@ class RequestState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where a request is. `waiting_for` and `preemption_reason` are sentences, `executor` an address; all may be empty.
+    """`waiting_for` and `preemption_reason` are sentences, `executor` an address; all may be empty.
 
-    `queue_position` is how many requests are ahead of it; 0 when it runs. No `times`: the core does not have it yet.
+    `queue_position` is 0 when it runs. No `times`: the core does not have it yet.
     """
 
     state: RequestState
@@ -39,7 +39,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is expected of a request if it were sent now. With a `refusal` nothing is expected, and the times are 0."""
+    """With a `refusal` nothing is expected, and the times are 0."""
 
     time_to_first_token_s: float
     inter_token_s: float
@@ -50,8 +50,6 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorCounts:
-    """What operators see of an executor."""
-
     num_running_requests: int
     num_plans_in_flight: int
     blocks: BlockCounts

@@ -1,4 +1,4 @@
-"""The scheduler's state machine: events and the time in, plans and outputs out. Its one door, and all of its mechanism.
+"""The scheduler's state machine: events and the time in, plans and outputs out.
 
 The rules are elsewhere: for requests that come in `intake`, that end `ending`, for executors that come and go
 `recovery`, for a step `executor/results` and `planning`. What changes several things at once is in `state`.
@@ -44,14 +44,14 @@ from paceline_scheduler.errors import DivergenceError
 
 
 class Core:
-    """All requests and executors of one scheduler. `now` is seconds on the injected monotonic clock."""
+    """`now` is seconds on the injected monotonic clock."""
 
     def __init__(self, limits: CoreLimits) -> None:
         self._state = CoreState(limits)
         self.views = CoreViews(self._state)
 
     def apply(self, event: Event[ReplyT], now: float) -> Effects[ReplyT]:
-        """Let something happen. What it raises has changed nothing."""
+        """What it raises has changed nothing."""
         state, outputs = self._state, NO_OUTPUTS
         reply: Any = None
         to_plan: tuple[str, ...] | None = ()
@@ -105,7 +105,7 @@ class Core:
         return Effects(reply, outputs, addresses, state.requests.next_s(), state.take_ended())
 
     def plan(self, address: str, now: float) -> BatchPlan | None:
-        """Return the next step of an executor, or None when there is nothing to do or enough is in flight."""
+        """Return the next step, None when there is nothing to do or enough is in flight."""
         state = self._state
         executor = state.executors.by_address.get(address)
         if executor is None or not executor.attached or not executor.takes_plan(state.limits):

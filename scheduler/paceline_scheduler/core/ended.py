@@ -9,9 +9,7 @@ from paceline_scheduler.core.request import Request
 
 
 class EndedRequest(NamedTuple):
-    """A request that is over, of which nothing more is delivered.
-
-    `times` are None, as `first_token_s` is, where a former scheduler knew them; `executor` is where it ran last.
+    """`times` and `first_token_s` are None where a former scheduler knew them; `executor` is where it ran last.
     `is_abandoned`: nobody came back to it.
     """
 
@@ -27,7 +25,7 @@ class EndedRequest(NamedTuple):
 
     @property
     def seconds_per_token(self) -> float | None:
-        """The mean time between output tokens; None if there are not two, or their time is not known."""
+        """Returns None if there are not two tokens, or their time is not known."""
         if self.times is None or self.num_output_tokens < 2:
             return None
         return self.times.decode_s / (self.num_output_tokens - 1)

@@ -1,4 +1,4 @@
-"""How requests end other than by a step: at a client's wish, past their deadline, or when nobody can run them."""
+"""How requests end other than by a step."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.errors import DeadlineExceededError, GivenUpError, RequestFailedError, UnknownRequestError
 
 _PROBE_EVERY = 16
-"""Of so many late requests one is run all the same, unless steps run anyway: else nothing would test the forecast."""
+"""Of so many late requests one is run all the same: else nothing would test the forecast."""
 
 _GIVEN_UP_RETRY_S = 0.1
 
@@ -32,7 +32,7 @@ def detach(state: CoreState, handle: int, now: float) -> None:
 
 
 def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> FinishNotice | None:
-    """End a request for the edge; returns its end, None for one that is not known."""
+    """Returns None for an unknown request."""
     live = state.requests.by_handle(handle)
     if live is None:
         return None
@@ -42,7 +42,7 @@ def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> Finis
 
 
 def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:
-    """End a request as CANCELLED and tell its stream. Raises UnknownRequestError."""
+    """Raises UnknownRequestError."""
     live = state.requests.by_key(key)
     if live is None or not state.requests.is_open(live):
         raise UnknownRequestError(f"this tenant runs no request {key.request_id!r}; check the request_id")
@@ -53,7 +53,7 @@ def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:
 
 
 def acknowledge(state: CoreState, keys: Iterable[RecordId]) -> None:
-    """Let the executors forget these records; unknown ones are passed over."""
+    """Ignores unknown records."""
     requests = state.requests
     for key in keys:
         requests.drop_retained(key)
@@ -61,11 +61,10 @@ def acknowledge(state: CoreState, keys: Iterable[RecordId]) -> None:
         if live is None:
             state.executors.forget_records(key)
         elif not requests.is_open(live):
-            live.record.is_acknowledged = True  # its record is made when it leaves its row
+            live.record.is_acknowledged = True
 
 
 def expire(state: CoreState, now: float) -> tuple[Failure, ...]:
-    """Fail the requests whose deadline has passed, and end those to which no client came back."""
     requests = state.requests
     requests.drop_expired(now)
     for live in requests.pop_abandoned(now):
@@ -76,10 +75,9 @@ def expire(state: CoreState, now: float) -> tuple[Failure, ...]:
 
 
 def end_detached(state: CoreState, executor: ExecutorState, now: float) -> None:
-    """End requests that nobody has listened to for a while and that keep others waiting, in the queue and on rows.
+    """Ends requests without a listener that keep others waiting.
 
-    One in the queue is in the way of all who come: they are refused where too much is ahead of them. One that runs is
-    in the way of those in the queue that have a listener.
+    A queued one makes newcomers be refused; a running one holds back those in the queue that have a listener.
     """
     if executor.draining or not state.executors.is_synced:
         return  # what waits does so for another reason
@@ -94,7 +92,7 @@ def end_detached(state: CoreState, executor: ExecutorState, now: float) -> None:
 
 
 def refuse_late(state: CoreState, now: float) -> tuple[Failure, ...]:
-    """Fail the next waiting requests that would miss their deadline even alone: they would cost a prefill."""
+    """Even alone these requests would miss their deadline: they would cost a prefill."""
     if not state.requests.has_deadlines:
         return ()
     waiting, late = state.waiting, []
@@ -108,7 +106,7 @@ def refuse_late(state: CoreState, now: float) -> tuple[Failure, ...]:
 
 
 def fail_unservable(state: CoreState, now: float) -> tuple[Failure, ...]:
-    """End waiting requests that can never run; they would hold up others for ever."""
+    """These requests can never run; they would hold up others for ever."""
     if not state.executors.is_synced:
         return ()
     found = [(live, no_longer_served(live, state.executors)) for live in state.waiting.all()]
@@ -116,7 +114,6 @@ def fail_unservable(state: CoreState, now: float) -> tuple[Failure, ...]:
 
 
 def begin_anew(state: CoreState, event: BeginAnew) -> Outputs:
-    """Forget everything, and tell all listeners that their requests do not run here any more."""
     error = GivenUpError(event.reason, _GIVEN_UP_RETRY_S, event.active)
     outputs = failed(tuple(Failure(handle, error) for handle in sorted(state.requests.listening_handles())))
     state.begin_anew()

@@ -1,7 +1,7 @@
-"""Everything that can happen to a scheduler's core, as values, and what comes of it.
+"""Everything that can happen to a scheduler's core, as values.
 
-Knows no rule. `Core.apply` takes each of these with the time; what it raises it has not done. `Event[ReplyT]` says what
-whoever feeds the event gets back. An event holds all that decides what comes of it, so that a run can be repeated.
+Knows no rule. What `Core.apply` raises it has not done. An event holds all that decides what comes of it, so that a run
+can be repeated.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,15 @@ ReplyT = TypeVar("ReplyT")
 
 
 class Event(Generic[ReplyT]):
-    """Something that happens. Subclasses are frozen values; `ReplyT` is what is answered."""
+    """Whoever feeds the event gets a `ReplyT` back."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Effects(Generic[ReplyT]):
-    """What an event caused: the answer, outputs for the edge, and when the next Tick is due, None for never.
-
-    `executors_to_plan` are the addresses of executors that may have something new to do, the first of them first.
-    `ended` are the requests that it ended, with a listener or without.
+    """`wake_at` is when the next Tick is due. `executors_to_plan` may have something new to do, the first of them
+    first.
     """
 
     reply: ReplyT
@@ -42,19 +40,16 @@ class Effects(Generic[ReplyT]):
     ended: tuple[EndedRequest, ...] = ()
 
 
-# Requests
-
-
 @dataclass(frozen=True, slots=True)
 class Submit(Event[None]):
-    """Queue all completions of a request, or none: raises a RequestRefusedError when one is not taken."""
+    """All of them or none: raises a RequestRefusedError when one is not taken."""
 
     requests: tuple[Request, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Resume(Event[tuple[Resumed, ...]]):
-    """Attach listeners to all completions of a request, or to none; unknown ones are queued.
+    """All of them or none; unknown ones are queued.
 
     Their handles get everything beyond what is returned, a former listener's handles nothing more. Raises
     StaleAttachmentError, ResumeMismatchError, DuplicateRequestError and what Submit raises.
@@ -65,9 +60,8 @@ class Resume(Event[tuple[Resumed, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class Detach(Event[None]):
-    """Nobody listens to a request for now: a resumable one goes on for `live.RESUME_WINDOW_S`, or less in others' way.
-
-    Another one is cancelled at once; unknown handles are ignored.
+    """A resumable request goes on for `live.RESUME_WINDOW_S`, or less in others' way; another one is cancelled. Unknown
+    handles are ignored.
     """
 
     handle: int
@@ -75,10 +69,9 @@ class Detach(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class End(Event[FinishNotice | None]):
-    """The edge ends a request: a stop text was found, or the client went away.
+    """A stop text was found, or the client went away: the record is cut to `num_output_tokens`.
 
-    Its record is cut to `num_output_tokens`. Answers its end; None for an unknown handle, which is ignored: the request
-    may just have ended by itself.
+    Answers None for an unknown handle: the request may just have ended by itself.
     """
 
     handle: int
@@ -88,19 +81,16 @@ class End(Event[FinishNotice | None]):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Event[None]):
-    """End a request as CANCELLED and tell its stream; raises UnknownRequestError."""
+    """Raises UnknownRequestError."""
 
     key: RecordId
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge(Event[None]):
-    """Clients have all of these requests: executors may forget the records. Unknown ones are ignored."""
+    """Executors may forget the records. Unknown requests are ignored."""
 
     keys: tuple[RecordId, ...]
-
-
-# Time
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +98,16 @@ class Tick(Event[None]):
     """Time has passed: fail what is late or cannot end in time, and give up what no client has come back to."""
 
 
-# Executors
-
-
 @dataclass(frozen=True, slots=True)
 class ExpectExecutors(Event[None]):
-    """These executors are looked for: nothing is admitted before each was attached or lost."""
+    """Nothing is admitted before each was attached or lost."""
 
     addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorAttached(Event[None]):
-    """An executor is driven from now on, as its snapshot shows it; requests it lost wait again."""
+    """An executor is driven from now on; requests that its snapshot lacks wait again."""
 
     description: ExecutorDescription
     snapshot: Snapshot
@@ -128,7 +115,7 @@ class ExecutorAttached(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class StepFinished(Event[StepInFlight]):
-    """A result arrived; answers what was planned, and raises DivergenceError when the result does not fit that."""
+    """Answers what was planned; raises DivergenceError when the result does not fit that."""
 
     address: str
     result: StepResult
@@ -136,31 +123,31 @@ class StepFinished(Event[StepInFlight]):
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded(Event[None]):
-    """The stream to an executor ended: nothing is planned for it until it attaches again or is lost."""
+    """Nothing is planned for the executor until it attaches again or is lost."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLost(Event[None]):
-    """An executor is gone as far as can be told: its requests run elsewhere, but for one that it must have died of."""
+    """Its requests run elsewhere, but for one that it must have died of."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRemoved(Event[None]):
-    """An executor is gone and not looked for any more: what only it could hold fails."""
+    """It is not looked for any more: what only it could hold fails."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class DrainExecutor(Event[int]):
-    """Place nothing new on an executor, and move what runs there to others; over once it comes back as another process.
+    """Place nothing new there, and move what runs to others, until it comes back as another process.
 
-    An operator asked for it, who may undo it, or the executor `is_leaving` by itself. Answers how many requests run
-    there now. Raises NoExecutorError where it has not been attached yet.
+    An operator, who may undo it, or the executor asked for it (`is_leaving`). Answers how many requests run there.
+    Raises NoExecutorError before the first attachment.
     """
 
     address: str
@@ -169,27 +156,21 @@ class DrainExecutor(Event[int]):
 
 @dataclass(frozen=True, slots=True)
 class UndrainExecutor(Event[None]):
-    """Place requests on an executor again; no error where it does not drain.
-
-    Raises NoExecutorError where it has not been attached yet, ExecutorLeavingError where it goes by itself.
+    """Does nothing where it does not drain. Raises NoExecutorError before the first attachment, ExecutorLeavingError
+    where it goes by itself.
     """
 
     address: str
 
 
-# The scheduler itself
-
-
 @dataclass(frozen=True, slots=True)
 class SetLimits(Event[None]):
-    """Change the bounds; the values are valid."""
-
     limits: LimitValues
 
 
 @dataclass(frozen=True, slots=True)
 class SetTenants(Event[None]):
-    """Change the bounds of tenants, by their names; those without have none."""
+    """Tenants are keyed by name; those without have no bounds."""
 
     limits: Mapping[str, TenantLimits]
 
@@ -201,9 +182,9 @@ class BeginDrain(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class BeginAnew(Event[None]):
-    """Forget everything but the bounds, as a scheduler that has just started: `active` has the requests now, if anyone.
+    """Keep only the bounds; `active` has the requests now, if anyone.
 
-    All listeners get the reason; executors keep the requests. `addresses` are those of the expected executors.
+    All listeners get the reason; executors keep the requests. `addresses` are the expected executors.
     """
 
     reason: str

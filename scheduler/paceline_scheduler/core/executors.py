@@ -1,7 +1,6 @@
 """What the core knows of an executor when it attaches, and what it leaves there for its successor.
 
-The plan protocol carries a request's context as bytes that executors do not read. In the core it is a `RequestContext`;
-the link packs and unpacks it.
+The link packs a `RequestContext` into bytes that executors do not read.
 """
 
 from dataclasses import dataclass, fields
@@ -14,10 +13,7 @@ from paceline_scheduler.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDescription:
-    """An executor as its Welcome describes it. `address` identifies it for the scheduler.
-
-    `failed_step` is the last one that failed since the executor booted, whoever planned it.
-    """
+    """`failed_step` is the last one since the executor booted, whoever planned it."""
 
     address: str
     incarnation: int
@@ -65,7 +61,7 @@ class ExecutorDescription:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What a scheduler left with an executor about a request it placed, for whoever drives the executor next.
+    """Whoever drives the executor next gets this.
 
     `request` has neither handle nor deadline. `deadline_left_s`, `waited_s`, `times`: when it was placed.
     """
@@ -83,8 +79,6 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement(NewRequest):
-    """A request put on a row, whose context is not written yet."""
-
     request_context: RequestContext
 
     @classmethod
@@ -125,7 +119,7 @@ class Placement(NewRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRow(RowState):
-    """A row or a record in a snapshot, and its context; None where another version of this program wrote that."""
+    """The context is None where another version of this program wrote it."""
 
     request_context: RequestContext | None = None
 
@@ -135,13 +129,11 @@ class SeenRow(RowState):
         return cls(**values, request_context=request_context)
 
     def is_of(self, request: Request) -> bool:
-        """Tell whether it is this request, not another one of the same id."""
+        """Another request may have the same id."""
         return self.request_context is None or self.request_context.request.body_digest == request.body_digest
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of an executor at an accepted Attach."""
-
     rows: tuple[SeenRow, ...] = ()
     tags: BlockTags = NO_TAGS

@@ -1,6 +1,6 @@
 """How requests come in: submitted for the first time, or by a client that comes back. All of a group, or none.
 
-Everything is looked at before anything is changed: what is refused has left no trace.
+Everything is checked before anything changes: what is refused has left no trace.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.errors import DrainingError, DuplicateRequestError, InvalidRequestError, NoExecutorError
 
 _OWED_S = 60.0
-"""For so long a scheduler that is new takes requests that say that they were taken by another one as owed."""
+"""For so long a new scheduler believes that another one took a request."""
 
 _OWED_RETRY_S = 0.5
 _DRAINING_RETRY_S = 1.0
@@ -26,7 +26,7 @@ _NOTHING_HELD = ResumePoint(0, HASH_START)
 
 
 def submit(state: CoreState, requests: Iterable[Request], now: float) -> None:
-    """Queue requests. Raises a RequestRefusedError, and then changes nothing."""
+    """Raises a RequestRefusedError, and then changes nothing."""
     _require_open(state)
     resumptions = [Resumption(request, _NOTHING_HELD) for request in requests]
     for resumption in resumptions:
@@ -35,8 +35,8 @@ def submit(state: CoreState, requests: Iterable[Request], now: float) -> None:
 
 
 def resume(state: CoreState, resumptions: Sequence[Resumption], now: float) -> tuple[Resumed, ...]:
-    """Resume requests where they are; unknown ones are queued. Raises StaleAttachmentError, ResumeMismatchError or what
-    `submit` raises, and then changes nothing.
+    """Unknown requests are queued. Raises StaleAttachmentError, ResumeMismatchError or what `submit` raises, and then
+    changes nothing.
     """
     _require_open(state)
     found = [(resumption, *_resume_mode(state, resumption)) for resumption in resumptions]
@@ -47,9 +47,7 @@ def resume(state: CoreState, resumptions: Sequence[Resumption], now: float) -> t
 
 
 def check_taken(state: CoreState, live: LiveRequest, now: float, *, is_returning: bool = False) -> None:
-    """Raise a RequestRefusedError unless the request can be taken. One that another scheduler took waits for its
-    executors, and no forecast refuses it.
-    """
+    """Raises a RequestRefusedError. No forecast refuses a request that another scheduler took."""
     executors = state.executors
     try:
         check_fits(live.request, executors.by_address.values())
@@ -92,12 +90,11 @@ def _go_on(state: CoreState, resumption: Resumption, live: LiveRequest | None, m
 
 
 def _begin_all(state: CoreState, resumptions: Sequence[Resumption], now: float) -> list[Resumed]:
-    """Queue requests with what their clients hold, all or none."""
     ended = [recovery.ended_by_prior(state, resumption) for resumption in resumptions]
     waiting = [each for each, end in zip(resumptions, ended, strict=True) if end is None]
     for live in _checked(state, waiting, now):
         before = state.requests.by_key(live.request.key)
-        if before is not None and state.requests.is_open(before):  # nobody listens to it, and its id is used again
+        if before is not None and state.requests.is_open(before):
             state.give_up(before, now)
         state.enqueue(live)
         state.tenants.take(live.request.key.tenant, 1, live.num_own_tokens, now)
@@ -106,7 +103,7 @@ def _begin_all(state: CoreState, resumptions: Sequence[Resumption], now: float) 
 
 def _checked(state: CoreState, resumptions: Sequence[Resumption], now: float) -> list[LiveRequest]:
     newcomers: list[LiveRequest] = []
-    ahead: list[LiveRequest] = []  # that stand in the queue while those behind them are checked
+    ahead: list[LiveRequest] = []  # queued while those behind them are checked
     try:
         for resumption in resumptions:
             for live in newcomers[len(ahead) :]:
@@ -142,6 +139,6 @@ def _newcomer(state: CoreState, resumption: Resumption, arrival_number: int, now
 
 
 def _is_returning(state: CoreState, request: Request, now: float) -> bool:
-    """Tell whether a request may have been taken by another scheduler: this one is new."""
+    """Another scheduler may have taken the request before this one started."""
     since_s = now if state.first_attached_s is None else state.first_attached_s
     return request.attachment > 1 and now - since_s < _OWED_S

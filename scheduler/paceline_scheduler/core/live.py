@@ -16,24 +16,23 @@ from paceline_scheduler.core.retained import RetainedOutput
 from paceline_scheduler.core.suspects import Suspicion
 
 PATIENCE_S = 30.0
-"""What a request without a deadline is given before it is as urgent as one whose deadline has come, and by how much a
-step of priority comes before or after."""
+"""A request without a deadline is as urgent as if due after this; so is a step of priority."""
 
 RESUME_WINDOW_S = 30.0
-"""How long a resumable request goes on without anybody who listens."""
+"""A resumable request goes on for so long without a listener."""
 
 ABANDONED_AFTER_S = 3.0
-"""How long it does so where it keeps others waiting. Clients come back sooner from what they survive."""
+"""The same where it keeps others waiting."""
 
 MAX_WAITED_S = 60.0
-"""What a client may say at most that its request has waited elsewhere: it sets the queue key."""
+"""A client may claim at most this: it sets the queue key."""
 
 MAX_PROMPT_LOGPROBS_CHUNK = 64
-"""The step-time model knows nothing of such rows: so few keep a step near its prediction, whatever the vocabulary."""
+"""The step-time model does not know such rows: so few keep a step near its prediction."""
 
 
 class Status(Enum):
-    """Where a request stands. A preempted one is leaving its row until the executor confirms it, then waits again."""
+    """A preempted request waits again when the executor confirms that it left its row."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -45,9 +44,8 @@ QueueKey = tuple[float, int]
 
 
 def queue_key_of(request: Request, arrival_number: int, submitted_s: float) -> QueueKey:
-    """Return the key that sorts requests of a model; it never changes. Earliest deadline first within a priority; no
-    deadline counts as one `PATIENCE_S` away. It holds the time of submission, so nothing starves whatever its
-    priority.
+    """The earliest deadline comes first within a priority. The key never changes. It holds the time of submission, so
+    nothing starves whatever its priority.
     """
     due_s = submitted_s + PATIENCE_S
     if request.deadline_s is not None:
@@ -57,41 +55,35 @@ def queue_key_of(request: Request, arrival_number: int, submitted_s: float) -> Q
 
 @dataclass(frozen=True, slots=True)
 class HeldRow:
-    """The row that a request holds, from its placement until the executor confirms that it left."""
+    """The executor confirms when the request has left it."""
 
-    address: str  # of the executor
+    address: str
     row: int
 
 
 @dataclass(slots=True)
 class Preemptions:
-    """How often a request was preempted, and why the last time."""
-
     count: int = 0
-    is_planned: bool = False  # one more, which counts when the executor confirms it: the plan may never run
+    is_planned: bool = False  # counted when confirmed: the plan may never run
     reason: str = ""  # for people
 
     def plan(self, reason: str) -> None:
-        """Remember that a plan preempts it."""
         self.is_planned, self.reason = True, reason
 
     def confirm(self) -> None:
-        """Count a preemption when the row is off, if one was planned."""
         self.count += self.is_planned
         self.is_planned = False
 
 
 @dataclass(slots=True)
 class EndRecord:
-    """The record of a request's end, which an executor keeps for other schedulers."""
-
-    address: str | None = None  # of the executor that was told how it ended
+    address: str | None = None  # that was told how it ended
     is_acknowledged: bool = False  # nobody needs it
 
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """What changes about a request rarely; what changes every step is in the columns of its row."""
+    """What changes rarely; what changes every step is in the columns of its row."""
 
     request: Request
     queue_key: QueueKey
@@ -103,14 +95,13 @@ class LiveRequest:
     num_prompt_cached_tokens: int | None = None  # at its first placement
     preemptions: Preemptions = field(default_factory=Preemptions)
     suspicion: Suspicion = field(default_factory=Suspicion)
-    left_since_s: float | None = None  # when an executor first left it to another one that suits it better
-    detached_until_s: float | None = None  # nobody listens, and how long it goes on so
-    final: FinalRelease | None = None  # how it ended
+    left_since_s: float | None = None  # an executor left it to a better one
+    detached_until_s: float | None = None  # no listener; ends then
+    final: FinalRelease | None = None
     record: EndRecord = field(default_factory=EndRecord)
-    is_orphan: bool = False  # found on a row where nobody asks for it: it only has to leave
+    is_orphan: bool = False  # on a row where nobody asks for it: it only has to leave
 
     def is_abandoned(self, now: float) -> bool:
-        """Tell whether nobody has listened for so long that it may not keep others waiting."""
         return self.detached_until_s is not None and now >= self.detached_until_s - RESUME_WINDOW_S + ABANDONED_AFTER_S
 
     @property
@@ -126,13 +117,10 @@ class LiveRequest:
         return None if self.held is None else self.held.address
 
     def off_row_with(self, output_token_ids: Int32Array) -> "LiveRequest":
-        """Return a copy as it would be off its row with this output."""
         return replace(self, output=replace(self.output, token_ids=output_token_ids))
 
     def left_behind(self) -> "LiveRequest":
-        """Return the orphan that it leaves on a row when it goes on elsewhere; what becomes of that has no effect on
-        it.
-        """
+        """Nothing that becomes of the orphan has an effect on the request."""
         return replace(
             self,
             status=Status.FINISHED,
@@ -146,7 +134,6 @@ class LiveRequest:
         )
 
     def leave_to_others(self, now: float) -> None:
-        """Remember that an executor that could take it left it to a better one."""
         if self.left_since_s is None:
             self.left_since_s = now
 
@@ -156,7 +143,6 @@ class LiveRequest:
 
     @property
     def had_listener(self) -> bool:
-        """Whether anybody has ever listened to it here; else it was only found on an executor."""
         return self.request.handle >= 0
 
     @property
@@ -165,45 +151,42 @@ class LiveRequest:
 
     @property
     def num_own_tokens(self) -> int:
-        """How many known tokens it computes if nothing is cached, while off a row. Later completions find all of the
-        prompt but its last token.
+        """To compute if nothing is cached, while off a row. Later completions find all of the prompt but its last
+        token.
         """
         is_sharing = self.request.key.index > 0 and not self.computes_all
         return self.num_output_tokens + (1 if is_sharing else self.num_prompt_tokens)
 
     @property
     def largest_chunk(self) -> int:
-        """How many prompt tokens one step may compute: each with log-probabilities costs a row of logits."""
+        """Each prompt token with log-probabilities costs a row of logits."""
         return MAX_PROMPT_LOGPROBS_CHUNK if self.request.num_prompt_logprobs is not None else self.num_known_tokens
 
     def least_rest_on(self, description: ExecutorDescription) -> int:
-        """Return the least number of further output tokens before it can end there, while off a row."""
+        """Further output tokens before it can end there, while off a row."""
         least = min(self.request.min_tokens, self.max_tokens_on(description))
         return max(1, least - self.num_output_tokens)
 
     @property
     def computes_all(self) -> bool:
-        """Whether it must compute its whole prompt, because log-probabilities of it are due."""
+        """Log-probabilities of its whole prompt are due."""
         owes_logprobs = self.request.num_prompt_logprobs is not None and not self.num_output_tokens
         return self.request.bypass_prefix_cache or owes_logprobs
 
     @property
     def num_placed_bytes(self) -> int:
-        """What placing it adds to a plan, roughly."""
         return 4 * self.num_known_tokens + len(self.request.origin)
 
     def fits(self, description: ExecutorDescription) -> bool:
-        """Tell whether an empty executor could run it to its end."""
+        """An empty executor could run it to its end."""
         wanted = self.request.max_tokens
         needed = self.num_known_tokens + 1 if wanted is None else self.num_prompt_tokens + wanted
         return description.model == self.request.model and needed <= description.max_request_tokens
 
     def max_tokens_on(self, description: ExecutorDescription) -> int:
-        """Return how many output tokens it may have there: the number asked for, else all that fit."""
         return self.request.max_tokens or description.max_request_tokens - self.num_prompt_tokens
 
     def max_drafts_on(self, description: ExecutorDescription, limits: CoreLimits) -> int:
-        """Return how many drafts it may have there in a step."""
         wanted, allowed = self.request.max_num_draft_tokens, limits.max_num_draft_tokens
         most = min(description.max_num_draft_tokens, allowed)
         return most if wanted is None else min(most, wanted)
@@ -226,7 +209,7 @@ def finish_notice(
     num_output: int,
     drafts: DraftCounts | None = None,
 ) -> FinishNotice:
-    """Its clock was stopped before. `drafts` are those of its row, None while it is off one."""
+    """`drafts` are those of its row, None while it is off one."""
     return FinishNotice(
         reason=reason,
         stop_token_id=stop_token_id,

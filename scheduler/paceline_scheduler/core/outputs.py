@@ -1,6 +1,6 @@
 """What the core tells the edge: columns of new tokens, and requests that failed.
 
-An element belongs to the request whose `handle` stands at the same index. Handles are the edge's own numbers.
+Element i belongs to `handles[i]`, the edge's own number.
 """
 
 from dataclasses import dataclass, field
@@ -17,8 +17,6 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """How many drafts of a request were verified, and how many of them became output."""
-
     num_verified: int = 0
     num_accepted: int = 0
 
@@ -28,9 +26,7 @@ NO_DRAFTS = DraftCounts()
 
 @dataclass(frozen=True, slots=True)
 class FinishNotice:
-    """The end of a request: the number of its output tokens that count, what the device saw, and where its time went;
-    None if a former scheduler knew that.
-    """
+    """Only `num_output_tokens` count; `times` are None if a former scheduler knew them."""
 
     reason: int  # FinishReason
     stop_token_id: int | None
@@ -43,7 +39,7 @@ class FinishNotice:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
-    """New tokens of one step. `token_ids` holds `num_tokens[i]` tokens of request i, one request after another."""
+    """`token_ids` holds `num_tokens[i]` tokens of request i, one request after another."""
 
     handles: tuple[int, ...]
     offsets: Int32Array  # [num_requests] index of the first new token in the output
@@ -53,18 +49,16 @@ class TokenOutputs:
     rolling_hashes: UInt64Array  # [num_requests] after the last new token
     finishes: dict[int, FinishNotice] = field(default_factory=dict)  # by handle
     intervals_s: Float64Array = field(default_factory=lambda: np.zeros(0))  # [num_requests] since the token before,
-    # NaN where there was none; or empty: not of a step
-    first_tokens_s: dict[int, float] = field(default_factory=dict)  # by handle, how long the first token took
+    # NaN where there was none; empty: not of a step
+    first_tokens_s: dict[int, float] = field(default_factory=dict)  # by handle, since submission
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by handle
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by handle, with offset 0
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where a client that came to a request finds it.
-
-    `prefix_token_ids` is the output before what it still wants, for rebuilding the text; `outputs` what there is beyond
-    that, None when there is nothing yet.
+    """`prefix_token_ids` is the output before what the client wants, for rebuilding the text; `outputs` what there is
+    beyond that.
     """
 
     prefix_token_ids: Int32Array  # [resume_from]
@@ -73,16 +67,12 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that failed after it was taken."""
-
     handle: int
     error: RequestFailedError
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Everything that one event produced for the edge."""
-
     tokens: tuple[TokenOutputs, ...] = ()
     failures: tuple[Failure, ...] = ()
 

@@ -1,6 +1,6 @@
-"""Where the time of a request goes: queued, prefill, decode, and without a row after that.
+"""Where the time of a request goes.
 
-Apart from `live`, because outputs, contexts and answers carry the sums. Knows times that it is told.
+Apart from `live`, because outputs, contexts and answers carry the sums.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Phase(IntEnum):
-    """What a request spends its time on; the places of `PhaseTimes`."""
+    """Numbers index `PhaseTimes`."""
 
     QUEUED = 0
     PREFILL = 1
@@ -18,7 +18,7 @@ class Phase(IntEnum):
 
 
 class PhaseTimes(NamedTuple):
-    """Seconds in each phase since the first submission, over all placements and schedulers."""
+    """Counts from the first submission, over all placements and schedulers."""
 
     queued_s: float = 0.0
     prefill_s: float = 0.0
@@ -35,28 +35,25 @@ NO_TIMES = PhaseTimes()
 
 @dataclass(slots=True)
 class PhaseClock:
-    """The phases of one request until now; it does not run on after `stop`.
-
-    `submitted_s` is the first submission, `token_s` when the newest token came. `is_partial`: a former
-    scheduler ran the request, and how long since it was placed is not known.
+    """`submitted_s` is the first submission, `token_s` when the newest token came. `is_partial`: a former scheduler ran
+    the request, and its latest times are not known.
     """
 
     submitted_s: float
-    since_s: float  # when the phase began
+    since_s: float
     phase: Phase | None = Phase.QUEUED  # None: it is over
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
-    first_token_s: float | None = None  # from the submission to the first token, if that was seen
+    first_token_s: float | None = None  # since submission, if that was seen
     token_s: float | None = None
     is_partial: bool = False
 
     @classmethod
     def begin(cls, submitted_s: float, *, was_placed: bool = False) -> "PhaseClock":
-        """`was_placed`: by a scheduler of which nothing more is known; all its time counts as without a row."""
+        """`was_placed`: by an unknown scheduler; all its time counts as without a row."""
         return cls(submitted_s, submitted_s, Phase.PREEMPTED if was_placed else Phase.QUEUED)
 
     @classmethod
     def inherit(cls, times: PhaseTimes, submitted_s: float, phase: Phase | None, now: float) -> "PhaseClock":
-        """Go on where a former scheduler placed the request."""
         return cls(submitted_s, now, phase, list(times), is_partial=True)
 
     def enter(self, phase: Phase, now: float) -> None:
@@ -65,19 +62,19 @@ class PhaseClock:
             self.phase = phase
 
     def leave_row(self, now: float) -> None:
-        """Count as queued still if it was never placed."""
+        """A request that was never placed stays queued."""
         if self.phase is not Phase.QUEUED:
             self.enter(Phase.PREEMPTED, now)
 
     def decode(self, now: float, *, is_first: bool) -> None:
-        """Take note of the first token of a placement, which may have lost its row since; `is_first`: of all."""
+        """`is_first` of all placements; this one may have lost its row since."""
         if self.phase is Phase.PREFILL:
             self.enter(Phase.DECODE, now)
         if is_first and not self.is_partial:
             self.first_token_s = max(0.0, now - self.submitted_s)
 
     def fill_in(self, waited_s: float, now: float) -> None:
-        """Complete the sums by what a client says of the time since the submission; 0: nothing."""
+        """The client says how long it `waited_s` since the submission; 0: nothing."""
         if self.is_partial and waited_s and self.phase is not None:
             self._add_up(now)
             self.sums[self.phase] += max(0.0, waited_s - sum(self.sums))
@@ -89,14 +86,13 @@ class PhaseClock:
             self.phase = None
 
     def times(self, now: float) -> PhaseTimes:
-        """Return the sums until now, or until it stopped."""
         sums = list(self.sums)
         if self.phase is not None:
             sums[self.phase] += max(0.0, now - self.since_s)
         return PhaseTimes(*sums)
 
     def whole_times(self) -> PhaseTimes | None:
-        """Return the sums of a request that is over; None if some of its time is not known."""
+        """Returns None if some of its time is not known."""
         return None if self.is_partial else PhaseTimes(*self.sums)
 
     def _add_up(self, now: float) -> None:

@@ -14,7 +14,7 @@ KEY_SIZE = 16
 
 
 class PrefixChain:
-    """The keys of one request's blocks, computed as far as they were asked for."""
+    """Keys are computed when they are asked for."""
 
     def __init__(self, tag_key: bytes, block_size: int, request: Request) -> None:
         self.tag_key = tag_key
@@ -28,7 +28,7 @@ class PrefixChain:
         self._root = root.digest()
 
     def key(self, index: int, token_ids: Int32Array) -> bytes:
-        """`token_ids` are the request's tokens, known at least to the block's end."""
+        """`token_ids` are known at least to the block's end."""
         while len(self._keys) <= index:
             start = len(self._keys) * self.block_size
             block = token_ids[start : start + self.block_size]

@@ -1,8 +1,4 @@
-"""What happens to requests when executors come and go, and when clients come back.
-
-The scheduler decides which requests run; executors know what they have generated, clients what they have received.
-After a loss these three are joined here: `attach` and `lose` for an executor, `join` and `restart` for a client.
-"""
+"""What happens to requests when executors come and go, and when clients come back."""
 
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason
@@ -24,7 +20,6 @@ from paceline_scheduler.errors import QuarantinedError, StepFailedError
 
 
 def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
-    """Take over an executor from its snapshot; requests it lost wait again. Returns what is new to clients."""
     if state.first_attached_s is None:
         state.first_attached_s = now
     outputs = _attach(state, description, snapshot, now)
@@ -33,8 +28,8 @@ def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsho
 
 
 def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
-    """Join what is known of an executor with its snapshot. Unknown requests were a former scheduler's and are adopted;
-    on an executor that this scheduler has driven before they are leftovers.
+    """Adopts unknown requests of a former scheduler; on an executor that this scheduler has driven before they are
+    leftovers.
     """
     address = description.address
     before = state.executors.by_address.get(address)
@@ -73,12 +68,12 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
 
 
 def lose(state: CoreState, address: str, now: float) -> Outputs:
-    """Requeue a lost executor's requests, but fail the one that it must have died of."""
+    """Requeues its requests, but fails the one that it must have died of."""
     return failed((*_lose(state, address, now), *refuse_late(state, now)))
 
 
 def remove(state: CoreState, address: str, now: float) -> Outputs:
-    """Fail what only this executor could hold: it does not come back."""
+    """Fails what only this executor could hold."""
     failures = _lose(state, address, now)
     state.executors.remove(address)
     return failed((*failures, *fail_unservable(state, now), *refuse_late(state, now)))
@@ -102,10 +97,10 @@ def _lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
 
 
 def join(state: CoreState, live: LiveRequest, resumption: Resumption, now: float) -> Resumed:
-    """Deliver a request to a client that has come back, from the token it lacks on."""
+    """From the first token that the client lacks."""
     request, offset = resumption.request, resumption.point.resume_from
     output = state.output_of(live)
-    # What is left of the request may be an older attempt than the client has seen: what follows must not look older.
+    # What follows must not look older than the client has seen.
     live.attempt = max(live.attempt, resumption.point.last_attempt)
     if live.final is None:
         live.phases.fill_in(request.waited_s, now)
@@ -124,7 +119,7 @@ def join(state: CoreState, live: LiveRequest, resumption: Resumption, now: float
 
 
 def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: float) -> Resumed:
-    """Let a request go on from what its client holds instead of its output here."""
+    """Goes on from what the client holds instead of the output here."""
     ended = ended_by_prior(state, resumption)
     if ended is not None:
         state.give_up(live, now)
@@ -143,7 +138,7 @@ def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: fl
 
 
 def ended_by_prior(state: CoreState, resumption: Resumption) -> Resumed | None:
-    """Return the end of a request whose client has all of its output but the finish."""
+    """The client lacks only the finish."""
     request, prior = resumption.request, prior_of(resumption.point)
     reason = end_of_prior(request, prior, _num_allowed(state, request))
     if reason is FinishReason.NONE:
@@ -160,9 +155,7 @@ def _num_allowed(state: CoreState, request: Request) -> int:
 
 
 def _claim(state: CoreState, seen: SeenRow, model: str, is_new: bool, now: float) -> LiveRequest | None:
-    """Return the request that should go on from a row seen on an executor, and take it from wherever it is; None if
-    none should.
-    """
+    """Takes the request that should go on from this row from wherever it is."""
     live = state.requests.by_key(seen.record_id)
     if live is not None and live.final is None:
         if not (is_new and is_adoptable(seen) and has_ended_elsewhere(seen, live)):
@@ -171,7 +164,7 @@ def _claim(state: CoreState, seen: SeenRow, model: str, is_new: bool, now: float
         state.replace_previous(live)
         live = None
     if live is not None and not live.had_listener and seen.attempt > live.attempt and is_adoptable(seen):
-        state.replace_previous(live)  # what ended is an older attempt
+        state.replace_previous(live)
         live = None
     retained = state.requests.retained(seen.record_id)
     if live is not None or not is_new or not is_adoptable(seen) or (retained and retained.attempt >= seen.attempt):
@@ -188,13 +181,13 @@ def _claim(state: CoreState, seen: SeenRow, model: str, is_new: bool, now: float
 
 
 def _switch(state: CoreState, live: LiveRequest, seen: SeenRow, now: float) -> LiveRequest | None:
-    """Move a request to this row if it counts for more than where the request is."""
+    """Only a row that counts for more than where the request is."""
     here = state.output_of(live)
     if not outranks(seen, live, here):
         return None
     state.unplace(live, now)
     live.attempt = seen.attempt
-    if live.detached_until_s is not None:  # nobody has been told anything yet
+    if live.detached_until_s is not None:
         live.output.go_on_from(seen.output_token_ids)
     return live
 
@@ -209,7 +202,7 @@ def _in_step(executor: ExecutorState | None) -> list[LiveRequest]:
 def _try_again(
     state: CoreState, culprit: LiveRequest, description: ExecutorDescription, now: float
 ) -> tuple[Failure, ...]:
-    """Count a failed step of its own against a request, and try it once more, elsewhere if possible."""
+    """A step of its own failed: try once more, elsewhere if possible."""
     if not state.requests.is_open(culprit) or description.failed_step is None:
         return ()
     if culprit.suspicion.blame_lone_failure(description.address):
@@ -223,7 +216,7 @@ def _try_again(
 
 
 def _blame_all(state: CoreState, blamed: list[LiveRequest], now: float) -> tuple[Failure, ...]:
-    """Count an executor's death against requests off its rows; returns the failure of the one that caused it."""
+    """Their rows are gone; returns the failure of the one that caused the death."""
     culprit = blame_deaths(blamed)
     if culprit is None or not state.requests.is_open(culprit):
         return ()

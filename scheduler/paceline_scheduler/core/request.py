@@ -11,19 +11,18 @@ from paceline.plan.values import Int32Array, RecordId, SamplingParams
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One request, fixed when it is submitted.
+    """Fixed when it is submitted.
 
-    `handle` is the edge's own number for it and comes back in every output; below 0 it is the core's own, of a request
-    that nobody listens to yet. `num_completions` is how many requests have the key in common but for its index.
-    `priority`: lower runs earlier. `max_tokens` None means as many as context and pool allow. Before `min_tokens`
-    output tokens neither `end_token_ids` are drawn nor `ignored_end_token_ids`, those of the model that do not end this
-    request. `bad_words` are the token ids of each way to spell one. `max_num_draft_tokens` bounds the
-    drafts of a step, 0 for none, None for as many as are worth while. `deadline_s` is on the injected monotonic clock.
+    `handle` is the edge's own number and comes back in every output; below 0 it is the core's own, of a request that
+    nobody listens to yet. `num_completions` share the key but for its index. `priority`: lower runs earlier.
+    `max_tokens` None means as many as context and pool allow. Before `min_tokens` output tokens neither `end_token_ids`
+    are drawn nor `ignored_end_token_ids`, those of the model that do not end this request. `bad_words` are the token
+    ids of each way to spell one. `max_num_draft_tokens` bounds the drafts of a step, None for as many as are worth
+    while. `deadline_s` is on the injected monotonic clock.
 
     `is_resumable`: it goes on for a while without a listener. `attachment` is the client's number for this listener,
-    `waited_s` the time since the request was first submitted. `origin` is the request as sent without its prompt;
-    `body_digest` the BLAKE2b-128 digest of all of it but what changes from one attachment to the next; its first trace
-    is `trace_parent`.
+    `waited_s` the time since the first submission. `origin` is the request as sent without its prompt; `body_digest`
+    the BLAKE2b-128 digest of all of it but what changes from one attachment to the next.
     """
 
     handle: int
@@ -59,8 +58,8 @@ class Request:
 class ResumePoint:
     """What a client already holds of a request's output.
 
-    `resume_hash` is the rolling hash of the first `resume_from` tokens, `last_attempt` the highest attempt seen.
-    `prior_output_token_ids` are these tokens, None when the client did not send them.
+    `resume_hash` is the rolling hash of the first `resume_from` tokens, `last_attempt` the highest seen;
+    `prior_output_token_ids` are these tokens, None if not sent.
     """
 
     resume_from: int
@@ -71,7 +70,5 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resumption:
-    """A request sent (again), and what its client holds of it."""
-
     request: Request
     point: ResumePoint

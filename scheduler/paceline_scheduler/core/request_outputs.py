@@ -1,6 +1,6 @@
 """Outputs of one request alone: at its cancellation, and when an executor or a client comes back.
 
-Builds outputs; changes nothing. Those of a step, of many requests at once, are in `executor/results`.
+Those of a step are in `executor/results`.
 """
 
 import numpy as np
@@ -18,9 +18,7 @@ def outputs_of(
     reason: FinishReason = FinishReason.NONE,
     logprobs: tuple[TokenLogprobs, ...] = (),
 ) -> TokenOutputs:
-    """Return outputs with these tokens of a request, of which the first is token `offset`; `output_hash` is the hash
-    after the last. With a reason the output ends there.
-    """
+    """The first token is number `offset`; `output_hash` is the hash after the last. A reason ends the output."""
     handle, num_output = live.request.handle, offset + len(token_ids)
     finishes = {}
     if reason is not FinishReason.NONE:

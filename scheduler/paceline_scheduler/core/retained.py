@@ -1,4 +1,4 @@
-"""What is kept of a request's output: while it is on no row, to go on from, and for a client that comes back.
+"""What is kept of a request's output while it is on no row.
 
 Apart from `live`, since nothing here knows what becomes of a request.
 """
@@ -15,7 +15,7 @@ from paceline_scheduler.core.prefix import PrefixChain
 
 
 class RetainedLogprobs:
-    """Those of an output from token `offset` on, which grow with it."""
+    """Keeps those of output tokens from `offset` on."""
 
     __slots__ = ("offset", "tokens")
 
@@ -28,7 +28,7 @@ class RetainedLogprobs:
         return self.offset + len(self.tokens)
 
     def between(self, start: int, end: int) -> tuple[TokenLogprobs, ...] | None:
-        """Return those of tokens [start, end), None unless all are here."""
+        """Returns None unless all of [start, end) are here."""
         if start < self.offset or end > self.end:
             return None if start < end else ()
         return tuple(self.tokens[start - self.offset : end - self.offset])
@@ -36,12 +36,12 @@ class RetainedLogprobs:
 
 @dataclass(slots=True, eq=False)
 class RetainedOutput:
-    """The tokens of an output as they were when its request left its row; log-probabilities as they were told."""
+    """The tokens as they were when the request left its row."""
 
     token_ids: Int32Array = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     rolling_hash: int = HASH_START  # of token_ids
-    logprobs: RetainedLogprobs | None = None  # if asked for: one who comes back may not have them all
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # the same for the prompt, once they were told
+    logprobs: RetainedLogprobs | None = None  # if asked for; some may be missing
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # the same for the prompt, once delivered
     chains: dict[tuple[bytes, int], PrefixChain] = field(default_factory=dict)  # by tag key and block size
     drafts: DraftCounts = NO_DRAFTS
 
@@ -54,7 +54,7 @@ class RetainedOutput:
         self.rolling_hash = rolling_hash(self.rolling_hash, token_ids)
 
     def go_on_from(self, token_ids: Int32Array) -> None:
-        """Replace the output; the keys of its blocks are void."""
+        """The keys of its blocks become void."""
         self.token_ids = token_ids
         self.rolling_hash = rolling_hash(HASH_START, token_ids)
         self.chains.clear()

@@ -1,6 +1,6 @@
 """Requests, executors and the queue of a scheduler, and the moves that concern more than one of them.
 
-The one place that keeps them in step with each other. Decides nothing.
+Keeps them in step with each other. Decides nothing.
 """
 
 from paceline.plan.values import FinalRelease, FinishReason, Int32Array, RecordId
@@ -18,29 +18,29 @@ _ANY_NUM_TOKENS = 65_536  # until an executor has said what it allows
 
 
 class CoreState:
-    """What the scheduler knows. A request that has not ended waits, or is on a row of an executor."""
+    """A request that has not ended waits, or is on a row of an executor."""
 
     def __init__(self, limits: CoreLimits) -> None:
         self.limits = limits
         self.tenants = Tenants()
-        self.is_draining = False  # nothing new is taken
-        self.num_plannings = 0  # what is remembered of an answer is void after each
+        self.is_draining = False
+        self.num_plannings = 0  # remembered answers are void after each
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Keep nothing but the bounds, and whether requests are taken."""
+        """Keeps the bounds, and whether requests are taken."""
         self.requests = RequestTable()
         self.executors = ExecutorGroup()
         self.waiting = WaitingQueue()
         self.num_arrivals = 0
-        self.num_untested = 0  # late requests refused since a step last showed how long steps take
+        self.num_untested = 0  # late requests refused since a step ran
         self.first_attached_s: float | None = None
         self.num_plannings += 1
-        self._ended: list[LiveRequest] = []  # by the event that happens
+        self._ended: list[LiveRequest] = []
 
     @property
     def limits_in_force(self) -> LimitValues:
-        """A step's bound is the executors' where this scheduler sets none."""
+        """Takes the executors' step bound where this scheduler sets none."""
         allowed = (executor.description.max_num_batched_tokens for executor in self.executors)
         return LimitValues(
             max_num_queued_reqs=self.limits.max_num_queued_reqs,
@@ -49,7 +49,7 @@ class CoreState:
         )
 
     def enqueue(self, live: LiveRequest) -> None:
-        """Queue a new request. A former one of the same key leaves first."""
+        """Removes a former request of the same key."""
         before = self.requests.by_key(live.request.key)
         if before is not None:
             self.replace_previous(before)
@@ -59,7 +59,7 @@ class CoreState:
         self.waiting.add(live)
 
     def end(self, live: LiveRequest, final: FinalRelease, now: float) -> None:
-        """End an open request: deliver nothing more, and release its row with the next plan."""
+        """The next plan releases its row."""
         live.phases.stop(now)
         self.close(live)
         if live.held is not None:
@@ -72,12 +72,10 @@ class CoreState:
         self.forget(live, now)
 
     def count_output(self, live: LiveRequest, now: float) -> None:
-        """Count the output of a request that has just ended for its tenant."""
         assert live.final is not None, "it has ended"
         self.tenants.take(live.request.key.tenant, 0, live.final.num_output_tokens, now)
 
     def close(self, live: LiveRequest) -> None:
-        """Deliver nothing more for a request whose end was decided."""
         if self.requests.is_open(live):
             self._ended.append(live)
         self.requests.close(live)
@@ -92,16 +90,15 @@ class CoreState:
         self.end(live, FinalRelease(self.num_output(live), FinishReason.ERROR), now)
 
     def forget(self, live: LiveRequest, now: float) -> None:
-        """Forget a request that is over and off its row, but for the record where it ended."""
+        """Keeps the record where it ended."""
         self.requests.remove(live)
         self.requests.retain(live, now)
         kept_at = None if live.record.is_acknowledged else live.record.address
-        # Attempts before the last left records without an end, which no executor drops by itself.
+        # Earlier attempts left records without an end, which no executor drops by itself.
         if live.attempt > (0 if kept_at is None else 1):
             self.executors.forget_records(live.request.key, kept_at)
 
     def wait_again(self, live: LiveRequest, now: float) -> None:
-        """Queue a request that lost its row, unless it has ended."""
         if live.status is Status.FINISHED:
             self.forget(live, now)
         else:
@@ -109,7 +106,7 @@ class CoreState:
             self.waiting.add(live)
 
     def unplace(self, live: LiveRequest, now: float) -> None:
-        """Take a request off its row or out of the queue, without ending it."""
+        """Does not end it."""
         live.phases.leave_row(now)
         if live.held is not None:
             self.executors.by_address[live.held.address].orphan(live.held.row)
@@ -117,7 +114,7 @@ class CoreState:
             self.waiting.remove(live)
 
     def take_off_rows(self, address: str) -> dict[RecordId, LiveRequest]:
-        """Take all requests off an executor's rows, with their known output."""
+        """Returns them with their known output."""
         executor = self.executors.by_address.get(address)
         if executor is None:
             return {}
@@ -131,7 +128,7 @@ class CoreState:
         return found
 
     def others_with_news(self, address: str) -> list[str]:
-        """Return the other executors that may get a plan because of an event at one."""
+        """An event at one may let these plan."""
         if len(self.executors.by_address) == 1:
             return []
         return [
@@ -160,7 +157,6 @@ class CoreState:
         return output if live.final is None else output[: live.final.num_output_tokens]
 
     def replace_previous(self, before: LiveRequest) -> None:
-        """Remove what is left of a former request with this id."""
         self.requests.remove(before)
         if before.address is not None:
             self.executors.by_address[before.address].leaving_keys.add(before.request.key)

@@ -1,6 +1,6 @@
-"""What each tenant may queue, and how much it may ask for in a minute, so that one of them leaves room to the others.
+"""What each tenant may queue, and ask for in a minute, so that one of them leaves room to the others.
 
-Knows bounds and sums. Refuses to know requests; who is refused is for others to say.
+Refuses to know requests.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,15 +16,13 @@ _MIN_RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Meter:
-    """What was left of a rate at a time. It fills up evenly; what is taken may leave a debt."""
+    """It fills up evenly; what is taken may leave a debt."""
 
     left: float
     at_s: float
 
 
 class _Rate:
-    """What tenants have left of so much per minute."""
-
     def __init__(self, what: str) -> None:
         self._what = what
         self._meters: dict[str, _Meter] = {}
@@ -39,7 +37,7 @@ class _Rate:
         self._meters[tenant] = _Meter(self._left(tenant, per_minute, now) - number, now)
 
     def keep(self, tenants: Collection[str]) -> None:
-        """Forget all others."""
+        """Forgets all others."""
         self._meters = {tenant: meter for tenant, meter in self._meters.items() if tenant in tenants}
 
     def _left(self, tenant: str, per_minute: int, now: float) -> float:
@@ -49,20 +47,20 @@ class _Rate:
 
 
 class Tenants:
-    """The bounds in force and what was taken. A tenant without bounds costs nothing."""
+    """A tenant without bounds costs nothing."""
 
     def __init__(self) -> None:
         self._limits: Mapping[str, TenantLimits] = {}
         self._requests, self._tokens = _Rate("requests"), _Rate("tokens")
 
     def set(self, limits: Mapping[str, TenantLimits]) -> None:
-        """Put other bounds into force. What was taken before still counts."""
+        """What was taken before still counts."""
         self._limits = dict(limits)
         for rate in (self._requests, self._tokens):
             rate.keep(self._limits)
 
     def check_rates(self, tenant: str, now: float) -> None:
-        """Raise TenantLimitError while a tenant has used up its minute."""
+        """Raises TenantLimitError while a tenant has used up its minute."""
         for rate, per_minute in self._rates(tenant):
             rate.check(tenant, per_minute, now)
 
@@ -74,8 +72,8 @@ class Tenants:
         return [(rate, per_minute) for rate, per_minute in pairs if per_minute is not None]
 
     def check_queue(self, tenant: str, waiting: tuple[int, int], new: tuple[int, int]) -> None:
-        """Raise TenantLimitError if what is new may not wait beside what waits of a tenant, in requests and in prompt
-        tokens; InvalidRequestError if it never may.
+        """Counts are in requests and prompt tokens. Raises TenantLimitError, or InvalidRequestError if `new` never
+        fits.
         """
         limits = self._limits.get(tenant)
         if limits is None:
@@ -92,6 +90,6 @@ class Tenants:
                 )
 
     def take(self, tenant: str, num_requests: int, num_tokens: int, now: float) -> None:
-        """Count what was taken; output counts when it is complete."""
+        """Output counts when it is complete."""
         for rate, per_minute in self._rates(tenant):
             rate.take(tenant, num_requests if rate is self._requests else num_tokens, per_minute, now)

@@ -1,4 +1,4 @@
-"""What can be asked of the core, by the edge, by operators and by tests: the same state, looked at. Changes nothing."""
+"""What the edge, operators and tests can ask of the core. Changes nothing."""
 
 from collections.abc import Iterable
 
@@ -19,31 +19,27 @@ from paceline_scheduler.errors import RequestRefusedError, SchedulerError, Unkno
 
 
 class CoreViews:
-    """All requests and executors of one scheduler, to look at; it goes on being true."""
-
     def __init__(self, state: CoreState) -> None:
         self._state = state
-        self._retry = -1, 0.0  # what those are told that find the queue full, as of this planning
-
-    # Would a request be taken?
+        self._retry = -1, 0.0  # for those that find the queue full, as of this planning
 
     def require_room(self, num_requests: int, tenant: str, now: float) -> None:
-        """Raise QueueFullError unless the queue takes so many requests of a tenant, however short. Costs little."""
+        """Raises QueueFullError unless the queue takes so many requests, however short. Costs little."""
         state = self._state
         state.tenants.check_rates(tenant, now)
         state.tenants.check_queue(tenant, state.waiting.of_tenant(tenant), (num_requests, 0))
         if state.waiting.num_requests + num_requests > state.limits.max_num_queued_reqs:
-            if self._retry[0] != state.num_plannings:  # the same for all that are refused until something happens
+            if self._retry[0] != state.num_plannings:  # the same until something happens
                 self._retry = state.num_plannings, retry_after_s(state.waiting, state.limits, state.executors)
             raise queue_full(state.waiting, state.limits, self._retry[1])
 
     def require_time(self, model: str, now: float) -> None:
-        """Raise QueueFullError if no usual request would get its first token in time. Costs little."""
+        """Raises QueueFullError if no usual request would get its first token in time. Costs little."""
         ahead = self._state.waiting.ahead_of_usual(model, now)
         check_wait(ahead, self._state.limits, self._state.executors.serving(model))
 
     def estimate(self, request: Request, now: float) -> Estimate:
-        """Estimate a request as if it were submitted now; a refusal is part of the answer."""
+        """A refusal is part of the answer."""
         state = self._state
         live = LiveRequest(request, queue_key_of(request, state.num_arrivals + 1, now), PhaseClock.begin(now))
         serving = state.executors.serving(request.model)
@@ -63,10 +59,8 @@ class CoreViews:
     def limits(self) -> LimitValues:
         return self._state.limits_in_force
 
-    # Requests
-
     def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
-        """Return a request to a model that runs, waits or ran, if its body has this digest."""
+        """Returns one that runs, waits or ran, if its body has this digest."""
         live = self._state.requests.by_key(key) or self._state.requests.retained(key)
         return live.request if live is not None and live.request.is_of(body_digest, model) else None
 
@@ -86,7 +80,7 @@ class CoreViews:
         return self._state.waiting.all()
 
     def num_waiting(self) -> tuple[int, int]:
-        """In requests and in prompt tokens."""
+        """Returns requests and prompt tokens."""
         return self._state.waiting.num_requests, self._state.waiting.num_tokens
 
     def num_waiting_by_model(self) -> dict[str, int]:
@@ -99,18 +93,16 @@ class CoreViews:
     def with_listener(self) -> Iterable[LiveRequest]:
         return self._state.requests.with_listener()
 
-    # Executors
-
     @property
     def is_synced(self) -> bool:
-        """Whether every awaited executor was attached, or is lost: only then is anything admitted."""
+        """Only then is anything admitted."""
         return self._state.executors.is_synced
 
     def executor(self, address: str) -> ExecutorState:
         return self._state.executors.by_address[address]
 
     def description(self, address: str) -> ExecutorDescription | None:
-        """Return an executor as it was attached last; None before that, and after it was given up."""
+        """Returns None before the first attachment, and after it was given up."""
         executor = self._state.executors.by_address.get(address)
         return None if executor is None else executor.description
 
@@ -121,14 +113,14 @@ class CoreViews:
         return any(executor.attached and executor.in_flight for executor in self._state.executors)
 
     def due_step(self, address: str) -> StepInFlight | None:
-        """None also while it is not attached."""
+        """Returns None also while it is not attached."""
         executor = self._state.executors.by_address.get(address)
         if executor is None or not executor.attached or not executor.in_flight:
             return None
         return executor.in_flight[0]
 
     def counts(self, address: str) -> ExecutorCounts:
-        """KeyError unless it has been attached."""
+        """Raises KeyError before the first attachment."""
         executor = self.executor(address)
         occupied = (executor.rows.state == RUNNING) | (executor.rows.state == ENDING)
         return ExecutorCounts(
@@ -140,7 +132,7 @@ class CoreViews:
         )
 
     def check(self) -> None:
-        """Assert the conservation of blocks and the agreement of tables; for tests."""
+        """Asserts that blocks are conserved and tables agree; for tests."""
         for executor in self._state.executors:
             executor.pool.check(executor.rows.tables)
         on_rows = [live.held for live in self._state.requests.all() if live.held is not None]

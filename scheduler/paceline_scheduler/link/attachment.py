@@ -14,7 +14,7 @@ from paceline_scheduler.observers.steps import StepTotals
 
 
 class ExecutorState(IntEnum):
-    """Where an executor stands for its scheduler; the numbers are those of paceline.v1.ExecutorState."""
+    """The numbers are those of paceline.v1.ExecutorState."""
 
     CONNECTING = 1
     SYNCING = 2
@@ -25,21 +25,20 @@ class ExecutorState(IntEnum):
 
 @dataclass(slots=True)
 class Attachment:
-    """One executor that is looked for. Everything optional is unset until its first welcome."""
+    """Everything optional is unset until the first welcome."""
 
     last_error: str = ""
     model: Model | None = None
     tokenizer: TokenizerSource | None = None
-    port: PlanPort | None = None  # set while plans can be sent
+    port: PlanPort | None = None
 
     def give_up(self, reason: str) -> None:
-        """Leave it alone until its next welcome."""
         self.port = self.model = None
         self.last_error = reason
 
 
 def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
-    """Return the models of serving executors by name; shared fields are the last attached one's."""
+    """Sorted by name; shared fields are the last attached one's."""
     served: dict[str, ServedModel] = {}
     for executor in executors:
         model, tokenizer = executor.model, executor.tokenizer

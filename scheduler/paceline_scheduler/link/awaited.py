@@ -1,6 +1,6 @@
 """Which executors are awaited: until each was attached or is lost, a new request cannot be told from an old one.
 
-Knows the records of executors and the time it is given. Refuses to know claims and streams.
+Refuses to know claims and streams.
 """
 
 from collections.abc import Collection
@@ -8,16 +8,16 @@ from collections.abc import Collection
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.executor_record import ExecutorRecord
 
-SPLIT_AFTER_S = 1.5  # whoever had died would have lost all executors by then
+SPLIT_AFTER_S = 1.5  # a dead scheduler would have lost all executors by then
 
 
 class Awaited:
-    """All executors from the start, and again from each displacement."""
+    """All are awaited from the start, and from each displacement."""
 
     def __init__(self, records: Collection[ExecutorRecord]) -> None:
-        self._records = records  # those that are looked for, at any time
+        self._records = records
         self._is_looking = True
-        self._driving_since_s: float | None = None  # an executor, since all were awaited last
+        self._driving_since_s: float | None = None  # any executor
         self._is_split_possible = False
 
     @property
@@ -26,7 +26,7 @@ class Awaited:
 
     @property
     def active(self) -> Holder | None:
-        """Who drives executors while this scheduler has none, or must wait for some; None if unknown."""
+        """Returns None if unknown. While this scheduler waits for executors, another one drives them."""
         if self.is_empty or (self._driving_since_s is not None and not self._is_split_possible):
             return None
         holders = [record.holder for record in self._records if record.is_awaited and record.holder is not None]
@@ -34,7 +34,7 @@ class Awaited:
 
     @property
     def split_at_s(self) -> float | None:
-        """When another scheduler that still holds some executors must be alive, while this one has others."""
+        """A scheduler that still holds some executors then must be alive."""
         if self._driving_since_s is None or self._is_split_possible:
             return None
         return self._driving_since_s + SPLIT_AFTER_S
@@ -49,7 +49,7 @@ class Awaited:
             record.is_awaited = True
 
     def resolved_by_welcome(self, now_s: float) -> None:
-        """Expect other executors soon, unless their holder lives: this scheduler drives one."""
+        """Others follow soon, unless their holder lives."""
         if self._driving_since_s is None:
             self._driving_since_s = now_s
 

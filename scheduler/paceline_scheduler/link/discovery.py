@@ -1,4 +1,4 @@
-"""Where executors are: a fixed list of addresses, or a DNS name that is looked up again and again."""
+"""Where executors are: a fixed list, or a DNS name that is looked up again and again."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ Resolver = Callable[[str, int], Awaitable[tuple[str, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A host, or a name to look up, and a port."""
+    """The host may be a name to look up."""
 
     host: str
     port: int
@@ -25,14 +25,14 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorAddresses:
-    """What `--executors` said: endpoints to dial as they are, and names that stand for any number of endpoints."""
+    """`fixed` are dialled as they are; `names` stand for any number of endpoints."""
 
     fixed: tuple[Endpoint, ...] = ()
     names: tuple[Endpoint, ...] = ()
 
 
 def parse_executors(text: str) -> ExecutorAddresses:
-    """Read `host:port,host:port,dns:///name:port`; raises ValueError with a sentence for people."""
+    """Reads `host:port,host:port,dns:///name:port`; raises ValueError with a sentence for people."""
     fixed: list[Endpoint] = []
     names: list[Endpoint] = []
     for element in (part.strip() for part in text.split(",")):
@@ -48,7 +48,7 @@ def parse_executors(text: str) -> ExecutorAddresses:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Read `host:port`; raises ValueError."""
+    """Raises ValueError."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -70,22 +70,21 @@ async def resolve_with_system(name: str, port: int) -> tuple[str, ...]:
 
 
 class Discovery:
-    """Gives the addresses that should be dialled now. A name that cannot be resolved keeps its last answer."""
+    """A name that cannot be resolved keeps its last answer."""
 
     def __init__(self, addresses: ExecutorAddresses, resolver: Resolver) -> None:
         self._addresses = addresses
         self._resolver = resolver
         self._last_answers: dict[Endpoint, tuple[str, ...]] = {}
-        self._names: dict[str, str] = {}  # by the address that it led to last
+        self._names: dict[str, str] = {}  # by the address found last
         self.last_error = ""
 
     def name_of(self, address: str) -> str | None:
-        """Return the name that led to an address, which its certificate has to have; None for one given as it is."""
+        """The address's certificate has to have this name; None for one given as it is."""
         return self._names.get(address)
 
     @property
     def changes(self) -> bool:
-        """Whether a later look may find others."""
         return bool(self._addresses.names)
 
     async def look(self) -> tuple[str, ...]:

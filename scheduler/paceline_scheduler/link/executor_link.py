@@ -1,6 +1,6 @@
 """The link to one executor: asks who it is, opens plan streams, and passes on what they say.
 
-Knows calls and messages. When to dial and whether to drive is leadership's, what is planned the listener's.
+Leadership decides when to dial and whether to drive, the listener what is planned.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedErr
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.plan_stream import PlanStream
 from paceline_scheduler.link.steward import Steward
-from paceline_scheduler.link.tokenizers import TokenizerShelf
+from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport import Connection, Transport
 
 GET_INFO_TIMEOUT_S = 1.0
@@ -24,31 +24,29 @@ log = structlog.get_logger(__name__)
 
 
 class ExecutorLink:
-    """Keeps one executor attached for as long as `run` runs."""
-
-    def __init__(self, address: str, transport: Transport, tokenizers: TokenizerShelf, steward: Steward) -> None:
+    def __init__(self, address: str, transport: Transport, tokenizers: TokenizerStore, steward: Steward) -> None:
         self.address = address
         self._transport = transport
         self._tokenizers = tokenizers
         self._steward = steward
-        self._connection: Connection | None = None  # of the stream that is open
+        self._connection: Connection | None = None
         self._stream: PlanStream | None = None
 
     async def run(self) -> NoReturn:
-        """Attach, again after each end of the stream, until cancelled."""
+        """Attaches again after each end of the stream."""
         while True:
             try:
                 await self._attach_and_drive()
             except (LinkError, DivergenceError) as error:
                 self._steward.ended(self.address, error)
             except Exception as error:
-                # A mistake of ours: the log gets all of it, and attaching again rebuilds what it may have left behind.
+                # Attaching again rebuilds what a mistake of ours left behind.
                 log.exception("link_failed", address=self.address)
                 self._steward.ended(self.address, StreamEndedError(f"internal error: {error!r}"))
             await self._steward.until_dial(self.address)
 
     async def has_successor(self) -> bool:
-        """Whether another scheduler waits for the executor; False where it does not say."""
+        """Returns False where the executor does not say."""
         if self._connection is not None:
             with contextlib.suppress(LinkError, DivergenceError):
                 return (await self._connection.get_info(GET_INFO_TIMEOUT_S)).num_waiting_schedulers > 0
@@ -75,7 +73,7 @@ class ExecutorLink:
             await connection.close()
 
     async def _fetch_ahead(self, info: ExecutorInfo, connection: Connection) -> None:
-        """Fetch the tokenizer early: who takes over has no time for it. The welcome tries again."""
+        """A takeover has no time to fetch it. The welcome tries again."""
         if info.tokenizer_digest:
             with contextlib.suppress(LinkError, DivergenceError):
                 await self._tokenizers.get(info.tokenizer_digest, info.vocab_size, connection)
@@ -90,15 +88,13 @@ class ExecutorLink:
             self._connection = self._stream = None
             calls.cancel()
 
-    # What the stream says
-
     def waits_in_line(self, notice: WaitingInLine) -> None:
         """Another scheduler is alive and holds the executor."""
         claim = notice.holder
         self._steward.in_line(self.address, Holder(claim.scheduler_id, claim.term, claim.address))
 
     async def accepted(self, welcome: Welcome, snapshot: Snapshot) -> None:
-        """Take the executor once its tokenizer is here: else all others would wait for that."""
+        """All others would wait for its tokenizer."""
         assert self._connection is not None, "a stream has a connection"
         assert self._stream is not None, "this is called by the stream"
         listener, description = self._steward.listener, ExecutorDescription.of(self.address, welcome)

@@ -1,4 +1,4 @@
-"""What is known of one executor that is looked for: kept here once, for whoever asks. Decides nothing about others."""
+"""What is known of one executor that is looked for."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,8 +16,6 @@ _NEVER_S = float("-inf")
 
 
 class Phase(Enum):
-    """How far this scheduler is with an executor."""
-
     SOUGHT = "nothing is known of it yet, or not any more"
     IN_LINE = "another scheduler drives it, and this one waits"
     DRIVEN = "this scheduler drives it"
@@ -28,18 +26,16 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class ExecutorRecord:
-    """How far this scheduler is with one executor, and who drives it if not this one."""
-
     address: str
     phase: Phase = Phase.SOUGHT
     is_awaited: bool = False
     holder: Holder | None = None  # another scheduler that drives it
-    lost_at_s: float | None = None  # when it counts as lost unless something comes before
-    incarnation: int = 0  # at the last hello
-    hello: Hello | None = None  # of the stream that is open, if one is
-    in_line_at: int | None = None  # the incarnation at which it stood in line last, unless accepted since
+    lost_at_s: float | None = None
+    incarnation: int = 0
+    hello: Hello | None = None
+    in_line_at: int | None = None  # where it queued last, unless accepted since
     left_alone_until_s: float = _NEVER_S
-    is_syncing: bool = False  # it has accepted this scheduler, which has not all that it needs yet
+    is_syncing: bool = False  # accepted us, and we still lack something
     is_drain_due: bool = False  # its notice came before it was ours
     claims_count_from_s: float = _NEVER_S  # before that its word changes nothing elsewhere
     rest_s: float = FIRST_REST_S
@@ -47,14 +43,14 @@ class ExecutorRecord:
 
     @property
     def is_serving(self) -> bool:
-        """Whether its requests may go on there. A stream that broke a moment ago does not count."""
+        """Its requests may go on there, also if the stream broke a moment ago."""
         return self.phase in (Phase.DRIVEN, Phase.DETACHED)
 
     def greet(self, incarnation: int, hello: Hello) -> None:
         self.incarnation, self.hello, self.is_drain_due = incarnation, hello, False
 
     def seek(self, lost_at_s: float | None) -> None:
-        """Expect news of it; without any it is lost at that time."""
+        """Without news it is lost then."""
         self.phase, self.lost_at_s = Phase.SOUGHT, lost_at_s
 
     def leave(self) -> None:
@@ -66,7 +62,6 @@ class ExecutorRecord:
         self.redial.reset()
 
     def sync(self) -> None:
-        """It has accepted this scheduler, which gets what it needs to drive it."""
         self.is_syncing = True
         if self.phase is Phase.IN_LINE:
             self.phase = Phase.SOUGHT
@@ -79,7 +74,7 @@ class ExecutorRecord:
         self.redial.welcomed(description, now_s)
 
     def detach(self, holder: Holder | None, now_s: float) -> bool:
-        """End its stream, because of `holder` if given; returns whether it was driven."""
+        """`holder` may be the reason; returns whether it was driven."""
         was_driven = self.redial.ended(now_s)
         if self.phase is Phase.DRIVEN:
             self.phase = Phase.DETACHED
@@ -95,9 +90,7 @@ class ExecutorRecord:
         self.is_awaited = self.is_syncing = False
 
     def let_claim_count(self, now_s: float) -> None:
-        """Let its claim change what becomes of the others, but not again and again without a welcome: made-up claims
-        would cost them everything. Raises StreamEndedError.
-        """
+        """Made-up claims would cost the others everything: the next one counts later. Raises StreamEndedError."""
         if now_s < self.claims_count_from_s:
             raise StreamEndedError(
                 "it reports a higher term again, which no other executor confirms; this scheduler tries again later"

@@ -1,6 +1,6 @@
 """The expected executors as the edge, operators and health checks see them; also where plans go.
 
-Knows who is served and who leads; what the links say comes in through `listener`.
+`listener` brings in what the links say.
 """
 
 import asyncio
@@ -17,19 +17,17 @@ from paceline_scheduler.link.leadership import Leadership, Readiness, ServingSta
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
 
-MAX_LEASE_S = 1.5  # a little more than executors give a holder that is silent
-MAX_WAIT_S = 3.0  # twice what it takes to give up an executor that says nothing
+MAX_LEASE_S = 1.5  # a little more than executors give a silent holder
+MAX_WAIT_S = 3.0  # twice what it takes to give up a silent executor
 _RETRY_S = 0.5
-_STANDBY_RETRY_S = 0.15  # when who is named does not serve either, it has died and its lease is almost over
+_STANDBY_RETRY_S = 0.15  # a silent holder's lease is almost over
 
 
 class Executors:
-    """By address. It joins the runtime: as the sink of plans, and as an observer of what changes who is served."""
-
     def __init__(self, runtime: Runtime, steps: StepObserver, leadership: Leadership) -> None:
         self.by_address: dict[str, Attachment] = {}
         self._leadership = leadership
-        self._changed = asyncio.Event()  # who drives what, since somebody looked
+        self._changed = asyncio.Event()
         self._views = runtime.views
         self._steps = steps
         self._on_readiness: Callable[[Readiness], None] = lambda _: None
@@ -38,27 +36,22 @@ class Executors:
         runtime.show(self)
         runtime.send_plans_to(self)
 
-    # What the runtime says
-
     def send_plan(self, address: str, plan: BatchPlan) -> None:
         port = self.by_address[address].port
         assert port is not None, "only what is attached is planned for"
         port.send_plan(plan)
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
-        """A draining executor takes nothing new until an operator takes that back."""
+        """A draining executor takes nothing new until an operator undoes that."""
         del now, effects
         if isinstance(event, DrainExecutor | UndrainExecutor | BeginDrain):
             self.changed()
 
-    # What a new request would meet
-
     def on_readiness(self, tell: Callable[[Readiness], None]) -> None:
-        """Call back at every change of what a new request would meet."""
         self._on_readiness = tell
 
     def changed(self) -> None:
-        """Wake those who wait for executors, and report readiness if it changed."""
+        """Wakes those who wait, and reports readiness if it changed."""
         self._changed.set()
         readiness = self.readiness
         if readiness != self._reported:
@@ -77,9 +70,8 @@ class Executors:
         return (awaited.is_empty or awaited.active is not None) and not self._views.num_unfinished()
 
     async def until_synced(self, arrival: Arrival) -> None:
-        """Return when the state of every executor is known. Raises NoExecutorError when that will not be soon. Raises
-        StandbyError when another scheduler drives them, for a new request at once; a begun one waits while the named
-        holder may just have died.
+        """Raises NoExecutorError when that will not be soon, StandbyError when another scheduler drives them: for a new
+        request at once; a begun one waits while the named holder may just have died.
         """
         awaited = self._leadership.awaited
         wait_s = MAX_WAIT_S
@@ -96,10 +88,8 @@ class Executors:
         if (active := self._leadership.awaited.active) is not None:
             raise StandbyError(active, _STANDBY_RETRY_S)
 
-    # What there is
-
     def require_alike(self, address: str, model: Model, tokenizer_digest: str) -> None:
-        """Raise UnlikeExecutorError if another executor serves another model under the same name."""
+        """Raises UnlikeExecutorError if another executor serves another model under the same name."""
         for served in served_models(self._serving(lambda other: other == address)):
             if served.name != model.name:
                 continue

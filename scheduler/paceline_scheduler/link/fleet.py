@@ -1,7 +1,7 @@
 """All links of this scheduler: one per executor that discovery names.
 
 An executor that left the list or the DNS answer keeps its link while its stream lasts: leaving DNS is how a pod begins
-to end, not how it ends.
+to end.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from paceline_scheduler.link.executor_record import Phase
 from paceline_scheduler.link.leadership import Leadership
 from paceline_scheduler.link.link_listener import LinkListener
 from paceline_scheduler.link.steward import Steward
-from paceline_scheduler.link.tokenizers import TokenizerShelf
+from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport import Transport
 
 LOOK_S = 0.1
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class Fleet:
-    """Starts and stops links as executors come and go, and learns which terms were claimed before the first of them."""
+    """It learns which terms were claimed before the first link starts."""
 
     def __init__(
         self,
@@ -37,43 +37,40 @@ class Fleet:
         listener: LinkListener,
         clock: Callable[[], float],
         jitter: Callable[[], float],
-        tokenizers: TokenizerShelf | None = None,
+        tokenizers: TokenizerStore | None = None,
     ) -> None:
         self._discovery = discovery
         self._transport = transport
         self._leadership = leadership
         self._steward = Steward(leadership, listener, clock, jitter, self._end_stream)
         self._last_complaint = ""
-        self._tokenizers = tokenizers or TokenizerShelf()
+        self._tokenizers = tokenizers or TokenizerStore()
         self._links: dict[str, ExecutorLink] = {}
         self._tasks: dict[str, asyncio.Task[NoReturn]] = {}
 
     @property
     def scheduler_id(self) -> str:
-        """This scheduler's id, random per boot."""
         return self._leadership.claim.scheduler_id
 
     def advertise(self, address: str) -> None:
-        """Tell executors from now on where clients reach this scheduler: those who stand in line hear it from them."""
+        """Queued schedulers hear from executors where clients reach this one."""
         self._leadership.claim.address = address
 
     async def has_successor(self) -> bool:
-        """Whether another scheduler stands in line at every executor that this one drives."""
+        """Another scheduler is queued at every executor driven here."""
         driven = (link for address, link in self._links.items() if self._leadership[address].phase is Phase.DRIVEN)
         answers = await asyncio.gather(*(link.has_successor() for link in driven))
         return bool(answers) and all(answers)
 
     async def until_handoff(self, views: CoreViews) -> None:
-        """Return once a successor stands in line at every executor driven here, and can go on with all requests left.
+        """A successor is queued at every executor driven here, and can go on with all requests left.
 
-        Those that only this scheduler can finish, since their clients do not come back, are waited for first: nobody
-        gets the executors before, so the others run on here meanwhile.
+        Those whose clients do not come back are waited for first, and the others run on here meanwhile.
         """
         while not (_are_resumable(views) and await self.has_successor() and _are_resumable(views)):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 
     async def run(self) -> NoReturn:
-        """Keep every executor attached that discovery names, until cancelled."""
         try:
             addresses = await self._discovery.look()
             terms = await asyncio.gather(*(self._term_at(address) for address in addresses))
@@ -91,7 +88,7 @@ class Fleet:
             await self._stop(list(self._tasks))
 
     async def _term_at(self, address: str) -> int | None:
-        """Return the highest term that was claimed of an executor, None if that does not say."""
+        """Returns None if the executor does not say."""
         connection = self._transport.connect(address)
         try:
             return (await connection.get_info(GET_INFO_TIMEOUT_S)).term
@@ -102,7 +99,7 @@ class Fleet:
             await connection.close()
 
     async def _rest(self) -> None:
-        """Let time pass until the next look. A link never ends: what one fails with is raised."""
+        """Raises what a link failed with: none ever ends."""
         if not self._tasks:
             await asyncio.sleep(REFRESH_S)
             return
@@ -144,5 +141,4 @@ class Fleet:
 
 
 def _are_resumable(views: CoreViews) -> bool:
-    """Tell whether the clients of all requests can go on elsewhere."""
     return all(live.request.is_resumable for live in views.with_listener())

@@ -1,12 +1,12 @@
 """Who drives which executor, as this scheduler knows it: the twin of the executor's fence.
 
-Knows executors by address, the claim made at them, and the time it is told, in seconds. It refuses to know asyncio,
-networks, logs and chance: it is told what was seen, keeps it once, and returns verdicts, which its caller carries out.
+Refuses to know asyncio, networks, logs and chance: it is told what was seen and the time in seconds, and returns
+verdicts, which its caller carries out.
 
 A scheduler *acts* from its first welcome until it gives everything up for another one. From its start, and again from
 then on, every executor is *awaited*: until each was attached or is lost nobody can tell a new request from one that
 goes on. An executor is *lost* when it says that nobody listens, or when for 1.5 s there was neither a welcome nor a
-holder that lives.
+live holder.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,12 +32,12 @@ from paceline_scheduler.link.claim import OwnClaim, outranks
 from paceline_scheduler.link.executor_record import LOST_AFTER_S, ExecutorRecord, Phase
 from paceline_scheduler.link.redial import varied
 
-LEFT_ALONE_S = 2.0  # longer than an executor waits for the holder it had
+LEFT_ALONE_S = 2.0  # longer than an executor waits for its former holder
 
 
 @dataclass(frozen=True, slots=True)
 class InLine:
-    """Another scheduler, which is alive, drives the executor; this one waits there."""
+    """This scheduler waits there."""
 
     address: str
     holder: Holder
@@ -45,9 +45,9 @@ class InLine:
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """The stream ended, or an attempt to open one failed: because of `holder`, if that is given.
+    """A stream ended, or could not be opened, perhaps because of `holder`.
 
-    `is_loading`: the executor is there, and loads its model.
+    `is_loading`: the executor loads its model.
     """
 
     address: str
@@ -59,7 +59,7 @@ class Detached:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The requests of the executor should run elsewhere. `was_serving` says that there may be some."""
+    """Its requests should run elsewhere, if there are any."""
 
     address: str
     was_serving: bool
@@ -67,15 +67,11 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """Another scheduler has taken over: everything under way here is its business now."""
-
     active: Holder
 
 
 @dataclass(frozen=True, slots=True)
 class EndStream:
-    """The stream to the executor has to end with this error."""
-
     address: str
     error: LinkError
 
@@ -86,58 +82,50 @@ Verdicts = tuple[Verdict, ...]
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Say hello to the executor; the streams to others end first, where the claim has risen."""
+    """Other streams end first where the claim has risen."""
 
     hello: Hello
     verdicts: Verdicts
 
 
 class ServingStatus(Enum):
-    """What a new request meets here."""
-
     NOT_SERVING = "no executor takes it"
-    STANDBY = "another scheduler drives the executors, and this one waits in line"
+    STANDBY = "another scheduler drives the executors, and this one waits in the queue"
     SERVING = "it is run"
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """How a scheduler stands. While it stands by, `active` is the one that drives the executors."""
+    """While it stands by, `active` drives the executors."""
 
     status: ServingStatus
     active: Holder | None = None
 
 
 class Leadership:
-    """Decides where to dial, who yields to whom, and what is lost."""
-
     def __init__(self, claim: OwnClaim) -> None:
         self.claim = claim
         self.is_acting = False
         self._executors: dict[str, ExecutorRecord] = {}
         self.awaited = Awaited(self._executors.values())
 
-    # What is known
-
     def __getitem__(self, address: str) -> ExecutorRecord:
         return self._executors[address]
 
     def readiness(self, drains: Callable[[str], bool]) -> Readiness:
-        """Return what would become of a new request; a draining executor takes none."""
+        """A draining executor takes no new request."""
         if (active := self.awaited.active) is not None:
             return Readiness(ServingStatus.STANDBY, active)
         is_served = any(each.is_serving and not drains(each.address) for each in self._executors.values())
         return Readiness(ServingStatus.SERVING if is_served else ServingStatus.NOT_SERVING)
 
     def next_change_s(self) -> float | None:
-        """When time alone would change something; None if it would not."""
+        """Returns None if time alone changes nothing."""
         times = [each.lost_at_s for each in self._executors.values()]
         return min((at_s for at_s in (*times, self.awaited.split_at_s) if at_s is not None), default=None)
 
-    # What was seen
-
     def look(self, addresses: Iterable[str], terms: Mapping[str, int]) -> None:
-        """Learn the executors, and the terms that some of them reported; expect word of each."""
+        """Some executors reported `terms`; word of each is expected."""
         for address in addresses:
             self._know(address)
         self.claim.learn(terms)
@@ -151,12 +139,12 @@ class Leadership:
         self.claim.forget(address)
 
     def found(self, address: str, info: ExecutorInfo, now_s: float, jitter: float) -> Greeting | None:
-        """Learn who an executor is. None: ask again later, it is for another scheduler. Raises a LinkError where no
-        stream may be opened.
+        """Returns None to ask again later: it is for another scheduler. Raises a LinkError where no stream may be
+        opened.
         """
         executor = self._executors[address]
         for other in self._executors.values():
-            # Two streams would end each other for ever, since a scheduler that attaches again replaces its own stream.
+            # A scheduler that attaches again replaces its own stream: two would end each other for ever.
             if other is not executor and other.hello is not None and other.incarnation == info.incarnation:
                 raise StreamEndedError(f"{address} and {other.address} lead to the same executor; name one of them")
         if self._is_for_another(executor, info, now_s, jitter):
@@ -168,7 +156,7 @@ class Leadership:
         return Greeting(hello, verdicts)
 
     def in_line(self, address: str, holder: Holder, now_s: float) -> Verdicts:
-        """Nothing of the executor is ours: a live scheduler holds it."""
+        """Nothing of the executor is ours."""
         executor = self._executors[address]
         self.claim.require_credible(address, holder.term)
         if (executor.phase, executor.holder) == (Phase.IN_LINE, holder):
@@ -179,24 +167,22 @@ class Leadership:
         return (*lost, InLine(address, holder), *self._yield_if_left_out(now_s))
 
     def syncing(self, address: str) -> None:
-        """An executor has accepted this scheduler, which gets what it needs to drive it."""
         self._executors[address].sync()
 
     def welcomed(self, description: ExecutorDescription, now_s: float) -> None:
-        """An executor is driven from now on."""
         self._executors[description.address].welcome(description, now_s)
         self.claim.is_welcome(description.incarnation)
         self.is_acting = True
         self.awaited.resolved_by_welcome(now_s)
 
     def drains(self, address: str) -> bool:
-        """Place nothing new on it; returns whether it is driven, else its welcome tells."""
+        """Returns whether it is driven, else its welcome tells."""
         executor = self._executors[address]
         executor.is_drain_due = True
         return executor.phase is Phase.DRIVEN
 
     def ended(self, address: str, error: SchedulerError, now_s: float, jitter: float) -> Verdicts:
-        """A stream ended, or an attempt to open one failed."""
+        """An attempt to open one may have failed."""
         executor = self._executors[address]
         if isinstance(error, TermSupersededError):
             try:
@@ -220,22 +206,19 @@ class Leadership:
         return (detached, *lost)
 
     def advance(self, now_s: float) -> Verdicts:
-        """Time has passed."""
         self.awaited.advance(now_s)
         late = [each for each in self._executors.values() if each.lost_at_s is not None and now_s >= each.lost_at_s]
         lost = tuple(verdict for executor in late for verdict in self._lose(executor))
         return (*lost, *self._yield_if_left_out(now_s)) if lost else ()
-
-    # Inside
 
     def _know(self, address: str) -> ExecutorRecord:
         self.claim.look_for(address)
         return self._executors.setdefault(address, ExecutorRecord(address))
 
     def _is_for_another(self, executor: ExecutorRecord, info: ExecutorInfo, now_s: float, jitter: float) -> bool:
-        """Whether nobody drives the executor and another scheduler should: one that drives others, or was just here. A
-        fence that has just started takes whoever comes first, who would then, with the higher claim, take all others
-        from a healthy scheduler.
+        """Nobody drives the executor and another scheduler should: one that drives others, or was just here. A fence
+        that has just started takes whoever comes first, who would then, with the higher claim, take all others from a
+        healthy scheduler.
         """
         if executor.in_line_at not in (None, info.incarnation):
             executor.in_line_at = None
@@ -248,7 +231,7 @@ class Leadership:
         return is_behind or now_s < executor.left_alone_until_s
 
     def _rise(self, executor: ExecutorRecord, info: ExecutorInfo, now_s: float) -> Verdicts:
-        """Claim more than an executor reports, and attach to the others again: a scheduler has one claim everywhere."""
+        """A scheduler has one claim everywhere: it attaches to the others again."""
         self.claim.require_credible(executor.address, info.term)
         if not self.claim.must_rise(info):
             return ()
@@ -258,7 +241,7 @@ class Leadership:
         return tuple(EndStream(other.address, error) for other in self._executors.values() if other.hello is not None)
 
     def _refused(self, executor: ExecutorRecord, error: TermSupersededError, now_s: float, jitter: float) -> Verdicts:
-        """Yield to a credible scheduler of a higher claim. Raises a LinkError if it is not."""
+        """Raises a LinkError if the holder is not credible."""
         holder = error.holder
         if executor.hello is None or not outranks(holder, executor.hello):
             sentence = f"it refuses this scheduler for one of term {holder.term}, which does not rank higher"
@@ -274,9 +257,7 @@ class Leadership:
         return (detached, *verdicts)
 
     def _yield_to(self, executor: ExecutorRecord, active: Holder, now_s: float, jitter: float) -> Verdicts:
-        """Give up all executors, and wait for them. Else two that start at once would each hold some, and each wait for
-        the rest.
-        """
+        """Two that start at once would else each hold some executors and wait for the rest."""
         self.claim.step_down(executor.address, active)
         displaced = self._stop_acting(active)
         for each in self._executors.values():
@@ -287,8 +268,8 @@ class Leadership:
         return (*displaced, *ends)
 
     def _yield_if_left_out(self, now_s: float) -> Verdicts:
-        """Give up what would wait here for ever: no executor is left, and another scheduler drives one. That one may
-        have the lower claim, as a new executor takes the first scheduler that comes.
+        """No executor is left, and another scheduler drives one. It may have the lower claim: a new executor takes
+        whoever comes first.
         """
         if not self.is_acting or any(each.is_serving for each in self._executors.values()):
             return ()
@@ -298,11 +279,11 @@ class Leadership:
             return ()
         for each in self._executors.values():
             if each.phase is Phase.LOST:
-                each.seek(now_s + LOST_AFTER_S)  # word of it is awaited again
+                each.seek(now_s + LOST_AFTER_S)
         return self._stop_acting(active)
 
     def _stop_acting(self, active: Holder) -> Verdicts:
-        """Drive nothing until a welcome, and expect word of all executors again."""
+        """Word of all executors is expected again."""
         was_acting, self.is_acting = self.is_acting, False
         if not was_acting:
             return ()

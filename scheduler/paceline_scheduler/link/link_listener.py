@@ -10,18 +10,16 @@ from paceline_scheduler.link.plan_stream import Steps
 
 
 class PlanPort(Protocol):
-    """Where the plans of one accepted stream go."""
-
     def send_plan(self, plan: BatchPlan) -> None:
-        """Put a plan on its way; after the stream's end it is dropped."""
+        """Drops it after the stream's end."""
         ...
 
 
 class LinkListener(Protocol):
-    """What the links tell whoever plans. Calls are made on the event loop and must not block."""
+    """Calls are made on the event loop and must not block."""
 
     def looked(self, addresses: tuple[str, ...]) -> None:
-        """These executors there are at the start; `expected` follows for each."""
+        """`expected` follows for each."""
         ...
 
     def expected(self, address: str) -> None: ...
@@ -29,7 +27,7 @@ class LinkListener(Protocol):
     def removed(self, address: str) -> None: ...
 
     def require_alike(self, address: str, welcome: Welcome) -> None:
-        """Raise LinkError for an executor that cannot stand beside those that serve a model of the same name."""
+        """Raises LinkError if the executor cannot stand beside those that serve a model of the same name."""
         ...
 
     def attached(
@@ -41,20 +39,16 @@ class LinkListener(Protocol):
         port: PlanPort,
     ) -> None: ...
 
-    def steps_of(self, address: str) -> Steps:
-        """Return where results of an executor go, and what is due of it."""
-        ...
+    def steps_of(self, address: str) -> Steps: ...
 
-    def draining(self, address: str) -> None:
-        """The executor is going away in good order."""
-        ...
+    def draining(self, address: str) -> None: ...
 
     def detached(self, address: str, reason: str) -> None:
-        """The stream ended, or an attempt to open one failed."""
+        """A stream ended or could not be opened."""
         ...
 
     def lost(self, address: str) -> None:
-        """The executor is gone as far as known: its requests should run elsewhere."""
+        """Its requests should run elsewhere."""
         ...
 
     def displaced(self, active: Holder) -> None: ...

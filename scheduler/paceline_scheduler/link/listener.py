@@ -1,7 +1,7 @@
-"""Turns what links report of executors into events for the core. Decides nothing of requests and plans.
+"""Turns what links report of executors into events for the core.
 
-Knows the order: an executor's state is noted before its event happens, and who waits for all executors continues after,
-when plans have left.
+An executor's state is noted before its event happens, and who waits for all executors continues after, when plans have
+left.
 """
 
 from functools import partial
@@ -28,12 +28,9 @@ from paceline_scheduler.link.plan_stream import Steps
 from paceline_scheduler.runtime import Runtime
 
 MAX_REASON_BYTES = 512
-"""The most of why a stream has ended that operators see."""
 
 
 class Listener:
-    """The LinkListener of a scheduler."""
-
     def __init__(self, runtime: Runtime, executors: Executors) -> None:
         self._runtime = runtime
         self._executors = executors
@@ -88,9 +85,7 @@ class Listener:
         self.give_up(f"another scheduler took over: {active}; send the request again", active)
 
     def give_up(self, reason: str, active: Holder | None = None) -> None:
-        """Tell every stream that its request does not run here any more, and drive nothing until a welcome. Executors
-        keep the requests; `active` drives them now, if anybody does.
-        """
+        """Nothing is driven until a welcome. Executors keep the requests; `active` drives them now, if anybody does."""
         for executor in self._executors.by_address.values():
             executor.give_up(reason)
         self.changed()

@@ -1,6 +1,6 @@
 """One plan stream from hello to its end: who speaks when, and when silence or a stuck step ends it.
 
-Knows messages and times. What a result means is for whoever takes it.
+Refuses to know what a result means.
 """
 
 import asyncio
@@ -33,19 +33,17 @@ MAX_SILENCE_S = 1.2
 MIN_STEP_BOUND_S = 1.2
 STEP_BOUND_FACTOR = 2.4
 MAX_WELCOME_S = MIN_STEP_BOUND_S + MAX_SILENCE_S  # a step that runs may end first
-# Two plans in flight and a heartbeat are usual; more than this in the outbox means that the network takes nothing.
+# With more than this the network takes nothing.
 MAX_OUTBOX = 64
 
 
 class StreamEvents(Protocol):
-    """What a plan stream tells its link. Calls are made on the event loop and must not block."""
+    """Calls are made on the event loop and must not block."""
 
-    def waits_in_line(self, notice: WaitingInLine) -> None:
-        """Another scheduler holds the executor."""
-        ...
+    def waits_in_line(self, notice: WaitingInLine) -> None: ...
 
     async def accepted(self, welcome: Welcome, snapshot: Snapshot) -> None:
-        """The executor is ours, in the state of the snapshot. Plans may be sent when this returns."""
+        """The executor is as in the snapshot. Plans may be sent when this returns."""
         ...
 
     def going_away(self, notice: Drain) -> None: ...
@@ -53,33 +51,28 @@ class StreamEvents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Those of the executor: `finish` takes a result, DivergenceError when it fits no plan; `due` is the oldest plan
-    without one."""
+    """`finish` raises DivergenceError when the result fits no plan; `due` is the oldest plan without one."""
 
     finish: Callable[[StepResult], None]
     due: Callable[[], StepInFlight | None]
 
 
 class Phase(Enum):
-    """How far a plan stream is."""
-
     GREETING = "greeting"
-    IN_LINE = "in line"
+    IN_LINE = "queued"
     SNAPSHOT = "snapshot"
     READY = "ready"
 
 
 @dataclass(slots=True)
 class _PeerTimes:
-    """When the executor was last heard of."""
-
-    at_s: float  # anything at all
+    at_s: float
     progressed_at_s: float  # more than a heartbeat
-    awaited_since_s: float = 0.0  # the oldest plan without a result, or it would have run since then
+    awaited_since_s: float = 0.0  # the oldest plan began then at the latest
 
     def excuse(self, standstill_s: float, now_s: float) -> None:
-        """Do not count time in which this process stood still: messages of that time are not read yet, and what held us
-        up may have held up the executor too.
+        """This process stood still: messages of that time are not read yet, and what held us up may have held up the
+        executor too.
         """
         self.at_s = min(now_s, self.at_s + standstill_s)
         self.progressed_at_s = min(now_s, self.progressed_at_s + standstill_s)
@@ -87,7 +80,7 @@ class _PeerTimes:
 
 
 class PlanStream:
-    """Drives one stream until it ends, which is always an error."""
+    """Its end is always an error."""
 
     def __init__(self, stream: PlanCalls, events: StreamEvents, steps: Steps, clock: Callable[[], float]) -> None:
         self._stream = stream
@@ -96,10 +89,10 @@ class PlanStream:
         self._clock = clock
         self._phase = Phase.GREETING
         self._protocols = PROTOCOLS
-        self._protocol = PROTOCOLS.lowest  # until the executor has picked one
+        self._protocol = PROTOCOLS.lowest  # the executor picks one
         self._outbox: deque[ToExecutor] = deque()
         self._wake_writer = asyncio.Event()
-        self._snapshot: SnapshotJoiner | None = None  # from the welcome on
+        self._snapshot: SnapshotJoiner | None = None
         self._welcome: Welcome | None = None
         self._accepting = asyncio.Event()
         self._accepted_snapshot = Snapshot()
@@ -107,7 +100,7 @@ class PlanStream:
         self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
     async def run(self, hello: Hello) -> NoReturn:
-        """Say hello and go on until the stream ends; raises why it ended."""
+        """Raises why the stream ended."""
         self._protocols = hello.protocols
         self._send(hello)
         await _run_until_one_ends(
@@ -123,7 +116,7 @@ class PlanStream:
         return self._failure.done()
 
     def send_plan(self, plan: BatchPlan) -> None:
-        """Put a plan on its way without waiting for the network."""
+        """Does not wait for the network."""
         step = self._steps.due()
         if step is not None and step.step_id == plan.step_id:
             self._peer.awaited_since_s = self._clock()
@@ -141,9 +134,7 @@ class PlanStream:
             await self._wake_writer.wait()
 
     async def _write_next(self) -> None:
-        """Send the next message; a plan takes those behind it along that place nothing, as prompts may fill a
-        message.
-        """
+        """A plan takes those behind it along that place nothing: prompts may fill a message."""
         message, more = self._outbox.popleft(), list[BatchPlan]()
         if isinstance(message, BatchPlan) and not message.new_requests and self._protocol >= GROUPING_PROTOCOL:
             while self._outbox and isinstance(plan := self._outbox[0], BatchPlan) and not plan.new_requests:
@@ -200,9 +191,7 @@ class PlanStream:
             raise DivergenceError(f"the executor sent a message out of turn, in phase {self._phase.value!r}")
 
     async def _accept(self) -> NoReturn:
-        """Hand over the executor. Fetching its tokenizer may take longer than a silence, so the reader goes on
-        meanwhile.
-        """
+        """Fetching its tokenizer may take longer than a silence: the reader goes on meanwhile."""
         await self._accepting.wait()
         assert self._welcome is not None, "the snapshot follows the welcome"
         await self._events.accepted(self._welcome, self._accepted_snapshot)
@@ -234,7 +223,7 @@ class PlanStream:
 
 
 def _bound_s(step: StepInFlight) -> float:
-    """Return how long a step may take before its executor counts as stuck."""
+    """Beyond this the executor counts as stuck."""
     return max(MIN_STEP_BOUND_S, STEP_BOUND_FACTOR * step.predicted_ns / 1e9)
 
 
@@ -244,9 +233,7 @@ async def never() -> NoReturn:
 
 
 async def _run_until_one_ends(*coroutines: Coroutine[Any, Any, NoReturn]) -> NoReturn:
-    """Run endless coroutines until one raises; end the others, then raise it. Of several at the same moment the first
-    one given counts.
-    """
+    """The others are cancelled before it raises. Of several at once the first one given counts."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

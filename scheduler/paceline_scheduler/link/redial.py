@@ -1,6 +1,6 @@
-"""When to dial an executor again, after what ended the last attempt. Knows times it is told; chance is handed in.
+"""When to dial an executor again, after what ended the last attempt.
 
-A `jitter` is drawn from [0, 1): without it two schedulers in step could take executors from each other for ever.
+Without `jitter`, from [0, 1), two schedulers in step could take executors from each other for ever.
 """
 
 from dataclasses import dataclass
@@ -8,46 +8,46 @@ from dataclasses import dataclass
 from paceline_scheduler.core.executors import ExecutorDescription
 
 FIRST_DELAY_S = 0.01
-REJOIN_DELAY_S = 0.1  # before it stands in line again, with the claim that has risen
+REJOIN_DELAY_S = 0.1  # before it queues again
 RAISED_DELAY_S = 0.02
 MISMATCH_DELAY_S = 2.0  # in a rolling upgrade the executor may soon be another
 MIN_STREAM_LIFE_S = 1.0
 LOOK_AGAIN_S = 0.1
-MAX_ACTING_WAIT_S = 1.0  # less than that, so that it is first at an executor that comes back
+MAX_ACTING_WAIT_S = 1.0  # to be first at an executor that comes back
 
 
 def varied(seconds: float, jitter: float) -> float:
-    """Return about so long, a quarter more or less."""
+    """Varies by a quarter."""
     return seconds * (0.75 + 0.5 * jitter)
 
 
 @dataclass(slots=True)
 class Redial:
-    """The pauses between attempts: 10 ms, then 100 ms and half as much again each time, at most 5 s.
+    """10 ms, then 100 ms and half as much again each time, at most 5 s.
 
-    The first is short because an executor waits only 50 ms for a holder whose stream has ended. Then a waiting
-    scheduler gets it, and this one loses all of them.
+    An executor waits only 50 ms for a holder whose stream has ended; then a queued scheduler gets it, and this one
+    loses all of them.
     """
 
     at_s: float = float("-inf")
     _next_s: float = FIRST_DELAY_S
-    _welcomed_s: float | None = None  # while a stream that was accepted lasts
+    _welcomed_s: float | None = None  # while an accepted stream lasts
     _was_short_lived: bool = False
-    _epoch: tuple[int, int] = (0, 0)  # of the last stream: incarnation and epoch
+    _epoch: tuple[int, int] = (0, 0)
 
     def reset(self) -> None:
         self._next_s = FIRST_DELAY_S
 
     def welcomed(self, description: ExecutorDescription, now_s: float) -> None:
-        """A stream was accepted: the pauses begin again, unless the last one ended at once."""
+        """The pauses begin again, unless the last stream was short."""
         if not self._was_short_lived or self._has_failed_a_step(description):
             self.reset()
         self._welcomed_s = now_s
         self._epoch = description.incarnation, description.epoch
 
     def ended(self, now_s: float) -> bool:
-        """A stream has ended; returns whether it had been accepted. What ends every stream at once must not be tried
-        ten times a second.
+        """Returns whether the stream had been accepted. What ends every stream at once must not be tried ten times a
+        second.
         """
         welcomed_s, self._welcomed_s = self._welcomed_s, None
         if welcomed_s is None:
@@ -64,19 +64,15 @@ class Redial:
         self.at_s = now_s + varied(RAISED_DELAY_S, jitter)
 
     def after_yielding(self, now_s: float, jitter: float) -> None:
-        """Let another scheduler have it first."""
         self.at_s = now_s + varied(REJOIN_DELAY_S, jitter)
 
     def after_mismatch(self, now_s: float) -> None:
         self.at_s = now_s + MISMATCH_DELAY_S
 
     def look_again(self, now_s: float, jitter: float) -> None:
-        """Look at it later: it is left to another scheduler."""
         self.at_s = now_s + varied(LOOK_AGAIN_S, jitter)
 
     def _has_failed_a_step(self, description: ExecutorDescription) -> bool:
-        """Tell whether a failed step ended the last stream: then its requests are retried one by one at once. An
-        executor on which all fail ends itself.
-        """
+        """Its requests are then retried one by one at once. An executor on which all fail ends itself."""
         failed = description.failed_step
         return failed is not None and (description.incarnation, failed.epoch) == self._epoch

@@ -1,7 +1,6 @@
 """Joins the parts of a snapshot, and checks it against what the executor says it is.
 
-Knows how a request is continued from one part to the next, and the sizes of one executor; decides nothing. What comes
-out of here fits the tables that the core makes for the executor.
+What comes out fits the tables that the core makes.
 """
 
 from dataclasses import replace
@@ -26,27 +25,25 @@ from paceline_scheduler.link.wire_contexts import read_context
 
 MAX_PARTS = 4096
 MAX_SNAPSHOT_BYTES = 512 * 1024 * 1024
-"""What a snapshot may take in memory, with `_STATE_BYTES` for each of its rows and records."""
+"""Counts `_STATE_BYTES` for each row and record."""
 
 MAX_TABLE_TOKENS = 1 << 32
-"""Of all rows of an executor together. Only as many as are known take memory."""
+"""Only as many as are known take memory."""
 
 _STATE_BYTES = 1024
 
 
 class SnapshotJoiner:
-    """Collects the parts of the snapshot that follows a welcome, until the last one came."""
-
     def __init__(self, welcome: Welcome) -> None:
         self._sizes = _Sizes(welcome)
         self._num_parts = 0
         self._num_bytes = 0
         self._rows: list[SeenRow] = []
-        self._pieces: list[RowState] = []  # of the request that is not complete yet
+        self._pieces: list[RowState] = []  # of an incomplete request
         self._tags: list[BlockTags] = []
 
     def add(self, part: SnapshotPart) -> Snapshot | None:
-        """Take a part; returns the snapshot after the last one. Raises DivergenceError."""
+        """Returns the snapshot after the last part. Raises DivergenceError."""
         self._count(part)
         for piece in part.rows:
             self._pieces.append(piece)
@@ -77,10 +74,10 @@ class SnapshotJoiner:
 
 
 class _Sizes:
-    """The sizes that an executor has told, and what of a snapshot was seen so far, which none of it may repeat."""
+    """Keeps what was seen: nothing may repeat it."""
 
     def __init__(self, welcome: Welcome) -> None:
-        """Raise DivergenceError for rows whose table would be too large."""
+        """Raises DivergenceError for too large tables."""
         num_tokens = welcome.limits.max_num_rows * welcome.limits.max_model_len
         if num_tokens > MAX_TABLE_TOKENS:
             raise DivergenceError(f"rows of {num_tokens} tokens in all are more than {MAX_TABLE_TOKENS}")
@@ -93,7 +90,7 @@ class _Sizes:
         self._record_ids: set[RecordId] = set()
 
     def check_row(self, state: RowState) -> None:
-        """Raise DivergenceError for an impossible or repeated row or record."""
+        """Raises DivergenceError for an impossible or repeated one."""
         if state.row is not None:
             _require(state.row < self._num_rows, f"row {state.row} of {self._num_rows}")
             _require(state.row not in self._rows, f"row {state.row} twice")
@@ -113,7 +110,7 @@ class _Sizes:
             self._check_tokens(state.logprobs.top_token_ids)
 
     def check_blocks(self, what: str, block_ids: Int32Array) -> None:
-        """Raise DivergenceError for a block that the executor does not have."""
+        """Raises DivergenceError for an unknown block."""
         if len(block_ids) and int(block_ids.max()) >= self._num_blocks:
             raise DivergenceError(f"the snapshot has {what} of block {block_ids.max()} of {self._num_blocks}")
 
@@ -142,7 +139,7 @@ def _num_bytes(state: RowState) -> int:
 
 
 def _join(pieces: list[RowState]) -> RowState:
-    """Return one request out of its pieces: columns one after another, the rest from the first."""
+    """Columns come one after another, the rest from the first piece."""
     first = pieces[0]
     if len(pieces) == 1:
         return first

@@ -1,6 +1,6 @@
 """Tells leadership what the links see, with the time and a little chance, and does what it says.
 
-Knows the listener, the log and timers. Refuses to know connections, and decides nothing.
+Refuses to know connections, and decides nothing.
 """
 
 import asyncio
@@ -17,17 +17,16 @@ from paceline_scheduler.link.leadership import Detached, Displaced, EndStream, I
 from paceline_scheduler.link.link_listener import LinkListener
 
 _LOG_REMINDER_S = 10.0
-_PATIENCE_S = 10.0  # so long it is no news that an executor which was never attached is not there yet
+_PATIENCE_S = 10.0  # a missing executor is no news at its start
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class UnreachableLog:
-    """Logs that an executor cannot be reached: at once, then now and then, so that the log stays readable.
+    """Logs at once, then now and then.
 
-    An executor that starts beside its scheduler is waited for first, and one that loads its model for as long as it
-    takes: a warning that every start has is read by nobody.
+    An executor that starts, or loads its model, is waited for first: nobody reads a warning that every start has.
     """
 
     address: str
@@ -38,7 +37,6 @@ class UnreachableLog:
     _logged_s: float = 0.0
 
     def note(self, reason: str, now_s: float, *, is_loading: bool) -> None:
-        """An attempt or a stream ended."""
         self._num_attempts += 1
         if reason == self._reason and now_s - self._logged_s < _LOG_REMINDER_S:
             return
@@ -50,12 +48,12 @@ class UnreachableLog:
         tell(event, address=self.address, reason=reason, attempts=self._num_attempts)
 
     def settle(self) -> None:
-        """It is attached: the next failure is news."""
+        """The next failure is news."""
         self._was_attached, self._reason, self._num_attempts = True, "", 0
 
 
 class Steward:
-    """Between leadership and what is done about it. `end_stream` ends the stream to an executor, if there is one."""
+    """`end_stream` ends an executor's stream, if there is one."""
 
     def __init__(
         self,
@@ -74,14 +72,12 @@ class Steward:
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, address: str) -> None:
-        """An executor is looked for from now on."""
         self._unreachable[address] = UnreachableLog(address, self.clock())
         self._leadership.expect(address, self.clock())
         self.listener.expected(address)
         self._carry_out(())
 
     def remove(self, address: str) -> None:
-        """An executor is not looked for any more."""
         log.info("executor_removed", address=address)
         del self._unreachable[address]
         self.listener.removed(address)  # before: until then it asks about it
@@ -89,7 +85,7 @@ class Steward:
         self._carry_out(())
 
     def found(self, address: str, info: ExecutorInfo) -> Hello | None:
-        """An executor says who it is; returns what opens a stream to it, None while it is for another scheduler."""
+        """Returns None while the executor is for another scheduler."""
         greeting = self._leadership.found(address, info, self.clock(), self._jitter())
         if greeting is None:
             return None
@@ -97,38 +93,31 @@ class Steward:
         return greeting.hello
 
     async def until_dial(self, address: str) -> None:
-        """Wait until it is time to ask the executor who it is."""
         await asyncio.sleep(max(0.0, self._leadership[address].redial.at_s - self.clock()))
 
     def in_line(self, address: str, holder: Holder) -> None:
-        """Another scheduler is alive and holds the executor."""
         self._carry_out(self._leadership.in_line(address, holder, self.clock()))
 
     def syncing(self, address: str) -> None:
-        """An executor has accepted this scheduler."""
         self._leadership.syncing(address)
 
     def welcomed(self, description: ExecutorDescription) -> None:
-        """An executor can be driven."""
         self._leadership.welcomed(description, self.clock())
         self._unreachable[description.address].settle()
         self._wake_at(self._leadership.next_change_s())
 
     def ended(self, address: str, error: SchedulerError) -> None:
-        """A stream ended, or an attempt to open one failed."""
         self._carry_out(self._leadership.ended(address, error, self.clock(), self._jitter()))
 
     def drains(self, address: str) -> None:
-        """The executor wants nothing new: the listener hears of it now, or once it is attached."""
+        """The listener hears of it once the executor is attached."""
         if self._leadership.drains(address):
             self.listener.draining(address)
 
     def is_drain_due(self, address: str) -> bool:
-        """Whether the executor has said so before it was attached."""
         return self._leadership[address].is_drain_due
 
     def stop(self) -> None:
-        """Let time pass without looking."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -167,5 +156,5 @@ class Steward:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake, at_s)
 
     def _wake(self, at_s: float) -> None:
-        """What was due at a time is due, though timers may fire a moment early."""
+        """Timers may fire a moment early."""
         self._carry_out(self._leadership.advance(max(at_s, self.clock())))

@@ -1,4 +1,4 @@
-"""The tokenizers of attached executors, fetched once per digest, and kept on disk for the next scheduler."""
+"""The tokenizers of attached executors, fetched once per digest, and kept on disk."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from paceline.plan.values import GenerationDefaults
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.disk_cache import PatientCache
+from paceline_scheduler.disk_cache import AsyncDiskCache
 from paceline_scheduler.errors import DivergenceError, LinkError, UnsupportedError
 from paceline_scheduler.link.transport import Connection
 
@@ -25,21 +25,21 @@ async def _nothing_to_prepare(source: TokenizerSource, vocab_size: int) -> None:
     del source, vocab_size
 
 
-class TokenizerShelf:
-    """Keeps the last few tokenizers by digest.
+class TokenizerStore:
+    """Keeps the last few by digest.
 
-    `prepare` is awaited with each new one and its vocabulary's size, before its executor counts as attached.
-    `cache` has those that earlier schedulers had, by digest.
+    `prepare` is awaited with each new one and its vocabulary's size, before its executor counts as attached. `cache`
+    has those of earlier schedulers.
     """
 
-    def __init__(self, prepare: Prepare = _nothing_to_prepare, cache: PatientCache | None = None) -> None:
+    def __init__(self, prepare: Prepare = _nothing_to_prepare, cache: AsyncDiskCache | None = None) -> None:
         self._prepare = prepare
-        self._cache = cache or PatientCache()
+        self._cache = cache or AsyncDiskCache()
         self._sources: OrderedDict[str, TokenizerSource] = OrderedDict()
-        self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by digest, while one is held
+        self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by digest
 
     async def get(self, digest: str, vocab_size: int, connection: Connection) -> TokenizerSource:
-        """Return the tokenizer of this digest, fetched over `connection` if needed. Raises LinkError."""
+        """Fetches it over `connection` if needed. Raises LinkError."""
         if digest not in self._sources:
             async with self._fetching.setdefault(digest, asyncio.Lock()):
                 if digest not in self._sources:
@@ -76,7 +76,7 @@ def _pack(source: TokenizerSource) -> bytes:
 
 
 def _unpack(content: bytes) -> TokenizerSource | None:
-    """Return what was packed, None if another version packed it."""
+    """Returns None if another version packed it."""
     line, _, data = content.partition(b"\n")
     try:
         fields = json.loads(line)

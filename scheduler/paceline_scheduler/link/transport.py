@@ -11,27 +11,23 @@ from paceline_scheduler.backend import TokenizerSource
 
 
 class PlanStream(Protocol):
-    """One plan stream. `read` and `write` may be under way at the same time, each once."""
+    """`read` and `write` may run at the same time, each once."""
 
     async def write(self, message: ToExecutor, *more: BatchPlan) -> None:
-        """Send a message, or several plans as one; returns when the network took it."""
+        """Several plans go as one message. Returns when the network took it."""
         ...
 
     async def read(self) -> FromExecutor: ...
 
     def cancel(self) -> None:
-        """End the stream at once; a second time does nothing."""
+        """A second call does nothing."""
         ...
 
 
 class Connection(Protocol):
-    """A connection to one executor."""
-
     async def get_info(self, timeout_s: float) -> ExecutorInfo: ...
 
-    async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
-        """Fetch the tokenizer, whole."""
-        ...
+    async def get_tokenizer(self, timeout_s: float) -> TokenizerSource: ...
 
     def attach(self) -> PlanStream: ...
 
@@ -39,8 +35,6 @@ class Connection(Protocol):
 
 
 class Transport(Protocol):
-    """Makes connections."""
-
     def connect(self, address: str) -> Connection:
-        """Return a connection; it dials when it is used."""
+        """The connection dials when it is used."""
         ...

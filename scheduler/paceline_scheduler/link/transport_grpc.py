@@ -1,4 +1,4 @@
-"""The link's transport over gRPC: channels, calls and status codes. Messages are bytes that `wire` understands."""
+"""The link's transport over gRPC. Messages are bytes that `wire` understands."""
 
 import asyncio
 from collections import deque
@@ -26,14 +26,14 @@ _MAX_TOKENIZER_PARTS = MAX_TOKENIZER_BYTES // (512 * 1024)
 _DETAILS_KEY = "grpc-status-details-bin"
 
 _CHANNEL_OPTIONS = (
-    # Every connection dials afresh: a subchannel shared with an earlier one would still be backing off.
+    # A shared subchannel would still be backing off.
     ("grpc.use_local_subchannel_pool", 1),
-    # Executors are neighbours, whatever proxy the environment names for the world outside.
+    # No proxy lies between neighbours.
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # The heartbeats notice a silent peer; these pings only keep what lies in between from forgetting the connection.
+    # Heartbeats notice a silent peer; pings keep what lies in between from forgetting the connection.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 )
@@ -45,9 +45,9 @@ _AttachCall = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 class GrpcTransport:
-    """Connections over grpc.aio; with TLS each one has the certificates of the moment in which it is made.
+    """Each connection reads the certificates anew.
 
-    `name_of` says whose certificate is expected at an address, where that is not the address itself.
+    `name_of` says whose certificate is expected, where that is not the address.
     """
 
     def __init__(self, tls: TlsFolder | None = None, name_of: Callable[[str], str | None] = lambda _: None) -> None:
@@ -64,8 +64,6 @@ class GrpcTransport:
 
 
 class GrpcConnection:
-    """A channel to one executor."""
-
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
 
@@ -77,7 +75,7 @@ class GrpcConnection:
             try:
                 return wire.decode_info(await call)
             except grpc.aio.AioRpcError as error:
-                # Before anything was said this status means that nobody listens.
+                # Before anything was said nobody listens.
                 if error.code() is grpc.StatusCode.UNAVAILABLE and not error.trailing_metadata():
                     raise UnreachableError(_sentence(error)) from error
                 raise _link_error(error) from error
@@ -112,8 +110,6 @@ class GrpcConnection:
 
 
 class GrpcPlanStream:
-    """An Attach call."""
-
     def __init__(self, call: _AttachCall) -> None:
         self._call = call
         self._unread: deque[FromExecutor] = deque()
@@ -147,18 +143,18 @@ class GrpcPlanStream:
             case grpc.aio.AioRpcError():
                 return _link_error(error)
             case asyncio.InvalidStateError():
-                # grpc.aio says this of a write after the end; how the stream ended is what matters.
+                # grpc.aio says this of a write after the end.
                 return StreamEndedError(readable(f"the plan stream has ended: {await self._call.details()}"))
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             return error
-        # grpc.aio raises CancelledError for a call that was cancelled, whoever waits for it.
+        # grpc.aio raises CancelledError for a call that was cancelled, whoever waits.
         return StreamEndedError("the plan stream was cancelled")
 
 
 @asynccontextmanager
 async def _ended(call: grpc.aio.Call) -> AsyncIterator[None]:
-    """Cancel a call in the end: an abandoned one would leak."""
+    """An abandoned call would leak."""
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 """What an executor answers beside the plan protocol's values: its tokenizer, and why it refused a call.
 
-Malformed answers are DivergenceErrors; nothing behind this module checks form again.
+Malformed answers are DivergenceErrors; nothing else checks form.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ _R = TypeVar("_R")
 
 
 def _divergence(read: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Turn a malformed message into a DivergenceError, which ends its stream."""
+    """A malformed message ends its stream."""
 
     @wraps(read)
     def reading(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -61,7 +61,7 @@ def decode_info(data: bytes) -> ExecutorInfo:
 
 @_divergence
 def decode_tokenizer_part(data: bytes) -> tuple[TokenizerSource, bool]:
-    """Return a piece of a tokenizer, and whether it is the last one."""
+    """Also returns whether it is the last one."""
     check_size(data, MAX_PART_BYTES)
     part = parse(executor_pb2.GetTokenizerResponse, data)
     check(part, "tokenizer.")
@@ -80,7 +80,7 @@ def decode_tokenizer_part(data: bytes) -> tuple[TokenizerSource, bool]:
 
 @_divergence
 def decode_refusal(sentence: str, details: bytes | None) -> LinkError:
-    """Return the error of a failed call; `details` are its `grpc-status-details-bin`."""
+    """`details` are the call's `grpc-status-details-bin`."""
     if details:
         for detail in parse(status_pb2.Status, details).details:
             info = error_details_pb2.ErrorInfo()

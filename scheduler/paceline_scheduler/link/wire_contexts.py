@@ -1,6 +1,6 @@
-"""The context that a scheduler leaves with an executor about a request, to and from bytes: its successor finds it.
+"""The context that a scheduler leaves with an executor about a request, to and from bytes.
 
-Knows the core's requests and paceline.v1. A value that changes nothing stays unset.
+A value that changes nothing stays unset.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ _M = TypeVar("_M", bound=ToExecutor)
 
 
 def with_contexts(message: _M) -> _M:
-    """Return a message as it travels: each request that a plan places with its context."""
+    """Each placed request travels with its context."""
     if not (isinstance(message, BatchPlan) and message.new_requests):
         return message
     placements = (
@@ -35,7 +35,7 @@ def with_contexts(message: _M) -> _M:
 
 
 def read_context(record_id: RecordId, data: bytes) -> RequestContext | None:
-    """Return what a scheduler left with an executor about a request, None if this program cannot read it."""
+    """Returns None if this program cannot read it."""
     if not data:
         return None
     try:
@@ -58,7 +58,7 @@ def read_context(record_id: RecordId, data: bytes) -> RequestContext | None:
 
 
 def _is_within_bounds(context: plan_pb2.RequestContext) -> bool:
-    """Tell whether a scheduler can have written it: executors return it unread, but may have made it up."""
+    """Executors may have made it up."""
     try:
         check(context)
     except BoundError:
@@ -69,7 +69,7 @@ def _is_within_bounds(context: plan_pb2.RequestContext) -> bool:
 
 
 def _request(record_id: RecordId, context: plan_pb2.RequestContext) -> Request:
-    """Return the request without its prompt and model, which stand beside the context."""
+    """Its prompt and model stand beside the context."""
     sent, settings = context.request, context.settings
     wants_prompt = sent.output.HasField("prompt_logprobs") and record_id.index == 0
     return Request(
@@ -100,7 +100,6 @@ def _request(record_id: RecordId, context: plan_pb2.RequestContext) -> Request:
 
 
 def write_context(context: RequestContext) -> bytes:
-    """Return what is left with an executor about a request: it stores and returns it unread."""
     request = context.request
     message = plan_pb2.RequestContext(
         body_digest=request.body_digest,
@@ -121,7 +120,7 @@ def write_context(context: RequestContext) -> bytes:
 
 
 def _settings(request: Request) -> plan_pb2.NewRequest:
-    """Return what cannot be read from the sent request without its model's tokenizer."""
+    """Without the model's tokenizer the sent request does not tell these."""
     return plan_pb2.NewRequest(
         sampling=write_sampling(request.sampling),
         end_token_ids=request.end_token_ids,

@@ -20,7 +20,7 @@ _log = structlog.get_logger(__name__)
 
 
 class RequestLog:
-    """An Observer. `share` is how many of the requests have lines, 0 to 1; `reason_of` names an error for clients."""
+    """`share` of the requests has lines, 0 to 1; `reason_of` names an error for clients."""
 
     def __init__(self, share: float, reason_of: Callable[[SchedulerError], str]) -> None:
         self._share = share
@@ -37,7 +37,7 @@ class RequestLog:
                 self._tell(ended, end_name(ended) if error is None else self._reason_of(error))
 
     def refused(self, key: RecordId, model: str, trace_parent: str, error: SchedulerError) -> None:
-        """Tell of a request that was not taken; nothing that it says was checked."""
+        """Nothing that the request says was checked."""
         if self._share and self._is_told(key):
             names = {"request_id": key.request_id, "tenant": key.tenant, "model": model, **trace_fields(trace_parent)}
             _log.info("request_refused", **names, reason=self._reason_of(error))

@@ -1,7 +1,7 @@
 """Counts what the runtime feeds the core and what comes of it, for `observers.definitions`.
 
-One step costs the same whatever the number of its rows: times between tokens are counted as columns. Labels are
-bounded: models and executors by what there is, tenants by number.
+One step costs the same whatever the number of its rows. Labels are bounded: models and executors by what there is,
+tenants by number.
 """
 
 from typing import Any, NamedTuple
@@ -61,8 +61,6 @@ class _Series(NamedTuple):
 
 
 class ServingObserver:
-    """A PlanObserver that counts requests, tokens, steps and recoveries."""
-
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._series: dict[str, _Series] = {}  # by address, as it was attached last
@@ -160,11 +158,11 @@ def _count_intervals(histogram: Histogram, tokens: TokenOutputs) -> None:
 
 
 class _Recoveries:
-    """What was lost and came back: a stream, an executor, or the scheduler before this one."""
+    """Of a stream, an executor, or the scheduler before this one."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
-        self._incarnations: dict[str, int] = {}  # by address, of those that were ever attached
+        self._incarnations: dict[str, int] = {}  # by address, of those ever attached
         self._attached: set[str] = set()
         self._ended_s: dict[str, float] = {}  # when the stream to one of these ended
 
@@ -195,13 +193,12 @@ class _Recoveries:
 
     def _recovered(self, kind: str, address: str, now: float) -> None:
         ended_s = self._ended_s.pop(address, None)
-        if ended_s is not None:  # else it was told already that its requests go on elsewhere
+        if ended_s is not None:  # else its requests were told to go on elsewhere
             self._meter.add("recoveries_total", 1, kind)
             self._meter.observe("recovery_pause_seconds", now - ended_s, kind)
 
 
 def end_name(ended: EndedRequest) -> str:
-    """Return how a request ended, as a label."""
     if ended.reason is FinishReason.ERROR and ended.is_abandoned:
         return "abandoned"
     return ended.reason.name.lower()

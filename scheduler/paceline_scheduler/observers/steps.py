@@ -1,4 +1,4 @@
-"""Finished steps: their sums for whoever asks, and each one for those who watch, which costs nothing otherwise."""
+"""Finished steps: their sums, and each one for those who watch."""
 
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -18,10 +18,7 @@ _MOST_NS = (1 << 63) - 1
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over the finished steps of an executor; times in nanoseconds.
-
-    `starved_ns` is the part of `idle_ns` in which there was something to run, and its plan was late.
-    """
+    """`starved_ns` is the part of `idle_ns` in which there was something to run, and its plan was late."""
 
     num_steps: int = 0
     num_rows: int = 0
@@ -42,8 +39,6 @@ class StepTotals:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One finished step for operators; times in nanoseconds."""
-
     address: str
     epoch: int
     step_id: int
@@ -69,19 +64,17 @@ class StepRecord:
 
 
 class StepSink(Protocol):
-    """A watcher of steps. Called on the event loop; must not block."""
+    """Called on the event loop; must not block."""
 
     def step_finished(self, record: StepRecord) -> None: ...
 
 
 class StepWatch:
-    """The watchers, oldest first."""
-
     def __init__(self) -> None:
         self.sinks: list[StepSink] = []
 
     def add(self, sink: StepSink) -> None:
-        """Tell `sink` from now on; the oldest watcher is dropped when there are too many."""
+        """The oldest watcher is dropped when there are too many."""
         self.sinks.append(sink)
         del self.sinks[:-MAX_WATCHERS]
 
@@ -96,8 +89,8 @@ class StepWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Planning:
-    """How a plan in flight was made. `follows_work`: the step before it had not ended, or ended just then; the executor
-    then waits for this plan, not for a request.
+    """`follows_work`: the step before it had not ended, or ended just then; the executor then waits for this plan, not
+    for a request.
     """
 
     planning_ns: int
@@ -112,20 +105,17 @@ class _Executor:
 
 
 class StepObserver:
-    """Counts the steps of every executor, and shows each one to the watchers."""
-
     def __init__(self, views: CoreViews) -> None:
         self.watch = StepWatch()
         self._views = views
         self._executors: dict[str, _Executor] = {}
 
     def totals(self, address: str) -> StepTotals:
-        """Return the sums over an executor's steps until now."""
         executor = self._executors.get(address)
         return StepTotals() if executor is None else replace(executor.totals)
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
-        """Count a finished step; one planned in an earlier stream never finishes."""
+        """A step planned in an earlier stream never finishes."""
         del now
         match event:
             case StepFinished(address, result):
@@ -202,7 +192,7 @@ def _count(totals: StepTotals, planning: _Planning, result: StepResult) -> None:
 
 
 def _num_right(result: StepResult) -> Int32Array:
-    """Return how many drafts of each row became output; empty where nobody drafted."""
+    """How many drafts of each row became output; empty where nobody drafted."""
     if not len(result.num_draft_tokens):
         return result.num_draft_tokens
     return np.clip(result.num_accepted - 1, 0, result.num_draft_tokens)
@@ -216,12 +206,12 @@ def _count_drafts(totals: StepTotals, num_verified: Int32Array, num_right: Int32
 
 
 def _count_places(counts: tuple[int, ...], lengths: Int32Array, at_least: int = 0) -> tuple[int, ...]:
-    """Count one more at every place below each of these lengths."""
+    """One more at every place below each of these lengths."""
     num_places = max(len(counts), int(lengths.max(initial=0)), at_least)
     more = (lengths[:, np.newaxis] > np.arange(num_places)).sum(axis=0).tolist()
     return tuple(before + count for before, count in zip_longest(counts, more, fillvalue=0))
 
 
 def _sum(total_ns: int, more_ns: int) -> int:
-    """Stop a sum at the largest number that travels: an executor may make numbers up."""
+    """The largest number that travels: an executor may make numbers up."""
     return min(total_ns + more_ns, _MOST_NS)

@@ -9,7 +9,7 @@ from paceline_scheduler.errors import RequestFailedError
 
 
 class OutputCollector:
-    """An OutputSink that keeps everything; every attribute is by handle."""
+    """Every attribute is by handle."""
 
     def __init__(self) -> None:
         self.token_ids: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""One call of a client at the edge, without gRPC: requests in, and what waits for the client to read."""
+"""One call of a client at the edge, without gRPC."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,7 +7,7 @@ from datetime import datetime
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.outbox import Parcel, PendingDelta
+from paceline_scheduler.api.outbox import MessageContent, PendingDelta
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
@@ -17,7 +17,7 @@ _EVERYTHING = 1 << 30
 
 @asynccontextmanager
 async def scripted_edge(model: ServedModel, limits: EdgeLimits) -> AsyncIterator[Edge]:
-    """An edge over a scripted backend with one model, until the block ends."""
+    """A scripted backend serves one model."""
     backend = ScriptedBackend(model)
     edge = Edge(backend, backend, Texts(limits, datetime.now), limits)
     backend.sink = edge.delivery
@@ -26,14 +26,12 @@ async def scripted_edge(model: ServedModel, limits: EdgeLimits) -> AsyncIterator
 
 
 class EdgeClient:
-    """A call and the requests it runs."""
-
     def __init__(self, edge: Edge, max_bytes_per_request: int = 0) -> None:
         self._edge = edge
         self.outbox = edge.open_outbox(max_bytes_per_request)
 
     async def send(self, request: GenerateRequest) -> tuple[int, ...]:
-        """Send a request; returns the handles of its completions. Raises what is wrong with it."""
+        """Returns the handles of its completions. Raises what is wrong with it."""
         stream = self._edge.open(request, self.outbox)
         await self._edge.start(stream)
         return stream.handles
@@ -41,7 +39,7 @@ class EdgeClient:
     def leave(self) -> None:
         self._edge.close_outbox(self.outbox)
 
-    def collect(self) -> Parcel:
+    def collect(self) -> MessageContent:
         return self.outbox.collect(_EVERYTHING)
 
     def delta(self) -> PendingDelta:

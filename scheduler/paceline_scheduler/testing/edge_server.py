@@ -19,8 +19,8 @@ from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 
-# For clients that read nothing: a connection of their own, as streams that share one share its flow control, and small
-# windows, so that it takes little to fill them.
+# For clients that read nothing: streams that share a connection share its flow control, and small windows are soon
+# filled.
 SLOW_CHANNEL = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.http2.lookahead_bytes", 64 * 1024),
@@ -31,7 +31,7 @@ NOON = datetime(2026, 11, 21, 12, 0)  # noqa: DTZ001 (templates are told the loc
 
 @dataclass(frozen=True, slots=True)
 class EdgeServer:
-    """A running server; both services listen at `address`."""
+    """Both services listen at `address`."""
 
     address: str
     edge: Edge
@@ -39,7 +39,7 @@ class EdgeServer:
 
 
 async def wait_until(condition: Callable[[], object], max_seconds: float = 10) -> None:
-    """Let the event loop run until something is true; raises TimeoutError if it does not become so."""
+    """Raises TimeoutError."""
     async with asyncio.timeout(max_seconds):
         while not condition():  # noqa: ASYNC110 (a condition of any kind has no event)
             await asyncio.sleep(0.005)
@@ -49,7 +49,7 @@ async def wait_until(condition: Callable[[], object], max_seconds: float = 10) -
 async def serve_edge(
     backend: ScriptedBackend, limits: EdgeLimits | None = None, access: Access | None = None
 ) -> AsyncIterator[EdgeServer]:
-    """Serve until the block ends; what still runs then is cancelled."""
+    """The block's end cancels what still runs."""
     limits = limits or EdgeLimits()
     texts = Texts(limits, lambda: NOON)
     edge = Edge(backend, backend, texts, limits)

@@ -1,4 +1,4 @@
-"""What something is made of, as plain values that can be compared: two states, two plans, what came of an event.
+"""What something is made of, as plain values that can be compared.
 
 Objects are taken apart by their attributes and arrays by their bytes. Left out are functions, and what is only kept to
 be found again sooner: the keys of blocks, and what those are told that find the queue full.
@@ -14,7 +14,6 @@ _ONLY_KEPT = {"chains", "_retry", "num_plannings"}
 
 
 def fingerprint(thing: object) -> object:
-    """Return comparable values that are equal for things that are made alike."""
     return _taken_apart(thing, {})
 
 
@@ -38,7 +37,7 @@ def _taken_apart(thing: object, seen: dict[int, int]) -> object:
 
 
 def _attributes(thing: object) -> list[tuple[str, object]]:
-    """Return names and values, those of slots too; of an error its arguments as well."""
+    """Includes slots, and the arguments of an error."""
     names = dict.fromkeys(name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()))
     names.update(dict.fromkeys(getattr(thing, "__dict__", {})))
     found = [(name, getattr(thing, name)) for name in names if name not in _ONLY_KEPT and hasattr(thing, name)]

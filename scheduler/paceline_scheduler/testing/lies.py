@@ -30,7 +30,7 @@ from paceline.plan.codec.bound_kinds import (
 from paceline.plan.codec.bounds import TABLE
 
 _LONG = 1 << 20  # longer ones do not fit into a part of a snapshot
-_MAX_COLUMN = 1 << 24  # a column that is too long for its bound is made up to this
+_MAX_COLUMN = 1 << 24  # a column too long for its bound is made up to this
 _WIDEST = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
@@ -39,12 +39,12 @@ _WIDEST = {
     FieldDescriptor.CPPTYPE_BOOL: (0, 1),
 }
 
-Field = Any  # of a message: the generic one's type is another than that of protobuf's fast implementation
+Field = Any  # the generic type differs from that of protobuf's fast implementation
 Path = tuple[Field, ...]
 
 
 def paths(descriptor: Any, path: Path = ()) -> Iterator[Path]:  # noqa: ANN401  # as Field
-    """Go through all fields that a message holds, each with the way to it."""
+    """Yields all fields that a message holds, each with the way to it."""
     for field in descriptor.fields:
         yield (*path, field)
         inner = field.message_type
@@ -57,7 +57,6 @@ def name_of(path: Path) -> str:
 
 
 def bound_of(field: Field) -> Bound:
-    """Return the line of a field in the table."""
     return TABLE[GetMessageClass(field.containing_type)][field.name]
 
 
@@ -70,12 +69,12 @@ def values_within(field: Field) -> list[Any]:
 
 
 def values_beyond(field: Field) -> list[Any]:
-    """Return what it may not: just beyond, far beyond, negative, no number, too much of it."""
+    """Just beyond, far beyond, negative, no number, too much of it."""
     return _values(field)[1]
 
 
 def sound(kind: type[Message]) -> Message:
-    """Return a message that lacks nothing that is needed."""
+    """A message that lacks nothing that is needed."""
     message = kind()
     for name, bound in TABLE[kind].items():
         match bound:
@@ -91,7 +90,7 @@ def sound(kind: type[Message]) -> Message:
 
 
 def with_value(path: Path, value: object) -> Message:
-    """Return a sound message of the protocol, but for one field that holds this."""
+    """Only this field is unsound."""
     whole = message = sound(GetMessageClass(path[0].containing_type))
     for field in path[:-1]:
         inner = getattr(message, field.name)
@@ -106,7 +105,7 @@ def with_value(path: Path, value: object) -> Message:
 
 
 def _put(message: Message, field: Field, value: Any) -> None:  # noqa: ANN401  # whatever a field holds
-    """Set a field of whatever kind; a number for a list of messages is how many."""
+    """A number for a list of messages is how many."""
     match bound_of(field):
         case Many(each=None):
             getattr(message, field.name).extend([sound(kind_of(field))] * value)
@@ -172,7 +171,7 @@ def _columns_beyond(high: int, at_most: int) -> list[bytes]:
 
 
 def _reals(low: float, high: float) -> tuple[list[float], list[float]]:
-    """Return numbers within a range and those beyond it, as single precision has them."""
+    """Single precision has these numbers."""
     above = float(np.nextafter(np.float32(high), np.float32(math.inf)))
     below = [] if math.isinf(low) else [-math.inf, float(np.nextafter(np.float32(low), np.float32(-math.inf))), -3e38]
     return [low, high], [math.nan, math.inf, above, 3e38, *below]

@@ -1,4 +1,4 @@
-"""Schedulers and simulated executors as processes of their own, for measurements: started, and their CPU time."""
+"""Schedulers and simulated executors as processes of their own, and their CPU time."""
 
 import asyncio
 import json
@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-# Of a scheduler: all streams run beside each other, however slowly.
+# All streams run beside each other, however slowly.
 NO_BUDGETS = ("--ttft-budget", "1e6", "--itl-budget", "1e6")
 _TOKENS_PER_STREAM = 2080
 
 
 @asynccontextmanager
 async def module_process(name: str, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a module as a process until the block ends."""
     command = (sys.executable, "-m", name, *options)
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
@@ -27,13 +26,13 @@ async def module_process(name: str, *options: str) -> AsyncIterator[asyncio.subp
 
 
 def room_for(num_streams: int) -> tuple[str, ...]:
-    """Options of a simulated executor that runs so many streams at once, of up to 2,000 tokens, prompts included."""
+    """Streams have up to 2,000 tokens, prompts included."""
     return ("--max-num-seqs", str(num_streams), "--max-model-len", str(_TOKENS_PER_STREAM))
 
 
 @asynccontextmanager
 async def simulated_executor(*options: str, step_ms: float = 2.0) -> AsyncIterator[str]:
-    """Run a simulated executor whose steps take so long until the block ends; yields its address."""
+    """Yields its address."""
     with NamedTemporaryFile("w", suffix=".json") as file:
         json.dump({"points": [{"num_tokens": 1, "duration_us": step_ms * 1e3}]}, file)
         file.flush()
@@ -45,7 +44,7 @@ async def simulated_executor(*options: str, step_ms: float = 2.0) -> AsyncIterat
 
 @asynccontextmanager
 async def scheduler_of(address: str, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
-    """Run a scheduler of one executor until the block ends; yields it, ready, with the event that names its ports."""
+    """Yields it, ready, with the event that names its ports."""
     ports = ("--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0")
     async with module_process("paceline_scheduler", *ports, "--executors", address, *options) as process:
         yield process, await event(process, "ready")
@@ -58,7 +57,7 @@ async def event(process: asyncio.subprocess.Process, name: str) -> dict[str, Any
 
 
 async def next_line(process: asyncio.subprocess.Process) -> str:
-    """Return the next line that a process prints; RuntimeError when it has ended."""
+    """Raises RuntimeError when the process has ended."""
     assert process.stdout is not None, "it was asked for"
     line = await process.stdout.readline()
     if not line:
@@ -67,6 +66,6 @@ async def next_line(process: asyncio.subprocess.Process) -> str:
 
 
 def cpu_ns(process: asyncio.subprocess.Process) -> int:
-    """Return the CPU time of a running process, all threads, in nanoseconds."""
-    # The clock of another process's CPU time, as clock_getcpuclockid(3) makes it.
+    """Counts all threads."""
+    # The clock that clock_getcpuclockid(3) makes.
     return time.clock_gettime_ns((~process.pid << 3) | 2)

@@ -30,7 +30,7 @@ class SchedulerTestProcess:
 
     @staticmethod
     async def start(*arguments: str) -> "SchedulerTestProcess":
-        """Start it; `arguments` come after those for the ports."""
+        """`arguments` come after those for the ports."""
         log, stdout = os.pipe()
         fcntl.fcntl(log, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         try:
@@ -38,7 +38,7 @@ class SchedulerTestProcess:
                 sys.executable,
                 *("-m", "paceline_scheduler", "--port", "0", "--admin-port", "0", "--health-port", "0"),
                 *("--metrics-port", "0"),
-                *("--cache-dir", os.devnull),  # where nothing can be kept: every test finds the same
+                *("--cache-dir", os.devnull),  # nothing can be kept: every test finds the same
                 *arguments,
                 stdout=stdout,
                 stderr=asyncio.subprocess.PIPE,
@@ -56,7 +56,7 @@ class SchedulerTestProcess:
         return self._process.pid
 
     async def event(self, name: str, matches: Callable[[Event], bool] = lambda _: True) -> Event:
-        """Wait for an event of this name; AssertionError when the process ends without it."""
+        """Raises AssertionError when the process ends without it."""
         while True:
             for event in self.events:
                 if event["event"] == name and matches(event):
@@ -72,31 +72,29 @@ class SchedulerTestProcess:
         self._process.send_signal(number)
 
     def clog_log(self) -> None:
-        """Read its log no more, and fill the pipe: its next write waits."""
+        """Its next write waits."""
         self._pipe.pause_reading()
-        # Opened anew, as a second writing end must not keep the log from ending with the process.
+        # Opened anew: a second writing end must not keep the log from ending with the process.
         file = self._pipe.get_extra_info("pipe").fileno()
         with Path(f"/proc/self/fd/{file}").open("wb", buffering=0) as pipe:
             while select.select((), (pipe,), (), 0)[1]:
                 pipe.write(b"\n" * _PIPE_BYTES)
 
     def unclog_log(self) -> None:
-        """Read its log again."""
         self._pipe.resume_reading()
 
     def close_log(self) -> None:
-        """Close the pipe of its log: its next write fails."""
+        """Its next write fails."""
         self._pipe.close()
 
     async def ended(self) -> tuple[int, str]:
-        """Wait for the end; returns the exit code and what was written to stderr."""
+        """Returns the exit code and what was written to stderr."""
         assert self._process.stderr is not None, "it was asked for"
         complaint = await self._process.stderr.read()
         await self._reader
         return await self._process.wait(), complaint.decode()
 
     async def stop(self) -> None:
-        """Kill it if it still runs."""
         if self._process.returncode is None:
             self._process.kill()
         await self.ended()

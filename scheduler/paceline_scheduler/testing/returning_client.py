@@ -13,10 +13,7 @@ from paceline_scheduler.testing.edge_client import EdgeClient
 
 
 class OutputCopy:
-    """What a client has of one completion: text, tokens and end. A gap, a double or a wrong hash is an AssertionError.
-
-    What came to it by other ways may be put in by the test.
-    """
+    """What a client has of one completion. A gap, a double or a wrong hash is an AssertionError."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -38,7 +35,7 @@ class OutputCopy:
         self.finish = delta.finish
 
     def point(self, index: int, prior: bool) -> ResumePoint:
-        """What the client claims of it; with its tokens if `prior`."""
+        """The claim has its tokens if `prior`."""
         return ResumePoint(
             index=index,
             resume_from=len(self.token_ids),
@@ -73,7 +70,7 @@ class ReturningClient:
         return copy
 
     def claim(self, prior: bool = True, number: int | None = None) -> GenerateRequest:
-        """What it claims the next time, or for this time; with its tokens if `prior`."""
+        """The claim has its tokens if `prior`."""
         first, *others = (copy.point(index, prior) for index, copy in enumerate(self.copies))
         return GenerateRequest(
             resumable=True,
@@ -87,7 +84,7 @@ class ReturningClient:
         )
 
     async def come(self, claim: GenerateRequest | None = None) -> None:
-        """Begin the next stream. Raises what is wrong with it."""
+        """Raises what is wrong with it."""
         sent = GenerateRequest()
         sent.CopyFrom(self.request)
         sent.MergeFrom(claim or self.claim())
@@ -95,7 +92,7 @@ class ReturningClient:
         self.handles = await self.call.send(sent)
 
     def read(self) -> None:
-        parcel = self.call.collect()
-        for delta in parcel.deltas:
+        content = self.call.collect()
+        for delta in content.deltas:
             self.copies[delta.index].take(delta)
-        self.errors += [failure.error for failure in parcel.failures]
+        self.errors += [failure.error for failure in content.failures]

@@ -24,7 +24,7 @@ from paceline_scheduler.testing.collector import OutputCollector
 
 
 class SchedulerRig:
-    """Runs while its `async with` block does. Times are the running loop's."""
+    """It runs while its `async with` block does, on the loop's clock."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class SchedulerRig:
         await self.stop()
 
     async def stop(self) -> None:
-        """Drive nothing from now on, as a process that has died."""
+        """Ends as a process that has died."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -76,7 +76,7 @@ class SchedulerRig:
         return {status.address: ExecutorState(status.state) for status in self.executors.statuses()}
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something holds; the test's own time limit is the bound."""
+        """The test's own time limit is the bound."""
         while not holds():  # noqa: ASYNC110 - any condition can be waited for
             await asyncio.sleep(0.01)
 

@@ -1,7 +1,4 @@
-"""An executor that lies, over real sockets: every call that attaches gets the next script of what to send.
-
-Knows the plan protocol's messages, and nothing that an executor does.
-"""
+"""An executor that lies, over real sockets: every call that attaches gets the next script of what to send."""
 
 import asyncio
 from collections import Counter, deque
@@ -26,7 +23,7 @@ Answer = Callable[[plan_pb2.BatchPlan], Iterable[plan_pb2.AttachResponse]]
 
 
 def welcome(name: str = "rogue", digest: str = "rogue") -> plan_pb2.Welcome:
-    """Return a welcome that any scheduler believes, of a small executor."""
+    """Any scheduler believes it."""
     return plan_pb2.Welcome(
         incarnation=1,
         epoch=1,
@@ -43,7 +40,7 @@ def welcome(name: str = "rogue", digest: str = "rogue") -> plan_pb2.Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What one call is told: who the executor is, what it says after the hello, and what it answers to each plan."""
+    """Who the executor is, what it says after the hello, and what it answers to each plan."""
 
     name: str
     messages: tuple[plan_pb2.AttachResponse, ...] = ()
@@ -54,7 +51,7 @@ class Script:
 
 @dataclass(slots=True)
 class RogueExecutor:
-    """Takes its scripts one after another, however many calls there are at a time; when none is left it is silent.
+    """One script after another, however many calls there are; when none is left it is silent.
 
     It listens on 127.0.0.1 to 127.0.0.48, each of which is an executor for schedulers.
     """
@@ -63,10 +60,9 @@ class RogueExecutor:
     port: int = 0
     incarnations: "count[int]" = field(default_factory=lambda: count(7))
     begun: "Counter[str]" = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)  # scripts that were said to the end, or cut off again and again
+    told: list[str] = field(default_factory=list)  # scripts said to the end, or cut off again and again
 
     def addresses(self, num_addresses: int) -> tuple[str, ...]:
-        """Return so many addresses of it."""
         return tuple(f"127.0.0.{number}:{self.port}" for number in range(1, num_addresses + 1))
 
     async def get_info(self, request: bytes, context: Any) -> bytes:  # noqa: ANN401, ARG002  # as gRPC calls it
@@ -86,7 +82,6 @@ class RogueExecutor:
             yield part.SerializeToString()
 
     async def attach(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401, ARG002
-        """Read the hello, say the next script's messages, and go on."""
         await anext(requests)
         while not self.scripts or self.scripts[0].info is not None or self.scripts[0].tokenizer:
             yield _BEAT
@@ -99,7 +94,7 @@ class RogueExecutor:
                 yield self._fresh(message).SerializeToString()
             was_sent = True
         finally:
-            # A scheduler may have ended the call before it heard any of it, or because of the first words.
+            # A scheduler may have ended the call before it heard any of it.
             if was_sent or self.begun[script.name] == _MAX_TRIES:
                 self.told.append(script.name)
             else:
@@ -112,7 +107,7 @@ class RogueExecutor:
             yield _BEAT
 
     def _fresh(self, message: plan_pb2.AttachResponse) -> plan_pb2.AttachResponse:
-        """Return a message of a new process: a known one is not attached again."""
+        """A known process is not attached again."""
         if message.WhichOneof("message") != "welcome":
             return message
         fresh = plan_pb2.AttachResponse()

@@ -48,7 +48,7 @@ from paceline_scheduler.testing.clock import ManualClock
 
 @dataclass(slots=True)
 class _Output:
-    """What a request has generated, from its submission to its end and after it. `request` is as it came last."""
+    """`request` is as it came last."""
 
     request: Request
     token_ids: list[int]
@@ -71,8 +71,6 @@ class _Output:
 
 
 class _Outputs:
-    """The outputs of all requests."""
-
     def __init__(self) -> None:
         self.by_handle: dict[int, _Output] = {}  # by every handle that a request has had
         self.by_key: dict[RecordId, _Output] = {}  # the last request of each key
@@ -86,9 +84,7 @@ class _Outputs:
 
 @dataclass(slots=True)
 class Asked:
-    """What the edge has asked for."""
-
-    requests: dict[int, Request] = field(default_factory=dict)  # every one submitted or resumed, by handle
+    requests: dict[int, Request] = field(default_factory=dict)  # submitted or resumed, by handle
     resumptions: list[Resumption] = field(default_factory=list)
     detached: list[int] = field(default_factory=list)
     ended: list[tuple[int, int, FinishReason]] = field(default_factory=list)  # handle, length, reason
@@ -99,15 +95,13 @@ class Asked:
 
 
 class _ScriptedViews(CoreViews):
-    """What the edge may ask of the script."""
-
     def __init__(self, backend: "ScriptedBackend") -> None:
         super().__init__(CoreState(CoreLimits()))
         self._backend = backend
 
     @override
     def require_room(self, num_requests: int, tenant: str, now: float) -> None:
-        """Have room, unless the test set `num_places`."""
+        """The test may set `num_places`."""
         if self._backend.num_places is not None and num_requests > self._backend.num_places:
             raise QueueFullError("the queue is full", 2.0)
 
@@ -118,20 +112,18 @@ class _ScriptedViews(CoreViews):
 
     @override
     def explain(self, key: RecordId, now: float) -> Explanation:
-        """Find every running request at the head of a queue."""
+        """Every running request is at the head of a queue."""
         num_output = len(self._backend.outputs.running(key).token_ids)
         return Explanation(RequestState.WAITING, f"a row for {key.index}", 1, 2, "it was big", "", 3, num_output)
 
     @override
     def estimate(self, request: Request, now: float) -> Estimate:
-        """Expect half a second, unless the test wants a refusal."""
         if self._backend.refusal is not None:
             return Estimate(0.0, 0.0, 0, 0, self._backend.refusal)
         return Estimate(0.5, 0.025, len(request.prompt_token_ids), 1, None)
 
     @override
     def num_waiting(self) -> tuple[int, int]:
-        """Return a queue of 3 requests and 70 tokens."""
         return 3, 70
 
     @override
@@ -163,8 +155,6 @@ class ScriptedBackend:
         self._submitted: asyncio.Queue[Request] = asyncio.Queue()
         self.outputs = _Outputs()
 
-    # What a test does
-
     async def next_request(self) -> Request:
         return await self._submitted.get()
 
@@ -175,9 +165,7 @@ class ScriptedBackend:
         logprobs: Mapping[int, tuple[TokenLogprobs, ...]] | None = None,
         prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] | None = None,
     ) -> None:
-        """Deliver the new tokens of one step, by any handle that the request has had. A STOP among `finished` was
-        caused by the last token.
-        """
+        """By any handle that the request has had. A STOP among `finished` was caused by the last token."""
         delivered = []
         for handle, token_ids in tokens.items():
             output = self.outputs.by_handle[handle]
@@ -192,7 +180,7 @@ class ScriptedBackend:
         self._deliver(Outputs(tokens=tuple(delivered)))
 
     def lose(self, handle: int, *token_ids: int) -> None:
-        """Generate tokens that are never delivered, as no backend should."""
+        """They are never delivered, as no backend should."""
         self.outputs.by_handle[handle].token_ids += token_ids
 
     def fail(self, handle: int, error: RequestFailedError) -> None:
@@ -202,16 +190,13 @@ class ScriptedBackend:
         self._deliver(Outputs(failures=(Failure(output.request.handle, error),)))
 
     def forget_everything(self) -> None:
-        """Become a scheduler, with executors, that knows no request."""
+        """Becomes a scheduler that knows no request."""
         self.outputs.by_key.clear()
-
-    # What the edge asks
 
     def now_s(self) -> float:
         return self.clock()
 
     def feed(self, event: Event[ReplyT]) -> ReplyT:
-        """Do what the edge feeds, as far as a script can."""
         reply: Any = None
         match event:
             case Submit(requests):
@@ -237,30 +222,28 @@ class ScriptedBackend:
         return reply
 
     def _submit(self, requests: Sequence[Request]) -> None:
-        """Take all requests, unless the test wants them refused."""
         self._refuse()
         for request in requests:
             self._take(request, [])
 
     async def until_synced(self, arrival: Arrival) -> None:
-        """Wait while the test has `synced` cleared."""
+        """Waits while the test has `synced` cleared."""
         del arrival
         await self.synced.wait()
 
     def require_lead(self) -> None:
-        """Refuse while the test has another scheduler drive the executors."""
         if self.active is not None:
             raise StandbyError(self.active, 0.15)
 
     def _resume(self, resumptions: Sequence[Resumption]) -> tuple[Resumed, ...]:
-        """Attach to an equal known request; go on from the client's tokens where none is known."""
+        """Goes on from the client's tokens where no equal request is known."""
         self._refuse()
         self.asked.resumptions += resumptions
         known = [self._find(resumption) for resumption in resumptions]
         return tuple(self._attach(*pair) for pair in zip(resumptions, known, strict=True))
 
     def _detach(self, handle: int) -> None:
-        """Detach a resumable request, cancel another one. A former listener's call has no effect."""
+        """A former listener's call has no effect."""
         output = self.outputs.by_handle[handle]
         if output.request.handle != handle:
             return
@@ -270,7 +253,7 @@ class ScriptedBackend:
             output.end(FinishReason.CANCELLED, None, 0)
 
     def _end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> FinishNotice | None:
-        """Remember an end; a former listener's has no effect."""
+        """A former listener's call has no effect."""
         output = self.outputs.by_handle[handle]
         if output.request.handle != handle:
             return None
@@ -296,8 +279,6 @@ class ScriptedBackend:
         self.asked.drained.append(address)
         return executor.num_running_requests
 
-    # Inside
-
     def _refuse(self) -> None:
         if self.refusal is not None:
             refusal, self.refusal = self.refusal, None
@@ -311,7 +292,7 @@ class ScriptedBackend:
         return output
 
     def _find(self, resumption: Resumption) -> _Output | None:
-        """Return the output that a client comes back to, None when it is to be begun; raises what refuses it."""
+        """Returns None when it is to be begun; raises what refuses it."""
         request, point = resumption.request, resumption.point
         known = self.outputs.by_key.get(request.key)
         if known is not None and not known.is_running and request.attachment == 1:
@@ -350,7 +331,7 @@ class ScriptedBackend:
 
 
 def _outputs_from(output: _Output, offset: int, prompt_logprobs: tuple[TokenLogprobs, ...]) -> TokenOutputs:
-    """Return a request's output beyond `offset` tokens, with its end if it has one."""
+    """The output begins beyond `offset` tokens."""
     handle, token_ids = output.request.handle, output.token_ids[offset:]
     return TokenOutputs(
         handles=(handle,),

@@ -1,7 +1,7 @@
 """Every way in which a client's stream can end, done to a server over gRPC: what load for leaks is made of.
 
-Knows InferenceService as a client sees it, not what answers. Each way takes one request from its start to the end of
-its stream and cancels its calls on every way out, as calls that are merely dropped leak inside gRPC.
+Each way takes one request from its start to the end of its stream and cancels its calls on every way out: dropped calls
+leak inside gRPC.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 _TENANT = "leaving"
 _NUM_SHORT, _NUM_LONG = 6, 400  # output tokens of a request that is read to its end, and of one that is left
 _SOON_S = 0.02
-_CHANNEL = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own, which ends when the channel is closed
+_CHANNEL = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own, which ends with the channel
 
 _Generate = grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
 _Session = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
@@ -29,7 +29,7 @@ _Session = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A client: `channel` is a connection that many share, `address` to make one of its own."""
+    """`channel` is a connection that many share, `address` to make one of its own."""
 
     address: str
     channel: grpc.aio.Channel
@@ -39,12 +39,12 @@ Way = Callable[[Visitor, str], Awaitable[None]]
 
 
 def ways() -> Mapping[str, Way]:
-    """Return every way by its name; each is called with a visitor and an id that no other request has."""
+    """By its name; each is called with a visitor and an id that no other request has."""
     return {way.__name__: way for way in _WAYS}
 
 
 async def leave_often(address: str, num_streams: int, num_at_once: int = 32) -> tuple[RecordId, ...]:
-    """Begin and end so many streams, every way in turn; returns their keys. Raises what no way expects."""
+    """Takes every way in turn; returns the keys. Raises what no way expects."""
     keys: list[RecordId] = []
     async with grpc.aio.insecure_channel(address, options=_CHANNEL) as channel:
         visitor = Visitor(address, channel)
@@ -61,17 +61,13 @@ async def leave_often(address: str, num_streams: int, num_at_once: int = 32) -> 
     return tuple(keys)
 
 
-# One call per request
-
-
 async def read_to_the_end(visitor: Visitor, request_id: str) -> None:
-    """Nothing is left."""
     with _generating(visitor, _request(request_id, _NUM_SHORT)) as call:
         await _read_all(call)
 
 
 async def cancel_at_once(visitor: Visitor, request_id: str) -> None:
-    """The call may not even have reached the server."""
+    """It may not even have reached the server."""
     with _generating(visitor, _request(request_id, _NUM_LONG)):
         await asyncio.sleep(0)
 
@@ -83,7 +79,6 @@ async def cancel_before_the_first_token(visitor: Visitor, request_id: str) -> No
 
 
 async def cancel_while_it_decodes(visitor: Visitor, request_id: str) -> None:
-    """Tokens are on their way."""
     with _generating(visitor, _request(request_id, _NUM_LONG)) as call:
         await call.read()
 
@@ -97,7 +92,6 @@ async def cancel_at_the_last_token(visitor: Visitor, request_id: str) -> None:
 
 
 async def cancel_by_name(visitor: Visitor, request_id: str) -> None:
-    """Another call ends it, and the stream tells so."""
     with _generating(visitor, _request(request_id, _NUM_LONG)) as call:
         await call.read()
         await _cancel(visitor, request_id)
@@ -105,13 +99,13 @@ async def cancel_by_name(visitor: Visitor, request_id: str) -> None:
 
 
 async def let_the_call_run_out_of_time(visitor: Visitor, request_id: str) -> None:
-    """gRPC's deadline."""
+    """gRPC has a deadline of its own."""
     with _generating(visitor, _request(request_id, _NUM_LONG), timeout_s=_SOON_S) as call, _ending():
         await _read_all(call)
 
 
 async def let_the_request_run_out_of_time(visitor: Visitor, request_id: str) -> None:
-    """The server's own deadline."""
+    """The server has its own deadline."""
     request = _request(request_id, _NUM_LONG)
     request.timeout.CopyFrom(Duration(nanos=int(_SOON_S * 1e9)))
     with _generating(visitor, request) as call, _ending():
@@ -119,13 +113,11 @@ async def let_the_request_run_out_of_time(visitor: Visitor, request_id: str) -> 
 
 
 async def be_refused(visitor: Visitor, request_id: str) -> None:
-    """Nothing is begun."""
     with _generating(visitor, _request(request_id, 0)) as call, _ending():
         await _read_all(call)
 
 
 async def drop_the_connection(visitor: Visitor, request_id: str) -> None:
-    """Without a word."""
     async with grpc.aio.insecure_channel(visitor.address, options=_CHANNEL) as channel:
         own = Visitor(visitor.address, channel)
         with _generating(own, _request(request_id, _NUM_LONG)) as call:
@@ -134,14 +126,13 @@ async def drop_the_connection(visitor: Visitor, request_id: str) -> None:
 
 
 async def detach_and_cancel_by_name(visitor: Visitor, request_id: str) -> None:
-    """A resumable request goes on without a listener until it is cancelled."""
+    """The request goes on without a listener meanwhile."""
     with _generating(visitor, _request(request_id, _NUM_LONG, resumable=True)) as call:
         await call.read()
     await _cancel(visitor, request_id)
 
 
 async def detach_and_come_back(visitor: Visitor, request_id: str) -> None:
-    """The next stream reads the rest."""
     with _generating(visitor, _request(request_id, _NUM_LONG // 10, resumable=True)) as call:
         first = (await _next_response(call)).delta
     again = _request(request_id, _NUM_LONG // 10, resumable=True)
@@ -151,11 +142,7 @@ async def detach_and_come_back(visitor: Visitor, request_id: str) -> None:
         await _read_all(call)
 
 
-# A session
-
-
 async def end_a_session_in_order(visitor: Visitor, request_id: str) -> None:
-    """Everything is read and acknowledged."""
     async with _session(visitor, _request(request_id, _NUM_SHORT)) as session:
         await _read_until_finished(session)
         acknowledge = pb.Acknowledge(request_ids=[request_id])
@@ -165,13 +152,12 @@ async def end_a_session_in_order(visitor: Visitor, request_id: str) -> None:
 
 
 async def cancel_a_session(visitor: Visitor, request_id: str) -> None:
-    """With its request."""
     async with _session(visitor, _request(request_id, _NUM_LONG)) as session:
         await _read_until_begun(session)
 
 
 async def cancel_inside_a_session(visitor: Visitor, request_id: str) -> None:
-    """Its request ends, the session goes on until it is closed."""
+    """The session goes on until it is closed."""
     async with _session(visitor, _request(request_id, _NUM_LONG)) as session:
         await _read_until_begun(session)
         await session.write(pb.SessionRequest(cancel=pb.CancelRequest(tenant=_TENANT, request_id=request_id)))
@@ -179,7 +165,7 @@ async def cancel_inside_a_session(visitor: Visitor, request_id: str) -> None:
 
 
 async def drop_the_connection_of_a_session(visitor: Visitor, request_id: str) -> None:
-    """Without a word; the resumable request is cancelled by another call."""
+    """The resumable request is cancelled by another call."""
     async with grpc.aio.insecure_channel(visitor.address, options=_CHANNEL) as channel:
         own = Visitor(visitor.address, channel)
         async with _session(own, _request(request_id, _NUM_LONG, resumable=True)) as session:
@@ -274,7 +260,7 @@ async def _cancel(visitor: Visitor, request_id: str) -> None:
 
 @contextmanager
 def _ending(*codes: grpc.StatusCode) -> Iterator[None]:
-    """Take an end by one of these statuses, or by any of those of a request that is refused or late."""
+    """Other requests are refused or late."""
     taken = codes or (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INVALID_ARGUMENT)
     try:
         yield

@@ -20,7 +20,7 @@ _CORPUS = (
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """Return a byte-level BPE tokenizer of 400 tokens: any text can be written, many characters take several tokens."""
+    """400 tokens: any text can be written, many characters take several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -35,7 +35,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 
 def sentence_piece_tokenizer() -> Tokenizer:
-    """Return a tokenizer as converted SentencePiece models have it: spaces as letters, unknown characters as bytes."""
+    """As converted SentencePiece models have it: spaces as letters, unknown characters as bytes."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += [
         "▁",
@@ -78,7 +78,7 @@ def tokenizer_source(
     add_bos: bool = False,
     defaults: GenerationDefaults | None = None,
 ) -> TokenizerSource:
-    """Return a tokenizer as an executor would send it; `eos_token` ends completions."""
+    """`eos_token` ends completions."""
     eos_token_id = None if eos_token is None else tokenizer.token_to_id(eos_token)
     signed = repr((tokenizer.to_str(), chat_template, bos_token, eos_token, add_bos))
     return TokenizerSource(
@@ -96,7 +96,7 @@ def tokenizer_source(
 def served_model(
     source: TokenizerSource | None = None, *, name: str = "tiny", max_model_len: int = 256, vocab_size: int = 400
 ) -> ServedModel:
-    """Return a model as attached executors would serve it; without a source it has the byte-level tokenizer."""
+    """Without a source it has the byte-level tokenizer."""
     return ServedModel(
         name=name,
         architecture="llama",

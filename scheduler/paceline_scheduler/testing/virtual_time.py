@@ -10,14 +10,14 @@ _Ready = list[tuple[selectors.SelectorKey, int]]
 
 
 class _IdleSelector(selectors.DefaultSelector):
-    """A selector that does not wait but lets virtual time pass instead."""
+    """Lets virtual time pass instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
 
     def select(self, timeout: float | None = None) -> _Ready:
-        """Return what is ready; if nothing is, skip the time the loop wanted to wait."""
+        """Skips the time the loop wanted to wait."""
         ready = super().select(0)
         if not ready:
             assert timeout is not None, "everything waits for something that never comes"
@@ -26,7 +26,7 @@ class _IdleSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A loop for code that uses no sockets and no threads; its time is its clock."""
+    """For code that uses no sockets and no threads."""
 
     def __init__(self) -> None:
         self._idle_selector = _IdleSelector()
@@ -37,6 +37,5 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine on a loop of its own, in virtual time, and return what it returns."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

@@ -1,4 +1,4 @@
-"""A whole scheduler inside this process, over real sockets both ways: what a test can look into while it serves."""
+"""A whole scheduler inside this process, over real sockets both ways."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ from paceline_scheduler.testing.rig import SchedulerRig
 
 @dataclass(frozen=True, slots=True)
 class WholeScheduler:
-    """A running scheduler; clients find it at `address`."""
+    """Clients find it at `address`."""
 
     address: str
     edge: Edge
@@ -31,7 +31,7 @@ class WholeScheduler:
 
 @asynccontextmanager
 async def serve_scheduler(executors: str, limits: EdgeLimits | None = None) -> AsyncIterator[WholeScheduler]:
-    """Serve clients on 127.0.0.1 from when an executor is attached until the block ends."""
+    """Yields when an executor is attached."""
     limits = limits or EdgeLimits()
     rig = SchedulerRig(executors, GrpcTransport())
     texts = Texts(limits, datetime.now)

@@ -80,7 +80,7 @@ def test_a_takeover_displaces_a_live_holder(fence):
 def test_one_in_line_gets_the_executor_100_ms_after_the_holders_stream_ended(fence):
     """Not earlier: the holder may come back."""
     fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
-    fence.hear(2, 450 * MS)
+    fence.note_message(2, 450 * MS)
 
     assert fence.leave(1, 500 * MS) == ()
     assert fence.next_change_ns() == 600 * MS
@@ -97,10 +97,10 @@ def test_the_holder_that_comes_back_within_100_ms_goes_on(fence):
 
 
 def test_the_holder_that_comes_back_too_late_is_refused(fence):
-    """Somebody in line has taken its place."""
+    """Somebody in the queue has taken its place."""
     fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
     fence.leave(1, 500 * MS)
-    fence.hear(2, 600 * MS)
+    fence.note_message(2, 600 * MS)
 
     assert isinstance(fence.arrive(3, Claim(5, "m"), WAIT, 601 * MS)[0], Refused)
 
@@ -121,8 +121,8 @@ def test_the_holder_may_come_back_with_a_higher_term_but_not_with_a_lower_one(fe
 def test_a_holder_silent_for_the_lease_loses_the_executor_to_one_in_line(fence):
     """Its stream has to end: it is displaced."""
     fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
-    fence.hear(1, 200 * MS)
-    fence.hear(2, 1100 * MS)
+    fence.note_message(1, 200 * MS)
+    fence.note_message(2, 1100 * MS)
 
     assert fence.next_change_ns() == 1200 * MS
     assert fence.advance(1199 * MS) == ()
@@ -132,7 +132,7 @@ def test_a_holder_silent_for_the_lease_loses_the_executor_to_one_in_line(fence):
 def test_a_holder_that_was_silent_goes_on_if_nobody_came(fence):
     """A frozen scheduler without a standby continues."""
     assert fence.next_change_ns() is None
-    assert fence.hear(1, 60_000 * MS) == ()
+    assert fence.note_message(1, 60_000 * MS) == ()
     assert fence.arrive(2, Claim(6, "z"), WAIT, 60_001 * MS) == (_waits(2),)
 
 
@@ -156,7 +156,7 @@ def test_a_silent_one_in_line_is_passed_over_until_it_speaks(fence):
     """Giving it the executor would only cost another lease."""
     fence.arrive(2, Claim(6, "a"), WAIT, 0)
     fence.arrive(3, Claim(7, "b"), WAIT, 0)
-    fence.hear(2, 900 * MS)
+    fence.note_message(2, 900 * MS)
 
     accepted, still_waits = fence.advance(1000 * MS)
 
@@ -181,7 +181,7 @@ def test_after_its_own_standstill_the_executor_blames_nobody(fence):
 
     assert fence.advance(5999 * MS) == ()
     assert fence.advance(6000 * MS) == ()
-    fence.hear(2, 6001 * MS)
+    fence.note_message(2, 6001 * MS)
     assert fence.holder == Claim(6, "z")
 
 
@@ -238,11 +238,11 @@ class FenceMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
-    def hear(self, data):
+    def note_message(self, data):
         """A stream speaks."""
         stream_id = data.draw(st.sampled_from(sorted(self.claims)))
         self.heard[stream_id] = self.now_ns
-        self.take(self.fence.hear(stream_id, self.now_ns))
+        self.take(self.fence.note_message(stream_id, self.now_ns))
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
@@ -320,7 +320,7 @@ class FenceMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_alive_waits_for_nobody(self):
-        """One in line that speaks is not left waiting for a holder that is gone."""
+        """One in the queue that speaks is not left waiting for a holder that is gone."""
         is_free = self.driver is None and self.left_ns is not None and self.now_ns - self.left_ns >= TIMES.return_ns
         if is_free:
             assert all(self.now_ns - self.heard[stream] >= TIMES.lease_ns for stream in self.waiting)

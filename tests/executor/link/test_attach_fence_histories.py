@@ -16,14 +16,14 @@ def history(random, num_events):
     """Events such as a busy executor sees: many arrivals, of all ranks; streams that speak, leave and fall silent."""
     num_streams, highest_term = 0, 1
     for _ in range(num_events):
-        match random.choices(("arrive", "hear", "leave", "pass time", "renew"), (4, 6, 2, 6, 0.3))[0]:
+        match random.choices(("arrive", "note message", "leave", "pass time", "renew"), (4, 6, 2, 6, 0.3))[0]:
             case "arrive":
                 num_streams += 1
                 term = random.randint(max(1, highest_term - 1), highest_term + 1)
                 highest_term = max(highest_term, term)
                 claim = Claim(term, random.choice("abc"), f"{num_streams}:1")
                 yield "arrive", num_streams, claim, random.choices(list(Approach), (5, 1))[0]
-            case "hear" | "leave" as kind if num_streams:
+            case "note message" | "leave" as kind if num_streams:
                 yield kind, random.randint(max(1, num_streams - 5), num_streams)
             case "pass time":
                 yield "advance", random.choice((1, 1, 1, 2, 3, 9, 10))
@@ -49,10 +49,10 @@ class Watched:
                 _, self.claims[stream_id], self.coming[stream_id] = details
                 self.heard[stream_id] = self.now
                 self._check(self.fence.arrive(*details, self.now), arriving=stream_id)
-            case "hear":
+            case "note message":
                 if stream_id in self.claims:
                     self.heard[stream_id] = self.now
-                self._check(self.fence.hear(stream_id, self.now))
+                self._check(self.fence.note_message(stream_id, self.now))
             case "leave":
                 self._forget(stream_id)
                 self._check(self.fence.leave(stream_id, self.now))
@@ -121,12 +121,12 @@ class Watched:
             self.driver, self.ended = None, self.now
 
     def check_progress(self):
-        """Once the holder is silent, one in line that speaks is let in."""
+        """Once the holder is silent, one in the queue that speaks is let in."""
         line = set(self._line())
         for _ in range(LEASE):
             self.tell("advance", 1)
             for stream_id in list(self._line()):
-                self.tell("hear", stream_id)
+                self.tell("note message", stream_id)
         assert not line or self.driver in line
 
 

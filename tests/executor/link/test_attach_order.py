@@ -152,7 +152,7 @@ async def test_a_holder_silent_for_the_lease_is_displaced_by_one_in_line(executo
 
 
 async def test_a_standstill_of_the_executor_is_nobodys_silence_whoever_is_heard_first(executor):
-    """After SIGCONT the message of one in line may be read before those of the holder."""
+    """After SIGCONT the message of one in the queue may be read before those of the holder."""
     holder = await _driven(executor, with_row=False)
     waiting = executor.attach("other", 6)
     await waiting.until(WaitingInLine)
@@ -166,7 +166,7 @@ async def test_a_standstill_of_the_executor_is_nobodys_silence_whoever_is_heard_
 
 
 async def test_the_holder_that_comes_back_within_50_ms_keeps_the_executor(executor):
-    """The one in line waits on, and is told for whom."""
+    """The one in the queue waits on, and is told for whom."""
     holder = await _driven(executor)
     waiting = executor.attach("other", 6)
     await waiting.until(WaitingInLine)

@@ -40,10 +40,10 @@ def asking(n=None, request_id="r1", stopping=None, **output):
     )
 
 
-def shape(parcel):
-    """What a parcel says of completions: index, offset, text and end of each delta."""
+def shape(content):
+    """What a message says of completions: index, offset, text and end of each delta."""
     return [
-        (delta.index, delta.offset, delta.text, delta.finish and delta.finish.reason.name) for delta in parcel.deltas
+        (delta.index, delta.offset, delta.text, delta.finish and delta.finish.reason.name) for delta in content.deltas
     ]
 
 
@@ -102,8 +102,8 @@ async def test_each_completion_ends_by_itself_and_the_request_with_the_last(clie
     """By the device or by a stop text; each tells the prompt's length."""
     first, second = await client.send(asking(n=2, stopping={"stop": ["STOP"]}))
     backend.step({first: encode("a"), second: encode("b STOP")})
-    parcel = client.collect()
-    assert shape(parcel) == [(0, 0, "a", None), (1, 0, "b ", "STOP")]
+    content = client.collect()
+    assert shape(content) == [(0, 0, "a", None), (1, 0, "b ", "STOP")]
     assert backend.asked.ended == [(second, len(encode("b STOP")), FinishReason.STOP)]
     assert client.outbox.num_open == 1
 
@@ -119,9 +119,9 @@ async def test_a_failure_of_one_completion_ends_all_and_is_told_once(client, bac
     backend.step({first: encode("a"), second: encode("b")})
     backend.fail(second, DeadlineExceededError("too late"))
     backend.step({first: encode("never told")})
-    parcel = client.collect()
-    assert shape(parcel) == [(0, 0, "a", None), (1, 0, "b", None)]
-    assert [failure.request_id for failure in parcel.failures] == ["r1"]
+    content = client.collect()
+    assert shape(content) == [(0, 0, "a", None), (1, 0, "b", None)]
+    assert [failure.request_id for failure in content.failures] == ["r1"]
     assert backend.asked.ended == [(first, len(encode("a")), FinishReason.ERROR)]
 
 
@@ -140,9 +140,9 @@ async def test_a_cancel_before_the_request_was_submitted_ends_every_completion(c
     stream = edge.open(asking(n=2), client.outbox)
     await edge.cancel(RecordId("", "r1"))
     await edge.start(stream)
-    parcel = client.collect()
-    assert shape(parcel) == [(0, 0, "", "CANCELLED"), (1, 0, "", "CANCELLED")]
-    assert {delta.rolling_hash for delta in parcel.deltas} == {HASH_START}
+    content = client.collect()
+    assert shape(content) == [(0, 0, "", "CANCELLED"), (1, 0, "", "CANCELLED")]
+    assert {delta.rolling_hash for delta in content.deltas} == {HASH_START}
     assert (backend.asked.requests, client.outbox.num_open) == ({}, 0)
 
 
@@ -187,9 +187,9 @@ async def test_a_slow_client_loses_all_completions_at_once(client, backend):
     first, second = await client.send(asking(n=2))
     for _ in range(60):
         backend.step({first: encode("x" * 40), second: encode("y")})
-    parcel = client.collect()
-    assert parcel.deltas == ()
-    (failure,) = parcel.failures
+    content = client.collect()
+    assert content.deltas == ()
+    (failure,) = content.failures
     assert isinstance(failure.error, SlowConsumerError)
     assert "read faster" in str(failure.error)
     assert {handle for handle, _, _ in backend.asked.ended} == {first, second}
@@ -219,8 +219,8 @@ async def test_what_was_gathered_comes_before_a_failure(client, backend):
     backend.step({handle: encode("b")})
     assert client.delta().text == "a"
     backend.fail(handle, DeadlineExceededError("too late"))
-    parcel = client.collect()
-    assert (parcel.deltas[0].text, len(parcel.failures)) == ("b", 1)
+    content = client.collect()
+    assert (content.deltas[0].text, len(content.failures)) == ("b", 1)
 
 
 async def test_no_more_is_gathered_than_the_edge_holds(client, backend):
@@ -282,8 +282,8 @@ async def test_the_request_that_keeps_a_slow_client_busy_is_cut_first(client, ba
     while not backend.asked.ended:
         backend.step({large: encode("x" * 100), small: encode("y")})
     assert [handle for handle, _, _ in backend.asked.ended] == [large]
-    parcel = client.collect()
-    assert ([delta.request_id for delta in parcel.deltas], parcel.failures[0].request_id) == (["small"], "large")
+    content = client.collect()
+    assert ([delta.request_id for delta in content.deltas], content.failures[0].request_id) == (["small"], "large")
 
 
 async def test_a_large_first_delta_of_one_request_cuts_no_other(edge, backend):

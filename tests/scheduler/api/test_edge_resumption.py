@@ -109,8 +109,8 @@ async def test_the_newer_stream_has_the_request_and_the_older_one_ends(edge, cli
     backend.step({client.handle: encode("b")})
     client.read()
     assert client.copy.text == "ab"
-    parcel = older.collect()
-    assert (parcel.deltas, [type(failure.error) for failure in parcel.failures]) == ((), [SupersededError])
+    content = older.collect()
+    assert (content.deltas, [type(failure.error) for failure in content.failures]) == ((), [SupersededError])
     num_detached = len(backend.asked.detached)
     older.leave()
     assert (len(backend.asked.detached), backend.asked.ended) == (num_detached, [])
@@ -152,8 +152,8 @@ async def test_inside_one_session_nothing_is_told_of_the_older_stream(edge, clie
     again = client.claim()
     again.MergeFrom(client.request)
     await client.call.send(again)
-    parcel = client.call.collect()
-    assert (parcel.deltas, parcel.failures, client.call.outbox.num_open) == ((), (), 1)
+    content = client.call.collect()
+    assert (content.deltas, content.failures, client.call.outbox.num_open) == ((), (), 1)
 
 
 @pytest.mark.parametrize(("number", "error"), [(1, StaleAttachmentError), (2, DuplicateRequestError)])

@@ -23,10 +23,10 @@ def step(outbox, *deltas):
     return outbox.is_over
 
 
-def shape(parcel):
-    """What a parcel holds, without the details."""
-    deltas = [(delta.request_id, delta.offset, delta.token_ids, delta.text) for delta in parcel.deltas]
-    return deltas, [failure.request_id for failure in parcel.failures]
+def shape(content):
+    """What a message holds, without the details."""
+    deltas = [(delta.request_id, delta.offset, delta.token_ids, delta.text) for delta in content.deltas]
+    return deltas, [failure.request_id for failure in content.failures]
 
 
 async def must_wait(outbox):
@@ -45,9 +45,9 @@ def test_output_of_a_request_is_joined_until_it_is_collected():
     put(outbox, 1, 0, [5], "a")
     put(outbox, 2, 7, [6], "x")
     put(outbox, 1, 1, [7, 8], "b")
-    parcel = outbox.collect(MEBIBYTE)
-    assert shape(parcel) == ([("r1", 0, [5, 7, 8], "ab"), ("r2", 7, [6], "x")], [])
-    assert parcel.deltas[0].rolling_hash == 1
+    content = outbox.collect(MEBIBYTE)
+    assert shape(content) == ([("r1", 0, [5, 7, 8], "ab"), ("r2", 7, [6], "x")], [])
+    assert content.deltas[0].rolling_hash == 1
     assert outbox.collect(MEBIBYTE).is_empty
 
 
@@ -136,9 +136,14 @@ def test_what_exceeds_a_message_goes_into_the_next_one_and_errors_stay_behind_ou
     for handle, size in enumerate((400, 400, 400, 2000)):
         put(outbox, handle, 0, [1], "x" * size)
     outbox.fail("r1", ValueError())
-    parcels = [outbox.collect(1000) for _ in range(4)]
-    assert [[delta.request_id for delta in parcel.deltas] for parcel in parcels] == [["r0", "r1"], ["r2"], ["r3"], []]
-    assert [[failure.request_id for failure in parcel.failures] for parcel in parcels] == [[], [], [], ["r1"]]
+    contents = [outbox.collect(1000) for _ in range(4)]
+    assert [[delta.request_id for delta in content.deltas] for content in contents] == [
+        ["r0", "r1"],
+        ["r2"],
+        ["r3"],
+        [],
+    ]
+    assert [[failure.request_id for failure in content.failures] for content in contents] == [[], [], [], ["r1"]]
     assert outbox.is_empty
 
 

@@ -192,9 +192,9 @@ async def test_a_failure_follows_the_output_before_it(client, backend):
     handle = (await client.start()).handle
     backend.step({handle: encode("a")})
     backend.fail(handle, DeadlineExceededError("too late"))
-    parcel = client.collect()
-    assert parcel.deltas[0].text == "a"
-    assert isinstance(parcel.failures[0].error, DeadlineExceededError)
+    content = client.collect()
+    assert content.deltas[0].text == "a"
+    assert isinstance(content.failures[0].error, DeadlineExceededError)
     assert backend.asked.ended == []
 
 
@@ -212,9 +212,9 @@ async def test_one_request_whose_text_cannot_be_made_leaves_the_others_alone(cli
     broken = (await client.start("broken")).handle
     fine = (await client.start("fine")).handle
     backend.step({broken: [1_000_000], fine: encode("a")})
-    parcel = client.collect()
-    assert [(delta.request_id, delta.text) for delta in parcel.deltas] == [("fine", "a")]
-    assert [failure.request_id for failure in parcel.failures] == ["broken"]
+    content = client.collect()
+    assert [(delta.request_id, delta.text) for delta in content.deltas] == [("fine", "a")]
+    assert [failure.request_id for failure in content.failures] == ["broken"]
 
 
 async def test_a_slow_client_is_cut_and_others_are_not(edge, backend):
@@ -224,9 +224,9 @@ async def test_a_slow_client_is_cut_and_others_are_not(edge, backend):
     for _ in range(60):
         backend.step({first: encode("x" * 40), second: encode("y" * 40)})
         other.collect()
-    parcel = slow.collect()
-    assert parcel.deltas == ()
-    assert isinstance(parcel.failures[0].error, SlowConsumerError)
+    content = slow.collect()
+    assert content.deltas == ()
+    assert isinstance(content.failures[0].error, SlowConsumerError)
     assert [(handle, reason) for handle, _, reason in backend.asked.ended] == [(first, FinishReason.ERROR)]
     backend.step({second: encode("!")})
     assert other.delta().text == "!"

@@ -14,9 +14,9 @@ from paceline_scheduler.api.detokenizer import Spelling
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.api.tokenizer import TextModels, TextThreads
-from paceline_scheduler.disk_cache import DiskCache, PatientCache
+from paceline_scheduler.disk_cache import AsyncDiskCache, DiskCache
 from paceline_scheduler.errors import DivergenceError, LinkError, UnsupportedError
-from paceline_scheduler.link.tokenizers import TokenizerShelf
+from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer, tokenizer_source
 
 BYTE_LEVEL = tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>")
@@ -42,7 +42,7 @@ class ServingConnection:
 
 def cache_in(folder):
     """A cache that is waited for as long as it takes."""
-    return PatientCache(DiskCache(folder), max_wait_s=30)
+    return AsyncDiskCache(DiskCache(folder), max_wait_s=30)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ async def test_a_tokenizer_that_could_not_be_read_for_want_of_a_thread_is_read_t
         raise left.pop(0)
 
     monkeypatch.setattr("paceline_scheduler.api.tokenizer.read_text_model", fail)
-    models = TextModels(threads, PatientCache())
+    models = TextModels(threads, AsyncDiskCache())
     for expected in (*errors, errors[-1]):
         with pytest.raises(type(expected)):
             await models.get(BYTE_LEVEL, 500)
@@ -154,8 +154,8 @@ async def test_a_successor_does_not_fetch_the_tokenizer_again(source, tmp_path):
     connection = ServingConnection(source)
     cache = cache_in(tmp_path)
     for _ in range(2):
-        shelf = TokenizerShelf(cache=cache)
-        assert await shelf.get(source.digest, 500, connection) == source
+        store = TokenizerStore(cache=cache)
+        assert await store.get(source.digest, 500, connection) == source
     assert connection.num_calls == 1
     assert isinstance(source.defaults, GenerationDefaults)
 
@@ -164,26 +164,26 @@ async def test_a_tokenizer_that_is_not_the_announced_one_is_not_kept(tmp_path):
     """Nor one that cannot be used."""
     connection, cache = ServingConnection(BYTE_LEVEL), cache_in(tmp_path)
     with pytest.raises(DivergenceError):
-        await TokenizerShelf(cache=cache).get("other", 500, connection)
+        await TokenizerStore(cache=cache).get("other", 500, connection)
 
     async def refuse(source, vocab_size):
         raise UnsupportedError("tokenizer.decoder", f"{source.digest} {vocab_size}")
 
     with pytest.raises(LinkError):
-        await TokenizerShelf(refuse, cache).get(BYTE_LEVEL.digest, 500, connection)
+        await TokenizerStore(refuse, cache).get(BYTE_LEVEL.digest, 500, connection)
     assert await cache.load("what is to be stored is stored then") is None
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_an_executor_that_is_slow_with_its_tokenizer_keeps_no_other_model_waiting():
     """Those with the same tokenizer wait for it, and do not fetch it a second time."""
-    shelf = TokenizerShelf()
+    store = TokenizerStore()
     slow, other = (ServingConnection(replace(BYTE_LEVEL, digest=digest)) for digest in ("slow", "other"))
     slow.answers.clear()
-    waiting = [asyncio.create_task(shelf.get("slow", 500, slow)) for _ in range(2)]
+    waiting = [asyncio.create_task(store.get("slow", 500, slow)) for _ in range(2)]
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
-        assert await shelf.get("other", 500, other) == other.source
+        assert await store.get("other", 500, other) == other.source
     assert not any(task.done() for task in waiting)
     slow.answers.set()
     assert await asyncio.gather(*waiting) == [slow.source, slow.source]
@@ -195,11 +195,11 @@ async def test_a_disk_that_hangs_keeps_no_executor_from_attaching(tmp_path, thre
     answers = threading.Event()
     for name in ("load", "store"):
         monkeypatch.setattr(DiskCache, name, lambda *_: answers.wait(30) and None)
-    cache = PatientCache(DiskCache(tmp_path), max_wait_s=0.01)
+    cache = AsyncDiskCache(DiskCache(tmp_path), max_wait_s=0.01)
     models = TextModels(threads, cache)
-    shelf = TokenizerShelf(models.get, cache)
+    store = TokenizerStore(models.get, cache)
     try:
         async with asyncio.timeout(30):
-            assert await shelf.get(BYTE_LEVEL.digest, 500, ServingConnection(BYTE_LEVEL)) == BYTE_LEVEL
+            assert await store.get(BYTE_LEVEL.digest, 500, ServingConnection(BYTE_LEVEL)) == BYTE_LEVEL
     finally:
         answers.set()

@@ -1,4 +1,4 @@
-"""A scheduler that is told to stop leaves its executors to one that stands in line. In virtual time."""
+"""A scheduler that is told to stop leaves its executors to one that is queued. In virtual time."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ def go_on(request, before, after):
 
 @contextlib.asynccontextmanager
 async def serving_with_standby(requests):
-    """Two executors, a scheduler that runs requests on them, and one in line."""
+    """Two executors, a scheduler that runs requests on them, and one in the queue."""
     async with (
         Deployment(FIRST, SECOND, num_blocks=512) as deployment,
         deployment.rig() as active,

@@ -100,7 +100,7 @@ def test_an_executor_that_says_nothing_is_lost_in_the_end():
 
 
 def test_who_finds_a_higher_claim_yields_everywhere():
-    """It gives up all, ends its streams and rises above the other, to stand in line."""
+    """It gives up all, ends its streams and rises above the other, to wait in the queue."""
     leadership = looking_for(*BOTH)
     drive(leadership, FIRST)
     find(leadership, SECOND, 2)

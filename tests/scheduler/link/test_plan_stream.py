@@ -155,11 +155,11 @@ async def end_of(task):
 @virtual
 async def test_silence_is_noticed_within_a_second_and_a_half_in_every_phase():
     """After the hello, in line and as the driver: 1.2 s, and a heartbeat's time to look."""
-    for phase in ("greeting", "in line", "ready"):
+    for phase in ("greeting", "queued", "ready"):
         link = Link()
         start_s = link.now_s()
         task = link.run() if phase != "ready" else await link.ready()
-        if phase == "in line":
+        if phase == "queued":
             link.executor.say(WaitingInLine(Claim(2, "other")))
         error, end_s = await end_of(task)
 

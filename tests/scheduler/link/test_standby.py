@@ -1,4 +1,4 @@
-"""A scheduler that stands in line knows who serves, says so, and has what it needs to take over. In virtual time."""
+"""A scheduler that is queued knows who serves, says so, and has what it needs to take over. In virtual time."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ ACTIVE = Holder("scheduler-a", 1, "scheduler-a:50051")
 
 @contextlib.asynccontextmanager
 async def active_and_standby(*addresses):
-    """A scheduler that drives these executors, and one that stands in line at each."""
+    """A scheduler that drives these executors, and one that is queued at each."""
     async with (
         Deployment(*addresses) as deployment,
         deployment.rig() as active,
@@ -183,7 +183,7 @@ async def test_the_only_executor_goes_to_the_scheduler_that_had_it_as_well():
 
 @scenario
 async def test_a_standby_is_as_quick_after_many_restarts_of_an_executor():
-    """What it waits between attempts begins anew each time it stands in line."""
+    """What it waits between attempts begins anew each time it is queued."""
     async with active_and_standby(FIRST) as (deployment, active, standby):
         for _ in range(8):
             await restart(deployment, FIRST, 0.3)

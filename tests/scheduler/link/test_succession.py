@@ -122,7 +122,7 @@ async def test_a_request_follows_its_client_when_scheduler_and_executor_die():
 
 @scenario
 async def test_a_standby_that_gets_some_executors_gives_up_one_that_says_nothing():
-    """It stood in line at both; the scheduler died, and one of them is frozen."""
+    """It was queued at both; the scheduler died, and one of them is frozen."""
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as first:
         await first.until_ready(2)
         async with deployment.rig(scheduler_id="scheduler-b") as second:
@@ -138,7 +138,7 @@ async def test_a_standby_that_gets_some_executors_gives_up_one_that_says_nothing
 
 @scenario
 async def test_an_executor_that_another_scheduler_has_taken_gives_its_requests_back():
-    """It stands in line there, and the requests run where it drives."""
+    """It is queued there, and the requests run where it drives."""
     requests = [resumable(60) for _ in range(4)]
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as first:
         await first.until_ready(2)

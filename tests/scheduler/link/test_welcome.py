@@ -42,7 +42,7 @@ class BeatingStream:
 
 
 class Events:
-    """Hears of a place in line, and of nothing else."""
+    """Hears of a place in the queue, and of nothing else."""
 
     def waits_in_line(self, notice):
         """Another scheduler drives."""

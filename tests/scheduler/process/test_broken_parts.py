@@ -29,7 +29,7 @@ class EndlessDrain:
 
 
 class LoneFleet:
-    """Nobody stands in line."""
+    """Nobody is queued."""
 
     async def until_handoff(self, _):
         """Never return."""

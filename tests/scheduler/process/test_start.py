@@ -85,7 +85,7 @@ def test_drafts_are_bounded_by_json_or_by_a_file_with_it(tmp_path, text, most):
 
 @pytest.mark.parametrize(("arguments", "takeover"), [("", False), (" --takeover", True)])
 def test_nobody_is_displaced_unless_an_operator_says_so(arguments, takeover):
-    """A second scheduler waits in line by itself."""
+    """A second scheduler waits in the queue by itself."""
     assert parse_config(f"--executors a:1{arguments}".split()).takeover is takeover
 
 

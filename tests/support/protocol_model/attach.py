@@ -23,7 +23,7 @@ class Start(Enum):
     """Where the model begins."""
 
     BOOTING = "both schedulers have just booted"
-    SETTLED = "one scheduler drives both executors, the other stands in line at both"
+    SETTLED = "one scheduler drives both executors, the other is queued at both"
 
 
 def attach_model(

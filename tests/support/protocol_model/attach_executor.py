@@ -28,7 +28,7 @@ class ExecutorMoves:
             yield f"{self.name} {label}", (after,)
 
     def displace(self, executor: Executor) -> Iterator[_Change]:
-        """Let the first in line have the executor, whoever holds it."""
+        """Let the first in the queue have the executor, whoever holds it."""
         waiting = [stream for stream in executor.streams if stream.place is Place.IN_LINE]
         if waiting:
             best = max(waiting, key=lambda stream: stream.claim)

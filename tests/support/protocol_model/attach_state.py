@@ -20,7 +20,7 @@ class Safeguard(Enum):
     TERM_ORDER = "a lower claim than the one accepted last is refused"
     DROPPED_QUEUE = "acceptance drops the plans that were not launched"
     STEP_BOUNDARY = "the snapshot waits for the running step"
-    LINE = "who finds a live holder stands in line"
+    LINE = "who finds a live holder is queued"
     LEASE = "a silent holder can be replaced"
     STANDING_DOWN = "who is refused by one executor gives up all of them"
     ONE_CLAIM = "whose term rises attaches to all executors anew"

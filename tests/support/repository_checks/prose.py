@@ -13,11 +13,11 @@ from repository_checks.sources import Source
 
 MAX_WORDS: Mapping[str, int] = {
     "paceline": 135,
-    "paceline_scheduler": 149,
-    "paceline_executor": 149,
+    "paceline_scheduler": 95,
+    "paceline_executor": 113,
     "paceline_kernels": 193,
-    "paceline_client": 165,
-    "paceline_cli": 129,
+    "paceline_client": 144,
+    "paceline_cli": 121,
 }
 """The bound of each package, in words for every 100 lines: what was measured last. It is lowered, never raised."""
 

@@ -23,7 +23,7 @@ _FAIL_LATE = 1 / 6
 _NUM_DRAFTS = (0, 1, 3, 7)
 _HAVE_RULES = 0.25
 _HAVE_PROMPT_LOGPROBS = 0.1
-_HAVE_STANDBY = 1 / 3  # at least two schedulers, and ready is whoever stands in line
+_HAVE_STANDBY = 1 / 3  # at least two schedulers, and ready is whoever is queued
 FEWEST_BLOCKS = 14  # of an executor: what the longest request needs
 _NUM_ASCII = 128
 _LETTERS = range(ord("!"), _NUM_ASCII - 1)
@@ -174,7 +174,7 @@ class Scenario:
     reproducibility: Reproducibility
     requests: tuple[PlannedRequest, ...]
     faults: tuple[Fault, ...]
-    ready_when: frozenset[ServingStatus]  # what health says SERVING to: with --standby to standing in line as well
+    ready_when: frozenset[ServingStatus]  # what health says SERVING to: with --standby to waiting in the queue as well
 
 
 def draw_scenario(seed: int) -> Scenario:

@@ -28,7 +28,7 @@ from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
-from paceline_scheduler.link.tokenizers import TokenizerShelf
+from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
 from simulation.loop import Node, NodeState, SimulationLoop
@@ -179,7 +179,7 @@ class SchedulerHost:
             listener,
             loop.time,
             self._random.random,
-            TokenizerShelf(texts.prepare),
+            TokenizerStore(texts.prepare),
         )
         self._network.listen(node, self._serve)
         self._links = loop.create_task(self._fleet.run())

@@ -1,6 +1,6 @@
 """All executors of a scheduler, by address: which of them take requests of a model, and what one may admit now.
 
-Decides nothing about a step; gives the planner what it looks at.
+Decides nothing about a step.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,10 +18,8 @@ _NOT_ATTACHED_RETRY_S = 1.0
 
 
 class ExecutorGroup:
-    """Every executor that is expected; lost ones are there without rows.
-
-    An executor is *awaited* until it was attached or lost: it may run requests that nobody here knows of, so nothing is
-    admitted anywhere meanwhile.
+    """An executor is *awaited* until it was attached or lost: it may run requests that nobody here knows of, so nothing
+    is admitted anywhere meanwhile. Lost ones are kept without rows.
     """
 
     def __init__(self) -> None:
@@ -36,7 +34,6 @@ class ExecutorGroup:
         return not self._awaited
 
     def expect(self, addresses: Iterable[str]) -> None:
-        """Admit nothing before each of these executors was attached or lost."""
         self._awaited.update(dict.fromkeys(addresses))
 
     def attach(self, executor: ExecutorState) -> None:
@@ -44,7 +41,6 @@ class ExecutorGroup:
         self.resolved(executor.description.address)
 
     def stream_ended(self, address: str) -> None:
-        """Plan nothing for an executor until it attaches again or is lost."""
         executor = self.by_address.get(address)
         if executor is not None:
             executor.attached = False
@@ -54,21 +50,20 @@ class ExecutorGroup:
         self.by_address.pop(address, None)
 
     def drain(self, address: str, *, is_leaving: bool) -> int:
-        """Place nothing new on an executor; returns how many requests run there. Raises NoExecutorError if unknown."""
+        """Returns how many requests run there. Raises NoExecutorError if it is unknown."""
         executor = self._attached_once(address)
         executor.draining = True
         executor.leaving = executor.leaving or is_leaving
         return executor.rows.num_running
 
     def undrain(self, address: str) -> None:
-        """Take a drain back. Raises NoExecutorError if it is unknown, ExecutorLeavingError if it goes by itself."""
+        """Raises NoExecutorError if it is unknown, ExecutorLeavingError if it goes by itself."""
         executor = self._attached_once(address)
         if executor.leaving:
             raise ExecutorLeavingError(f"executor {address!r} was told to end and is going away; restart it")
         executor.draining = False
 
     def drains(self, address: str) -> bool:
-        """Tell whether this process of an executor was told to drain."""
         executor = self.by_address.get(address)
         return executor is not None and executor.draining
 
@@ -80,14 +75,12 @@ class ExecutorGroup:
         return executor
 
     def resolved(self, address: str) -> None:
-        """Its state is known, or it runs nothing."""
         self._awaited.pop(address, None)
 
     def serving(self, model: str) -> list[ExecutorState]:
         return [e for e in self if e.attached and not e.draining and e.description.model == model]
 
     def forget_records(self, key: RecordId, kept_at: str | None = None) -> None:
-        """Let all executors but one forget a request that has left its row."""
         for address, executor in self.by_address.items():
             if address != kept_at:
                 executor.next_plan.forgets.append(key)
@@ -95,7 +88,6 @@ class ExecutorGroup:
     def waiting_for(
         self, executor: ExecutorState, queue: Sequence[LiveRequest], limits: CoreLimits, now: float
     ) -> Waiting:
-        """Return what an executor may admit now, and whether it may move what it runs."""
         if self._awaited:
             return Waiting((), _for_nobody_else)
         others = self.serving(executor.description.model) if len(self.by_address) > 1 else []
@@ -112,7 +104,7 @@ class ExecutorGroup:
 
 
 def _takers(others: Sequence[ExecutorState], limits: CoreLimits) -> Callable[[LiveRequest], bool]:
-    """Return a predicate that tells whether one of these has room for a request, and counts it in there."""
+    """The predicate also counts the request in."""
     rooms = [Capacity(view, view.pool.num_available, limits) for view in (other.view() for other in others)]
 
     def takes(live: LiveRequest) -> bool:

@@ -1,8 +1,8 @@
 """How the scheduler's view of an executor is rebuilt from the executor's snapshot.
 
-The executor is the truth about what was computed and generated; the scheduler about which requests are wanted, adopted
-ones included. A wanted row is taken over as it is, and its new tokens are delivered; any other row is released.
-Requests that should be there but are not wait again, with their known tokens.
+The executor is the truth about what was computed and generated; the scheduler about which requests are wanted. A wanted
+row is taken over as it is, any other row is released. Requests that should be there but are not wait again, with their
+known tokens.
 """
 
 from collections.abc import Mapping
@@ -34,9 +34,8 @@ _FOREIGN_SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.
 def rebuild(
     description: ExecutorDescription, snapshot: Snapshot, wanted: Mapping[RecordId, LiveRequest], now: float
 ) -> tuple[ExecutorState, list[tuple[LiveRequest, TokenOutputs]]]:
-    """Return the executor's state, and the tokens that its rows hold beyond what the scheduler knew. `wanted` are the
-    requests that were there, or should go on from the snapshot, with their known output. Those without a row in the
-    result have to be placed again.
+    """Returns the executor's state, and the tokens of its rows that the scheduler lacked. `wanted` requests that have
+    no row in the result have to be placed again.
     """
     executor = ExecutorState(description)
     recovered = []
@@ -58,7 +57,6 @@ def rebuild(
 
 
 def _continues(live: LiveRequest, seen: SeenRow) -> bool:
-    """Tell whether the row has this placement of the request, and its delivered output."""
     known = live.output.token_ids
     return (
         live.attempt == seen.attempt
@@ -75,9 +73,7 @@ def _continues(live: LiveRequest, seen: SeenRow) -> bool:
 
 
 def _catch_up(live: LiveRequest | None, seen: SeenRow, now: float) -> TokenOutputs | None:
-    """Deliver what a request got before it left its row, if those results never arrived. An end there beats the reason
-    why it left.
-    """
+    """Those results never arrived. An end there beats the reason why the request left its row."""
     if live is None or not seen.is_open_record or not _continues(live, seen):
         return None
     offset, fresh = _append_seen(live, seen)
@@ -107,7 +103,7 @@ def _take_over(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: i
 
 
 def _append_seen(live: LiveRequest, seen: SeenRow) -> tuple[int, Int32Array]:
-    """Append what was seen to a request's output; returns the new tokens and the offset of the first."""
+    """Returns the new tokens and the offset of the first."""
     offset = live.num_output_tokens
     fresh = seen.output_token_ids[offset:]
     live.output.append(fresh)
@@ -123,7 +119,7 @@ def _outputs_of(live: LiveRequest, offset: int, fresh: Int32Array, reason: Finis
 
 
 def _take_foreign(executor: ExecutorState, seen: SeenRow, row: int, final: FinalRelease | None) -> None:
-    """Account for an orphaned row until the first plan releases it."""
+    """The first plan releases it."""
     request = Request(
         handle=0,
         key=seen.record_id,
@@ -152,7 +148,7 @@ def _occupy(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: int,
     executor.rows.occupy(row, live, known, seen.num_computed_tokens, max_tokens)
     table = seen.block_ids.tolist()
     executor.pool.adopt(table)
-    # All of its blocks are offered for tagging anew; those that have their tags in the snapshot are passed over.
+    # All blocks are tagged anew; those with tags in the snapshot are passed over.
     executor.rows.set_table(row, table, executor.block_size, 0)
-    # The newest token may lie beyond the table: it is decoded, and gets its block then, as any other would.
+    # The newest token may lie beyond the table: it gets its block when it is decoded.
     executor.rows.target[row] = min(len(known), len(table) * executor.block_size)

@@ -1,4 +1,4 @@
-"""One attached executor: its rows, its blocks, the plans it has not answered. The only code that changes them.
+"""One attached executor: its rows, its blocks, the plans it has not answered.
 
 `settle` and `commit` change it for a plan, `apply` (results.py) for a result. Blocks move when a plan is made, because
 plan order is device order; rows become free, and preempted requests wait again, when the result confirms it.
@@ -43,11 +43,9 @@ _Tag = tuple[int, bytes]  # a block and its key
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """What has to be remembered of a plan until its result arrives."""
-
     step_id: int
-    index: RowIndex  # the rows that run
-    num_scheduled_after: Int32Array  # [num_rows] positions of each row planned up to and including this step, at most
+    index: RowIndex
+    num_scheduled_after: Int32Array  # [num_rows] positions planned up to and including this step, at most
     num_scheduled: Int32Array  # [num_rows] by this step alone
     num_drafts: Int32Array  # [num_rows] of these, or empty: nobody drafts
     released_rows: tuple[int, ...]
@@ -58,32 +56,28 @@ class StepInFlight:
     predicted_ns: int
 
     def lowered(self, surplus: Int32Array) -> "StepInFlight":
-        """Return it without so many positions, which were not computed before it."""
+        """Those positions were not computed before this step."""
         num_pairs = self.num_pairs - int((surplus * self.num_scheduled).sum())
         return replace(self, num_scheduled_after=self.num_scheduled_after - surplus, num_pairs=num_pairs)
 
 
 @dataclass(slots=True, eq=False)
 class NextPlan:
-    """What the next plan carries, whatever the planner decides."""
-
     ending_rows: list[int] = field(default_factory=list)  # in state ENDING
-    rows_to_tag: list[int] = field(default_factory=list)  # whose prompt blocks were filled since the last plan
+    rows_to_tag: list[int] = field(default_factory=list)  # prompt blocks filled since the last plan
     blocks_to_untag: list[int] = field(default_factory=list)  # that hold NaN or infinity
     forgets: deque[RecordId] = field(default_factory=lambda: deque(maxlen=MAX_PENDING_FORGETS))
 
 
 @dataclass(slots=True, eq=False)
 class _Planned:
-    """Sums over all plans of the epoch."""
-
     num_plans: int = 0
     num_turns: int = 0  # of rows
     grant_hash: int = HASH_START
 
 
 class ExecutorState:
-    """The scheduler's cache of an executor's truth, between an accepted Attach and the end of that stream."""
+    """The scheduler's cache of an executor's truth, from an accepted Attach to the end of that stream."""
 
     def __init__(self, description: ExecutorDescription) -> None:
         self.description = description
@@ -98,9 +92,9 @@ class ExecutorState:
         self.suspects = Suspects[LiveRequest]()
         self.attached = True
         self.draining = False
-        self.leaving = False  # it drains by itself, so no operator can take that back
+        self.leaving = False  # it drains by itself: no operator can undo that
         self._ones: Int32Array = np.ones(description.max_num_rows, dtype=np.int32)
-        self._ones.setflags(write=False)  # parts of it travel with plans
+        self._ones.setflags(write=False)  # parts travel with plans
         self._planned = _Planned()
 
     @property
@@ -121,14 +115,14 @@ class ExecutorState:
         )
 
     def takes_plan(self, limits: CoreLimits) -> bool:
-        """Tell whether it may get another plan: few are unanswered, or will soon be over."""
+        """Few plans are unanswered, or will soon be answered."""
         if len(self.in_flight) >= self.description.max_plans_in_flight:
             return False
         ahead_ns = sum(step.predicted_ns for step in self.in_flight)
         return len(self.in_flight) < limits.max_plans_in_flight or ahead_ns < limits.run_ahead_s * 1e9
 
     def inherit(self, before: "ExecutorState") -> None:
-        """Take over what an earlier stream learned and did not send yet, a drain included."""
+        """Takes over what was learned and what was not sent yet."""
         self.next_plan.forgets.extend(before.next_plan.forgets)
         self.output_lengths = before.output_lengths
         if before.description.incarnation == self.description.incarnation:
@@ -152,12 +146,12 @@ class ExecutorState:
         self.rows.handle[row], self.rows.attempt[row] = handle, attempt
 
     def distrust(self, row: int) -> None:
-        """Let no request begin behind the blocks of this row, whose numbers are wrong."""
+        """The numbers in its blocks are wrong: no request may begin behind them."""
         self.rows.num_computed[row] = 0
         self.next_plan.blocks_to_untag += self.pool.untag(self.rows.tables[row])
 
     def orphan(self, row: int) -> None:
-        """Make the row leave: its request goes on elsewhere, or from other output."""
+        """The request goes on elsewhere, or from other output."""
         live = self._live(row)
         sync_from_row(self.rows, row, live)
         self.rows.live[row] = live.left_behind()
@@ -171,7 +165,7 @@ class ExecutorState:
         return tuple(self.in_flight[0].index.tolist()) if self.in_flight else ()
 
     def unanswered_steps(self) -> tuple[UnansweredStep[LiveRequest], ...]:
-        """Return the steps without results, the oldest first, also of a lost executor."""
+        """Oldest first, also of a lost executor."""
         return (*self.suspects.unanswered, *(self._unanswered(step) for step in self.in_flight))
 
     def _unanswered(self, step: StepInFlight) -> UnansweredStep[LiveRequest]:
@@ -181,7 +175,7 @@ class ExecutorState:
         return UnansweredStep(step.step_id, ours, is_lone=len(step.index) == 1)
 
     def settle(self) -> tuple[list[_Tag], list[Release]]:
-        """First half of a plan: tag filled blocks, then free what has ended."""
+        """The first half of a plan: tag filled blocks, then free what has ended."""
         due = self.next_plan
         if not (due.ending_rows or due.rows_to_tag or due.blocks_to_untag):
             return [], []
@@ -192,7 +186,7 @@ class ExecutorState:
         return tags, [self._release(row, self._live(row).final) for row in ending]
 
     def commit(self, decision: Decision, tags: list[_Tag], releases: list[Release], now: float) -> BatchPlan:
-        """Second half of a plan: carry out the decision and number it."""
+        """The second half of a plan: carry out the decision and number it."""
         for row in decision.preemptions:
             self._live(row).preemptions.plan(self._preemption_sentence(decision))
             self._take_back(row, tags, releases, now)
@@ -236,7 +230,7 @@ class ExecutorState:
         planned.grant_hash = grant_hash(grant_hash(planned.grant_hash, grants), shared)
 
     def _columns(self, decision: Decision) -> tuple[RowIndex, Int32Array, Int32Array]:
-        """Return the rows that run, their numbers of tokens, and how many of these are drafts."""
+        """Returns rows, their numbers of tokens, and how many of these are drafts."""
         index, drafts = decision.decode_rows, decision.decode_drafts
         counts = 1 + drafts if len(drafts) else self._ones[: len(index)]
         if len(decision.chunk_rows):
@@ -302,7 +296,7 @@ class ExecutorState:
     ) -> tuple[tuple[Placement, ...], BlockGrants, BlockGrants, list[tuple[int, int]]]:
         if not admissions:
             return (), NO_GRANTS, NO_GRANTS, []
-        # All hits are taken before any block is allocated: no allocation may evict a block that is about to be hit.
+        # All hits are taken first: no allocation may evict a block that is about to be hit.
         for admission in admissions:
             for block in admission.fit.hits:
                 self.pool.share(block)
@@ -338,7 +332,7 @@ class ExecutorState:
         return Placement.of(context, row, live.attempt, live.output.token_ids, max_tokens, num_cached)
 
     def _grow(self, rows: RowIndex) -> BlockGrants:
-        """Give each of these rows its next block, once for each time it is named."""
+        """A row gets one block for each time it is named."""
         if not len(rows):
             return NO_GRANTS
         blocks, indices = self.pool.allocate(len(rows)), []
@@ -358,7 +352,6 @@ class ExecutorState:
 
 
 def _context(live: LiveRequest, now: float) -> RequestContext:
-    """Return what a successor of this scheduler needs to know of a request now."""
     request = live.request
     return RequestContext(
         request=request,
@@ -374,7 +367,6 @@ def _context(live: LiveRequest, now: float) -> RequestContext:
 
 
 def sync_from_row(rows: RowColumns, row: int, live: LiveRequest) -> None:
-    """Copy a row's state back into its request."""
     live.output.token_ids = rows.output_token_ids(row)
     live.output.rolling_hash = int(rows.output_hash[row])
     live.phases.token_s = None if np.isnan(rows.token_s[row]) else float(rows.token_s[row])

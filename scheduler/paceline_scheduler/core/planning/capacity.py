@@ -20,12 +20,12 @@ MAX_PREEMPTIONS = 3
 _COMPANY = 1.5  # what a step may take, in steps of the longest request alone, where those are slow
 _AWAITS_PROMPT = "its prompt is being computed for another of its completions"
 MAX_PLACED_TOKENS = 8192  # known ones in one plan: each is hashed, and looked up in the prefix cache
-MAX_PLACED_BYTES = 8 << 20  # of prompts and contexts in one plan, which is one message
+MAX_PLACED_BYTES = 8 << 20  # prompts and contexts of one plan, which is one message
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorView:
-    """What decisions read of an executor, after `settle` has released what ended."""
+    """Read after `settle` has released what ended."""
 
     description: ExecutorDescription
     rows: RowColumns
@@ -33,9 +33,9 @@ class ExecutorView:
     step_time: StepTimeModel
     output_lengths: OutputLengths
     speculation: Speculation
-    leaving_keys: Set[RecordId]  # an older placement of these is still on its way out
+    leaving_keys: Set[RecordId]  # an older placement of these still leaves
     suspect_rows: Set[int] = frozenset()  # they run in steps of their own
-    is_doubted: bool = False  # the last step, of one request, failed: others go first, if there are any
+    is_doubted: bool = False  # the last step, of one request, failed: others go first
 
     def expected_rest(self, running: RowIndex) -> Int64Array:
         num_output = (self.rows.num_known[running] - self.rows.num_prompt[running]).astype(np.int64)
@@ -45,10 +45,8 @@ class ExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """Why a request is not placed now, as a sentence for people.
-
-    `is_own`: only this request is concerned, so those behind it may go first. `is_brief`: it passes soon, so waiting
-    beats going elsewhere.
+    """`is_own`: only this request is concerned, so those behind it may go first. `is_brief`: waiting beats going
+    elsewhere.
     """
 
     sentence: str
@@ -58,17 +56,17 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A request that has room: the cached blocks it shares, how many new ones it takes and from where it computes."""
+    """The request shares the hits, takes new blocks and computes behind the cached tokens."""
 
     hits: tuple[int, ...]
     num_new_blocks: int
     num_cached_tokens: int
-    num_revived: int  # of the hits: nobody else owns them, so they are not available any more
-    copied_block: int | None = None  # of another completion, filled in part: its contents go to the first new block
+    num_revived: int  # of the hits: nobody else owns them
+    copied_block: int | None = None  # of another completion, filled in part: copied to the first new block
 
 
 class Capacity:
-    """What an executor has left for newcomers in one plan; `take` counts them in one by one."""
+    """What is left for newcomers in one plan; `take` counts them in one by one."""
 
     def __init__(self, view: ExecutorView, num_available: int, limits: CoreLimits) -> None:
         self._view = view
@@ -100,7 +98,7 @@ class Capacity:
         return live.fits(self._view.description)
 
     def fit(self, live: LiveRequest) -> Fit | Blocker:
-        """Return how the request fits now, or what blocks it. Changes nothing."""
+        """Changes nothing."""
         description = self._view.description
         if not self.could_ever_hold(live):
             return Blocker(f"{description.address} can never hold it", is_own=True)
@@ -172,7 +170,6 @@ class Capacity:
         return num_bytes > MAX_PLACED_BYTES or self._num_placed_tokens + live.num_known_tokens > MAX_PLACED_TOKENS
 
     def _step_s(self, live: LiveRequest) -> float:
-        """Return the time of a step in which the request decodes beside all others."""
         num_pairs = self._num_pairs + live.num_known_tokens
         return self._view.step_time.predict_ns(self._num_running + 1, num_pairs) / 1e9
 
@@ -188,7 +185,7 @@ class Capacity:
         )
 
     def _with_copy(self, live: LiveRequest, fit: Fit) -> Fit:
-        """Let it start behind the prompt, in a copy of another completion's last prompt block."""
+        """Lets it start in a copy of another completion's last prompt block."""
         num_prompt, block_size = live.num_prompt_tokens, self._view.description.block_size
         num_cached = min(num_prompt, live.num_known_tokens - 1)
         if live.computes_all or len(fit.hits) != num_cached // block_size or not num_cached % block_size:
@@ -214,9 +211,8 @@ class Capacity:
         return held, rest_of(self._view.output_lengths, num_output, at_most)
 
     def _reservation(self, live: LiveRequest, hits: tuple[int, ...]) -> int:
-        """Return for how many tokens a request that must not be preempted again gets blocks now, 0 for not yet. One at
-        a time may grow like any other, since those that can be preempted give way to it; two could block each other for
-        ever.
+        """Returns how many tokens a request that must not be preempted again gets blocks for now, 0 for not yet. One at
+        a time may grow like any other, since the rest give way to it; two could block each other for ever.
         """
         whole = self._whole(live)
         num_new = -(-whole // self._view.description.block_size) - len(hits)
@@ -243,7 +239,7 @@ def is_protected(live: LiveRequest | None) -> bool:
 
 
 def find_hits(view: ExecutorView, live: LiveRequest) -> tuple[int, ...]:
-    """Return the cached blocks of the longest known prefix; at least one token is left to compute."""
+    """At least one token is left to compute."""
     if live.computes_all:
         return ()
     description = view.description
@@ -259,6 +255,6 @@ def find_hits(view: ExecutorView, live: LiveRequest) -> tuple[int, ...]:
 
 
 def _has_unreserved(rows: RowColumns) -> bool:
-    """Tell whether a request that must not be preempted runs without all of its blocks."""
+    """Such a request must not be preempted, and lacks some of its blocks."""
     growing = ((rows.state == RUNNING) & (rows.num_slots < rows.limit)).nonzero()[0]
     return any(is_protected(rows.live[row]) for row in growing.tolist())

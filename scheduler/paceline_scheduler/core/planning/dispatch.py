@@ -1,7 +1,7 @@
-"""Which of several executors of a model a waiting request is meant for: decided late, when one of them could take it.
+"""Which of several executors of a model a waiting request is meant for.
 
-There is one queue for all of them. An executor that plans leaves a request to another one that has room for it too and
-would bring it further sooner, because it has part of the prompt in its cache or less to do.
+One queue serves them all. An executor that plans leaves a request to another one that has room too and would bring it
+further sooner, for its cache or its load.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from paceline_scheduler.core.planning.capacity import Blocker, Capacity, Executo
 from paceline_scheduler.core.planning.forecast import Load, load_of, prefill_s
 
 _NUM_TOKENS_COMPARED = 32
-"""How far a request should come soon: its first tokens count as well as the first one, so that decodes spread out."""
+"""Its first tokens count as well as the first one, so that decodes spread out."""
 
 MAX_LEFT_S = 0.5
-"""How long a request is left to another executor; then whoever can takes it, should forecasts go back and forth."""
+"""Then whoever can takes it: forecasts might go back and forth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,6 @@ class _Candidate:
 
 
 class Dispatch:
-    """The executors that could take what waits, as they are while one of them plans."""
-
     def __init__(self, address: str, views: Mapping[str, ExecutorView], limits: CoreLimits, now: float) -> None:
         self._address = address
         self._views = views
@@ -38,7 +36,7 @@ class Dispatch:
         self._tokens_meant = dict.fromkeys(views, 0)
 
     def is_for_others(self, live: LiveRequest) -> bool:
-        """Tell whether another executor should take the request, and count it in there."""
+        """Also counts the request in at the other executor."""
         if live.left_since_s is not None and self._now - live.left_since_s > MAX_LEFT_S:
             return False
         fits = {address: candidate.room.fit(live) for address, candidate in self._candidates.items()}
@@ -68,6 +66,6 @@ class Dispatch:
         num_running = candidate.room.num_running + 1
         step_s = view.step_time.predict_ns(num_running, num_running * live.num_known_tokens) / 1e9
         token_s = step_s / view.speculation.speedup
-        # What was found to be meant for it before comes first there.
+        # What is meant for it comes first there.
         backlog_s = load.backlog_s + self._tokens_meant[address] / load.prefill_tokens_per_s
         return backlog_s + prefill + _NUM_TOKENS_COMPARED * token_s

@@ -1,7 +1,6 @@
-"""How many drafts the decoding rows of a step get beside their one token: as many as bring the most tokens per time.
+"""How many drafts the decoding rows of a step get: as many as bring the most tokens per time.
 
-Drafts are guesses, so they only take what is left over: they never go beyond the tokens that a row may get, never cost
-anybody a block or its turn, and are in no step that computes a prompt.
+Drafts only take what is left over: they cost nobody a block or its turn, and are in no step that computes a prompt.
 """
 
 import numpy as np
@@ -15,7 +14,7 @@ from paceline_scheduler.core.planning.step_budget import StepBudget
 from paceline_scheduler.core.tables.rows import RowIndex
 
 _MAX_SLOWDOWN = 2.0
-"""What a step may take, in steps without drafts, while a row of it has none."""
+"""A step with drafts takes at most so many plain steps while a row has none."""
 
 
 def fit_drafts(
@@ -26,14 +25,14 @@ def fit_drafts(
     budget: StepBudget,
     limits: CoreLimits,
 ) -> tuple[Int32Array, RowIndex]:
-    """Return the drafts of each decoding row, and the rows that get another block, once for each block. `growing_rows`
-    get a block for their one token already. The budget is charged.
+    """Returns the drafts of each decoding row, and the rows that get another block, once for each block. `growing_rows`
+    get a block for their one token already. Charges the budget.
     """
     rows, block_size = view.rows, view.description.block_size
     positions = rows.num_scheduled[decode_rows]
     most = np.minimum(rows.max_drafts[decode_rows], rows.limit[decode_rows] - positions - 1)
     most = np.minimum(most, limits.max_num_draft_tokens)
-    most[positions + 1 < rows.num_known[decode_rows]] = 0  # what comes next is known, and computed once more
+    most[positions + 1 < rows.num_known[decode_rows]] = 0  # what comes next is known
     drafts = best_drafts(view, decode_rows, most, budget)
     num_free = rows.num_slots[decode_rows] + block_size * np.isin(decode_rows, growing_rows) - positions - 1
     lacking = _blocks(drafts - num_free, block_size)
@@ -57,14 +56,12 @@ def best_drafts(view: ExecutorView, decode_rows: RowIndex, most: Int32Array, bud
 
 
 def most_per_time(gains: Float64Array, costs: Float64Array, round_ns: float, budget: StepBudget) -> Int32Array:
-    """Return how many drafts of each row bring the most tokens per time.
-
-    `gains` [num_rows, num_places] are tokens, 0 where a row may draft no further; `costs` of that shape nanoseconds. A
-    row's later drafts gain no more than its earlier ones, for no less. `budget` holds the step without drafts.
+    """`gains` [num_rows, num_places] are tokens, 0 where a row may draft no further; `costs` of that shape nanoseconds.
+    A row's later drafts gain no more than its earlier ones, for no less. `budget` holds the step without drafts.
     """
     num_rows, num_places = gains.shape
     density = np.divide(gains, costs, out=np.full_like(gains, np.inf), where=costs > 0).ravel()
-    # Stable: of a row with equal drafts the earlier place comes first.
+    # Stable: a row's earlier place comes first.
     order = np.argsort(-density, kind="stable")
     order = order[gains.ravel()[order] > 0]
     plain_ns = float(budget.predicted_ns())
@@ -83,7 +80,6 @@ def most_per_time(gains: Float64Array, costs: Float64Array, round_ns: float, bud
 def _allowed(
     chosen: RowIndex, times: Float64Array, num_rows: int, num_places: int, plain_ns: float, budget: StepBudget
 ) -> npt.NDArray[np.bool_]:
-    """Tell after which of the chosen drafts the step is within its bounds."""
     all_draft = np.cumsum(chosen % num_places == 0) == num_rows
     is_short = (times <= _MAX_SLOWDOWN * plain_ns) | all_draft
     is_within: npt.NDArray[np.bool_] = is_short & (times <= budget.target_ns)
@@ -92,6 +88,5 @@ def _allowed(
 
 
 def _blocks(num_slots: Int32Array, block_size: int) -> Int32Array:
-    """Return how many blocks hold so many slots each, none for less than one."""
     blocks: Int32Array = -(-np.maximum(num_slots, 0) // block_size)
     return blocks

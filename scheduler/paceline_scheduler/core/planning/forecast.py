@@ -1,6 +1,6 @@
 """What is expected of an executor: how soon a prompt would be computed there, how fast tokens would follow.
 
-Works on the fitted step times and on what runs now; later arrivals are not in it.
+Later arrivals are not in it.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from paceline_scheduler.core.tables.rows import RUNNING
 
 Float64Array = npt.NDArray[np.float64]
 
-_MIN_RATE_TOKENS = 16.0  # of a prompt, per step, however slow steps are: what the planner gives at least
+_MIN_RATE_TOKENS = 16.0  # of a prompt, per step: the planner gives at least this
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What comes before a request in its queue. `num_bounded` of them may generate `max_output_tokens` in all."""
+    """`num_bounded` of them may generate `max_output_tokens` in all."""
 
     num_requests: int
     num_tokens: float  # to compute before they generate
@@ -29,7 +29,7 @@ class Ahead:
     max_output_tokens: int = 0
 
     def share(self, num_executors: int) -> "Ahead":
-        """Return the share of one of so many executors, in requests of mean size."""
+        """In requests of mean size."""
         num_requests = self.num_requests // num_executors
         part = num_requests / max(self.num_requests, 1)
         num_bounded = round(self.num_bounded * part)
@@ -44,21 +44,17 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """What an executor has to do now, in seconds."""
-
-    planned_s: float  # of decoding, that is planned before a new request gets into a step
-    full_planned_s: float  # the same where those steps are filled up with prompts
+    planned_s: float  # before a new request gets into a step
+    full_planned_s: float  # where prompts fill those steps
     prefill_tokens_per_s: float  # beside those
-    backlog_s: float  # until what was begun of prompts is computed
+    backlog_s: float  # to compute begun prompts
     free_rows: int  # and blocks, and time between tokens
-    ends_s: Float64Array  # when rows are expected to end, ascending
-    token_s: float  # that a request which is placed now needs for each token it generates
+    ends_s: Float64Array  # expected ends of rows, ascending
+    token_s: float  # for a request placed now
     usual_output: float  # tokens
 
     def begin_s(self, ahead: Ahead) -> float:
-        """Return when the prompt of a request starts that has others ahead. Each waits for its row and for the prompts
-        before it; these are taken to be of the same length.
-        """
+        """Each request ahead waits for its row and for the prompts before it, taken to be of the same length."""
         num_ahead = ahead.num_requests
         prompt_s = ahead.num_tokens / max(num_ahead, 1) / self.prefill_tokens_per_s
         number = np.arange(num_ahead + 1)
@@ -68,9 +64,7 @@ class Load:
         return begun_s + (self.full_planned_s if begun_s > 0 else self.planned_s)
 
     def _row_free_s(self, number: npt.NDArray[np.int64], hold_s: float) -> Float64Array:
-        """Return when there is a row for each of these requests, the first of which is 0. `hold_s` is how long each
-        keeps it.
-        """
+        """Returns when there is a row for each request, if each keeps it for `hold_s`."""
         free_s = np.concatenate((np.zeros(max(self.free_rows, 0)), self.ends_s))
         if not len(free_s):
             return np.full(len(number), hold_s)
@@ -106,7 +100,7 @@ def _planned_s(view: ExecutorView, limits: CoreLimits, step_s: float) -> float:
 
 
 def _num_timely(view: ExecutorView, limits: CoreLimits, num_running: int) -> int:
-    """Return how many more requests of mean length can decode without making steps too slow."""
+    """Requests of mean length that can decode without making steps too slow."""
     rows = view.rows
     most = len(rows.state) - num_running
     if not most or not num_running:
@@ -127,7 +121,7 @@ def _num_held(view: ExecutorView, rest: npt.NDArray[np.int64]) -> int:
 
 
 def prefill_rate(view: ExecutorView, limits: CoreLimits, num_decodes: int, num_pairs: int) -> float:
-    """Return the prompt tokens computed per second beside so many decodes; `num_pairs` as in `step_time`."""
+    """Returns tokens per second; `num_pairs` as in `step_time`."""
     max_tokens = limits.max_num_batched_tokens or view.description.max_num_batched_tokens
     room = max(1, min(max_tokens, view.description.max_num_batched_tokens) - num_decodes)
     decodes_s = view.step_time.predict_ns(num_decodes, num_pairs) / 1e9
@@ -139,7 +133,7 @@ def prefill_rate(view: ExecutorView, limits: CoreLimits, num_decodes: int, num_p
 
 
 def prefill_s(view: ExecutorView, load: Load, num_cached: int, num_known: int) -> float:
-    """Return the time for the known tokens behind the cached ones, their attention included."""
+    """Includes the attention to cached tokens."""
     num_tokens = max(1, num_known - num_cached)
     num_pairs = num_chunk_pairs(num_cached, num_tokens)
     alone_ns = view.step_time.predict_ns(num_tokens, num_pairs)
@@ -149,7 +143,7 @@ def prefill_s(view: ExecutorView, load: Load, num_cached: int, num_known: int) -
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """An executor as it would be with nothing else to do: no request is faster anywhere."""
+    """Nothing else to do: no request is faster anywhere."""
 
     view: ExecutorView
     prefill_tokens_per_s: float
@@ -166,6 +160,6 @@ def idle(view: ExecutorView, limits: CoreLimits) -> Idle:
 
 
 def begin_s(loads: Sequence[Load], ahead: Ahead) -> float:
-    """Return when executors that share the queue start the prompt of a request behind it."""
+    """The executors share the queue."""
     share = ahead.share(len(loads))
     return min(load.begin_s(share) for load in loads)

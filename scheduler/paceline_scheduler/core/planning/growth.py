@@ -1,8 +1,8 @@
-"""How many blocks the requests on an executor will need at their worst moment, before they have said how long they get.
+"""How many blocks the requests on an executor will need at their worst moment.
 
-Admitting whatever fits now fills the pool with beginnings that cannot all be finished. So a newcomer is admitted only
-if the blocks suffice for everybody's expected rest, in the order in which they will end: when the k-th to end does,
-those that outlive it have grown by as much as it had left (Gong et al., "Past-Future Scheduler", ASPLOS 2025).
+A newcomer is admitted only if the blocks suffice for everybody's expected rest, in the order in which they will end:
+when the k-th to end does, those that outlive it have grown by as much as it had left (Gong et al., "Past-Future
+Scheduler", ASPLOS 2025).
 """
 
 import numpy as np
@@ -15,22 +15,20 @@ _FIRST_MEAN, _FIRST_DEVIATION = 128.0, 64.0  # tokens, until outputs were seen
 
 
 class OutputLengths:
-    """How long outputs become: a running mean and mean deviation (Jacobson 1988, as for round-trip times)."""
+    """A running mean and mean deviation (Jacobson 1988, as for round-trip times)."""
 
     def __init__(self) -> None:
         self.mean = _FIRST_MEAN
         self.deviation = _FIRST_DEVIATION
 
     def observe(self, num_output_tokens: int) -> None:
-        """Learn from a request that ended by itself."""
+        """Requests that ended by themselves only."""
         error = num_output_tokens - self.mean
         self.mean += _GAIN * error
         self.deviation += _GAIN * (abs(error) - self.deviation)
 
     def expected_rest(self, num_output_tokens: Int64Array, at_most: Int64Array) -> Int64Array:
-        """Return how many more tokens each output will get; `at_most` is its bound. One that outlived the expectation
-        is expected to go on by the usual deviation.
-        """
+        """`at_most` bounds each. One that outlived the expectation is expected to go on by the usual deviation."""
         usual = int(self.mean + self.deviation)
         beyond = max(1, int(self.deviation))
         rest: Int64Array = np.minimum(np.maximum(usual - num_output_tokens, beyond), at_most)
@@ -38,8 +36,6 @@ class OutputLengths:
 
 
 class Growth:
-    """The requests that share a pool, and whether one more could be finished beside them."""
-
     def __init__(self, num_slots: int, block_size: int, num_held: Int64Array, rest: Int64Array) -> None:
         """`num_held` are the slots that each request fills by itself, `rest` the tokens it will still add. Slots that
         several share are not in `num_slots`.

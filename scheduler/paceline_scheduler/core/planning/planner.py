@@ -2,8 +2,7 @@
 
 One rule: every request moves its scheduled tokens towards its target under a token budget. Decodes go first, one token
 each; prefill chunks fill what the budget leaves, running requests before waiting ones, the most urgent first; drafts
-come last, where there is nothing but decodes. The budget is a number of tokens and a time, predicted from what steps
-took.
+come last, where there is nothing but decodes.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -22,23 +21,21 @@ from paceline_scheduler.core.suspects import in_order_of_trial
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 
 MAX_LOOKED_AT = 16
-"""Requests of the queue that one plan looks at beyond those it admits: only such as no place here is meant for."""
+"""Of the queue, beyond those it admits."""
 
 MAX_SCANNED = 4096
-"""Requests of the queue that one plan passes at most, were all the others too large for this executor."""
+"""Of the queue, were all too large for this executor."""
 
 MAX_MOVES = 8
-"""Requests that a draining executor gives away in one plan."""
+"""Given away in one plan by a draining executor."""
 
 _NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The requests that wait for the executor's model, the most urgent first.
-
-    `is_for_others` tells whether a request is better left to another executor. `takes`, of a draining executor, tells
-    whether another one has room for a request that runs here.
+    """The most urgent request is first. `takes`, of a draining executor, tells whether another one has room for a
+    request that runs here.
     """
 
     queue: Sequence[LiveRequest]
@@ -51,8 +48,6 @@ _NOBODY = Waiting((), lambda _: False)
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A waiting request put on a row, how it fits there and how many tokens it computes first."""
-
     live: LiveRequest
     row: int
     fit: Fit
@@ -61,17 +56,15 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the next step does."""
-
     decode_rows: RowIndex
-    decode_drafts: Int32Array  # of each of these rows, beside its one token; empty when nobody drafts
-    growing_rows: RowIndex  # decoding rows that need their next block, once for each block
+    decode_drafts: Int32Array  # beside its one token; empty when nobody drafts
+    growing_rows: RowIndex  # once for each block they need
     chunk_rows: RowIndex
     chunk_tokens: Int32Array
     preemptions: tuple[int, ...]
-    moves: tuple[int, ...]  # rows given away because the executor drains
+    moves: tuple[int, ...]  # given away because the executor drains
     admissions: tuple[Admission, ...]
-    left_to_others: tuple[LiveRequest, ...]  # that could run here, and are better left to another executor
+    left_to_others: tuple[LiveRequest, ...]  # could run here, better on another executor
     num_tokens: int
     num_pairs: int
     predicted_ns: int
@@ -82,14 +75,14 @@ class Decision:
 
 
 def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision:
-    """Return the next step. Suspects get steps of their own, before all others. After one failed alone, a step of
-    others comes first: it tells the request from the executor. Each suspect is tried once before any is tried twice.
+    """Suspects get steps of their own, before all others. After one failed alone, a step of others tells the request
+    from the executor. Each suspect is tried once before any is tried twice.
     """
     if not (view.is_doubted or view.suspect_rows or any(live.is_suspect for live in waiting.queue[:1])):
-        return _decide(view, *view.rows.decoding_and_prefilling(), waiting, limits)  # as nearly always
+        return _decide(view, *view.rows.decoding_and_prefilling(), waiting, limits)
     left: list[LiveRequest] = []
     for decision, is_done in _candidates(view, waiting, limits):
-        left += decision.left_to_others  # also by what was looked at and is not to be done
+        left += decision.left_to_others  # also by candidates that are not chosen
         if is_done:
             return (
                 decision if len(left) == len(decision.left_to_others) else replace(decision, left_to_others=tuple(left))
@@ -98,7 +91,7 @@ def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision
 
 
 def _candidates(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Iterator[tuple[Decision, bool]]:
-    """Yield steps in the order of preference, each with whether it has anything to do."""
+    """In order of preference, each with whether it has anything to do."""
     decoding, prefilling = view.rows.decoding_and_prefilling()
     if view.is_doubted:
         without = _without_suspects(view, decoding, prefilling, waiting, limits)
@@ -139,7 +132,7 @@ def _decide(
     decode_rows = _fit_budget(rows, decode_rows, budget, len(prefilling))
     growing_rows = decode_rows[rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]]
     num_available -= len(growing_rows)
-    # Who was just preempted for want of blocks would be the first to be admitted again.
+    # Who was just preempted would be admitted again first.
     queue = () if preemptions else waiting.queue
     admitting = _Admissions(Capacity(view, num_available, limits), waiting.is_for_others, budget) if queue else None
     num_first = _num_ahead(rows, prefilling, queue)
@@ -175,7 +168,7 @@ def _decide(
 
 
 def _moves(rows: RowColumns, takes: Callable[[LiveRequest], bool]) -> tuple[int, ...]:
-    """Return the rows that a draining executor moves now, the cheapest to compute again first."""
+    """Starts with the rows that are cheapest to compute again."""
     running = (rows.state == RUNNING).nonzero()[0]
     by_length = running[np.argsort(rows.num_known[running], kind="stable")][:MAX_MOVES].tolist()
     return tuple(row for row in by_length if takes(_off_row(rows, row)))
@@ -192,9 +185,7 @@ def _live(rows: RowColumns, row: int) -> LiveRequest:
 
 
 def _num_ahead(rows: RowColumns, prefilling: RowIndex, queue: Sequence[LiveRequest]) -> int:
-    """Return how many waiting requests are more urgent than every running one that still has known tokens to
-    compute.
-    """
+    """More urgent than every running request with known tokens to compute."""
     if not len(prefilling):
         return 0
     first = prefilling[0]
@@ -205,8 +196,8 @@ def _num_ahead(rows: RowColumns, prefilling: RowIndex, queue: Sequence[LiveReque
 def _fit_blocks(
     view: ExecutorView, decode_rows: RowIndex, moves: tuple[int, ...]
 ) -> tuple[tuple[int, ...], RowIndex, int]:
-    """Preempt until every decoding row has its block. Returns the preempted rows, the decoding rows and the number of
-    available blocks before these grow.
+    """Preempts until every decoding row has its block. Returns preempted rows, decoding rows and the available blocks
+    before these grow.
     """
     rows = view.rows
     num_available = view.pool.num_available + sum(view.pool.num_freed_by(rows.tables[row]) for row in moves)
@@ -217,40 +208,37 @@ def _fit_blocks(
         return (), decode_rows, num_available
     preempted: list[int] = []
     needing = set(needy.tolist())
-    # What moves gives its blocks already, and comes back to nobody here.
+    # What moves gives its blocks already.
     for row in () if moves else _victims(rows, needing):
         if len(needing) <= num_available:
             break
         preempted.append(row)
         needing.discard(row)
         num_available += view.pool.num_freed_by(rows.tables[row])
-    # Without enough victims the least urgent sit out: those that must not be preempted again end without them.
+    # The least urgent sit out.
     sitting_out = rows.by_urgency(np.array(sorted(needing), dtype=np.intp))[num_available:]
     keep = ~np.isin(decode_rows, [*preempted, *sitting_out.tolist()])
     return tuple(preempted), decode_rows[keep], num_available
 
 
 def _victims(rows: RowColumns, needing: Set[int]) -> list[int]:
-    """Return who may be preempted, the least urgent first. At most one request that was preempted too often needs
-    blocks (see `Capacity`): for it everybody else gives way. Otherwise the most urgent of all stays, so that somebody
-    always progresses.
+    """The least urgent row is first. For the one request that was preempted too often (see `Capacity`) everybody else
+    gives way. Otherwise the most urgent stays, so that somebody always progresses.
     """
     running = rows.by_urgency((rows.state == RUNNING).nonzero()[0]).tolist()
     victims = [row for row in reversed(running) if not is_protected(rows.live[row])]
     if not victims and needing >= set(running):
-        return list(
-            reversed(running[1:])
-        )  # all stand still: better a fourth preemption than none of them ever getting on
+        return list(reversed(running[1:]))  # all stand still: better a fourth preemption than a deadlock
     if any(is_protected(rows.live[row]) for row in needing) or not victims:
         return victims
     return victims if victims[-1] != running[0] else victims[:-1]
 
 
 def _fit_budget(rows: RowColumns, decode_rows: RowIndex, budget: StepBudget, num_prefilling: int) -> RowIndex:
-    """Take as many decodes as fit; if not all, those that waited longest for a step."""
+    """If not all fit, those that waited longest."""
     max_num_decodes = budget.max_num_tokens
     if num_prefilling and len(decode_rows) > max_num_decodes - MIN_CHUNK:
-        # A bound on tokens so tight that decodes alone reach it must not keep prompts out for ever.
+        # So tight a bound must not keep prompts out for ever.
         max_num_decodes -= min(MIN_CHUNK, max_num_decodes // 2)
     fitting = budget.add_decodes(rows.num_scheduled[decode_rows], max_num_decodes)
     if fitting < len(decode_rows):
@@ -279,8 +267,6 @@ def _wanted(rows: RowColumns, row: int) -> int:
 
 
 class _Admissions:
-    """Who is admitted in one plan, from the head of a queue, while rows, blocks and budget last."""
-
     def __init__(self, room: Capacity, is_for_others: Callable[[LiveRequest], bool], budget: StepBudget) -> None:
         self.admissions: list[Admission] = []
         self.left_to_others: list[LiveRequest] = []
@@ -290,9 +276,7 @@ class _Admissions:
         self._num_passed = 0
 
     def admit(self, queue: Sequence[LiveRequest]) -> None:
-        """Admit from the head of the queue until a request does not fit. A head without room is not passed over, since
-        a big request would starve behind small ones.
-        """
+        """Stops at a head without room: a big request would starve behind small ones."""
         for live in islice(queue, MAX_SCANNED):
             if not self._room.has_rows or self._num_passed > MAX_LOOKED_AT:
                 return

@@ -1,4 +1,4 @@
-"""What drafts have brought on one executor: how often they are right, what drafting takes, how much faster it makes.
+"""What drafts have brought on one executor.
 
 Refuses to know what verifying them takes (step_time).
 """
@@ -14,7 +14,7 @@ Float64Array = npt.NDArray[np.float64]
 _FIRST = 0.9  # share of right drafts, until a row has seen some
 _FIRST_WEIGHT = 2.0  # in drafts
 _KEEP = 31 / 32  # of what is known, per step with drafts: a text may change
-_KEEP_IDLE = 127 / 128  # per step without: who stopped drafting tries again some time
+_KEEP_IDLE = 127 / 128  # per step without: who stopped tries again some time
 _GAIN = 1 / 32
 _FIRST_ROUNDS = 3  # so many count as if they had taken nothing
 _LEAST_ROUND_NS = 1e4
@@ -24,9 +24,7 @@ _MAX_SPEEDUP = 64.0
 
 
 class Acceptance:
-    """How likely each draft of a row is right if those before it are: shares by place, which decay. A place that was
-    hardly tried counts as good as the one before it.
-    """
+    """Shares of right drafts by place decay. A place that was hardly tried counts as good as the one before it."""
 
     def __init__(self, num_rows: int, max_drafts: int) -> None:
         self._num_tried = np.zeros((num_rows, max_drafts))
@@ -36,7 +34,7 @@ class Acceptance:
         self._num_tried[row] = self._num_right[row] = 0.0
 
     def observe(self, rows: RowIndex, num_verified: Int32Array, num_right: Int32Array) -> None:
-        """`num_right`: the first so many; those behind a wrong one say nothing."""
+        """Drafts behind a wrong one say nothing."""
         place = np.arange(self._num_tried.shape[1])
         keep = np.where(num_verified > 0, _KEEP, _KEEP_IDLE)[:, np.newaxis]
         was_right = place < num_right[:, np.newaxis]
@@ -45,7 +43,7 @@ class Acceptance:
         self._num_right[rows] = keep * self._num_right[rows] + was_right
 
     def survival(self, rows: RowIndex, num_places: int) -> Float64Array:
-        """Return how likely the drafts of each row are right up to each place: [num_rows, num_places]."""
+        """Probability that all drafts up to each place are right: [num_rows, num_places]."""
         survival = np.empty((len(rows), num_places))
         share = np.full(len(rows), _FIRST)
         alive = np.ones(len(rows))
@@ -58,9 +56,7 @@ class Acceptance:
 
 
 class Speculation:
-    """One executor's drafts. `round_ns` is how long the row with the most drafts waits for one more of them; `speedup`
-    how many times as fast tokens came as without drafts.
-    """
+    """`round_ns` is how long the row with the most drafts waits for one more."""
 
     def __init__(self, num_rows: int, max_drafts: int) -> None:
         self.acceptance = Acceptance(num_rows, max_drafts)
@@ -75,7 +71,7 @@ class Speculation:
 
     @property
     def is_plain_due(self) -> bool:
-        """Whether a step without drafts should tell what the rest takes."""
+        """Steps without drafts tell what the rest takes."""
         return self._num_in_a_row >= _PLAIN_EVERY
 
     def planned(self, num_drafts: int) -> None:
@@ -96,6 +92,5 @@ class Speculation:
         self.round_ns += max(_GAIN, 1 / (self._num_drafted + _FIRST_ROUNDS)) * error
 
     def observe_speedup(self, tokens_per_row: float, plain_ns: float, busy_ns: float) -> None:
-        """`plain_ns` is what a step would have taken without drafts."""
         speedup = min(tokens_per_row * plain_ns / max(busy_ns, 1.0), _MAX_SPEEDUP)
         self.speedup += _GAIN * (speedup - self.speedup)

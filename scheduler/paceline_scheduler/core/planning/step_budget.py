@@ -13,16 +13,14 @@ from paceline_scheduler.core.planning.step_time import StepTimeModel, num_chunk_
 Float64Array = npt.NDArray[np.float64]
 
 MIN_CHUNK = 16
-"""Tokens of a prompt that a step computes beside decodes, even beyond its target."""
+"""A prompt beside decodes gets so many tokens even beyond the target."""
 
 
 class StepBudget:
-    """What a step may still take on, in tokens and in predicted time."""
-
     def __init__(
         self, step_time: StepTimeModel, limits: CoreLimits, max_num_tokens: int, graph_tokens: Sequence[int] = ()
     ) -> None:
-        """graph_tokens: the sizes of captured steps, ascending: a step of one token more costs as much as the next."""
+        """graph_tokens: sizes of captured steps, ascending: one token more costs as much as the next size."""
         self.num_tokens = 0
         self.num_pairs = 0
         self._num_drafts = 0
@@ -36,9 +34,7 @@ class StepBudget:
         self._is_full = False
 
     def add_decodes(self, positions: Int32Array, max_num_decodes: int) -> int:
-        """Take one token at each position, as many as fit but at least one, in place of the last call's; returns how
-        many.
-        """
+        """As many as fit but at least one, in place of the last call's; returns how many."""
         fitting = min(len(positions), max_num_decodes)
         if not fitting:
             return 0
@@ -53,20 +49,18 @@ class StepBudget:
 
     @property
     def room(self) -> int:
-        """How many more tokens there may be."""
         return self.max_num_tokens - self.num_tokens
 
     @property
     def target_ns(self) -> float:
-        """What a step may take that does more than its decodes."""
         return self._target_ns
 
     def draft_costs(self, positions: Int32Array, num_places: int) -> Float64Array:
         return self._step_time.draft_costs(positions, num_places)
 
     def add_drafts(self, positions: Int32Array, wanted: Int32Array, round_ns: float) -> Int32Array:
-        """Take drafts behind the decodes at these positions, in order; returns how many each got. No prompt is computed
-        beside them. `round_ns` is what making one more draft of a row takes.
+        """Returns how many each position got. No prompt is computed beside them. `round_ns` is what one more draft of a
+        row takes.
         """
         drafts: Int32Array = wanted - np.clip(np.cumsum(wanted) - self.room, 0, wanted)
         num_drafts, drafting_ns = int(drafts.sum()), round_ns * int(drafts.max(initial=0))
@@ -79,8 +73,8 @@ class StepBudget:
         return drafts
 
     def add_chunk(self, start: int, wanted: int) -> int:
-        """Take up to `wanted` tokens from position `start`; returns how many. The first chunk may exceed the target a
-        little, else prompts would starve behind decodes; only a lone token may exceed `max_step_s`.
+        """Returns how many tokens were taken. The first chunk may exceed the target a little, else prompts would
+        starve; only a lone token may exceed `max_step_s`.
         """
         room = min(wanted, self.max_num_tokens - self.num_tokens)
         if room <= 0 or self._is_full:
@@ -99,8 +93,8 @@ class StepBudget:
         return count
 
     def _filling_a_graph(self, count: int) -> int:
-        """Return what is left of a chunk that does not end its prompt if the step is to fill a captured one: the
-        largest below. Prompts are never left with less than half, nor than MIN_CHUNK.
+        """Shortens a chunk that does not end its prompt to fill the captured step below. Prompts keep half, and
+        MIN_CHUNK.
         """
         below = bisect_right(self._graph_tokens, self.num_tokens + count)
         filling = self._graph_tokens[below - 1] - self.num_tokens if below else -1

@@ -17,26 +17,26 @@ import numpy.typing as npt
 from paceline.plan.values import Int32Array, StepPoint
 
 _GAIN = 0.1
-# The warm-up may have been disturbed. Nothing makes a step faster than it is, so fast ones count for more at first.
+# The warm-up may have been disturbed: first steps count for more.
 _FIRST_GAIN = 0.5
 _NUM_FIRST_STEPS = 16
 _DEFAULT_BASE_NS = 5e6
 _DEFAULT_PER_TOKEN_NS = 1e6
-_PER_PAIR_SHARE = 1e-4  # of the cost of a token, until measured: a step's first guess for attention
+_PER_PAIR_SHARE = 1e-4  # of the cost of a token, until measured
 _TOKENS_SCALE = 64.0
 _PAIRS_SCALE = 32768.0
 _DRAFT_GAIN = 1 / 64
-_DRAFT_WEIGHT = 0.25  # of what the warm-up said of drafts, in squared drafts by which steps differ
-_DRAFT_SPREAD = 0.05  # the same for each other token: longer steps differ more by themselves
+_DRAFT_WEIGHT = 0.25  # of the warm-up's figure, in squared drafts
+_DRAFT_SPREAD = 0.05  # the same per other token: longer steps differ more by themselves
 
 
 def num_chunk_pairs(start: int, num_tokens: int) -> int:
-    """Causal attention pairs of `num_tokens` tokens from position `start`."""
+    """The tokens attend causally from position `start`."""
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2
 
 
 class _DraftCost:
-    """What a draft adds to a step: the slope of what steps take over their drafts, whatever the rest takes.
+    """A draft costs the slope of step times over drafts.
 
     Least squares in which recent steps count most, drawn towards what a token took in the warm-up.
     """
@@ -46,7 +46,7 @@ class _DraftCost:
         self._mean_drafts = self._mean_ns = self._variance = self._covariance = 0.0
 
     def observe(self, num_drafts: int, num_others: int, ns: float) -> None:
-        """`ns` is what a step took beyond what its other tokens, so many, were expected to."""
+        """`ns` is what the step took beyond what its other tokens were expected to."""
         drafts, beyond = num_drafts - self._mean_drafts, ns - self._mean_ns
         self._mean_drafts += _DRAFT_GAIN * drafts
         self._mean_ns += _DRAFT_GAIN * beyond
@@ -57,8 +57,6 @@ class _DraftCost:
 
 
 class StepTimeModel:
-    """Predicts step times in nanoseconds."""
-
     def __init__(self, points: Sequence[StepPoint]) -> None:
         base, per_token = _fit_line(points)
         per_pair = per_token * _PER_PAIR_SHARE
@@ -68,22 +66,19 @@ class StepTimeModel:
         self._num_steps = 0
 
     def predict_ns(self, num_tokens: float, num_pairs: float, num_drafts: float = 0.0) -> float:
-        """`num_drafts` of the tokens are drafts."""
         base, per_token, per_pair = self._weights
         plain = base + per_token * ((num_tokens - num_drafts) / _TOKENS_SCALE) + per_pair * (num_pairs / _PAIRS_SCALE)
         return plain + self._draft_cost.ns * num_drafts
 
     def draft_costs(self, positions: Int32Array, num_places: int) -> npt.NDArray[np.float64]:
-        """Return what each draft behind the token at each position adds to a step: nanoseconds, [len, num_places]."""
+        """Returns nanoseconds, [len(positions), num_places]."""
         per_pair = self._weights[2]
         num_pairs = positions[:, np.newaxis] + np.arange(2, num_places + 2)
         costs: npt.NDArray[np.float64] = num_pairs * (per_pair / _PAIRS_SCALE)
         return costs + self._draft_cost.ns
 
     def observe(self, num_tokens: int, num_pairs: int, duration_ns: int, num_drafts: int | None = None) -> None:
-        """Learn from a finished step; one outlier moves a prediction by at most a tenth. `num_drafts` of the tokens are
-        drafts; None where there never are any.
-        """
+        """One outlier moves a prediction by at most a tenth. `num_drafts` is None where there never are any."""
         base, per_token, per_pair = self._weights
         num_others = num_tokens - (num_drafts or 0)
         tokens, pairs = num_others / _TOKENS_SCALE, num_pairs / _PAIRS_SCALE
@@ -99,7 +94,7 @@ class StepTimeModel:
             self._draft_cost.observe(num_drafts, num_others, predicted + error - plain)
 
     def max_decodes_within(self, limit_ns: float, positions: Int32Array) -> tuple[int, int]:
-        """Return how many of the first decodes, at least one, keep a step within `limit_ns`, and their pairs."""
+        """Returns how many of the first decodes, at least one, fit, and their pairs."""
         num_tokens = np.arange(1, len(positions) + 1)
         num_pairs = np.cumsum(positions, dtype=np.int64) + num_tokens
         base, per_token, per_pair = self._weights
@@ -108,9 +103,7 @@ class StepTimeModel:
         return count, int(num_pairs[count - 1])
 
     def max_tokens_within(self, limit_ns: float, spent: tuple[int, int], start: int, wanted: int) -> int:
-        """Return the longest chunk from `start`, at most `wanted`, that keeps the step within `limit_ns`; `spent` are
-        the step's tokens and pairs so far.
-        """
+        """`spent` are the step's tokens and pairs so far."""
         low, high = 0, wanted
         while low < high:
             middle = (low + high + 1) // 2
@@ -123,7 +116,7 @@ class StepTimeModel:
 
 
 def _fit_line(points: Sequence[StepPoint]) -> tuple[float, float]:
-    """Return base and per-token time of the least-squares line through the points, both above 0."""
+    """Returns base and per-token time, both above 0."""
     if not points:
         return _DEFAULT_BASE_NS, _DEFAULT_PER_TOKEN_NS
     mean_x = sum(p.num_tokens for p in points) / len(points)

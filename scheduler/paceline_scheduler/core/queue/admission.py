@@ -24,7 +24,7 @@ _MIN_RETRY_S, _MAX_RETRY_S = 0.1, 30.0
 
 
 def check_fits(request: Request, executors: Collection[ExecutorState]) -> None:
-    """Refuse a request that no executor could hold, or that none takes now."""
+    """Raises a RequestRefusedError where no executor could hold it, or none takes it now."""
     if not executors:
         raise NoExecutorError("no executor is attached yet; try again", _NO_EXECUTOR_RETRY_S)
     serving = [executor for executor in executors if executor.description.model == request.model]
@@ -53,9 +53,8 @@ def check_queue(
     *,
     is_returning: bool = False,
 ) -> None:
-    """Refuse a request that would overfill the queue, or wait in it for too long. One that lost its scheduler keeps its
-    place and is refused only by a full queue. `serving` are the executors that take requests for its model now; without
-    any no time is forecast.
+    """Raises where it would overfill the queue, or wait for too long. Only a full queue refuses one that lost its
+    scheduler. No time is forecast without executors `serving` its model.
     """
     num_prompt = live.num_prompt_tokens
     if num_prompt > limits.max_num_queued_tokens:
@@ -76,7 +75,7 @@ def check_queue(
 
 
 def check_wait(ahead: Ahead, limits: CoreLimits, serving: Sequence[ExecutorState]) -> None:
-    """Refuse any request behind `ahead` that would wait too long. Cheap: it comes before a prompt is read."""
+    """Cheap: it comes before a prompt is read."""
     if ahead.num_requests and serving:
         loads = [load_of(executor.view(), limits) for executor in serving]
         _check_first_token(begin_s(loads, ahead), ahead, limits)
@@ -100,12 +99,12 @@ def queue_full(waiting: WaitingQueue, limits: CoreLimits, retry_s: float) -> Que
 def deadline_misses(
     waiting: Iterable[LiveRequest], serving: Iterable[ExecutorState], limits: CoreLimits, now: float
 ) -> list[tuple[LiveRequest, DeadlineUnreachableError]]:
-    """Return the requests that would miss their deadline before their first output, even alone."""
+    """They would miss it before their first output, even alone."""
     executors = [idle(executor.view(), limits) for executor in serving]
     return [
         (live, DeadlineUnreachableError(_too_late_sentence(live)))
         for live in waiting
-        # What has begun goes on while it can: its client has tokens already.
+        # Its client has tokens already.
         if live.attempt == 0
         and live.request.deadline_s is not None
         and _is_late(live, executors, live.request.deadline_s - now, limits)
@@ -122,7 +121,7 @@ def _is_late_on(live: LiveRequest, executor: Idle, left_s: float, limits: CoreLi
     max_drafts = live.max_drafts_on(executor.view.description, limits)
     num_known, num_shared = live.num_known_tokens, live.num_known_tokens - live.num_own_tokens
     if left_s >= executor.least_s(num_shared, num_known, num_output, max_drafts):
-        return False  # in time even without the prefix cache, as most are
+        return False  # as most are, without the prefix cache
     return left_s < executor.least_s(_num_cached(live, executor.view), num_known, num_output, max_drafts)
 
 
@@ -134,7 +133,7 @@ def _too_late_sentence(live: LiveRequest) -> str:
 
 
 def no_longer_served(live: LiveRequest, executors: Iterable[ExecutorState]) -> NoLongerServedError | None:
-    """Return why a waiting request can never run on the present executors, None if it can."""
+    """Returns None if a present executor can run it."""
     descriptions = [executor.description for executor in executors]
     if any(live.fits(description) for description in descriptions):
         return None
@@ -150,7 +149,7 @@ def no_longer_served(live: LiveRequest, executors: Iterable[ExecutorState]) -> N
 
 
 def retry_after_s(waiting: WaitingQueue, limits: CoreLimits, executors: Iterable[ExecutorState]) -> float:
-    """Return when an eighth of the queue is expected to run, so that those who come back find room."""
+    """An eighth of the queue runs by then: those who come back find room."""
     loads = [load_of(executor.view(), limits) for executor in executors if executor.attached]
     if not loads:
         return _MAX_RETRY_S

@@ -9,7 +9,7 @@ _SLACK = 64
 
 
 class Deadlines:
-    """Times at which something has to happen to a request, soonest first. `is_due` tells whether one still counts."""
+    """`is_due` tells whether a time still counts."""
 
     def __init__(self, is_due: Callable[[LiveRequest, float], bool]) -> None:
         self._is_due = is_due
@@ -21,16 +21,16 @@ class Deadlines:
         return not self._heap
 
     def watch(self, live: LiveRequest, at_s: float, num_open: int) -> None:
-        """`num_open` is how many requests are open now."""
+        """`num_open` requests are open now."""
         if len(self._heap) > 2 * num_open + _SLACK:
-            # Most of these requests ended in time; what is left of them must not pile up.
+            # Most of these requests ended in time and must not pile up.
             self._heap = [watched for watched in self._heap if self._is_due(watched[2], watched[0])]
             heapq.heapify(self._heap)
         self._num_watched += 1
         heapq.heappush(self._heap, (at_s, self._num_watched, live))
 
     def pop_passed(self, now: float) -> list[LiveRequest]:
-        """Return the requests whose time has come, each once, and forget them."""
+        """Returns each request once."""
         passed: dict[LiveRequest, None] = {}
         while self._heap and self._heap[0][0] <= now:
             at_s, _, live = heapq.heappop(self._heap)

@@ -1,6 +1,6 @@
-"""What is said of requests to those who ask: where one stands and why, what would become of another.
+"""What is said of requests to those who ask.
 
-The sentences come from what planning itself looks at, so they are as true as the next plan.
+Planning itself looks at the same, so the sentences are as true as the next plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ def explain(
     limits: CoreLimits,
     now: float,
 ) -> Explanation:
-    """Return where a request stands; `position` is its index in the queue, 0 unless it waits."""
+    """`position` is its index in the queue, 0 unless it waits."""
     executor = None if live.held is None else executors[live.held.address]
     state, waiting_for, num_computed, num_output = _STATES[live.status], "", 0, live.num_output_tokens
     drafts = live.output.drafts
@@ -59,7 +59,6 @@ def estimate(
     limits: CoreLimits,
     refusal: SchedulerError | None,
 ) -> Estimate:
-    """Return the estimate for a request behind `ahead`, on executors that take requests."""
     serving = [executor for executor in serving if live.fits(executor.description)]
     if not serving:
         return Estimate(0.0, 0.0, live.num_prompt_tokens, 0, refusal)
@@ -91,7 +90,6 @@ def _waiting_for(head: LiveRequest, executors: Mapping[str, ExecutorState], posi
 
 
 def _blocker(live: LiveRequest, executors: Mapping[str, ExecutorState], limits: CoreLimits) -> str:
-    """Return what keeps a request off every executor of its model, in one sentence."""
     sentences = []
     for address, executor in sorted(executors.items()):
         if executor.description.model != live.request.model:

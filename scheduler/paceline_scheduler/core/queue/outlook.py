@@ -1,4 +1,4 @@
-"""What a request has to expect behind those ahead of it, on the executors that take requests for its model.
+"""What a request has to expect behind those ahead of it.
 
 Apart, because admission and explanations must not differ in it.
 """
@@ -15,7 +15,7 @@ from paceline_scheduler.core.planning.forecast import Ahead, begin_s, load_of, p
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Times in seconds from now; `num_cached_tokens` where the prefix cache holds most of the prompt."""
+    """Seconds from now; `num_cached_tokens` where the prefix cache holds most of the prompt."""
 
     first_token_s: float
     between_tokens_s: float
@@ -23,7 +23,7 @@ class Outlook:
 
 
 def outlook_of(live: LiveRequest, serving: Sequence[ExecutorState], ahead: Ahead, limits: CoreLimits) -> Outlook:
-    """Return what is expected if nothing else arrives; `serving` is not empty."""
+    """If nothing else arrives; `serving` is not empty."""
     views = [executor.view() for executor in serving]
     loads = [load_of(view, limits) for view in views]
     shared = live.num_known_tokens - live.num_own_tokens

@@ -1,7 +1,6 @@
 """The requests that wait for an executor: one queue per model, the most urgent first.
 
-A request's queue key never changes (`queue_key_of`), so a preempted one, or one whose executor was lost, comes back to
-its position. The bounds of the queue are for new requests; the core checks them at submission.
+A request's queue key never changes, so a preempted one, or one whose executor was lost, comes back to its position.
 """
 
 from bisect import bisect_left
@@ -14,10 +13,7 @@ from paceline_scheduler.core.planning.forecast import Ahead
 
 @dataclass(slots=True)
 class _ModelQueue:
-    """Requests in order, and beside each, for adding up, the tokens it has to compute and those it may generate.
-
-    The latter are 0 for a request that does not say.
-    """
+    """Beside each request its tokens to compute and to generate, 0 if it does not say."""
 
     requests: list[LiveRequest] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
@@ -33,8 +29,6 @@ class _ModelQueue:
 
 
 class WaitingQueue:
-    """One sorted queue per model."""
-
     def __init__(self) -> None:
         self.num_requests = 0
         self.num_tokens = 0
@@ -69,7 +63,7 @@ class WaitingQueue:
             del self._of_tenants[tenant]
 
     def of_tenant(self, tenant: str) -> tuple[int, int]:
-        """Return how many requests of a tenant wait, with how many tokens to compute."""
+        """Returns requests and tokens to compute."""
         return self._of_tenants.get(tenant, (0, 0))
 
     def position(self, live: LiveRequest) -> int:
@@ -80,7 +74,6 @@ class WaitingQueue:
 
     @property
     def all_ahead(self) -> Ahead:
-        """Return all that waits, as it would be ahead of one more."""
         bounds = [bound for queue in self._queues.values() for bound in queue.max_output]
         return Ahead(self.num_requests, self.num_tokens, len(bounds) - bounds.count(0), sum(bounds))
 
@@ -91,14 +84,14 @@ class WaitingQueue:
         return self._queues.get(live.request.model, _ModelQueue()).ahead_of(live.queue_key)
 
     def ahead_of_usual(self, model: str, now: float) -> Ahead:
-        """Return what would be ahead of a request of priority 0 without a deadline."""
+        """A usual request has priority 0 and no deadline."""
         return self._queues.get(model, _ModelQueue()).ahead_of((now + PATIENCE_S, 1 << 62))
 
     def all(self) -> tuple[LiveRequest, ...]:
         return tuple(live for queue in self._queues.values() for live in queue.requests)
 
     def of_model(self, model: str) -> Sequence[LiveRequest]:
-        """Return the requests that wait for a model, the most urgent first; not to be changed."""
+        """The caller must not change it."""
         queue = self._queues.get(model)
         return () if queue is None else queue.requests
 

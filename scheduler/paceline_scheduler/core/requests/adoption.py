@@ -1,7 +1,6 @@
-"""Requests found on an executor that a former scheduler placed there.
+"""Requests that a former scheduler placed on an executor.
 
-Also the rule for two sightings of one request: the higher attempt lives, at equal attempts the one that is delivered.
-Decides and builds; changes nothing.
+Of two sightings of one request the higher attempt lives, at equal attempts the delivered one. Changes nothing.
 """
 
 from dataclasses import replace
@@ -19,14 +18,14 @@ _ENDS_FOR_CLIENTS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCEL
 
 
 def is_adoptable(seen: SeenRow) -> bool:
-    """Tell whether a client may come back for a request, and it can be finished or replayed."""
+    """A client may come back for it, and it can be finished or replayed."""
     if seen.request_context is None or not seen.request_context.request.is_resumable:
         return False
     return seen.released is None or seen.released.reason in _ENDS_FOR_CLIENTS
 
 
 def adopted(seen: SeenRow, model: str, handle: int, arrival_number: int, now: float) -> LiveRequest:
-    """Return a request as its former scheduler left it, off its row; `model` is the executor's."""
+    """Returns it off its row; `model` is the executor's."""
     context = seen.request_context
     assert context is not None, "only what is_adoptable is adopted"
     left_s = context.deadline_left_s
@@ -61,7 +60,7 @@ def _phase_of(seen: SeenRow) -> Phase | None:
 
 
 def outranks(seen: SeenRow, live: LiveRequest, output: Int32Array) -> bool:
-    """Tell whether a request should go on from this row, and not with `output`."""
+    """The request should go on from this row, and not with `output`."""
     if seen.released is not None or seen.finish is RowFinish.ERROR or not seen.is_of(live.request):
         return False
     is_ahead = seen.attempt > live.attempt or (seen.attempt == live.attempt and live.held is None)
@@ -70,7 +69,7 @@ def outranks(seen: SeenRow, live: LiveRequest, output: Int32Array) -> bool:
 
 
 def has_ended_elsewhere(seen: SeenRow, live: LiveRequest) -> bool:
-    """Tell whether this is the end of a request that only seems to go on, in a lost row."""
+    """The request only seems to go on, in a lost row."""
     has_no_listener = live.detached_until_s is not None
     return has_no_listener and seen.released is not None and seen.attempt >= live.attempt and seen.is_of(live.request)
 

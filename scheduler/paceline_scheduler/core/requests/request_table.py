@@ -1,10 +1,9 @@
 """All requests that are not over: by the handle of who listens and by key, with what is due when.
 
-The one place that knows whether somebody listens. Refuses to know rows, blocks and the queue.
+Refuses to know rows, blocks and the queue.
 
-A request is *open* from its submission until its end was decided: tokens are delivered for it. It stays known by its
-key until it has left its row. The output of a resumable request is *retained* after that, until its client
-has said that it has everything, or for `RETAIN_S`.
+A request is *open* from its submission until its end was decided. It stays known by its key until it has left its row.
+The output of a resumable request is *retained* after that, until its client has everything, or for `RETAIN_S`.
 """
 
 from collections import OrderedDict
@@ -24,9 +23,7 @@ _KEPT_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
 
 
 def with_listener_of(request: Request, again: Request) -> Request:
-    """Return a request with the listener of a later attachment. The prompt stays: a chat rendered again may give other
-    tokens, such as another date.
-    """
+    """The prompt stays: a chat rendered again may give other tokens, such as another date."""
     return replace(
         request,
         handle=again.handle,
@@ -37,14 +34,12 @@ def with_listener_of(request: Request, again: Request) -> Request:
 
 
 class RequestTable:
-    """The requests of one scheduler."""
-
     def __init__(self) -> None:
         self._by_handle: dict[int, LiveRequest] = {}
         self._by_key: dict[RecordId, LiveRequest] = {}
         self._deadlines = Deadlines(lambda live, at_s: self.is_open(live) and live.request.deadline_s == at_s)
         self._windows = Deadlines(lambda live, at_s: self.is_open(live) and live.detached_until_s == at_s)
-        self._retained: OrderedDict[RecordId, tuple[float, LiveRequest]] = OrderedDict()  # and until when, oldest first
+        self._retained: OrderedDict[RecordId, tuple[float, LiveRequest]] = OrderedDict()  # until when, oldest first
         self._num_retained_bytes = 0
         self._num_without_listener = 0
 
@@ -59,12 +54,12 @@ class RequestTable:
         return not self._deadlines.is_empty
 
     def new_handle(self) -> int:
-        """Return a handle for a request without a listener."""
+        """The request has no listener."""
         self._num_without_listener += 1
         return -self._num_without_listener
 
     def add(self, live: LiveRequest) -> None:
-        """A former request of the same key is not found by it any more."""
+        """Hides a former request of the same key."""
         self._by_handle[live.request.handle] = self._by_key[live.request.key] = live
         self._watch(live)
 
@@ -78,28 +73,26 @@ class RequestTable:
         return self._by_key.get(key)
 
     def close(self, live: LiveRequest) -> None:
-        """Deliver nothing more for it."""
+        """Delivers nothing more for it."""
         self._by_handle.pop(live.request.handle, None)
 
     def remove(self, live: LiveRequest) -> None:
         if self._by_key.get(live.request.key) is live:
             del self._by_key[live.request.key]
 
-    # Listeners
-
     def with_listener(self) -> Iterable[LiveRequest]:
         return (live for live in self._by_handle.values() if live.had_listener and live.detached_until_s is None)
 
     @property
     def may_be_detached(self) -> bool:
-        """Whether there may be open requests without a listener; False is certain."""
+        """False is certain."""
         return not self._windows.is_empty
 
     def listening_handles(self) -> list[int]:
         return [live.request.handle for live in self.with_listener()]
 
     def listen(self, live: LiveRequest, request: Request) -> None:
-        """Deliver a request from now on to the handle of `request`, which is the same one."""
+        """`request` is the same one with another handle."""
         self.close(live)
         live.request, live.detached_until_s = with_listener_of(live.request, request), None
         self._by_handle[request.handle] = live
@@ -113,13 +106,10 @@ class RequestTable:
         if live.request.deadline_s is not None:
             self._deadlines.watch(live, live.request.deadline_s, len(self))
 
-    # What is due
-
     def pop_late(self, now: float) -> list[LiveRequest]:
         return self._deadlines.pop_passed(now)
 
     def pop_abandoned(self, now: float) -> list[LiveRequest]:
-        """Return the open requests to which no client came back in time."""
         return self._windows.pop_passed(now)
 
     def next_s(self) -> float | None:
@@ -130,17 +120,15 @@ class RequestTable:
             times.append(next(iter(self._retained.values()))[0])
         return min((at_s for at_s in times if at_s is not None), default=None)
 
-    # Outputs that somebody may come back for
-
     def retain(self, live: LiveRequest, now: float) -> None:
-        """Retain the output of an ended request, if its client may ask for it again."""
+        """Its client may ask for it again."""
         wanted = live.request.is_resumable and not live.record.is_acknowledged
         if not wanted or live.final is None or live.final.reason not in _KEPT_REASONS:
             return
         self.drop_expired(now)
         before = self.retained(live.request.key)
         if self.by_key(live.request.key) is not None or (before is not None and before.attempt > live.attempt):
-            return  # the id has been used again since
+            return
         self.drop_retained(live.request.key)
         self._retained[live.request.key] = (now + RETAIN_S, live)
         self._num_retained_bytes += _num_bytes(live)

@@ -1,4 +1,4 @@
-"""What a client that sends a request again finds: the rules of attachments, offsets and hashes. It only decides.
+"""What a client that sends a request again finds.
 
 The highest attachment of a request wins. A client continues from the request's output if that begins with what the
 client holds, by length and rolling hash; else from what it holds, if it sent that.
@@ -18,16 +18,14 @@ _NO_TOKENS: Int32Array = np.zeros(0, dtype=np.int32)
 
 
 class ResumeMode(Enum):
-    """How a request goes on for a client that has come to it."""
-
     ATTACH = "listen to what runs, or read what ran"
     RECOMPUTE = "take it off its row and go on from what the client holds"
     START = "there is none: queue it"
 
 
 def resume_mode(live: LiveRequest | None, output: Int32Array, resumption: Resumption) -> ResumeMode:
-    """Return how a request goes on. `live` is the one of the same key, `output` what it has generated. Raises
-    StaleAttachmentError, ResumeMismatchError or DuplicateRequestError.
+    """`live` has the same key and has generated `output`. Raises StaleAttachmentError, ResumeMismatchError or
+    DuplicateRequestError.
     """
     request, point = resumption.request, resumption.point
     if live is None or (live.final is not None and live.final.reason is FinishReason.ERROR):
@@ -37,7 +35,7 @@ def resume_mode(live: LiveRequest | None, output: Int32Array, resumption: Resump
         # The id was used for another request, which is over, or whose client left it before this scheduler came.
         return _from_prior(ResumeMode.START, point, "is unknown")
     if live.final is not None and live.final.reason is FinishReason.CANCELLED and request.attachment == 1:
-        return _from_prior(ResumeMode.START, point, "is unknown")  # sent anew, it is meant anew
+        return _from_prior(ResumeMode.START, point, "is unknown")  # a new request is meant
     if not has_ended:
         _check_body(live, request, point)
         _check_attachment(live, request)
@@ -51,7 +49,7 @@ def prior_of(point: ResumePoint) -> Int32Array:
 
 
 def end_of_prior(request: Request, prior: Int32Array, num_allowed: int) -> FinishReason:
-    """Return how output that a client holds ended, if only its finish was missing; `num_allowed` bounds the output."""
+    """The client lacks only the finish; `num_allowed` bounds the output."""
     if len(prior) > request.min_tokens and int(prior[-1]) in request.end_token_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(prior) >= num_allowed else FinishReason.NONE
@@ -86,7 +84,7 @@ def _check_body(live: LiveRequest, request: Request, point: ResumePoint) -> None
 
 
 def _has_rest(live: LiveRequest, output: Int32Array, point: ResumePoint) -> bool:
-    """Tell whether all log-probabilities that the client lacks are still there."""
+    """The log-probabilities that the client lacks are still there."""
     asked, offset = live.request, point.resume_from
     if asked.num_prompt_logprobs is not None and not offset and len(output) and live.output.prompt_logprobs is None:
         return False

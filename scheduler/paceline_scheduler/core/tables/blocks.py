@@ -19,8 +19,6 @@ from paceline.plan.values import Int32Array
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
-    """How many blocks are in each state; they add up to `total`."""
-
     total: int
     free: int
     cached: int
@@ -28,24 +26,24 @@ class BlockCounts:
 
 
 class BlockPool:
-    """Reference-counted blocks with a least-recently-used cache of those that nobody owns any more."""
+    """Blocks are reference-counted; unowned ones form a least-recently-used cache."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        # Arrays, as an executor may have millions of blocks: 8 bytes of each until it is cached.
+        # There may be millions of blocks.
         self._ref_counts = array("i", bytes(4 * num_blocks))
-        self._free = _ids(np.arange(num_blocks - 1, -1, -1, dtype=np.int32))  # popped from the end: low ids first
+        self._free = _ids(np.arange(num_blocks - 1, -1, -1, dtype=np.int32))  # low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._keys: dict[int, bytes] = {}
         self._blocks_by_key: dict[bytes, int] = {}
 
     @property
     def num_available(self) -> int:
-        """Cached ones that can be evicted included."""
+        """Includes cached ones that can be evicted."""
         return len(self._free) + len(self._cached)
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Return blocks with a reference count of 1 and no key; evicts the least recently used cached ones."""
+        """Returns blocks with a reference count of 1 and no key; evicts the least recently used."""
         assert num_blocks <= self.num_available, "the planner grants only what is available"
         num_free = min(num_blocks, len(self._free))
         granted = self._free[-1 : -num_free - 1 : -1].tolist()
@@ -62,7 +60,7 @@ class BlockPool:
         self._ref_counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Take one owner from each block of a table; its end is evicted first."""
+        """Takes one owner from each; the end of the table is evicted first."""
         for block in reversed(blocks):
             assert self._ref_counts[block] > 0, "a block is released once per owner"
             self._ref_counts[block] -= 1
@@ -70,7 +68,7 @@ class BlockPool:
                 self._retire(block)
 
     def tag(self, block: int, key: bytes) -> bool:
-        """Give a used block its key; False when it or another block has it already."""
+        """Returns False when the key is taken, or the block has one."""
         if key in self._blocks_by_key or block in self._keys:
             return False
         assert self._ref_counts[block] > 0, "only owned blocks are tagged"
@@ -78,7 +76,7 @@ class BlockPool:
         return True
 
     def untag(self, blocks: Iterable[int]) -> list[int]:
-        """Take the keys from used blocks; returns those that had one."""
+        """Returns those that had a key."""
         tagged = [block for block in blocks if block in self._keys]
         for block in tagged:
             assert self._ref_counts[block] > 0, "what is cached has a key"
@@ -92,7 +90,6 @@ class BlockPool:
         return block in self._cached
 
     def num_freed_by(self, blocks: Iterable[int]) -> int:
-        """Return how many blocks would become available if these lost one owner each."""
         return sum(1 for block in blocks if self._ref_counts[block] == 1)
 
     def counts(self) -> BlockCounts:
@@ -100,12 +97,12 @@ class BlockPool:
         return BlockCounts(self.num_blocks, len(self._free), len(self._cached), used)
 
     def adopt(self, blocks: Iterable[int]) -> None:
-        """Take over a block table from a snapshot: each block gains an owner."""
+        """Each block gains an owner."""
         for block in blocks:
             self._ref_counts[block] += 1
 
     def rebuild(self, tags: Iterable[tuple[int, bytes]]) -> None:
-        """Take over the tags, after all tables were adopted, and sort the rest into free and cached."""
+        """Call it after all tables were adopted."""
         for block, key in tags:
             if key not in self._blocks_by_key and block not in self._keys:
                 self._remember(block, key)
@@ -115,7 +112,7 @@ class BlockPool:
         self._cached = OrderedDict((b, None) for b in sorted(self._keys) if not self._ref_counts[b])
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Assert conservation against the tables that own blocks; for tests and idle moments."""
+        """Asserts that every block's owners are counted; for tests and idle moments."""
         owners = [0] * self.num_blocks
         for table in tables:
             for block in table:

@@ -28,18 +28,17 @@ _MIN_TOKEN_WIDTH = 256
 NOT_WHILE_RUNNING = np.iinfo(np.int32).max
 
 
-# Where a row stands. Plain integers: numpy compares a column with an enum's member ten times slower.
+# numpy compares a column with an enum's member ten times slower.
 FREE = 0
 RUNNING = 1
 ENDING = 2  # goes out with the next plan
-LEAVING = 3  # went out with a plan; the result that confirms it is awaited
+LEAVING = 3  # its confirmation is awaited
 
 
 class RowColumns:
-    """Columns over all rows of an executor; element i belongs to row i."""
+    """Element i of each column belongs to row i."""
 
     def __init__(self, num_rows: int, max_model_len: int, max_drafts: int = 0) -> None:
-        """`max_drafts` are those of a row and step that the executor can do."""
         self.state = np.zeros(num_rows, dtype=np.uint8)
         self.ended = np.zeros(num_rows, dtype=np.bool_)  # nothing more of it is delivered
         self.num_prompt = np.zeros(num_rows, dtype=np.int32)
@@ -52,24 +51,24 @@ class RowColumns:
         self.num_verified = np.zeros(num_rows, dtype=np.int32)  # drafts of its request, wherever it ran
         self.num_drafts_accepted = np.zeros(num_rows, dtype=np.int32)  # of these
         self.num_slots = np.zeros(num_rows, dtype=np.int32)
-        self.num_tagged_blocks = np.zeros(num_rows, dtype=np.int32)  # of the table, from its beginning
-        self.tag_at = np.zeros(num_rows, dtype=np.int32)  # computed tokens at which the next prompt block can be tagged
+        self.num_tagged_blocks = np.zeros(num_rows, dtype=np.int32)  # from the beginning of the table
+        self.tag_at = np.zeros(num_rows, dtype=np.int32)  # computed tokens that fill the next prompt block
         self.attempt = np.zeros(num_rows, dtype=np.int32)
         self.last_turn = np.zeros(num_rows, dtype=np.int64)  # counts all turns of all rows
         self.handle = np.zeros(num_rows, dtype=np.int64)
         self.urgency = np.zeros(num_rows, dtype=np.float64)
         self.arrival_number = np.zeros(num_rows, dtype=np.int64)
         self.output_hash = np.zeros(num_rows, dtype=np.uint64)
-        self.token_s = np.full(num_rows, np.nan)  # when the newest token came; NaN: none has
+        self.token_s = np.full(num_rows, np.nan)  # of the newest token; NaN: none
         self.live: list[LiveRequest | None] = [None] * num_rows
         self.tables: list[list[int]] = [[] for _ in range(num_rows)]
-        self.without_token: set[int] = set()  # rows that have not got one since they were occupied
-        # By row, of prompts that are being computed and whose log-probabilities were asked for.
+        self.without_token: set[int] = set()
+        # Of prompts being computed.
         self.prompt_logprobs: dict[int, list[LogprobColumns]] = {}
         self._max_drafts = max_drafts
         self._max_width = max_model_len + 1
         self._token_ids = np.zeros((num_rows, min(_MIN_TOKEN_WIDTH, self._max_width)), dtype=np.int32)
-        self._most_known = 0  # tokens of any row: no row has more
+        self._most_known = 0
         self._free_rows = list(range(num_rows - 1, -1, -1))
 
     @property
@@ -84,8 +83,8 @@ class RowColumns:
         return self._free_rows[: -count - 1 : -1]
 
     def decoding_and_prefilling(self) -> tuple[RowIndex, RowIndex]:
-        """Return the rows that can compute their next token, ascending, and those with known tokens left, the most
-        urgent first.
+        """Returns ascending rows that can compute their next token, and those with known tokens left, the most urgent
+        first.
         """
         running, is_behind = self.state == RUNNING, self.num_scheduled < self.target
         prefilling = _indices(running & is_behind)
@@ -98,9 +97,7 @@ class RowColumns:
         return ordered
 
     def occupy(self, row: int, live: LiveRequest, known: Int32Array, num_cached: int, max_tokens: int) -> None:
-        """Put a request on a row, for `max_tokens` of output, or an orphan. `known` are prompt and output so far, of
-        which `num_cached` are computed.
-        """
+        """`known` are prompt and output so far, of which `num_cached` are computed."""
         if row == self._free_rows[-1]:
             self._free_rows.pop()
         else:
@@ -136,22 +133,22 @@ class RowColumns:
         self._free_rows.append(row)
 
     def set_table(self, row: int, blocks: list[int], block_size: int, num_tagged: int) -> None:
-        """The first `num_tagged` blocks are tagged already."""
+        """The first `num_tagged` blocks are tagged."""
         self.tables[row] = blocks
         self.num_slots[row] = len(blocks) * block_size
         self.set_tagged(row, num_tagged, block_size)
 
     def set_tagged(self, row: int, num_blocks: int, block_size: int) -> None:
-        """The first `num_blocks` blocks are tagged; the output's follow when it ends."""
+        """The output's blocks follow when it ends."""
         self.num_tagged_blocks[row] = num_blocks
         next_end = (num_blocks + 1) * block_size
         self.tag_at[row] = next_end if next_end <= self.target[row] else NOT_WHILE_RUNNING
 
     def append(self, rows: RowIndex, token_ids: Int32Array) -> None:
-        """Append one confirmed output token to each of `rows`, which are distinct."""
+        """`rows` are distinct; each gets one token."""
         positions = self.num_known[rows]
         self._most_known += 1
-        if self._most_known > self._token_ids.shape[1]:  # so it seems: the longest may have left its row
+        if self._most_known > self._token_ids.shape[1]:  # the longest may have left its row
             self._most_known = int(self.num_known[self.state != FREE].max(initial=0)) + 1
             self._widen(self._most_known)
         self._token_ids[rows, positions] = token_ids
@@ -159,11 +156,11 @@ class RowColumns:
         self.output_hash[rows] = rolling_hashes(self.output_hash[rows], token_ids)
 
     def token_ids(self, row: int) -> Int32Array:
-        """Return the known tokens of a row: a view that the next step may change."""
+        """Returns a view that the next step may change."""
         return self._token_ids[row, : self.num_known[row]]
 
     def output_token_ids(self, row: int) -> Int32Array:
-        """Return a copy."""
+        """Returns a copy."""
         return self._token_ids[row, self.num_prompt[row] : self.num_known[row]].copy()
 
     def num_output(self, row: int) -> int:
@@ -173,7 +170,7 @@ class RowColumns:
         return DraftCounts(int(self.num_verified[row]), int(self.num_drafts_accepted[row]))
 
     def _widen(self, width: int) -> None:
-        """Make room for `width` tokens per row, doubling, so that memory follows the longest context."""
+        """Doubles, so that memory follows the longest context."""
         current = self._token_ids.shape[1]
         if width <= current:
             return
