@@ -1,7 +1,4 @@
-"""Which drafter an executor has: what `--speculation` comes to for this model, in which numbers, in how much memory.
-
-Knows what a drafter must have in common with the target. Refuses to know how it drafts (`speculation` does).
-"""
+"""Which drafter an executor has: what `--speculation` comes to for this model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +28,7 @@ class OpenedDrafter:
         return DrafterNeeds(weight_bytes_of(model, self.numerics), self.numerics.bytes_per_token(model))
 
     def read(self, limits: RowLimits, num_threads: int | None, progress: ProgressLog) -> Drafter:
-        """Read the weights, take the memory, warm up. Raises ModelError, StartError."""
+        """Raises ModelError, StartError."""
         from paceline_executor.runner.cpu import CpuRunner
         from paceline_executor.speculation.draft_model import DraftModel, catch_up_within
 

@@ -123,5 +123,4 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
 
 
 def _with_drafter(geometry: KvGeometry, drafter: DrafterNeeds) -> KvGeometry:
-    """A block is what both caches keep under its id."""
     return replace(geometry, bytes_per_block=geometry.bytes_per_block + geometry.block_size * drafter.bytes_per_token)

@@ -1,7 +1,4 @@
-"""What rows' rules come to at their next tokens, for steps and for drafters: a function of rules and output.
-
-Knows tokens; the arithmetic is the kernels'.
-"""
+"""What rows' rules come to at their next tokens, for steps and for drafters: a function of rules and output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,20 +13,17 @@ _NO_BIASES: Float32Array = np.zeros(0, dtype=np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Ruled:
-    """A row with rules, and its output so far."""
-
     rules: RowRules
     output: Int32Array
 
     @property
     def is_ruled_now(self) -> bool:
-        """Whether its rules ask for anything at its next token."""
         is_withheld = self.output.size < self.rules.min_tokens and self.rules.end_token_ids.size > 0
         return self.rules.is_permanent or is_withheld
 
 
 def rule_columns(rows: Sequence[Ruled | None]) -> LogitRuleColumns | None:
-    """The rules of these rows at their next token, or None if none has any now."""
+    """At the next token; None if no row has any now."""
     present = [mine if mine is not None and mine.is_ruled_now else None for mine in rows]
     if not any(present):
         return None

@@ -16,13 +16,12 @@ class BlockContents:
     """Of every block its tokens, and a hash of those before."""
 
     def __init__(self, num_blocks: int, block_size: int, max_len: int) -> None:
-        """max_len: no row has more tokens."""
         self._token_ids: Int32Array = np.full((num_blocks, block_size), _EMPTY, dtype=np.int32)
         self._before: UInt64Array = np.zeros(num_blocks, dtype=np.uint64)
         self._factors: UInt64Array = np.cumprod(np.full(max_len, _FACTOR), dtype=np.uint64)
 
     def num_held(self, token_ids: Int32Array, block_ids: Int32Array) -> int:
-        """How many of a row's first tokens lie in the cache. block_ids: its table."""
+        """How many of a row's first tokens lie in the cache."""
         block_size, num_tokens = self._token_ids.shape[1], token_ids.size
         blocks = block_ids[: -(-num_tokens // block_size)]
         follows = np.repeat(self._before[blocks] == self._hashes(token_ids), block_size)[:num_tokens]
@@ -30,7 +29,7 @@ class BlockContents:
         return num_tokens if is_held.all() else int(is_held.argmin())
 
     def put(self, token_ids: Int32Array, start: int, block_ids: Int32Array) -> None:
-        """A row's tokens from `start` on were computed, and it held those before. What lay behind is gone."""
+        """Tokens from `start` on were computed, behind those held. What lay behind them is gone."""
         block_size, num_tokens = self._token_ids.shape[1], token_ids.size
         first, stop = start // block_size, -(-num_tokens // block_size)
         blocks = block_ids[first:stop]
@@ -40,7 +39,7 @@ class BlockContents:
         self._before[blocks] = self._hashes(token_ids)[first:]
 
     def _hashes(self, token_ids: Int32Array) -> UInt64Array:
-        """Of the tokens before each block that they fill or begin: the sum of (t + 1) * factor**(p + 1)."""
+        """Of the tokens before each block: the sum of (t + 1) * factor**(p + 1)."""
         block_size, num_tokens = self._token_ids.shape[1], token_ids.size
         num_whole = (num_tokens - 1) // block_size * block_size
         values = (token_ids[:num_whole] + np.int64(1)).astype(np.uint64) * self._factors[:num_whole]

@@ -1,7 +1,5 @@
 """Drafts from a smaller model: all rows of a step together, token after token, from a runner of its own.
 
-Knows batches, and what its KV cache holds of each row. Refuses to know what computes them, and the target.
-
 Draws with the same noise differ about as often as the two distributions do (Daliri, Musco, Suresh, 2025,
 https://arxiv.org/abs/2408.07978).
 """
@@ -23,7 +21,7 @@ _NO_BLOCK = -1
 
 
 def catch_up_within(points: Sequence[tuple[int, int]]) -> int:
-    """How many tokens a step may catch up, by what steps took in a warm-up: (num_tokens, ns)."""
+    """points: (num_tokens, ns) of a warm-up's steps."""
     num_tokens, step_ns = max(points)
     return max(_MIN_CATCH_UP, int(_CATCH_UP_NS * num_tokens / step_ns))
 
@@ -52,12 +50,10 @@ class _Chain:
 
 
 class DraftModel:
-    """See Drafter. A row that lies too far behind is brought nearer with every step, and gets no drafts until then."""
+    """See Drafter. A row too far behind comes nearer with every step, and gets no drafts until then."""
 
     def __init__(self, runner: Runner, *, max_model_len: int, vocab_size: int, max_catch_up: int) -> None:
-        """runner: of the model that drafts, with as many blocks as the target, of the same size. max_model_len,
-        vocab_size: that model's. max_catch_up: tokens of a step beside one for each row.
-        """
+        """runner: with the target's blocks. max_catch_up: tokens of a step beside one for each row."""
         if runner.max_in_flight > 1:
             raise ValueError("a device that keeps rows drafts for none: it would have to be told of both models' rows")
         geometry = runner.kv_geometry
@@ -89,7 +85,7 @@ class DraftModel:
         num_wanted = min(row.num_wanted, self._max_model_len + 1 - known.size)
         if num_wanted < 1 or known.max() >= self._vocab_size:
             return None
-        # The last token is computed in any case: a draft is drawn from its logits.
+        # A draft is drawn from the last token's logits.
         num_held = min(self._contents.num_held(known, row.block_ids), known.size - 1)
         token_ids = np.concatenate((known, np.zeros(num_wanted, dtype=np.int32)))
         return _Chain(row, place, token_ids, known.size, num_held, token_ids.size)
@@ -107,7 +103,7 @@ class DraftModel:
         return computed
 
     def _compute(self, chains: list[_Chain], sampling: SamplingColumns) -> None:
-        """One pass: compute what these lack, and draw a draft for each that wants more. One that draws none is done."""
+        """Compute what these lack, and draw a draft for each that wants more. One that draws none is done."""
         output = self._runner.wait(self._runner.launch(self._batch(chains, sampling)))
         drawn = iter(output.token_ids.tolist())
         counts = iter(output.num_accepted.tolist())

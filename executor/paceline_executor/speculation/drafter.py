@@ -39,9 +39,7 @@ class Drafter(Protocol):
     """
 
     def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
-        """A guess, or none, for each row in this order. What is impossible is dropped. A drafter with logits draws as
-        the target will, with the same noise.
-        """
+        """A guess, or none, for each row. The impossible is dropped. Logits are drawn from with the target's noise."""
         ...
 
     def forget(self, row: int) -> None:

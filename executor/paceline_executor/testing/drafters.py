@@ -16,7 +16,7 @@ from paceline_executor.testing.plans import int32
 def wanted_drafts(
     rows: Sequence[tuple[int, Sequence[int], int]], block_ids: Sequence[Sequence[int]] = ()
 ) -> WantedDrafts:
-    """Drafts of greedy rows: number, prompt, how many are wanted; and their tables, for drafters that look at them."""
+    """rows: number, prompt, how many are wanted."""
     zero = np.zeros(len(rows), dtype=np.int32)
     floats = zero.astype(np.float32)
     greedy = SamplingColumns(floats, zero, floats + 1, floats, zero.astype(np.uint64), zero, zero - 1)
@@ -31,9 +31,7 @@ def wanted_drafts(
 def simulated_draft_model(
     limits: RowLimits, vocab_size: int, *, max_model_len: int = 0, max_catch_up: int
 ) -> DraftModel:
-    """A draft model that draws as simulated runners do. With the target's vocabulary all its drafts are right, as long
-    as its own blocks hold what they should; with another one hardly any is.
-    """
+    """Draws as simulated runners do: with their vocabulary it is right as long as its own blocks are."""
     runner = SimulatedRunner(limits.num_blocks, limits.block_size, vocab_size)
     longest = max_model_len or limits.max_model_len
     return DraftModel(runner, max_model_len=longest, vocab_size=vocab_size, max_catch_up=max_catch_up)

@@ -80,8 +80,8 @@ class Speculation:
             self.round_ns *= _KEEP_ROUND
 
     def observe_drafting(self, num_rounds: int, draft_ns: int) -> None:
-        """Learn what a round takes. A step without one may have brought a drafter up to where its rows are, and says
-        nothing; one in which it did that for some rows counts at most for twice what was expected.
+        """A step without a round may have brought a drafter up to its rows, and says nothing; one in which it did so
+        for some counts at most for twice what was expected.
         """
         if not num_rounds:
             return
