@@ -5,6 +5,7 @@ Whether a model exists, a port is free or memory suffices is found out by those 
 
 import argparse
 import enum
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ _Kind = TypeVar("_Kind", bound=enum.Enum)
 _TRUE = ("1", "on", "yes", "true")
 _SPINS = "1000"  # a few microseconds
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+_SPECULATION = '{"drafter": "draft_model", "model": "NAME_OR_PATH"}'
 _DESCRIPTION = """\
 Serves one model on one device to Paceline schedulers, which attach to it and decide what runs.
 
@@ -73,6 +75,21 @@ class LoadFormat(enum.Enum):
     DUMMY = "dummy"
 
 
+class DrafterKind(enum.Enum):
+    PROMPT_LOOKUP = "prompt_lookup"  # from a row's own tokens
+    DRAFT_MODEL = "draft_model"
+    TARGET_COPY = "target_copy"  # the model itself, packed, beside one in float32
+
+
+_WITH_MODEL = (DrafterKind.DRAFT_MODEL,)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationChoice:
+    drafter: DrafterKind = DrafterKind.PROMPT_LOOKUP
+    model: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Every value is in range. None means: measured, or taken from the model."""
@@ -104,6 +121,7 @@ class Config:
     log_level: str
     runner: RunnerKind
     step_times: Path | None
+    speculation: SpeculationChoice
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> Config:
@@ -254,6 +272,19 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         metavar="TOKENS",
         help="Tokens of a step; schedulers plan shorter ones on a slow device. [default: %(default)s]",
     )
+    _add_memory(group)
+
+
+def _add_memory(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--speculation",
+        type=_speculation,
+        default=SpeculationChoice(),
+        metavar="FILE|JSON",
+        help=f"On a CPU, who drafts: a smaller model of the same vocabulary, {_SPECULATION}; target_copy, the model in"
+        " 8 bits, with --quantization none; prompt_lookup, the request's own tokens; or a file with this."
+        " [default: prompt_lookup]",
+    )
     group.add_argument(
         "--max-model-len",
         type=_number(2, 2**24),
@@ -359,6 +390,23 @@ def _runner(text: str) -> tuple[RunnerKind, Path | None]:
     if kind == RunnerKind.SIMULATED.value and file:
         return RunnerKind.SIMULATED, Path(file)
     return _choice(RunnerKind)(text), None
+
+
+def _speculation(text: str) -> SpeculationChoice:
+    try:
+        value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{error}; write JSON such as {_SPECULATION}") from None
+    if not isinstance(value, dict) or not value.keys() <= {"drafter", "model"}:
+        raise argparse.ArgumentTypeError(f"it has fields drafter and model alone, such as {_SPECULATION}")
+    drafter, model = _choice(DrafterKind)(str(value.get("drafter"))), value.get("model")
+    if drafter not in _WITH_MODEL and model is not None:
+        raise argparse.ArgumentTypeError(f"{drafter.value} has no model of its own: leave model out")
+    if drafter in _WITH_MODEL and not (isinstance(model, str) and model):
+        raise argparse.ArgumentTypeError(f"{drafter.value} needs a model: {_SPECULATION}")
+    return SpeculationChoice(drafter, model)
 
 
 def _kv_dtype(text: str) -> KvDtype | None:

@@ -11,6 +11,7 @@
             PortError
             ShortMemoryError
             LimitError
+                DrafterError
             MissingDeviceError
             StepTimesError
         DeviceError
@@ -88,6 +89,10 @@ class ShortMemoryError(StartError):
 
 class LimitError(StartError):
     """The model or the device does not allow it."""
+
+
+class DrafterError(LimitError):
+    """It has other tokens than the model, or would be no faster."""
 
 
 class MissingDeviceError(StartError):

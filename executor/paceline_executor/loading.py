@@ -3,10 +3,13 @@
 Refuses to know file formats and computing, and imports the latter, with torch, only when it is needed.
 """
 
+from dataclasses import replace
+
 import structlog
 
 from paceline.bytes_tokenizer import PRINTABLE, VOCAB_SIZE
 from paceline_executor.config import Config, LoadFormat, RunnerKind
+from paceline_executor.drafter_choice import open_drafter
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
@@ -14,12 +17,12 @@ from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import choose_numerics
 from paceline_executor.opening import Opened, ProgressLog, num_parameters, open_model, served_name, simulated_tokenizer
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.interface import Runner, WarmUpProgress
+from paceline_executor.runner.interface import KvGeometry, Runner, WarmUpProgress
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes, read_step_times
 from paceline_executor.runner_choice import choose_runner
-from paceline_executor.sizing import ModelNeeds, limits_for, limits_within
+from paceline_executor.sizing import NO_DRAFTER, DrafterNeeds, ModelNeeds, limits_for, limits_within
 from paceline_executor.weights.tokenizer import TokenizerBundle
 
 _SIMULATED_MODEL_LEN = 8192
@@ -72,7 +75,9 @@ def describe_simulated(name: str, runner: Runner, limits: RowLimits, tokenizer: 
 def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loaded:
     checkpoint = opened.checkpoint
     numerics = choose_numerics(config.quantization, config.kv_cache_dtype, checkpoint.config, config.block_size)
-    limits = limits_for(config, checkpoint.config, numerics, available_bytes())
+    opened_drafter = open_drafter(config, opened, numerics, progress)
+    drafter_needs = NO_DRAFTER if opened_drafter is None else opened_drafter.needs
+    limits = limits_for(config, checkpoint.config, numerics, available_bytes(), drafter_needs)
 
     from paceline_executor.runner.cpu import CpuRunner
 
@@ -91,6 +96,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
     )
     progress.log("model_load", "done", 1.0)
     step_points = runner.warm_up()
+    drafter = None if opened_drafter is None else opened_drafter.read(limits, config.num_threads, progress)
     progress.log("warm_up", "done", 1.0)
     structlog.get_logger().info(
         "numerics",
@@ -105,7 +111,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
         num_parameters=num_parameters(checkpoint.config),
         quantization=checkpoint.quantization,
         limits=limits,
-        geometry=runner.kv_geometry,
+        geometry=_with_drafter(runner.kv_geometry, drafter_needs),
         kv_dtype=numerics.kv.value,
         tokenizer=opened.tokenizer,
         step_points=step_points,
@@ -113,4 +119,8 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
         num_threads=runner.num_threads,
         has_dummy_weights=config.load_format is LoadFormat.DUMMY,
     )
-    return Loaded(Engine(RowTable(limits), runner), description)
+    return Loaded(Engine(RowTable(limits, drafter), runner), description)
+
+
+def _with_drafter(geometry: KvGeometry, drafter: DrafterNeeds) -> KvGeometry:
+    return replace(geometry, bytes_per_block=geometry.bytes_per_block + geometry.block_size * drafter.bytes_per_token)

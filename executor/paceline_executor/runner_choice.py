@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline_executor.config import Config, RunnerKind
+from paceline_executor.config import Config, DrafterKind, RunnerKind
 from paceline_executor.errors import LimitError, MissingDeviceError
 
 _LEAST_CAPABILITY = (8, 0)
@@ -83,5 +83,8 @@ def _check_options(config: Config, kind: RunnerKind) -> None:
     if config.batch_invariant and not is_for_gpu:
         sentence = f"--batch-invariant is for GPUs, and this is --runner {kind.value}"
         raise LimitError(f"{sentence}, where no result depends on what else runs: leave it out")
+    if config.speculation.drafter is not DrafterKind.PROMPT_LOOKUP and kind is not RunnerKind.CPU:
+        drafter = config.speculation.drafter.value
+        raise LimitError(f"--speculation {drafter} is for --runner cpu, and this is {kind.value}: leave it out")
     if config.num_threads is not None and kind is RunnerKind.CUDA:
         raise LimitError("--num-threads is for CPUs, and this is --runner cuda: leave it out")

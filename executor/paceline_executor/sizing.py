@@ -28,11 +28,27 @@ class ModelNeeds:
     vocab_size: int
 
 
-def limits_for(config: Config, model: ModelConfig, numerics: Numerics, free_bytes: int) -> RowLimits:
+@dataclass(frozen=True, slots=True)
+class DrafterNeeds:
+    weight_bytes: int = 0
+    bytes_per_token: int = 0  # of its own KV cache, under the same blocks
+
+
+NO_DRAFTER = DrafterNeeds()
+
+
+def limits_for(
+    config: Config, model: ModelConfig, numerics: Numerics, free_bytes: int, drafter: DrafterNeeds = NO_DRAFTER
+) -> RowLimits:
     """See `limits_within`."""
-    weight_bytes = int(num_parameters(model) * numerics.max_bytes_per_weight())
-    needs = ModelNeeds(weight_bytes, numerics.bytes_per_token(model), model.max_model_len, model.vocab_size)
+    weight_bytes = weight_bytes_of(model, numerics) + drafter.weight_bytes
+    bytes_per_token = numerics.bytes_per_token(model) + drafter.bytes_per_token
+    needs = ModelNeeds(weight_bytes, bytes_per_token, model.max_model_len, model.vocab_size)
     return limits_within(config, needs, free_bytes)
+
+
+def weight_bytes_of(model: ModelConfig, numerics: Numerics) -> int:
+    return int(num_parameters(model) * numerics.max_bytes_per_weight())
 
 
 def limits_within(config: Config, needs: ModelNeeds, free_bytes: int) -> RowLimits:

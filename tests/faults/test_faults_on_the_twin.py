@@ -1,13 +1,17 @@
-"""Faults done to executors that run the GPU's code, on its twin: rows on the device, rings, two steps in flight.
+"""Faults done to executors other than the default one: those that run the GPU's code, on its twin, with rows on the
+device, rings and two steps in flight; and those in which a second model drafts.
 
 A tiny model of random weights: what it says means nothing, and is the same whenever it is asked.
 """
 
 from dataclasses import replace
 
+import grpc.aio
 import pytest
 from rich.console import Console
 
+from paceline.v1.admin_pb2 import ListExecutorsRequest
+from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline_cli.chaos.campaign import FaultTiming
 from paceline_cli.chaos.experiment import Experiment, Setting
 from paceline_cli.chaos.faults import FaultKind
@@ -22,22 +26,22 @@ KINDS = (FaultKind.SCHEDULER_KILL, FaultKind.EXECUTOR_KILL)
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory):
     """A file with room for the questions that are asked."""
-    checkpoint = RandomCheckpoint(replace(TINY_CONFIG, max_model_len=1024))
+    checkpoint = RandomCheckpoint(replace(TINY_CONFIG, head_dim=32, num_layers=8, max_model_len=1024))
     return gguf_parts(checkpoint).write(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
-async def test_a_device_that_keeps_rows_loses_no_token_when_processes_die(tiny_model):
-    """Another scheduler takes over what is in flight, another executor what was on the one that died."""
+def setting(tiny_model, **options):
+    """Eight streams on two executors, with a standby."""
     deployment = Deployment(
         model=str(tiny_model),
         host="127.0.0.1",
         ports=free_ports(2),
         shutdown_timeout_seconds=10,
         max_num_seqs=8,
-        runner="twin",
         with_standby=True,
+        **options,
     )
-    setting = Setting(
+    return Setting(
         deployment=deployment,
         kinds=KINDS,
         num_streams=8,
@@ -45,9 +49,37 @@ async def test_a_device_that_keeps_rows_loses_no_token_when_processes_die(tiny_m
         max_outage_seconds=300.0,
         timing=FaultTiming(settle_seconds=120),
     )
+
+
+async def ledger_of(setting, look=None):
+    """What became of all streams while processes died. look: at the system, while streams run."""
     async with Experiment(setting, FaultLines(Console(stderr=True, soft_wrap=True), None)) as experiment:
         await experiment.campaign.run(KINDS)
+        if look is not None:
+            await look(experiment.system)
         await experiment.finish()
-    ledger = experiment.ledger
+    return experiment.ledger
+
+
+async def test_a_device_that_keeps_rows_loses_no_token_when_processes_die(tiny_model):
+    """Another scheduler takes over what is in flight, another executor what was on the one that died."""
+    ledger = await ledger_of(setting(tiny_model, runner="twin"))
     assert figures_of("", ledger.windows).is_clean, ledger.first_failure
     assert sum(window.num_in_flight for window in ledger.windows) > 0
+
+
+async def test_a_model_that_drafts_loses_no_token_when_processes_die(tiny_model):
+    """Whoever takes over has none of its keys and values, and drafts go on."""
+    num_accepted = []
+
+    async def count_drafts(system):
+        for ports in system.deployment.schedulers:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.admin}") as channel:
+                listed = await AdminServiceStub(channel).ListExecutors(ListExecutorsRequest())
+            num_accepted.extend(executor.steps.num_accepted_draft_tokens for executor in listed.executors)
+
+    copy = ("--speculation", '{"drafter": "target_copy"}')
+    ledger = await ledger_of(setting(tiny_model, quantization="none", executor_options=copy), count_drafts)
+    assert figures_of("", ledger.windows).is_clean, ledger.first_failure
+    assert sum(window.num_in_flight for window in ledger.windows) > 0
+    assert sum(num_accepted) > 0, num_accepted

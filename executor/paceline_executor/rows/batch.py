@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from paceline.plan.values import BatchPlan
 from paceline_executor.rows.columns import NOT_ASKED, RowColumns
-from paceline_executor.rows.rules import Ruled, rule_columns
 from paceline_executor.runner.interface import (
     UNKNOWN_TOKEN,
     BlockCells,
@@ -25,6 +24,7 @@ from paceline_executor.runner.interface import (
     TokenLists,
 )
 from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
+from paceline_executor.runner.rule_columns import Ruled, rule_columns
 
 _MAX_INT32 = np.iinfo(np.int32).max
 
@@ -93,7 +93,7 @@ def prepare(
     sampled = np.flatnonzero(context_lens == known).astype(np.int32)
     draws = _Draws.of(rows[sampled], None if num_drafts is None else num_drafts[sampled])
     carried, num_table_blocks = None, -(-int(context_lens.max(initial=0)) // columns.block_size)
-    sampling = _sampling(columns, draws.rows, draws.num_before)
+    sampling = sampling_columns(columns, draws.rows, draws.num_before)
     if is_carried:
         carried, num_table_blocks = _carried(columns, rules, rows), 0
         token_ids[positions >= columns.num_known[token_rows]] = UNKNOWN_TOKEN
@@ -114,7 +114,7 @@ def prepare(
     return Prepared(batch, rows, places, num_tokens, draws.num_draws, draws.rows.size, is_ahead)
 
 
-def _sampling(columns: RowColumns, rows: Int32Array, num_before: Int32Array | int = 0) -> SamplingColumns:
+def sampling_columns(columns: RowColumns, rows: Int32Array, num_before: Int32Array | int = 0) -> SamplingColumns:
     """num_before: drafts before the draw."""
     return SamplingColumns(
         temperature=columns.temperature[rows],
@@ -156,7 +156,7 @@ def _described(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Ar
         num_computed=columns.num_computed[rows],
         max_known=np.minimum(columns.max_known[rows], _MAX_INT32).astype(np.int32),
         end_token_ids=columns.end_tokens[rows, : columns.max_end_tokens],
-        sampling=_sampling(columns, rows),
+        sampling=sampling_columns(columns, rows),
         rules=tuple(mine),
         history=TokenLists.of(histories),
     )

@@ -2,18 +2,27 @@
 token behind one that ends it.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
 from paceline.plan.values import BatchPlan
 from paceline_executor.limits import RowLimits
+from paceline_executor.rows.batch import sampling_columns
 from paceline_executor.rows.columns import RowColumns
 from paceline_executor.runner.interface import Int32Array
-from paceline_executor.speculation.drafter import Drafter, WantedDrafts
+from paceline_executor.runner.row_rules import RowRules
+from paceline_executor.speculation.drafter import Drafter, WantedDrafts, WantingRow
 
 
 def put_drafts(
-    drafter: Drafter, columns: RowColumns, plan: BatchPlan, places: npt.NDArray[np.intp], limits: RowLimits
+    drafter: Drafter,
+    columns: RowColumns,
+    rules: Mapping[int, RowRules],
+    plan: BatchPlan,
+    places: npt.NDArray[np.intp],
+    limits: RowLimits,
 ) -> Int32Array | None:
     """Writes them behind the known tokens of the rows at `places`; returns how many each has, if any."""
     if not plan.num_draft_tokens.any():
@@ -21,12 +30,20 @@ def put_drafts(
     num_wanted = plan.num_draft_tokens[places]
     rows, wanting = plan.rows[places], np.flatnonzero(num_wanted)
     known = columns.num_known[rows]
-    wanted = [
-        WantedDrafts(row, columns.tokens[row, :num_known], num)
+    wanting_rows = [
+        WantingRow(
+            row,
+            columns.tokens[row, :num_known],
+            num,
+            columns.block_table[row, : columns.num_blocks[row]],
+            int(columns.num_prompt[row]),
+            rules.get(row),
+        )
         for row, num_known, num in zip(*(values[wanting].tolist() for values in (rows, known, num_wanted)), strict=True)
     ]
+    guesses = drafter.draft(WantedDrafts(wanting_rows, sampling_columns(columns, rows[wanting])))
     num_drafts = np.zeros_like(num_wanted)
-    for index, of_row, drafts in zip(wanting.tolist(), wanted, drafter.draft(wanted), strict=True):
+    for index, of_row, drafts in zip(wanting.tolist(), wanting_rows, guesses, strict=True):
         end_tokens = columns.end_tokens[of_row.row, : columns.max_end_tokens]
         possible = _possible(drafts[: of_row.num_wanted], end_tokens, limits.vocab_size)
         num_drafts[index] = possible.size

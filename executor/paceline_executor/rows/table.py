@@ -126,7 +126,8 @@ class RowTable:
             self._grant(plan, undo)
             is_ahead = bool(self._in_flight)
             places = check_schedule(plan, self._columns, self.limits, is_ahead=is_ahead)
-            drafts, rules = put_drafts(self.drafter, self._columns, plan, places, self.limits), self._occupants.rules
+            rules = self._occupants.rules
+            drafts = put_drafts(self.drafter, self._columns, rules, plan, places, self.limits)
             prepared = prepare(self._columns, rules, plan, places, drafts, is_carried=is_carried, is_ahead=is_ahead)
             raise_bounds(self._columns, prepared, undo)
             if is_carried:

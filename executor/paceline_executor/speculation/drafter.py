@@ -1,30 +1,46 @@
-"""The seam between rows and drafters. Knows rows by number, and tokens."""
+"""The seam between rows and drafters. Knows rows by number, tokens, blocks, and how tokens are drawn."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from paceline_executor.profiling.profiler import Profiler
-from paceline_executor.runner.interface import Int32Array
+from paceline_executor.runner.interface import Int32Array, SamplingColumns
+from paceline_executor.runner.row_rules import RowRules
 
 MAX_NUM_DRAFT_TOKENS = 8
 """Of a row and step; MEASURED.md says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class WantedDrafts:
-    """token_ids: all known ones; they may change after the call."""
+class WantingRow:
+    """Its arrays may change after the call. block_ids: slots for the known tokens and `num_wanted` more."""
 
     row: int
-    token_ids: Int32Array
+    token_ids: Int32Array  # [num_known]
     num_wanted: int  # at most, and at least 1
+    block_ids: Int32Array
+    num_prompt: int  # tokens; the others are output
+    rules: RowRules | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WantedDrafts:
+    """sampling: of each row's next token, without rules; the draw behind a draft has the next offset."""
+
+    rows: Sequence[WantingRow]
+    sampling: SamplingColumns
 
 
 class Drafter(Protocol):
-    """Until a row is forgotten, its known tokens only grow."""
+    """Until a row is forgotten, its known tokens only grow.
 
-    def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
-        """A guess, or none, for each row in this order. What is impossible is dropped."""
+    A KV cache of its own lies under the target's block ids. Nobody tells of copies, shared prefixes, releases or
+    preemptions: it keeps which tokens each block holds (`block_contents`), and computes what a row lacks.
+    """
+
+    def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
+        """A guess, or none, for each row. The impossible is dropped. Logits are drawn from with the target's noise."""
         ...
 
     def forget(self, row: int) -> None:
@@ -39,7 +55,7 @@ class TimedDrafter:
         self._profiler = profiler
         self._spent_ns = 0
 
-    def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
+    def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
         start_ns = self._clock_ns()
         try:
             with self._profiler.span("draft"):

@@ -29,8 +29,8 @@ class PromptLookup:
     def __init__(self) -> None:
         self._indices: dict[int, _Index] = {}  # by row
 
-    def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
-        return [self._draft(of_row.row, of_row.token_ids, of_row.num_wanted) for of_row in wanted]
+    def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
+        return [self._draft(of_row.row, of_row.token_ids, of_row.num_wanted) for of_row in wanted.rows]
 
     def forget(self, row: int) -> None:
         self._indices.pop(row, None)

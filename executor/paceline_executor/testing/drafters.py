@@ -1,13 +1,40 @@
-"""Drafters for tests: one that errs as often as wanted, one of no use."""
+"""Drafters for tests: one that errs as often as wanted, one of no use, and draft models without a model."""
 
 from collections.abc import Callable, Sequence
 from random import Random
 
 import numpy as np
 
-from paceline_executor.runner.interface import Int32Array
-from paceline_executor.speculation.drafter import WantedDrafts
+from paceline_executor.limits import RowLimits
+from paceline_executor.runner.interface import Int32Array, SamplingColumns
+from paceline_executor.runner.simulated import SimulatedRunner
+from paceline_executor.speculation.draft_model import DraftModel
+from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
 from paceline_executor.testing.plans import int32
+
+
+def wanted_drafts(
+    rows: Sequence[tuple[int, Sequence[int], int]], block_ids: Sequence[Sequence[int]] = ()
+) -> WantedDrafts:
+    """rows: number, prompt, how many are wanted."""
+    zero = np.zeros(len(rows), dtype=np.int32)
+    floats = zero.astype(np.float32)
+    greedy = SamplingColumns(floats, zero, floats + 1, floats, zero.astype(np.uint64), zero, zero - 1)
+    tables = block_ids or [()] * len(rows)
+    wanting = [
+        WantingRow(row, int32(tokens), num_wanted, int32(table), len(tokens))
+        for (row, tokens, num_wanted), table in zip(rows, tables, strict=True)
+    ]
+    return WantedDrafts(wanting, greedy)
+
+
+def simulated_draft_model(
+    limits: RowLimits, vocab_size: int, *, max_model_len: int = 0, max_catch_up: int
+) -> DraftModel:
+    """Draws as simulated runners do: with their vocabulary it is right as long as its own blocks are."""
+    runner = SimulatedRunner(limits.num_blocks, limits.block_size, vocab_size)
+    longest = max_model_len or limits.max_model_len
+    return DraftModel(runner, max_model_len=longest, vocab_size=vocab_size, max_catch_up=max_catch_up)
 
 
 class KnowingDrafter:
@@ -18,8 +45,8 @@ class KnowingDrafter:
         self._num_right = num_right
         self.forgotten: list[int] = []
 
-    def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
-        return [self._draft(of_row.token_ids.tolist(), of_row.num_wanted) for of_row in wanted]
+    def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
+        return [self._draft(of_row.token_ids.tolist(), of_row.num_wanted) for of_row in wanted.rows]
 
     def forget(self, row: int) -> None:
         self.forgotten.append(row)
@@ -38,8 +65,8 @@ class UselessDrafter:
         self._random = random
         self._answers = [[0] * 20, [vocab_size - 1] * 3, [], [1, vocab_size, 2], [-1], [3, 2**31 - 1]]
 
-    def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
-        return [np.array(self._random.choice(self._answers), dtype=np.int32) for _ in wanted]
+    def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
+        return [np.array(self._random.choice(self._answers), dtype=np.int32) for _ in wanted.rows]
 
     def forget(self, row: int) -> None:
         """See Drafter."""

@@ -13,7 +13,6 @@ from random import Random
 import numpy as np
 
 from paceline_executor.profiling.profiler import Profiler
-from paceline_executor.rows.rules import Ruled, rule_columns
 from paceline_executor.runner.interface import (
     UNKNOWN_TOKEN,
     BoolArray,
@@ -30,6 +29,7 @@ from paceline_executor.runner.interface import (
     TokenLists,
 )
 from paceline_executor.runner.row_rules import RowRules
+from paceline_executor.runner.rule_columns import Ruled, rule_columns
 
 MAX_IN_FLIGHT = 4
 _LATENESS = 0.7  # how often a step that could be told is said not to be done

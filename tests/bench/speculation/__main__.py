@@ -8,6 +8,7 @@ that is checked. Prompts are in the prefix cache.
 import argparse
 import asyncio
 import os
+import shlex
 import statistics
 import sys
 import time
@@ -44,8 +45,7 @@ async def main() -> None:
     print(f"load average {os.getloadavg()[0]:.1f} before the start", file=sys.stderr)
     print("| prompts | streams | drafts | tokens/s without | with | ratio | accepted | outputs |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    threads = ("--num-threads", str(options.num_threads)) if options.num_threads else ()
-    async with module_process("paceline_executor", *_PORTS, *threads) as executor:
+    async with module_process("paceline_executor", *_PORTS, *shlex.split(options.executor_options)) as executor:
         address = f"127.0.0.1:{(await event(executor, 'ready'))['port']}"
         for num_drafts in (_CHOSEN, *options.fixed):
             async with _scheduler(address, num_drafts) as target, AsyncClient(target) as client:
@@ -117,7 +117,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 32], help="at once (default 1 4 32)")
     parser.add_argument("--fixed", type=int, nargs="*", default=[], help="numbers of drafts to compare the choice with")
     parser.add_argument("--rounds", type=int, default=5, help="of both, in turn (default 5)")
-    parser.add_argument("--num-threads", type=int, help="of the executor")
+    parser.add_argument("--executor-options", default="", help="in one string, such as '--num-threads 1'")
     return parser.parse_args()
 
 

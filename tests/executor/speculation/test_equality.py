@@ -16,6 +16,7 @@ from paceline_executor.link.engine import Engine
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.speculation.draft_model import DraftModel
 from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
 from paceline_executor.testing.models import tiny_checkpoint
@@ -45,17 +46,54 @@ def _poison(monkeypatch):
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
 
 
-@pytest.fixture(scope="module", params=list(NUMERICS))
-def runner(request):
-    """All tests write over what is in its cache, as requests do."""
-    checkpoint = tiny_checkpoint(num_heads=9, num_kv_heads=3, head_dim=32, intermediate_size=96)
-    return CpuRunner(
-        checkpoint,
-        numerics=NUMERICS[request.param],
-        num_blocks=LIMITS.num_blocks,
-        block_size=BLOCK_SIZE,
-        num_threads=1,
+MODEL = tiny_checkpoint(num_heads=9, num_kv_heads=3, head_dim=32, intermediate_size=96)
+OTHER_MODEL = tiny_checkpoint(num_layers=1, num_heads=4, vocab_size=VOCAB_SIZE - 9, max_model_len=40, seed=1)
+
+
+def runner_of(checkpoint, numerics):
+    """Its cache holds NaN wherever nothing was written."""
+    runner = CpuRunner(
+        checkpoint, numerics=numerics, num_blocks=LIMITS.num_blocks, block_size=BLOCK_SIZE, num_threads=1
     )
+    for cache in (runner._kv_cache.keys, runner._kv_cache.values):
+        cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))  # four bytes of -1 are a NaN
+    return runner
+
+
+@pytest.fixture(scope="module", params=list(NUMERICS))
+def numerics(request):
+    """All that a target is computed in."""
+    return NUMERICS[request.param]
+
+
+@pytest.fixture(scope="module")
+def runner(numerics):
+    """All tests write over what is in its cache, as requests do."""
+    return runner_of(MODEL, numerics)
+
+
+@pytest.fixture(scope="module")
+def models(numerics):
+    """The target again; in other numbers than it; and a smaller one that knows fewer tokens and shorter rows."""
+    smallest = NUMERICS["packed-int8"]
+    return {
+        "twin": DraftModelOf(runner_of(MODEL, numerics), VOCAB_SIZE, LIMITS.max_model_len),
+        "copy": DraftModelOf(runner_of(MODEL, smallest), VOCAB_SIZE, LIMITS.max_model_len),
+        "model": DraftModelOf(runner_of(OTHER_MODEL, FLOAT32_NUMERICS), VOCAB_SIZE - 9, 40),
+    }
+
+
+@dataclass(frozen=True)
+class DraftModelOf:
+    """A runner, and draft models on it, each of which knows nothing of what the one before computed."""
+
+    runner: CpuRunner
+    vocab_size: int
+    max_model_len: int
+
+    def __call__(self):
+        """A draft model that catches up slowly, so that drafts come with and without a row being far behind."""
+        return DraftModel(self.runner, max_model_len=self.max_model_len, vocab_size=self.vocab_size, max_catch_up=8)
 
 
 @dataclass
@@ -138,7 +176,7 @@ def note(result, outcomes):
         outcomes[error.row].error = error.reason
 
 
-def drafter_of(kind, requests, plain, seed):
+def drafter_of(kind, requests, plain, seed, models):
     """One that knows the answers and errs at times, always or never; one that is of no use; the production's."""
     chance = Random(seed)  # noqa: S311  # reproducible on purpose
     answers = [
@@ -150,10 +188,11 @@ def drafter_of(kind, requests, plain, seed):
         "wrong": lambda: KnowingDrafter(answers, lambda _: 0),
         "useless": lambda: UselessDrafter(chance, VOCAB_SIZE),
         "lookup": PromptLookup,
+        **models,
     }[kind]()
 
 
-DRAFTERS = ("right", "erring", "wrong", "useless", "lookup")
+DRAFTERS = ("right", "erring", "wrong", "useless", "lookup", "twin", "copy", "model")
 # Few tokens may be drawn, so that words, penalties and end tokens are met, and lookups find something.
 FEW = tuple(range(8))
 samplings = st.builds(
@@ -178,7 +217,7 @@ def requests_of_rows(draw):
     return [
         placement(
             row,
-            draw(st.lists(st.sampled_from(FEW), min_size=1, max_size=12)),
+            [100 + row, *draw(st.lists(st.sampled_from(FEW), max_size=11))],  # so who knows answers tells rows apart
             max_tokens=draw(st.sampled_from([1, 5, 24, 64])),
             end_token_ids=draw(st.sampled_from([(), (7,), (6, 7)])),
             ignored_end_token_ids=draw(st.sampled_from([(), (5,)])),
@@ -193,7 +232,7 @@ def requests_of_rows(draw):
 
 
 @pytest.mark.hypothesis
-def test_tokens_and_logprobs_are_those_of_plain_decoding(runner):
+def test_tokens_and_logprobs_are_those_of_plain_decoding(runner, models):
     """Whatever is asked of a row, whoever drafts, however many; rows with drafts beside rows without and chunks."""
     reached = Counter()
 
@@ -203,7 +242,7 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding(runner):
         plain = Drafting(runner, None, 0).serve(requests)
         reached.update(RowFinish(served.finish).name for served in plain)
         for kind in DRAFTERS:
-            drafting = Drafting(runner, drafter_of(kind, requests, plain, seed), most, seed)
+            drafting = Drafting(runner, drafter_of(kind, requests, plain, seed, models), most, seed)
             assert drafting.serve(requests) == plain, kind
             reached.update({(kind, count): number for count, number in drafting.counts.items()})
 
@@ -214,6 +253,10 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding(runner):
     assert 20 <= reached["erring", "accepted"] < reached["erring", "verified"], reached
     assert reached["wrong", "accepted"] == 0 < reached["wrong", "verified"], reached
     assert 2 <= reached["lookup", "accepted"] < reached["lookup", "verified"], reached
+    # It draws as the target does: by the same logits, noise and rules.
+    assert reached["twin", "accepted"] == reached["twin", "verified"] >= 50, reached
+    assert 50 <= reached["copy", "accepted"] <= reached["copy", "verified"], reached
+    assert 20 <= reached["model", "accepted"] < reached["model", "verified"], reached
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -223,7 +266,7 @@ def test_a_right_drafter_brings_all_its_drafts_and_a_token_more(runner, temperat
     sampling = replace(GREEDY, temperature=temperature, top_p=0.95, seed=17)
     requests = [placement(0, [1, 2, 3, 4], max_tokens=2 + 4 * (num_drafts + 1), sampling=sampling)]
     plain = Drafting(runner, None, 0).serve(requests)
-    drafting = Drafting(runner, drafter_of("right", requests, plain, 0), num_drafts)
+    drafting = Drafting(runner, drafter_of("right", requests, plain, 0, {}), num_drafts)
     drafting.random.randint = lambda _, high: high
 
     assert drafting.serve(requests) == plain

@@ -7,14 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_executor.speculation import prompt_lookup
-from paceline_executor.speculation.drafter import WantedDrafts
 from paceline_executor.speculation.prompt_lookup import PromptLookup
-from paceline_executor.testing.plans import int32
+from paceline_executor.testing.drafters import wanted_drafts
 
 
 def drafts_of(drafter, tokens, num_wanted=4, row=0):
     """What it drafts for a row with these tokens."""
-    (drafts,) = drafter.draft([WantedDrafts(row, int32(tokens), num_wanted)])
+    (drafts,) = drafter.draft(wanted_drafts([(row, tokens, num_wanted)]))
     return drafts.tolist()
 
 

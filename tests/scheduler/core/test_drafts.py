@@ -113,6 +113,41 @@ def test_a_row_without_drafts_waits_at_most_twice_as_long_for_its_token():
     assert most_per_time(gains[:1], costs[:1], 0.0, make_budget(1)).tolist() == [40]
 
 
+@pytest.mark.parametrize("round_ms", [0.2, 5.0, 60.0])
+def test_what_a_round_of_drafts_takes_is_learned_in_a_few_steps(round_ms):
+    """Of a lookup, of a model and of a slow one, although now and then a row far behind is caught up beside it."""
+    speculation = Speculation(1, 4)
+    for step in range(24):
+        catching_up_ms = 50.0 if step % 8 == 3 else 0.0
+        speculation.observe_drafting(4, int((4 * round_ms + catching_up_ms) * MS))
+        if step >= 12:
+            assert 0.7 * round_ms <= speculation.round_ns / MS <= 1.5 * round_ms
+    before = speculation.round_ns
+    speculation.observe_drafting(1, int(1000 * MS))
+    assert speculation.round_ns <= 1.05 * before
+
+
+def test_catching_up_says_nothing_of_what_a_round_takes():
+    """No draft came of it."""
+    speculation = Speculation(1, 4)
+    speculation.observe_drafting(4, int(8 * MS))
+    before = speculation.round_ns
+    speculation.observe_drafting(0, int(50 * MS))
+    assert speculation.round_ns == before > 0
+
+
+def test_a_drafter_that_was_slow_is_tried_again_some_time():
+    """It may have been another process that was."""
+    speculation, (gains, costs) = Speculation(1, 4), columns([[0.9, 0.8, 0.7, 0.6]], 0.1)
+    for _ in range(100):
+        speculation.observe_drafting(4, int(4 * 30 * MS))
+    tries = 0
+    while not most_per_time(gains, costs, speculation.round_ns, make_budget(1)).any():
+        speculation.planned(0)
+        tries += 1
+    assert 300 <= tries <= 3000
+
+
 # In plans
 
 

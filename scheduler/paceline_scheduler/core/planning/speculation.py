@@ -16,6 +16,9 @@ _FIRST_WEIGHT = 2.0  # in drafts
 _KEEP = 31 / 32  # of what is known, per step with drafts: a text may change
 _KEEP_IDLE = 127 / 128  # per step without: who stopped tries again some time
 _GAIN = 1 / 32
+_FIRST_ROUNDS = 3  # so many count as if they had taken nothing
+_LEAST_ROUND_NS = 1e4
+_KEEP_ROUND = 1023 / 1024  # of what a round took, per step without drafts
 _PLAIN_EVERY = 32  # steps with drafts
 _MAX_SPEEDUP = 64.0
 
@@ -60,6 +63,7 @@ class Speculation:
         self.max_drafts = max_drafts
         self.round_ns = 0.0
         self.speedup = 1.0
+        self._num_drafted = 0  # steps
         self._num_in_a_row = 0  # steps with drafts
 
     def inherit(self, before: "Speculation") -> None:
@@ -72,9 +76,20 @@ class Speculation:
 
     def planned(self, num_drafts: int) -> None:
         self._num_in_a_row = self._num_in_a_row + 1 if num_drafts else 0
+        if not num_drafts:
+            self.round_ns *= _KEEP_ROUND
 
     def observe_drafting(self, num_rounds: int, draft_ns: int) -> None:
-        self.round_ns += _GAIN * (draft_ns / max(num_rounds, 1) - self.round_ns)
+        """A step without a round may have brought a drafter up to its rows, and says nothing; one in which it did so
+        for some counts at most for twice what was expected.
+        """
+        if not num_rounds:
+            return
+        self._num_drafted += 1
+        error = draft_ns / num_rounds - self.round_ns
+        if self._num_drafted > 1:
+            error = min(error, max(self.round_ns, _LEAST_ROUND_NS))
+        self.round_ns += max(_GAIN, 1 / (self._num_drafted + _FIRST_ROUNDS)) * error
 
     def observe_speedup(self, tokens_per_row: float, plain_ns: float, busy_ns: float) -> None:
         speedup = min(tokens_per_row * plain_ns / max(busy_ns, 1.0), _MAX_SPEEDUP)

@@ -1,0 +1,96 @@
+"""Which drafter an executor has: what `--speculation` comes to for this model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from paceline_executor.config import Config, DrafterKind
+from paceline_executor.errors import DrafterError
+from paceline_executor.limits import RowLimits
+from paceline_executor.numerics import Numerics, Quantization, WeightKind, choose_numerics
+from paceline_executor.opening import Opened, ProgressLog, open_model
+from paceline_executor.runner.interface import WarmUpProgress
+from paceline_executor.sizing import DrafterNeeds, weight_bytes_of
+from paceline_executor.speculation.drafter import Drafter
+from paceline_executor.weights import Checkpoint
+from paceline_executor.weights.tokenizer import TokenizerBundle
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDrafter:
+    checkpoint: Checkpoint
+    numerics: Numerics
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        model = self.checkpoint.config
+        return DrafterNeeds(weight_bytes_of(model, self.numerics), self.numerics.bytes_per_token(model))
+
+    def read(self, limits: RowLimits, num_threads: int | None, progress: ProgressLog) -> Drafter:
+        """Raises ModelError, StartError."""
+        from paceline_executor.runner.cpu import CpuRunner
+        from paceline_executor.speculation.draft_model import DraftModel, catch_up_within
+
+        def on_warm_up(warm_up: WarmUpProgress) -> None:
+            progress.log("warm_up", f"drafter: {warm_up.step}", warm_up.index / warm_up.num_steps)
+
+        model = self.checkpoint.config
+        max_model_len = min(limits.max_model_len, model.max_model_len)
+        runner = CpuRunner(
+            self.checkpoint,
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            numerics=self.numerics,
+            max_model_len=max_model_len,
+            num_threads=num_threads,
+            on_progress=on_warm_up,
+        )
+        max_catch_up = catch_up_within(runner.warm_up())
+        return DraftModel(runner, max_model_len=max_model_len, vocab_size=model.vocab_size, max_catch_up=max_catch_up)
+
+
+def open_drafter(config: Config, target: Opened, numerics: Numerics, progress: ProgressLog) -> OpenedDrafter | None:
+    """None for drafters without a model. numerics: the target's. Raises DrafterError, ModelError."""
+    choice = config.speculation
+    if choice.drafter is DrafterKind.PROMPT_LOOKUP:
+        return None
+    if choice.model is None:
+        opened = target
+    else:
+        opened = open_model(replace(config, model=choice.model, revision=None), progress)
+        _check_vocabulary(opened.tokenizer, target.tokenizer, choice.model)
+    # Drafts need not be exact: the smallest numbers there are.
+    mine = choose_numerics(Quantization.AUTO, None, opened.checkpoint.config, config.block_size)
+    if choice.model is None:
+        _check_copy(mine, numerics)
+    structlog.get_logger().info("drafter", kind=choice.drafter.value, path=str(opened.path))
+    return OpenedDrafter(opened.checkpoint, mine)
+
+
+def _check_copy(copy: Numerics, target: Numerics) -> None:
+    instead = 'name a smaller model: --speculation \'{"drafter": "draft_model", "model": "NAME_OR_PATH"}\''
+    if target.weights is WeightKind.PACKED:
+        raise DrafterError(f"--speculation target_copy is for --quantization none, and this model is packed: {instead}")
+    if copy.weights is not WeightKind.PACKED:
+        raise DrafterError(f"--speculation target_copy: 32 does not divide the sizes of this model's layers: {instead}")
+
+
+def _check_vocabulary(drafter: TokenizerBundle, target: TokenizerBundle, name: str) -> None:
+    """An id that only one of them has is never drafted, or never right."""
+    mine, theirs = _texts(drafter), _texts(target)
+    different = [token_id for token_id in sorted(mine.keys() & theirs.keys()) if mine[token_id] != theirs[token_id]]
+    if different:
+        first = different[0]
+        sentence = f"--speculation: {name} has another vocabulary than the model it would draft for"
+        raise DrafterError(
+            f"{sentence} (token {first} is {mine[first]!r} in one and {theirs[first]!r} in the other):"
+            " name a smaller model of the same family, or leave --speculation out"
+        )
+
+
+def _texts(tokenizer: TokenizerBundle) -> Mapping[int, str]:
+    from tokenizers import Tokenizer
+
+    vocabulary = Tokenizer.from_buffer(tokenizer.tokenizer_json).get_vocab(with_added_tokens=True)
+    return {token_id: text for text, token_id in vocabulary.items()}

@@ -1,0 +1,150 @@
+"""Drafts from a smaller model: all rows of a step together, token after token, from a runner of its own.
+
+Draws with the same noise differ about as often as the two distributions do (Daliri, Musco, Suresh, 2025,
+https://arxiv.org/abs/2408.07978).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline_executor.runner.interface import Int32Array, Runner, SamplingColumns, StepBatch
+from paceline_executor.runner.row_rules import NO_TOKENS
+from paceline_executor.runner.rule_columns import Ruled, rule_columns
+from paceline_executor.speculation.block_contents import BlockContents
+from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
+
+_CATCH_UP_NS = 50e6
+_MIN_CATCH_UP = 16  # tokens
+_NO_BLOCK = -1
+
+
+def catch_up_within(points: Sequence[tuple[int, int]]) -> int:
+    """points: (num_tokens, ns) of a warm-up's steps."""
+    num_tokens, step_ns = max(points)
+    return max(_MIN_CATCH_UP, int(_CATCH_UP_NS * num_tokens / step_ns))
+
+
+@dataclass(slots=True)
+class _Chain:
+    row: WantingRow
+    place: int  # among the wanting rows
+    token_ids: Int32Array  # [num_known + num_wanted], a copy
+    num_tokens: int  # known or drafted
+    num_held: int  # in the cache
+    end: int  # what num_tokens comes to, with all drafts
+
+    @property
+    def drafts(self) -> Int32Array:
+        return self.token_ids[self.row.token_ids.size : self.num_tokens]
+
+    @property
+    def wants_more(self) -> bool:
+        return self.num_tokens < self.end
+
+    @property
+    def ruled(self) -> Ruled | None:
+        rules = self.row.rules
+        return None if rules is None else Ruled(rules, self.token_ids[self.row.num_prompt : self.num_tokens])
+
+
+class DraftModel:
+    """See Drafter. A row too far behind comes nearer with every step, and gets no drafts until then."""
+
+    def __init__(self, runner: Runner, *, max_model_len: int, vocab_size: int, max_catch_up: int) -> None:
+        """runner: with the target's blocks. max_catch_up: tokens of a step beside one for each row."""
+        if runner.max_in_flight > 1:
+            raise ValueError("a device that keeps rows drafts for none: it would have to be told of both models' rows")
+        geometry = runner.kv_geometry
+        self._runner = runner
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._max_catch_up = max_catch_up
+        self._contents = BlockContents(geometry.num_blocks, geometry.block_size, max_model_len)
+
+    def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
+        chains = [chain for place, row in enumerate(wanted.rows) if (chain := self._chain(place, row)) is not None]
+        going = chains = self._within_budget(chains)
+        starts = [chain.num_held for chain in chains]
+        while going:
+            self._compute(going, wanted.sampling)
+            going = [chain for chain in going if chain.wants_more]
+        drafts = [NO_TOKENS] * len(wanted.rows)
+        for chain, start in zip(chains, starts, strict=True):
+            self._contents.put(chain.token_ids[: chain.num_held], start, chain.row.block_ids)
+            drafts[chain.place] = chain.drafts
+        return drafts
+
+    def forget(self, row: int) -> None:
+        """Blocks say what they hold."""
+
+    def _chain(self, place: int, row: WantingRow) -> _Chain | None:
+        """None where the row is too long for the model, or has a token that it does not know."""
+        known = row.token_ids
+        num_wanted = min(row.num_wanted, self._max_model_len + 1 - known.size)
+        if num_wanted < 1 or known.max() >= self._vocab_size:
+            return None
+        # A draft is drawn from the last token's logits.
+        num_held = min(self._contents.num_held(known, row.block_ids), known.size - 1)
+        token_ids = np.concatenate((known, np.zeros(num_wanted, dtype=np.int32)))
+        return _Chain(row, place, token_ids, known.size, num_held, token_ids.size)
+
+    def _within_budget(self, chains: list[_Chain]) -> list[_Chain]:
+        """The least behind first; the one after them comes nearer."""
+        num_spare, computed = self._max_catch_up, []
+        for chain in sorted(chains, key=lambda chain: chain.num_tokens - chain.num_held):
+            lag = chain.num_tokens - chain.num_held - 1
+            if lag > num_spare:
+                chain.num_tokens = chain.end = chain.num_held + num_spare
+            if chain.num_tokens > chain.num_held:
+                computed.append(chain)
+            num_spare -= min(lag, num_spare)
+        return computed
+
+    def _compute(self, chains: list[_Chain], sampling: SamplingColumns) -> None:
+        """Compute what these lack, and draw a draft for each that wants more. One that draws none is done."""
+        output = self._runner.wait(self._runner.launch(self._batch(chains, sampling)))
+        drawn = iter(output.token_ids.tolist())
+        counts = iter(output.num_accepted.tolist())
+        for chain in chains:
+            chain.num_held = chain.num_tokens
+            if not chain.wants_more:
+                continue
+            if next(counts):
+                chain.token_ids[chain.num_tokens] = next(drawn)
+                chain.num_tokens += 1
+            else:
+                chain.end = chain.num_tokens
+
+    def _batch(self, chains: list[_Chain], sampling: SamplingColumns) -> StepBatch:
+        block_size = self._runner.kv_geometry.block_size
+        context_lens = np.array([chain.num_tokens for chain in chains], dtype=np.int32)
+        starts = [chain.num_held for chain in chains]
+        tables = np.full((len(chains), -(-int(context_lens.max()) // block_size)), _NO_BLOCK, dtype=np.int32)
+        for table, chain in zip(tables, chains, strict=True):
+            blocks = chain.row.block_ids[: tables.shape[1]]
+            table[: blocks.size] = blocks
+        return StepBatch(
+            token_ids=np.concatenate([chain.token_ids[chain.num_held : chain.num_tokens] for chain in chains]),
+            positions=np.concatenate([np.arange(chain.num_held, chain.num_tokens) for chain in chains], dtype=np.int32),
+            cu_seqlens=np.concatenate(([0], np.cumsum(context_lens - starts)), dtype=np.int32),
+            context_lens=context_lens,
+            block_tables=tables,
+            sampled=np.flatnonzero([chain.wants_more for chain in chains]).astype(np.int32),
+            sampling=_columns([chain for chain in chains if chain.wants_more], sampling),
+        )
+
+
+def _columns(chains: list[_Chain], sampling: SamplingColumns) -> SamplingColumns:
+    places = [chain.place for chain in chains]
+    return SamplingColumns(
+        temperature=sampling.temperature[places],
+        top_k=sampling.top_k[places],
+        top_p=sampling.top_p[places],
+        min_p=sampling.min_p[places],
+        seeds=sampling.seeds[places],
+        offsets=sampling.offsets[places] + np.array([chain.drafts.size for chain in chains], dtype=np.int32),
+        num_logprobs=np.full(len(chains), -1, dtype=np.int32),
+        rules=rule_columns([chain.ruled for chain in chains]),
+    )

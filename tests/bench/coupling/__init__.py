@@ -1,0 +1,1 @@
+"""How often drafts drawn with the target's noise are accepted, beside rejection sampling of the same drafts."""
