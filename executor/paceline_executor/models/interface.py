@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from paceline_kernels.attention import Splits
-from paceline_kernels.decoder import DecoderBatch
+from paceline_kernels.decoder import AuxHidden, DecoderBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,10 @@ class KvCache:
 class Model(Protocol):
     """A decoder-only transformer with its weights on one device."""
 
-    def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+    def forward(self, inputs: ForwardInputs, kv_cache: KvCache, aux: AuxHidden | None = None) -> torch.Tensor:
         """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab].
+
+        aux: hidden states that a drafter wants are written there.
 
         They are valid until the next call, and of the type that the device computes with: `sample` widens those of 16
         bits as it reads them. Padding has no logits: NaN, where the batch asks for those of the token -1.

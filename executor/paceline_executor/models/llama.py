@@ -20,6 +20,7 @@ from paceline_executor.models.rope import rope_tables
 from paceline_executor.weights.checkpoint import Activation
 from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.attention import Splits, paged_attention
+from paceline_kernels.decoder import AuxHidden
 from paceline_kernels.rms_norm import rms_norm
 from paceline_kernels.rope import HeadNorms, rope_and_write_kv
 from paceline_kernels.take_rows import take_rows
@@ -62,11 +63,11 @@ class LlamaModel:
         tied = config.tie_word_embeddings
         self._lm_head: Linear = DenseLinear(self._embedding) if tied else weights.linear(("lm_head.weight",))
 
-    def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+    def forward(self, inputs: ForwardInputs, kv_cache: KvCache, aux: AuxHidden | None = None) -> torch.Tensor:
         """See `Model.forward`."""
-        return self.logits(self.hidden(inputs, kv_cache), inputs.splits)
+        return self.logits(self.hidden(inputs, kv_cache, aux), inputs.splits)
 
-    def hidden(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+    def hidden(self, inputs: ForwardInputs, kv_cache: KvCache, aux: AuxHidden | None = None) -> torch.Tensor:
         """See `DeviceModel.hidden`."""
         config, eps = self._config, self._config.rms_norm_eps
         # The stream that every layer adds to; the norms add the output of the layer before to it in passing.
@@ -74,6 +75,9 @@ class LlamaModel:
         hidden = rms_norm(stream, self._layers[0].attention_norm, eps)
         next_norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
+            if aux is not None and index in aux.layers:
+                # Not by torch, which would copy with threads of its own.
+                aux.states.numpy()[:, aux.layers.index(index)] = stream.numpy()
             attended = self._attend(layer, hidden, inputs, kv_cache.layer(index))
             hidden = rms_norm(attended, layer.feed_forward_norm, eps, residual=stream)
             hidden = rms_norm(self._feed(layer, hidden, inputs), next_norm, eps, residual=stream)

@@ -13,7 +13,7 @@ from paceline_executor.models.llama import GATES
 from paceline_executor.models.rope import rope_tables
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_executor.weights.quantized_rows import Int4Rows, Int8Rows, QuantizedRows
-from paceline_kernels.decoder import Decoder, DecoderLayer, DecoderWeights, HeadNorms, PostNorms
+from paceline_kernels.decoder import AuxHidden, Decoder, DecoderLayer, DecoderWeights, HeadNorms, PostNorms
 from paceline_kernels.quantized_linear import PackedWeight, pack_int4, pack_int8, quantize
 
 
@@ -46,9 +46,9 @@ class PackedLlamaModel:
             )
         )
 
-    def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+    def forward(self, inputs: ForwardInputs, kv_cache: KvCache, aux: AuxHidden | None = None) -> torch.Tensor:
         """See `Model.forward`."""
-        return self._decoder.forward(inputs, kv_cache.keys, kv_cache.values)
+        return self._decoder.forward(inputs, kv_cache.keys, kv_cache.values, aux)
 
 
 def read_packed(checkpoint: Checkpoint, names: tuple[str, ...]) -> PackedWeight:
