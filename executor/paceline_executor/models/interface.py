@@ -63,6 +63,10 @@ class Model(Protocol):
         """
         ...
 
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The embeddings of tokens, [count] int32, as they are stored: [count, hidden] float32, new."""
+        ...
+
 
 class DeviceModel(Protocol):
     """A model whose steps are captured in two parts: its forward pass, and the draws."""

@@ -91,6 +91,10 @@ class LlamaModel:
             softcap(logits, config.logit_softcap)
         return logits
 
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """See `Model.embed`."""
+        return take_rows(self._embedding, token_ids)
+
     def _feed(self, layer: LlamaLayer, hidden: torch.Tensor, inputs: ForwardInputs) -> torch.Tensor:
         """The feed-forward network of one layer. hidden: [num_tokens, hidden], normalised. Returns the same shape."""
         gated = gate_and_multiply(layer.gate_up(hidden, inputs.splits), GATES[self._config.activation])
