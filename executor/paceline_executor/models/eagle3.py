@@ -66,22 +66,38 @@ class Eagle3Head:
         """states: [num_tokens, layers of the target, its hidden], float32. Returns [num_tokens, hidden]."""
         return self._reduce(states.reshape(states.shape[0], -1), Splits.EVEN)
 
+    def write(
+        self,
+        features: torch.Tensor,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        kv_cache: KvCache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write keys and values of features, [num_tokens, hidden], and the tokens that follow them, to their slots.
+
+        The others as in `ForwardInputs`; kv_cache: of one layer, float32. Returns the features, normalised, and
+        [num_tokens, num_heads + 2 * num_kv_heads, head_dim], whose queries are rotated. Raises KernelArgumentError as
+        `Model.forward` does.
+        """
+        eps = self._config.layer.rms_norm_eps
+        normed = rms_norm(features, self._feature_norm, eps)
+        tokens = rms_norm(self._embed(token_ids), self._token_norm, eps)
+        both = torch.from_numpy(np.concatenate((tokens.numpy(), normed.numpy()), axis=1))
+        qkv = self._qkv(both, Splits.EVEN).view(both.shape[0], -1, self._config.layer.head_dim)
+        rope_and_write_kv(qkv, self._rope_table, positions, slot_mapping, kv_cache.keys, kv_cache.values)
+        return normed, qkv
+
     def forward(
         self, features: torch.Tensor, inputs: ForwardInputs, kv_cache: KvCache
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values of all tokens, which follow the features, [num_tokens, hidden], to their slots.
+        """Write the same; returns the features of the next positions and the logits for those after.
 
-        Returns the features of the next positions and the logits for those after, [num_logits, hidden] and [num_logits,
-        draft vocabulary]. The tokens that `inputs` wants logits of must be the last ones of different rows.
-        kv_cache: of one layer, float32. Raises KernelArgumentError as `Model.forward` does.
+        They are [num_logits, hidden] and [num_logits, draft vocabulary]. The tokens that `inputs` wants logits of must
+        be the last ones of different rows.
         """
         layer, eps = self._config.layer, self._config.layer.rms_norm_eps
-        normed = rms_norm(features, self._feature_norm, eps)
-        tokens = rms_norm(self._embed(inputs.token_ids), self._token_norm, eps)
-        both = torch.from_numpy(np.concatenate((tokens.numpy(), normed.numpy()), axis=1))
-        qkv = self._qkv(both, Splits.EVEN).view(both.shape[0], -1, layer.head_dim)
-        caches = (kv_cache.keys, kv_cache.values)
-        rope_and_write_kv(qkv, self._rope_table, inputs.positions, inputs.slot_mapping, *caches)
+        normed, qkv = self.write(features, inputs.token_ids, inputs.positions, inputs.slot_mapping, kv_cache)
         attended = self._attend(take_rows(qkv.flatten(1), inputs.logit_tokens), inputs, kv_cache)
         stream = take_rows(normed if self._config.norm_before_residual else features, inputs.logit_tokens)
         hidden = rms_norm(attended, self._feed_forward_norm, eps, residual=stream)
