@@ -24,7 +24,7 @@ from paceline_executor.runner.kv_cache import allocate_kv_cache
 from paceline_executor.runner.row_rules import NO_TOKENS
 from paceline_executor.runner.rule_columns import Ruled
 from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, draws_behind
-from paceline_executor.weights.eagle3_config import Eagle3Config
+from paceline_executor.weights.eagle3_config import eagle3_bytes_per_token
 from paceline_executor.weights.eagle3_folder import Eagle3Checkpoint
 from paceline_kernels.compiler import jit
 from paceline_kernels.sampling import SampleOutcome, sample
@@ -93,7 +93,7 @@ class Eagle3Drafter:
         """num_blocks, block_size: the target's. Raises StartError for too little memory."""
         config = checkpoint.config
         layer = config.layer
-        bytes_per_block = block_size * bytes_per_token(config, block_size)
+        bytes_per_block = block_size * eagle3_bytes_per_token(config, block_size)
         geometry = KvGeometry(num_blocks, block_size, 1, layer.num_kv_heads, layer.head_dim, bytes_per_block)
         self._head = head
         self._aux_layers = config.aux_layers
@@ -221,10 +221,3 @@ class Eagle3Drafter:
         spread = np.full((logits.shape[0], self._vocab_size), _NEVER_DRAWN, dtype=np.float32)
         spread[:, self._target_ids] = logits.numpy()
         return torch.from_numpy(spread)
-
-
-def bytes_per_token(config: Eagle3Config, block_size: int) -> int:
-    """What the head keeps of a token: key and value, and its part of the block's feature."""
-    layer = config.layer
-    key_or_value = layer.num_kv_heads * KvDtype.FLOAT32.slot_bytes(layer.head_dim)
-    return 2 * key_or_value + -(-(4 * layer.hidden_size + 8) // block_size)

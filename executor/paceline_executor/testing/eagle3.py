@@ -100,7 +100,9 @@ def random_head(
     }
     shapes |= {"embed_tokens": (vocab, hidden)} if has_embedding else {}
     random = np.random.default_rng(seed)
-    tensors = {f"{name}.weight": _random(random, shape) for name, shape in shapes.items()}
+    tensors: dict[str, npt.NDArray[np.generic]] = {
+        f"{name}.weight": _random(random, shape) for name, shape in shapes.items()
+    }
     if drafted < vocab:
         target_ids = np.sort(random.choice(vocab, drafted, replace=False))
         tensors |= {"d2t": target_ids - np.arange(drafted), "t2d": np.isin(np.arange(vocab), target_ids)}

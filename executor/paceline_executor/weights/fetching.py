@@ -47,6 +47,7 @@ class FetchOptions:
     revision: str | None = None  # branch, tag or commit of a Hugging Face model; None is "main"
     endpoint: str | None = None  # URL of the Hugging Face hub; None is the hub itself
     offline: bool = False  # then only what is in the cache already is used
+    has_tokenizer: bool = True  # a folder is no model without one
 
 
 @contextlib.contextmanager
