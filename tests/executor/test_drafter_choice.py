@@ -105,9 +105,9 @@ def test_a_head_drafts_from_what_the_model_computes(models, tmp_path, dialect, q
     head = random_head(WIDE_CONFIG, aux_layers=(3, 2), draft_vocab_size=100).write(tmp_path / "head", dialect)
     speculation = {"drafter": "eagle3", "model": str(head)}
     with capture_logs() as events:
-        drafting = loaded(models["deep"], speculation, "--quantization", quantization)
+        drafting = loaded(models["deep"], speculation, "--quantization", quantization, "--kv-cache-memory", "512KiB")
     assert {"event": "drafter", "kind": "eagle3", "path": str(head), "log_level": "info"} in events
-    block_bytes = INT8_LAYER_BYTES if quantization == "auto" else FLOAT32_BLOCK_BYTES // 2
+    block_bytes = INT8_LAYER_BYTES if quantization == "auto" else FLOAT32_LAYER_BYTES
     head_bytes = 16 * (2 * 2 * 32 * 4 + 64 * 4 // 16 + 1)
     assert drafting.description.kv_geometry().bytes_per_block == 4 * block_bytes + head_bytes
 
@@ -119,7 +119,7 @@ def test_a_head_drafts_from_what_the_model_computes(models, tmp_path, dialect, q
 def test_a_head_of_another_model_is_refused(models, tmp_path):
     """Before weights are read."""
     head = random_head(replace(WIDE_CONFIG, vocab_size=300), aux_layers=(3, 2)).write(tmp_path / "head")
-    with pytest.raises(UnsupportedModelError, match="vocab_size is 300, and that of the model is 262; choose one"):
+    with pytest.raises(UnsupportedModelError, match="vocab_size is 300, and that of the model is 272; choose one"):
         loaded(models["deep"], {"drafter": "eagle3", "model": str(head)})
 
 
