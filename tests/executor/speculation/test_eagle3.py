@@ -19,13 +19,17 @@ from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
 from paceline_executor.speculation.eagle3 import Eagle3Drafter
+from paceline_executor.testing.drafters import wanted_drafts
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.eagle3 import random_head
 from paceline_executor.testing.models import tiny_checkpoint
+from paceline_executor.testing.plans import int32
 from paceline_executor.testing.random_plans import LIMITS, Request, Scheduler
 from paceline_executor.weights.eagle3_folder import eagle3_from_folder
 from paceline_kernels.decoder import AuxHidden
+from paceline_kernels.sampling.reference import gumbel_noise
 
 TARGET = tiny_checkpoint(
     num_layers=3,
@@ -242,3 +246,45 @@ def test_a_head_that_has_learnt_is_right(tmp_path, numerics, wanted, share):
         counts.update(run.counts)
     assert counts["verified"] >= 100
     assert counts["accepted"] >= share * counts["verified"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_drafts_are_drawn_with_the_noise_that_the_target_has_for_its_own_ids(tmp_path, seed):
+    """One after another, each at its own offset; no token is drawn that the head does not know."""
+    runner, prompt = runner_in(FLOAT32_NUMERICS), [7, 30, 2, 41, 41, 9, 13]
+    parts = random_head(TARGET.config, aux_layers=AUX_LAYERS, draft_vocab_size=20, seed=seed)
+    drafter = drafter_for(runner, parts.write(tmp_path / "head"), WeightKind.FLOAT32)
+    driver = Driver(runner)
+    row = driver.add(prompt, max_chunk=3)
+    driver.run([row], 1)
+    spare = next(block for block in range(LIMITS.num_blocks) if block not in row.blocks)
+    sampling = replace(wanted_drafts([(0, [0], 1)]).sampling, temperature=np.float32([0.8]), seeds=np.uint64([seed]))
+    wanting = WantingRow(0, int32(row.token_ids), 4, int32([*row.blocks, spare]), len(prompt))
+    (drafts,) = drafter.draft(WantedDrafts([wanting], replace(sampling, offsets=int32([1]))))
+
+    lessons, known = Lessons(parts, tmp_path / "probe", FLOAT32_NUMERICS), row.token_ids
+    cache = new_cache((LIMITS.max_model_len,), torch.float32)
+    features = lessons.head.features(lessons.states(known[:-1]))
+    found, logits = lessons.head.forward(features, inputs_of(known[1:], 0), cache)
+    target_ids, expected_drafts = np.flatnonzero(parts.tensors["t2d"]), []
+    for offset in range(1, 5):
+        noise = gumbel_noise(LIMITS.vocab_size, seed, offset)[target_ids]
+        expected_drafts.append(int(target_ids[np.argmax(logits.numpy()[0] / np.float32(0.8) + noise)]))
+        last = len(known) - 2 + offset
+        found, logits = lessons.head.forward(found, inputs_of(expected_drafts[-1:], last), cache)
+    assert drafts.tolist() == expected_drafts
+
+
+def test_a_row_whose_tokens_the_target_has_not_computed_has_no_drafts(tmp_path):
+    """Nor has one of a single token, which no feature goes before."""
+    runner = runner_in(FLOAT32_NUMERICS)
+    folder = random_head(TARGET.config, aux_layers=AUX_LAYERS).write(tmp_path / "head")
+    drafter = drafter_for(runner, folder, WeightKind.FLOAT32)
+    driver = Driver(runner)
+    row = driver.add([5, 6, 7, 8, 9, 10], max_chunk=4)
+    driver.step([row])
+    tables = [[*row.blocks, 0]] * 3
+    none, single, some = drafter.draft(
+        wanted_drafts([(0, row.token_ids, 3), (1, [5], 3), (2, row.token_ids[:5], 3)], tables)
+    )
+    assert (none.size, single.size, some.size) == (0, 0, 3)
