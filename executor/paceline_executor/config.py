@@ -79,9 +79,10 @@ class DrafterKind(enum.Enum):
     PROMPT_LOOKUP = "prompt_lookup"  # from a row's own tokens
     DRAFT_MODEL = "draft_model"
     TARGET_COPY = "target_copy"  # the model itself, packed, beside one in float32
+    EAGLE3 = "eagle3"  # a head that reads hidden states of the model
 
 
-_WITH_MODEL = (DrafterKind.DRAFT_MODEL,)
+_WITH_MODEL = (DrafterKind.DRAFT_MODEL, DrafterKind.EAGLE3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +282,9 @@ def _add_memory(group: argparse._ArgumentGroup) -> None:
         type=_speculation,
         default=SpeculationChoice(),
         metavar="FILE|JSON",
-        help=f"On a CPU, who drafts: a smaller model of the same vocabulary, {_SPECULATION}; target_copy, the model in"
-        " 8 bits, with --quantization none; prompt_lookup, the request's own tokens; or a file with this."
+        help=f"On a CPU, who drafts: a smaller model of the same vocabulary, {_SPECULATION}; eagle3, likewise with a"
+        " head of the model; target_copy, the model in 8 bits, with --quantization none; prompt_lookup, the request's"
+        " own tokens; or a file with this."
         " [default: prompt_lookup]",
     )
     group.add_argument(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -13,8 +14,13 @@ from paceline_executor.opening import Opened, ProgressLog, open_model
 from paceline_executor.runner.interface import WarmUpProgress
 from paceline_executor.sizing import DrafterNeeds, weight_bytes_of
 from paceline_executor.speculation.drafter import Drafter
-from paceline_executor.weights import Checkpoint
+from paceline_executor.weights import Checkpoint, FetchOptions, resolve_model
+from paceline_executor.weights.eagle3_config import eagle3_bytes_per_token
+from paceline_executor.weights.eagle3_folder import Eagle3Checkpoint, eagle3_from_folder
 from paceline_executor.weights.tokenizer import TokenizerBundle
+
+if TYPE_CHECKING:  # with torch, which takes seconds to import
+    from paceline_executor.runner.cpu import CpuRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class OpenedDrafter:
         model = self.checkpoint.config
         return DrafterNeeds(weight_bytes_of(model, self.numerics), self.numerics.bytes_per_token(model))
 
-    def read(self, limits: RowLimits, num_threads: int | None, progress: ProgressLog) -> Drafter:
+    def read(self, target: "CpuRunner", limits: RowLimits, progress: ProgressLog) -> Drafter:
         """Raises ModelError, StartError."""
         from paceline_executor.runner.cpu import CpuRunner
         from paceline_executor.speculation.draft_model import DraftModel, catch_up_within
@@ -43,18 +49,58 @@ class OpenedDrafter:
             block_size=limits.block_size,
             numerics=self.numerics,
             max_model_len=max_model_len,
-            num_threads=num_threads,
+            num_threads=target.num_threads,
             on_progress=on_warm_up,
         )
         max_catch_up = catch_up_within(runner.warm_up())
         return DraftModel(runner, max_model_len=max_model_len, vocab_size=model.vocab_size, max_catch_up=max_catch_up)
 
 
-def open_drafter(config: Config, target: Opened, numerics: Numerics, progress: ProgressLog) -> OpenedDrafter | None:
+@dataclass(frozen=True, slots=True)
+class OpenedHead:
+    """An EAGLE-3 head: its headers are read, its weights are not."""
+
+    checkpoint: Eagle3Checkpoint
+    numerics: Numerics  # the target's
+    block_size: int
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        weight_bytes = int(self.checkpoint.num_parameters() * self.numerics.max_bytes_per_weight())
+        return DrafterNeeds(weight_bytes, eagle3_bytes_per_token(self.checkpoint.config, self.block_size))
+
+    def read(self, target: "CpuRunner", limits: RowLimits, progress: ProgressLog) -> Drafter:
+        """It sees the target's steps from now on. Raises ModelError, StartError."""
+        from paceline_executor.models.eagle3 import Eagle3Head, operations_of_head
+        from paceline_executor.speculation.eagle3 import Eagle3Drafter
+        from paceline_kernels.warm_up.compile_process import have_ready
+
+        operations = operations_of_head(self.numerics.weights)
+        have_ready(
+            operations,
+            lambda name: progress.log("warm_up", f"drafter: compile {name}", operations.index(name) / len(operations)),
+        )
+        drafter = Eagle3Drafter(
+            Eagle3Head(self.checkpoint, target.embed, limits.max_model_len, self.numerics.weights),
+            self.checkpoint,
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            max_model_len=limits.max_model_len,
+            num_threads=target.num_threads,
+        )
+        target.observe_by(drafter)
+        return drafter
+
+
+def open_drafter(
+    config: Config, target: Opened, numerics: Numerics, progress: ProgressLog
+) -> OpenedDrafter | OpenedHead | None:
     """None for drafters without a model. numerics: the target's. Raises DrafterError, ModelError."""
     choice = config.speculation
     if choice.drafter is DrafterKind.PROMPT_LOOKUP:
         return None
+    if choice.drafter is DrafterKind.EAGLE3:
+        return _open_head(config, target, numerics, progress)
     if choice.model is None:
         opened = target
     else:
@@ -66,6 +112,16 @@ def open_drafter(config: Config, target: Opened, numerics: Numerics, progress: P
         _check_copy(mine, numerics)
     structlog.get_logger().info("drafter", kind=choice.drafter.value, path=str(opened.path))
     return OpenedDrafter(opened.checkpoint, mine)
+
+
+def _open_head(config: Config, target: Opened, numerics: Numerics, progress: ProgressLog) -> OpenedHead:
+    assert config.speculation.model is not None
+    options = FetchOptions(None, config.hub_endpoint, config.offline, has_tokenizer=False)
+    path = resolve_model(
+        config.speculation.model, cache_dir=config.cache_dir, on_progress=progress.fetch, options=options
+    )
+    structlog.get_logger().info("drafter", kind=config.speculation.drafter.value, path=str(path))
+    return OpenedHead(eagle3_from_folder(path, target.checkpoint.config), numerics, config.block_size)
 
 
 def _check_copy(copy: Numerics, target: Numerics) -> None:

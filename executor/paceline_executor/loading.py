@@ -96,7 +96,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
     )
     progress.log("model_load", "done", 1.0)
     step_points = runner.warm_up()
-    drafter = None if opened_drafter is None else opened_drafter.read(limits, config.num_threads, progress)
+    drafter = None if opened_drafter is None else opened_drafter.read(runner, limits, progress)
     progress.log("warm_up", "done", 1.0)
     structlog.get_logger().info(
         "numerics",

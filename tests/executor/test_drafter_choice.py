@@ -8,15 +8,23 @@ from structlog.testing import capture_logs
 
 from paceline_executor.__main__ import ExitCode, _code_of
 from paceline_executor.config import DrafterKind, SpeculationChoice, parse_config
-from paceline_executor.errors import DrafterError, LimitError, ModelNotFoundError, ShortMemoryError
+from paceline_executor.errors import (
+    DrafterError,
+    LimitError,
+    ModelNotFoundError,
+    ShortMemoryError,
+    UnsupportedModelError,
+)
 from paceline_executor.loading import load
 from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.runner_choice import choose_runner
 from paceline_executor.sizing import DrafterNeeds, limits_for
+from paceline_executor.testing.eagle3 import Dialect, random_head
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, byte_level_metadata, gguf_parts
 from paceline_executor.testing.plans import placement, plan
 
 WIDE_CONFIG = replace(TINY_CONFIG, head_dim=32)  # of sizes that can be packed
+DEEP_CONFIG = replace(WIDE_CONFIG, num_layers=4)
 SMALL_CONFIG = replace(WIDE_CONFIG, num_layers=1, max_model_len=128)
 # Keys and values, of 2 KV heads of 32 dimensions: in float32, and in int8 with a scale for each slot.
 FLOAT32_LAYER_BYTES = 16 * 2 * 2 * 32 * 4
@@ -29,7 +37,8 @@ def models(tmp_path_factory):
     """A target, a smaller model of the same vocabulary, and one of another."""
     folder = tmp_path_factory.mktemp("models")
     paths = {}
-    for name, config in (("target", WIDE_CONFIG), ("small", SMALL_CONFIG), ("other", SMALL_CONFIG)):
+    configs = {"target": WIDE_CONFIG, "small": SMALL_CONFIG, "other": SMALL_CONFIG, "deep": DEEP_CONFIG}
+    for name, config in configs.items():
         parts = gguf_parts(RandomCheckpoint(config))
         if name == "other":
             parts.metadata |= byte_level_metadata(merges=("l l", "Ġ t", "Ġt ll"))
@@ -89,6 +98,31 @@ def test_a_packed_copy_drafts_for_a_target_in_float32(models):
     assert num_accepted > num_verified / 2
 
 
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("quantization", ["auto", "none"])
+def test_a_head_drafts_from_what_the_model_computes(models, tmp_path, dialect, quantization):
+    """Of either dialect, over a reduced vocabulary; a block holds its keys, values and a feature."""
+    head = random_head(WIDE_CONFIG, aux_layers=(3, 2), draft_vocab_size=100).write(tmp_path / "head", dialect)
+    speculation = {"drafter": "eagle3", "model": str(head)}
+    with capture_logs() as events:
+        drafting = loaded(models["deep"], speculation, "--quantization", quantization, "--kv-cache-memory", "512KiB")
+    assert {"event": "drafter", "kind": "eagle3", "path": str(head), "log_level": "info"} in events
+    block_bytes = INT8_LAYER_BYTES if quantization == "auto" else FLOAT32_LAYER_BYTES
+    head_bytes = 16 * (2 * 2 * 32 * 4 + 64 * 4 // 16 + 1)
+    assert drafting.description.kv_geometry().bytes_per_block == 4 * block_bytes + head_bytes
+
+    tokens, num_verified, _ = output_of(drafting.engine, 0, 4)
+    assert tokens == output_of(drafting.engine, 1, 0)[0]
+    assert num_verified >= 100
+
+
+def test_a_head_of_another_model_is_refused(models, tmp_path):
+    """Before weights are read."""
+    head = random_head(replace(WIDE_CONFIG, vocab_size=300), aux_layers=(3, 2)).write(tmp_path / "head")
+    with pytest.raises(UnsupportedModelError, match="vocab_size is 300, and that of the model is 272; choose one"):
+        loaded(models["deep"], {"drafter": "eagle3", "model": str(head)})
+
+
 def test_blocks_and_weights_of_both_models_fit_into_memory():
     """A drafter costs blocks, and memory that is left for them."""
     config = parse_config(["--max-num-seqs", "2000", "--kv-cache-memory", "1MiB"])
@@ -137,6 +171,7 @@ def test_models_draft_on_a_cpu_alone(runner):
         ({"drafter": "prompt_lookup"}, SpeculationChoice()),
         ({"drafter": "target_copy"}, SpeculationChoice(DrafterKind.TARGET_COPY)),
         ({"drafter": "draft_model", "model": "a/b"}, SpeculationChoice(DrafterKind.DRAFT_MODEL, "a/b")),
+        ({"drafter": "eagle3", "model": "a/b"}, SpeculationChoice(DrafterKind.EAGLE3, "a/b")),
     ],
 )
 def test_the_option_is_json_or_a_file_with_it(value, choice, tmp_path):
@@ -154,8 +189,9 @@ def test_the_option_is_json_or_a_file_with_it(value, choice, tmp_path):
         ("nowhere.json", "cannot read nowhere.json"),
         ("{", "write JSON such as"),
         ('{"drafters": 1}', "it has fields drafter and model alone"),
-        ('{"model": "a"}', "'None' is not one of prompt_lookup, draft_model, target_copy"),
+        ('{"model": "a"}', "'None' is not one of prompt_lookup, draft_model, target_copy, eagle3"),
         ('{"drafter": "draft_model"}', "draft_model needs a model"),
+        ('{"drafter": "eagle3"}', "eagle3 needs a model"),
         ('{"drafter": "draft_model", "model": 7}', "draft_model needs a model"),
         ('{"drafter": "target_copy", "model": "a"}', "target_copy has no model of its own: leave model out"),
     ],

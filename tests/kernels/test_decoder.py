@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_kernels.compiler import jit
-from paceline_kernels.decoder import Decoder, DecoderBatch, reference
+from paceline_kernels.decoder import AuxHidden, Decoder, DecoderBatch, reference
 from paceline_kernels.testing.decoders import (
     HEAD_DIM,
+    HIDDEN,
     NUM_KV_HEADS,
     NUM_LAYERS,
     VOCAB,
@@ -184,6 +185,44 @@ def test_chunks_do_not_change_a_bit(dtype, chunk, weights):
     steps = [[(0, start, min(start + chunk, 270))] for start in range(0, 270, chunk)]
     chunks = compute(dtype, random_contexts(270, seed=1), *steps, weights=weights)
     assert torch.equal(torch.cat(chunks), compute(dtype, contexts, [(0, 0, 270)], weights=weights)[0])
+
+
+AUX_LAYERS = (3, 1)
+
+
+def with_aux(weights, dtype, contexts, *steps):
+    """The hidden states of each step, and its logits; what nobody writes is NaN."""
+    decoder, caches, found = Decoder(weights), new_caches(dtype), []
+    for step in steps:
+        batch = batch_of(*((contexts[i], *cut) for i, *cut in step))
+        batch = dataclasses.replace(batch, logit_tokens=batch.logit_tokens[-1:])
+        aux = AuxHidden(AUX_LAYERS, torch.full((len(batch.token_ids), len(AUX_LAYERS), HIDDEN), float("nan")))
+        found.append((aux.states, decoder.forward(batch, *caches, aux=aux).clone()))
+    return found
+
+
+@KINDS
+@DTYPES
+def test_hidden_states_between_layers_are_those_of_the_reference(dtype, weights, monkeypatch):
+    """In the order of the layers that are asked for, of tokens whose logits nobody wants too, the same bits in chunks.
+
+    They cost the logits nothing. Off by what is rounded apart, see the first test.
+    """
+    monkeypatch.setattr(sys.modules[__name__], "NUM_LAYERS", 4)
+    weights = dataclasses.replace(weights, layers=weights.layers * 2)
+    contexts = random_contexts(70, 9)
+    steps = [(0, 0, 68), (1, 0, 8)], [(0, 68, 70), (1, 8, 9)]
+    (aux, logits), _ = with_aux(weights, dtype, contexts, *steps)
+    batch = batch_of((contexts[0], 0, 68), (contexts[1], 0, 8))
+    expected = AuxHidden(AUX_LAYERS, torch.full_like(aux, float("nan")))
+    reference.forward(weights, batch, *new_caches(dtype), expected)
+    errors = (aux - expected.states).abs().amax(dim=2) / expected.states.std()
+    assert errors.max() < 0.1
+    assert errors.median() < 0.02
+    assert (expected.states[:, 0] - expected.states[:, 1]).abs().mean() > 10 * errors.mean()
+    assert torch.equal(logits, compute(dtype, contexts, *steps[:1], weights=weights)[0][-1:])
+    chunks = with_aux(weights, dtype, contexts, [(0, 0, 5)], [(1, 0, 8), (0, 5, 68)])
+    assert torch.equal(torch.cat((chunks[0][0], chunks[1][0][8:], chunks[1][0][:8])), aux)
 
 
 @KINDS

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from paceline_kernels.decoder import Decoder, DecoderBatch
+from paceline_kernels.decoder import AuxHidden, Decoder, DecoderBatch
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.quantized_linear import WeightFormat
 from paceline_kernels.testing.decoders import (
     HEAD_DIM,
+    HIDDEN,
     NUM_KV_HEADS,
     NUM_LAYERS,
     NUM_POSITIONS,
@@ -39,13 +40,13 @@ SOUND = {
 }
 
 
-def refused(match, keys=None, values=None, weights=WEIGHTS, **changes):
+def refused(match, keys=None, values=None, weights=WEIGHTS, aux=None, **changes):
     """The sound batch with these changes is refused, and nothing is written."""
     shape = (NUM_LAYERS, NUM_BLOCKS, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     fresh = [torch.full(shape, float("nan"), dtype=torch.float16) for _ in range(2)]
     caches = [fresh[0] if keys is None else keys, fresh[1] if values is None else values]
     with pytest.raises(KernelArgumentError, match=match):
-        Decoder(weights).forward(DecoderBatch(**(SOUND | changes)), *caches)
+        Decoder(weights).forward(DecoderBatch(**(SOUND | changes)), *caches, aux=aux)
     assert all(cache.isnan().all() for cache in fresh)
 
 
@@ -71,6 +72,22 @@ def refused(match, keys=None, values=None, weights=WEIGHTS, **changes):
 def test_an_index_that_names_nothing_is_refused(name, value, problem):
     """Compiled code never sees it."""
     refused(problem, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("layers", "states", "problem"),
+    [
+        ((0,), torch.zeros(2, 1, HIDDEN), "aux.layers must be 1 to 1, each once"),  # nothing flows between layers there
+        ((NUM_LAYERS,), torch.zeros(2, 1, HIDDEN), "aux.layers must be 1 to 1"),
+        ((1, 1), torch.zeros(2, 2, HIDDEN), "each once"),
+        ((1,), torch.zeros(3, 1, HIDDEN), "aux.states must have shape"),
+        ((1,), torch.zeros(2, 2, HIDDEN), "aux.states must have shape"),
+        ((1,), torch.zeros(2, 1, HIDDEN).double(), "aux.states must be torch.float32"),
+    ],
+)
+def test_hidden_states_without_a_place_are_refused(layers, states, problem):
+    """Between two layers there are some, and memory for every token is needed."""
+    refused(problem, aux=AuxHidden(layers, states))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from paceline_kernels.attention import Splits
-from paceline_kernels.decoder import DecoderBatch, PhaseTime
+from paceline_kernels.decoder import AuxHidden, DecoderBatch, PhaseTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,25 @@ class KvCache:
 
 
 class Model(Protocol):
-    def forward(self, inputs: ForwardInputs, kv_cache: KvCache, times: list[PhaseTime] | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        inputs: ForwardInputs,
+        kv_cache: KvCache,
+        *,
+        aux: AuxHidden | None = None,
+        times: list[PhaseTime] | None = None,
+    ) -> torch.Tensor:
         """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab].
 
         They are valid until the next call, and of the type that the device computes with. Where the batch asks for
-        those of the token -1 they are NaN. times: gets the phases whose times are known. Raises KernelArgumentError for
-        a batch that names tokens, positions or blocks that do not exist; of a GPU, for shapes and types alone.
+        those of the token -1 they are NaN. aux: hidden states that a drafter wants are written there. times: gets the
+        phases whose times are known. Raises KernelArgumentError for a batch that names tokens, positions or blocks that
+        do not exist; of a GPU, for shapes and types alone.
         """
+        ...
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The embeddings of tokens, [count] int32, as they are stored: [count, hidden] float32, new."""
         ...
 
 

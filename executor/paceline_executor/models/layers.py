@@ -12,6 +12,7 @@ import torch
 
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 from paceline_kernels.linear import Splits, linear
+from paceline_kernels.quantized_linear import PackedWeight, quantized_linear
 from paceline_kernels.scaled_linear import ScaledWeight, scaled_linear
 
 
@@ -40,6 +41,17 @@ class DenseLinear:
 
     def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
         return linear(x, self.weight, self.bias, splits=splits)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A linear layer of a CPU with weights of 4 or 8 bits and inputs made int8, without a bias."""
+
+    weight: PackedWeight
+
+    def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:  # noqa: ARG002 (of GPUs)
+        """See `Linear`."""
+        return quantized_linear(x, self.weight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from paceline_executor.models.rope import rope_tables
 from paceline_executor.weights.checkpoint import Activation
 from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.attention import Splits, paged_attention
-from paceline_kernels.decoder import PhaseTime
+from paceline_kernels.decoder import AuxHidden, PhaseTime
 from paceline_kernels.rms_norm import rms_norm
 from paceline_kernels.rope import HeadNorms, rope_and_write_kv
 from paceline_kernels.take_rows import take_rows
@@ -73,17 +73,22 @@ class LlamaModel:
         self,
         inputs: ForwardInputs,
         kv_cache: KvCache,
+        *,
+        aux: AuxHidden | None = None,
         times: list[PhaseTime] | None = None,  # noqa: ARG002  of its operations none is timed
     ) -> torch.Tensor:
-        return self.logits(self.hidden(inputs, kv_cache), inputs.splits)
+        return self.logits(self.hidden(inputs, kv_cache, aux), inputs.splits)
 
-    def hidden(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+    def hidden(self, inputs: ForwardInputs, kv_cache: KvCache, aux: AuxHidden | None = None) -> torch.Tensor:
         config, eps = self._config, self._config.rms_norm_eps
         # Every layer adds to the stream; the norms add the output of the layer before to it in passing.
         stream = take_rows(self._embedding, inputs.token_ids, config.embedding_scale)
         hidden = rms_norm(stream, self._layers[0].attention_norm, eps)
         next_norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
+            if aux is not None and index in aux.layers:
+                # Not by torch, which would copy with threads of its own.
+                aux.states.numpy()[:, aux.layers.index(index)] = stream.numpy()
             attended = self._attend(layer, hidden, inputs, kv_cache.layer(index))
             hidden = rms_norm(attended, layer.feed_forward_norm, eps, residual=stream)
             hidden = rms_norm(self._feed(layer, hidden, inputs), next_norm, eps, residual=stream)
@@ -95,6 +100,10 @@ class LlamaModel:
         if config.logit_softcap is not None:
             softcap(logits, config.logit_softcap)
         return logits
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """See `Model.embed`."""
+        return take_rows(self._embedding, token_ids)
 
     def _feed(self, layer: LlamaLayer, hidden: torch.Tensor, inputs: ForwardInputs) -> torch.Tensor:
         """hidden: [num_tokens, hidden], normalised. Returns the same shape."""

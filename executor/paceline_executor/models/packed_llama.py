@@ -12,8 +12,8 @@ from paceline_executor.models.llama import GATES
 from paceline_executor.models.rope import rope_tables
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_executor.weights.quantized_rows import Int4Rows, Int8Rows, QuantizedRows
-from paceline_kernels.decoder import Decoder, DecoderLayer, DecoderWeights, HeadNorms, PhaseTime, PostNorms
-from paceline_kernels.quantized_linear import PackedWeight, pack_int4, pack_int8, quantize
+from paceline_kernels.decoder import AuxHidden, Decoder, DecoderLayer, DecoderWeights, HeadNorms, PhaseTime, PostNorms
+from paceline_kernels.quantized_linear import PackedWeight, pack_int4, pack_int8, quantize, unpack_rows
 
 
 class PackedLlamaModel:
@@ -21,7 +21,7 @@ class PackedLlamaModel:
 
     def __init__(self, checkpoint: Checkpoint, max_model_len: int) -> None:
         config, weights = checkpoint.config, HostWeights(checkpoint)
-        embedding = read_packed(checkpoint, ("model.embed_tokens.weight",))
+        self._embedding = embedding = read_packed(checkpoint, ("model.embed_tokens.weight",))
         tables, table_of_layer = rope_tables(config, max_model_len)
         self._decoder = Decoder(
             DecoderWeights(
@@ -45,8 +45,18 @@ class PackedLlamaModel:
             )
         )
 
-    def forward(self, inputs: ForwardInputs, kv_cache: KvCache, times: list[PhaseTime] | None = None) -> torch.Tensor:
-        return self._decoder.forward(inputs, kv_cache.keys, kv_cache.values, times=times)
+    def forward(
+        self,
+        inputs: ForwardInputs,
+        kv_cache: KvCache,
+        *,
+        aux: AuxHidden | None = None,
+        times: list[PhaseTime] | None = None,
+    ) -> torch.Tensor:
+        return self._decoder.forward(inputs, kv_cache.keys, kv_cache.values, aux=aux, times=times)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return unpack_rows(self._embedding, token_ids)
 
 
 def read_packed(checkpoint: Checkpoint, names: tuple[str, ...]) -> PackedWeight:

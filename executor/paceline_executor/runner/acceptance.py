@@ -37,3 +37,11 @@ def counting_draws(batch: StepBatch, drawn: Int32Array, is_drawn: BoolArray) -> 
     num_wrong = np.concatenate(([0], np.cumsum(~goes_on)))[:-1]  # before each draw
     counts = is_drawn & (num_wrong == np.repeat(num_wrong[first], num_draws))
     return np.add.reduceat(counts, first, dtype=np.int32) if first.size else np.zeros(0, dtype=np.int32), counts
+
+
+def num_valid_tokens(batch: StepBatch, num_accepted: Int32Array) -> Int32Array:
+    """How many tokens of every row are no wrong drafts, [num_rows]. num_accepted: draws that count of sampled rows."""
+    num_valid = np.diff(batch.cu_seqlens)
+    if batch.num_drafts is not None:
+        num_valid[batch.sampled] -= batch.num_drafts - np.maximum(num_accepted - 1, 0)
+    return num_valid

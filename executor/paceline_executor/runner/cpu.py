@@ -17,7 +17,7 @@ from paceline_executor.errors import StartError
 from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.profiling.host_trace import HostProfiler
-from paceline_executor.runner.acceptance import counting_draws, first_draws, places_of_draws
+from paceline_executor.runner.acceptance import counting_draws, first_draws, num_valid_tokens, places_of_draws
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.inputs import forward_inputs, logit_rules, row_problem, sampling_parameters
 from paceline_executor.runner.interface import (
@@ -27,6 +27,7 @@ from paceline_executor.runner.interface import (
     SamplingColumns,
     StepBatch,
     StepHandle,
+    StepObserver,
     StepOutput,
     TokenLogprobs,
     WarmUpProgress,
@@ -38,7 +39,7 @@ from paceline_executor.runner.prompt_logprobs import Piece, by_row, cut
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.compiler import jit
-from paceline_kernels.decoder import PhaseTime
+from paceline_kernels.decoder import AuxHidden, PhaseTime
 from paceline_kernels.sampling import SampleOutcome, Samples, sample, token_logprobs
 from paceline_kernels.vector.integers import this_processor
 from paceline_kernels.warm_up.compile_process import have_ready
@@ -84,6 +85,8 @@ class CpuRunner:
         self._max_model_len = min(num_blocks * block_size, max_model_len or checkpoint.config.max_model_len)
         self._model = build_model(checkpoint, self._max_model_len, numerics.weights)
         self.profiler = HostProfiler(clock_ns)
+        self._hidden_size = checkpoint.config.hidden_size
+        self._observer: StepObserver | None = None
 
     @property
     def kv_geometry(self) -> KvGeometry:
@@ -101,6 +104,15 @@ class CpuRunner:
     def instructions(self) -> str:
         """Returns "AVX-512 VNNI", "AVX2" or "none"."""
         return this_processor().value
+
+    @property
+    def embed(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """See `Model.embed`."""
+        return self._model.embed
+
+    def observe_by(self, observer: StepObserver) -> None:
+        """Hidden states of all steps from now on go to it."""
+        self._observer = observer
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
         """Another process compiles for about a minute, once; the code is stored on disk."""
@@ -128,7 +140,9 @@ class CpuRunner:
         parts = cut(batch)
         prompt_logprobs, problems = by_row((piece.row, self._prompt_logprobs(piece)) for piece in parts.pieces)
         rest = parts.rest
-        logits = self._logits(rest, places_of_draws(rest)) if rest.token_ids.size else torch.empty(0, 1)
+        logits, aux = torch.empty(0, 1), None
+        if rest.token_ids.size:
+            logits, aux = self._forward(rest, places_of_draws(rest))
         forwarded_ns = self._clock_ns()
         samples = _sample(logits, rest.sampling)
         outcomes, token_ids = samples.outcomes.numpy(), samples.token_ids.numpy()
@@ -139,17 +153,19 @@ class CpuRunner:
         num_accepted, counts = counting_draws(rest, token_ids, outcomes == SampleOutcome.DRAWN)
         if problems:
             num_accepted, counts = _without(batch, list(problems), num_accepted, counts)
-        end_ns = self._clock_ns()
+        sampled_ns = self._clock_ns()
         if self.profiler.is_on:
             self.profiler.add("forward", start_ns, forwarded_ns)
-            self.profiler.add("draw", forwarded_ns, end_ns)
+            self.profiler.add("draw", forwarded_ns, sampled_ns)
+        if aux is not None:
+            self._tell(rest, aux, num_valid_tokens(rest, num_accepted))
         return StepOutput(
             num_accepted=num_accepted,
             token_ids=token_ids[counts],
             logprobs=_logprobs(samples, batch, counts),
             problems=problems,
-            forward_ns=forwarded_ns - start_ns,
-            sample_ns=end_ns - forwarded_ns,
+            forward_ns=forwarded_ns - start_ns + self._clock_ns() - sampled_ns,
+            sample_ns=sampled_ns - forwarded_ns,
             prompt_logprobs=prompt_logprobs,
         )
 
@@ -159,20 +175,28 @@ class CpuRunner:
     def wait(self, handle: StepHandle) -> StepOutput:
         return output_of(handle)
 
-    def _logits(self, batch: StepBatch, logit_tokens: Int32Array) -> torch.Tensor:
-        """They are valid until the next forward pass."""
+    def _forward(self, batch: StepBatch, logit_tokens: Int32Array) -> tuple[torch.Tensor, AuxHidden | None]:
+        """The logits are valid until the next forward pass."""
+        aux = None
+        if self._observer is not None:
+            layers = self._observer.aux_layers
+            aux = AuxHidden(layers, torch.empty(batch.token_ids.size, len(layers), self._hidden_size))
         inputs = forward_inputs(batch, self._geometry.block_size, logit_tokens)
-        if not self.profiler.is_on:
-            return self._model.forward(inputs, self._kv_cache)
-        times: list[PhaseTime] = []
-        logits = self._model.forward(inputs, self._kv_cache, times)
-        for phase in times:
+        times: list[PhaseTime] | None = [] if self.profiler.is_on else None
+        logits = self._model.forward(inputs, self._kv_cache, aux=aux, times=times)
+        for phase in times or ():
             self.profiler.add_kernel(phase.phase, phase.layer, phase.start_ns, phase.end_ns, phase.num_bytes)
-        return logits
+        return logits, aux
+
+    def _tell(self, batch: StepBatch, aux: AuxHidden, num_valid: Int32Array) -> None:
+        assert self._observer is not None
+        self._observer.observe(batch, aux.states.numpy(), num_valid)
 
     def _prompt_logprobs(self, piece: Piece) -> TokenLogprobs:
         num_tokens = piece.batch.token_ids.size
-        logits = self._logits(piece.batch, np.arange(num_tokens, dtype=np.int32))
+        logits, aux = self._forward(piece.batch, np.arange(num_tokens, dtype=np.int32))
+        if aux is not None:
+            self._tell(piece.batch, aux, np.array([num_tokens], dtype=np.int32))
         num_top = torch.full((num_tokens,), piece.num_top, dtype=torch.int32)
         values = token_logprobs(logits, torch.from_numpy(np.array(piece.target_token_ids)), num_top)
         return TokenLogprobs(values.logprobs.numpy(), values.top_token_ids.numpy(), values.top_logprobs.numpy())
@@ -182,6 +206,8 @@ class CpuRunner:
         pairs = [torch.from_numpy(np.array(blocks, dtype=np.int32)) for blocks in (sources, destinations)]
         block_copy(self._kv_cache.keys, *pairs)
         block_copy(self._kv_cache.values, *pairs)
+        if self._observer is not None:
+            self._observer.copy_blocks(sources, destinations)
 
 
 def checked_threads(num_threads: int | None) -> int:

@@ -25,17 +25,25 @@ def forward_inputs(batch: StepBatch, block_size: int, logit_tokens: Int32Array) 
     """CPU tensors, with the slot of every token. logit_tokens: places in the batch of wanted logits. Raises IndexError
     for a position outside of its row's block table.
     """
-    rows = np.repeat(np.arange(batch.context_lens.size), np.diff(batch.cu_seqlens))
-    blocks = batch.block_tables[rows, batch.positions // block_size].astype(np.int64)
+    slots = slots_of(batch.positions, batch.cu_seqlens, batch.block_tables, block_size)
     return ForwardInputs(
         token_ids=_tensor(batch.token_ids, np.int32),
         positions=_tensor(batch.positions, np.int32),
-        slot_mapping=_tensor(blocks * block_size + batch.positions % block_size, np.int64),
+        slot_mapping=_tensor(slots, np.int64),
         cu_seqlens=_tensor(batch.cu_seqlens, np.int32),
         context_lens=_tensor(batch.context_lens, np.int32),
         block_tables=_tensor(batch.block_tables, np.int32),
         logit_tokens=_tensor(logit_tokens, np.int32),
     )
+
+
+def slots_of(
+    positions: Int32Array, cu_seqlens: Int32Array, block_tables: Int32Array, block_size: int
+) -> npt.NDArray[np.int64]:
+    """Where the tokens of a flat batch lie, [num_tokens]. Raises IndexError."""
+    rows = np.repeat(np.arange(cu_seqlens.size - 1), np.diff(cu_seqlens))
+    blocks = block_tables[rows, positions // block_size].astype(np.int64)
+    return blocks * block_size + positions % block_size
 
 
 def sampling_parameters(columns: SamplingColumns) -> SamplingParameters:

@@ -222,6 +222,25 @@ class WarmUpProgress:
     num_steps: int
 
 
+class StepObserver(Protocol):
+    """Who wants hidden states of every step: a drafter that reads them. Called from the step thread."""
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """The layers whose inputs it wants, 1 to num_layers - 1, each once."""
+        ...
+
+    def observe(self, batch: StepBatch, states: Float32Array, num_valid: Int32Array) -> None:
+        """The batch was computed. states: [num_tokens, layers, hidden]. num_valid: [num_rows] tokens of each row, at
+        least 1; those behind are drafts that were wrong.
+        """
+        ...
+
+    def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
+        """As `Runner.copy_blocks` did."""
+        ...
+
+
 class Runner(Protocol):
     """All methods are called from one thread, the step thread.
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from paceline_executor.runner.interface import Int32Array, Runner, SamplingColumns, StepBatch
 from paceline_executor.runner.row_rules import NO_TOKENS
-from paceline_executor.runner.rule_columns import Ruled, rule_columns
+from paceline_executor.runner.rule_columns import Ruled
 from paceline_executor.speculation.block_contents import BlockContents
-from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
+from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, draws_behind
 
 _CATCH_UP_NS = 50e6
 _MIN_CATCH_UP = 16  # tokens
@@ -137,14 +137,5 @@ class DraftModel:
 
 
 def _columns(chains: list[_Chain], sampling: SamplingColumns) -> SamplingColumns:
-    places = [chain.place for chain in chains]
-    return SamplingColumns(
-        temperature=sampling.temperature[places],
-        top_k=sampling.top_k[places],
-        top_p=sampling.top_p[places],
-        min_p=sampling.min_p[places],
-        seeds=sampling.seeds[places],
-        offsets=sampling.offsets[places] + np.array([chain.drafts.size for chain in chains], dtype=np.int32),
-        num_logprobs=np.full(len(chains), -1, dtype=np.int32),
-        rules=rule_columns([chain.ruled for chain in chains]),
-    )
+    num_drafted = np.array([chain.drafts.size for chain in chains], dtype=np.int32)
+    return draws_behind(sampling, [chain.place for chain in chains], num_drafted, [chain.ruled for chain in chains])

@@ -4,9 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from paceline_executor.profiling.profiler import Profiler
 from paceline_executor.runner.interface import Int32Array, SamplingColumns
 from paceline_executor.runner.row_rules import RowRules
+from paceline_executor.runner.rule_columns import Ruled, rule_columns
 
 MAX_NUM_DRAFT_TOKENS = 8
 """Of a row and step; MEASURED.md says why."""
@@ -30,6 +33,22 @@ class WantedDrafts:
 
     rows: Sequence[WantingRow]
     sampling: SamplingColumns
+
+
+def draws_behind(
+    sampling: SamplingColumns, places: Sequence[int], num_drafted: Int32Array, ruled: Sequence[Ruled | None]
+) -> SamplingColumns:
+    """How the target will draw what follows the drafts of rows. places: of the rows in `sampling`, in any order."""
+    return SamplingColumns(
+        temperature=sampling.temperature[places],
+        top_k=sampling.top_k[places],
+        top_p=sampling.top_p[places],
+        min_p=sampling.min_p[places],
+        seeds=sampling.seeds[places],
+        offsets=sampling.offsets[places] + num_drafted,
+        num_logprobs=np.full(len(places), -1, dtype=np.int32),
+        rules=rule_columns(ruled),
+    )
 
 
 class Drafter(Protocol):

@@ -43,6 +43,7 @@ class FetchOptions:
     revision: str | None = None  # of a Hugging Face model; None is "main"
     endpoint: str | None = None  # None is the Hugging Face hub itself
     offline: bool = False  # use only what is in the cache
+    has_tokenizer: bool = True  # a folder is no model without one
 
 
 @contextlib.contextmanager

@@ -96,6 +96,12 @@ def read_hf_config(path: Path) -> ModelConfig:
     return _read_family(family, (text or file).with_defaults(family.defaults))
 
 
+def read_llama(config: JsonFields) -> ModelConfig:
+    """The configuration of a Llama that these fields state, whatever file they stand in. Raises the same."""
+    family = _FAMILIES["llama"]
+    return _read_family(family, config.with_defaults(family.defaults))
+
+
 def _check_plain_weights(config: JsonFields) -> None:
     """Floats, and float8 with a scale for each tensor or row, whatever writes them."""
     quantization = config.object("quantization_config") or config.object("compression_config")

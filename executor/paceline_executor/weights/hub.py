@@ -47,7 +47,7 @@ def fetch_from_hub(hub_id: HubId, *, cache_dir: Path, on_progress: OnProgress, o
         listing = _find_listing(hub_id, _Records(root), options)
         fetch = _CommitFetch(hub_id, listing, root / listing.commit, on_progress, options)
         fetch.complete(first_files(hub_id, listing.files))
-        names = all_files(hub_id, listing.files, fetch.folder)
+        names = all_files(hub_id, listing.files, fetch.folder, has_tokenizer=options.has_tokenizer)
         fetch.complete(names)
     except OSError as error:
         raise storage_error(error, str(hub_id), root) from error

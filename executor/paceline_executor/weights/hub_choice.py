@@ -29,8 +29,8 @@ def first_files(hub_id: HubId, names: Iterable[str]) -> list[str]:
     return [_gguf_file(hub_id, plain)]
 
 
-def all_files(hub_id: HubId, names: Iterable[str], folder: Path) -> list[str]:
-    """folder: where the first files are.
+def all_files(hub_id: HubId, names: Iterable[str], folder: Path, *, has_tokenizer: bool = True) -> list[str]:
+    """folder: where the first files are. has_tokenizer: whether the model needs one.
 
     Raises UnsupportedModelError where a needed one is missing, and ModelCorruptError for an index that is none.
     """
@@ -38,13 +38,15 @@ def all_files(hub_id: HubId, names: Iterable[str], folder: Path) -> list[str]:
     if first and first != [INDEX_FILE]:
         return first
     present = {name for name in names if _PLAIN_NAME.fullmatch(name)}
-    needed = [CONFIG_FILE, _TOKENIZER_FILE, *(shard_names(folder) if first else [WEIGHTS_FILE])]
+    tokenizer = [_TOKENIZER_FILE] if has_tokenizer else []
+    needed = [CONFIG_FILE, *tokenizer, *(shard_names(folder) if first else [WEIGHTS_FILE])]
     missing = [name for name in needed if name not in present]
     if missing:
         raise UnsupportedModelError(
             f"{hub_id} cannot be served by this version: it has no {shown(missing[0])}; choose another model"
         )
-    return [*first, *needed, *(name for name in _COMPANIONS if name in present)]
+    companions = _COMPANIONS if has_tokenizer else ()
+    return [*first, *needed, *(name for name in companions if name in present)]
 
 
 def _gguf_file(hub_id: HubId, names: list[str]) -> str:

@@ -5,19 +5,21 @@ Refuses to know tokenizers, and how a model computes.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_executor.weights.hf_config import read_hf_config
 from paceline_executor.weights.json_fields import JsonFields
 from paceline_executor.weights.refusals import damaged, shown, unreadable, unsupported
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
 from paceline_executor.weights.stored_kv_scales import take_kv_scales
-from paceline_executor.weights.stored_tensor import FileBytes, FloatType, StoredTensor
+from paceline_executor.weights.stored_tensor import FileBytes, FloatType, StoredIntegers, StoredTensor
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -32,6 +34,11 @@ _DTYPES = {
     "F16": FloatType.FLOAT16,
     "BF16": FloatType.BFLOAT16,
     "F8_E4M3": FloatType.FLOAT8_E4M3FN,
+}
+_INTEGERS: Mapping[str, np.dtype[np.generic]] = {
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "BOOL": np.dtype(np.bool_),
 }
 # Scales of activations are measured anew in each step.
 _SCALE, _IGNORED_SCALE = "_scale", ".input_scale"
@@ -49,17 +56,24 @@ def checkpoint_from_folder(folder: Path) -> StoredCheckpoint:
     """Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError, before memory is taken for any weight."""
     config = read_hf_config(folder / CONFIG_FILE)
     tensors: dict[str, StoredTensor] = {}
-    for name in shard_names(folder):
-        for stored_name, tensor in _read_header(folder / name):
-            known_as = _known_as(stored_name)
-            if known_as in tensors:
-                raise damaged(tensor.source.path, f"tensor {shown(stored_name)} appears twice")
-            if known_as is not None:
-                tensors[known_as] = tensor
+    for stored_name, tensor in read_headers(folder):
+        known_as = _known_as(stored_name)
+        if isinstance(tensor, StoredIntegers):
+            raise _not_read(tensor.source.path, stored_name, str(tensor.dtype))
+        if known_as in tensors:
+            raise damaged(tensor.source.path, f"tensor {shown(stored_name)} appears twice")
+        if known_as is not None:
+            tensors[known_as] = tensor
     kv_scales = take_kv_scales(config, tensors)
     tensors = _with_scales(tensors)
     _check_tensors(folder, config, tensors)
     return StoredCheckpoint(config, tensors, kv_scales)
+
+
+def read_headers(folder: Path) -> Iterator[tuple[str, StoredTensor | StoredIntegers]]:
+    """The tensors of all files by their names there. Raises as `checkpoint_from_folder` does."""
+    for name in shard_names(folder):
+        yield from _read_header(folder / name)
 
 
 def shard_names(folder: Path) -> list[str]:
@@ -84,7 +98,7 @@ def _are_texts(places: dict[object, object]) -> bool:
     return all(isinstance(name, str) for name in places.values())
 
 
-def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor | StoredIntegers]]:
     """Yields them in the order of their bytes."""
     start = _LENGTH_BYTES + _header_length(path)
     try:
@@ -92,16 +106,23 @@ def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             for name in file.offset_keys():
                 part = file.get_slice(name)
                 dtype = part.get_dtype()
-                if dtype not in _DTYPES:
-                    raise unsupported(
-                        path, f"tensor {shown(name)} is of type {shown(dtype)}; {', '.join(_DTYPES)} are read"
-                    )
-                tensor = StoredTensor(name, _DTYPES[dtype], tuple(part.get_shape()), FileBytes(path), start)
+                place = (tuple(part.get_shape()), FileBytes(path), start)
+                tensor: StoredTensor | StoredIntegers
+                if dtype in _DTYPES:
+                    tensor = StoredTensor(name, _DTYPES[dtype], *place)
+                elif dtype in _INTEGERS:
+                    tensor = StoredIntegers(name, _INTEGERS[dtype], *place)
+                else:
+                    raise _not_read(path, name, dtype)
                 # The library has checked that the next tensor begins here.
                 start += tensor.num_bytes
                 yield name, tensor
     except (SafetensorError, OSError) as error:
         raise damaged(path, f"the safetensors library refuses it ({shown(str(error))})") from error
+
+
+def _not_read(path: Path, name: str, dtype: str) -> UnsupportedModelError:
+    return unsupported(path, f"tensor {shown(name)} is of type {shown(dtype)}; {', '.join(_DTYPES)} are read")
 
 
 def _header_length(path: Path) -> int:

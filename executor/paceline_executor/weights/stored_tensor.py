@@ -20,6 +20,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from paceline_executor.weights.refusals import damaged
 
 ByteArray = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
 
 
 class FloatType(enum.Enum):
@@ -146,3 +147,25 @@ class StoredTensor:
         heads, within = np.divmod(rows, head_dim)
         places: npt.NDArray[np.int64] = heads * head_dim + within % 2 * (head_dim // 2) + within // 2
         return places
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIntegers:
+    """Whole numbers or flags as a file stores them. Weights are none; a drafter's map of token ids is."""
+
+    name: str  # in the file
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    source: ByteSource
+    start: int  # of the bytes in the source
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read(self) -> Int64Array:
+        """All of them; a flag is 0 or 1. Raises ModelCorruptError."""
+        data = np.empty(self.num_bytes, np.uint8)
+        if data.size:
+            self.source.read_into(data.data, self.start)
+        return data.view(self.dtype).reshape(self.shape).astype(np.int64)

@@ -8,10 +8,26 @@ import torch
 
 from paceline_kernels.arguments import check_tensor
 from paceline_kernels.decoder.times import PhaseTime
-from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights, HeadNorms, PostNorms
+from paceline_kernels.decoder.weights import (
+    AuxHidden,
+    DecoderBatch,
+    DecoderLayer,
+    DecoderWeights,
+    HeadNorms,
+    PostNorms,
+)
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 
-__all__ = ["Decoder", "DecoderBatch", "DecoderLayer", "DecoderWeights", "HeadNorms", "PhaseTime", "PostNorms"]
+__all__ = [
+    "AuxHidden",
+    "Decoder",
+    "DecoderBatch",
+    "DecoderLayer",
+    "DecoderWeights",
+    "HeadNorms",
+    "PhaseTime",
+    "PostNorms",
+]
 
 # Behind the values of an int8 slot stands their scale, a float32.
 INT8_SCALE_BYTES = 4
@@ -35,6 +51,7 @@ class Decoder:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
+        aux: AuxHidden | None = None,
         times: list[PhaseTime] | None = None,
     ) -> torch.Tensor:
         """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab] float32.
@@ -46,8 +63,9 @@ class Decoder:
         bytes of a block lie is said by `paceline_kernels.attention.int8`.
         Keys and values are rounded, to even, when they are written: to float16, or to multiples of the largest
         magnitude of the slot / 127. Over int8, queries and the weights of values are rounded to 16 bits as well.
+        aux: what flows between layers is written there, of every token.
         Batch-invariant: the logits of a token depend, bit for bit, on the token ids up to it alone, as long as those
-        before it were computed by the same weights into the same type of cache.
+        before it were computed by the same weights into the same type of cache. So do its hidden states.
         Raises KernelArgumentError for shapes, types and indices that do not fit.
         """
         op, num_tokens, num_rows = "decoder", batch.token_ids.shape[0], batch.context_lens.shape[0]
@@ -71,4 +89,13 @@ class Decoder:
             raise KernelArgumentError(
                 op, f"int8 blocks of {keys.shape[3]} slots of {weights.head_dim} are not supported"
             )
-        return self._decoder.forward(batch, keys, values, times)
+        if aux is not None:
+            _check_aux(aux, num_tokens, weights)
+        return self._decoder.forward(batch, keys, values, aux, times)
+
+
+def _check_aux(aux: AuxHidden, num_tokens: int, weights: DecoderWeights) -> None:
+    hidden, num_layers = weights.embedding.num_inputs, len(weights.layers)
+    check_tensor("decoder", "aux.states", aux.states, torch.float32, (num_tokens, len(aux.layers), hidden))
+    if len(set(aux.layers)) < len(aux.layers) or not all(1 <= layer < num_layers for layer in aux.layers):
+        raise KernelArgumentError("decoder", f"aux.layers must be 1 to {num_layers - 1}, each once")

@@ -28,7 +28,7 @@ from paceline_kernels.decoder.state import (
     new_splits,
 )
 from paceline_kernels.decoder.times import PhaseTime, phase_times
-from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
+from paceline_kernels.decoder.weights import AuxHidden, DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.quantized_linear.packing import TILE
 
@@ -55,8 +55,14 @@ class CpuDecoder:
         self._folds = phase_pool.new_counters(self._shape.num_kv_heads)
 
     def forward(
-        self, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor, times: list[PhaseTime] | None
+        self,
+        batch: DecoderBatch,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        aux: AuxHidden | None,
+        times: list[PhaseTime] | None,
     ) -> torch.Tensor:
+        aux = aux or AuxHidden((), torch.empty(0, 0, 0))
         compiled_batch = Batch(
             batch.token_ids.numpy(),
             batch.positions.numpy(),
@@ -65,6 +71,8 @@ class CpuDecoder:
             batch.context_lens.numpy(),
             batch.block_tables.numpy(),
             batch.logit_tokens.numpy(),
+            np.array(aux.layers, dtype=np.int64),
+            aux.states.numpy(),
         )
         _check_batch(compiled_batch, self._kept, keys)
         caches = (keys.numpy().view(_ARRAYS[keys.dtype]), values.numpy().view(_ARRAYS[values.dtype]))
@@ -302,6 +310,7 @@ def _go_through(
                 phases.normalize_last(piece, shape, weights, batch, work, normalized)
             else:
                 phases.normalize(piece, 2 * layer + 2, num_tokens, shape, weights, work, normalized)
+                phases.copy_aux(piece, layer + 1, batch, work)
             num_done += 1
             piece = phase_pool.claim(counters, index, worker, num_workers, num_pieces)
         phase_pool.finish(counters, index, num_done)

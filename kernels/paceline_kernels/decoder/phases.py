@@ -154,6 +154,16 @@ def normalize(
 
 
 @jit.compiled
+def copy_aux(piece: int, layer: int, batch: Batch, work: Activations) -> None:
+    """The stream of some tokens, where somebody wants what flows into `layer`."""
+    for place in range(batch.aux_layers.shape[0]):
+        if batch.aux_layers[place] == layer:
+            for token in range(piece * TOKENS_PER_NORM, min(batch.token_ids.shape[0], (piece + 1) * TOKENS_PER_NORM)):
+                for i in range(work.stream.shape[1]):
+                    batch.aux_states[token, place, i] = work.stream[token, i]
+
+
+@jit.compiled
 def normalize_last(
     piece: int, shape: Shape, weights: Weights, batch: Batch, work: Activations, normalized: Float32Array
 ) -> None:

@@ -14,7 +14,7 @@ from paceline_kernels.attention.reference import (
     paged_attention,
     paged_attention_int8,
 )
-from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
+from paceline_kernels.decoder.weights import AuxHidden, DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.quantized_linear.packing import PackedWeight
 from paceline_kernels.quantized_linear.reference import quantized_linear, unpack
 from paceline_kernels.rms_norm.reference import rms_norm
@@ -25,11 +25,19 @@ _MAX_INT8 = 127
 _SMALLEST = 1e-30
 
 
-def forward(weights: DecoderWeights, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def forward(
+    weights: DecoderWeights,
+    batch: DecoderBatch,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    aux: AuxHidden | None = None,
+) -> torch.Tensor:
     eps = weights.rms_norm_eps
     stream = _embed(weights.embedding, batch.token_ids) * weights.embedding_scale  # [tokens, hidden] float64
     for index, layer in enumerate(weights.layers):
         post = layer.post_norms
+        if aux is not None and index in aux.layers:
+            aux.states[:, aux.layers.index(index)] = stream.float()
         hidden = rms_norm(stream, layer.attention_norm, eps)
         attended = _attend(weights, layer, hidden, batch, keys[index], values[index])
         output = _product(attended, layer.attention_output, layer.attention_output_bias)

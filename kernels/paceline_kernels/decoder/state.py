@@ -57,7 +57,7 @@ class Weights(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The arrays of a `DecoderBatch`, as compiled code takes them."""
+    """The arrays of a `DecoderBatch` and an `AuxHidden`, as compiled code takes them."""
 
     token_ids: Int32Array
     positions: Int32Array
@@ -66,6 +66,8 @@ class Batch(NamedTuple):
     context_lens: Int32Array
     block_tables: Int32Array
     logit_tokens: Int32Array
+    aux_layers: Int64Array
+    aux_states: Float32Array
 
 
 class Quantized(NamedTuple):

@@ -138,6 +138,14 @@ class DecoderBatch:
     logit_tokens: torch.Tensor  # [num_logits] int32: the tokens, as places in the batch, whose logits are wanted
 
 
+@dataclass(frozen=True, slots=True)
+class AuxHidden:
+    """Hidden states for a drafter: where a step puts what flows into each of `layers`, its tokens in batch order."""
+
+    layers: tuple[int, ...]  # 1 to num_layers - 1, each once: the input of a layer is the output of the one before
+    states: torch.Tensor  # [num_tokens, len(layers), hidden] float32, written
+
+
 def _check(name: str, weight: PackedWeight, num_outputs: int, num_inputs: int) -> None:
     if (weight.num_outputs, weight.num_inputs) != (num_outputs, num_inputs):
         shape = [weight.num_outputs, weight.num_inputs]

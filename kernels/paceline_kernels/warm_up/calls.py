@@ -13,6 +13,7 @@ from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.attention import paged_attention
 from paceline_kernels.decoder import INT8_SCALE_BYTES, Decoder, DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.linear import linear
+from paceline_kernels.quantized_linear import quantized_linear, unpack_rows
 from paceline_kernels.quantized_linear.packing import GROUP, PackedWeight, pack_int4
 from paceline_kernels.rms_norm import rms_norm, rms_norm_heads
 from paceline_kernels.rope import rope_and_write_kv, rope_frequencies, rope_table
@@ -65,6 +66,10 @@ def _decode(kv_dtype: torch.dtype) -> None:
     Decoder(weights).forward(batch, keys, values)
 
 
+def _unpack() -> None:
+    unpack_rows(_zeros(GROUP), torch.zeros(1, dtype=torch.int32))
+
+
 def _zeros(num_outputs: int) -> PackedWeight:
     scales = np.zeros((num_outputs, 1), dtype=np.float32)
     return pack_int4(np.zeros((num_outputs, GROUP), dtype=np.uint8), scales, scales)
@@ -82,6 +87,8 @@ CPU_CALLS: Mapping[str, Callable[[], object]] = {
     "paged_attention": _attention,
     "decoder over int8": functools.partial(_decode, torch.int8),
     "decoder over float16": functools.partial(_decode, torch.float16),
+    "quantized_linear": lambda: quantized_linear(torch.ones(1, GROUP), _zeros(GROUP)),
+    "unpack_rows": _unpack,
     "sample": _sample,
     "sample by rules": _sample_by_rules,
 }

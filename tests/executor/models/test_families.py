@@ -15,6 +15,7 @@ from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.weights import load_checkpoint
 from paceline_kernels.compiler import jit
+from paceline_kernels.decoder import AuxHidden
 
 VOCAB, LENGTH, BLOCK_SIZE = 256, 90, 16
 SIZES = {
@@ -117,6 +118,23 @@ def logits_of(model, config, tokens, cuts=(), dtype=torch.float32):
     return torch.cat(found)
 
 
+def hidden_states_of(model, config, tokens, layers, dtype=torch.float32):
+    """What flows into these layers, of all tokens: [layers, tokens, hidden]."""
+    positions = torch.arange(len(tokens), dtype=torch.int32)
+    inputs = ForwardInputs(
+        token_ids=tokens,
+        positions=positions,
+        slot_mapping=positions.long(),
+        cu_seqlens=torch.tensor([0, len(tokens)], dtype=torch.int32),
+        context_lens=torch.tensor([len(tokens)], dtype=torch.int32),
+        block_tables=torch.arange(16, dtype=torch.int32)[None],
+        logit_tokens=positions[-1:],
+    )
+    aux = AuxHidden(layers, torch.full((len(tokens), len(layers), config.hidden_size), float("nan")))
+    model.forward(inputs, new_cache(config, dtype), aux=aux)
+    return aux.states.transpose(0, 1)
+
+
 def theirs(model, tokens):
     """The logits of all tokens as transformers computes them, without a cache."""
     with torch.no_grad():
@@ -136,6 +154,21 @@ def test_logits_equal_those_of_transformers(tmp_path, family):
     at_once = logits_of(model, checkpoint.config, tokens)
     assert (at_once - theirs(oracle, tokens)).abs().max() < 1e-4
     assert torch.equal(logits_of(model, checkpoint.config, tokens, cuts=(1, 30, 31, 64, 89)), at_once)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hidden_states_equal_those_of_transformers(tmp_path, family):
+    """In float32 to 1e-4; of packed weights near that. transformers' number i is what flows into layer i."""
+    oracle, checkpoint = written(tmp_path, family)
+    tokens, layers = random_tokens(40), (2, 1)
+    with torch.no_grad():
+        states = oracle(tokens[None].long(), use_cache=False, output_hidden_states=True).hidden_states
+    expected = torch.stack([states[layer][0] for layer in layers])
+    found = hidden_states_of(float32_model(checkpoint), checkpoint.config, tokens, layers)
+    assert (found - expected).abs().max() < 1e-4 * expected.std()
+    packed = PackedLlamaModel(checkpoint, LENGTH)
+    found = hidden_states_of(packed, checkpoint.config, tokens, layers, torch.int8)
+    assert (found - expected).square().mean().sqrt() < 0.05 * expected.std()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

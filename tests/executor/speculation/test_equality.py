@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from paceline.plan.values import RowFinish, SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
+from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.speculation.draft_model import DraftModel
+from paceline_executor.speculation.eagle3 import Eagle3Drafter
 from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
+from paceline_executor.testing.eagle3 import Dialect, random_head
 from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.testing.plans import GREEDY, placement, plan
+from paceline_executor.weights.eagle3_folder import eagle3_from_folder
 from paceline_kernels.testing import poisoned
 
 BLOCK_SIZE, BLOCKS_PER_ROW, NUM_ROWS, VOCAB_SIZE = 16, 4, 3, 512
@@ -73,14 +77,29 @@ def runner(numerics):
 
 
 @pytest.fixture(scope="module")
-def models(numerics):
-    """The target again; in other numbers than it; and a smaller one that knows fewer tokens and shorter rows."""
+def models(numerics, runner, tmp_path_factory):
+    """The target again; in other numbers than it; a smaller one that knows fewer tokens and shorter rows; and a head of
+    random weights that knows 300 tokens and sees what the runner computes, whoever drafts.
+    """
     smallest = NUMERICS["packed-int8"]
+    head = head_on(runner, numerics, tmp_path_factory.mktemp("head"))
     return {
         "twin": DraftModelOf(runner_of(MODEL, numerics), VOCAB_SIZE, LIMITS.max_model_len),
         "copy": DraftModelOf(runner_of(MODEL, smallest), VOCAB_SIZE, LIMITS.max_model_len),
         "model": DraftModelOf(runner_of(OTHER_MODEL, FLOAT32_NUMERICS), VOCAB_SIZE - 9, 40),
+        "head": lambda: head,
     }
+
+
+def head_on(runner, numerics, folder):
+    """A drafter with a head."""
+    parts = random_head(MODEL.config, aux_layers=(1,), draft_vocab_size=300)
+    checkpoint = eagle3_from_folder(parts.write(folder, Dialect.SPECULATORS), MODEL.config)
+    head = Eagle3Head(checkpoint, runner.embed, LIMITS.max_model_len, numerics.weights)
+    sizes = {"num_blocks": LIMITS.num_blocks, "block_size": BLOCK_SIZE, "max_model_len": LIMITS.max_model_len}
+    drafter = Eagle3Drafter(head, checkpoint, **sizes, num_threads=1)
+    runner.observe_by(drafter)
+    return drafter
 
 
 @dataclass(frozen=True)
@@ -192,7 +211,7 @@ def drafter_of(kind, requests, plain, seed, models):
     }[kind]()
 
 
-DRAFTERS = ("right", "erring", "wrong", "useless", "lookup", "twin", "copy", "model")
+DRAFTERS = ("right", "erring", "wrong", "useless", "lookup", "twin", "copy", "model", "head")
 # Few tokens may be drawn, so that words, penalties and end tokens are met, and lookups find something.
 FEW = tuple(range(8))
 samplings = st.builds(
@@ -257,6 +276,7 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding(runner, models):
     assert reached["twin", "accepted"] == reached["twin", "verified"] >= 50, reached
     assert 50 <= reached["copy", "accepted"] <= reached["copy", "verified"], reached
     assert 20 <= reached["model", "accepted"] < reached["model", "verified"], reached
+    assert 20 <= reached["head", "accepted"] < reached["head", "verified"], reached
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])

@@ -93,6 +93,17 @@ def test_a_model_is_fetched_into_a_folder_of_its_commit(place):
     assert last.num_bytes == last.total_bytes == sum(map(len, NEEDED.values())) - len(INDEX)  # which comes first
 
 
+def test_a_head_is_fetched_without_a_tokenizer(place):
+    """It has none, or one that is the model's."""
+    options = FetchOptions(None, place.hub.endpoint, has_tokenizer=False)
+    names = ("config.json", "model.safetensors")
+    place.hub.repositories["org/head"] = dict.fromkeys((*names, "tokenizer_config.json", "d2t.npy"), b"{}")
+    path = resolve_model("org/head", cache_dir=place.cache, on_progress=place.progress.append, options=options)
+    assert place.contents(path).keys() == set(names)
+    with pytest.raises(UnsupportedModelError, match=r"it has no 'tokenizer\.json'"):
+        place.resolve("org/head")
+
+
 def test_what_is_there_is_not_fetched_again(place):
     """Only the branch is looked up; a commit needs not even that."""
     path = place.resolve()
