@@ -277,7 +277,7 @@ async def test_rendered_pods_show_what_the_queries_ask_for(tmp_path):
     values = {"standby.enabled": False, "scheduler.preStopSeconds": 0, "pools.nothing.replicas": 1}
     objects = render(CHART / "ci" / "without-a-model.yaml", values)
     shown = set()
-    async with no_pods_left() as pods, httpx2.AsyncClient(trust_env=False) as client:
+    async with no_pods_left() as pods, httpx2.AsyncClient(trust_env=False, timeout=60) as client:
         cluster = Cluster(tmp_path / "pods", pods)
         await cluster.install(objects)
         for service in of_kind(objects, "Service"):
