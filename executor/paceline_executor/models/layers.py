@@ -49,8 +49,11 @@ class PackedLinear:
 
     weight: PackedWeight
 
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.data.numel()
+
     def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:  # noqa: ARG002 (of GPUs)
-        """See `Linear`."""
         return quantized_linear(x, self.weight)
 
 
