@@ -134,7 +134,8 @@ class Core:
         queue = state.waiting.of_model(executor.description.model)
         waiting = state.executors.waiting_for(executor, queue, state.limits, now)
         decision = decide(executor.view(), waiting, state.limits)
-        executor.full_tenants = decision.full_tenants
+        executor.planned.full_tenants.clear()
+        executor.planned.full_tenants.update(decision.full_tenants)
         for live in decision.left_to_others:
             live.leave_to_others(now)
         if decision.is_empty and not (tags or releases or executor.next_plan.forgets):

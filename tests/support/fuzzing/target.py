@@ -1,4 +1,7 @@
-"""What a fuzz target is: a parser, what it may say of bytes that it does not take, and sound inputs to begin from."""
+"""What a fuzz target is: a parser, what it may say of bytes that it does not take, and sound inputs.
+
+Apart from the targets, which all need it.
+"""
 
 import io
 import tempfile

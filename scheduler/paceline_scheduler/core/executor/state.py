@@ -73,6 +73,7 @@ class NextPlan:
 class _Planned:
     num_plans: int = 0
     num_turns: int = 0  # of rows
+    full_tenants: set[str] = field(default_factory=set)  # whose requests the last plan passed over
     grant_hash: int = HASH_START
 
 
@@ -93,10 +94,9 @@ class ExecutorState:
         self.attached = True
         self.draining = False
         self.leaving = False  # it drains by itself: no operator can undo that
-        self.full_tenants: frozenset[str] = frozenset()  # whose requests the last plan passed over
         self._ones: Int32Array = np.ones(description.max_num_rows, dtype=np.int32)
         self._ones.setflags(write=False)  # parts travel with plans
-        self._planned = _Planned()
+        self.planned = _Planned()
 
     @property
     def block_size(self) -> int:
@@ -210,7 +210,7 @@ class ExecutorState:
         plan = BatchPlan(
             incarnation=self.description.incarnation,
             epoch=self.description.epoch,
-            step_id=self._planned.num_plans,
+            step_id=self.planned.num_plans,
             rows=index.astype(np.int32),
             num_scheduled_tokens=counts,
             predicted_ns=decision.predicted_ns,
@@ -230,7 +230,7 @@ class ExecutorState:
         return plan
 
     def _count(self, index: RowIndex, grants: BlockGrants, shared: BlockGrants) -> None:
-        planned = self._planned
+        planned = self.planned
         self.rows.last_turn[index] = np.arange(planned.num_turns + 1, planned.num_turns + len(index) + 1)
         planned.num_plans += 1
         planned.num_turns += len(index)
@@ -257,7 +257,7 @@ class ExecutorState:
                 num_drafts=plan.num_draft_tokens,
                 released_rows=tuple(release.row for release in plan.releases),
                 num_preempted=len(decision.preemptions) + len(decision.share_preemptions),
-                grant_hash=self._planned.grant_hash,
+                grant_hash=self.planned.grant_hash,
                 num_tokens=decision.num_tokens,
                 num_pairs=decision.num_pairs,
                 predicted_ns=decision.predicted_ns,

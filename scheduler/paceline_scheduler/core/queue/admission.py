@@ -78,7 +78,7 @@ def check_queue(
 
 def full_tenants(serving: Sequence[ExecutorState]) -> Set[str]:
     """Whose requests the last plan of each executor passed over."""
-    return frozenset.intersection(*(executor.full_tenants for executor in serving)) if serving else frozenset()
+    return set.intersection(*(executor.planned.full_tenants for executor in serving)) if serving else set()
 
 
 def check_wait(ahead: Ahead, limits: CoreLimits, serving: Sequence[ExecutorState]) -> None:
