@@ -47,7 +47,6 @@ class Steps:
 
 
 def launches_of_steps(steps: Steps) -> list[Launch]:
-    """Each way in which these steps may launch a kernel, once."""
     model, numerics, limits = first_layers(steps.model, steps.stored), steps.numerics, steps.limits
     weights = ShapeWeights(model, numerics.dtype, numerics.matrices, steps.stored)
     geometry = kv_geometry(model, limits.num_blocks, limits.block_size, numerics)
@@ -90,7 +89,6 @@ def have_compiled(
 
 
 def _digest(launches: list[Launch], capability: tuple[int, int]) -> str:
-    """Of all that compiled code depends on."""
     digest = hashlib.sha256(repr((launches, capability, triton.__version__)).encode())
     for source in sorted(Path(paceline_kernels.__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())

@@ -412,9 +412,9 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--record-dir",
-        metavar="[raw:]DIR",
+        metavar="DIR",
         help="Record plans and results there for 'paceline replay', from the start on, 512 MiB at most, the oldest go"
-        " first. Numbers stand for token ids, unless 'raw:' is in front. [default: nothing is recorded]",
+        " first. Numbers stand for token ids, unless it is raw:DIR. [default: nothing is recorded]",
     )
     group.add_argument(
         "--log-level",

@@ -18,18 +18,8 @@ from paceline_client import Client, Explanation, RequestState
 from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say, standby
 
 COMMANDS = [
-    "up",
-    "chat",
-    "generate",
-    "models",
-    "explain",
-    "estimate",
-    "token",
-    "profile",
-    "bench",
-    "demo",
-    "chaos",
-    "serve",
+    *("up", "chat", "generate", "models", "top", "explain", "estimate", "profile", "replay", "token"),
+    *("bench", "demo", "chaos", "serve"),
 ]
 
 

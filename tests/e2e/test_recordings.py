@@ -29,11 +29,14 @@ async def ask(target, first):
         )
 
 
-async def until_unchanged(files):
-    """Wait until nothing more is written: what is waits for the fifth of a second at most."""
-    sizes = None
-    while sizes != (sizes := [file.stat().st_size for file in files]):
-        await asyncio.sleep(1.0)
+async def written(folder, num_files):
+    """Wait until so many files are there and nothing more is written: that is done within a fifth of a second."""
+    before, sizes = {}, {}
+    async with asyncio.timeout(60):
+        while len(sizes) < num_files or sizes != before:
+            await asyncio.sleep(1.0)
+            before, sizes = sizes, {file: file.stat().st_size for file in folder.iterdir()}
+    return sorted(sizes)
 
 
 async def test_what_a_process_recorded_is_repeated_by_another(tmp_path):
@@ -50,8 +53,7 @@ async def test_what_a_process_recorded_is_repeated_by_another(tmp_path):
             await admin.SetPlanRecording(SetPlanRecordingRequest(name="asked"))
             await ask(target, 100)
             await admin.SetPlanRecording(SetPlanRecordingRequest())
-        files = sorted(folder.iterdir())
-        await until_unchanged(files)
+        files = await written(folder, 2)
     assert [file.name.split("-")[0] for file in files] == ["asked", "start"]
     for file, form in zip(files, ("stand_ins", "raw"), strict=True):
         done = await asyncio.to_thread(run, "paceline", "replay", str(file))

@@ -38,7 +38,7 @@ def top(
     tls_dir: TlsDirOption = None,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Watch executors, requests and times, and act on them by keys: explain, cancel, drain, limits.
+    """Watch executors and requests, and act on them by keys.
 
     Where stdout is no terminal it prints one screen and ends, as with --once. For operators, where there are tokens.
     """

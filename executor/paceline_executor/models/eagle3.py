@@ -28,14 +28,12 @@ from paceline_kernels.rope import rope_and_write_kv
 from paceline_kernels.take_rows import take_rows
 
 Embedding = Callable[[torch.Tensor], torch.Tensor]
-"""`Model.embed` of some model."""
 
 _IN_FLOAT32 = ("linear", "rms_norm", "add_rms_norm", "gate_and_multiply", "rope_and_write_kv", "paged_attention")
 _QKV = tuple(f"self_attn.{part}_proj" for part in "qkv")
 
 
 def operations_of_head(kind: WeightKind) -> tuple[str, ...]:
-    """The operations that a head calls, as `paceline_kernels.warm_up.calls` names them."""
     products = ("quantized_linear", "unpack_rows") if kind is WeightKind.PACKED else ()
     return (*_IN_FLOAT32, *products)
 

@@ -102,7 +102,6 @@ class LlamaModel:
         return logits
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """See `Model.embed`."""
         return take_rows(self._embedding, token_ids)
 
     def _feed(self, layer: LlamaLayer, hidden: torch.Tensor, inputs: ForwardInputs) -> torch.Tensor:

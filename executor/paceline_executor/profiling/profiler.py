@@ -29,9 +29,7 @@ class Profiler(Protocol):
     """For the step thread where nothing else is said; any thread may look whether it `is_on`."""
 
     @property
-    def is_on(self) -> bool:
-        """Whether it records, or is about to."""
-        ...
+    def is_on(self) -> bool: ...
 
     @property
     def num_steps(self) -> int: ...

@@ -107,7 +107,6 @@ class CpuRunner:
 
     @property
     def embed(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """See `Model.embed`."""
         return self._model.embed
 
     def observe_by(self, observer: StepObserver) -> None:

@@ -32,8 +32,6 @@ _NUM_SLOTS = 2
 
 
 class RehearsalDevice:
-    """See `Device`: nothing is ever late, and nothing fails."""
-
     is_pinned = False
 
     def __init__(self) -> None:
@@ -61,8 +59,6 @@ class RehearsalDevice:
 
 @dataclass(frozen=True, slots=True)
 class _Rehearsed(Generic[T]):
-    """See `Captured`."""
-
     outputs: T
 
     def replay(self) -> None:
@@ -99,7 +95,6 @@ def rehearse(model: DeviceModel, kv_cache: KvCache, limits: RowLimits, buckets: 
 
 
 def _beyond(buckets: Buckets, limits: RowLimits) -> Iterator[Bucket]:
-    """Sizes that are not captured: steps of more tokens than any that is."""
     num_tokens = limits.max_num_batched_tokens
     if num_tokens > max(size.num_tokens for size in buckets):
         for num_rows in sorted({size.num_rows for size in buckets}):

@@ -39,7 +39,6 @@ _NO_TIME_POINTS = ((1, 1000), (64, 2000))  # what schedulers are told where step
 
 
 def logprobs_of(token_ids: Sequence[int] | Int32Array, num_top: int) -> TokenLogprobs:
-    """They are made up, different for every token."""
     tokens, ranks = np.array(token_ids, dtype=np.float32), np.arange(num_top)
     return TokenLogprobs(
         logprobs=np.array(-tokens / 8, dtype=np.float32),
@@ -49,7 +48,6 @@ def logprobs_of(token_ids: Sequence[int] | Int32Array, num_top: int) -> TokenLog
 
 
 def prompt_logprobs_of(batch: StepBatch) -> dict[int, TokenLogprobs]:
-    """Keyed by batch row."""
     targets = batch.prompt_targets
     if targets is None:
         return {}
@@ -90,7 +88,6 @@ class SimulatedRunner:
 
     @property
     def max_in_flight(self) -> int:
-        """It computes in `launch`."""
         return 1
 
     @property
@@ -99,7 +96,6 @@ class SimulatedRunner:
         return KvGeometry(num_blocks, block_size, 1, 1, 1, block_size * BYTES_PER_TOKEN)
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """Returns points of the table."""
         sizes = [num_tokens for num_tokens, _ in self._step_times.points]
         if len(sizes) == 1:
             sizes.append(sizes[0] + _ANOTHER_SIZE)
@@ -133,11 +129,9 @@ class SimulatedRunner:
         )
 
     def is_done(self, handle: StepHandle) -> bool:
-        """Its time is over."""
         return output_of(handle) is handle and self._clock_ns() >= self._done_ns
 
     def wait(self, handle: StepHandle) -> StepOutput:
-        """Sleeps for the rest of its time."""
         output, left_ns = output_of(handle), self._done_ns - self._clock_ns()
         if left_ns > 0:
             self._sleep(left_ns / 1e9)
@@ -154,7 +148,6 @@ class SimulatedRunner:
         self._put(batch.block_tables[rows, indices], slots, batch.token_ids)
 
     def _put(self, blocks: Int32Array, slots: Int32Array, token_ids: Int32Array) -> None:
-        """Each slot gets one id."""
         if blocks.min(initial=0) < 0:
             raise ValueError("a token has no block to be written to")
         self._slots[blocks, slots] = token_ids
@@ -168,7 +161,6 @@ class SimulatedRunner:
         return digests
 
     def _context_hashes(self, batch: StepBatch) -> UInt64Array:
-        """Of the tokens before each draw in its row's table, [num_draws]."""
         lens, block_size = batch.positions[places_of_draws(batch)] + 1, self._slots.shape[1]
         last = (lens - 1) // block_size
         width = int(last.max(initial=0)) + 1
@@ -183,7 +175,6 @@ class SimulatedRunner:
         return hashes
 
     def _draw(self, batch: StepBatch) -> Int32Array:
-        """Returns a token or NOTHING_LEFT for each draw."""
         sampling = batch.sampling
         noise = _mix(sampling.seeds + sampling.offsets.astype(np.uint64) * np.uint64(HASH_BASE))
         drawn = self._tokens_of(_mix(self._context_hashes(batch) ^ noise))
@@ -195,7 +186,6 @@ class SimulatedRunner:
         return drawn
 
     def _tokens_of(self, hashes: UInt64Array) -> Int32Array:
-        """A hash of all before stands for a token."""
         drawn: Int32Array = (hashes % np.uint64(len(self._drawn))).astype(np.int32) + np.int32(self._drawn.start)
         return drawn
 

@@ -13,15 +13,12 @@ _EMPTY = -1
 
 
 class BlockContents:
-    """Of every block its tokens, and a hash of those before."""
-
     def __init__(self, num_blocks: int, block_size: int, max_len: int) -> None:
         self._token_ids: Int32Array = np.full((num_blocks, block_size), _EMPTY, dtype=np.int32)
         self._before: UInt64Array = np.zeros(num_blocks, dtype=np.uint64)
         self._factors: UInt64Array = np.cumprod(np.full(max_len, _FACTOR), dtype=np.uint64)
 
     def num_held(self, token_ids: Int32Array, block_ids: Int32Array) -> int:
-        """How many of a row's first tokens lie in the cache."""
         block_size, num_tokens = self._token_ids.shape[1], token_ids.size
         blocks = block_ids[: -(-num_tokens // block_size)]
         follows = np.repeat(self._before[blocks] == self._hashes(token_ids), block_size)[:num_tokens]

@@ -21,7 +21,6 @@ _NO_BLOCK = -1
 
 
 def catch_up_within(points: Sequence[tuple[int, int]]) -> int:
-    """points: (num_tokens, ns) of a warm-up's steps."""
     num_tokens, step_ns = max(points)
     return max(_MIN_CATCH_UP, int(_CATCH_UP_NS * num_tokens / step_ns))
 

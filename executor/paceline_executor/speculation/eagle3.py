@@ -134,7 +134,6 @@ class Eagle3Drafter:
         """Blocks say what they hold, whoever's they are."""
 
     def _write(self, batch: StepBatch, features: Float32Array) -> None:
-        """The keys and values of every position that a token of the batch follows."""
         firsts = batch.cu_seqlens[:-1]
         before = np.maximum(batch.positions[firsts] - 1, 0)  # of each row's first token, if any; not in the batch
         blocks = batch.block_tables[np.arange(before.size), before // self._block_size]
@@ -154,7 +153,6 @@ class Eagle3Drafter:
             )
 
     def _keep(self, batch: StepBatch, features: Float32Array, num_valid: Int32Array) -> None:
-        """The features of each row's last position, and of the last slots of blocks."""
         rows = np.repeat(np.arange(num_valid.size), np.diff(batch.cu_seqlens))
         last = batch.cu_seqlens[rows] + num_valid[rows] - 1
         places = np.arange(rows.size)
@@ -197,7 +195,6 @@ class Eagle3Drafter:
         return going
 
     def _inputs(self, chains: list[_Chain]) -> ForwardInputs:
-        """One token of each."""
         positions = np.array([chain.position for chain in chains], dtype=np.int32)
         tables = np.full((len(chains), positions.max() // self._block_size + 1), _NOWHERE, dtype=np.int32)
         for table, chain in zip(tables, chains, strict=True):

@@ -19,8 +19,6 @@ _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """The shape of a head for one target."""
-
     layer: ModelConfig  # of its one layer; vocab_size is the target's
     draft_vocab_size: int  # at most vocab_size
     target_hidden_size: int
@@ -47,9 +45,7 @@ class Eagle3Config:
 
 
 def read_eagle3_config(path: Path, target: ModelConfig) -> Eagle3Config:
-    """The configuration that the config.json at `path` states, for this target.
-
-    Raises ModelNotFoundError, ModelCorruptError naming the field, or UnsupportedModelError, also for a head that was
+    """Raises ModelNotFoundError, ModelCorruptError naming the field, or UnsupportedModelError, also for a head that was
     made for another target.
     """
     file = JsonFields.read(path)

@@ -33,14 +33,13 @@ class Eagle3Checkpoint:
 
     @property
     def has_embedding(self) -> bool:
-        """Of its own; else it has the target's."""
         return _EMBEDDING in self.tensors
 
     def embedding(self) -> Float32Array:
         return self.tensor(_EMBEDDING)
 
     def tensor(self, name: str) -> Float32Array:
-        """The tensor of this published name. Raises ModelCorruptError for values that are not finite."""
+        """Raises ModelCorruptError for values that are not finite."""
         return as_float32(self.tensors[name])
 
     def num_parameters(self) -> int:
@@ -48,10 +47,7 @@ class Eagle3Checkpoint:
 
 
 def eagle3_from_folder(folder: Path, target: ModelConfig) -> Eagle3Checkpoint:
-    """Check configuration and headers against each other and the target; weights are ready to be read.
-
-    Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
-    """
+    """Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError."""
     config = read_eagle3_config(folder / CONFIG_FILE, target)
     if not is_safetensors_folder(folder):
         unsafe = next((file.name for file in sorted(folder.iterdir()) if file.suffix in UNSAFE_SUFFIXES), None)

@@ -44,7 +44,7 @@ class Tokens:
     """Tokens of a file, some of which are revoked in a test."""
 
     def __init__(self):
-        self._tokens = {token.digest: token for token in parse_tokens(LINES)}
+        self._tokens = {token.digest: token for token in parse_tokens(LINES).tokens}
         self.at_most = {}
         self.access = Access(self.find, max_num_streams=lambda tenant: self.at_most.get(tenant))
 

@@ -29,6 +29,7 @@ REFUSALS_AND_FAILURES = [
     (errors.UnauthenticatedError("x"), grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
     (errors.TokenRevokedError("x"), grpc.StatusCode.UNAUTHENTICATED, "TOKEN_REVOKED"),
     (errors.PermissionDeniedError("x"), grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
+    (errors.NoRecordDirError("x"), grpc.StatusCode.FAILED_PRECONDITION, "NO_RECORD_DIR"),
     (errors.NoExecutorError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR"),
     (errors.StandbyError(Holder("a", 7, "host:1"), 0.5), grpc.StatusCode.UNAVAILABLE, "STANDBY"),
     (errors.DrainingError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "DRAINING"),

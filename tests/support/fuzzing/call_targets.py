@@ -64,6 +64,10 @@ class _Context:
         """No deadline."""
         return None
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """None."""
+        return ()
+
     def done(self) -> bool:
         """It is under way."""
         return False
