@@ -13,11 +13,10 @@ from paceline_executor.runner.interface import Int32Array, Runner, SamplingColum
 from paceline_executor.runner.row_rules import NO_TOKENS
 from paceline_executor.runner.rule_columns import Ruled
 from paceline_executor.speculation.block_contents import BlockContents
-from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, draws_behind
+from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
 
 _CATCH_UP_NS = 50e6
 _MIN_CATCH_UP = 16  # tokens
-_NO_BLOCK = -1
 
 
 def catch_up_within(points: Sequence[tuple[int, int]]) -> int:
@@ -102,7 +101,7 @@ class DraftModel:
         return computed
 
     def _compute(self, chains: list[_Chain], sampling: SamplingColumns) -> None:
-        """Compute what these lack, and draw a draft for each that wants more. One that draws none is done."""
+        """A chain that draws no draft is done."""
         output = self._runner.wait(self._runner.launch(self._batch(chains, sampling)))
         drawn = iter(output.token_ids.tolist())
         counts = iter(output.num_accepted.tolist())
@@ -120,16 +119,12 @@ class DraftModel:
         block_size = self._runner.kv_geometry.block_size
         context_lens = np.array([chain.num_tokens for chain in chains], dtype=np.int32)
         starts = [chain.num_held for chain in chains]
-        tables = np.full((len(chains), -(-int(context_lens.max()) // block_size)), _NO_BLOCK, dtype=np.int32)
-        for table, chain in zip(tables, chains, strict=True):
-            blocks = chain.row.block_ids[: tables.shape[1]]
-            table[: blocks.size] = blocks
         return StepBatch(
             token_ids=np.concatenate([chain.token_ids[chain.num_held : chain.num_tokens] for chain in chains]),
             positions=np.concatenate([np.arange(chain.num_held, chain.num_tokens) for chain in chains], dtype=np.int32),
             cu_seqlens=np.concatenate(([0], np.cumsum(context_lens - starts)), dtype=np.int32),
             context_lens=context_lens,
-            block_tables=tables,
+            block_tables=block_tables([chain.row for chain in chains], -(-int(context_lens.max()) // block_size)),
             sampled=np.flatnonzero([chain.wants_more for chain in chains]).astype(np.int32),
             sampling=_columns([chain for chain in chains if chain.wants_more], sampling),
         )

@@ -51,6 +51,15 @@ def draws_behind(
     )
 
 
+def block_tables(rows: Sequence[WantingRow], num_blocks: int) -> Int32Array:
+    """[len(rows), num_blocks], -1 behind the blocks that a row has."""
+    tables = np.full((len(rows), num_blocks), -1, dtype=np.int32)
+    for table, row in zip(tables, rows, strict=True):
+        blocks = row.block_ids[:num_blocks]
+        table[: blocks.size] = blocks
+    return tables
+
+
 class Drafter(Protocol):
     """Until a row is forgotten, its known tokens only grow.
 

@@ -23,7 +23,7 @@ from paceline_executor.runner.interface import Float32Array, Int32Array, KvGeome
 from paceline_executor.runner.kv_cache import allocate_kv_cache
 from paceline_executor.runner.row_rules import NO_TOKENS
 from paceline_executor.runner.rule_columns import Ruled
-from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, draws_behind
+from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
 from paceline_executor.weights.eagle3_config import eagle3_bytes_per_token
 from paceline_executor.weights.eagle3_folder import Eagle3Checkpoint
 from paceline_kernels.compiler import jit
@@ -196,10 +196,7 @@ class Eagle3Drafter:
 
     def _inputs(self, chains: list[_Chain]) -> ForwardInputs:
         positions = np.array([chain.position for chain in chains], dtype=np.int32)
-        tables = np.full((len(chains), positions.max() // self._block_size + 1), _NOWHERE, dtype=np.int32)
-        for table, chain in zip(tables, chains, strict=True):
-            blocks = chain.row.block_ids[: table.size]
-            table[: blocks.size] = blocks
+        tables = block_tables([chain.row for chain in chains], int(positions.max()) // self._block_size + 1)
         ends = np.arange(len(chains) + 1, dtype=np.int32)
         return ForwardInputs(
             token_ids=torch.tensor([chain.token_id for chain in chains], dtype=torch.int32),

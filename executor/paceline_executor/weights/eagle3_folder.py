@@ -25,7 +25,7 @@ _Int32Array = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Checkpoint:
-    """A head's weights, complete and of the shapes that its configuration says, and read on demand."""
+    """Complete, of the shapes that its configuration says, read on demand."""
 
     config: Eagle3Config
     target_ids: _Int32Array | None  # [draft_vocab_size] the target's id of every own one; None where they are the same
