@@ -36,9 +36,11 @@ MAX_STOP_SECONDS = 60
 
 # Modules whose tests share something that takes long to make: a system, models in memory, an oracle.
 SHARING_MODULES = (
+    "test_attach_cpu",
     "test_gguf_file",
     "test_hostile_connections",
     "test_images",
+    "test_knobs",
     "test_real_faults",
     "test_real_model",
     "test_tokenizer_gguf",

@@ -5,10 +5,11 @@ launch on the way is a compilation only. So what is measured is what a GPU would
 specialisation and compiler. Knows Triton's launches and the report of cuobjdump; not the operations.
 """
 
+import hashlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,10 @@ from typing import Any
 import triton
 from triton.runtime.jit import JITFunction
 
+from kernel_resources.case import Case
 from paceline_kernels.devices import meta_stands_for_gpu
+from paceline_kernels.warm_up.triton_kernels import KERNELS
+from paceline_kernels.warm_up.triton_launches import Launch, launches_of
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _USAGE = re.compile(r"Function \S+:\s*REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
@@ -25,7 +29,10 @@ _USAGE = re.compile(r"Function \S+:\s*REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d
 
 @dataclass(frozen=True, slots=True, order=True)
 class Resources:
-    """What one compiled kernel takes: a thread of it, and of shared memory a program."""
+    """What one compiled kernel takes: a thread of it, and of shared memory a program.
+
+    code: digest of all that it was compiled from; the same code takes the same.
+    """
 
     case: str
     kernel: str
@@ -33,23 +40,41 @@ class Resources:
     registers: int
     shared_bytes: int  # asked for at the launch
     spilled_bytes: int  # stack and local memory
+    code: str
 
 
 class TooManyLaunchesError(Exception):
     """A case launched one kernel in two ways, so that its name would not say which one is meant."""
 
 
-def compile_case(name: str, call: Callable[[], object]) -> Iterator[Resources]:
-    """The kernels that a call launches, compiled and measured; each of them once."""
+def resources_of(cases: Iterable[Case], known: Sequence[Resources] = ()) -> Iterator[Resources]:
+    """What the kernels take that are launched; compiled only where `known` lacks what they are compiled from."""
+    # All of these before the first is compiled, which would be run from then on.
+    for case, codes in [(case, _codes(case)) for case in cases]:
+        same = [row for row in known if row.case == case.name and row.code == codes.get(row.kernel)]
+        yield from same if len(same) == len(codes) else _compile(case, codes)
+
+
+def _codes(case: Case) -> dict[str, str]:
+    return {launch.kernel.rpartition(".")[2]: _code(launch) for launch in launches_of(case.call)}
+
+
+def _code(launch: Launch) -> str:
+    parts = (KERNELS[launch.kernel].cache_key, launch.specialization, triton.__version__)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _compile(case: Case, codes: Mapping[str, str]) -> Iterator[Resources]:
     with launches_compile_only() as compiled:
-        call()
+        case.call()
     kernels = {id(kernel): kernel for kernel in compiled}.values()
     if len({kernel.metadata.name for kernel in kernels}) < len(kernels):
-        raise TooManyLaunchesError(f"{name}: {[kernel.metadata.name for kernel in kernels]}")
+        raise TooManyLaunchesError(f"{case.name}: {[kernel.metadata.name for kernel in kernels]}")
     for kernel in kernels:
         metadata = kernel.metadata
         registers, spilled_bytes = _usage(kernel.asm["cubin"])
-        yield Resources(name, metadata.name, metadata.num_warps, registers, metadata.shared, spilled_bytes)
+        code = codes[metadata.name]
+        yield Resources(case.name, metadata.name, metadata.num_warps, registers, metadata.shared, spilled_bytes, code)
 
 
 @contextmanager

@@ -60,12 +60,6 @@ def sources_of_tests() -> Iterator[Source]:
     yield from _sources_under(ROOT / "tests")
 
 
-def all_sources() -> Iterator[Source]:
-    """The product and the tests."""
-    yield from product_sources()
-    yield from sources_of_tests()
-
-
 def _sources_under(folder: Path) -> Iterator[Source]:
     for path in sorted(folder.rglob("*.py")):
         if not path.name.endswith(GENERATED_SUFFIXES):
