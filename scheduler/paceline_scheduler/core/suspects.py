@@ -37,7 +37,6 @@ class Suspicion:
         )
 
     def blame_death(self, num_output_tokens: int) -> None:
-        """Deaths add up unless it has progressed since the last one."""
         has_progressed = self.last_death_offset is None or num_output_tokens > self.last_death_offset
         self.num_executor_deaths = 1 if has_progressed else self.num_executor_deaths + 1
         self.last_death_offset = num_output_tokens

@@ -70,8 +70,8 @@ class Executors:
         return (awaited.is_empty or awaited.active is not None) and not self._views.num_unfinished()
 
     async def until_synced(self, arrival: Arrival) -> None:
-        """Raises NoExecutorError when that will not be soon, StandbyError when another scheduler drives them: for a new
-        request at once; a begun one waits while the named holder may just have died.
+        """A new request is refused at once where another scheduler drives them; a begun one waits while the
+        named holder may just have died.
         """
         awaited = self._leadership.awaited
         wait_s = MAX_WAIT_S
@@ -89,7 +89,6 @@ class Executors:
             raise StandbyError(active, _STANDBY_RETRY_S)
 
     def require_alike(self, address: str, model: Model, tokenizer_digest: str) -> None:
-        """Raises UnlikeExecutorError if another executor serves another model under the same name."""
         for served in served_models(self._serving(lambda other: other == address)):
             if served.name != model.name:
                 continue

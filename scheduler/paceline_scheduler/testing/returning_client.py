@@ -35,7 +35,6 @@ class OutputCopy:
         self.finish = delta.finish
 
     def point(self, index: int, prior: bool) -> ResumePoint:
-        """The claim has its tokens if `prior`."""
         return ResumePoint(
             index=index,
             resume_from=len(self.token_ids),

@@ -243,7 +243,6 @@ class ScriptedBackend:
         return tuple(self._attach(*pair) for pair in zip(resumptions, known, strict=True))
 
     def _detach(self, handle: int) -> None:
-        """A former listener's call has no effect."""
         output = self.outputs.by_handle[handle]
         if output.request.handle != handle:
             return
