@@ -83,7 +83,6 @@ class ReturningClient:
         )
 
     async def come(self, claim: GenerateRequest | None = None) -> None:
-        """Raises what is wrong with it."""
         sent = GenerateRequest()
         sent.CopyFrom(self.request)
         sent.MergeFrom(claim or self.claim())
