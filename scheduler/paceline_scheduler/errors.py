@@ -41,6 +41,7 @@ SchedulerError
         UnreachableError
             IncredibleTermError
         StreamEndedError
+            LateStepError
             StillLoadingError
         UnlikeExecutorError
         ProtocolMismatchError
@@ -256,6 +257,10 @@ class IncredibleTermError(UnreachableError):
 
 class StreamEndedError(LinkError):
     """Also when a peer that should answer did not in time."""
+
+
+class LateStepError(StreamEndedError):
+    """The executor is there, and its step has not ended in time."""
 
 
 class StillLoadingError(StreamEndedError):

@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
-from both_sides.audited import expected_output
+from both_sides.audited import expected_output, make_executor
 from both_sides.deployment import Deployment, scenario
 from paceline_scheduler.core.events import DrainExecutor, UndrainExecutor
 from paceline_scheduler.core.limits import CoreLimits
@@ -289,3 +290,26 @@ async def test_a_deadline_fails_the_request_when_it_passes_and_frees_its_row():
         assert rig.runtime.now_s() - request.deadline_s == pytest.approx(0, abs=0.005)
         assert "timeout" in str(rig.client.failures[request.handle])
         await rig.until(lambda: not deployment[FIRST].rows)
+
+
+@scenario
+async def test_an_executor_that_is_slow_but_alive_keeps_its_stream():
+    """Now and then a step takes 2 s, which nothing predicts: after the first the scheduler knows that it may."""
+    request = make_request(3, 150)
+    with capture_logs() as log:
+        async with Deployment(FIRST) as deployment, deployment.rig() as rig:
+            await rig.until_ready()
+            executor, usual_ns = deployment[FIRST], make_executor().kind.step_times.step_ns(1, 0)
+            rig.submit(request)
+            for _ in range(10):
+                executor.time_scale = 2e9 / usual_ns
+                number = executor.num_steps
+                await rig.until(lambda: executor.num_steps > number)  # noqa: B023
+                executor.time_scale = 1.0
+                await rig.until(lambda: executor.num_steps > number + 4)  # noqa: B023
+            await rig.until_idle()
+
+    reasons = [line["reason"] for line in log if line["event"] == "executor_detached"]
+    assert all("longer than its bound" in reason for reason in reasons)
+    assert (len(reasons), executor.epoch) == (1, 2)
+    assert tuple(rig.client.token_ids[request.handle]) == expected_output(request)
