@@ -2,9 +2,11 @@
 
 import inspect
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typing_extensions import override
 
 from paceline_cli.commands.bench import bench
 from paceline_cli.commands.chaos import chaos
@@ -32,8 +34,31 @@ EXIT_CODES_TEXT = """\
 up and demo end with the exit code of the process that failed.
 """
 
+
+class _Command(TyperCommand):
+    """Its help says no Python types: flags need none, and arguments have names that say more."""
+
+    @override
+    def get_params(self, ctx: Any) -> list[Any]:  # typer brings click along under a name of its own
+        return _untyped(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    @override
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _untyped(super().get_params(ctx))
+
+
+def _untyped(params: list[Any]) -> list[Any]:
+    for param in params:
+        if param.param_type_name == "argument" or param.is_flag:
+            vars(param)["display_type_rich"] = lambda ctx: None  # noqa: ARG005
+    return params
+
+
 app = typer.Typer(
     name="paceline",
+    cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -66,5 +91,5 @@ def _paragraphs(text: str) -> str:
 
 
 for command in (up, chat, generate, models, top, explain, estimate, profile, replay, token, bench, demo, chaos):
-    app.command(help=_paragraphs(command.__doc__ or ""))(command)
-app.command("serve", help="The same as [bold]up[/bold].")(up)
+    app.command(cls=_Command, help=_paragraphs(command.__doc__ or ""))(command)
+app.command("serve", cls=_Command, help="The same as [bold]up[/bold].")(up)

@@ -8,22 +8,23 @@ import typer
 
 from paceline_client.async_client import DEFAULT_TARGET
 
-_TARGET_FORM = "HOST:PORT[,HOST:PORT...]"
-_TARGET_HELP = "The scheduler to talk to, or several that stand by for each other; dns:///NAME:PORT: all of a name."
-
 TargetOption = Annotated[
-    str, typer.Option("--target", envvar="PACELINE_TARGET", metavar=_TARGET_FORM, help=_TARGET_HELP)
-]
-
-# The same under the name that benchmarks use.
-AddressOption = Annotated[
     str,
-    typer.Option("--target", "--address", envvar="PACELINE_TARGET", metavar=_TARGET_FORM, help=_TARGET_HELP),
+    typer.Option(
+        "--target",
+        envvar="PACELINE_TARGET",
+        metavar="HOST:PORT,…",
+        help="The scheduler to talk to, or several that stand by for each other; dns:///NAME:PORT: all of a name.",
+    ),
+]
+AdminTargetOption = Annotated[
+    str | None,
+    typer.Option("--admin-target", metavar="HOST:PORT,…", help="The admin ports; unset, those after --target."),
 ]
 
 __all__ = [
     "DEFAULT_TARGET",
-    "AddressOption",
+    "AdminTargetOption",
     "TargetOption",
     "openai_api_key",
     "quieten_grpc",

@@ -11,13 +11,17 @@ from paceline_client.requests import Sampling, invalid
 _CONNECT_SECONDS = 1.0
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
-ModelOption = Annotated[
-    str,
+_MODEL_HELP = (
+    "A GGUF file, a model folder, a known name, or a model of the Hugging Face hub: org/name, org/name:FILE.gguf or"
+    " org/name:Q4_K_M."
+)
+ModelOption = Annotated[str, typer.Option("--model", metavar="PATH|NAME", help=_MODEL_HELP)]
+ModelIfAnyOption = Annotated[
+    str | None,
     typer.Option(
         "--model",
         metavar="PATH|NAME",
-        help="A GGUF file, a model folder, a known name, or a model of the Hugging Face hub: org/name, "
-        "org/name:FILE.gguf or org/name:Q4_K_M.",
+        help=f"{_MODEL_HELP} Unset, {DEFAULT_MODEL}; with --runner simulated, none.",
     ),
 ]
 RevisionOption = Annotated[
@@ -63,7 +67,11 @@ QuantizationOption = Annotated[
 ]
 RunnerOption = Annotated[
     str | None,
-    typer.Option("--runner", metavar="KIND", help="What executors compute on: auto, cuda or cpu; twin for rehearsals."),
+    typer.Option(
+        "--runner",
+        metavar="KIND",
+        help="What executors compute on: auto, cuda or cpu; twin for rehearsals; simulated: they have no model.",
+    ),
 ]
 KvCacheDtypeOption = Annotated[
     str | None, typer.Option("--kv-cache-dtype", metavar="DTYPE", help="Keys and values as int8 (auto) or float16.")
@@ -182,6 +190,12 @@ TokensOption = Annotated[
 SystemOption = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 ]
+
+
+def model_for(runner: str | None, model: str | None) -> str | None:
+    """The model that executors are told: the default one unless they need none."""
+    is_simulated = runner is not None and runner.partition(":")[0] == "simulated"
+    return model if model is not None or is_simulated else DEFAULT_MODEL
 
 
 def sampling_of(

@@ -392,10 +392,8 @@ class AsyncClient:
                 if wire.is_answered(refusal) and error.reason not in NOT_HERE:
                     raise await self._connection.explained(error, endpoint) from None
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
+                if wire.is_cancelled():
                     raise
-                # Not this task was cancelled but the call: its channel was closed.
                 error = ConnectionLostError("the connection to the server was lost during the call")
             else:
                 self._connection.served(endpoint)

@@ -4,7 +4,9 @@ Knows message types, the stub and channel options. Refuses to know state: every 
 that `open_channel` makes.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -18,7 +20,7 @@ from paceline.v1 import sampling_pb2 as sampling_pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_client.attachment import Attachment
 from paceline_client.credentials import Credentials
-from paceline_client.errors import Detail, PacelineError, error_from_status
+from paceline_client.errors import ConnectionLostError, Detail, PacelineError, error_from_status
 from paceline_client.requests import Prompt, Request, Sampling
 from paceline_client.results import (
     Delta,
@@ -155,6 +157,25 @@ def open_session(on: CallChannel) -> SessionCall:
 
 def error_from_call(error: grpc.aio.AioRpcError) -> PacelineError:
     return error_from_status(error.code().value[0], error.details() or "", _details(error.trailing_metadata()))
+
+
+@contextlib.contextmanager
+def errors_of_calls() -> Iterator[None]:
+    """Raises what ends the calls inside as a PacelineError."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise error_from_call(error) from None
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
+        raise ConnectionLostError("the connection to the server was lost during the call") from None
+
+
+def is_cancelled() -> bool:
+    """Whether a CancelledError is the task's own; else that of its call, whose channel was closed."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 async def what_serves(on: CallChannel, *, timeout_seconds: float) -> str:

@@ -80,7 +80,7 @@ class Arrival(Enum):
 
 
 class OutputSink(Protocol):
-    """The edge takes what the core produced. Called on the event loop; must not block."""
+    """Called on the event loop; must not block."""
 
     def deliver(self, outputs: Outputs) -> None: ...
 

@@ -15,11 +15,12 @@ SchedulerError
         UnknownExecutorError
         NoRecordDirError
         ExecutorLeavingError
-        QueueFullError
-            TenantLimitError
-        NoExecutorError
-            StandbyError
-        DrainingError
+        RetryableRefusalError
+            QueueFullError
+                TenantLimitError
+            NoExecutorError
+                StandbyError
+            DrainingError
     RequestFailedError
         DeadlineExceededError
             DeadlineUnreachableError
@@ -40,6 +41,7 @@ SchedulerError
         UnreachableError
             IncredibleTermError
         StreamEndedError
+            LateStepError
             StillLoadingError
         UnlikeExecutorError
         ProtocolMismatchError
@@ -69,7 +71,7 @@ class InvalidRequestError(RequestRefusedError):
 
 
 class UnsupportedError(RequestRefusedError):
-    """This version knows the field or call and does not support it. `feature` names it."""
+    """`feature` names the field or call."""
 
     def __init__(self, feature: str, message: str | None = None) -> None:
         super().__init__(message or f"{feature} is not supported by this version; leave it unset")
@@ -101,23 +103,23 @@ class ResumeMismatchError(RequestRefusedError):
 
 
 class UnknownRequestError(RequestRefusedError):
-    """The tenant has no request of this id."""
+    pass
 
 
 class UnknownModelError(RequestRefusedError):
-    """No executor serves a model of this name."""
+    pass
 
 
 class UnknownExecutorError(RequestRefusedError):
-    """The scheduler knows no executor of this address."""
+    pass
 
 
 class NoRecordDirError(RequestRefusedError):
-    """Plans are to be recorded, and the scheduler was given no folder for that."""
+    """The scheduler was given no folder for recordings."""
 
 
 class ExecutorLeavingError(RequestRefusedError):
-    """The executor drains because it was told to end, not because an operator drained it here."""
+    """The executor itself was told to end: no operator drained it here."""
 
 
 class RetryableRefusalError(RequestRefusedError):
@@ -137,11 +139,11 @@ class TenantLimitError(QueueFullError):
 
 
 class NoExecutorError(RetryableRefusalError):
-    """No executor is attached."""
+    pass
 
 
 class StandbyError(NoExecutorError):
-    """`active` drives the executors: what is asked for is there, or here when that one has died."""
+    """`active` drives the executors."""
 
     def __init__(self, active: Holder, retry_after_s: float) -> None:
         where = active.address or f"scheduler {active.scheduler_id}, whose address is not known,"
@@ -150,7 +152,7 @@ class StandbyError(NoExecutorError):
 
 
 class DrainingError(RetryableRefusalError):
-    """The scheduler finishes what it has and takes nothing new."""
+    pass
 
 
 class RequestFailedError(SchedulerError):
@@ -158,7 +160,7 @@ class RequestFailedError(SchedulerError):
 
 
 class DeadlineExceededError(RequestFailedError):
-    """The request's timeout passed."""
+    pass
 
 
 class DeadlineUnreachableError(DeadlineExceededError):
@@ -257,13 +259,15 @@ class StreamEndedError(LinkError):
     """Also when a peer that should answer did not in time."""
 
 
+class LateStepError(StreamEndedError):
+    """The executor is there, and its step has not ended in time."""
+
+
 class StillLoadingError(StreamEndedError):
     """The executor is there and has not loaded its model yet."""
 
 
 class UnlikeExecutorError(LinkError):
-    """Its model is not what another executor serves under the same name."""
-
     def __init__(self, model: str, reported: str, served: str) -> None:
         super().__init__(
             f"it has {reported} for model {model!r}, which another executor serves with {served};"

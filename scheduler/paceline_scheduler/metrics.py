@@ -15,8 +15,8 @@ from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.backend import ExecutorStatus
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.errors import PortError, SchedulerError
-from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.observers import definitions
 from paceline_scheduler.observers.request_log import RequestLog
 from paceline_scheduler.observers.serving import ServingObserver
@@ -60,8 +60,8 @@ class Metrics:
         gauges: dict[Definition, dict[Labels, float]] = {definition: {} for definition in definitions.READ}
         gauges[definitions.LOG_LINES_LOST][()] = self._num_lost_log_lines()
         gauges[definitions.SPANS].update({(state,): count for state, count in self._span_counts().items()})
-        states = Counter(ExecutorState(status.state).name.lower() for status in statuses)
-        for state in ExecutorState:
+        states = Counter(ShownState(status.state).name.lower() for status in statuses)
+        for state in ShownState:
             gauges[definitions.EXECUTORS][state.name.lower(),] = states[state.name.lower()]
         for status in statuses:
             _read_executor(status, gauges)

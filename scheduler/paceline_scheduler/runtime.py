@@ -29,16 +29,13 @@ _SETTLE_POLL_S = 0.01
 
 
 class PlanSink(Protocol):
-    """The links send what the core planned. Called on the event loop; must not block."""
+    """Called on the event loop; must not block."""
 
     def send_plan(self, address: str, plan: BatchPlan) -> None: ...
 
 
 class Observer(Protocol):
-    """Sees all that goes into the core and comes out of it, in order: enough to repeat it with another core.
-
-    Called on the event loop; must not block, nor feed anything.
-    """
+    """Called on the event loop; must not block, nor feed anything."""
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
         """Before the event's effects have gone anywhere. Refused ones have not happened."""
@@ -96,7 +93,6 @@ class Runtime:
         return self._clock()
 
     def feed(self, event: Event[ReplyT], now: float | None = None) -> ReplyT:
-        """Return the answer, or raise the core's refusal."""
         now = self._clock() if now is None else now
         try:
             effects = self._core.apply(event, now)
@@ -157,7 +153,6 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, at_s: float | None) -> None:
-        """None: it does not ring."""
         if at_s == self._at_s:
             return
         if self._timer is not None:

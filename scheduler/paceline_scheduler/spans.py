@@ -1,6 +1,6 @@
 """Spans as edge and observers make them, when what they show is over, and where they go. Values and a seam.
 
-Refuses to know who takes them: only `span_export` imports OpenTelemetry.
+Refuses to know who takes them.
 """
 
 from collections.abc import Mapping

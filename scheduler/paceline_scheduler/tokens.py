@@ -53,7 +53,6 @@ class TokenFile:
         self._tokens, self.bounds = _by_first_bytes(found.tokens), found.bounds
 
     def find(self, secret: str) -> Token | None:
-        """Whose secret this is."""
         digest = hashlib.sha256(secret.encode(errors="replace")).digest()
         # A secret is 256 random bits: its first bytes help nobody to guess the rest of the hash, which is compared in
         # constant time.

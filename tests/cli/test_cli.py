@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -273,6 +274,24 @@ def test_help_fits_a_terminal_of_80_columns(command):
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
     assert lines[0].startswith("Usage: ")
     assert lines[1].endswith(".")
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_for_people(command):
+    """It has whole names of options, and no types of Python's."""
+    shown = CliRunner().invoke(app, [*command.split(), "--help"], terminal_width=80).stdout
+    names = re.findall(r"^│ [* ]{0,3}(-\S+)", shown, re.MULTILINE)
+    assert names
+    assert not [name for name in names if name.endswith("…")]
+    assert not re.search(r"<[a-z]+>|list\[", shown)
+
+
+def test_help_says_what_holds_where_an_option_is_unset():
+    """Also where a command decides that by itself."""
+    shown = CliRunner().invoke(app, ["bench", "--help"], terminal_width=80).stdout
+    words = " ".join(re.findall(r"[^│\s]+", shown))
+    assert "random for a range. Unset, 128." in words
+    assert "Requests per rung. Unset, 200, or the whole trace." in words
 
 
 def test_the_list_of_commands_is_not_cut():

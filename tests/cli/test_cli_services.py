@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline_cli.app import app
+from paceline_cli.options import DEFAULT_MODEL, model_for
 from paceline_cli.supervisor import programs
 from paceline_cli.supervisor.programs import (
     Deployment,
@@ -87,7 +88,7 @@ def read_until(stream, text):
 def deployment(num_executors=1, **options):
     """A deployment on the documented ports."""
     ports = fixed_ports(50051, 50061, num_executors)
-    return Deployment(model="m", host="127.0.0.1", ports=ports, shutdown_timeout_seconds=30, **options)
+    return Deployment(**{"model": "m", **options}, host="127.0.0.1", ports=ports, shutdown_timeout_seconds=30)
 
 
 def test_the_demo_streams_an_answer_and_leaves_nothing_behind(use_fakes):
@@ -242,6 +243,28 @@ def test_only_what_is_asked_for_is_passed_on(use_fakes):
     (_, executor) = programs_of(full)
     assert "--offline" in executor.command
     assert {name: option(executor.command, name) for name in asked} == asked
+
+
+@pytest.mark.parametrize(
+    ("runner", "named", "model"),
+    [
+        (None, None, DEFAULT_MODEL),
+        ("cpu", None, DEFAULT_MODEL),
+        ("simulated", None, None),
+        ("simulated:steps.json", None, None),
+        ("simulated", "m", "m"),  # which the executor refuses with a sentence
+    ],
+)
+def test_only_a_simulated_runner_has_no_default_model(runner, named, model):
+    """It needs none."""
+    assert model_for(runner, named) == model
+
+
+def test_without_a_model_executors_are_told_none(use_fakes):
+    """A simulated one takes none."""
+    (_, executor) = programs_of(deployment(model=None, runner="simulated"))
+    assert "--model" not in executor.command
+    assert option(executor.command, "--runner") == "simulated"
 
 
 def test_speculation_is_for_every_scheduler(use_fakes):

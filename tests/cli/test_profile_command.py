@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,13 @@ from both_sides.chrome_trace import check_steps, read_trace, steps_of
 from paceline.v1 import plan_pb2
 from paceline_executor.testing.hash_executor import hash_executor
 from paceline_executor.testing.plan_client import attached, grants, request
+from paceline_scheduler.backend import ExecutorStatus
+from paceline_scheduler.observers.steps import StepTotals
+from paceline_scheduler.testing.edge_server import serve_edge
+from paceline_scheduler.testing.scripted_backend import ScriptedBackend
+from paceline_scheduler.testing.tokenizers import served_model
 
+EXECUTOR = ExecutorStatus("10.0.0.1:50061", 3, 7, 2, "tiny", 1, 100, 60, 10, 30, 0, 3, 4, 2, "", StepTotals())
 COMMAND = (
     "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', 'profile', *sys.argv[1:]]; main()"
 )
@@ -88,19 +95,24 @@ async def test_what_has_come_until_ctrl_c_is_kept(executor, tmp_path):
 
 
 async def test_what_cannot_be_recorded_is_one_line(executor, tmp_path):
-    """No executor, no admin port, no place for the file, or another profile; and no file is left."""
+    """No executor, no scheduler, no place for the file; and no file is left."""
     folder = tmp_path / "missing"
     cases = {
         ("--executor", "127.0.0.1:1"): (69, "the executor at 127.0.0.1:1 does not answer"),
-        ("--admin-target", "127.0.0.1:1"): (69, "the scheduler's admin port at 127.0.0.1:1 does not answer"),
+        ("--target", "127.0.0.1:1"): (69, "cannot reach 127.0.0.1:2"),
+        ("--target", "unix:/run/paceline"): (65, "say --admin-target"),
+        ("--admin-target", executor.address): (69, "is not the admin port of a scheduler"),
         ("--executor", executor.address, "-o", folder / "trace.json"): (65, "cannot write"),
     }
-    for arguments, (expected, said) in cases.items():
-        output = () if "-o" in arguments else ("-o", tmp_path / "trace.json")
+
+    async def fails(arguments, expected, said):
+        output = () if "-o" in arguments else ("-o", tmp_path / f"{arguments[1]}.json".replace("/", "-"))
         async with profiling(*arguments, *output) as process:
             code, _, errors = await ended(process)
         assert (code, len(errors.splitlines())) == (expected, 1), errors
         assert errors.startswith(f"error: {said}") or said in errors
+
+    await asyncio.gather(*(fails(arguments, *ends) for arguments, ends in cases.items()))
     assert not list(tmp_path.iterdir())
 
 
@@ -111,3 +123,20 @@ async def test_a_second_profile_is_refused(executor, tmp_path):
         async with profiling("--executor", executor.address, "-o", tmp_path / "second.json") as process:
             code, _, errors = await ended(process)
     assert (code, "another profile is being recorded" in errors) == (75, True)
+
+
+async def test_the_executor_is_the_one_that_a_scheduler_knows(executor, tmp_path):
+    """Asked at its admin port, of the first address where one answers; of several it wants one named."""
+    others = "127.0.0.1:1", "10.0.0.9:50061"
+    backend = ScriptedBackend(served_model())
+    async with serve_edge(backend) as served:
+        backend.known_executors = tuple(replace(EXECUTOR, address=address) for address in others)
+        async with profiling("--admin-target", f"127.0.0.1:1,{served.address}") as process:
+            code, _, errors = await ended(process)
+        assert (code, f"there are {', '.join(others)}" in errors) == (65, True), errors
+        backend.known_executors = (replace(EXECUTOR, address=executor.address),)
+        async with profiling("--admin-target", served.address, "-o", tmp_path / "trace.json") as process:
+            await recorded(executor)
+            process.send_signal(signal.SIGINT)
+            code, _, _ = await ended(process)
+    assert code == 130

@@ -1,6 +1,8 @@
 """The whole system without a model, as its README starts it: through real processes, with the `paceline` command."""
 
 import asyncio
+import signal
+import subprocess
 
 import grpc
 import pytest
@@ -8,11 +10,12 @@ import pytest
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
+from paceline_cli.supervisor.programs import free_ports
 from paceline_client import AsyncClient, Sampling, Stopping
 from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
 from paceline_scheduler.testing.rapid_reset import RapidReset
-from repository_checks.programs import run
+from repository_checks.programs import BIN, run
 
 NUM_RESETS = 100_000
 
@@ -73,3 +76,16 @@ async def test_a_connection_that_resets_streams_in_a_loop_costs_others_no_reques
     finally:
         attack.stop()
         await attacking
+
+
+def test_paceline_up_runs_it():
+    """With the real programs; nothing has to be fetched."""
+    ports = free_ports(1)
+    options = ("--port", f"{ports.scheduler.api}", "--executor-port", f"{ports.executors[0].api}")
+    command = (BIN / "paceline", "up", "--runner", "simulated", *options)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
+        ready = next((line for line in up.stdout if line.startswith("Ready: ")), "")
+        up.send_signal(signal.SIGINT)
+        _, log = up.communicate(timeout=60)
+
+    assert ready == "Ready: simulated\n", log

@@ -38,10 +38,10 @@ from paceline_scheduler.errors import (
     UnknownRequestError,
 )
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
+from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.steward import Steward
 from paceline_scheduler.observers.steps import DraftTotals, StepObserver, StepTotals, _count, _gaps
@@ -278,7 +278,7 @@ async def test_a_result_of_an_executor_that_is_not_driven_is_a_divergence():
     with pytest.raises(DivergenceError):
         bench.listener.finished_step(ADDRESS, result)
     (status,) = bench.executors.statuses()
-    assert (status.state, status.last_error) == (ExecutorState.CONNECTING, "cut")
+    assert (status.state, status.last_error) == (ShownState.CONNECTING, "cut")
 
 
 async def test_watchers_see_every_step_and_only_while_they_watch():
@@ -401,7 +401,7 @@ async def test_after_a_displacement_the_scheduler_begins_anew():
     bench.runtime.feed(Submit((make_request(3, 50),)))
     bench.steward.ended(ADDRESS, TermSupersededError(Holder("scheduler-z", 9)))
     assert bench.executors.models() == ()
-    assert bench.executors.statuses()[0].state == ExecutorState.LOST
+    assert bench.executors.statuses()[0].state == ShownState.LOST
     assert bench.statuses == [ServingStatus.SERVING, ServingStatus.STANDBY]
     bench.plans.clear()
     await bench.attach()

@@ -10,9 +10,9 @@ from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
 from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.errors import LinkError
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.claim import Approach
 from paceline_scheduler.link.leadership import ServingStatus
+from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
@@ -61,7 +61,7 @@ async def test_ranges_that_do_not_meet_are_refused_with_a_sentence(executor_rang
         executor_of(*executor_range) as executor,
         scheduler_for(executor, protocols=ProtocolRange(*scheduler_range)) as rig,
     ):
-        await rig.until(lambda: rig.states().get(executor.address) is ExecutorState.LOST)
+        await rig.until(lambda: rig.states().get(executor.address) is ShownState.LOST)
         (status,) = rig.executors.statuses()
 
     (low, high), (from_low, to_high) = executor_range, scheduler_range
@@ -121,7 +121,7 @@ async def test_an_executor_that_lies_about_terms_costs_only_itself(told):
             fence._last = Claim(2**63, "evil", "evil.example:1")
         options = {"executors": f"{honest.address},{liar.address}"}
         async with SchedulerRig(transport=GrpcTransport(), **options) as rig:
-            await rig.until(lambda: rig.states().get(liar.address) is ExecutorState.LOST)
+            await rig.until(lambda: rig.states().get(liar.address) is ShownState.LOST)
             await rig.until_ready()
 
             assert await served(rig)

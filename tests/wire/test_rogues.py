@@ -25,7 +25,7 @@ from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.plan_client import attached, hello
 from paceline_scheduler.api import wire as api_wire
 from paceline_scheduler.backend import Arrival
-from paceline_scheduler.link.attachment import ExecutorState
+from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.testing.lies import name_of, paths, values_beyond, with_value
 from paceline_scheduler.testing.requests import make_request
@@ -165,7 +165,7 @@ async def honest_requests(rig, until):
 
 async def until_driven(rig, executor):
     """Wait until the honest one is attached, and those that say nothing at all are lost."""
-    await rig.until(lambda: rig.states().get(executor.address) is ExecutorState.READY)
+    await rig.until(lambda: rig.states().get(executor.address) is ShownState.READY)
     await rig.executors.until_synced(Arrival.NEW)
 
 

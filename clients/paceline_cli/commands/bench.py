@@ -56,7 +56,7 @@ from paceline_cli.commands.bench_options import (
     SharedPrefixLenOption,
     TraceOption,
 )
-from paceline_cli.config import DEFAULT_TARGET, AddressOption, openai_api_key, token_of
+from paceline_cli.config import DEFAULT_TARGET, TargetOption, openai_api_key, token_of
 from paceline_cli.failures import EXIT_INTERRUPTED, print_error, reported
 from paceline_cli.options import ServedModelOption, TlsDirOption, TokenFileOption, tls_of
 from paceline_client.requests import Sampling
@@ -66,7 +66,7 @@ _PIPE_WIDTH = 120
 
 def bench(
     more_goodput: MoreGoodputArgument = None,
-    address: AddressOption = DEFAULT_TARGET,
+    target: TargetOption = DEFAULT_TARGET,
     tls_dir: TlsDirOption = None,
     token_file: TokenFileOption = None,
     backend: BackendOption = Backend.PACELINE,
@@ -115,7 +115,7 @@ def bench(
         )
         rungs = workload.rungs()
         where = _Where(
-            backend, address, base_url, model, Sampling(temperature=temperature), ignore_eos, tls_dir, token_file
+            backend, target, base_url, model, Sampling(temperature=temperature), ignore_eos, tls_dir, token_file
         )
         results = _Results(Objectives.parse([*(goodput or ()), *(more_goodput or ())]), cost_per_hour, plot)
         with results.written_to(output):

@@ -13,21 +13,26 @@ class Backend(StrEnum):
 
 
 BackendOption = Annotated[
-    Backend, typer.Option("--backend", help="A Paceline scheduler, or any server with OpenAI's /v1/completions.")
+    Backend,
+    typer.Option(
+        "--backend",
+        metavar="KIND",
+        help="A paceline scheduler, or with openai any server with OpenAI's /v1/completions.",
+    ),
 ]
 BaseUrlOption = Annotated[
     str | None, typer.Option("--base-url", metavar="URL", help="With --backend openai: where, up to and with /v1.")
 ]
 MaxConcurrencyOption = Annotated[
     str | None,
-    typer.Option("--max-concurrency", metavar="N,…", help="Closed loop: requests at once. [default: 1,4,16,32,64]"),
+    typer.Option("--max-concurrency", metavar="N,…", help="Closed loop: requests at once. Unset, 1,4,16,32,64."),
 ]
 RequestRateOption = Annotated[
     str | None, typer.Option("--request-rate", metavar="X,…", help="Open loop: requests per second, at random times.")
 ]
 BurstinessOption = Annotated[
     float | None,
-    typer.Option("--burstiness", metavar="X", help="Shape of the gaps: 1 Poisson, below it bursts. [default: 1]"),
+    typer.Option("--burstiness", metavar="X", help="Shape of the gaps: 1 Poisson, below it bursts. Unset, 1."),
 ]
 TraceOption = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Replay times and lengths of a .csv or .jsonl trace.")
@@ -39,10 +44,10 @@ ScaleRateOption = Annotated[
     float | None, typer.Option("--scale-rate", metavar="X", help="Speed of the trace times this, such as 0.5.")
 ]
 InputLenOption = Annotated[
-    str | None, typer.Option("--input-len", metavar="N|A-B", help="Prompt tokens; random for a range. [default: 128]")
+    str | None, typer.Option("--input-len", metavar="N|A-B", help="Prompt tokens; random for a range. Unset, 128.")
 ]
 OutputLenOption = Annotated[
-    str | None, typer.Option("--output-len", metavar="N|A-B", help="Output tokens; random for a range. [default: 128]")
+    str | None, typer.Option("--output-len", metavar="N|A-B", help="Output tokens; random for a range. Unset, 128.")
 ]
 SharedPrefixLenOption = Annotated[
     int | None,
@@ -50,7 +55,7 @@ SharedPrefixLenOption = Annotated[
 ]
 NumPromptsOption = Annotated[
     int | None,
-    typer.Option("--num-prompts", metavar="N", min=1, help="Requests per rung. [default: 200, or the whole trace]"),
+    typer.Option("--num-prompts", metavar="N", min=1, help="Requests per rung. Unset, 200, or the whole trace."),
 ]
 NumWarmupsOption = Annotated[
     int, typer.Option("--num-warmups", metavar="N", min=0, help="Requests before the first rung, not measured.")
@@ -74,7 +79,8 @@ CostOption = Annotated[
     typer.Option("--cost-per-hour", metavar="X", min=0, help="What the machine costs, for cost per token."),
 ]
 OutputFileOption = Annotated[
-    Path | None, typer.Option("--output", metavar="FILE", help="Write a line of JSON per rung, as vllm bench serve.")
+    Path | None,
+    typer.Option("--output", metavar="FILE", help="Write a line of JSON for each rung, as vllm bench serve."),
 ]
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", metavar="FOLDER", help="Write PNGs: throughput and latency, gaps over time.")

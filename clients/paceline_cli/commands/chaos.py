@@ -21,12 +21,12 @@ from paceline_cli.chaos.tables import print_summary
 from paceline_cli.chaos.views import ChaosView, make_chaos_view
 from paceline_cli.failures import EXIT_INTERRUPTED, print_error, reported
 from paceline_cli.options import (
-    DEFAULT_MODEL,
-    ModelOption,
+    ModelIfAnyOption,
     NumExecutorsOption,
     NumThreadsOption,
     RunnerOption,
     StandbyOption,
+    model_for,
 )
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports
 from paceline_cli.supervisor.signals import StopSignals
@@ -40,7 +40,12 @@ _DEFAULT_FAULTS = ",".join(kind for kind in FaultKind if not kind.endswith(("-de
 
 FaultsOption = Annotated[
     str,
-    typer.Option("--faults", metavar="KIND,...", help=f"Which, in turn: {', '.join(FaultKind)}; or all."),
+    typer.Option(
+        "--faults",
+        metavar="KIND,…",
+        show_default="all but -delay and -throttle",
+        help=f"Which, in turn: {', '.join(FaultKind)}; or all.",
+    ),
 ]
 CountOption = Annotated[
     int | None, typer.Option("--count", metavar="N", min=1, help=f"How many faults; unset, {_DEFAULT_COUNT}.")
@@ -65,7 +70,7 @@ JsonFileOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", h
 
 
 def chaos(
-    model: ModelOption = DEFAULT_MODEL,
+    model: ModelIfAnyOption = None,
     num_executors: NumExecutorsOption = 2,
     standby: StandbyOption = False,
     num_threads: NumThreadsOption = None,
@@ -89,7 +94,7 @@ def chaos(
     num_faults = count if count is not None or duration is not None else _DEFAULT_COUNT
     setting = Setting(
         deployment=Deployment(
-            model=model,
+            model=model_for(runner, model),
             host=LOOPBACK,
             ports=free_ports(num_executors),
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,

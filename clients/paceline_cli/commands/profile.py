@@ -10,9 +10,11 @@ from typing import Annotated
 
 import typer
 
-from paceline_cli.config import token_of
+from paceline_cli.config import DEFAULT_TARGET, AdminTargetOption, TargetOption, token_of
 from paceline_cli.failures import print_error, reported
 from paceline_cli.options import TlsDirOption, TokenFileOption, tls_of
+from paceline_cli.top.source import Source, admin_target
+from paceline_cli.top.state import TopState
 from paceline_cli.wire_profile import executor_addresses, trace_parts
 from paceline_client.credentials import Credentials
 from paceline_client.requests import invalid
@@ -29,10 +31,8 @@ def profile(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Unset, a name with the time of day.")
     ] = None,
-    admin: Annotated[
-        str,
-        typer.Option("--admin-target", metavar="HOST:PORT", help="The scheduler's admin port: it knows executors."),
-    ] = "localhost:50052",
+    admin: AdminTargetOption = None,
+    target: TargetOption = DEFAULT_TARGET,
     tls_dir: TlsDirOption = None,
     token_file: TokenFileOption = None,
 ) -> None:
@@ -42,12 +42,13 @@ def profile(
     """
     file = output or Path(time.strftime("paceline-profile-%Y%m%d-%H%M%S.json"))
     with reported():
-        credentials = Credentials(tls_of(tls_dir), token_of(token_file))
-        asyncio.run(_record(executor, admin, steps, file, credentials))
+        tls, token = tls_of(tls_dir), token_of(token_file)
+        asked = executor or Source(admin or admin_target(target), tls, token, TopState(), time.monotonic)
+        asyncio.run(_record(asked, steps, file, Credentials(tls, token)))
 
 
-async def _record(executor: str | None, admin: str, num_steps: int, file: Path, credentials: Credentials) -> None:
-    address = executor or _only(await executor_addresses(admin, credentials))
+async def _record(executor: str | Source, num_steps: int, file: Path, credentials: Credentials) -> None:
+    address = executor if isinstance(executor, str) else await _only_one(executor)
     trace = _TraceFile(file)
     try:
         async with contextlib.aclosing(trace_parts(address, num_steps, credentials)) as parts:
@@ -62,8 +63,12 @@ async def _record(executor: str | None, admin: str, num_steps: int, file: Path, 
     trace.close()
 
 
-def _only(addresses: list[str]) -> str:
+async def _only_one(source: Source) -> str:
     """Raises InvalidRequestError, which names those there are."""
+    try:
+        addresses = await source.call(executor_addresses)
+    finally:
+        await source.close()
     if len(addresses) != 1:
         found = f"there are {', '.join(addresses)}" if addresses else "the scheduler has none"
         raise invalid("--executor", f"name one: {found}")

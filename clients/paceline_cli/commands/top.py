@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paceline_cli.config import DEFAULT_TARGET, TargetOption, token_of
+from paceline_cli.config import DEFAULT_TARGET, AdminTargetOption, TargetOption, token_of
 from paceline_cli.failures import reported
 from paceline_cli.options import TlsDirOption, TokenFileOption, timeout_of, tls_of
 from paceline_cli.top.controls import Controls
@@ -28,12 +28,7 @@ def top(
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=60, help="How often the scheduler is asked.")
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print what one interval shows, and end.")] = False,
-    admin: Annotated[
-        str | None,
-        typer.Option(
-            "--admin-target", metavar="HOST:PORT[,HOST:PORT...]", help="The admin ports; unset, those after --target."
-        ),
-    ] = None,
+    admin: AdminTargetOption = None,
     target: TargetOption = DEFAULT_TARGET,
     tls_dir: TlsDirOption = None,
     token_file: TokenFileOption = None,

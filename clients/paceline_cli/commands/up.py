@@ -8,7 +8,6 @@ import typer
 from paceline_cli.config import DEFAULT_TARGET
 from paceline_cli.failures import reported
 from paceline_cli.options import (
-    DEFAULT_MODEL,
     ExecutorPortOption,
     HostOption,
     InsecureOption,
@@ -16,7 +15,7 @@ from paceline_cli.options import (
     KvCacheMemoryOption,
     LogDirOption,
     MaxNumSeqsOption,
-    ModelOption,
+    ModelIfAnyOption,
     NumExecutorsOption,
     NumThreadsOption,
     OfflineOption,
@@ -29,6 +28,7 @@ from paceline_cli.options import (
     SpeculationOption,
     StandbyOption,
     TokensOption,
+    model_for,
 )
 from paceline_cli.services import run_deployment
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, fixed_ports
@@ -37,7 +37,7 @@ from paceline_client.results import Model
 
 
 def up(
-    model: ModelOption = DEFAULT_MODEL,
+    model: ModelIfAnyOption = None,
     revision: RevisionOption = None,
     offline: OfflineOption = False,
     num_executors: NumExecutorsOption = 1,
@@ -68,7 +68,7 @@ def up(
     where nothing was given up.
     """
     deployment = Deployment(
-        model=model,
+        model=model_for(runner, model),
         host=host,
         insecure=insecure,
         tls_dir=tls_dir,
@@ -99,7 +99,7 @@ def up(
 def ready_text(deployment: Deployment, models: list[Model]) -> str:
     """What to know once everything is ready: where things are, and what to try."""
     host, schedulers = deployment.host, deployment.schedulers
-    names = ", ".join(model.name for model in models) or deployment.model
+    names = ", ".join(model.name for model in models) or deployment.model or "simulated"
     apis = _addresses(host, (scheduler.api for scheduler in schedulers))
     admins = _addresses(LOOPBACK, (scheduler.admin for scheduler in schedulers))
     healths = _addresses(host, (scheduler.health for scheduler in schedulers))

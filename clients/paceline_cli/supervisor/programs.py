@@ -65,7 +65,7 @@ class Deployment:
     `host` is where the schedulers' API listens. The executors listen on loopback: nobody else needs them.
     """
 
-    model: str
+    model: str | None
     host: str
     ports: Ports
     shutdown_timeout_seconds: int
@@ -219,7 +219,6 @@ def _security_options(deployment: Deployment) -> Sequence[str]:
 
 def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[str]:
     options = [
-        *("--model", deployment.model),
         *("--host", LOOPBACK),
         *("--port", str(ports.api)),
         *("--health-port", str(ports.health)),
@@ -232,6 +231,7 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
         # What this process may use, its children may use too; an executor refuses more than that.
         num_threads = max(len(os.sched_getaffinity(0)) // deployment.num_executors, 1)
     for name, value in (
+        ("--model", deployment.model),
         ("--max-num-seqs", deployment.max_num_seqs),
         ("--num-threads", num_threads),
         ("--kv-cache-memory", deployment.kv_cache_memory),

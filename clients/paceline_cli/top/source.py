@@ -5,7 +5,7 @@ Knows connections. Refuses to know what is shown: it tells a `TopState` what cam
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,14 +21,13 @@ from paceline_client.credentials import Credentials
 from paceline_client.dialler import Dialler, Endpoint
 from paceline_client.errors import (
     AccessDeniedError,
-    ConnectionLostError,
     PacelineError,
     UnavailableError,
     UnsupportedError,
     WrongServerError,
 )
 from paceline_client.requests import invalid
-from paceline_client.wire import CallChannel, error_from_call
+from paceline_client.wire import CallChannel, errors_of_calls
 
 AnswerT = TypeVar("AnswerT")
 
@@ -119,15 +118,25 @@ class Source:
 
     async def call(self, make: Callable[[CallChannel, float], Awaitable[AnswerT]]) -> AnswerT:
         """Make a call of an operator's to the scheduler that was asked last. Raises PacelineError."""
-        endpoint = await self._connected(_CONNECT_SECONDS)
-        with self._dialler.use(endpoint) as channel, _as_errors():
-            return await make(channel.calls, _CALL_SECONDS)
+        return await self._made(make, await self._connected(_CONNECT_SECONDS))
 
     async def close(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._dialler.close()
+
+    async def _made(
+        self, make: Callable[[CallChannel, float], Awaitable[AnswerT]], endpoint: Endpoint[GrpcChannel]
+    ) -> AnswerT:
+        try:
+            with self._dialler.use(endpoint) as channel, errors_of_calls():
+                return await make(channel.calls, _CALL_SECONDS)
+        except UnsupportedError as error:
+            raise WrongServerError(
+                f"{endpoint.address} is not the admin port of a scheduler of this version: say --admin-target",
+                reason="WRONG_SERVER",
+            ) from error
 
     async def _connected(self, seconds: float) -> Endpoint[GrpcChannel]:
         async with self._connecting:
@@ -136,14 +145,8 @@ class Source:
 
     async def _overview(self, endpoint: Endpoint[GrpcChannel]) -> Overview:
         try:
-            with self._dialler.use(endpoint) as channel, _as_errors():
-                return await wire.overview(channel.calls, _CALL_SECONDS)
-        except UnsupportedError as error:
-            raise WrongServerError(
-                f"{endpoint.address} is not the admin port of a scheduler of this version: say --admin-target",
-                reason="WRONG_SERVER",
-            ) from error
-        except AccessDeniedError:
+            return await self._made(wire.overview, endpoint)
+        except (AccessDeniedError, WrongServerError):
             raise
         except PacelineError as error:
             self._leave(endpoint, error)
@@ -165,17 +168,3 @@ class Source:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError), self._dialler.use(endpoint) as channel:
             async for step in wire.steps(channel.calls):
                 self._state.stepped(step, self._clock())
-
-
-@contextlib.contextmanager
-def _as_errors() -> Iterator[None]:
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise error_from_call(error) from None
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        # Not this task was cancelled but the call: its channel was closed.
-        raise ConnectionLostError("the connection to the scheduler was lost during the call") from None

@@ -160,7 +160,6 @@ class _Renderer:
                 self._worker = None
 
     async def _ready_worker(self) -> _Worker:
-        """Starts a new one if it died since it was last used."""
         if self._worker is not None and self._worker.has_ended:
             await self._worker.stop()
             self._worker = None

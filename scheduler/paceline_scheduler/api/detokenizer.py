@@ -3,9 +3,6 @@
 Equals the tokenizers library's `decode` of the whole output, with one exception. Where byte tokens (`<0xE2>`) make up
 no valid UTF-8, the library also destroys the characters beside them; here they stay and the bytes become U+FFFD as
 Unicode recommends (one per maximal subpart), which can be emitted before the run has ended.
-
-The library's own DecodeStream fails ("Invalid prefix") where a byte token follows a character made of byte tokens, and
-looks at all tokens kept back again with each new one.
 """
 
 import codecs

@@ -104,7 +104,6 @@ class Edge:
         return outbox
 
     def leave_outbox(self, outbox: Outbox) -> None:
-        """Its client has gone: resumable requests are detached, others cancelled."""
         for stream in self.requests.of_call(outbox):
             self.delivery.leave(stream)
 
@@ -298,7 +297,7 @@ class Edge:
         return num_cancelled > 0
 
     async def estimate(self, request: GenerateRequest) -> Estimate:
-        """The completion expected last counts; a refusal is part of the answer. Raises StandbyError."""
+        """The completion expected last counts. Raises StandbyError."""
         self.executors.require_lead()
         key = key_of(request)
         try:

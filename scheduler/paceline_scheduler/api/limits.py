@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EdgeLimits:
-    """max_stream_bytes: output that may wait for a slow client, per gRPC stream, beside what one step brought; and as
-    much again that is held for larger deltas. max_bytes_per_session_request: more for each completion of a session.
-    max_session_requests: unfinished completions of one session. max_held_tokens: that a request's stream_interval may
-    gather. max_message_bytes: output in one message; making a full one keeps everybody waiting, 60 ms with
-    log-probabilities. silence_s: a client that has sent heartbeats and says nothing for so long is lost.
-    max_chars_per_token: times the context, bounds prompts before they are tokenised. max_inline_chars: up to this a
-    thread would take longer to start. max_num_waiting_texts: that wait for a thread, or chats for the renderer.
+    """max_stream_bytes: output that may wait for a slow client, per gRPC stream, and as much again that is held for
+    larger deltas. max_bytes_per_session_request: more for each completion of a session. max_session_requests:
+    unfinished completions of one session. max_held_tokens: that a request's stream_interval may gather.
+    max_message_bytes: output in one message; making a full one keeps everybody waiting, 60 ms with log-probabilities.
+    silence_s: a client that has sent heartbeats and says nothing for so long is lost. max_chars_per_token: times the
+    context, bounds prompts before they are tokenised. max_inline_chars: up to this a thread would take longer to start.
+    max_num_waiting_texts: that wait for a thread, or chats for the renderer.
     """
 
     max_stream_bytes: int = 256 * 1024

@@ -61,7 +61,6 @@ class StopScanner:
     def scan(self, piece: str) -> tuple[str, str | None]:
         """Returns what may be shown, and the stop text that ends the output; then nothing more may be given."""
         if not self._num_matched and self._first_letters.isdisjoint(piece):
-            # This is the usual case.
             return piece, None
         found = [
             (end, candidate.text) for candidate in self._candidates if (end := candidate.advance(piece)) is not None

@@ -1,8 +1,7 @@
 """Tokenizers by digest: from text to token ids and back, long texts off the event loop.
 
 Reading a vocabulary keeps all Python threads waiting, 0.1 to 0.2 s for 49,152 tokens. A scheduler that comes back reads
-from a cache on disk what tokens spell, all that streams need, and the vocabulary when nobody is served, or when a new
-prompt needs it, after a moment for those who come back.
+what tokens spell from a cache on disk, and the vocabulary later.
 """
 
 import asyncio
@@ -77,7 +76,6 @@ class TextModel:
         return self._tokenizer is not None
 
     def complete(self) -> Tokenizer:
-        """Reads the vocabulary if that was not done yet."""
         with self._making:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer.from_buffer(self._source.json)

@@ -21,7 +21,6 @@ _GIVEN_UP_RETRY_S = 0.1
 
 
 def detach(state: CoreState, handle: int, now: float) -> None:
-    """Detach a resumable request from its client; end any other."""
     live = state.requests.by_handle(handle)
     if live is None:
         return
@@ -32,7 +31,6 @@ def detach(state: CoreState, handle: int, now: float) -> None:
 
 
 def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> FinishNotice | None:
-    """Returns None for an unknown request."""
     live = state.requests.by_handle(handle)
     if live is None:
         return None
@@ -42,7 +40,6 @@ def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> Finis
 
 
 def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:
-    """Raises UnknownRequestError."""
     live = state.requests.by_key(key)
     if live is None or not state.requests.is_open(live):
         raise UnknownRequestError(f"this tenant runs no request {key.request_id!r}; check the request_id")
@@ -53,7 +50,6 @@ def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:
 
 
 def acknowledge(state: CoreState, keys: Iterable[RecordId]) -> None:
-    """Ignores unknown records."""
     requests = state.requests
     for key in keys:
         requests.drop_retained(key)

@@ -94,7 +94,7 @@ class Acknowledge(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class Tick(Event[None]):
-    """Time has passed: fail what is late or cannot end in time, and give up what no client has come back to."""
+    """Fails what is late or cannot end in time, and gives up what no client has come back to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class ExpectExecutors(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorAttached(Event[None]):
-    """An executor is driven from now on; requests that its snapshot lacks wait again."""
+    """Requests that its snapshot lacks wait again."""
 
     description: ExecutorDescription
     snapshot: Snapshot
@@ -136,7 +136,7 @@ class ExecutorLost(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRemoved(Event[None]):
-    """It is not looked for any more: what only it could hold fails."""
+    """What only it could hold fails."""
 
     address: str
 
@@ -169,14 +169,12 @@ class SetLimits(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class SetTenants(Event[None]):
-    """Of all tenants."""
-
     bounds: TenantBounds
 
 
 @dataclass(frozen=True, slots=True)
 class BeginDrain(Event[None]):
-    """Take nothing new from now on: Submit and Resume raise DrainingError."""
+    """Submit and Resume raise DrainingError from now on."""
 
 
 @dataclass(frozen=True, slots=True)

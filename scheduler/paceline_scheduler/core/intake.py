@@ -26,7 +26,6 @@ _NOTHING_HELD = ResumePoint(0, HASH_START)
 
 
 def submit(state: CoreState, requests: Iterable[Request], now: float) -> None:
-    """Raises a RequestRefusedError, and then changes nothing."""
     _require_open(state)
     resumptions = [Resumption(request, _NOTHING_HELD) for request in requests]
     for resumption in resumptions:
@@ -35,9 +34,7 @@ def submit(state: CoreState, requests: Iterable[Request], now: float) -> None:
 
 
 def resume(state: CoreState, resumptions: Sequence[Resumption], now: float) -> tuple[Resumed, ...]:
-    """Unknown requests are queued. Raises StaleAttachmentError, ResumeMismatchError or what `submit` raises, and then
-    changes nothing.
-    """
+    """Unknown requests are queued."""
     _require_open(state)
     found = [(resumption, *_resume_mode(state, resumption)) for resumption in resumptions]
     begun = iter(_begin_all(state, [each for each, _, mode in found if mode is ResumeMode.START], now))

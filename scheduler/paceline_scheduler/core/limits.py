@@ -15,9 +15,7 @@ _MAX_STRETCH = 4
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
-    """Bounds of queue and steps.
-
-    max_num_batched_tokens: of a step; None takes the executor's own bound.
+    """max_num_batched_tokens: of a step; None takes the executor's own bound.
     max_plans_in_flight: unanswered plans per executor, however long their steps; two hide planning and the network
     behind the running step.
     run_ahead_s: further plans are sent while those unanswered take less than this; a message costs a good part of a
@@ -26,8 +24,7 @@ class CoreLimits:
     max_num_draft_tokens: of a row and step; 0 for none.
     ttft_budget_s: a request that would get its first token later is refused.
     itl_budget_s: no request is placed beside others if the steps that decode them all would take longer.
-    target_step_s: of a step that computes prompts beside decodes, the inter-token time that a long prompt causes; up
-    to four times as much where decodes alone take more than a fifth of it, so that prompts go on.
+    target_step_s: of a step that computes prompts beside decodes, unless these alone take more than a fifth of it.
     tenants: the bounds of each tenant, among them its share of the blocks.
     """
 

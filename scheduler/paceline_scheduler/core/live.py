@@ -32,8 +32,6 @@ MAX_PROMPT_LOGPROBS_CHUNK = 64
 
 
 class Status(Enum):
-    """A preempted request waits again when the executor confirms that it left its row."""
-
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -55,8 +53,6 @@ def queue_key_of(request: Request, arrival_number: int, submitted_s: float) -> Q
 
 @dataclass(frozen=True, slots=True)
 class HeldRow:
-    """The executor confirms when the request has left it."""
-
     address: str
     row: int
 

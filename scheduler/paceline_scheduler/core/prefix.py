@@ -29,7 +29,6 @@ class PrefixChain:
 
     @property
     def known(self) -> tuple[bytes, ...]:
-        """The keys that were asked for so far."""
         return tuple(self._keys)
 
     def key(self, index: int, token_ids: Int32Array) -> bytes:

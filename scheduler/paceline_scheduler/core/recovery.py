@@ -68,12 +68,10 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
 
 
 def lose(state: CoreState, address: str, now: float) -> Outputs:
-    """Requeues its requests, but fails the one that it must have died of."""
     return failed((*_lose(state, address, now), *refuse_late(state, now)))
 
 
 def remove(state: CoreState, address: str, now: float) -> Outputs:
-    """Fails what only this executor could hold."""
     failures = _lose(state, address, now)
     state.executors.remove(address)
     return failed((*failures, *fail_unservable(state, now), *refuse_late(state, now)))

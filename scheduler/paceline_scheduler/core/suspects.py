@@ -37,7 +37,6 @@ class Suspicion:
         )
 
     def blame_death(self, num_output_tokens: int) -> None:
-        """Deaths add up unless it has progressed since the last one."""
         has_progressed = self.last_death_offset is None or num_output_tokens > self.last_death_offset
         self.num_executor_deaths = 1 if has_progressed else self.num_executor_deaths + 1
         self.last_death_offset = num_output_tokens
@@ -97,7 +96,7 @@ class Suspects(Generic[SuspectT]):
         self.rows: set[int] = set()  # in steps of their own until they progress
         self.is_doubted = False  # a lone step failed, and none has succeeded since
         self.unanswered: tuple[UnansweredStep[SuspectT], ...] = ()
-        self.accused: tuple[SuspectT, ...] = ()  # of the lost executor's death
+        self.blamed: tuple[SuspectT, ...] = ()  # of the lost executor's death
 
     def placed(self, row: int, request: Suspect) -> None:
         if request.is_suspect:
@@ -123,24 +122,24 @@ class Suspects(Generic[SuspectT]):
         self,
         before: "Suspects[SuspectT]",
         unanswered: tuple[UnansweredStep[SuspectT], ...],
-        accused: Sequence[SuspectT],
+        blamed: Sequence[SuspectT],
     ) -> None:
-        self.unanswered, self.accused = unanswered, tuple(accused) or before.accused
+        self.unanswered, self.blamed = unanswered, tuple(blamed) or before.blamed
 
     def clear_blame(self) -> None:
         """The lost executor is back as the same process."""
-        for request in self.accused:
+        for request in self.blamed:
             request.suspicion.clear_death()
 
 
-def blame_deaths(accused: Sequence[SuspectT]) -> SuspectT | None:
+def blame_deaths(blamed: Sequence[SuspectT]) -> SuspectT | None:
     """Returns the one the death must be due to, if any. A suspect runs alone, so a request that had company was no
     suspect then.
     """
-    is_sure = len(accused) == 1 and accused[0].suspicion.is_lethal(accused[0].num_output_tokens)
-    for request in accused:
+    is_sure = len(blamed) == 1 and blamed[0].suspicion.is_lethal(blamed[0].num_output_tokens)
+    for request in blamed:
         request.suspicion.blame_death(request.num_output_tokens)
-    return accused[0] if is_sure else None
+    return blamed[0] if is_sure else None
 
 
 def blame_failed_step(

@@ -1,7 +1,4 @@
-"""Which executors are awaited: until each was attached or is lost, a new request cannot be told from an old one.
-
-Refuses to know claims and streams.
-"""
+"""Which executors are awaited, as `leadership` says. Refuses to know claims and streams."""
 
 from collections.abc import Collection
 

@@ -11,7 +11,7 @@ import structlog
 
 from paceline.plan.values import Drain, ExecutorInfo, Hello, WaitingInLine, Welcome
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
-from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
+from paceline_scheduler.errors import DivergenceError, LateStepError, LinkError, StreamEndedError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.plan_stream import PlanStream
 from paceline_scheduler.link.steward import Steward
@@ -19,6 +19,7 @@ from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport import Connection, Transport
 
 GET_INFO_TIMEOUT_S = 1.0
+MAX_PATIENCE = 8.0
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +32,9 @@ class ExecutorLink:
         self._steward = steward
         self._connection: Connection | None = None
         self._stream: PlanStream | None = None
+        self._incarnation = 0  # of the executor that was accepted last
+        self._was_late = False  # a step of it ended the last stream
+        self._patience = 1.0
 
     async def run(self) -> NoReturn:
         """Attaches again after each end of the stream."""
@@ -38,6 +42,7 @@ class ExecutorLink:
             try:
                 await self._attach_and_drive()
             except (LinkError, DivergenceError) as error:
+                self._was_late = isinstance(error, LateStepError)
                 self._steward.ended(self.address, error)
             except Exception as error:
                 # Attaching again rebuilds what a mistake of ours left behind.
@@ -103,6 +108,7 @@ class ExecutorLink:
         if self._stream.is_ending:
             return
         listener.require_alike(self.address, welcome)
+        self._stream.set_patience(self._patience_with(description.incarnation))
         self._steward.welcomed(description)
         log.info(
             "executor_attached",
@@ -115,6 +121,15 @@ class ExecutorLink:
         listener.attached(welcome.model, tokenizer, description, snapshot, self._stream)
         if self._steward.is_drain_due(self.address):
             listener.draining(self.address)
+
+    def _patience_with(self, incarnation: int) -> float:
+        """It answers after a step that was late, so it was slow and not stuck: next time it gets twice as long."""
+        if incarnation != self._incarnation:
+            self._incarnation, self._patience = incarnation, 1.0
+        elif self._was_late:
+            self._patience = min(2 * self._patience, MAX_PATIENCE)
+        self._was_late = False
+        return self._patience
 
     def going_away(self, notice: Drain) -> None:
         """The executor wants nothing new, now or once it is ours."""

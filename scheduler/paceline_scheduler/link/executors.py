@@ -12,8 +12,8 @@ from paceline.plan.values import BatchPlan, Model
 from paceline_scheduler.backend import Arrival, ExecutorStatus, ServedModel
 from paceline_scheduler.core.events import BeginDrain, DrainExecutor, Effects, Event, UndrainExecutor
 from paceline_scheduler.errors import NoExecutorError, StandbyError, UnlikeExecutorError
-from paceline_scheduler.link.attachment import Attachment, served_models, status
 from paceline_scheduler.link.leadership import Leadership, Readiness, ServingStatus
+from paceline_scheduler.link.linked_executor import LinkedExecutor, served_models, status
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
 
@@ -25,7 +25,7 @@ _STANDBY_RETRY_S = 0.15  # a silent holder's lease is almost over
 
 class Executors:
     def __init__(self, runtime: Runtime, steps: StepObserver, leadership: Leadership) -> None:
-        self.by_address: dict[str, Attachment] = {}
+        self.by_address: dict[str, LinkedExecutor] = {}
         self._leadership = leadership
         self._changed = asyncio.Event()
         self._views = runtime.views
@@ -70,8 +70,8 @@ class Executors:
         return (awaited.is_empty or awaited.active is not None) and not self._views.num_unfinished()
 
     async def until_synced(self, arrival: Arrival) -> None:
-        """Raises NoExecutorError when that will not be soon, StandbyError when another scheduler drives them: for a new
-        request at once; a begun one waits while the named holder may just have died.
+        """A new request is refused at once where another scheduler drives them; a begun one waits while the
+        named holder may just have died.
         """
         awaited = self._leadership.awaited
         wait_s = MAX_WAIT_S
@@ -89,7 +89,6 @@ class Executors:
             raise StandbyError(active, _STANDBY_RETRY_S)
 
     def require_alike(self, address: str, model: Model, tokenizer_digest: str) -> None:
-        """Raises UnlikeExecutorError if another executor serves another model under the same name."""
         for served in served_models(self._serving(lambda other: other == address)):
             if served.name != model.name:
                 continue
@@ -110,7 +109,7 @@ class Executors:
             for address, executor in sorted(self.by_address.items())
         )
 
-    def _serving(self, is_left_out: Callable[[str], bool] = lambda _: False) -> Iterator[Attachment]:
+    def _serving(self, is_left_out: Callable[[str], bool] = lambda _: False) -> Iterator[LinkedExecutor]:
         for address, executor in self.by_address.items():
             if self._leadership[address].is_serving and not is_left_out(address):
                 yield executor

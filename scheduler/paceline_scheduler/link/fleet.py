@@ -57,7 +57,6 @@ class Fleet:
         self._leadership.claim.address = address
 
     async def has_successor(self) -> bool:
-        """Another scheduler is queued at every executor driven here."""
         driven = (link for address, link in self._links.items() if self._leadership[address].phase is Phase.DRIVEN)
         answers = await asyncio.gather(*(link.has_successor() for link in driven))
         return bool(answers) and all(answers)

@@ -182,7 +182,6 @@ class Leadership:
         return executor.phase is Phase.DRIVEN
 
     def ended(self, address: str, error: SchedulerError, now_s: float, jitter: float) -> Verdicts:
-        """An attempt to open one may have failed."""
         executor = self._executors[address]
         if isinstance(error, TermSupersededError):
             try:

@@ -21,9 +21,9 @@ from paceline_scheduler.core.events import (
 )
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.attachment import Attachment
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.link_listener import PlanPort
+from paceline_scheduler.link.linked_executor import LinkedExecutor
 from paceline_scheduler.link.plan_stream import Steps
 from paceline_scheduler.runtime import Runtime
 
@@ -39,7 +39,7 @@ class Listener:
         self._runtime.feed(ExpectExecutors(addresses))
 
     def expected(self, address: str) -> None:
-        self._executors.by_address[address] = Attachment()
+        self._executors.by_address[address] = LinkedExecutor()
 
     def removed(self, address: str) -> None:
         del self._executors.by_address[address]

@@ -24,7 +24,7 @@ from paceline.plan.values import (
 from paceline.plan.versions import GROUPING_PROTOCOL, PROTOCOLS
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import Snapshot
-from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
+from paceline_scheduler.errors import DivergenceError, LateStepError, LinkError, StreamEndedError
 from paceline_scheduler.link.snapshots import SnapshotJoiner
 from paceline_scheduler.link.transport import PlanStream as PlanCalls
 
@@ -69,6 +69,7 @@ class _PeerTimes:
     at_s: float
     progressed_at_s: float  # more than a heartbeat
     awaited_since_s: float = 0.0  # the oldest plan began then at the latest
+    patience: float = 1.0  # how many times its bound a step may take
 
     def excuse(self, standstill_s: float, now_s: float) -> None:
         """This process stood still: messages of that time are not read yet, and what held us up may have held up the
@@ -110,6 +111,9 @@ class PlanStream:
     def fail(self, error: LinkError) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
+
+    def set_patience(self, patience: float) -> None:
+        self._peer.patience = patience
 
     @property
     def is_ending(self) -> bool:
@@ -218,8 +222,8 @@ class PlanStream:
                 f"the executor sent no welcome or no more of its snapshot for {now_s - peer.progressed_at_s:.1f} s"
             )
         step = self._steps.due()
-        if step is not None and (waited_s := now_s - peer.awaited_since_s) > _bound_s(step):
-            raise StreamEndedError(f"step {step.step_id} has taken {waited_s:.1f} s, longer than its bound")
+        if step is not None and (waited_s := now_s - peer.awaited_since_s) > peer.patience * _bound_s(step):
+            raise LateStepError(f"step {step.step_id} has taken {waited_s:.1f} s, longer than its bound")
 
 
 def _bound_s(step: StepInFlight) -> float:

@@ -1,7 +1,7 @@
 """Spans of sampled requests, phase by phase as each ends, and of steps that ran them.
 
-A request is followed if the traceparent that it carries is sampled, also one that a former scheduler left. Costs
-nothing for others. What is sent at once survives this process: a span that is not over when it dies is lost.
+A request is followed if the traceparent that it carries is sampled, also one that a former scheduler left. What is
+sent at once survives this process: a span that is not over when it dies is lost.
 """
 
 from collections import deque

@@ -93,7 +93,7 @@ class _Decodes:
 
 
 @dataclass(slots=True)
-class _Way:
+class _Completion:
     """One completion, and what is told of it."""
 
     key: RecordId
@@ -126,20 +126,20 @@ class Story:
 
     def __init__(self, wanted: str) -> None:
         self._wanted = wanted
-        self._ways: dict[RecordId, _Way] = {}
+        self._completions: dict[RecordId, _Completion] = {}
         self._keys: dict[int, RecordId] = {}  # by handle
 
     def request_ids(self) -> list[str]:
         """The ids that were meant: the one that is the text, else all that begin with it."""
-        found = sorted({key.request_id for key in self._ways})
+        found = sorted({key.request_id for key in self._completions})
         return [self._wanted] if self._wanted in found else found
 
     def lines(self, request_id: str) -> Iterator[tuple[RecordId, list[tuple[float, str]]]]:
         """Yield each completion's lines: seconds since it was first seen, and a sentence."""
-        for key, way in sorted(self._ways.items(), key=lambda item: (item[0].tenant, item[0].index)):
+        for key, completion in sorted(self._completions.items(), key=lambda item: (item[0].tenant, item[0].index)):
             if key.request_id == request_id:
-                way.tell_decodes()
-                yield key, way.lines
+                completion.tell_decodes()
+                yield key, completion.lines
 
     # What happens
 
@@ -158,9 +158,9 @@ class Story:
             case Cancel(key):
                 self._tell(key, now, "cancelled")
             case StreamEnded(address) | ExecutorLost(address) | ExecutorRemoved(address):
-                for way in self._ways.values():
-                    if way.held is not None and way.held.address == address:
-                        way.tell(now, _LOSSES[type(event)].format(address))
+                for completion in self._completions.values():
+                    if completion.held is not None and completion.held.address == address:
+                        completion.tell(now, _LOSSES[type(event)].format(address))
             case ExecutorAttached(description):
                 self._attached(core, description.address, now)
         for failure in effects.outputs.failures:
@@ -177,15 +177,15 @@ class Story:
     def planned(self, core: Core, address: str, now: float, plan: BatchPlan | None) -> None:
         if plan is not None:
             for new in plan.new_requests:
-                way = self._ways.get(new.record_id)
-                if way is not None:
-                    way.held, way.reason = HeldRow(address, new.row), ""
-                    way.tell(now, _placement(address, new, plan))
-            for way in self._ways.values():
-                if way.held is not None and way.held.address == address:
-                    self._planned(core, way, now, plan)
-        for way in self._ways.values():
-            self._ask(core, way, now)
+                completion = self._completions.get(new.record_id)
+                if completion is not None:
+                    completion.held, completion.reason = HeldRow(address, new.row), ""
+                    completion.tell(now, _placement(address, new, plan))
+            for completion in self._completions.values():
+                if completion.held is not None and completion.held.address == address:
+                    self._planned(core, completion, now, plan)
+        for completion in self._completions.values():
+            self._ask(core, completion, now)
 
     # Inside
 
@@ -195,8 +195,8 @@ class Story:
             return
         self._keys[request.handle] = key
         num_prompt, most = len(request.prompt_token_ids), request.max_tokens
-        if key not in self._ways:
-            self._ways[key] = _Way(key, now)
+        if key not in self._completions:
+            self._completions[key] = _Completion(key, now)
             bound = "" if most is None else f", at most {most} to generate"
             self._tell(key, now, f"submitted: {num_prompt} prompt tokens{bound}, priority {request.priority}")
         elif isinstance(event, Resume):
@@ -205,65 +205,65 @@ class Story:
             self._tell(key, now, "submitted again")
 
     def _tell(self, key: RecordId | None, now: float, sentence: str) -> None:
-        way = None if key is None else self._ways.get(key)
-        if way is not None:
-            way.tell(now, sentence)
+        completion = None if key is None else self._completions.get(key)
+        if completion is not None:
+            completion.tell(now, sentence)
 
     def _attached(self, core: Core, address: str, now: float) -> None:
         for live in core.state.requests.all():
-            if live.request.key.request_id.startswith(self._wanted) and live.request.key not in self._ways:
-                self._ways[live.request.key] = _Way(live.request.key, now)
+            if live.request.key.request_id.startswith(self._wanted) and live.request.key not in self._completions:
+                self._completions[live.request.key] = _Completion(live.request.key, now)
                 self._tell(live.request.key, now, f"found on {address}: {live.num_output_tokens} tokens are generated")
-            way = self._ways.get(live.request.key)
-            if way is not None:
-                way.held = live.held if live.status is Status.RUNNING else None
+            completion = self._completions.get(live.request.key)
+            if completion is not None:
+                completion.held = live.held if live.status is Status.RUNNING else None
 
-    def _ask(self, core: Core, way: _Way, now: float) -> None:
+    def _ask(self, core: Core, completion: _Completion, now: float) -> None:
         """Tell why it waits, where that is another reason than before."""
-        live = core.state.requests.by_key(way.key)
+        live = core.state.requests.by_key(completion.key)
         if live is None or live.status is not Status.WAITING:
             return
-        found = core.views.explain(way.key, now)
+        found = core.views.explain(completion.key, now)
         reason = re.sub(r"\d+", "", found.waiting_for)
-        if reason != way.reason:
-            way.reason = reason
-            way.tell(now, f"waits: {found.waiting_for}")
+        if reason != completion.reason:
+            completion.reason = reason
+            completion.tell(now, f"waits: {found.waiting_for}")
 
-    def _planned(self, core: Core, way: _Way, now: float, plan: BatchPlan) -> None:
-        assert way.held is not None, "it was looked at"
-        row = way.held.row
-        if any(new.row == row and new.record_id == way.key for new in plan.new_requests):
+    def _planned(self, core: Core, completion: _Completion, now: float, plan: BatchPlan) -> None:
+        assert completion.held is not None, "it was looked at"
+        row = completion.held.row
+        if any(new.row == row and new.record_id == completion.key for new in plan.new_requests):
             return
         for release in plan.releases:
             if release.row == row:
-                way.held = None
-                live = core.state.requests.by_key(way.key)
+                completion.held = None
+                live = core.state.requests.by_key(completion.key)
                 if release.final is None and live is not None:
-                    way.tell(now, f"leaves row {row} in step {plan.step_id}: {live.preemptions.reason}")
+                    completion.tell(now, f"leaves row {row} in step {plan.step_id}: {live.preemptions.reason}")
                 return
         num_tokens = _of_row(plan.rows, plan.num_scheduled_tokens, row)
         num_drafts = _of_row(plan.rows, plan.num_draft_tokens, row)
         if num_tokens - num_drafts > 1:
-            way.tell(now, f"step {plan.step_id} computes {num_tokens} more of its tokens")
+            completion.tell(now, f"step {plan.step_id} computes {num_tokens} more of its tokens")
 
     def _finished(self, core: Core, address: str, result: StepResult, now: float) -> None:
         del core
-        for way in self._ways.values():
-            if way.held is None or way.held.address != address:
+        for completion in self._completions.values():
+            if completion.held is None or completion.held.address != address:
                 continue
-            num_tokens = _of_row(result.rows, result.num_accepted, way.held.row)
+            num_tokens = _of_row(result.rows, result.num_accepted, completion.held.row)
             if not num_tokens:
                 continue
-            if way.decodes is None:
-                way.decodes = _Decodes(result.step_id, result.step_id, now, now)
+            if completion.decodes is None:
+                completion.decodes = _Decodes(result.step_id, result.step_id, now, now)
             else:
-                since_s = now - way.decodes.last_s
-                if since_s > way.decodes.longest_s:
-                    way.decodes.longest_s, way.decodes.longest_step = since_s, result.step_id
-                way.decodes.num_steps += 1
-                way.decodes.last_step, way.decodes.last_s = result.step_id, now
-            way.decodes.num_tokens += num_tokens
-            way.decodes.num_drafts += _of_row(result.rows, result.num_draft_tokens, way.held.row)
+                since_s = now - completion.decodes.last_s
+                if since_s > completion.decodes.longest_s:
+                    completion.decodes.longest_s, completion.decodes.longest_step = since_s, result.step_id
+                completion.decodes.num_steps += 1
+                completion.decodes.last_step, completion.decodes.last_s = result.step_id, now
+            completion.decodes.num_tokens += num_tokens
+            completion.decodes.num_drafts += _of_row(result.rows, result.num_draft_tokens, completion.held.row)
 
 
 _LOSSES: dict[type, str] = {

@@ -31,7 +31,7 @@ class EdgeClient:
         self.outbox = edge.open_outbox(max_bytes_per_request)
 
     async def send(self, request: GenerateRequest) -> tuple[int, ...]:
-        """Returns the handles of its completions. Raises what is wrong with it."""
+        """Returns the handles of its completions."""
         stream = self._edge.open(request, self.outbox)
         await self._edge.start(stream)
         return stream.handles

@@ -74,7 +74,6 @@ def values_beyond(field: Field) -> list[Any]:
 
 
 def sound(kind: type[Message]) -> Message:
-    """A message that lacks nothing that is needed."""
     message = kind()
     for name, bound in TABLE[kind].items():
         match bound:

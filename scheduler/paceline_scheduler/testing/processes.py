@@ -88,7 +88,6 @@ class SchedulerTestProcess:
         self._pipe.close()
 
     async def ended(self) -> tuple[int, str]:
-        """Returns the exit code and what was written to stderr."""
         assert self._process.stderr is not None, "it was asked for"
         complaint = await self._process.stderr.read()
         await self._reader

@@ -33,7 +33,6 @@ class RapidReset:
                 self._attack(connection)
 
     def _attack(self, connection: socket.socket) -> None:
-        """Raises OSError when the server closes the connection."""
         stream = 1
         while not self._stopped.is_set():
             numbers = range(stream, stream + 2 * _NUM_AT_ONCE, 2)

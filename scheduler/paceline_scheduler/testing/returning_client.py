@@ -35,7 +35,6 @@ class OutputCopy:
         self.finish = delta.finish
 
     def point(self, index: int, prior: bool) -> ResumePoint:
-        """The claim has its tokens if `prior`."""
         return ResumePoint(
             index=index,
             resume_from=len(self.token_ids),
@@ -84,7 +83,6 @@ class ReturningClient:
         )
 
     async def come(self, claim: GenerateRequest | None = None) -> None:
-        """Raises what is wrong with it."""
         sent = GenerateRequest()
         sent.CopyFrom(self.request)
         sent.MergeFrom(claim or self.claim())

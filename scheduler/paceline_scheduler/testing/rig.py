@@ -10,12 +10,12 @@ from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import Submit
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
-from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, Resolver, parse_executors, resolve_with_system
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
+from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.transport import Transport
 from paceline_scheduler.observers.steps import StepObserver
@@ -72,8 +72,8 @@ class SchedulerRig:
         for request in requests:
             self.runtime.feed(Submit((request,)))
 
-    def states(self) -> dict[str, ExecutorState]:
-        return {status.address: ExecutorState(status.state) for status in self.executors.statuses()}
+    def states(self) -> dict[str, ShownState]:
+        return {status.address: ShownState(status.state) for status in self.executors.statuses()}
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """The test's own time limit is the bound."""
@@ -84,4 +84,4 @@ class SchedulerRig:
         await self.until(lambda: not any(self.runtime.views.with_listener()))
 
     async def until_ready(self, num_executors: int = 1) -> None:
-        await self.until(lambda: list(self.states().values()).count(ExecutorState.READY) >= num_executors)
+        await self.until(lambda: list(self.states().values()).count(ShownState.READY) >= num_executors)

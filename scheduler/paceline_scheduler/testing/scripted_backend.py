@@ -180,7 +180,6 @@ class ScriptedBackend:
         self._deliver(Outputs(tokens=tuple(delivered)))
 
     def lose(self, handle: int, *token_ids: int) -> None:
-        """They are never delivered, as no backend should."""
         self.outputs.by_handle[handle].token_ids += token_ids
 
     def fail(self, handle: int, error: RequestFailedError) -> None:
@@ -190,7 +189,6 @@ class ScriptedBackend:
         self._deliver(Outputs(failures=(Failure(output.request.handle, error),)))
 
     def forget_everything(self) -> None:
-        """Becomes a scheduler that knows no request."""
         self.outputs.by_key.clear()
 
     def now_s(self) -> float:
@@ -243,7 +241,6 @@ class ScriptedBackend:
         return tuple(self._attach(*pair) for pair in zip(resumptions, known, strict=True))
 
     def _detach(self, handle: int) -> None:
-        """A former listener's call has no effect."""
         output = self.outputs.by_handle[handle]
         if output.request.handle != handle:
             return

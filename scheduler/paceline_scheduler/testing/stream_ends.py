@@ -73,7 +73,6 @@ async def cancel_at_once(visitor: Visitor, request_id: str) -> None:
 
 
 async def cancel_before_the_first_token(visitor: Visitor, request_id: str) -> None:
-    """The request waits, or its prompt is being computed."""
     with _generating(visitor, _request(request_id, _NUM_LONG, num_prompt_tokens=300)) as call:
         await call.wait_for_connection()
 
@@ -99,13 +98,11 @@ async def cancel_by_name(visitor: Visitor, request_id: str) -> None:
 
 
 async def let_the_call_run_out_of_time(visitor: Visitor, request_id: str) -> None:
-    """gRPC has a deadline of its own."""
     with _generating(visitor, _request(request_id, _NUM_LONG), timeout_s=_SOON_S) as call, _ending():
         await _read_all(call)
 
 
 async def let_the_request_run_out_of_time(visitor: Visitor, request_id: str) -> None:
-    """The server has its own deadline."""
     request = _request(request_id, _NUM_LONG)
     request.timeout.CopyFrom(Duration(nanos=int(_SOON_S * 1e9)))
     with _generating(visitor, request) as call, _ending():
@@ -126,7 +123,6 @@ async def drop_the_connection(visitor: Visitor, request_id: str) -> None:
 
 
 async def detach_and_cancel_by_name(visitor: Visitor, request_id: str) -> None:
-    """The request goes on without a listener meanwhile."""
     with _generating(visitor, _request(request_id, _NUM_LONG, resumable=True)) as call:
         await call.read()
     await _cancel(visitor, request_id)
@@ -157,7 +153,6 @@ async def cancel_a_session(visitor: Visitor, request_id: str) -> None:
 
 
 async def cancel_inside_a_session(visitor: Visitor, request_id: str) -> None:
-    """The session goes on until it is closed."""
     async with _session(visitor, _request(request_id, _NUM_LONG)) as session:
         await _read_until_begun(session)
         await session.write(pb.SessionRequest(cancel=pb.CancelRequest(tenant=_TENANT, request_id=request_id)))
@@ -165,7 +160,6 @@ async def cancel_inside_a_session(visitor: Visitor, request_id: str) -> None:
 
 
 async def drop_the_connection_of_a_session(visitor: Visitor, request_id: str) -> None:
-    """The resumable request is cancelled by another call."""
     async with grpc.aio.insecure_channel(visitor.address, options=_CHANNEL) as channel:
         own = Visitor(visitor.address, channel)
         async with _session(own, _request(request_id, _NUM_LONG, resumable=True)) as session:

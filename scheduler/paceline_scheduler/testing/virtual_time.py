@@ -17,7 +17,6 @@ class _IdleSelector(selectors.DefaultSelector):
         self.now_s = 0.0
 
     def select(self, timeout: float | None = None) -> _Ready:
-        """Skips the time the loop wanted to wait."""
         ready = super().select(0)
         if not ready:
             assert timeout is not None, "everything waits for something that never comes"

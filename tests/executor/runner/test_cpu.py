@@ -1,6 +1,7 @@
 """The CPU runner: the same bits in any company, faults that stay alone, blocks that can be copied, one warm-up."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -13,6 +14,7 @@ from paceline_executor.errors import StartError, UnsupportedModelError
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.runner.cpu import CpuRunner, operations_of
 from paceline_executor.runner.interface import RowProblem
+from paceline_executor.runner.measuring import fastest_ns
 from paceline_executor.testing.driving import Draw, DrivenRow, Driver, drawn_logprobs, step_batch
 from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.weights.checkpoint import Checkpoint
@@ -269,6 +271,12 @@ def test_warm_up_reports_each_step_and_measures_rising_times(case):
     steps += [f"measure a step of {size} tokens" for size in (1, 16, 64)]
     assert [step.step for step in seen[: len(steps) - 3] + seen[-3:]] == steps  # between them, what had to be compiled
     assert all(step.step == steps[step.index] and step.num_steps == len(steps) for step in seen)
+
+
+def test_a_disturbed_measurement_of_the_warm_up_does_not_count():
+    """The least of several is taken: a neighbour makes a step slower, and never faster."""
+    times = iter([808, 17, 56])
+    assert fastest_ns(lambda: SimpleNamespace(forward_ns=next(times), sample_ns=1)) == 18
 
 
 def test_nothing_compiles_after_the_warm_up(case):

@@ -3,15 +3,16 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
-from both_sides.audited import expected_output
+from both_sides.audited import expected_output, make_executor
 from both_sides.deployment import Deployment, scenario
 from paceline_scheduler.core.events import DrainExecutor, UndrainExecutor
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import ExecutorLeavingError, NoExecutorError
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
+from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
 
@@ -74,7 +75,7 @@ async def test_an_executor_that_restarts_gets_its_requests_again():
         rig.submit(*requests)
         await asyncio.sleep(0.02)
         deployment.network.stop(FIRST)
-        await rig.until(lambda: rig.states()[FIRST] is ExecutorState.LOST)
+        await rig.until(lambda: rig.states()[FIRST] is ShownState.LOST)
         deployment.network.start(FIRST)
         await rig.until_idle()
         assert_right_tokens(rig, requests)
@@ -107,10 +108,10 @@ async def test_a_frozen_executor_is_noticed_by_its_silence_and_given_up():
         await asyncio.sleep(0.02)
         frozen_s = asyncio.get_running_loop().time()
         deployment.network.freeze(FIRST)
-        await rig.until(lambda: rig.states()[FIRST] is not ExecutorState.READY)
+        await rig.until(lambda: rig.states()[FIRST] is not ShownState.READY)
         noticed_s = asyncio.get_running_loop().time()
         assert 1.2 <= noticed_s - frozen_s <= 1.5
-        await rig.until(lambda: rig.states()[FIRST] is ExecutorState.LOST)
+        await rig.until(lambda: rig.states()[FIRST] is ShownState.LOST)
         assert asyncio.get_running_loop().time() - noticed_s == pytest.approx(1.5, abs=0.02)
         await rig.until_idle()
         assert_right_tokens(rig, requests)
@@ -166,7 +167,7 @@ async def test_one_executor_under_two_addresses_gets_one_stream():
             await rig.until_ready(1)
             await asyncio.sleep(10)
             assert deployment[FIRST].epoch == 1
-            assert sorted(rig.states().values()) == [ExecutorState.READY, ExecutorState.LOST]
+            assert sorted(rig.states().values()) == [ShownState.READY, ShownState.LOST]
             assert any("lead to the same executor" in status.last_error for status in rig.executors.statuses())
 
 
@@ -179,8 +180,8 @@ async def test_a_second_scheduler_waits_in_line_until_the_first_one_goes():
             second = deployment.rig(scheduler_id="scheduler-b")
             await second.__aenter__()
             await asyncio.sleep(5)
-            assert second.states() == {FIRST: ExecutorState.CONNECTING}
-            assert first.states() == {FIRST: ExecutorState.READY}
+            assert second.states() == {FIRST: ShownState.CONNECTING}
+            assert first.states() == {FIRST: ShownState.READY}
         await second.until_ready()
         assert second.leadership.claim.term > first.leadership.claim.term
         await second.__aexit__(None, None, None)
@@ -213,7 +214,7 @@ async def test_requests_leave_an_executor_that_drains_without_losing_a_token():
         await asyncio.sleep(0.02)
         (busy,) = [address for address in (FIRST, SECOND) if deployment[address].rows]
         deployment[busy].drain("going away")
-        await rig.until(lambda: rig.states()[busy] is ExecutorState.DRAINING)
+        await rig.until(lambda: rig.states()[busy] is ShownState.DRAINING)
         late = [make_request(9, 5) for _ in range(6)]
         rig.submit(*late)
         await rig.until_idle()
@@ -257,7 +258,7 @@ async def test_a_drain_notice_that_comes_with_the_welcome_is_not_lost():
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until(lambda: bool(deployment[FIRST].holder_scheduler_id))
         deployment[FIRST].drain("going away")
-        await rig.until(lambda: rig.states()[FIRST] is ExecutorState.DRAINING)
+        await rig.until(lambda: rig.states()[FIRST] is ShownState.DRAINING)
         with pytest.raises(ExecutorLeavingError):
             rig.runtime.feed(UndrainExecutor(FIRST))
 
@@ -271,7 +272,7 @@ async def test_an_operators_drain_survives_a_broken_stream():
         assert rig.statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
         deployment[FIRST].break_stream()
         await rig.until(lambda: deployment[FIRST].epoch == 2)
-        await rig.until(lambda: rig.states()[FIRST] is ExecutorState.DRAINING)
+        await rig.until(lambda: rig.states()[FIRST] is ShownState.DRAINING)
         with pytest.raises(NoExecutorError):
             rig.runtime.feed(DrainExecutor("nobody:1"))
         rig.runtime.feed(UndrainExecutor(FIRST))
@@ -289,3 +290,26 @@ async def test_a_deadline_fails_the_request_when_it_passes_and_frees_its_row():
         assert rig.runtime.now_s() - request.deadline_s == pytest.approx(0, abs=0.005)
         assert "timeout" in str(rig.client.failures[request.handle])
         await rig.until(lambda: not deployment[FIRST].rows)
+
+
+@scenario
+async def test_an_executor_that_is_slow_but_alive_keeps_its_stream():
+    """Now and then a step takes 2 s, which nothing predicts: after the first the scheduler knows that it may."""
+    request = make_request(3, 150)
+    with capture_logs() as log:
+        async with Deployment(FIRST) as deployment, deployment.rig() as rig:
+            await rig.until_ready()
+            executor, usual_ns = deployment[FIRST], make_executor().kind.step_times.step_ns(1, 0)
+            rig.submit(request)
+            for _ in range(10):
+                executor.time_scale = 2e9 / usual_ns
+                number = executor.num_steps
+                await rig.until(lambda: executor.num_steps > number)  # noqa: B023
+                executor.time_scale = 1.0
+                await rig.until(lambda: executor.num_steps > number + 4)  # noqa: B023
+            await rig.until_idle()
+
+    reasons = [line["reason"] for line in log if line["event"] == "executor_detached"]
+    assert all("longer than its bound" in reason for reason in reasons)
+    assert (len(reasons), executor.epoch) == (1, 2)
+    assert tuple(rig.client.token_ids[request.handle]) == expected_output(request)

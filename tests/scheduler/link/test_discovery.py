@@ -3,8 +3,8 @@
 import pytest
 
 from both_sides.deployment import Deployment
-from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.discovery import Discovery, Endpoint, parse_executors
+from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
@@ -58,7 +58,7 @@ def test_executors_come_and_go_with_the_answers_of_dns():
             assert set(rig.states()) == {"10.0.0.1:7"}
             hosts[:] = ["10.0.0.2"]
             await rig.until_ready(2)
-            assert rig.states()["10.0.0.1:7"] is ExecutorState.READY, "its stream lasts"
+            assert rig.states()["10.0.0.1:7"] is ShownState.READY, "its stream lasts"
             deployment.network.stop("10.0.0.1:7")
             await rig.until(lambda: set(rig.states()) == {"10.0.0.2:7"})
             rig.submit(make_request(3, 2))

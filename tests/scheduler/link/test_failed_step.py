@@ -9,7 +9,7 @@ from both_sides.audited import expected_output, make_executor
 from both_sides.deployment import Deployment, scenario
 from both_sides.harness import CoreHarness
 from paceline_executor.errors import StepFailedError
-from paceline_scheduler.link.attachment import ExecutorState
+from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.testing.requests import make_request
 
 
@@ -55,7 +55,7 @@ async def test_bad_requests_in_a_row_neither_lose_the_executor_nor_stop_the_othe
             await rig.until_idle()
             lasted_s = asyncio.get_running_loop().time() - began_s
 
-    assert ExecutorState.LOST not in seen
+    assert ShownState.LOST not in seen
     assert executor.epoch <= 1 + 3 * len(bad)
     assert lasted_s < 5  # virtual ones
     assert rig.client.failures.keys() == {request.handle for request in bad}

@@ -13,8 +13,8 @@ from paceline.plan.values import MAX_TERM, ExecutorInfo
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StreamEndedError, TermSupersededError
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
+from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
@@ -95,7 +95,7 @@ def test_a_term_that_nobody_can_have_come_to_is_that_executors_own_trouble(term)
             await asyncio.sleep(5)
             await assert_served(rig)
             assert (rig.leadership.claim.term, deployment[HONEST].epoch) == (1, 1)
-            assert liar_of(rig).state == ExecutorState.LOST
+            assert liar_of(rig).state == ShownState.LOST
             assert f"term {term}, which no scheduler can have reached" in liar_of(rig).last_error
 
     run_in_virtual_time(main())
@@ -112,7 +112,7 @@ def test_superseded_by_a_term_that_cannot_be_is_that_executors_own_trouble(term)
             await assert_served(rig)
             assert (rig.leadership.claim.term, deployment[HONEST].epoch) == (1, 1)
             assert rig.executors.readiness == Readiness(ServingStatus.SERVING)
-            assert (liar_of(rig).state, liar_of(rig).holder) == (ExecutorState.LOST, None)
+            assert (liar_of(rig).state, liar_of(rig).holder) == (ShownState.LOST, None)
             assert "restart this executor" in liar_of(rig).last_error
 
     run_in_virtual_time(main())

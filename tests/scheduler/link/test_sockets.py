@@ -9,7 +9,7 @@ from paceline.bytes_tokenizer import PRINTABLE, make_bytes_tokenizer
 from paceline_executor.testing.hash_executor import simulated_executor
 from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.plan_client import attached, hello
-from paceline_scheduler.link.attachment import ExecutorState
+from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
@@ -85,7 +85,7 @@ async def test_a_refused_connection_is_told_at_once_and_tried_again():
     async with executors(1) as (executor,):
         await executor.stop()
         async with rig_for(executor) as rig:
-            await rig.until(lambda: rig.states().get(executor.address) is ExecutorState.LOST)
+            await rig.until(lambda: rig.states().get(executor.address) is ShownState.LOST)
             assert "refused" in rig.executors.statuses()[0].last_error.lower()
             await executor.start()
             await rig.until_ready()

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from repository_checks.sources import Source
 
 MAX_WORDS: Mapping[str, int] = {
-    "paceline": 135,
-    "paceline_scheduler": 95,
+    "paceline": 133,
+    "paceline_scheduler": 90,
     "paceline_executor": 113,
-    "paceline_kernels": 193,
+    "paceline_kernels": 187,
     "paceline_client": 144,
-    "paceline_cli": 121,
+    "paceline_cli": 116,
 }
 """The bound of each package, in words for every 100 lines: what was measured last. It is lowered, never raised."""
 

@@ -50,14 +50,12 @@ class ExecutorGroup:
         self.by_address.pop(address, None)
 
     def drain(self, address: str, *, is_leaving: bool) -> int:
-        """Returns how many requests run there. Raises NoExecutorError if it is unknown."""
         executor = self._attached_once(address)
         executor.draining = True
         executor.leaving = executor.leaving or is_leaving
         return executor.rows.num_running
 
     def undrain(self, address: str) -> None:
-        """Raises NoExecutorError if it is unknown, ExecutorLeavingError if it goes by itself."""
         executor = self._attached_once(address)
         if executor.leaving:
             raise ExecutorLeavingError(f"executor {address!r} was told to end and is going away; restart it")

@@ -2,11 +2,10 @@
 
     time = base + per_token * num_tokens + per_pair * num_pairs + per_draft * num_drafts
 
-A pair is a new token together with one token it attends to. Drafts are tokens with a cost of their own. The
-model starts
-from the executor's warm-up measurements and follows each result by normalised least mean squares (Widrow and Hoff 1960;
-Haykin, Adaptive Filter Theory, ch. 6): one step along the input that removes a fixed share of the error, which stays
-stable when the inputs hardly change.
+A pair is a new token together with one token it attends to. Drafts are tokens with a cost of their own. The model
+starts from the executor's warm-up measurements and follows each result by normalised least mean squares (Widrow and
+Hoff 1960; Haykin, Adaptive Filter Theory, ch. 6): one step along the input that removes a fixed share of the error,
+which stays stable when the inputs hardly change.
 """
 
 from collections.abc import Sequence

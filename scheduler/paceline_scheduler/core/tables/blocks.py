@@ -26,8 +26,6 @@ class BlockCounts:
 
 
 class BlockPool:
-    """Blocks are reference-counted; unowned ones form a least-recently-used cache."""
-
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         # There may be millions of blocks.

@@ -13,7 +13,7 @@ from paceline_scheduler.link.link_listener import PlanPort
 from paceline_scheduler.observers.steps import StepTotals
 
 
-class ExecutorState(IntEnum):
+class ShownState(IntEnum):
     """The numbers are those of paceline.v1.ExecutorState."""
 
     CONNECTING = 1
@@ -24,7 +24,7 @@ class ExecutorState(IntEnum):
 
 
 @dataclass(slots=True)
-class Attachment:
+class LinkedExecutor:
     """Everything optional is unset until the first welcome."""
 
     last_error: str = ""
@@ -37,7 +37,7 @@ class Attachment:
         self.last_error = reason
 
 
-def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
+def served_models(executors: Iterable[LinkedExecutor]) -> tuple[ServedModel, ...]:
     """Sorted by name; shared fields are the last attached one's."""
     served: dict[str, ServedModel] = {}
     for executor in executors:
@@ -59,7 +59,7 @@ def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
     return tuple(served[name] for name in sorted(served))
 
 
-def status(record: ExecutorRecord, executor: Attachment, views: CoreViews, steps: StepTotals) -> ExecutorStatus:
+def status(record: ExecutorRecord, executor: LinkedExecutor, views: CoreViews, steps: StepTotals) -> ExecutorStatus:
     address, description = record.address, views.description(record.address)
     counts = None if description is None else views.counts(address)
     blocks = counts.blocks if counts else BlockCounts(0, 0, 0, 0)
@@ -86,13 +86,13 @@ def status(record: ExecutorRecord, executor: Attachment, views: CoreViews, steps
     )
 
 
-def _state(record: ExecutorRecord, *, is_draining: bool) -> ExecutorState:
+def _state(record: ExecutorRecord, *, is_draining: bool) -> ShownState:
     if record.is_syncing:
-        return ExecutorState.SYNCING
+        return ShownState.SYNCING
     match record.phase:
         case Phase.DRIVEN:
-            return ExecutorState.DRAINING if is_draining else ExecutorState.READY
+            return ShownState.DRAINING if is_draining else ShownState.READY
         case Phase.LOST | Phase.YIELDED:
-            return ExecutorState.LOST
+            return ShownState.LOST
         case _:
-            return ExecutorState.CONNECTING
+            return ShownState.CONNECTING
