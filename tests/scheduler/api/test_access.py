@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -40,6 +41,16 @@ LINES = "\n".join(
 )
 
 
+class NoRecording:
+    """Takes what it is told."""
+
+    def start(self, name, *, is_raw):
+        """Do nothing."""
+
+    def stop(self):
+        """Do nothing."""
+
+
 class Tokens:
     """Tokens of a file, some of which are revoked in a test."""
 
@@ -75,7 +86,7 @@ def backend():
 async def channel(backend, tokens):
     """A connection to a server that wants tokens."""
     async with (
-        serve_edge(backend, access=tokens.access) as server,
+        serve_edge(backend, access=tokens.access, recording=NoRecording()) as server,
         grpc.aio.insecure_channel(server.address) as channel,
     ):
         yield channel
@@ -257,19 +268,29 @@ async def test_a_tenant_has_so_many_calls_open_as_it_may(stub, backend, tokens):
 
 
 async def test_what_operators_do_is_logged_with_their_name(channel, stub, backend):
-    """One line each: who drained, who changed limits, who cancelled a tenant's request."""
+    """One line each: who drained, recorded, changed limits, cancelled a tenant's request; and who was not let."""
     address = "10.0.0.1:50061"
+    backend.known_executors = (SimpleNamespace(address=address, incarnation=1, num_running_requests=0),)
     owner = stub.Generate(pb.GenerateRequest(request_id="r", text="hi"), metadata=bearer("of-blue"))
     await backend.next_request()
     with capture_logs() as events:
         admin = AdminServiceStub(channel)
-        limits = admin_pb2.Limits(max_num_queued_reqs=7)
-        await admin.SetLimits(admin_pb2.SetLimitsRequest(limits=limits), metadata=bearer("of-ops"))
+        for call, message in (
+            (admin.DrainExecutor, admin_pb2.DrainExecutorRequest(address=address)),
+            (admin.UndrainExecutor, admin_pb2.UndrainExecutorRequest(address=address)),
+            (admin.SetPlanRecording, admin_pb2.SetPlanRecordingRequest(name="all", raw=True)),
+            (admin.SetLimits, admin_pb2.SetLimitsRequest(limits={"max_num_queued_reqs": 7})),
+        ):
+            await call(message, metadata=bearer("of-ops"))
         await stub.Cancel(pb.CancelRequest(tenant="blue", request_id="r"), metadata=bearer("of-ops"))
         with pytest.raises(grpc.aio.AioRpcError):
             await admin.DrainExecutor(admin_pb2.DrainExecutorRequest(address=address), metadata=bearer("of-blue"))
     by_ops = {"by": "operator", "caller": "ops", "log_level": "info"}
+    asked = {"address": address, "reason": "an operator asked for it", **by_ops}
     assert [event for event in events if event.get("by")] == [
+        {"event": "executor_draining", **asked},
+        {"event": "executor_undrained", **asked},
+        {"event": "recording_set", "name": "all", "is_raw": True, **by_ops},
         {"event": "limits_set", "max_num_queued_reqs": 7, **by_ops},
         {"event": "foreign_request_cancelled", "tenant": "blue", "request_id": "r", **by_ops},
     ]
