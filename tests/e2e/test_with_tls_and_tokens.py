@@ -242,19 +242,30 @@ async def test_no_stream_fails_while_certificates_and_tokens_are_renewed(system,
 
 
 async def test_a_tenant_beyond_its_bounds_is_refused_and_others_are_not(system):
-    """With a reason of its own, and a time to try again."""
-    tokens = [system.new_token("blue", limits={"max_requests_per_minute": 1}), system.new_token("red")]
+    """Over any connection of its own, with a reason and a time to try again."""
+    bounds = ("max_requests_per_minute", "max_tokens_per_minute", "max_num_streams")
+    tokens = {name: system.new_token(name, limits={name: 1}) for name in bounds}
+    red = system.new_token("red")
     async with system.channel(system.api) as channel:
-        await until_known(channel, tokens[1])
-    tls, once = Tls(folder=system.folder / "client"), Retry(max_attempts=1)
-    blue, red = (AsyncClient(system.api, tls=tls, token=token, retry=once) for token in tokens)
-    async with blue, red:
-        await blue.generate("Hello", stopping=Stopping(max_tokens=2))
-        with pytest.raises(OverloadedError) as refusal:
-            await blue.generate("Hello", stopping=Stopping(max_tokens=2))
-        await red.generate("Hello", stopping=Stopping(max_tokens=2))
-    assert refusal.value.reason == "TENANT_LIMIT"
-    assert refusal.value.retry_after > 0
+        await until_known(channel, red)
+
+    def client_of(token):
+        return AsyncClient(
+            system.api, tls=Tls(folder=system.folder / "client"), token=token, retry=Retry(max_attempts=1)
+        )
+
+    async def ask(client):
+        return await client.generate("Hello", stopping=Stopping(max_tokens=2))
+
+    async with client_of(red) as others:
+        for token in tokens.values():
+            async with client_of(token) as first, client_of(token) as second:
+                await ask(first)
+                with pytest.raises(OverloadedError) as refusal:
+                    await ask(second)
+                assert refusal.value.reason == "TENANT_LIMIT"
+                assert refusal.value.retry_after > 0
+                await ask(others)
 
 
 async def test_a_client_whose_token_was_revoked_is_told_so(system):
