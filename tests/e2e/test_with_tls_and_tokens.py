@@ -13,13 +13,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from both_sides.calls import DENIED, UNAUTHENTICATED, methods_of, outcome
+from both_sides.calls import DENIED, UNAUTHENTICATED, message_about, methods_of, outcome, tenant_fields
 from both_sides.certificates import Authority
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline.v1 import admin_pb2, inference_pb2
 from paceline_client import AccessDeniedError, AsyncClient, OverloadedError, Retry, Sampling, Stopping, Tls
 from paceline_executor.testing.hash_runner import continuation
-from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
+from paceline_scheduler.testing.measured_processes import event, module_process, scheduler_of, simulated_executor
 from repository_checks.programs import BIN, run
 
 NUM_STREAMS = 8
@@ -118,6 +118,45 @@ async def test_every_call_of_both_ports_is_refused_to_strangers(system):
     async with grpc.aio.insecure_channel(f"127.0.0.1:{system.events['health_port']}") as probes:
         check = health_pb2.HealthCheckRequest(service="paceline.v1.InferenceService")
         assert (await health_pb2_grpc.HealthStub(probes).Check(check)).status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_without_tokens_certificates_say_who_calls(tmp_path):
+    """Every call is refused without one, with one of another role, and with one of another tenant."""
+    authority = Authority()
+    folder = authority.mount(tmp_path / "scheduler", "paceline://scheduler")
+    system = System(authority, tmp_path, {}, tmp_path / "none", {})
+    ports = [part for name in ("port", "admin-port", "health-port", "metrics-port") for part in (f"--{name}", "0")]
+    options = ("--executors", "localhost:1", "--tls-dir", str(folder))
+    for name, *uris in (
+        ("client",),
+        ("executor", "paceline://executor"),
+        ("blue", "paceline://client/blue"),
+        ("operator", "paceline://operator"),
+    ):
+        authority.mount(tmp_path / name, *uris)
+    async with module_process("paceline_scheduler", *ports, *options) as process:
+        system.events = await event(process, "listening")
+        for address, file in ((system.api, inference_pb2), (system.admin, admin_pb2)):
+            methods = methods_of(file.DESCRIPTOR)
+            async with system.channel(address) as channel:
+                for method in methods:
+                    assert (await outcome(channel, method))[0] is grpc.StatusCode.UNAVAILABLE, method.name
+            for name, refusal in (("client", UNAUTHENTICATED), ("executor", DENIED)):
+                async with system.channel(address, tmp_path / name) as channel:
+                    for method in methods:
+                        assert await outcome(channel, method) == refusal, (method.name, name)
+        async with system.channel(system.admin, tmp_path / "blue") as channel:
+            for method in methods_of(admin_pb2.DESCRIPTOR):
+                assert await outcome(channel, method) == DENIED, method.name
+        async with system.channel(system.api, tmp_path / "blue") as channel:
+            for method in methods_of(inference_pb2.DESCRIPTOR):
+                for path in tenant_fields(method):
+                    foreign, own = (message_about(method, path, tenant) for tenant in ("red", "blue"))
+                    assert await outcome(channel, method, message=foreign) == DENIED, method.name
+                    assert await outcome(channel, method, message=own) != DENIED, method.name
+        async with system.channel(system.admin, tmp_path / "operator") as channel:
+            (method,) = [method for method in methods_of(admin_pb2.DESCRIPTOR) if method.name == "GetLimits"]
+            assert await outcome(channel, method) == (grpc.StatusCode.OK, "")
 
 
 async def until_known(channel, token):

@@ -6,12 +6,10 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message_factory import GetMessageClass
 from structlog.testing import capture_logs
 
 import paceline.v1
-from both_sides.calls import DENIED, UNAUTHENTICATED, ended, methods_of, outcome
+from both_sides.calls import DENIED, UNAUTHENTICATED, ended, message_about, methods_of, outcome, tenant_fields
 from paceline.plan.hashes import HASH_START, fold
 from paceline.plan.values import RecordId
 from paceline.process.callers import ANYBODY, NOBODY, Role, caller_of_uris
@@ -103,29 +101,8 @@ def bearer(secret):
     return (("authorization", f"Bearer {secret}"),)
 
 
-def tenant_fields(descriptor, prefix=()):
-    """Paths to the tenants that a message names."""
-    for field in descriptor.fields:
-        if field.is_repeated:
-            continue
-        if field.name == "tenant":
-            yield (*prefix, field.name)
-        elif field.type == FieldDescriptor.TYPE_MESSAGE and len(prefix) < 3:
-            yield from tenant_fields(field.message_type, (*prefix, field.name))
-
-
 OF_CLIENTS = [method for method in METHODS if method.containing_service.name == "InferenceService"]
-TENANT_FIELDS = [(method, path) for method in OF_CLIENTS for path in tenant_fields(method.input_type)]
-
-
-def message_about(method, path, tenant):
-    """A message of a method that names a tenant there."""
-    message = part = GetMessageClass(method.input_type)()
-    for name in path[:-1]:
-        part = getattr(part, name)
-        part.SetInParent()
-    setattr(part, path[-1], tenant)
-    return message
+TENANT_FIELDS = [(method, path) for method in OF_CLIENTS for path in tenant_fields(method)]
 
 
 def named(method):
