@@ -39,6 +39,22 @@ async def ask(client, number):
     return (await client.generate(**prompt, stopping=stopping, sampling=Sampling(seed=number))).text
 
 
+async def keep_asking(client, number, is_over):
+    """One request after the other; return all outputs."""
+    outputs = []
+    while not is_over.is_set():
+        outputs.append(await ask(client, number))
+    return outputs
+
+
+async def running(admin):
+    """A list of requests, when there are some."""
+    async with asyncio.timeout(60):
+        while not (listed := await admin.ListRequests(ListRequestsRequest())).requests:
+            await asyncio.sleep(0.01)
+    return listed
+
+
 async def profile(stub):
     """The trace of the next steps."""
     return b"".join([part.trace async for part in stub.Profile(ProfileRequest(num_steps=20))])
@@ -83,15 +99,17 @@ async def test_prompts_and_outputs_stand_nowhere_but_where_somebody_asked_for_th
                 AsyncClient(f"127.0.0.1:{ready['port']}") as client,
             ):
                 admin, looking = AdminServiceStub(channel), ExecutorServiceStub(of_executor)
-                asked = [asyncio.create_task(ask(client, number)) for number in range(6)]
+                is_over = asyncio.Event()
+                asking = [asyncio.create_task(keep_asking(client, number, is_over)) for number in range(6)]
                 written["profile"] = await profile(looking)
                 for name, call in (
-                    ("requests", admin.ListRequests(ListRequestsRequest())),
+                    ("requests", running(admin)),
                     ("executors", admin.ListExecutors(ListExecutorsRequest())),
                     ("rows", looking.GetState(GetStateRequest(include_records=True))),
                 ):
                     written[name] = (await call).SerializeToString()
-                outputs = await asyncio.gather(*asked)
+                is_over.set()
+                outputs = [output for each in await asyncio.gather(*asking) for output in each]
                 with pytest.raises(InvalidRequestError):
                     await client.generate(MARK, sampling=Sampling(temperature=-1))
                 await admin.SetPlanRecording(SetPlanRecordingRequest(name="raw", raw=True))
