@@ -13,13 +13,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from both_sides.calls import DENIED, UNAUTHENTICATED, methods_of, outcome
+from both_sides.calls import DENIED, UNAUTHENTICATED, message_about, methods_of, outcome, tenant_fields
 from both_sides.certificates import Authority
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline.v1 import admin_pb2, inference_pb2
 from paceline_client import AccessDeniedError, AsyncClient, OverloadedError, Retry, Sampling, Stopping, Tls
 from paceline_executor.testing.hash_runner import continuation
-from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
+from paceline_scheduler.testing.measured_processes import event, module_process, scheduler_of, simulated_executor
 from repository_checks.programs import BIN, run
 
 NUM_STREAMS = 8
@@ -120,6 +120,45 @@ async def test_every_call_of_both_ports_is_refused_to_strangers(system):
         assert (await health_pb2_grpc.HealthStub(probes).Check(check)).status == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_without_tokens_certificates_say_who_calls(tmp_path):
+    """Every call is refused without one, with one of another role, and with one of another tenant."""
+    authority = Authority()
+    folder = authority.mount(tmp_path / "scheduler", "paceline://scheduler")
+    system = System(authority, tmp_path, {}, tmp_path / "none", {})
+    ports = [part for name in ("port", "admin-port", "health-port", "metrics-port") for part in (f"--{name}", "0")]
+    options = ("--executors", "localhost:1", "--tls-dir", str(folder))
+    for name, *uris in (
+        ("client",),
+        ("executor", "paceline://executor"),
+        ("blue", "paceline://client/blue"),
+        ("operator", "paceline://operator"),
+    ):
+        authority.mount(tmp_path / name, *uris)
+    async with module_process("paceline_scheduler", *ports, *options) as process:
+        system.events = await event(process, "listening")
+        for address, file in ((system.api, inference_pb2), (system.admin, admin_pb2)):
+            methods = methods_of(file.DESCRIPTOR)
+            async with system.channel(address) as channel:
+                for method in methods:
+                    assert (await outcome(channel, method))[0] is grpc.StatusCode.UNAVAILABLE, method.name
+            for name, refusal in (("client", UNAUTHENTICATED), ("executor", DENIED)):
+                async with system.channel(address, tmp_path / name) as channel:
+                    for method in methods:
+                        assert await outcome(channel, method) == refusal, (method.name, name)
+        async with system.channel(system.admin, tmp_path / "blue") as channel:
+            for method in methods_of(admin_pb2.DESCRIPTOR):
+                assert await outcome(channel, method) == DENIED, method.name
+        async with system.channel(system.api, tmp_path / "blue") as channel:
+            for method in methods_of(inference_pb2.DESCRIPTOR):
+                for path in tenant_fields(method):
+                    foreign, own = (message_about(method, path, tenant) for tenant in ("red", "blue"))
+                    assert await outcome(channel, method, message=foreign) == DENIED, method.name
+                    assert await outcome(channel, method, message=own) != DENIED, method.name
+        async with system.channel(system.admin, tmp_path / "operator") as channel:
+            (method,) = [method for method in methods_of(admin_pb2.DESCRIPTOR) if method.name == "GetLimits"]
+            assert await outcome(channel, method) == (grpc.StatusCode.OK, "")
+
+
 async def until_known(channel, token):
     """Wait until the scheduler has read its file again."""
     (method,) = [method for method in methods_of(inference_pb2.DESCRIPTOR) if method.name == "ListModels"]
@@ -192,8 +231,8 @@ async def test_up_runs_with_certificates_and_tokens(tmp_path, first_free_port):
         await system.communicate()
 
 
-@pytest.mark.parametrize(("num_renewals", "pause_s"), [(3, 0.0), pytest.param(100, 2.0, marks=pytest.mark.soak)])
-async def test_no_stream_fails_while_certificates_and_tokens_are_renewed(system, num_renewals, pause_s):
+@pytest.mark.parametrize(("num_renewals", "every_s"), [(3, 0.0), pytest.param(150, 2.0, marks=pytest.mark.soak)])
+async def test_no_stream_fails_while_certificates_and_tokens_are_renewed(system, num_renewals, every_s):
     """Streams that go on, and clients that come anew all the time; every token is what it would have been."""
     file, num_ended = system.folder / "token", 0
     file.write_text(system.new_token("blue"))
@@ -219,37 +258,53 @@ async def test_no_stream_fails_while_certificates_and_tokens_are_renewed(system,
             async with AsyncClient(system.api, tls=tls, token=file) as client:
                 await stream(client, number)
 
+    async def renew():
+        system.renew_certificates()
+        for address, owner in ((system.api, "scheduler"), (system.executor, "executor")):
+            assert await presented_by(address) == (system.folder / owner / "tls.crt").read_text()
+        new = system.new_token("blue")
+        async with system.channel(system.api) as channel:
+            await until_known(channel, new)
+        file.write_text(new)
+        system.revoke_first_token()
+
     async with asyncio.TaskGroup() as group:
         for number in range(NUM_STREAMS):
             group.create_task(keep_streaming(number) if number % 2 else keep_coming(number))
+        begun = asyncio.get_running_loop().time()
         for _ in range(num_renewals):
-            await asyncio.sleep(pause_s)
-            system.renew_certificates()
-            for address, owner in ((system.api, "scheduler"), (system.executor, "executor")):
-                assert await presented_by(address) == (system.folder / owner / "tls.crt").read_text()
-            new = system.new_token("blue")
-            async with system.channel(system.api) as channel:
-                await until_known(channel, new)
-            file.write_text(new)
-            system.revoke_first_token()
+            await asyncio.gather(renew(), asyncio.sleep(every_s))
+        took_s = asyncio.get_running_loop().time() - begun
         is_over.set()
+    print(f"{num_ended} streams of {NUM_TOKENS} tokens, {num_renewals} renewals in {took_s:.0f} s")
     assert num_ended > NUM_STREAMS
 
 
 async def test_a_tenant_beyond_its_bounds_is_refused_and_others_are_not(system):
-    """With a reason of its own, and a time to try again."""
-    tokens = [system.new_token("blue", limits={"max_requests_per_minute": 1}), system.new_token("red")]
+    """Over any connection of its own, with a reason and a time to try again."""
+    bounds = ("max_requests_per_minute", "max_tokens_per_minute", "max_num_streams")
+    tokens = {name: system.new_token(name, limits={name: 1}) for name in bounds}
+    red = system.new_token("red")
     async with system.channel(system.api) as channel:
-        await until_known(channel, tokens[1])
-    tls, once = Tls(folder=system.folder / "client"), Retry(max_attempts=1)
-    blue, red = (AsyncClient(system.api, tls=tls, token=token, retry=once) for token in tokens)
-    async with blue, red:
-        await blue.generate("Hello", stopping=Stopping(max_tokens=2))
-        with pytest.raises(OverloadedError) as refusal:
-            await blue.generate("Hello", stopping=Stopping(max_tokens=2))
-        await red.generate("Hello", stopping=Stopping(max_tokens=2))
-    assert refusal.value.reason == "TENANT_LIMIT"
-    assert refusal.value.retry_after > 0
+        await until_known(channel, red)
+
+    def client_of(token):
+        return AsyncClient(
+            system.api, tls=Tls(folder=system.folder / "client"), token=token, retry=Retry(max_attempts=1)
+        )
+
+    async def ask(client):
+        return await client.generate("Hello", stopping=Stopping(max_tokens=2))
+
+    async with client_of(red) as others:
+        for token in tokens.values():
+            async with client_of(token) as first, client_of(token) as second:
+                await ask(first)
+                with pytest.raises(OverloadedError) as refusal:
+                    await ask(second)
+                assert refusal.value.reason == "TENANT_LIMIT"
+                assert refusal.value.retry_after > 0
+                await ask(others)
 
 
 async def test_a_client_whose_token_was_revoked_is_told_so(system):

@@ -6,6 +6,7 @@ import platform
 import re
 import signal
 import subprocess
+import tomllib
 
 import pytest
 
@@ -82,6 +83,14 @@ def test_images_are_built_alike():
     lines = [re.sub(r"'\.\[[a-z,]+\]'", "", line.replace('--extra-index-url "${TORCH_INDEX}" ', "")) for line in lines]
     assert len(set(lines)) == 1
     assert len({tuple(image.copied) for image in all_images()}) == 1
+
+
+@each_image
+def test_an_image_installs_what_there_is_to_install(image):
+    """pip only warns of an extra that nobody has, and its program would not start."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (named,) = re.findall(r"'\.\[([a-z,]+)\]'", image.all_of("RUN")[0])
+    assert image.name.partition("-")[0] in set(named.split(",")) <= extras.keys()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from paceline_kernels.compiler import jit
 
 MINIMAL = CHART / "ci" / "minimal.yaml"
 NO_MODEL = CHART / "ci" / "without-a-model.yaml"
-NUM_STREAMS = 16
+NUM_STREAMS = 32
 NUM_TOKENS = 100
 
 
@@ -81,6 +81,7 @@ async def test_no_stream_notices_an_upgrade(cluster, without_a_model):
     (test,) = await cluster.test()
     await cluster.uninstall()
 
+    print(f"{len(streams)} streams of {NUM_TOKENS} tokens, {len(cluster.exit_codes)} processes ended")
     assert len(streams) > NUM_STREAMS
     assert [(got, wanted) for got, wanted in streams if got != wanted] == []
     assert test.log.strip()

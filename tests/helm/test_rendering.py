@@ -3,8 +3,11 @@
 import json
 
 import pytest
+import yaml
 
 from chart_checks.dockerfile import all_images, image_of
+from chart_checks.goldens import FILES as GOLDEN_FILES
+from chart_checks.goldens import golden_of
 from chart_checks.helm import (
     CHART,
     PROGRAMS,
@@ -63,6 +66,12 @@ def test_helm_complains_of_a_worse_chart(tmp_path):
 def test_helm_3_and_4_render_the_same(file):
     """Object by object."""
     assert render(file, program=PROGRAMS[0]) == render(file, program=PROGRAMS[-1])
+
+
+@pytest.mark.parametrize("file", GOLDEN_FILES, ids=lambda file: file.stem)
+def test_what_a_cluster_is_told_changes_where_a_reviewer_sees_it(file):
+    """If this is meant, `PYTHONPATH=tests/support .venv/bin/python -m chart_checks.goldens` writes it anew."""
+    assert render(file) == list(yaml.safe_load_all(golden_of(file).read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)

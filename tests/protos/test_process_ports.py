@@ -1,5 +1,7 @@
 """Binding a port: the number that was bound, or a sentence that says why it could not be."""
 
+import asyncio
+import contextlib
 import socket
 
 import grpc.aio
@@ -70,3 +72,29 @@ async def test_a_name_is_listened_on_if_one_of_its_addresses_is_this_machines(se
     monkeypatch.setattr("socket.getaddrinfo", resolve_to("198.51.100.1", "203.0.113.1"))
     with pytest.raises(PortError, match="cannot listen on localhost:0: "):
         bind(server, "localhost", 0)
+
+
+async def is_taken(port, stack):
+    """Connect, and whether the server answers or closes."""
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    stack.callback(writer.close)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+    async with asyncio.timeout(60):
+        return bool(await reader.read(1))
+
+
+async def test_so_many_connections_are_taken_and_those_that_end_make_room():
+    """Here two; gRPC would ignore an option that it does not know."""
+    assert "grpc.max_allowed_incoming_connections" in dict(SERVER_OPTIONS)
+    options = dict(SERVER_OPTIONS) | {"grpc.max_allowed_incoming_connections": 2}
+    server = grpc.aio.server(options=tuple(options.items()))
+    port = bind(server, LOOPBACK, 0)
+    await server.start()
+    with contextlib.ExitStack() as connections:
+        assert [await is_taken(port, connections) for _ in range(4)] == [True, True, False, False]
+    for _ in range(10):
+        with contextlib.ExitStack() as connections:
+            async with asyncio.timeout(60):
+                while not await is_taken(port, connections):
+                    await asyncio.sleep(0.01)
+    await server.stop(None)

@@ -6,7 +6,7 @@ Knows HTTP and that API's fields. An endpoint that sends no usage is taken at it
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx2
 
@@ -38,6 +38,7 @@ same another know while last might great old year come since against right three
 """
 WORDS: tuple[str, ...] = tuple(_TEXT.split())
 
+_Default = TypeVar("_Default", int, None)
 _CONNECT_SECONDS = 5.0
 _ERROR_OF_STATUS: dict[int, type[PacelineError]] = {
     401: AccessDeniedError,
@@ -99,7 +100,7 @@ class OpenAITarget:
         except httpx2.InvalidURL as error:
             raise EndpointError(f"--base-url: {base_url!r} is no address: {error}") from None
         try:
-            served = await _served(http, base_url, model)
+            served = await model_of(http, base_url, model)
         except BaseException:
             await http.aclose()
             raise
@@ -129,10 +130,11 @@ class OpenAITarget:
                         usage = self._read(event.data, times) or usage
         if not times:
             raise NoOutputError("the answer ended without a token")
+        details = usage.get("prompt_tokens_details")
         return Counted(
-            usage.get("prompt_tokens", len(request.symbols)),
-            usage.get("completion_tokens", len(times)),
-            (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            _number(usage, "prompt_tokens", len(request.symbols)),
+            _number(usage, "completion_tokens", len(times)),
+            _number(details, "cached_tokens", None) if isinstance(details, dict) else None,
         )
 
     def _read(self, data: str, times: list[float]) -> dict[str, Any] | None:
@@ -145,14 +147,14 @@ class OpenAITarget:
             times.append(moment)
         elif error := message.get("error"):
             raise ServerError(f"the stream ended with an error: {_message_of(error)}")
-        usage: dict[str, Any] | None = message.get("usage")
-        return usage
+        usage = message.get("usage")
+        return usage if isinstance(usage, dict) else None
 
     async def close(self) -> None:
         await self._http.aclose()
 
 
-async def _served(http: httpx2.AsyncClient, base_url: str, model: str | None) -> Served:
+async def model_of(http: httpx2.AsyncClient, base_url: str, model: str | None) -> Served:
     """The model of that name, the first one for None; a name alone is enough for a server that lists none."""
     try:
         found = await _found(http, model)
@@ -164,9 +166,15 @@ async def _served(http: httpx2.AsyncClient, base_url: str, model: str | None) ->
         raise AccessDeniedError(f"{base_url}: {error}. Set OPENAI_API_KEY to a key that may") from None
     except (EndpointError, ConnectionLostError) as error:
         raise EndpointError(f"no server answers at {base_url}: {error}. Is it running?") from None
-    except (LookupError, TypeError, StreamCorruptedError):
+    except (AttributeError, LookupError, TypeError, StreamCorruptedError):
         raise EndpointError(f"{base_url}/models does not answer as OpenAI's API does: is it one?") from None
-    return Served(found["id"], found.get("max_model_len"))
+    return Served(str(found["id"]), _number(found, "max_model_len", None))
+
+
+def _number(fields: dict[str, Any], name: str, default: _Default) -> int | _Default:
+    """What is no number was not said."""
+    value = fields.get(name)
+    return value if type(value) is int and value >= 0 else default
 
 
 async def _found(http: httpx2.AsyncClient, model: str | None) -> dict[str, Any]:
@@ -185,7 +193,7 @@ def error_of_response(response: httpx2.Response) -> PacelineError:
     """The body must have been read."""
     try:
         said = _message_of(response.json())
-    except ValueError:
+    except (ValueError, RecursionError):
         said = response.text
     kind = _ERROR_OF_STATUS.get(response.status_code, InvalidRequestError if response.is_client_error else ServerError)
     return kind(f"HTTP {response.status_code}: {said or response.reason_phrase}")
@@ -213,7 +221,7 @@ def _as_client_errors() -> Iterator[None]:
         raise StreamCorruptedError(_text_of(error)) from None
     except httpx2.TransportError as error:
         raise ConnectionLostError(_text_of(error)) from None
-    except (httpx2.DecodingError, json.JSONDecodeError) as error:
+    except (httpx2.DecodingError, ValueError, RecursionError) as error:
         raise StreamCorruptedError(f"a message is not what OpenAI's API sends: {error}") from None
 
 

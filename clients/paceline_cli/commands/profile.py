@@ -125,7 +125,7 @@ class _TraceFile:
         self._stream.close()
         try:
             json.loads(self._part.read_bytes())
-        except ValueError:
+        except (ValueError, RecursionError):
             self._part.unlink()
             print_error("interrupted before the trace had come; nothing was written")
             return

@@ -90,7 +90,7 @@ class _Records:
         try:
             files = json.loads(text or "null")
             return HubListing(commit, {name: HubFile(**file) for name, file in files.items()})
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError, RecursionError):
             return None
 
     def keep(self, revision: str, listing: HubListing) -> None:
@@ -105,7 +105,7 @@ class _Records:
         return self.root / f"{commit}.json"
 
     def _read(self, path: Path) -> str | None:
-        return path.read_text("utf-8") if path.is_file() else None
+        return path.read_text("utf-8", errors="replace") if path.is_file() else None
 
     def _write(self, path: Path, text: str) -> None:
         """Whole or not at all: other processes read it without a lock."""

@@ -39,10 +39,14 @@ _LATER = "check the network and start again, which goes on where this stopped"
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """It belongs to one commit."""
+    """It belongs to one commit. Raises TypeError for what is of another type: both fields are another's word."""
 
     size: int  # bytes
     digest: str  # "sha256:HEX", or "git:HEX" for what git itself stores: SHA-1 over a header and the contents
+
+    def __post_init__(self) -> None:
+        if type(self.size) is not int or self.size < 0 or type(self.digest) is not str:
+            raise TypeError("a file of the hub has a size and a digest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,15 @@ class HubClient:
         Raises HubUnreachableError where no answer comes, ModelNotFoundError or ModelFetchError for what it says.
         """
         api = HfApi(endpoint=self._endpoint, library_name=_LIBRARY)
-        with self._refusals(revision):
-            info = api.model_info(self._repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
-        files = {}
-        for sibling in info.siblings or ():
-            digest = f"sha256:{sibling.lfs.sha256}" if sibling.lfs is not None else f"git:{sibling.blob_id}"
-            files[sibling.rfilename] = HubFile(sibling.size or 0, digest)
+        try:
+            with self._refusals(revision):
+                info = api.model_info(self._repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+            files = {}
+            for sibling in info.siblings or ():
+                digest = f"sha256:{sibling.lfs.sha256}" if sibling.lfs is not None else f"git:{sibling.blob_id}"
+                files[str(sibling.rfilename)] = HubFile(sibling.size or 0, digest)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise _unusable(error) from error
         return HubListing(str(info.sha), files)
 
     def download(self, name: str, file: HubFile, commit: str, partial: Path, on_bytes: Callable[[int], None]) -> None:
@@ -108,8 +115,7 @@ class HubClient:
         except (httpx2.HTTPError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            reason = shown(str(error) or type(error).__name__)
-            raise HubUnreachableError(f"the Hugging Face hub gave no usable answer ({reason}): {_LATER}") from error
+            raise _unusable(error) from error
 
     def _refusal(self, error: HfHubHTTPError | HFValidationError, revision: str | None) -> ModelError:
         name = self._repository
@@ -134,6 +140,11 @@ class HubClient:
         if status == 404:
             return ModelNotFoundError(f"the Hugging Face hub lacks a file of {name}: {shown(str(error))}")
         return HubUnreachableError(f"the Hugging Face hub answers {status} for {name}: {_LATER}")
+
+
+def _unusable(error: Exception) -> HubUnreachableError:
+    reason = shown(str(error) or type(error).__name__)
+    return HubUnreachableError(f"the Hugging Face hub gave no usable answer ({reason}): {_LATER}")
 
 
 class _CountedFile(io.BufferedWriter):

@@ -6,6 +6,8 @@ import grpc
 import grpc.aio
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    # Each may cost 64 KiB, also without a call.
+    ("grpc.max_allowed_incoming_connections", 8192),
     ("grpc.max_metadata_size", 16 * 1024),
     # A port that is in use must be an error, not a second owner.
     ("grpc.so_reuseport", 0),

@@ -121,7 +121,9 @@ class GenerateRequest(_message.Message):
     makes one up and returns it.
     """
     text: _builtins.str
-    """text is tokenised as it stands, with the tokens the model wants at the beginning."""
+    """text is tokenised as it stands, with the tokens the model wants at the beginning. Names of special tokens in it,
+    such as <|im_end|>, become these tokens.
+    """
     tenant: _builtins.str
     """tenant is whose request this is: prefix-cache hits, fair shares and quotas stay inside a tenant. At most 128 bytes;
     unset is the tenant "", or that of the caller's token, which is the only one it may name.
@@ -546,7 +548,7 @@ class ChatMessage(_message.Message):
     role: _builtins.str
     """role is who speaks, as the model's template knows it: usually "system", "user" or "assistant"."""
     content: _builtins.str
-    """content is the text of the turn."""
+    """content is the text of the turn. Names of special tokens in it, such as <|im_end|>, stay text."""
     reasoning: _builtins.str
     """reasoning is what the model thought before the content, for templates that show it; unset: nothing. Not supported
     yet: set, it is refused by name.

@@ -3,8 +3,9 @@
 The one place that joins tokenizers, chat templates and their bounds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 
 import numpy as np
 
@@ -60,8 +61,9 @@ class Texts:
         else:
             text_model = await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
             if prompt.HasField("chat"):
-                rendered = await self._render(prompt.chat, text_model, model)
-                token_ids = await self._encode(text_model.encode_rendered_chat, rendered)
+                messages, mark = text_model.marked(prompt.chat)
+                rendered = await self._render(messages, text_model, model)
+                token_ids = await self._encode(partial(text_model.encode_rendered_chat, mark=mark), rendered)
             else:
                 token_ids = await self._encode(text_model.encode_text, prompt.text)
         check_prompt_length(len(token_ids), model)
@@ -104,8 +106,10 @@ class Texts:
             return encode(text)
         return await self._threads.run(lambda: encode(text))
 
-    async def _render(self, chat: inference_pb2.Chat, text_model: TextModel, model: ServedModel) -> str:
+    async def _render(
+        self, messages: Sequence[inference_pb2.ChatMessage], text_model: TextModel, model: ServedModel
+    ) -> str:
         assert model.tokenizer.chat_template is not None, "checked before"
         source = TemplateSource(model.tokenizer.chat_template, text_model.bos_token, text_model.eos_token)
         # A template may repeat its input once.
-        return await self._chats.render(source, chat.messages, 2 * max_prompt_chars(model, self._limits))
+        return await self._chats.render(source, messages, 2 * max_prompt_chars(model, self._limits))

@@ -8,9 +8,9 @@ import asyncio
 import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TypeVar
 
 import numpy as np
@@ -18,8 +18,10 @@ from tokenizers import Tokenizer
 
 from paceline.plan.texts import readable
 from paceline.plan.values import Int32Array
+from paceline.v1 import inference_pb2
 from paceline_scheduler.api.detokenizer import Spelling, read_spelling
 from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.special_texts import SpecialTexts
 from paceline_scheduler.api.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.disk_cache import AsyncDiskCache
@@ -63,7 +65,7 @@ class TextModel:
     def __init__(self, source: TokenizerSource, texts: TokenTexts, tokenizer: Tokenizer | None) -> None:
         """`tokenizer` is built on first use unless it is given."""
         self._source = source
-        self._tokenizer = tokenizer
+        self._loaded = None if tokenizer is None else (tokenizer, SpecialTexts(tokenizer))
         self._making = threading.Lock()
         self._prefix = [] if source.bos_token_id is None or not source.add_bos else [source.bos_token_id]
         self.loaded_s = 0.0  # on the event loop's clock
@@ -73,29 +75,38 @@ class TextModel:
 
     @property
     def is_complete(self) -> bool:
-        return self._tokenizer is not None
+        return self._loaded is not None
 
-    def complete(self) -> Tokenizer:
+    def complete(self) -> tuple[Tokenizer, SpecialTexts]:
         with self._making:
-            if self._tokenizer is None:
-                self._tokenizer = Tokenizer.from_buffer(self._source.json)
+            if self._loaded is None:
+                tokenizer = Tokenizer.from_buffer(self._source.json)
+                self._loaded = tokenizer, SpecialTexts(tokenizer)
                 _give_back(0)
-            return self._tokenizer
+            return self._loaded
 
     def encode_text(self, text: str) -> Int32Array:
-        token_ids = self._encode(text)
+        (token_ids,) = self._encode([text])
         return np.array(token_ids if token_ids[:1] == self._prefix else self._prefix + token_ids, dtype=np.int32)
 
-    def encode_rendered_chat(self, text: str) -> Int32Array:
+    def marked(self, chat: inference_pb2.Chat) -> tuple[Sequence[inference_pb2.ChatMessage], str]:
+        """Raises InvalidRequestError. See `SpecialTexts`."""
+        return self.complete()[1].marked(chat.messages)
+
+    def encode_rendered_chat(self, text: str, mark: str) -> Int32Array:
         """The template has added the special tokens."""
-        return np.array(self._encode(text), dtype=np.int32)
+        if not mark:
+            return np.array(self._encode([text])[0], dtype=np.int32)
+        tokenizer, specials = self.complete()
+        with _refused_prompt():
+            return np.array(specials.encode(tokenizer, text, mark), dtype=np.int32)
 
     def ways_to_spell(self, words: list[str]) -> list[tuple[int, ...]]:
         """Each once, none empty: at the beginning of a text, behind a space and behind a line's end. Some tokenizers
         put a word's mark before every text, so only the last lacks it.
         """
         texts = [*words, *(f" {word}" for word in words), _BEFORE, *(_BEFORE + word for word in words)]
-        token_ids = [tuple(ids) for ids in self._encode_all(texts)]
+        token_ids = [tuple(ids) for ids in self._encode(texts)]
         *alone, before = token_ids[: 2 * len(words) + 1]
         behind = [ids[len(before) :] for ids in token_ids[len(alone) + 1 :] if ids[: len(before)] == before]
         return [way for way in dict.fromkeys((*alone, *behind)) if way]
@@ -104,12 +115,9 @@ class TextModel:
         """Bytes that are no character become U+FFFD."""
         return self.spelling.token_bytes[token_id].decode("utf-8", "replace")
 
-    def _encode(self, text: str) -> list[int]:
-        return self._encode_all([text])[0]
-
-    def _encode_all(self, texts: list[str]) -> list[list[int]]:
-        tokenizer = self.complete()
-        with _refused_with(lambda why: InvalidRequestError("prompt", f"the model's tokenizer fails at it: {why}")):
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        tokenizer, _ = self.complete()
+        with _refused_prompt():
             # Only the batched calls let other threads run meanwhile.
             return [text.ids for text in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
@@ -122,6 +130,10 @@ def _refused_with(refusal: Callable[[str], SchedulerError]) -> Iterator[None]:
         raise
     except BaseException as error:  # it has no type of its own, and a panic in it is not even an Exception
         raise refusal(readable(str(error))) from error
+
+
+def _refused_prompt() -> AbstractContextManager[None]:
+    return _refused_with(lambda why: InvalidRequestError("prompt", f"the model's tokenizer fails at it: {why}"))
 
 
 def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | None = None) -> TextModel:
@@ -138,8 +150,9 @@ def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | Non
             for token_id in (source.bos_token_id, source.eos_token_id)
         )
         texts = TokenTexts(read_spelling(tokenizer, vocab_size), bos_token, eos_token)
+        model = TextModel(source, texts, tokenizer)
     _give_back(0)
-    return TextModel(source, texts, tokenizer)
+    return model
 
 
 class TextModels:

@@ -83,5 +83,5 @@ def _unpack(content: bytes) -> TokenizerSource | None:
         defaults = GenerationDefaults(**fields.pop("defaults"))
         end_token_ids = tuple(fields.pop("end_token_ids"))
         return TokenizerSource(json=data, defaults=defaults, end_token_ids=end_token_ids, **fields)
-    except (ValueError, KeyError, TypeError):
+    except (AttributeError, ValueError, KeyError, TypeError, RecursionError):
         return None

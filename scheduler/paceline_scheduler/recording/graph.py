@@ -6,6 +6,7 @@ makes no others. Refuses to know what they mean; `replace` may put another value
 
 import dataclasses
 import json
+import re
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +48,7 @@ _MODULES: tuple[ModuleType, ...] = (
     *(state, suspects, tenants, group, executor_state, growth, speculation, step_time, deadlines, waiting),
     *(request_table, blocks, rows),
 )
+_DTYPE = re.compile(r"[<|][biuf][1248]")
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
@@ -149,11 +151,11 @@ class _Reader:
             return node
         match node:
             case ["enum", str(name), of]:
-                return _class(name)(of)
+                return _class(name, Enum)(of)
             case ["tuple", *items]:
                 return tuple(map(self.value, items))
             case ["named", str(name), *items]:
-                return _class(name)(*map(self.value, items))
+                return _class(name, tuple)(*map(self.value, items))
             case ["list", *items]:
                 return list(map(self.value, items))
             case ["set", *items]:
@@ -172,12 +174,12 @@ class _Reader:
                 return array("i", self._columns[begin : begin + length])
             case ["again", int(number)]:
                 return self._found[number]
-            case ["array", int(number), str(dtype), list(shape), int(begin), int(length)]:
+            case ["array", int(number), str(dtype), list(shape), int(begin), int(length)] if _DTYPE.fullmatch(dtype):
                 data = np.frombuffer(self._columns[begin : begin + length], dtype=np.dtype(dtype))
                 self._found[number] = data.reshape(shape).copy() if shape else data[0]
                 return self._found[number]
             case ["object", int(number), str(name), dict(fields)]:
-                return self._object(number, _class(name), fields)
+                return self._object(number, _class(name, object), fields)
         raise GraphError(f"{str(node)[:80]} is no value")
 
     def _object(self, number: int, kind: type, fields: dict[str, Node]) -> Value:
@@ -192,9 +194,9 @@ class _Reader:
         return made
 
 
-def _class(name: str) -> Value:
+def _class(name: str, base: type) -> Value:
     kind = CLASSES.get(name)
-    if kind is None:
+    if kind is None or not issubclass(kind, base):
         raise GraphError(f"this version of the program knows no {name}")
     return kind
 

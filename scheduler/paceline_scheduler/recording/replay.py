@@ -69,12 +69,15 @@ class Recording:
     records: tuple[Record, ...]  # beginning with the core's state
 
     def fresh_core(self) -> Core:
-        """Return a core as it was at the beginning."""
+        """Return a core as it was at the beginning. Raises RecordingError."""
         state = deepcopy(self.records[0])
         assert isinstance(state, CoreState), "it was looked at when the file was read"
-        for executor in state.executors:
-            executor.pool.rename(self.stand_ins)
-        return Core.of(state)
+        try:
+            for executor in state.executors:
+                executor.pool.rename(self.stand_ins)
+            return Core.of(state)
+        except Exception as error:  # a state that lacks something may break anywhere
+            raise RecordingError(f"the recording begins with a state that cannot be: {error}") from error
 
     @property
     def stand_ins(self) -> dict[bytes, bytes]:
@@ -99,7 +102,7 @@ def read_recording(path: Path) -> Recording:
 
 
 def replay(recording: Recording, observers: Sequence[ReplayObserver] = (), *, core: Core | None = None) -> Replay:
-    """Feed a fresh core, or a given one, up to the first difference."""
+    """Feed a fresh core, or a given one, up to the first difference. Raises RecordingError."""
     form, stand_ins = recording.header.token_form, recording.stand_ins
     core = core or recording.fresh_core()
     done = Replay()
@@ -107,14 +110,17 @@ def replay(recording: Recording, observers: Sequence[ReplayObserver] = (), *, co
         if isinstance(record, RecordedEvent | RecordedPlanning):
             done.first_s = record.now if done.first_s is None else done.first_s
             done.last_s = record.now
-        match record:
-            case RecordedEvent():
-                done.num_events += 1
-                done.difference = _feed(core, record, stand_ins, form, observers)
-                done.num_refusals += bool(record.refusal)
-            case RecordedPlanning():
-                done.num_plans += record.recorded is not None
-                done.difference = _plan(core, record, form, observers)
+        try:
+            match record:
+                case RecordedEvent():
+                    done.num_events += 1
+                    done.difference = _feed(core, record, stand_ins, form, observers)
+                    done.num_refusals += bool(record.refusal)
+                case RecordedPlanning():
+                    done.num_plans += record.recorded is not None
+                    done.difference = _plan(core, record, form, observers)
+        except Exception as error:  # whoever looks at a core in a state that cannot be may break as well
+            raise RecordingError(f"the recording holds what cannot be: {type(error).__name__} {error}") from error
         if done.difference is not None:
             break
     return done

@@ -136,7 +136,7 @@ def decode(data: bytes) -> Iterator[Record]:
         begin, end = found
         try:
             record = _read(pb.Record.FromString(data[begin:end]))
-        except (DecodeError, MalformedError, GraphError) as error:
+        except (DecodeError, MalformedError, ValueError) as error:
             raise RecordingError(
                 f"byte {at} of the recording is no record that this program can read: {error}"
             ) from None
@@ -152,7 +152,8 @@ def _read(record: pb.Record) -> Record:
             return _read_header(record.header)
         case "state":
             state = _value(record.state)
-            assert isinstance(state, CoreState), "what the recorder writes"
+            if not isinstance(state, CoreState):
+                raise GraphError("what should be the state of a scheduler is something else")
             return state
         case "event":
             return RecordedEvent(record.event.now, _value(record.event.event), record.event.refusal)

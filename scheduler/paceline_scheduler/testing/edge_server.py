@@ -18,6 +18,7 @@ from paceline_scheduler.api.servicer_admin import AdminServicer
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.backend import PlanRecording
 from paceline_scheduler.observers.definitions import COUNTED
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 
@@ -53,6 +54,7 @@ async def serve_edge(
     limits: EdgeLimits | None = None,
     access: Access | None = None,
     meter: Meter | None = None,
+    recording: PlanRecording | None = None,
 ) -> AsyncIterator[EdgeServer]:
     """The block's end cancels what still runs."""
     limits = limits or EdgeLimits()
@@ -61,7 +63,8 @@ async def serve_edge(
     backend.sink = edge.delivery
     server = grpc.aio.server(interceptors=[Guard(access)], options=SERVER_OPTIONS)
     add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
-    admin = AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0, meter or Meter(COUNTED), None)
+    meter = meter or Meter(COUNTED)
+    admin = AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0, meter, recording)
     add_AdminServiceServicer_to_server(admin, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

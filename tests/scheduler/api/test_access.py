@@ -2,15 +2,14 @@
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message_factory import GetMessageClass
 from structlog.testing import capture_logs
 
 import paceline.v1
-from both_sides.calls import DENIED, UNAUTHENTICATED, ended, methods_of, outcome
+from both_sides.calls import DENIED, UNAUTHENTICATED, ended, message_about, methods_of, outcome, tenant_fields
 from paceline.plan.hashes import HASH_START, fold
 from paceline.plan.values import RecordId
 from paceline.process.callers import ANYBODY, NOBODY, Role, caller_of_uris
@@ -38,6 +37,16 @@ LINES = "\n".join(
         ("of-ops", '"role": "operator", "name": "ops"'),
     )
 )
+
+
+class NoRecording:
+    """Takes what it is told."""
+
+    def start(self, name, *, is_raw):
+        """Do nothing."""
+
+    def stop(self):
+        """Do nothing."""
 
 
 class Tokens:
@@ -75,7 +84,7 @@ def backend():
 async def channel(backend, tokens):
     """A connection to a server that wants tokens."""
     async with (
-        serve_edge(backend, access=tokens.access) as server,
+        serve_edge(backend, access=tokens.access, recording=NoRecording()) as server,
         grpc.aio.insecure_channel(server.address) as channel,
     ):
         yield channel
@@ -92,29 +101,8 @@ def bearer(secret):
     return (("authorization", f"Bearer {secret}"),)
 
 
-def tenant_fields(descriptor, prefix=()):
-    """Paths to the tenants that a message names."""
-    for field in descriptor.fields:
-        if field.is_repeated:
-            continue
-        if field.name == "tenant":
-            yield (*prefix, field.name)
-        elif field.type == FieldDescriptor.TYPE_MESSAGE and len(prefix) < 3:
-            yield from tenant_fields(field.message_type, (*prefix, field.name))
-
-
 OF_CLIENTS = [method for method in METHODS if method.containing_service.name == "InferenceService"]
-TENANT_FIELDS = [(method, path) for method in OF_CLIENTS for path in tenant_fields(method.input_type)]
-
-
-def message_about(method, path, tenant):
-    """A message of a method that names a tenant there."""
-    message = part = GetMessageClass(method.input_type)()
-    for name in path[:-1]:
-        part = getattr(part, name)
-        part.SetInParent()
-    setattr(part, path[-1], tenant)
-    return message
+TENANT_FIELDS = [(method, path) for method in OF_CLIENTS for path in tenant_fields(method)]
 
 
 def named(method):
@@ -257,19 +245,29 @@ async def test_a_tenant_has_so_many_calls_open_as_it_may(stub, backend, tokens):
 
 
 async def test_what_operators_do_is_logged_with_their_name(channel, stub, backend):
-    """One line each: who drained, who changed limits, who cancelled a tenant's request."""
+    """One line each: who drained, recorded, changed limits, cancelled a tenant's request; and who was not let."""
     address = "10.0.0.1:50061"
+    backend.known_executors = (SimpleNamespace(address=address, incarnation=1, num_running_requests=0),)
     owner = stub.Generate(pb.GenerateRequest(request_id="r", text="hi"), metadata=bearer("of-blue"))
     await backend.next_request()
     with capture_logs() as events:
         admin = AdminServiceStub(channel)
-        limits = admin_pb2.Limits(max_num_queued_reqs=7)
-        await admin.SetLimits(admin_pb2.SetLimitsRequest(limits=limits), metadata=bearer("of-ops"))
+        for call, message in (
+            (admin.DrainExecutor, admin_pb2.DrainExecutorRequest(address=address)),
+            (admin.UndrainExecutor, admin_pb2.UndrainExecutorRequest(address=address)),
+            (admin.SetPlanRecording, admin_pb2.SetPlanRecordingRequest(name="all", raw=True)),
+            (admin.SetLimits, admin_pb2.SetLimitsRequest(limits={"max_num_queued_reqs": 7})),
+        ):
+            await call(message, metadata=bearer("of-ops"))
         await stub.Cancel(pb.CancelRequest(tenant="blue", request_id="r"), metadata=bearer("of-ops"))
         with pytest.raises(grpc.aio.AioRpcError):
             await admin.DrainExecutor(admin_pb2.DrainExecutorRequest(address=address), metadata=bearer("of-blue"))
     by_ops = {"by": "operator", "caller": "ops", "log_level": "info"}
+    asked = {"address": address, "reason": "an operator asked for it", **by_ops}
     assert [event for event in events if event.get("by")] == [
+        {"event": "executor_draining", **asked},
+        {"event": "executor_undrained", **asked},
+        {"event": "recording_set", "name": "all", "is_raw": True, **by_ops},
         {"event": "limits_set", "max_num_queued_reqs": 7, **by_ops},
         {"event": "foreign_request_cancelled", "tenant": "blue", "request_id": "r", **by_ops},
     ]

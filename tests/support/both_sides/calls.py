@@ -1,11 +1,12 @@
 """Every call of a service, made without generated code: for tests of what must hold for all of them."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.descriptor import FileDescriptor, MethodDescriptor
+from google.protobuf.descriptor import Descriptor, FileDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc.error_details_pb2 import ErrorInfo
@@ -22,6 +23,7 @@ _PATIENCE_S = 0.3  # in which a call that is refused has ended
 # What grpc.aio makes of the end of a stream that a write meets; so the call is made again.
 _END_MET_BY_A_WRITE: Outcome = (grpc.StatusCode.INTERNAL, "")
 _MAX_TRIES = 5
+_MAX_DEPTH = 3
 
 
 def methods_of(*files: FileDescriptor) -> list[MethodDescriptor]:
@@ -31,6 +33,31 @@ def methods_of(*files: FileDescriptor) -> list[MethodDescriptor]:
         for service in file.services_by_name.values()
         for method in service.methods_by_name.values()
     ]
+
+
+def tenant_fields(method: MethodDescriptor) -> Iterator[tuple[str, ...]]:
+    """Yield the paths to the tenants that a message of a method names."""
+    yield from _tenant_fields(method.input_type, ())
+
+
+def _tenant_fields(descriptor: Descriptor, prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for field in descriptor.fields:
+        if field.is_repeated:
+            continue
+        if field.name == "tenant":
+            yield (*prefix, field.name)
+        elif field.message_type is not None and len(prefix) < _MAX_DEPTH:
+            yield from _tenant_fields(field.message_type, (*prefix, field.name))
+
+
+def message_about(method: MethodDescriptor, path: tuple[str, ...], tenant: str) -> Message:
+    """Return a message of a method that names a tenant there."""
+    message = part = GetMessageClass(method.input_type)()
+    for name in path[:-1]:
+        part = getattr(part, name)
+        part.SetInParent()
+    setattr(part, path[-1], tenant)
+    return message
 
 
 async def outcome(

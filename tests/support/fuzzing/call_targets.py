@@ -208,7 +208,15 @@ def _sound_calls() -> Iterator[bytes]:
         "Detokenize": [pb.DetokenizeRequest(token_ids=[1, 2, 3])],
         "Explain": [pb.ExplainRequest(request_id="r")],
         "Estimate": [pb.EstimateRequest(request=requests[0])],
-        "SetLimits": [admin_pb2.SetLimitsRequest(limits=admin_pb2.Limits(max_num_queued_reqs=3))],
+        "SetLimits": [
+            admin_pb2.SetLimitsRequest(limits=admin_pb2.Limits(max_num_queued_reqs=3)),
+            admin_pb2.SetLimitsRequest(limits=admin_pb2.Limits(tenants=[admin_pb2.TenantLimits(tenant="t")])),
+        ],
+        "ListRequests": [
+            admin_pb2.ListRequestsRequest(tenant="t", states=[pb.REQUEST_STATE_RUNNING], page_size=2, page_token="7"),
+        ],
+        "WatchSteps": [admin_pb2.WatchStepsRequest(address="10.0.0.1:50061")],
+        "SetPlanRecording": [admin_pb2.SetPlanRecordingRequest(name="all", raw=True)],
         "DrainExecutor": [admin_pb2.DrainExecutorRequest(address="10.0.0.1:50061")],
     }
     session = [pb.SessionRequest(generate=request) for request in requests]

@@ -8,17 +8,26 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
+from huggingface_hub import set_client_factory
+from huggingface_hub.utils._http import default_client_factory
 from safetensors.numpy import save
 
 from fuzzing.target import Target, scratch
 from paceline_executor.errors import ModelError, StepTimesError
 from paceline_executor.runner.step_times import read_step_times
-from paceline_executor.testing.models import GgufParts, MetadataInput, byte_level_metadata
+from paceline_executor.testing.eagle3 import Dialect, random_head
+from paceline_executor.testing.models import TINY_CONFIG, GgufParts, MetadataInput, byte_level_metadata
 from paceline_executor.weights import load_checkpoint, load_tokenizer
+from paceline_executor.weights.eagle3_folder import eagle3_from_folder
+from paceline_executor.weights.fetching import FetchOptions
 from paceline_executor.weights.gguf_header import read_gguf_header
+from paceline_executor.weights.hub import fetch_from_hub
+from paceline_executor.weights.hub_client import HubClient
+from paceline_executor.weights.hub_id import HubId
 from paceline_executor.weights.safetensors_folder import checkpoint_from_folder
 from paceline_executor.weights.tokenizer_folder import tokenizer_from_folder
 from paceline_scheduler.api.tokenizer import read_text_model
@@ -26,6 +35,7 @@ from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer, tokenizer_source
 
+_HUB_ID, _COMMIT = HubId("org/name"), 40 * "a"
 _VOCAB_SIZE = 8
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -189,6 +199,81 @@ def _sound_tokenizers() -> Iterator[bytes]:
     yield b'{"version":"1.0","added_tokens":[],"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
 
 
+def read_listing(data: bytes) -> None:
+    """Be an executor that finds this in its cache of the hub, or is answered so by the hub."""
+    if data[:1] == b"c":
+        _refused_in_a_line(_fetch_offline, _hub_cache(data[1:]))
+        return
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=data[1:]))
+    set_client_factory(lambda: httpx2.Client(transport=transport))
+    try:
+        _refused_in_a_line(_list_files, scratch())
+    finally:
+        set_client_factory(default_client_factory)
+
+
+def _hub_cache(listing: bytes) -> Path:
+    root = scratch() / "hub" / "org--name"
+    (root / "refs").mkdir(parents=True, exist_ok=True)
+    (root / "refs" / "main").write_text(_COMMIT)
+    (root / f"{_COMMIT}.json").write_bytes(listing)
+    return scratch()
+
+
+def _fetch_offline(cache: Path) -> None:
+    fetch_from_hub(_HUB_ID, cache_dir=cache, on_progress=lambda _: None, options=FetchOptions(offline=True))
+
+
+def _list_files(_: Path) -> None:
+    listing = HubClient(_HUB_ID.repository, "http://hub").list_files(None)
+    for file in listing.files.values():
+        assert type(file.size) is int, "it is a number"
+        assert type(file.digest) is str, "it is text"
+
+
+def _sound_listings() -> Iterator[bytes]:
+    files = {name: {"size": 3, "digest": "git:" + 40 * "a"} for name in ("config.json", "model.safetensors")}
+    yield b"c" + json.dumps(files).encode()
+    siblings = [
+        {"rfilename": "config.json", "size": 3, "blobId": 40 * "a"},
+        {
+            "rfilename": "a.gguf",
+            "size": 4,
+            "blobId": 40 * "b",
+            "lfs": {"sha256": 64 * "c", "size": 4, "pointerSize": 9},
+        },
+    ]
+    yield b"h" + json.dumps({"id": "org/name", "sha": _COMMIT, "siblings": siblings, "tags": []}).encode()
+
+
+@cache
+def _head_files() -> dict[str, bytes]:
+    folder = random_head(TINY_CONFIG, draft_vocab_size=20).write(scratch() / "head")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def read_head(data: bytes) -> None:
+    """Be an executor with this file in the folder of an EAGLE-3 head; the first byte says which."""
+    names = sorted(_head_files())
+    path = scratch() / "head" / names[data[0] % len(names) if data else 0]
+    path.write_bytes(data[1:])
+    _refused_in_a_line(_read_head, path.parent)
+    path.write_bytes(_head_files()[path.name])
+
+
+def _read_head(folder: Path) -> None:
+    checkpoint = eagle3_from_folder(folder, TINY_CONFIG)
+    for name in checkpoint.tensors:
+        checkpoint.tensor(name)
+
+
+def _sound_heads() -> Iterator[bytes]:
+    for number, name in enumerate(sorted(_head_files())):
+        yield bytes([number]) + _head_files()[name]
+    other = random_head(TINY_CONFIG).write(scratch() / "speculators", Dialect.SPECULATORS)
+    yield b"\0" + (other / "config.json").read_bytes()
+
+
 def read_step_time_file(data: bytes) -> None:
     """Be a simulated executor with this table."""
     path = scratch() / "steps.json"
@@ -207,5 +292,7 @@ TARGETS = (
     Target("safetensors", read_safetensors, _sound_safetensors),
     Target("model-json", read_json_files, _sound_json_files),
     Target("tokenizer-json", read_tokenizer, _sound_tokenizers),
+    Target("hub-listing", read_listing, _sound_listings),
+    Target("eagle3-head", read_head, _sound_heads),
     Target("step-times", read_step_time_file, _sound_step_times),
 )

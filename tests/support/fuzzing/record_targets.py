@@ -1,0 +1,112 @@
+"""What a scheduler writes for later: recordings, and what it keeps on disk of tokenizers. Others may send the files."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+from both_sides.audited import make_executor
+from both_sides.recorded import RecordedHarness, Recordings
+from fuzzing.target import Target, scratch
+from paceline_scheduler.api.tokenizer import read_text_model
+from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.disk_cache import AsyncDiskCache
+from paceline_scheduler.errors import DivergenceError, LinkError, RecordingError
+from paceline_scheduler.link.tokenizers import TokenizerStore
+from paceline_scheduler.recording.replay import Recording, read_recording, replay
+from paceline_scheduler.recording.story import Requests
+from paceline_scheduler.recording.what_if import read_policy
+from paceline_scheduler.testing.requests import make_request
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, tokenizer_source
+
+_MAX_RECORDS = 200  # repeated: a changed clock may ask for any number of steps
+
+
+def read_file(data: bytes) -> None:
+    """Be `paceline replay` with this file."""
+    path = scratch() / "recording"
+    path.write_bytes(data)
+    with suppress(RecordingError):
+        recording = read_recording(path)
+        replay(Recording(recording.header, recording.records[:_MAX_RECORDS]), [Requests()])
+
+
+def _sound_recordings() -> Iterator[bytes]:
+    for is_raw in (True, False):
+        recordings = Recordings(is_raw=is_raw)
+        harness = RecordedHarness([recordings], make_executor())
+        harness.submit(make_request(9, 3), make_request(20, 2, num_logprobs=2))
+        harness.finish()
+        yield from recordings.files()
+
+
+class _CacheOf(AsyncDiskCache):
+    """Has one file, whatever is asked for."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__()
+        self._content = content
+
+    async def load(self, name: str) -> bytes | None:
+        """Find it."""
+        del name
+        return self._content
+
+
+class _Executor:
+    """Has the tokenizer, should the one on disk be no use."""
+
+    async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
+        """Send it."""
+        del timeout_s
+        return _source()
+
+
+@cache
+def _source() -> TokenizerSource:
+    return tokenizer_source(byte_level_tokenizer())
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
+
+
+def find_tokenizer(data: bytes) -> None:
+    """Be a scheduler that finds this in its cache."""
+    connection: Any = _Executor()
+    store = TokenizerStore(_prepare, _CacheOf(data))
+    with suppress(LinkError, DivergenceError):
+        found = _loop().run_until_complete(store.get(_source().digest, 400, connection))
+        assert found.digest == _source().digest
+
+
+async def _prepare(source: TokenizerSource, vocab_size: int) -> None:
+    read_text_model(source, vocab_size)
+
+
+def _sound_tokenizers() -> Iterator[bytes]:
+    fields = asdict(_source())
+    content: bytes = fields.pop("json")
+    yield json.dumps(fields).encode() + b"\n" + content
+
+
+def read_policies(data: bytes) -> None:
+    """Be `paceline replay --policy` with this."""
+    with suppress(RecordingError):
+        read_policy("{" + data.decode("utf-8", "replace").replace("\0", ""), CoreLimits())
+
+
+def _sound_policies() -> Iterator[bytes]:
+    yield b'"itl_budget_s": 0.1, "max_num_queued_reqs": 7}'
+
+
+TARGETS = (
+    Target("recordings", read_file, _sound_recordings),
+    Target("tokenizer-cache", find_tokenizer, _sound_tokenizers),
+    Target("replay-policy", read_policies, _sound_policies),
+)
