@@ -1,12 +1,17 @@
-"""Records with token ids as they are, or with stand-ins for them. Knows where tokens are in events and states."""
+"""Records with token ids as they are, or with stand-ins for them. Knows where tokens are in events and states.
+
+What the core knows is asked for at once; what is made of events, results and plans, which never change, may be made
+later, in order.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.plan.values import BatchPlan, Int32Array, TokenLogprobs
+from paceline.plan.values import BatchPlan, Int32Array, StepResult, TokenLogprobs
 from paceline_scheduler.core.events import Event, ExecutorAttached, Resume, StepFinished
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription
@@ -19,6 +24,7 @@ from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.tables.rows import FREE, RowColumns
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.recording import wire
+from paceline_scheduler.recording.file_writer import RecordMaker
 from paceline_scheduler.recording.graph import Replacements
 from paceline_scheduler.recording.standins import StandIns, columns_without_values
 from paceline_scheduler.recording.wire import TokenForm
@@ -28,7 +34,7 @@ _NO_VALUES = TokenLogprobs(0, 0.0, ())
 
 
 class Mask(Protocol):
-    """Makes the records of what happens, in order."""
+    """Prepares the records of what happens, which are to be made in order."""
 
     form: TokenForm
 
@@ -36,13 +42,13 @@ class Mask(Protocol):
         """Return the record of all that the core knows, with which a file begins."""
         ...
 
-    def event(self, event: Event[Any], now: float, reply: Reply) -> bytes: ...
+    def event(self, event: Event[Any], now: float, reply: Reply) -> RecordMaker: ...
 
-    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> bytes: ...
+    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> RecordMaker: ...
 
-    def planning(self, address: str, now: float, plan: BatchPlan | None) -> bytes: ...
+    def planning(self, address: str, now: float, plan: BatchPlan | None) -> RecordMaker: ...
 
-    def last(self) -> bytes:
+    def last(self) -> RecordMaker:
         """Return what has to be said before the file ends."""
         ...
 
@@ -59,22 +65,22 @@ class Plain:
     def state(self, state: CoreState) -> bytes:
         return wire.encode_state(state, {RetainedOutput: _without_chains})
 
-    def event(self, event: Event[Any], now: float, reply: Reply) -> bytes:
+    def event(self, event: Event[Any], now: float, reply: Reply) -> RecordMaker:
         del reply
         if isinstance(event, StepFinished):
-            return wire.encode_result(now, event.address, event.result, is_refused=False)
-        return wire.encode_event(now, event, "", {})
+            return partial(wire.encode_result, now, event.address, event.result, is_refused=False)
+        return partial(wire.encode_event, now, event, "", {})
 
-    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> bytes:
+    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> RecordMaker:
         if isinstance(event, StepFinished):
-            return wire.encode_result(now, event.address, event.result, is_refused=True)
-        return wire.encode_event(now, event, type(error).__name__, {})
+            return partial(wire.encode_result, now, event.address, event.result, is_refused=True)
+        return partial(wire.encode_event, now, event, type(error).__name__, {})
 
-    def planning(self, address: str, now: float, plan: BatchPlan | None) -> bytes:
-        return wire.encode_planning(now, address, plan, self.form)
+    def planning(self, address: str, now: float, plan: BatchPlan | None) -> RecordMaker:
+        return partial(wire.encode_planning, now, address, plan, self.form)
 
-    def last(self) -> bytes:
-        return b""
+    def last(self) -> RecordMaker:
+        return bytes
 
 
 class Masked:
@@ -97,55 +103,79 @@ class Masked:
             RowColumns: self._rows,
         }
         self._model = ""  # of the executor whose rows are written
+        for executor in state().executors:
+            self._stand_ins.describe(executor.description)
+            for row in np.flatnonzero(executor.rows.state != FREE).tolist():
+                self._stand_ins.place(executor.description.address, row, executor.rows.token_ids(row))
 
     # Records
 
     def state(self, state: CoreState) -> bytes:
         for executor in state.executors:
-            self._stand_ins.describe(executor.description)
             self._unpaired.update(executor.pool.keys())
-            for row in np.flatnonzero(executor.rows.state != FREE).tolist():
-                self._stand_ins.place(executor.description.address, row, executor.rows.token_ids(row))
         return wire.encode_state(state, self._in_state)
 
-    def event(self, event: Event[Any], now: float, reply: Reply) -> bytes:
+    def event(self, event: Event[Any], now: float, reply: Reply) -> RecordMaker:
         match event:
             case StepFinished(address, result):
-                return wire.encode_result(now, address, self._stand_ins.result(address, result), is_refused=False)
+                return partial(self._result, now, address, result)
             case Resume(resumptions):
                 event = Resume(tuple(map(self._resumption, resumptions, reply)))
-                return wire.encode_event(now, event, "", {})
-            case ExecutorAttached():
-                return wire.encode_event(now, self._attached(event), "", {})
-        return wire.encode_event(now, event, "", self._in_requests)
+                return partial(wire.encode_event, now, event, "", {})
+            case ExecutorAttached(description, snapshot):
+                self._stand_ins.know(description)
+                self._num_tagged.pop(description.address, None)
+                self._unpaired.update(key for _, key in snapshot.tags)
+                return partial(self._attached, now, event)
+        return partial(wire.encode_event, now, event, "", self._in_requests)
 
-    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> bytes:
+    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> RecordMaker:
         match event:
             case StepFinished(address, result):
                 nothing = replace(result, token_ids=np.zeros_like(result.token_ids), logprobs=(), prompt_logprobs=())
-                return wire.encode_result(now, address, nothing, is_refused=True)
+                return partial(wire.encode_result, now, address, nothing, is_refused=True)
             case Resume(resumptions):
                 event = Resume(tuple(self._resumption(each, None) for each in resumptions))
-                return wire.encode_event(now, event, type(error).__name__, {})
-        return wire.encode_event(now, event, type(error).__name__, self._in_requests)
+                return partial(wire.encode_event, now, event, type(error).__name__, {})
+        return partial(wire.encode_event, now, event, type(error).__name__, self._in_requests)
 
-    def planning(self, address: str, now: float, plan: BatchPlan | None) -> bytes:
-        record = wire.encode_planning(now, address, plan, self.form)
-        for new in () if plan is None else plan.new_requests:
-            self._stand_ins.place(address, new.row, new.prompt_token_ids, new.output_token_ids)
-        executor = self._state().executors.by_address.get(address)
-        if not self._unpaired or executor is None:
-            return record
+    def planning(self, address: str, now: float, plan: BatchPlan | None) -> RecordMaker:
+        planning = partial(self._planning, now, address, plan)
+        executor = self._state().executors.by_address.get(address) if self._unpaired else None
+        if executor is None:
+            return planning
         # A row's keys are made when it is placed, as far as they are found, and when its blocks are tagged.
         placed = set() if plan is None else {new.row for new in plan.new_requests}
         num_tagged = executor.rows.num_tagged_blocks
         changed = np.flatnonzero(num_tagged != self._num_tagged.get(address, 0)).tolist()
         self._num_tagged[address] = num_tagged.copy()
-        return record + self._pairs(executor, sorted(placed.union(changed)))
+        pairs = self._pairs(executor, sorted(placed.union(changed)))
+        return lambda: planning() + pairs
 
-    def last(self) -> bytes:
+    def last(self) -> RecordMaker:
         executors = self._state().executors
-        return b"".join(self._pairs(each, np.flatnonzero(each.rows.state != FREE).tolist()) for each in executors)
+        pairs = [self._pairs(each, np.flatnonzero(each.rows.state != FREE).tolist()) for each in executors]
+        return partial(b"".join, pairs)
+
+    # Records that follow what the rows hold
+
+    def _result(self, now: float, address: str, result: StepResult) -> bytes:
+        return wire.encode_result(now, address, self._stand_ins.result(address, result), is_refused=False)
+
+    def _planning(self, now: float, address: str, plan: BatchPlan | None) -> bytes:
+        for new in () if plan is None else plan.new_requests:
+            self._stand_ins.place(address, new.row, new.prompt_token_ids, new.output_token_ids)
+        return wire.encode_planning(now, address, plan, self.form)
+
+    def _attached(self, now: float, event: ExecutorAttached) -> bytes:
+        description, snapshot = event.description, event.snapshot
+        self._stand_ins.describe(description)
+        for seen in snapshot.rows:
+            if seen.row is not None:
+                self._stand_ins.place(description.address, seen.row, seen.prompt_token_ids, seen.output_token_ids)
+        rows = tuple(self._stand_ins.seen_row(seen, description.model) for seen in snapshot.rows)
+        hidden = ExecutorAttached(self._stand_ins.description(description), replace(snapshot, rows=rows))
+        return wire.encode_event(now, hidden, "", {})
 
     # Keys
 
@@ -172,17 +202,6 @@ class Masked:
         return wire.encode_keys(found) if found else b""
 
     # Values
-
-    def _attached(self, event: ExecutorAttached) -> ExecutorAttached:
-        description, snapshot = event.description, event.snapshot
-        self._stand_ins.describe(description)
-        self._num_tagged.pop(description.address, None)
-        for seen in snapshot.rows:
-            if seen.row is not None:
-                self._stand_ins.place(description.address, seen.row, seen.prompt_token_ids, seen.output_token_ids)
-        self._unpaired.update(key for _, key in snapshot.tags)
-        rows = tuple(self._stand_ins.seen_row(seen, description.model) for seen in snapshot.rows)
-        return ExecutorAttached(self._stand_ins.description(description), replace(snapshot, rows=rows))
 
     def _resumption(self, resumption: Resumption, resumed: Resumed | None) -> Resumption:
         """A request that goes on keeps the prompt that it began with."""

@@ -47,7 +47,7 @@ class Prefixes(NamedTuple):
 
 
 class StandIns:
-    """The stand-ins of one recording."""
+    """The stand-ins of one recording. What rows hold (`describe`, `place`, `result`) is for one thread."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
@@ -66,9 +66,12 @@ class StandIns:
     def digest(self, data: bytes, size: int = KEY_BYTES) -> bytes:
         return blake2b(data, digest_size=size, key=self._key).digest() if data else b""
 
+    def know(self, description: ExecutorDescription) -> None:
+        self._vocab_sizes.setdefault(description.model, description.vocab_size)
+
     def describe(self, description: ExecutorDescription) -> None:
         """Learn of an executor that was attached; its rows are told with `place`."""
-        self._vocab_sizes.setdefault(description.model, description.vocab_size)
+        self.know(description)
         empty = np.zeros(description.max_num_rows, dtype=np.uint64), np.zeros(description.max_num_rows, dtype=np.int64)
         self._rows[description.address] = description.model, Prefixes(*empty)
 
@@ -102,8 +105,8 @@ class StandIns:
     def _drawn(self, prefixes: Prefixes, rows: Int32Array, drawn: Int32Array, vocab_size: int) -> Int32Array:
         """Return the stand-ins of one more token of each row, and append it."""
         hashes, lengths = prefixes.hashes[rows], prefixes.lengths[rows]
-        self._reach(int(np.maximum.reduce(lengths, initial=0)) + 1)
-        prefixes.hashes[rows] = hashes + self._factors[lengths] * _words(drawn)
+        factors = self._reach(int(np.maximum.reduce(lengths, initial=0)) + 1)
+        prefixes.hashes[rows] = hashes + factors[lengths] * _words(drawn)
         prefixes.lengths[rows] = lengths + 1
         return self._moved(drawn, hashes, vocab_size)
 
@@ -115,16 +118,18 @@ class StandIns:
 
     def _prefix_hashes(self, token_ids: Int32Array) -> UInt64Array:
         """Return the hash before each token, and that of all."""
-        self._reach(len(token_ids))
+        factors = self._reach(len(token_ids))[: len(token_ids)]
         hashes = np.zeros(len(token_ids) + 1, dtype=np.uint64)
-        np.cumsum(self._factors[: len(token_ids)] * _words(token_ids), out=hashes[1:])
+        np.cumsum(factors * _words(token_ids), out=hashes[1:])
         return hashes
 
-    def _reach(self, num_positions: int) -> None:
-        """Have a secret factor for so many positions."""
-        if num_positions > len(self._factors):
-            wanted = max(num_positions, 2 * len(self._factors), _FIRST_POSITIONS)
-            self._factors = np.frombuffer(self._stream(b"factors", wanted), dtype=np.uint64) | np.uint64(1)
+    def _reach(self, num_positions: int) -> UInt64Array:
+        """Return secret factors for at least so many positions, in whichever thread."""
+        factors = self._factors
+        if num_positions > len(factors):
+            wanted = max(num_positions, 2 * len(factors), _FIRST_POSITIONS)
+            self._factors = factors = np.frombuffer(self._stream(b"factors", wanted), dtype=np.uint64) | np.uint64(1)
+        return factors
 
     def _stream(self, name: bytes, num_words: int) -> bytes:
         return shake_256(self._key + name).digest(8 * num_words)
