@@ -7,6 +7,7 @@ Knows bytes and files, and bounds for both. Refuses to know what the bytes say.
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ SUFFIX = ".recording"
 _WRITE_EVERY_S = 0.2
 _CLOSE_S = 5.0
 _PIECE_BYTES = 1 << 20
+_RECORDS_AT_ONCE = 8  # less than 0.3 ms
 
 RecordMaker = Callable[[], bytes]
 """Holds nothing that changes: it is called later, in another thread."""
@@ -128,6 +130,8 @@ class FileWriter:
         for record in records:
             data += record()
             num_made += 1
+            if num_made % _RECORDS_AT_ONCE == 0:
+                time.sleep(0)  # lets the event loop go on, which else would wait for Python's switch interval
             if len(data) >= _PIECE_BYTES:
                 self._write(number, file, data, num_made)
                 data, num_made = bytearray(), 0

@@ -1,7 +1,8 @@
 """Values of the scheduler as JSON and bytes, and back: events, and a core's whole state, with what it holds twice once.
 
-Goes by the fields of classes, so that a new field is recorded without a line here. Knows which classes there are, and
-makes no others. Refuses to know what they mean; `replace` may put another value in the place of one of a class.
+Goes by the fields of classes, so that a new field is recorded without a line here; one that is the class's own default
+is left out. Knows which classes there are, and makes no others. Refuses to know what they mean; `replace` may put
+another value in the place of one of a class.
 """
 
 import dataclasses
@@ -47,6 +48,8 @@ _MODULES: tuple[ModuleType, ...] = (
     *(state, suspects, tenants, group, executor_state, growth, speculation, step_time, deadlines, waiting),
     *(request_table, blocks, rows),
 )
+_JSON = json.JSONEncoder(separators=(",", ":"))
+_FUNCTIONS = frozenset({FunctionType, MethodType})
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
@@ -76,10 +79,12 @@ class _Writer:
         kind = type(value)
         if kind in _PLAIN:
             return value
-        if isinstance(value, Enum):
-            return ["enum", _known(kind), value.value]
         if kind is tuple:
             return ["tuple", *map(self.node, value)]
+        if kind is np.ndarray or kind in self._replacements:
+            return self._shared(value)
+        if isinstance(value, Enum):
+            return ["enum", _known(kind), value.value]
         if isinstance(value, tuple):
             return ["named", _known(kind), *map(self.node, value)]
         if kind is bytes:
@@ -110,7 +115,24 @@ class _Writer:
         if replace is not None:
             value = replace(value)
             self._kept.append(value)
-        return ["object", number, _known(kind), {name: self.node(each) for name, each in _fields(value)}]
+        return ["object", number, _known(kind), self._fields(value)]
+
+    def _fields(self, value: Value) -> dict[str, Node]:
+        fields: dict[str, Node] = {}
+        for name, default in _slots_of(type(value)):
+            each = getattr(value, name)
+            if each is default:
+                continue
+            kind = type(each)
+            if kind in _PLAIN:
+                fields[name] = each
+            elif kind not in _FUNCTIONS:  # those are put back by who restores the object
+                fields[name] = self.node(each)
+        for name, each in getattr(value, "__dict__", {}).items():
+            # What a class notes of itself is none of its values.
+            if type(each) not in _FUNCTIONS and not name.startswith("__"):
+                fields[name] = self.node(each)
+        return fields
 
     def _place(self, data: bytes) -> tuple[int, int]:
         begin = len(self.columns)
@@ -119,24 +141,27 @@ class _Writer:
 
 
 def _known(kind: type) -> str:
-    name = _name(kind)
-    if CLASSES.get(name) is not kind:
-        raise GraphError(f"a value of {name} has no form in recordings")
+    name = _NAMES.get(kind)
+    if name is None:
+        raise GraphError(f"a value of {_name(kind)} has no form in recordings")
     return name
 
 
-def _fields(value: Value) -> Iterator[tuple[str, Value]]:
-    names = [name for kind in type(value).__mro__ for name in _slots(kind)]
-    for name in (*names, *getattr(value, "__dict__", ())):
-        each = getattr(value, name)
-        # A function is put back by who restores the object; what a class notes of itself is none of its values.
-        if not isinstance(each, FunctionType | MethodType) and not name.startswith("__"):
-            yield name, each
+def _slots_of(kind: type) -> tuple[tuple[str, Value], ...]:
+    found = _SLOTS.get(kind)
+    if found is None:
+        found = _SLOTS[kind] = _slots(kind)
+    return found
 
 
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+def _slots(kind: type) -> tuple[tuple[str, Value], ...]:
+    """Return the slots of a class and those it inherits, each with its default."""
+    slots = [vars(each).get("__slots__", ()) for each in kind.__mro__]
+    names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
+    defaults = {}
+    if dataclasses.is_dataclass(kind):
+        defaults = {each.name: each.default for each in dataclasses.fields(kind)}
+    return tuple((name, defaults.get(name, dataclasses.MISSING)) for name in names if not name.startswith("__"))
 
 
 class _Reader:
@@ -186,7 +211,9 @@ class _Reader:
         for name, node in fields.items():
             object.__setattr__(made, name, self.value(node))
         if dataclasses.is_dataclass(kind):
-            for each in dataclasses.fields(kind):  # what an earlier version of the program did not know
+            for each in dataclasses.fields(
+                kind
+            ):  # what was left out, or an earlier version of the program did not know
                 if each.name not in fields and each.default is not dataclasses.MISSING:
                     object.__setattr__(made, each.name, each.default)
         return made
@@ -202,8 +229,7 @@ def _class(name: str) -> Value:
 def write_value(value: object, replacements: Replacements) -> tuple[str, bytes]:
     """Return a value as JSON, and the arrays and bytes that this points into. Raises GraphError."""
     writer = _Writer(replacements)
-    graph = json.dumps(writer.node(value), separators=(",", ":"))
-    return graph, bytes(writer.columns)
+    return _JSON.encode(writer.node(value)), bytes(writer.columns)
 
 
 def read_value(graph: str, columns: bytes) -> Value:
@@ -215,3 +241,5 @@ def read_value(graph: str, columns: bytes) -> Value:
 
 
 CLASSES: Mapping[str, type] = dict(_classes())
+_NAMES = {kind: name for name, kind in CLASSES.items()}
+_SLOTS: dict[type, tuple[tuple[str, Value], ...]] = {}  # of the classes that were met

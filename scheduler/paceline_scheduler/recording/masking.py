@@ -26,7 +26,7 @@ from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.recording import wire
 from paceline_scheduler.recording.file_writer import RecordMaker
 from paceline_scheduler.recording.graph import Replacements
-from paceline_scheduler.recording.standins import StandIns, columns_without_values
+from paceline_scheduler.recording.standins import StandIns, columns_without_values, without_values
 from paceline_scheduler.recording.wire import TokenForm
 
 Reply = Any  # of an event
@@ -160,7 +160,11 @@ class Masked:
     # Records that follow what the rows hold
 
     def _result(self, now: float, address: str, result: StepResult) -> bytes:
-        return wire.encode_result(now, address, self._stand_ins.result(address, result), is_refused=False)
+        token_ids = self._stand_ins.result(address, result)
+        if result.logprobs or result.prompt_logprobs:
+            logprobs, prompt_logprobs = without_values(result.logprobs), without_values(result.prompt_logprobs)
+            result = replace(result, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return wire.encode_result(now, address, result, is_refused=False, token_ids=token_ids)
 
     def _planning(self, now: float, address: str, plan: BatchPlan | None) -> bytes:
         for new in () if plan is None else plan.new_requests:
@@ -213,7 +217,7 @@ class Masked:
 
     def _live(self, live: LiveRequest) -> LiveRequest:
         output, request = live.output, live.request
-        logprobs = None if output.logprobs is None else _without_values(output.logprobs)
+        logprobs = None if output.logprobs is None else _nameless(output.logprobs)
         hidden = RetainedOutput(
             token_ids=self._stand_ins.output(request.model, request.prompt_token_ids, output.token_ids),
             logprobs=logprobs,
@@ -235,5 +239,5 @@ class Masked:
         return hidden
 
 
-def _without_values(logprobs: RetainedLogprobs) -> RetainedLogprobs:
+def _nameless(logprobs: RetainedLogprobs) -> RetainedLogprobs:
     return RetainedLogprobs(logprobs.offset, [_NO_VALUES] * len(logprobs.tokens))

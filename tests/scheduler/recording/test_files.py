@@ -134,7 +134,7 @@ def test_tokens_of_results_get_the_stand_ins_of_the_whole_sequence(prompt, drawn
             replace(result, rows=column(1, 2), num_accepted=column(0, len(tokens)), token_ids=column(*tokens)),
         )
         known += tokens
-        assert changed.token_ids.tolist() == made.of("m", column(*known))[len(known) - len(tokens) :].tolist()
+        assert changed.tolist() == made.of("m", column(*known))[len(known) - len(tokens) :].tolist()
 
 
 def _is_result(record):
