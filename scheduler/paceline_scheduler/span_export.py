@@ -30,6 +30,7 @@ _SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope(PACELINE)
 _KINDS = {True: trace.SpanKind.SERVER, False: trace.SpanKind.INTERNAL}
 _OK = Status(StatusCode.UNSET)
+_QUEUED = trace.SpanContext(1, 1, is_remote=False, trace_flags=_SAMPLED)
 
 _log = structlog.get_logger(__name__)
 
@@ -63,22 +64,7 @@ class SpanExport:
 
     def put(self, span: Span) -> None:
         self._num_made += 1
-        zero_ns = self._zero_ns()
-        self._processor.on_end(
-            ReadableSpan(
-                name=span.name,
-                context=_own(span.context, span.trace_state),
-                parent=None if span.parent is None else _remote(span.parent, ""),
-                resource=self._resource,
-                attributes=span.attributes,
-                links=tuple(trace.Link(_remote(link, "")) for link in span.links),
-                kind=_KINDS[span.is_call],
-                status=Status(StatusCode.ERROR, span.error) if span.error else _OK,
-                start_time=zero_ns + round(span.start_s * 1e9),
-                end_time=zero_ns + round(max(span.start_s, span.end_s) * 1e9),
-                instrumentation_scope=_SCOPE,
-            )
-        )
+        self._processor.on_end(_Unmade(span, self._zero_ns(), self._resource))
 
     def counts(self) -> dict[str, int]:
         """What is neither sent nor failed is in the queue, or found no room there."""
@@ -97,6 +83,46 @@ class SpanExport:
         return self._clock_ns
 
 
+class _Unmade(ReadableSpan):
+    """What a span is made of, in the queue of those to be sent: the thread that sends it makes it."""
+
+    def __init__(self, span: Span, zero_ns: int, resource: Resource) -> None:
+        self._span = span
+        self._zero_ns = zero_ns
+        self._of = resource
+        self._context = _QUEUED  # asked by the queue, which takes sampled ones
+
+    def made(self) -> ReadableSpan:
+        span, zero_ns = self._span, self._zero_ns
+        return ReadableSpan(
+            name=span.name,
+            context=_own(span.context, span.trace_state),
+            parent=None if span.parent is None else _remote(span.parent, ""),
+            resource=self._of,
+            attributes=span.attributes,
+            links=tuple(trace.Link(_remote(link, "")) for link in span.links),
+            kind=_KINDS[span.is_call],
+            status=Status(StatusCode.ERROR, span.error) if span.error else _OK,
+            start_time=zero_ns + round(span.start_s * 1e9),
+            end_time=zero_ns + round(max(span.start_s, span.end_s) * 1e9),
+            instrumentation_scope=_SCOPE,
+        )
+
+
+class _Resource(Resource):
+    """Hashed once, and not as JSON for each of its spans."""
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(resource.attributes, resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or super().__eq__(other)
+
+
 class _Counting(SpanExporter):
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -105,7 +131,7 @@ class _Counting(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = SpanExportResult.FAILURE
         try:
-            result = self._exporter.export(spans)
+            result = self._exporter.export([span.made() if isinstance(span, _Unmade) else span for span in spans])
         finally:
             if result is SpanExportResult.SUCCESS:
                 self.num_sent += len(spans)
@@ -131,7 +157,7 @@ def _take_log() -> None:
 
 def _resource(scheduler_id: str) -> Resource:
     own = Resource.create({SERVICE_NAME: _SERVICE, SERVICE_INSTANCE_ID: scheduler_id})
-    return own.merge(OTELResourceDetector().detect())
+    return _Resource(own.merge(OTELResourceDetector().detect()))
 
 
 def _remote(context: SpanContext, trace_state: str) -> trace.SpanContext:

@@ -60,3 +60,10 @@ NUM_ROWS = "paceline.num_rows"
 NUM_DRAFT_TOKENS = "paceline.num_draft_tokens"
 PREDICTED_S = "paceline.predicted_seconds"
 IDLE_S = "paceline.idle_seconds"
+STEP_PHASES_S = {
+    STEP_PLAN: "paceline.plan_seconds",
+    STEP_WAIT: "paceline.wait_seconds",
+    STEP_PREPARE: "paceline.prepare_seconds",
+    STEP_FORWARD: "paceline.forward_seconds",
+    STEP_SAMPLE: "paceline.sample_seconds",
+}

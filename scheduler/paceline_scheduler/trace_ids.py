@@ -22,7 +22,9 @@ class SpanContext(NamedTuple):
 
 def read_trace_parent(trace_parent: str) -> SpanContext | None:
     """Return what a traceparent names, as the W3C Trace Context says; None for none and for a wrong one."""
-    found = _TRACE_PARENT.fullmatch(trace_parent) if len(trace_parent) <= MAX_TRACE_PARENT_BYTES else None
+    if not trace_parent or len(trace_parent) > MAX_TRACE_PARENT_BYTES:
+        return None
+    found = _TRACE_PARENT.fullmatch(trace_parent)
     if found is None:
         return None
     version, trace_id, span_id, flags, rest = found.groups()

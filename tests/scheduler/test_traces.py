@@ -117,6 +117,7 @@ async def test_links_and_chunks_are_bounded():
     (decode,) = sink.of(parent, names.DECODE)
     steps = {span.context for span in sink.spans if span.name == names.STEP}
     assert len(decode.links) == 2
+    assert sum(span.name == names.STEP_PLAN for span in sink.spans) == 1 < len(steps)  # within a second
     assert {*decode.links, *(link for chunk in chunks for link in chunk.links)} <= steps
 
 

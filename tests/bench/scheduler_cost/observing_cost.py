@@ -53,6 +53,7 @@ OBSERVED: Mapping[str, tuple[str, ...]] = {
 _ADDRESS = "here"
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 64, 256
 _STEP_NS = 10_000_000
+_IDLE_S = 0.001  # of the loop after each step, in which others of the process may run
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -104,6 +105,7 @@ class _Steps:
         begun_ns, self._observing_ns = time.thread_time_ns(), 0
         for _ in range(num_steps):
             self._step()
+            time.sleep(_IDLE_S)
         self._observing(self._meter.read)
         spent_ns = time.thread_time_ns() - begun_ns
         return self._observing_ns / num_steps / 1e3, (spent_ns - self._observing_ns) / num_steps / 1e3
