@@ -1,10 +1,9 @@
-"""Spans by OTLP, as the `OTEL_*` variables say: OpenTelemetry's sampler, resource, queue and exporter.
+"""Spans by OTLP, as the `OTEL_*` variables say: OpenTelemetry's resource, queue and exporter.
 
 The only module that imports OpenTelemetry; imported only where somebody asks for traces.
 """
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,6 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace.span import TraceState
 from opentelemetry.trace.status import Status, StatusCode
@@ -36,31 +34,16 @@ _log = structlog.get_logger(__name__)
 
 
 class SpanExport:
-    """A SpanSink. `clock` is that of the spans. Raises whatever the SDK makes of variables that it cannot read."""
+    """`clock` is that of the spans. Raises whatever the SDK makes of variables that it cannot read."""
 
     def __init__(self, clock: Callable[[], float], scheduler_id: str) -> None:
         self._clock = clock
         self._clock_ns = 0  # what the clock's zero is by the wall clock
         _take_log()
-        provider = TracerProvider(resource=_resource(scheduler_id), shutdown_on_exit=False)
-        self._sampler, self._resource = provider.sampler, provider.resource
+        self._resource = TracerProvider(resource=_resource(scheduler_id), shutdown_on_exit=False).resource
         self._exporter = _Counting(OTLPSpanExporter())
         self._processor = BatchSpanProcessor(self._exporter)
         self._num_made = 0
-
-    def begin(self, name: str, parent: SpanContext | None, trace_state: str) -> SpanContext:
-        context = None
-        if parent is not None:
-            context = trace.set_span_in_context(trace.NonRecordingSpan(_remote(parent, trace_state)))
-        own = self.below(parent)
-        sampling = self._sampler.should_sample(context, own.trace_id, name, trace.SpanKind.SERVER)
-        if sampling.decision is Decision.RECORD_AND_SAMPLE:
-            return own
-        return (parent or own)._replace(is_sampled=False)
-
-    def below(self, parent: SpanContext | None) -> SpanContext:
-        trace_id = random.getrandbits(128) if parent is None else parent.trace_id
-        return SpanContext(trace_id, random.getrandbits(64), True)
 
     def put(self, span: Span) -> None:
         self._num_made += 1

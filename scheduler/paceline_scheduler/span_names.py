@@ -40,6 +40,10 @@ CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 ERROR_TYPE = "error.type"
 
+# https://opentelemetry.io/docs/specs/semconv/rpc/grpc/
+RPC_SYSTEM = "rpc.system.name"
+RPC_METHOD = "rpc.method"
+
 # Ours. Of a call:
 TENANT = "paceline.tenant"
 ATTACHMENT = "paceline.attachment"

@@ -36,7 +36,7 @@ class FileBounds:
 @dataclass(slots=True)
 class _File:
     path: Path
-    head: bytes
+    head: RecordMaker
     records: list[RecordMaker] = field(default_factory=list)  # that wait
     num_bytes: int = 0  # of those written
 
@@ -65,7 +65,7 @@ class FileWriter:
         """Of the newest file, what is written behind its head."""
         return self._files[-1].num_bytes
 
-    def begin(self, path: Path, head: bytes) -> None:
+    def begin(self, path: Path, head: RecordMaker) -> None:
         """Let what follows go into a new file."""
         with self._lock:
             self._files.append(_File(path, head))
@@ -117,8 +117,8 @@ class FileWriter:
                         number = None
                         self._make_room()
                         written, number = file, os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                        _write_all(number, file.head)
-                        file.head = b""
+                        _write_all(number, file.head())
+                        file.head = bytes  # it may be large
                     assert number is not None, "it was opened with its file"
                     self._write_records(number, file, records)
         finally:

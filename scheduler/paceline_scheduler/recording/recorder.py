@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol
 
@@ -23,7 +22,7 @@ from paceline_scheduler.errors import InvalidRequestError, SchedulerError
 from paceline_scheduler.recording import wire
 from paceline_scheduler.recording.file_writer import SUFFIX, FileBounds, FileWriter, RecordMaker
 from paceline_scheduler.recording.masking import Mask, Masked, Plain
-from paceline_scheduler.recording.wire import Header
+from paceline_scheduler.recording.wire import Header, TokenForm
 
 _MAX_WRITERS = 8
 _RECORD_BYTES = 4096  # about what a waiting record holds without prompts
@@ -40,7 +39,7 @@ class Writer(Protocol):
     @property
     def num_file_bytes(self) -> int: ...
 
-    def begin(self, path: Path, head: bytes) -> None: ...
+    def begin(self, path: Path, head: RecordMaker) -> None: ...
 
     def write(self, record: RecordMaker, num_bytes: int) -> None: ...
 
@@ -154,10 +153,10 @@ class Recorder:
         recording.number += 1
         begun_s = self._wall_s()
         stamp = datetime.fromtimestamp(begun_s, UTC).strftime("%Y%m%dT%H%M%S")
-        form = recording.mask.form
-        header = Header(version("paceline"), self._scheduler_id, form, begun_s, recording.number)
-        path = self._folder / f"{recording.name}-{stamp}-{recording.number:04}{SUFFIX}"
-        self._writer.begin(path, wire.encode_header(header) + recording.mask.state(self._state()))
+        number = recording.number
+        path = self._folder / f"{recording.name}-{stamp}-{number:04}{SUFFIX}"
+        state = recording.mask.state(self._state())
+        self._writer.begin(path, lambda: _header(self._scheduler_id, recording.mask.form, begun_s, number) + state)
 
     def _give_up(self) -> None:
         """Serving goes on whatever becomes of the recording."""
@@ -165,6 +164,12 @@ class Recorder:
         _log.exception("recording_failed", name=None if recording is None else recording.name)
         if self._writer is not None:
             self._writer.end()
+
+
+def _header(scheduler_id: str, form: TokenForm, begun_s: float, number: int) -> bytes:
+    from importlib.metadata import version  # takes 15 ms of a start
+
+    return wire.encode_header(Header(version("paceline"), scheduler_id, form, begun_s, number))
 
 
 def _num_bytes(event: Event[Any]) -> int:

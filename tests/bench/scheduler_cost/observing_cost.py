@@ -36,8 +36,9 @@ from paceline_scheduler.observers.serving import ServingObserver
 from paceline_scheduler.observers.traces import TraceObserver
 from paceline_scheduler.recording.recorder import Recorder
 from paceline_scheduler.runtime import PlanObserver
-from paceline_scheduler.span_export import SpanExport
 from paceline_scheduler.testing.measured_processes import event, module_process
+from paceline_scheduler.trace_sampler import trace_sampler
+from paceline_scheduler.tracing import LateSpans
 from scheduler_cost import wire
 from scheduler_cost.planning_cost import describe
 
@@ -81,12 +82,13 @@ class _Steps:
         self._open: dict[RecordId, RequestSpan] = {}
         self._observing_ns = 0
         before = set(threading.enumerate())
-        self.export: SpanExport | None = None
+        self.export: LateSpans | None = None
         self._recorder: Recorder | None = None
         if "metrics" in observers:
             self._observers.append(ServingObserver(self._meter))
         if "traces" in observers:
-            self.export = SpanExport(time.monotonic, "measured")
+            self.export = LateSpans(trace_sampler(os.environ), time.monotonic, "measured")
+            self.export.load()
             self._spans = RequestSpans(self.export, time.monotonic, lambda _: "", str)
             self._observers.append(TraceObserver(self._core.views, self.export))
         if "raw" in observers or "stand-ins" in observers:

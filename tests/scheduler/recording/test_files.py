@@ -160,7 +160,7 @@ def test_older_files_go_when_there_are_too_many(tmp_path):
     for number in range(8):
         ended = Ended()
         writer = FileWriter(tmp_path, bounds, ended)
-        writer.begin(tmp_path / f"{number}{SUFFIX}", b"head")
+        writer.begin(tmp_path / f"{number}{SUFFIX}", lambda: b"head")
         writer.write(lambda: bytes(6), 10)
         writer.end()
         writer.join()
@@ -182,7 +182,7 @@ def test_a_full_disk_ends_the_recording_and_says_what_is_lost(tmp_path, monkeypa
     ended = Ended()
     monkeypatch.setattr(file_writer.os, "write", write)
     writer = FileWriter(tmp_path, FileBounds(), ended)
-    writer.begin(tmp_path / f"a{SUFFIX}", b"12345")
+    writer.begin(tmp_path / f"a{SUFFIX}", lambda: b"12345")
     writer.write(lambda: b"6", 10)
     assert ended.has_come.wait(60)
     assert "No space left on device" in ended.failure
@@ -196,7 +196,7 @@ def test_a_disk_that_is_too_slow_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(file_writer.os, "write", lambda _, data: goes_on.wait(60) and len(data))
     ended = Ended()
     writer = FileWriter(tmp_path, FileBounds(max_waiting_bytes=100), ended)
-    writer.begin(tmp_path / f"a{SUFFIX}", b"")
+    writer.begin(tmp_path / f"a{SUFFIX}", bytes)
     for _ in range(30):
         writer.write(lambda: bytes(10), 10)
     assert writer.failure is not None
@@ -209,7 +209,7 @@ def test_a_record_that_cannot_be_made_ends_the_recording(tmp_path):
     """In the thread, with a sentence."""
     ended = Ended()
     writer = FileWriter(tmp_path, FileBounds(), ended)
-    writer.begin(tmp_path / f"a{SUFFIX}", b"head")
+    writer.begin(tmp_path / f"a{SUFFIX}", lambda: b"head")
     writer.write(lambda: bytes([256]), 10)
     assert ended.has_come.wait(60)
     assert "cannot make a record: ValueError" in ended.failure

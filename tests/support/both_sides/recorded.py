@@ -44,10 +44,11 @@ class MemoryFiles:
         """What is written behind the head of the newest."""
         return len(self._newest) - self._head_bytes
 
-    def begin(self, path: Path, head: bytes) -> None:
+    def begin(self, path: Path, head: RecordMaker) -> None:
         """Begin a file; two of a second have different numbers."""
         assert path.name not in self._files, "every file has its own name"
-        self._newest, self._head_bytes = bytearray(head), len(head)
+        self._newest = bytearray(head())
+        self._head_bytes = len(self._newest)
         self._files[path.name] = self._newest
 
     def write(self, record: RecordMaker, num_bytes: int) -> None:
