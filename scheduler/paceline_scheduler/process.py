@@ -23,7 +23,7 @@ from paceline.process.signals import follow_signals, until_set_or_ended
 from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.servicer_admin import AdminServicer
+from paceline_scheduler.api.servicer_admin import AdminServicer, Observed
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.config import Config, RecordingConfig
@@ -160,7 +160,8 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     runtime.deliver_to(edge.delivery)
     meter = observe(runtime, edge, config.log_requests)
     spans = trace(config, runtime, edge, ports.calls, clock, claim.scheduler_id)
-    admin = AdminServicer(runtime, executors, steps.watch, claim.scheduler_id, lambda: log.num_lost, meter, recorder)
+    observed = Observed(steps.watch, meter, lambda: log.num_lost, recorder)
+    admin = AdminServicer(runtime, executors, claim.scheduler_id, observed)
     services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)
     # Reading a vocabulary keeps the event loop waiting: better before the first request.

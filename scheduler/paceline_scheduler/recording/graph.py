@@ -9,8 +9,9 @@ import dataclasses
 import json
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from itertools import repeat
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -48,6 +49,8 @@ _MODULES: tuple[ModuleType, ...] = (
     *(state, suspects, tenants, group, executor_state, growth, speculation, step_time, deadlines, waiting),
     *(request_table, blocks, rows),
 )
+_MANY = 64  # items of a mapping that is written as two columns
+_MAX_INT = (1 << 63) - 1
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _FUNCTIONS = frozenset({FunctionType, MethodType})
 _PLAIN = frozenset({type(None), bool, int, float, str})
@@ -91,6 +94,10 @@ class _Writer:
             return ["bytes", *self._place(value)]
         if isinstance(value, list | set | frozenset):
             return [kind.__name__, *map(self.node, value)]
+        if isinstance(value, Mapping) and len(value) >= _MANY:
+            packed = self._packed(value)
+            if packed is not None:
+                return packed
         if isinstance(value, OrderedDict):
             return ["ordered", *([self.node(key), self.node(each)] for key, each in value.items())]
         if isinstance(value, Mapping):
@@ -134,10 +141,28 @@ class _Writer:
                 fields[name] = self.node(each)
         return fields
 
+    def _packed(self, value: Mapping[Value, Value]) -> Node | None:
+        """Write keys and values as two columns, if they have such a form."""
+        columns = [_column(tuple(value)), _column(tuple(value.values()))]
+        if None in columns:
+            return None
+        kind = "ordered" if isinstance(value, OrderedDict) else "dict"
+        return ["packed", kind, *([name, size, *self._place(data)] for name, size, data in filter(None, columns))]
+
     def _place(self, data: bytes) -> tuple[int, int]:
         begin = len(self.columns)
         self.columns += data
         return begin, len(data)
+
+
+def _column(items: tuple[Value, ...]) -> tuple[str, int, bytes] | None:
+    """Return the kind, the bytes of one, and those of all; of None there is only the number."""
+    kinds = set(map(type, items))
+    if kinds == {int} and max(map(abs, items)) <= _MAX_INT:
+        return "int", 8, np.array(items, dtype="<i8").tobytes()
+    if kinds == {bytes} and len(set(map(len, items))) == 1 and items[0]:
+        return "bytes", len(items[0]), b"".join(items)
+    return ("none", len(items), b"") if kinds == {type(None)} else None
 
 
 def _known(kind: type) -> str:
@@ -191,6 +216,9 @@ class _Reader:
                 return OrderedDict((self.value(key), self.value(each)) for key, each in pairs)
             case ["deque", most, *items]:
                 return deque(map(self.value, items), maxlen=most)
+            case ["packed", "ordered" | "dict" as kind, ["int" | "bytes" as name, *of_keys], list(values)]:
+                both = zip(self._column([name, *of_keys]), self._column(values), strict=True)
+                return OrderedDict(both) if kind == "ordered" else dict(both)
             case ["bytes", int(begin), int(length)]:
                 return self._columns[begin : begin + length]
             case ["ints", "i", int(begin), int(length)]:
@@ -204,6 +232,16 @@ class _Reader:
             case ["object", int(number), str(name), dict(fields)]:
                 return self._object(number, _class(name), fields)
         raise GraphError(f"{str(node)[:80]} is no value")
+
+    def _column(self, node: Node) -> Iterable[Value]:
+        match node:
+            case ["int", 8, int(begin), int(length)]:
+                return list(array("q", np.frombuffer(self._columns[begin : begin + length], dtype="<i8").tobytes()))
+            case ["bytes", int(size), int(begin), int(length)]:
+                return [self._columns[at : at + size] for at in range(begin, begin + length, size)]
+            case ["none", int(number), _, _]:
+                return repeat(None, number)
+        raise GraphError(f"{str(node)[:80]} is no column")
 
     def _object(self, number: int, kind: type, fields: dict[str, Node]) -> Value:
         made: Value = object.__new__(kind)

@@ -21,6 +21,7 @@ from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.core.retained import RetainedLogprobs, RetainedOutput
 from paceline_scheduler.core.state import CoreState
+from paceline_scheduler.core.tables.blocks import BlockPool
 from paceline_scheduler.core.tables.rows import FREE, RowColumns
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.recording import wire
@@ -57,13 +58,16 @@ def _without_chains(output: RetainedOutput) -> RetainedOutput:
     return replace(output, chains={})  # they are made anew when they are asked for
 
 
+_UNINDEXED: Replacements = {RetainedOutput: _without_chains, BlockPool: BlockPool.without_index}
+
+
 class Plain:
     """A Mask that leaves tokens as they are."""
 
     form = TokenForm.RAW
 
     def state(self, state: CoreState) -> bytes:
-        return wire.encode_state(state, {RetainedOutput: _without_chains})
+        return wire.encode_state(state, _UNINDEXED)
 
     def event(self, event: Event[Any], now: float, reply: Reply) -> RecordMaker:
         del reply
@@ -98,7 +102,7 @@ class Masked:
             Request: self._stand_ins.request,
             ExecutorDescription: self._stand_ins.description,
             LiveRequest: self._live,
-            RetainedOutput: _without_chains,
+            **_UNINDEXED,
             ExecutorState: self._executor,
             RowColumns: self._rows,
         }

@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from paceline.plan.codec.columns import MalformedError, column_bytes
+from paceline.plan.codec.columns import column_bytes
 from paceline.plan.codec.requests import read_plan, write_plan, write_record_id
 from paceline.plan.codec.results import read_result, write_result
 from paceline.plan.values import KEY_BYTES, BatchPlan, BlockTags, Int32Array, NewRequest, SamplingParams, StepResult
@@ -151,7 +151,7 @@ def decode(data: bytes) -> Iterator[Record]:
         begin, end = found
         try:
             record = _read(pb.Record.FromString(data[begin:end]))
-        except (DecodeError, MalformedError, GraphError) as error:
+        except (DecodeError, ValueError) as error:
             raise RecordingError(
                 f"byte {at} of the recording is no record that this program can read: {error}"
             ) from None
@@ -167,7 +167,8 @@ def _read(record: pb.Record) -> Record:
             return _read_header(record.header)
         case "state":
             state = _value(record.state)
-            assert isinstance(state, CoreState), "what the recorder writes"
+            if not isinstance(state, CoreState):
+                raise GraphError("the state is none")
             return state
         case "event":
             return RecordedEvent(record.event.now, _value(record.event.event), record.event.refusal)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import threading
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from hypothesis import strategies as st
 
 from both_sides.audited import make_executor
 from both_sides.recorded import RecordedHarness, Recordings
+from paceline.plan.values import BlockTags
 from paceline_scheduler.core.core import Core
-from paceline_scheduler.core.events import Tick
+from paceline_scheduler.core.events import ExecutorAttached, Tick
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import InvalidRequestError, RecordingError
 from paceline_scheduler.recording import file_writer, wire
 from paceline_scheduler.recording.file_writer import SUFFIX, FileBounds, FileWriter
+from paceline_scheduler.recording.graph import read_value, write_value
+from paceline_scheduler.recording.masking import Plain
 from paceline_scheduler.recording.recorder import Recorder
 from paceline_scheduler.recording.replay import read_recording, replay
 from paceline_scheduler.recording.standins import StandIns
@@ -88,6 +92,33 @@ def test_no_token_of_a_client_is_in_a_file_with_stand_ins():
     tokens = column(*MARK).tobytes()
     pairs = [tokens[begin : begin + 8] for begin in range(0, len(tokens) - 4, 4)]
     assert not any(pair in hidden for pair in pairs)
+
+
+@given(
+    st.one_of(
+        st.dictionaries(st.integers(-(2**63) + 1, 2**63), st.binary(min_size=3, max_size=3), min_size=60, max_size=70),
+        st.dictionaries(st.binary(max_size=3), st.integers() | st.none(), min_size=60, max_size=70),
+        st.lists(st.integers(0, 999), unique=True, min_size=60, max_size=70).map(OrderedDict.fromkeys),
+        st.dictionaries(st.integers(), st.booleans(), min_size=60, max_size=70),
+    )
+)
+def test_large_mappings_are_written_as_columns_and_read_in_their_order(mapping):
+    """Like the keys of 100,000 cached blocks, for which the event loop waits."""
+    again = read_value(*write_value(mapping, {}))
+    assert type(again) is type(mapping)
+    assert list(again.items()) == list(mapping.items())
+    assert list(map(type, again.values())) == list(map(type, mapping.values()))
+
+
+def test_the_keys_of_a_cache_are_no_values_of_their_own():
+    """Each is some bytes in a column: a state with 5,000 of them costs 24 bytes and its key for each."""
+    core, num_keys = Core(CoreLimits()), 5_000
+    executor = make_executor(num_blocks=num_keys)
+    description, snapshot = executor.attach("e")
+    tags = BlockTags(np.arange(num_keys, dtype=np.int32), b"".join(n.to_bytes(16, "big") for n in range(num_keys)))
+    empty = Plain().state(core.state)
+    core.apply(ExecutorAttached(description, replace(snapshot, tags=tags)), 1.0)
+    assert len(Plain().state(core.state)) - len(empty) < num_keys * 42
 
 
 def stand_ins(vocab_size=7):
