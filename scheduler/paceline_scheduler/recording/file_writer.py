@@ -15,6 +15,7 @@ from pathlib import Path
 
 SUFFIX = ".recording"
 _WRITE_EVERY_S = 0.2
+_FIRST_AFTER_S = 1.0  # so that a start does not wait for it
 _CLOSE_S = 5.0
 _PIECE_BYTES = 1 << 20
 _RECORDS_AT_ONCE = 64  # about a millisecond
@@ -106,10 +107,10 @@ class FileWriter:
     def _write_until_end(self) -> None:
         number: int | None = None
         written: _File | None = None
-        is_last = False
+        is_last, wait_s = False, _FIRST_AFTER_S
         try:
             while not is_last and self.failure is None:
-                is_last = self._closing.wait(_WRITE_EVERY_S)
+                is_last, wait_s = self._closing.wait(wait_s), _WRITE_EVERY_S
                 for file, records in self._take():
                     if file is not written:
                         if number is not None:

@@ -172,6 +172,12 @@ def _is_result(record):
     return hasattr(record, "event") and hasattr(record.event, "result")
 
 
+@pytest.fixture(autouse=True)
+def first_write_is_like_others(monkeypatch):
+    """Nobody waits for it here."""
+    monkeypatch.setattr(file_writer, "_FIRST_AFTER_S", 0.2)
+
+
 class Ended:
     """What is told of a FileWriter's end."""
 
