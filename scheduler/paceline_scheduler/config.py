@@ -15,6 +15,7 @@ from paceline.process.help import HelpParser, port_or_off
 from paceline.process.tls_folder import TlsFolder, TlsFolderError, is_loopback
 from paceline_scheduler.errors import ConfigError
 from paceline_scheduler.link.discovery import Endpoint, ExecutorAddresses, parse_endpoint, parse_executors
+from paceline_scheduler.trace_sampler import UNSET, TraceSampler, trace_sampler
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _MAX_PORT = 65535
@@ -94,6 +95,7 @@ class Config:
     tokens: Path | None = None
     insecure: bool = False
     traces: Traces = Traces.OFF
+    trace_sampler: TraceSampler = UNSET
     recording: RecordingConfig | None = None
 
     def __post_init__(self) -> None:
@@ -168,6 +170,7 @@ def parse_config(arguments: Sequence[str]) -> Config:
         tokens=options.tokens,
         insecure=options.insecure,
         traces=wanted_traces(os.environ),
+        trace_sampler=trace_sampler(os.environ),
         recording=None if options.record_dir is None else _recording(options.record_dir),
     )
 

@@ -23,7 +23,7 @@ from paceline.process.signals import follow_signals, until_set_or_ended
 from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.servicer_admin import AdminServicer
+from paceline_scheduler.api.servicer_admin import AdminServicer, Observed
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.config import Config, RecordingConfig
@@ -46,11 +46,10 @@ from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.servicer_ports import SchedulerPorts
 from paceline_scheduler.servicer_services import Services
 from paceline_scheduler.statistics import Statistics
-from paceline_scheduler.tracing import trace
+from paceline_scheduler.tracing import LateSpans, trace
 
 if TYPE_CHECKING:
     from paceline_scheduler.recording.recorder import Recorder
-    from paceline_scheduler.span_export import SpanExport
 
 _GIVE_UP_S = 1.0  # for clients to read that their request was given up
 _TELL_S = 1.0
@@ -70,7 +69,7 @@ class _Parts:
     fleet: Fleet
     metrics: Metrics
     statistics: Statistics
-    spans: "SpanExport | None"
+    spans: LateSpans | None
     recorder: "Recorder | None"
 
 
@@ -107,7 +106,9 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
     fleet.advertise(config.reached_at(numbers.port))
     links = asyncio.create_task(fleet.run(), name="links")
     watching = asyncio.create_task(_watch_tokens(ports), name="tokens")
-    telling = asyncio.create_task(parts.statistics.run(config.log_statistics_s), name="statistics")
+    beside = [asyncio.create_task(parts.statistics.run(config.log_statistics_s), name="statistics")]
+    if parts.spans is not None:
+        beside.append(asyncio.create_task(parts.spans.load_later(), name="traces"))
     try:
         await until_set_or_ended(stopping, links, broken, watching)
         _log.info("draining", shutdown_timeout_s=config.shutdown_timeout_s, num_requests=len(edge.requests))
@@ -115,7 +116,8 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
         return await _drain(parts.runtime, parts.listener, edge, fleet, waited_for, config.shutdown_timeout_s, hurrying)
     finally:
         watching.cancel()
-        telling.cancel()
+        for task in beside:
+            task.cancel()
         await _end(links)
         parts.metrics.close()
         if parts.recorder is not None:
@@ -157,8 +159,9 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     edge = Edge(runtime, executors, texts, edge_limits)
     runtime.deliver_to(edge.delivery)
     meter = observe(runtime, edge, config.log_requests)
-    spans = trace(config.traces, runtime, edge, clock, claim.scheduler_id)
-    admin = AdminServicer(runtime, executors, steps.watch, claim.scheduler_id, lambda: log.num_lost, meter, recorder)
+    spans = trace(config, runtime, edge, ports.calls, clock, claim.scheduler_id)
+    observed = Observed(steps.watch, meter, lambda: log.num_lost, recorder)
+    admin = AdminServicer(runtime, executors, claim.scheduler_id, observed)
     services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)
     # Reading a vocabulary keeps the event loop waiting: better before the first request.

@@ -14,6 +14,7 @@ import grpc.aio
 
 from paceline.process import ports
 from paceline.process.callers import server_credentials
+from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.config import Config
@@ -82,11 +83,14 @@ class SchedulerPorts:
         self._config = config
         self.tokens = None if config.tokens is None else TokenFile(config.tokens)
         self.bounds: Callable[[], TenantBounds] = TenantBounds  # in force; whoever knows them says so
+        self.calls = CallSpans()
         self._named = asyncio.Event()
         has_tls = config.tls_dir is not None
         self._servers = [
             grpc.aio.server(
-                handlers=(one,), interceptors=(Guard(access), _UntilNamed(self._named)), options=SERVER_OPTIONS
+                handlers=(one,),
+                interceptors=(Guard(access, self.calls), _UntilNamed(self._named)),
+                options=SERVER_OPTIONS,
             )
             for one, access in (
                 (self.clients, self._access(asks_certificates=has_tls and self.tokens is None)),

@@ -1,10 +1,9 @@
-"""Spans by OTLP, as the `OTEL_*` variables say: OpenTelemetry's sampler, resource, queue and exporter.
+"""Spans by OTLP, as the `OTEL_*` variables say: OpenTelemetry's resource, queue and exporter.
 
 The only module that imports OpenTelemetry; imported only where somebody asks for traces.
 """
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,6 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace.span import TraceState
 from opentelemetry.trace.status import Status, StatusCode
@@ -30,55 +28,26 @@ _SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope(PACELINE)
 _KINDS = {True: trace.SpanKind.SERVER, False: trace.SpanKind.INTERNAL}
 _OK = Status(StatusCode.UNSET)
+_QUEUED = trace.SpanContext(1, 1, is_remote=False, trace_flags=_SAMPLED)
 
 _log = structlog.get_logger(__name__)
 
 
 class SpanExport:
-    """A SpanSink. `clock` is that of the spans. Raises whatever the SDK makes of variables that it cannot read."""
+    """`clock` is that of the spans. Raises whatever the SDK makes of variables that it cannot read."""
 
     def __init__(self, clock: Callable[[], float], scheduler_id: str) -> None:
         self._clock = clock
         self._clock_ns = 0  # what the clock's zero is by the wall clock
         _take_log()
-        provider = TracerProvider(resource=_resource(scheduler_id), shutdown_on_exit=False)
-        self._sampler, self._resource = provider.sampler, provider.resource
+        self._resource = TracerProvider(resource=_resource(scheduler_id), shutdown_on_exit=False).resource
         self._exporter = _Counting(OTLPSpanExporter())
         self._processor = BatchSpanProcessor(self._exporter)
         self._num_made = 0
 
-    def begin(self, name: str, parent: SpanContext | None, trace_state: str) -> SpanContext:
-        context = None
-        if parent is not None:
-            context = trace.set_span_in_context(trace.NonRecordingSpan(_remote(parent, trace_state)))
-        own = self.below(parent)
-        sampling = self._sampler.should_sample(context, own.trace_id, name, trace.SpanKind.SERVER)
-        if sampling.decision is Decision.RECORD_AND_SAMPLE:
-            return own
-        return (parent or own)._replace(is_sampled=False)
-
-    def below(self, parent: SpanContext | None) -> SpanContext:
-        trace_id = random.getrandbits(128) if parent is None else parent.trace_id
-        return SpanContext(trace_id, random.getrandbits(64), True)
-
     def put(self, span: Span) -> None:
         self._num_made += 1
-        zero_ns = self._zero_ns()
-        self._processor.on_end(
-            ReadableSpan(
-                name=span.name,
-                context=_own(span.context, span.trace_state),
-                parent=None if span.parent is None else _remote(span.parent, ""),
-                resource=self._resource,
-                attributes=span.attributes,
-                links=tuple(trace.Link(_remote(link, "")) for link in span.links),
-                kind=_KINDS[span.is_call],
-                status=Status(StatusCode.ERROR, span.error) if span.error else _OK,
-                start_time=zero_ns + round(span.start_s * 1e9),
-                end_time=zero_ns + round(max(span.start_s, span.end_s) * 1e9),
-                instrumentation_scope=_SCOPE,
-            )
-        )
+        self._processor.on_end(_Unmade(span, self._zero_ns(), self._resource))
 
     def counts(self) -> dict[str, int]:
         """What is neither sent nor failed is in the queue, or found no room there."""
@@ -97,6 +66,46 @@ class SpanExport:
         return self._clock_ns
 
 
+class _Unmade(ReadableSpan):
+    """What a span is made of, in the queue of those to be sent: the thread that sends it makes it."""
+
+    def __init__(self, span: Span, zero_ns: int, resource: Resource) -> None:
+        self._span = span
+        self._zero_ns = zero_ns
+        self._of = resource
+        self._context = _QUEUED  # asked by the queue, which takes sampled ones
+
+    def made(self) -> ReadableSpan:
+        span, zero_ns = self._span, self._zero_ns
+        return ReadableSpan(
+            name=span.name,
+            context=_own(span.context, span.trace_state),
+            parent=None if span.parent is None else _remote(span.parent, ""),
+            resource=self._of,
+            attributes=span.attributes,
+            links=tuple(trace.Link(_remote(link, "")) for link in span.links),
+            kind=_KINDS[span.is_call],
+            status=Status(StatusCode.ERROR, span.error) if span.error else _OK,
+            start_time=zero_ns + round(span.start_s * 1e9),
+            end_time=zero_ns + round(max(span.start_s, span.end_s) * 1e9),
+            instrumentation_scope=_SCOPE,
+        )
+
+
+class _Resource(Resource):
+    """Hashed once, and not as JSON for each of its spans."""
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(resource.attributes, resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or super().__eq__(other)
+
+
 class _Counting(SpanExporter):
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -105,7 +114,7 @@ class _Counting(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = SpanExportResult.FAILURE
         try:
-            result = self._exporter.export(spans)
+            result = self._exporter.export([span.made() if isinstance(span, _Unmade) else span for span in spans])
         finally:
             if result is SpanExportResult.SUCCESS:
                 self.num_sent += len(spans)
@@ -131,7 +140,7 @@ def _take_log() -> None:
 
 def _resource(scheduler_id: str) -> Resource:
     own = Resource.create({SERVICE_NAME: _SERVICE, SERVICE_INSTANCE_ID: scheduler_id})
-    return own.merge(OTELResourceDetector().detect())
+    return _Resource(own.merge(OTELResourceDetector().detect()))
 
 
 def _remote(context: SpanContext, trace_state: str) -> trace.SpanContext:

@@ -40,6 +40,10 @@ CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 ERROR_TYPE = "error.type"
 
+# https://opentelemetry.io/docs/specs/semconv/rpc/grpc/
+RPC_SYSTEM = "rpc.system.name"
+RPC_METHOD = "rpc.method"
+
 # Ours. Of a call:
 TENANT = "paceline.tenant"
 ATTACHMENT = "paceline.attachment"
@@ -60,3 +64,10 @@ NUM_ROWS = "paceline.num_rows"
 NUM_DRAFT_TOKENS = "paceline.num_draft_tokens"
 PREDICTED_S = "paceline.predicted_seconds"
 IDLE_S = "paceline.idle_seconds"
+STEP_PHASES_S = {
+    STEP_PLAN: "paceline.plan_seconds",
+    STEP_WAIT: "paceline.wait_seconds",
+    STEP_PREPARE: "paceline.prepare_seconds",
+    STEP_FORWARD: "paceline.forward_seconds",
+    STEP_SAMPLE: "paceline.sample_seconds",
+}

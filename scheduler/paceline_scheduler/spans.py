@@ -36,7 +36,7 @@ class Span(NamedTuple):
 class SpanSink(Protocol):
     """Called on the event loop; must not block, and tells of no failure."""
 
-    def begin(self, name: str, parent: SpanContext | None, trace_state: str) -> SpanContext:
+    def begin(self, parent: SpanContext | None) -> SpanContext:
         """Decide whether a call is sampled. The context of its span then, else its caller's."""
         ...
 

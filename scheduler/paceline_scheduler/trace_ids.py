@@ -3,6 +3,7 @@
 Apart from those that write these, in the edge and beside the core. Knows nothing of OpenTelemetry.
 """
 
+import random
 import re
 from typing import NamedTuple
 
@@ -22,13 +23,21 @@ class SpanContext(NamedTuple):
 
 def read_trace_parent(trace_parent: str) -> SpanContext | None:
     """Return what a traceparent names, as the W3C Trace Context says; None for none and for a wrong one."""
-    found = _TRACE_PARENT.fullmatch(trace_parent) if len(trace_parent) <= MAX_TRACE_PARENT_BYTES else None
+    if not trace_parent or len(trace_parent) > MAX_TRACE_PARENT_BYTES:
+        return None
+    found = _TRACE_PARENT.fullmatch(trace_parent)
     if found is None:
         return None
     version, trace_id, span_id, flags, rest = found.groups()
     if version == "ff" or (version == "00" and rest) or not (int(trace_id, 16) and int(span_id, 16)):
         return None
     return SpanContext(int(trace_id, 16), int(span_id, 16), bool(int(flags, 16) & _SAMPLED))
+
+
+def context_below(parent: SpanContext | None) -> SpanContext:
+    """Return the context of another span of a sampled trace; None: of a new one."""
+    trace_id = random.getrandbits(128) if parent is None else parent.trace_id
+    return SpanContext(trace_id, random.getrandbits(64), True)
 
 
 def write_trace_parent(context: SpanContext) -> str:

@@ -3,22 +3,32 @@
 Whatever goes wrong here is one line in the log: a scheduler serves without traces, too.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
 
 from paceline.plan.values import RecordId
+from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.request_spans import RequestSpans
 from paceline_scheduler.api.status import reason_of
-from paceline_scheduler.config import Traces
+from paceline_scheduler.config import Config, Traces
 from paceline_scheduler.observers.traces import TraceObserver
 from paceline_scheduler.runtime import Runtime
+from paceline_scheduler.spans import Span
+from paceline_scheduler.trace_ids import SpanContext, context_below
+from paceline_scheduler.trace_sampler import TraceSampler
 
 if TYPE_CHECKING:
     from paceline_scheduler.span_export import SpanExport
 
+_LOAD_AFTER_S = 1.0
+"""Importing OpenTelemetry takes 0.1 s, which whoever waits for a successor would notice."""
+
+_MAX_WAITING = 1024
 _UNSUPPORTED = (
     "traces go by OTLP over gRPC: leave OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL out, or set them to"
     " otlp and grpc"
@@ -28,30 +38,84 @@ _NOT_INSTALLED = "OpenTelemetry is not installed; pip install 'paceline[tracing]
 _log = structlog.get_logger(__name__)
 
 
+class LateSpans:
+    """A SpanSink that imports OpenTelemetry when the start is over; until then spans wait. `clock` is theirs."""
+
+    def __init__(self, sampler: TraceSampler, clock: Callable[[], float], scheduler_id: str) -> None:
+        self.clock = clock
+        self._sampler = sampler
+        self._scheduler_id = scheduler_id
+        self._export: SpanExport | None = None
+        self._waiting: deque[Span] = deque(maxlen=_MAX_WAITING)
+        self._is_off = False
+
+    async def load_later(self) -> None:
+        """Keeps the event loop waiting no longer than a thread does that computes."""
+        await asyncio.sleep(_LOAD_AFTER_S)
+        await asyncio.to_thread(self.load)
+
+    def load(self) -> None:
+        """Send what waits, and all that comes; or nothing, if that cannot be."""
+        try:
+            from paceline_scheduler.span_export import SpanExport
+
+            export = SpanExport(self.clock, self._scheduler_id)
+        except ImportError as error:
+            self._switch_off(f"{_NOT_INSTALLED} ({error})")
+        except Exception as error:  # the SDK has no type for variables that it cannot read
+            self._switch_off(f"OpenTelemetry cannot use its OTEL_* variables: {error}")
+        else:
+            self._export = export
+            while self._waiting:
+                export.put(self._waiting.popleft())
+
+    def _switch_off(self, error: str) -> None:
+        self._is_off = True
+        self._waiting.clear()
+        _log.warning("traces_off", error=error)
+
+    def begin(self, parent: SpanContext | None) -> SpanContext:
+        own = context_below(parent)
+        if self._sampler.takes(own.trace_id, parent) and not self._is_off:
+            return own
+        return (parent or own)._replace(is_sampled=False)
+
+    def below(self, parent: SpanContext | None) -> SpanContext:
+        return context_below(parent)
+
+    def put(self, span: Span) -> None:
+        if self._export is not None:
+            self._export.put(span)
+        elif not self._is_off:
+            self._waiting.append(span)
+
+    def counts(self) -> dict[str, int]:
+        return {} if self._export is None else self._export.counts()
+
+    def close(self, timeout_s: float) -> None:
+        """Send what waits, within this time."""
+        if self._waiting:
+            self.load()
+        if self._export is not None:
+            self._export.close(timeout_s)
+
+
 def trace(
-    wanted: Traces, runtime: Runtime, edge: Edge, clock: Callable[[], float], scheduler_id: str
-) -> "SpanExport | None":
+    config: Config, runtime: Runtime, edge: Edge, calls: CallSpans, clock: Callable[[], float], scheduler_id: str
+) -> LateSpans | None:
     """Make spans of all that happens from now on; returns where they go, None for nowhere."""
-    if wanted is Traces.OFF:
+    if config.traces is Traces.OFF:
         return None
-    if wanted is Traces.UNSUPPORTED:
+    if config.traces is Traces.UNSUPPORTED:
         _log.warning("traces_off", error=_UNSUPPORTED)
         return None
-    try:
-        from paceline_scheduler.span_export import SpanExport
-
-        export = SpanExport(clock, scheduler_id)
-    except ImportError as error:
-        _log.warning("traces_off", error=f"{_NOT_INSTALLED} ({error})")
-        return None
-    except Exception as error:  # the SDK has no type for variables that it cannot read
-        _log.warning("traces_off", error=f"OpenTelemetry cannot use its OTEL_* variables: {error}")
-        return None
+    spans = LateSpans(config.trace_sampler, clock, scheduler_id)
 
     def known(key: RecordId) -> str:
         live = runtime.views.open_request(key)
         return "" if live is None else live.request.trace_parent
 
-    runtime.show_plans(TraceObserver(runtime.views, export))
-    edge.trace_with(RequestSpans(export, clock, known, reason_of))
-    return export
+    runtime.show_plans(TraceObserver(runtime.views, spans))
+    edge.trace_with(RequestSpans(spans, clock, known, reason_of))
+    calls.show(spans, clock)
+    return spans

@@ -234,6 +234,7 @@ def test_columns_of_times_are_counted_like_one_after_another(rows):
     for interval_s, number in rows:
         if number and interval_s == interval_s:
             expected[bisect_left(BETWEEN_TOKENS_BOUNDS_S, interval_s / number)] += number
+    meter.settle()
     histogram = meter.histogram("inter_token_latency_seconds", "m")
     assert histogram.counts == expected
     assert histogram.total == pytest.approx(sum(s for s, number in rows if number and s == s))

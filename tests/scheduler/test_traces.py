@@ -1,16 +1,22 @@
 """Spans against what the core itself says of each request, and what of the environment asks for them."""
 
 import asyncio
+import contextlib
+import io
 from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import Decision
 
 from both_sides.deployment import Deployment, scenario
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler import span_names as names
+from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.request_spans import RequestSpans
 from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.config import Traces, wanted_traces
@@ -18,10 +24,14 @@ from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import DeadlineExceededError
 from paceline_scheduler.observers import traces
 from paceline_scheduler.observers.traces import TraceObserver
+from paceline_scheduler.spans import Span
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.trace_ids import SpanContext, read_trace_parent, trace_fields, write_trace_parent
+from paceline_scheduler.trace_sampler import TraceSampler, trace_sampler
+from paceline_scheduler.tracing import LateSpans
 
 ADDRESS = "executor:1"
+ROOT_SAMPLERS = ("always_on", "always_off", "traceidratio")
 SAMPLED = SpanContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, True)
 
 
@@ -32,7 +42,7 @@ class SpanList:
         self.spans = []
         self._num_ids = 0
 
-    def begin(self, name, parent, trace_state):
+    def begin(self, parent):
         """Sampled as the caller is; the first of a trace is."""
         return self.below(parent) if parent is None or parent.is_sampled else parent
 
@@ -117,6 +127,7 @@ async def test_links_and_chunks_are_bounded():
     (decode,) = sink.of(parent, names.DECODE)
     steps = {span.context for span in sink.spans if span.name == names.STEP}
     assert len(decode.links) == 2
+    assert sum(span.name == names.STEP_PLAN for span in sink.spans) == 1 < len(steps)  # within a second
     assert {*decode.links, *(link for chunk in chunks for link in chunk.links)} <= steps
 
 
@@ -131,6 +142,61 @@ async def test_a_request_that_is_not_sampled_costs_no_span():
             rig.submit(replace(make_request(5, 20), trace_parent=trace_parent))
         await rig.until_idle()
     assert not sink.spans
+
+
+def called(trace_parent, error=None):
+    """The spans of a call with one answer."""
+    sink, calls = SpanList(), CallSpans()
+    calls.show(sink, iter((1.0, 3.0)).__next__)
+    with contextlib.suppress(DeadlineExceededError), calls.of("/Tokenize", (("traceparent", trace_parent),)):
+        if error is not None:
+            raise error
+    return sink.spans
+
+
+def test_a_call_of_somebody_who_is_traced_is_below_his_span():
+    """With the reason, if it is refused; a call of somebody else is none."""
+    (span,) = called(write_trace_parent(SAMPLED), DeadlineExceededError("too late"))
+    assert (span.name, span.parent, span.start_s, span.end_s) == ("Tokenize", SAMPLED, 1.0, 3.0)
+    assert span.error == span.attributes[names.ERROR_TYPE] == reason_of(DeadlineExceededError(""))
+    assert not called(write_trace_parent(SAMPLED))[0].error
+    assert not called("")
+    assert not called(write_trace_parent(SAMPLED._replace(is_sampled=False)))
+
+
+def test_spans_that_were_made_before_opentelemetry_was_there_are_sent_then(monkeypatch):
+    """A start does not wait for it."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    spans = LateSpans(TraceSampler(), lambda: 1.0, "scheduler-1")
+    spans.put(Span("call", spans.begin(SAMPLED), SAMPLED, 1.0, 2.0))
+    spans.load()
+    assert spans.counts()["made"] == 1
+    spans.close(0.0)
+
+
+PARENTS = st.one_of(st.none(), st.booleans().map(lambda is_sampled: SAMPLED._replace(is_sampled=is_sampled)))
+
+
+@given(
+    name=st.sampled_from(["", "x", *(f"{by}{root}" for by in ("", "parentbased_") for root in ROOT_SAMPLERS)]),
+    ratio=st.one_of(st.floats(0, 1).map(str), st.sampled_from(["", "0", "1", "0.1", "2", "-1", "nan", "x"])),
+    trace_id=st.integers(1, 2**128 - 1),
+    parent=PARENTS,
+)
+def test_the_sampler_decides_as_opentelemetrys_does(name, ratio, trace_id, parent):
+    """Whatever the variables say, also what means nothing."""
+    environ = {"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": ratio}
+    context = None
+    if parent is not None:
+        flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if parent.is_sampled else 0)
+        remote = trace.SpanContext(trace_id, parent.span_id, is_remote=True, trace_flags=flags)
+        context = trace.set_span_in_context(trace.NonRecordingSpan(remote))
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()):
+        for variable, value in environ.items():
+            patch.setenv(variable, value)
+        sampler = TracerProvider(shutdown_on_exit=False).sampler
+    expected = sampler.should_sample(context, trace_id, "call").decision is Decision.RECORD_AND_SAMPLE
+    assert trace_sampler(environ).takes(trace_id, parent) == expected
 
 
 def begun(known="", **fields):

@@ -4,7 +4,7 @@ Knows names, labels and sums. Refuses to know how they are shown (`metrics_port`
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -66,6 +66,8 @@ class Meter:
     """Counters and histograms of a process, each with the values of its labels, which the caller bounds."""
 
     def __init__(self, definitions: Iterable[Definition]) -> None:
+        self.settle: Callable[[], None] = _nothing
+        """Called before anything is read: who counts may do so late."""
         self._definitions = {definition.name: definition for definition in definitions}
         self._counts: dict[str, dict[Labels, float]] = {}
         self._histograms: dict[str, dict[Labels, Histogram]] = {}
@@ -80,14 +82,17 @@ class Meter:
         counts[labels] = counts.get(labels, 0) + amount
 
     def count(self, name: str, *labels: str) -> float:
+        self.settle()
         return self._counts[name].get(labels, 0)
 
     def total(self, name: str) -> float:
         """Return the sum over all labels."""
+        self.settle()
         return sum(self._counts[name].values())
 
     def counts(self, name: str) -> dict[str, int]:
         """Return whole sums by the value of their first label."""
+        self.settle()
         return {labels[0]: int(count) for labels, count in self._counts[name].items()}
 
     def histogram(self, name: str, *labels: str) -> Histogram:
@@ -110,6 +115,7 @@ class Meter:
 
     def forget(self, label: str, value: str) -> None:
         """Drop all that has this value of a label."""
+        self.settle()
         for name, definition in self._definitions.items():
             if label in definition.labels:
                 place = definition.labels.index(label)
@@ -119,6 +125,7 @@ class Meter:
 
     def read(self) -> list[Reading]:
         """Return a copy of everything; counts without labels are there from the start."""
+        self.settle()
         readings = []
         for name, definition in self._definitions.items():
             values: dict[Labels, float | Histogram] = {} if definition.labels else {(): 0}
@@ -128,3 +135,7 @@ class Meter:
                 values.update(self._counts[name])
             readings.append(Reading(definition, values))
         return readings
+
+
+def _nothing() -> None:
+    """Everything is counted at once."""

@@ -120,7 +120,7 @@ class RecordingHeader(_message.Message):
     BEGUN_UNIX_S_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     format: _builtins.int
-    """format is 1."""
+    """format is 2."""
     program_version: _builtins.str
     """program_version is that of the scheduler; another one may plan otherwise."""
     scheduler_id: _builtins.str
@@ -258,7 +258,7 @@ class RecordedPlanning(_message.Message):
     address: _builtins.str
     """address is the executor's."""
     digest: _builtins.bytes
-    """digest is the BLAKE2b-128 of the plan as it was sent; with stand-ins, and where plan says it all, none."""
+    """digest is a BLAKE2b-128 of what its new requests bring along; with stand-ins, and without new requests, none."""
     @_builtins.property
     def plan(self) -> _plan_pb2.BatchPlan:
         """plan is the answer, without what requests bring along: tokens, sampling, context. With stand-ins it has no keys.

@@ -77,7 +77,7 @@ class RequestSpans:
         before = read_trace_parent(self._known(key))
         parent = read_trace_parent(request.trace_parent) or before
         operation = names.CHAT if request.HasField("chat") else names.TEXT_COMPLETION
-        context = self._sink.begin(f"{operation} {request.model}".rstrip(), parent, request.trace_state)
+        context = self._sink.begin(parent)
         if not context.is_sampled:
             if request.trace_parent:
                 request.trace_parent = write_trace_parent(context)

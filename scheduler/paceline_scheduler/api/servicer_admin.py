@@ -6,7 +6,7 @@ Refuses to know clients' requests.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc.aio
@@ -38,24 +38,22 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What is looked at beside the core. `recording` is None without a folder for it."""
+
+    steps: StepWatch
+    meter: Meter
+    num_lost_log_lines: Callable[[], int]
+    recording: PlanRecording | None = None
+
+
 class AdminServicer(AdminServiceServicer):
-    def __init__(
-        self,
-        backend: Backend,
-        executors: Executors,
-        steps: StepWatch,
-        scheduler_id: str,
-        num_lost_log_lines: Callable[[], int],
-        meter: Meter,
-        recording: PlanRecording | None,
-    ) -> None:
+    def __init__(self, backend: Backend, executors: Executors, scheduler_id: str, observed: Observed) -> None:
         self._backend = backend
         self._executors = executors
-        self._steps = steps
         self._scheduler_id = scheduler_id
-        self._num_lost_log_lines = num_lost_log_lines
-        self._meter = meter
-        self._recording = recording
+        self._observed = observed
 
     @override
     async def ListExecutors(self, request: pb.ListExecutorsRequest, context: _Context) -> pb.ListExecutorsResponse:
@@ -65,9 +63,9 @@ class AdminServicer(AdminServiceServicer):
             scheduler_id=self._scheduler_id,
             num_waiting_requests=num_requests,
             num_waiting_tokens=num_tokens,
-            num_lost_log_lines=self._num_lost_log_lines(),
-            num_refusals=self._meter.counts("admission_rejections_total"),
-            num_recoveries=self._meter.counts("recoveries_total"),
+            num_lost_log_lines=self._observed.num_lost_log_lines(),
+            num_refusals=self._observed.meter.counts("admission_rejections_total"),
+            num_recoveries=self._observed.meter.counts("recoveries_total"),
         )
 
     @override
@@ -128,24 +126,25 @@ class AdminServicer(AdminServiceServicer):
         if request.address:
             self._check_address(request.address)
         watch = _StepWatch(request.address)
-        self._steps.add(watch)
+        self._observed.steps.add(watch)
         try:
             while True:
                 record, num_dropped = await watch.next()
                 yield wire.step_response(record, num_dropped)
         finally:
-            self._steps.remove(watch)
+            self._observed.steps.remove(watch)
 
     @override
     async def SetPlanRecording(
         self, request: pb.SetPlanRecordingRequest, context: _Context
     ) -> pb.SetPlanRecordingResponse:
-        if self._recording is None:
+        recording = self._observed.recording
+        if recording is None:
             raise NoRecordDirError("this scheduler has no folder for recordings; start it with --record-dir")
         if request.HasField("name"):
-            self._recording.start(request.name, is_raw=request.raw)
+            recording.start(request.name, is_raw=request.raw)
         else:
-            self._recording.stop()
+            recording.stop()
         _log.info("recording_set", name=request.name or None, is_raw=request.raw, **audited(caller()))
         return pb.SetPlanRecordingResponse()
 

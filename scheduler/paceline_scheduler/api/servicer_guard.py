@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from paceline.process import ports
 from paceline_scheduler.api import status
+from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.errors import InvalidRequestError, SchedulerError
 
@@ -42,8 +43,9 @@ _log = structlog.get_logger(__name__)
 class Guard(grpc.aio.ServerInterceptor):
     """Handlers are coroutines or asynchronous generators."""
 
-    def __init__(self, access: Access | None = None) -> None:
+    def __init__(self, access: Access | None = None, calls: CallSpans | None = None) -> None:
         self._access = access or Access()
+        self._calls = calls or CallSpans()
 
     async def intercept_service(
         self,
@@ -76,7 +78,10 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def guarded(request: object, context: _Context) -> object:
             async with _errors_as_status(context, method):
-                with self._access.admitted(method, context):
+                with (
+                    self._calls.of(method, context.invocation_metadata() or ()),
+                    self._access.admitted(method, context),
+                ):
                     return await behaviour(decode(request), context)
 
         return guarded

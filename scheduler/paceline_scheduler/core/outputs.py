@@ -55,13 +55,17 @@ class TokenOutputs:
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by handle, with offset 0
 
     def gaps(self) -> tuple[Float64Array, Int32Array]:
-        """Return seconds between tokens, and how many tokens took so long each: those that came together share."""
-        intervals_s, num_tokens = self.intervals_s, self.num_tokens[: len(self.intervals_s)]
-        is_first = np.isnan(intervals_s)
-        if np.count_nonzero(is_first) or np.count_nonzero(num_tokens) < len(num_tokens):
-            known = ~is_first & (num_tokens > 0)
-            intervals_s, num_tokens = intervals_s[known], num_tokens[known]
-        return intervals_s / num_tokens, num_tokens
+        """See `gaps`."""
+        return gaps(self.intervals_s, self.num_tokens[: len(self.intervals_s)])
+
+
+def gaps(intervals_s: Float64Array, num_tokens: Int32Array) -> tuple[Float64Array, Int32Array]:
+    """Return seconds between tokens, and how many tokens took so long each: those that came together share."""
+    is_first = np.isnan(intervals_s)
+    if np.count_nonzero(is_first) or np.count_nonzero(num_tokens) < len(num_tokens):
+        known = ~is_first & (num_tokens > 0)
+        intervals_s, num_tokens = intervals_s[known], num_tokens[known]
+    return intervals_s / num_tokens, num_tokens
 
 
 @dataclass(frozen=True, slots=True)

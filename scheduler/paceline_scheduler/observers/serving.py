@@ -1,14 +1,18 @@
 """Counts what the runtime feeds the core and what comes of it, for `observers.definitions`.
 
-One step costs the same whatever the number of its rows. Labels are bounded: models and executors by what there is,
-tenants by number.
+A step is kept, and counted together with those after it, or when somebody looks: between two steps the code is never
+in the caches. Labels are bounded: models and executors by what there is, tenants by number.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from paceline.plan.values import BatchPlan, FinishReason, StepTimings
+from paceline.plan.values import BatchPlan, FinishReason, NewRequest, StepTimings
 from paceline.process.metrics import Histogram, Meter
 from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.events import (
@@ -23,76 +27,150 @@ from paceline_scheduler.core.events import (
 )
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import Placement
-from paceline_scheduler.core.outputs import TokenOutputs
-from paceline_scheduler.observers.definitions import BETWEEN_TOKENS_BOUNDS_S
+from paceline_scheduler.core.outputs import TokenOutputs, gaps
 
 MAX_TENANTS = 100
 OTHER_TENANTS = "other"
-_BOUNDS_S = np.array(BETWEEN_TOKENS_BOUNDS_S)
+_MAX_KEPT = 64  # steps, placements, ends
 _DONE = (FinishReason.STOP, FinishReason.LENGTH)
+_OF_EXECUTORS = (StreamEnded, ExecutorAttached, ExecutorLost, ExecutorRemoved, BeginAnew)
+_Values = npt.NDArray[np.float64]
 
 
-class _Series(NamedTuple):
-    """What every step adds to, found once."""
+class _Buckets:
+    """A histogram that takes many values at once."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._bounds = np.array(histogram.bounds)
+
+    def add(self, values: _Values, weights: npt.NDArray[np.int32] | None = None) -> None:
+        """Each value counts once, or `weights` times."""
+        places = np.searchsorted(self._bounds, values)
+        counts = np.bincount(places, weights, len(self._bounds) + 1).astype(np.int64)
+        total = np.add.reduce(values if weights is None else values * weights)
+        self._histogram.add(counts.tolist(), float(total))
+
+
+@dataclass(slots=True)
+class _Executor:
+    """What its steps add to, found once, and what they have not added yet."""
 
     model: str
-    first_token: Histogram
-    between_tokens: Histogram
-    step_tokens: Histogram
-    prepare: Histogram
-    forward: Histogram
-    sample: Histogram
-    planning: Histogram
+    first_token: _Buckets
+    between_tokens: _Buckets
+    step_tokens: _Buckets
+    prepare: _Buckets
+    forward: _Buckets
+    sample: _Buckets
+    planning: _Buckets
+    steps: list[tuple[StepInFlight, StepTimings]] = field(default_factory=list)
+    plannings_ns: list[int] = field(default_factory=list)
+    intervals_s: list[_Values] = field(default_factory=list)
+    num_tokens: list[npt.NDArray[np.int32]] = field(default_factory=list)  # of each interval
+    first_tokens_s: list[float] = field(default_factory=list)
+    num_output_tokens: int = 0
 
     @classmethod
-    def of(cls, meter: Meter, address: str, model: str) -> "_Series":
+    def of(cls, meter: Meter, address: str, model: str) -> "_Executor":
         meter.begin("model_name", model)
         meter.begin("executor", address)
         return cls(
             model,
-            meter.histogram("time_to_first_token_seconds", model),
-            meter.histogram("inter_token_latency_seconds", model),
-            meter.histogram("step_tokens", address),
-            meter.histogram("step_seconds", address, "prepare"),
-            meter.histogram("step_seconds", address, "forward"),
-            meter.histogram("step_seconds", address, "sample"),
-            meter.histogram("planning_seconds", address),
+            _Buckets(meter.histogram("time_to_first_token_seconds", model)),
+            _Buckets(meter.histogram("inter_token_latency_seconds", model)),
+            _Buckets(meter.histogram("step_tokens", address)),
+            _Buckets(meter.histogram("step_seconds", address, "prepare")),
+            _Buckets(meter.histogram("step_seconds", address, "forward")),
+            _Buckets(meter.histogram("step_seconds", address, "sample")),
+            _Buckets(meter.histogram("planning_seconds", address)),
         )
+
+    def keep(self, batches: Iterable[TokenOutputs]) -> None:
+        for tokens in batches:
+            self.num_output_tokens += len(tokens.token_ids)
+            if tokens.first_tokens_s:
+                self.first_tokens_s.extend(tokens.first_tokens_s.values())
+            if len(tokens.intervals_s):
+                self.intervals_s.append(tokens.intervals_s)
+                self.num_tokens.append(tokens.num_tokens[: len(tokens.intervals_s)])
+
+    def settle(self, meter: Meter) -> None:
+        """Add what was kept."""
+        if self.steps:
+            steps, timings = zip(*self.steps, strict=True)
+            self.step_tokens.add(np.array([step.num_tokens for step in steps], dtype=np.float64))
+            self.prepare.add(np.array([each.prepare_ns for each in timings]) / 1e9)
+            self.forward.add(np.array([each.forward_ns for each in timings]) / 1e9)
+            self.sample.add(np.array([each.sample_ns for each in timings]) / 1e9)
+            meter.add("preemptions_total", sum(step.num_preempted for step in steps), self.model)
+        if self.plannings_ns:
+            self.planning.add(np.array(self.plannings_ns) / 1e9)
+        if self.first_tokens_s:
+            self.first_token.add(np.array(self.first_tokens_s))
+        if self.intervals_s:
+            self.between_tokens.add(*gaps(np.concatenate(self.intervals_s), np.concatenate(self.num_tokens)))
+        meter.add("generation_tokens_total", self.num_output_tokens, self.model)
+        for kept in (self.steps, self.plannings_ns, self.first_tokens_s, self.intervals_s, self.num_tokens):
+            kept.clear()
+        self.num_output_tokens = 0
 
 
 class ServingObserver:
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
-        self._series: dict[str, _Series] = {}  # by address, as it was attached last
+        meter.settle = self._settle
+        self._executors: dict[str, _Executor] = {}  # by address, as it was attached last
+        self._ended: list[tuple[EndedRequest, ...]] = []
+        self._placed: list[tuple[NewRequest, ...]] = []
+        self._num_kept = 0
         self._tenants: set[str] = set()
         self._recoveries = _Recoveries(meter)
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
         if isinstance(event, StepFinished):
-            series = self._series[event.address]
-            self._count_step(series, effects.reply, event.result.timings)
-            self._count_tokens(series, effects.outputs.tokens)
-        else:
+            executor = self._executors[event.address]
+            executor.steps.append((effects.reply, event.result.timings))
+            executor.keep(effects.outputs.tokens)
+            self._num_kept += 1
+        elif isinstance(event, _OF_EXECUTORS):
+            self._settle()
             self._recoveries.saw(event, now)
             if isinstance(event, ExecutorAttached):
                 description = event.description
-                series = _Series.of(self._meter, description.address, description.model)
-                self._series[description.address] = series
-                self._count_tokens(series, effects.outputs.tokens)
+                executor = _Executor.of(self._meter, description.address, description.model)
+                self._executors[description.address] = executor
+                executor.keep(effects.outputs.tokens)
             elif isinstance(event, ExecutorRemoved):
-                self._series.pop(event.address, None)
+                self._executors.pop(event.address, None)
                 self._meter.forget("executor", event.address)
-        for ended in effects.ended:
-            self._count_ended(ended)
+        if effects.ended:
+            self._ended.append(effects.ended)
+            self._num_kept += len(effects.ended)
+        if self._num_kept >= _MAX_KEPT:
+            self._settle()
 
     def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
         del now
         if plan is None:
             return
-        self._series[address].planning.observe(planning_ns / 1e9)
-        for new in plan.new_requests:
+        self._executors[address].plannings_ns.append(planning_ns)
+        if plan.new_requests:
+            self._placed.append(plan.new_requests)
+            self._num_kept += len(plan.new_requests)
+
+    def _settle(self) -> None:
+        """Count what was kept."""
+        self._num_kept = 0
+        for executor in self._executors.values():
+            executor.settle(self._meter)
+        for new in chain.from_iterable(self._placed):
             assert isinstance(new, Placement), "the core writes no others"
             self._count_placement(new)
+        for ended in chain.from_iterable(self._ended):
+            self._count_ended(ended)
+        self._placed.clear()
+        self._ended.clear()
 
     def _count_placement(self, new: Placement) -> None:
         request, add = new.request, self._meter.add
@@ -103,22 +181,6 @@ class ServingObserver:
             num_known = len(request.prompt_token_ids) + len(new.output_token_ids)
             add("prefix_cache_queries_total", num_known, request.model)
             add("prefix_cache_hits_total", new.num_cached_tokens, request.model)
-
-    def _count_step(self, series: _Series, step: StepInFlight, timings: StepTimings) -> None:
-        series.step_tokens.observe(step.num_tokens)
-        series.prepare.observe(timings.prepare_ns / 1e9)
-        series.forward.observe(timings.forward_ns / 1e9)
-        series.sample.observe(timings.sample_ns / 1e9)
-        if step.num_preempted:
-            self._meter.add("preemptions_total", step.num_preempted, series.model)
-
-    def _count_tokens(self, series: _Series, batches: tuple[TokenOutputs, ...]) -> None:
-        for tokens in batches:
-            self._meter.add("generation_tokens_total", len(tokens.token_ids), series.model)
-            for seconds in tokens.first_tokens_s.values():
-                series.first_token.observe(seconds)
-            if len(tokens.intervals_s):
-                _count_intervals(series.between_tokens, tokens)
 
     def _count_ended(self, ended: EndedRequest) -> None:
         model, meter = ended.request.model, self._meter
@@ -143,12 +205,6 @@ class ServingObserver:
         if len(self._tenants) < MAX_TENANTS:
             self._tenants.add(tenant)
         return tenant if tenant in self._tenants else OTHER_TENANTS
-
-
-def _count_intervals(histogram: Histogram, tokens: TokenOutputs) -> None:
-    gaps_s, num_tokens = tokens.gaps()
-    counts = np.bincount(np.searchsorted(_BOUNDS_S, gaps_s), weights=num_tokens, minlength=len(_BOUNDS_S) + 1)
-    histogram.add(counts.astype(np.int64).tolist(), float(np.add.reduce(gaps_s * num_tokens)))
 
 
 class _Recoveries:

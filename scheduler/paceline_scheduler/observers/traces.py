@@ -4,10 +4,11 @@ A request is followed if the traceparent that it carries is sampled, also one th
 sent at once survives this process: a span that is not over when it dies is lost.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,9 @@ MAX_LINKS = 32
 DECODE_STEP_EVERY_S = 1.0
 """How often an executor's step is shown that computes no chunk of a followed request."""
 
+PHASES_EVERY_S = 1.0
+"""How often a shown step has spans of its own phases below it: else they would be most of all spans."""
+
 _NAMES = {Phase.QUEUED: names.QUEUE, Phase.PREEMPTED: names.PREEMPTED, Phase.DECODE: names.DECODE}
 
 
@@ -60,8 +64,7 @@ class _Followed:
     num_chunk_tokens: int = 0  # of these
 
 
-@dataclass(frozen=True, slots=True)
-class _Planning:
+class _Planning(NamedTuple):
     planned_s: float
     planning_ns: int
     predicted_ns: int
@@ -72,7 +75,8 @@ class _Executor:
     epoch: int
     plannings: deque[_Planning] = field(default_factory=deque)  # of the plans in flight
     free_s: float = 0.0  # when the newest result came
-    shown_s: float = 0.0  # when a step was shown last for its decodes
+    shown_s: float = -math.inf  # when a step was shown last for its decodes
+    phases_s: float = -math.inf  # when one was shown last with its phases
     rows: dict[int, _Followed] = field(default_factory=dict)  # that computed a first token
     prefilling: dict[int, _Followed] = field(default_factory=dict)
 
@@ -115,7 +119,7 @@ class TraceObserver:
         if plan is None:
             return
         self._executors[address].plannings.append(_Planning(now, planning_ns, plan.predicted_ns))
-        if not self._followed:
+        if not self._followed or not (plan.new_requests or plan.releases):
             return
         executor = self._executors[address]
         changed = [self._followed.get(new.record_id) for new in plan.new_requests]
@@ -127,6 +131,8 @@ class TraceObserver:
     # Requests
 
     def _listen(self, request: Request, now: float) -> None:
+        if not self._followed and not request.trace_parent:
+            return
         before = self._followed.pop(request.key, None)
         if before is not None:
             self._leave(before, now)
@@ -205,7 +211,7 @@ class TraceObserver:
         begun_s = max(planning.planned_s, executor.free_s)
         executor.free_s = now
         shown = None
-        for row, followed in tuple(executor.prefilling.items()):
+        for row, followed in tuple(executor.prefilling.items()) if executor.prefilling else ():
             places = np.flatnonzero(step.index == row)
             if len(places):
                 shown = shown or self._sink.below(None)
@@ -222,7 +228,7 @@ class TraceObserver:
                 if len(followed.links) < MAX_LINKS:
                     followed.links.append(shown)
         if shown is not None:
-            self._show_step(address, executor.epoch, shown, planning, step, result, now)
+            self._show_step(address, executor, shown, planning, step, result, now)
 
     def _chunk(
         self,
@@ -259,36 +265,44 @@ class TraceObserver:
     def _show_step(
         self,
         address: str,
-        epoch: int,
+        executor: _Executor,
         context: SpanContext,
         planning: _Planning,
         step: StepInFlight,
         result: StepResult,
         now: float,
     ) -> None:
-        """What the executor did is put as late as its result allows: its clock is not ours."""
         timings = result.timings
+        phases_ns = {
+            names.STEP_PLAN: planning.planning_ns,
+            names.STEP_WAIT: timings.waited_ns,
+            names.STEP_PREPARE: timings.prepare_ns,
+            names.STEP_FORWARD: timings.forward_ns,
+            names.STEP_SAMPLE: timings.sample_ns + timings.draft_ns,
+        }
         attributes: Attributes = {
             names.EXECUTOR: address,
-            names.EPOCH: epoch,
+            names.EPOCH: executor.epoch,
             names.STEP_ID: step.step_id,
             names.NUM_ROWS: len(step.index),
             names.NUM_TOKENS: step.num_tokens,
             names.NUM_DRAFT_TOKENS: int(np.add.reduce(result.num_draft_tokens)),
             names.PREDICTED_S: planning.predicted_ns / 1e9,
             names.IDLE_S: timings.idle_ns / 1e9,
+            **{names.STEP_PHASES_S[name]: ns / 1e9 for name, ns in phases_ns.items()},
         }
+        self._sink.put(Span(names.STEP, context, None, planning.planned_s, now, attributes))
+        if now - executor.phases_s >= PHASES_EVERY_S:
+            executor.phases_s = now
+            self._show_phases(context, planning.planned_s, phases_ns, now)
+
+    def _show_phases(self, context: SpanContext, planned_s: float, phases_ns: dict[str, int], now: float) -> None:
+        """What the executor did is put as late as its result allows: its clock is not ours."""
         put, below = self._sink.put, self._sink.below
-        put(Span(names.STEP, context, None, planning.planned_s, now, attributes))
-        planned_s = planning.planned_s
-        put(Span(names.STEP_PLAN, below(context), context, planned_s, planned_s + planning.planning_ns / 1e9))
+        plan_ns = phases_ns.pop(names.STEP_PLAN)
+        put(Span(names.STEP_PLAN, below(context), context, planned_s, planned_s + plan_ns / 1e9))
         end_s = now
-        for name, duration_ns in (
-            (names.STEP_SAMPLE, timings.sample_ns + timings.draft_ns),
-            (names.STEP_FORWARD, timings.forward_ns),
-            (names.STEP_PREPARE, timings.prepare_ns),
-            (names.STEP_WAIT, timings.waited_ns),
-        ):
+        for name, duration_ns in reversed(phases_ns.items()):
             start_s = max(planned_s, end_s - duration_ns / 1e9)
             if start_s < end_s:
                 put(Span(name, below(context), context, start_s, end_s))

@@ -1,7 +1,8 @@
 """Values of the scheduler as JSON and bytes, and back: events, and a core's whole state, with what it holds twice once.
 
-Goes by the fields of classes, so that a new field is recorded without a line here. Knows which classes there are, and
-makes no others. Refuses to know what they mean; `replace` may put another value in the place of one of a class.
+Goes by the fields of classes, so that a new field is recorded without a line here; one that is the class's own default
+is left out. Knows which classes there are, and makes no others. Refuses to know what they mean; `replace` may put
+another value in the place of one of a class.
 """
 
 import dataclasses
@@ -9,8 +10,9 @@ import json
 import re
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from itertools import repeat
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -49,6 +51,10 @@ _MODULES: tuple[ModuleType, ...] = (
     *(request_table, blocks, rows),
 )
 _DTYPE = re.compile(r"[<|][biuf][1248]")
+_MANY = 64  # items of a mapping that is written as two columns
+_MAX_INT = (1 << 63) - 1
+_JSON = json.JSONEncoder(separators=(",", ":"))
+_FUNCTIONS = frozenset({FunctionType, MethodType})
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
@@ -78,16 +84,22 @@ class _Writer:
         kind = type(value)
         if kind in _PLAIN:
             return value
-        if isinstance(value, Enum):
-            return ["enum", _known(kind), value.value]
         if kind is tuple:
             return ["tuple", *map(self.node, value)]
+        if kind is np.ndarray or kind in self._replacements:
+            return self._shared(value)
+        if isinstance(value, Enum):
+            return ["enum", _known(kind), value.value]
         if isinstance(value, tuple):
             return ["named", _known(kind), *map(self.node, value)]
         if kind is bytes:
             return ["bytes", *self._place(value)]
         if isinstance(value, list | set | frozenset):
             return [kind.__name__, *map(self.node, value)]
+        if isinstance(value, Mapping) and len(value) >= _MANY:
+            packed = self._packed(value)
+            if packed is not None:
+                return packed
         if isinstance(value, OrderedDict):
             return ["ordered", *([self.node(key), self.node(each)] for key, each in value.items())]
         if isinstance(value, Mapping):
@@ -112,7 +124,32 @@ class _Writer:
         if replace is not None:
             value = replace(value)
             self._kept.append(value)
-        return ["object", number, _known(kind), {name: self.node(each) for name, each in _fields(value)}]
+        return ["object", number, _known(kind), self._fields(value)]
+
+    def _fields(self, value: Value) -> dict[str, Node]:
+        fields: dict[str, Node] = {}
+        for name, default in _slots_of(type(value)):
+            each = getattr(value, name)
+            if each is default:
+                continue
+            kind = type(each)
+            if kind in _PLAIN:
+                fields[name] = each
+            elif kind not in _FUNCTIONS:  # those are put back by who restores the object
+                fields[name] = self.node(each)
+        for name, each in getattr(value, "__dict__", {}).items():
+            # What a class notes of itself is none of its values.
+            if type(each) not in _FUNCTIONS and not name.startswith("__"):
+                fields[name] = self.node(each)
+        return fields
+
+    def _packed(self, value: Mapping[Value, Value]) -> Node | None:
+        """Write keys and values as two columns, if they have such a form."""
+        columns = [_column(tuple(value)), _column(tuple(value.values()))]
+        if None in columns:
+            return None
+        kind = "ordered" if isinstance(value, OrderedDict) else "dict"
+        return ["packed", kind, *([name, size, *self._place(data)] for name, size, data in filter(None, columns))]
 
     def _place(self, data: bytes) -> tuple[int, int]:
         begin = len(self.columns)
@@ -120,25 +157,38 @@ class _Writer:
         return begin, len(data)
 
 
+def _column(items: tuple[Value, ...]) -> tuple[str, int, bytes] | None:
+    """Return the kind, the bytes of one, and those of all; of None there is only the number."""
+    kinds = set(map(type, items))
+    if kinds == {int} and max(map(abs, items)) <= _MAX_INT:
+        return "int", 8, np.array(items, dtype="<i8").tobytes()
+    if kinds == {bytes} and len(set(map(len, items))) == 1 and items[0]:
+        return "bytes", len(items[0]), b"".join(items)
+    return ("none", len(items), b"") if kinds == {type(None)} else None
+
+
 def _known(kind: type) -> str:
-    name = _name(kind)
-    if CLASSES.get(name) is not kind:
-        raise GraphError(f"a value of {name} has no form in recordings")
+    name = _NAMES.get(kind)
+    if name is None:
+        raise GraphError(f"a value of {_name(kind)} has no form in recordings")
     return name
 
 
-def _fields(value: Value) -> Iterator[tuple[str, Value]]:
-    names = [name for kind in type(value).__mro__ for name in _slots(kind)]
-    for name in (*names, *getattr(value, "__dict__", ())):
-        each = getattr(value, name)
-        # A function is put back by who restores the object; what a class notes of itself is none of its values.
-        if not isinstance(each, FunctionType | MethodType) and not name.startswith("__"):
-            yield name, each
+def _slots_of(kind: type) -> tuple[tuple[str, Value], ...]:
+    found = _SLOTS.get(kind)
+    if found is None:
+        found = _SLOTS[kind] = _slots(kind)
+    return found
 
 
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+def _slots(kind: type) -> tuple[tuple[str, Value], ...]:
+    """Return the slots of a class and those it inherits, each with its default."""
+    slots = [vars(each).get("__slots__", ()) for each in kind.__mro__]
+    names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
+    defaults = {}
+    if dataclasses.is_dataclass(kind):
+        defaults = {each.name: each.default for each in dataclasses.fields(kind)}
+    return tuple((name, defaults.get(name, dataclasses.MISSING)) for name in names if not name.startswith("__"))
 
 
 class _Reader:
@@ -168,6 +218,9 @@ class _Reader:
                 return OrderedDict((self.value(key), self.value(each)) for key, each in pairs)
             case ["deque", most, *items]:
                 return deque(map(self.value, items), maxlen=most)
+            case ["packed", "ordered" | "dict" as kind, ["int" | "bytes" as name, *of_keys], list(values)]:
+                both = zip(self._column([name, *of_keys]), self._column(values), strict=True)
+                return OrderedDict(both) if kind == "ordered" else dict(both)
             case ["bytes", int(begin), int(length)]:
                 return self._columns[begin : begin + length]
             case ["ints", "i", int(begin), int(length)]:
@@ -182,13 +235,24 @@ class _Reader:
                 return self._object(number, _class(name, object), fields)
         raise GraphError(f"{str(node)[:80]} is no value")
 
+    def _column(self, node: Node) -> Iterable[Value]:
+        match node:
+            case ["int", 8, int(begin), int(length)]:
+                return list(array("q", np.frombuffer(self._columns[begin : begin + length], dtype="<i8").tobytes()))
+            case ["bytes", int(size), int(begin), int(length)] if 0 < size and begin + length <= len(self._columns):
+                return [self._columns[at : at + size] for at in range(begin, begin + length, size)]
+            case ["none", int(number), _, _]:
+                return repeat(None, number)
+        raise GraphError(f"{str(node)[:80]} is no column")
+
     def _object(self, number: int, kind: type, fields: dict[str, Node]) -> Value:
         made: Value = object.__new__(kind)
         self._found[number] = made
         for name, node in fields.items():
             object.__setattr__(made, name, self.value(node))
         if dataclasses.is_dataclass(kind):
-            for each in dataclasses.fields(kind):  # what an earlier version of the program did not know
+            # What was left out, or an earlier version of the program did not know.
+            for each in dataclasses.fields(kind):
                 if each.name not in fields and each.default is not dataclasses.MISSING:
                     object.__setattr__(made, each.name, each.default)
         return made
@@ -204,8 +268,7 @@ def _class(name: str, base: type) -> Value:
 def write_value(value: object, replacements: Replacements) -> tuple[str, bytes]:
     """Return a value as JSON, and the arrays and bytes that this points into. Raises GraphError."""
     writer = _Writer(replacements)
-    graph = json.dumps(writer.node(value), separators=(",", ":"))
-    return graph, bytes(writer.columns)
+    return _JSON.encode(writer.node(value)), bytes(writer.columns)
 
 
 def read_value(graph: str, columns: bytes) -> Value:
@@ -217,3 +280,5 @@ def read_value(graph: str, columns: bytes) -> Value:
 
 
 CLASSES: Mapping[str, type] = dict(_classes())
+_NAMES = {kind: name for name, kind in CLASSES.items()}
+_SLOTS: dict[type, tuple[tuple[str, Value], ...]] = {}  # of the classes that were met

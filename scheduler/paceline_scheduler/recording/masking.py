@@ -1,12 +1,17 @@
-"""Records with token ids as they are, or with stand-ins for them. Knows where tokens are in events and states."""
+"""Records with token ids as they are, or with stand-ins for them. Knows where tokens are in events and states.
+
+What the core knows is asked for at once; what is made of events, results and plans, which never change, may be made
+later, in order.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.plan.values import BatchPlan, Int32Array, TokenLogprobs
+from paceline.plan.values import BatchPlan, Int32Array, StepResult, TokenLogprobs
 from paceline_scheduler.core.events import Event, ExecutorAttached, Resume, StepFinished
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription
@@ -16,11 +21,13 @@ from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.core.retained import RetainedLogprobs, RetainedOutput
 from paceline_scheduler.core.state import CoreState
+from paceline_scheduler.core.tables.blocks import BlockPool
 from paceline_scheduler.core.tables.rows import FREE, RowColumns
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.recording import wire
+from paceline_scheduler.recording.file_writer import RecordMaker
 from paceline_scheduler.recording.graph import Replacements
-from paceline_scheduler.recording.standins import StandIns, columns_without_values
+from paceline_scheduler.recording.standins import StandIns, columns_without_values, without_values
 from paceline_scheduler.recording.wire import TokenForm
 
 Reply = Any  # of an event
@@ -28,7 +35,7 @@ _NO_VALUES = TokenLogprobs(0, 0.0, ())
 
 
 class Mask(Protocol):
-    """Makes the records of what happens, in order."""
+    """Prepares the records of what happens, which are to be made in order."""
 
     form: TokenForm
 
@@ -36,13 +43,13 @@ class Mask(Protocol):
         """Return the record of all that the core knows, with which a file begins."""
         ...
 
-    def event(self, event: Event[Any], now: float, reply: Reply) -> bytes: ...
+    def event(self, event: Event[Any], now: float, reply: Reply) -> RecordMaker: ...
 
-    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> bytes: ...
+    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> RecordMaker: ...
 
-    def planning(self, address: str, now: float, plan: BatchPlan | None) -> bytes: ...
+    def planning(self, address: str, now: float, plan: BatchPlan | None) -> RecordMaker: ...
 
-    def last(self) -> bytes:
+    def last(self) -> RecordMaker:
         """Return what has to be said before the file ends."""
         ...
 
@@ -51,30 +58,33 @@ def _without_chains(output: RetainedOutput) -> RetainedOutput:
     return replace(output, chains={})  # they are made anew when they are asked for
 
 
+_UNINDEXED: Replacements = {RetainedOutput: _without_chains, BlockPool: BlockPool.without_index}
+
+
 class Plain:
     """A Mask that leaves tokens as they are."""
 
     form = TokenForm.RAW
 
     def state(self, state: CoreState) -> bytes:
-        return wire.encode_state(state, {RetainedOutput: _without_chains})
+        return wire.encode_state(state, _UNINDEXED)
 
-    def event(self, event: Event[Any], now: float, reply: Reply) -> bytes:
+    def event(self, event: Event[Any], now: float, reply: Reply) -> RecordMaker:
         del reply
         if isinstance(event, StepFinished):
-            return wire.encode_result(now, event.address, event.result, is_refused=False)
-        return wire.encode_event(now, event, "", {})
+            return partial(wire.encode_result, now, event.address, event.result, is_refused=False)
+        return partial(wire.encode_event, now, event, "", {})
 
-    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> bytes:
+    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> RecordMaker:
         if isinstance(event, StepFinished):
-            return wire.encode_result(now, event.address, event.result, is_refused=True)
-        return wire.encode_event(now, event, type(error).__name__, {})
+            return partial(wire.encode_result, now, event.address, event.result, is_refused=True)
+        return partial(wire.encode_event, now, event, type(error).__name__, {})
 
-    def planning(self, address: str, now: float, plan: BatchPlan | None) -> bytes:
-        return wire.encode_planning(now, address, plan, self.form)
+    def planning(self, address: str, now: float, plan: BatchPlan | None) -> RecordMaker:
+        return partial(wire.encode_planning, now, address, plan, self.form)
 
-    def last(self) -> bytes:
-        return b""
+    def last(self) -> RecordMaker:
+        return bytes
 
 
 class Masked:
@@ -92,60 +102,88 @@ class Masked:
             Request: self._stand_ins.request,
             ExecutorDescription: self._stand_ins.description,
             LiveRequest: self._live,
-            RetainedOutput: _without_chains,
+            **_UNINDEXED,
             ExecutorState: self._executor,
             RowColumns: self._rows,
         }
         self._model = ""  # of the executor whose rows are written
+        for executor in state().executors:
+            self._stand_ins.describe(executor.description)
+            for row in np.flatnonzero(executor.rows.state != FREE).tolist():
+                self._stand_ins.place(executor.description.address, row, executor.rows.token_ids(row))
 
     # Records
 
     def state(self, state: CoreState) -> bytes:
         for executor in state.executors:
-            self._stand_ins.describe(executor.description)
             self._unpaired.update(executor.pool.keys())
-            for row in np.flatnonzero(executor.rows.state != FREE).tolist():
-                self._stand_ins.place(executor.description.address, row, executor.rows.token_ids(row))
         return wire.encode_state(state, self._in_state)
 
-    def event(self, event: Event[Any], now: float, reply: Reply) -> bytes:
+    def event(self, event: Event[Any], now: float, reply: Reply) -> RecordMaker:
         match event:
             case StepFinished(address, result):
-                return wire.encode_result(now, address, self._stand_ins.result(address, result), is_refused=False)
+                return partial(self._result, now, address, result)
             case Resume(resumptions):
                 event = Resume(tuple(map(self._resumption, resumptions, reply)))
-                return wire.encode_event(now, event, "", {})
-            case ExecutorAttached():
-                return wire.encode_event(now, self._attached(event), "", {})
-        return wire.encode_event(now, event, "", self._in_requests)
+                return partial(wire.encode_event, now, event, "", {})
+            case ExecutorAttached(description, snapshot):
+                self._stand_ins.know(description)
+                self._num_tagged.pop(description.address, None)
+                self._unpaired.update(key for _, key in snapshot.tags)
+                return partial(self._attached, now, event)
+        return partial(wire.encode_event, now, event, "", self._in_requests)
 
-    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> bytes:
+    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> RecordMaker:
         match event:
             case StepFinished(address, result):
                 nothing = replace(result, token_ids=np.zeros_like(result.token_ids), logprobs=(), prompt_logprobs=())
-                return wire.encode_result(now, address, nothing, is_refused=True)
+                return partial(wire.encode_result, now, address, nothing, is_refused=True)
             case Resume(resumptions):
                 event = Resume(tuple(self._resumption(each, None) for each in resumptions))
-                return wire.encode_event(now, event, type(error).__name__, {})
-        return wire.encode_event(now, event, type(error).__name__, self._in_requests)
+                return partial(wire.encode_event, now, event, type(error).__name__, {})
+        return partial(wire.encode_event, now, event, type(error).__name__, self._in_requests)
 
-    def planning(self, address: str, now: float, plan: BatchPlan | None) -> bytes:
-        record = wire.encode_planning(now, address, plan, self.form)
-        for new in () if plan is None else plan.new_requests:
-            self._stand_ins.place(address, new.row, new.prompt_token_ids, new.output_token_ids)
-        executor = self._state().executors.by_address.get(address)
-        if not self._unpaired or executor is None:
-            return record
+    def planning(self, address: str, now: float, plan: BatchPlan | None) -> RecordMaker:
+        planning = partial(self._planning, now, address, plan)
+        executor = self._state().executors.by_address.get(address) if self._unpaired else None
+        if executor is None:
+            return planning
         # A row's keys are made when it is placed, as far as they are found, and when its blocks are tagged.
         placed = set() if plan is None else {new.row for new in plan.new_requests}
         num_tagged = executor.rows.num_tagged_blocks
         changed = np.flatnonzero(num_tagged != self._num_tagged.get(address, 0)).tolist()
         self._num_tagged[address] = num_tagged.copy()
-        return record + self._pairs(executor, sorted(placed.union(changed)))
+        pairs = self._pairs(executor, sorted(placed.union(changed)))
+        return lambda: planning() + pairs
 
-    def last(self) -> bytes:
+    def last(self) -> RecordMaker:
         executors = self._state().executors
-        return b"".join(self._pairs(each, np.flatnonzero(each.rows.state != FREE).tolist()) for each in executors)
+        pairs = [self._pairs(each, np.flatnonzero(each.rows.state != FREE).tolist()) for each in executors]
+        return partial(b"".join, pairs)
+
+    # Records that follow what the rows hold
+
+    def _result(self, now: float, address: str, result: StepResult) -> bytes:
+        token_ids = self._stand_ins.result(address, result)
+        if result.logprobs or result.prompt_logprobs:
+            logprobs, prompt_logprobs = without_values(result.logprobs), without_values(result.prompt_logprobs)
+            result = replace(result, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return wire.encode_result(now, address, result, is_refused=False, token_ids=token_ids)
+
+    def _planning(self, now: float, address: str, plan: BatchPlan | None) -> bytes:
+        for new in () if plan is None else plan.new_requests:
+            self._stand_ins.place(address, new.row, new.prompt_token_ids, new.output_token_ids)
+        return wire.encode_planning(now, address, plan, self.form)
+
+    def _attached(self, now: float, event: ExecutorAttached) -> bytes:
+        description, snapshot = event.description, event.snapshot
+        self._stand_ins.describe(description)
+        for seen in snapshot.rows:
+            if seen.row is not None:
+                self._stand_ins.place(description.address, seen.row, seen.prompt_token_ids, seen.output_token_ids)
+        rows = tuple(self._stand_ins.seen_row(seen, description.model) for seen in snapshot.rows)
+        hidden = ExecutorAttached(self._stand_ins.description(description), replace(snapshot, rows=rows))
+        return wire.encode_event(now, hidden, "", {})
 
     # Keys
 
@@ -173,17 +211,6 @@ class Masked:
 
     # Values
 
-    def _attached(self, event: ExecutorAttached) -> ExecutorAttached:
-        description, snapshot = event.description, event.snapshot
-        self._stand_ins.describe(description)
-        self._num_tagged.pop(description.address, None)
-        for seen in snapshot.rows:
-            if seen.row is not None:
-                self._stand_ins.place(description.address, seen.row, seen.prompt_token_ids, seen.output_token_ids)
-        self._unpaired.update(key for _, key in snapshot.tags)
-        rows = tuple(self._stand_ins.seen_row(seen, description.model) for seen in snapshot.rows)
-        return ExecutorAttached(self._stand_ins.description(description), replace(snapshot, rows=rows))
-
     def _resumption(self, resumption: Resumption, resumed: Resumed | None) -> Resumption:
         """A request that goes on keeps the prompt that it began with."""
         requests, key = self._state().requests, resumption.request.key
@@ -194,7 +221,7 @@ class Masked:
 
     def _live(self, live: LiveRequest) -> LiveRequest:
         output, request = live.output, live.request
-        logprobs = None if output.logprobs is None else _without_values(output.logprobs)
+        logprobs = None if output.logprobs is None else _nameless(output.logprobs)
         hidden = RetainedOutput(
             token_ids=self._stand_ins.output(request.model, request.prompt_token_ids, output.token_ids),
             logprobs=logprobs,
@@ -216,5 +243,5 @@ class Masked:
         return hidden
 
 
-def _without_values(logprobs: RetainedLogprobs) -> RetainedLogprobs:
+def _nameless(logprobs: RetainedLogprobs) -> RetainedLogprobs:
     return RetainedLogprobs(logprobs.offset, [_NO_VALUES] * len(logprobs.tokens))

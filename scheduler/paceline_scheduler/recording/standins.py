@@ -47,11 +47,11 @@ class Prefixes(NamedTuple):
 
 
 class StandIns:
-    """The stand-ins of one recording."""
+    """The stand-ins of one recording. What rows hold (`describe`, `place`, `result`) is for one thread."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._tables = np.frombuffer(self._stream(b"tables", 8 * 256), dtype=np.uint64)
+        self._tables = np.frombuffer(self._stream(b"tables", 4 * 256), dtype=np.uint32)
         self._factors = np.zeros(0, dtype=np.uint64)
         self._vocab_sizes: dict[str, int] = {}  # by model
         self._rows: dict[str, tuple[str, Prefixes]] = {}  # by address: the model, and what each row has
@@ -66,9 +66,12 @@ class StandIns:
     def digest(self, data: bytes, size: int = KEY_BYTES) -> bytes:
         return blake2b(data, digest_size=size, key=self._key).digest() if data else b""
 
+    def know(self, description: ExecutorDescription) -> None:
+        self._vocab_sizes.setdefault(description.model, description.vocab_size)
+
     def describe(self, description: ExecutorDescription) -> None:
         """Learn of an executor that was attached; its rows are told with `place`."""
-        self._vocab_sizes.setdefault(description.model, description.vocab_size)
+        self.know(description)
         empty = np.zeros(description.max_num_rows, dtype=np.uint64), np.zeros(description.max_num_rows, dtype=np.int64)
         self._rows[description.address] = description.model, Prefixes(*empty)
 
@@ -78,53 +81,50 @@ class StandIns:
         prefixes = self._rows[address][1]
         prefixes.hashes[row], prefixes.lengths[row] = self._prefix_hashes(known)[-1], len(known)
 
-    def result(self, address: str, result: StepResult) -> StepResult:
-        """Return a result with stand-ins."""
+    def result(self, address: str, result: StepResult) -> Int32Array:
+        """Return the stand-ins of a result's tokens."""
         model, prefixes = self._rows[address]
         vocab_size, num_accepted = self._vocab_size(model), result.num_accepted
         if len(result.token_ids) == len(result.rows) == np.count_nonzero(num_accepted):
-            token_ids = self._drawn(prefixes, result.rows, result.token_ids, vocab_size)  # one each, as nearly always
-        else:
-            token_ids = np.empty_like(result.token_ids)
-            starts = np.cumsum(num_accepted) - num_accepted
-            for number in range(int(num_accepted.max(initial=0))):
-                taking = num_accepted > number
-                places = starts[taking] + number
-                drawn = result.token_ids[places]
-                token_ids[places] = self._drawn(prefixes, result.rows[taking], drawn, vocab_size)
-        return replace(
-            result,
-            token_ids=token_ids,
-            logprobs=_without_values(result.logprobs),
-            prompt_logprobs=_without_values(result.prompt_logprobs),
-        )
+            return self._drawn(prefixes, result.rows, result.token_ids, vocab_size)  # one each, as nearly always
+        token_ids = np.empty_like(result.token_ids)
+        starts = np.cumsum(num_accepted) - num_accepted
+        for number in range(int(num_accepted.max(initial=0))):
+            taking = num_accepted > number
+            places = starts[taking] + number
+            token_ids[places] = self._drawn(prefixes, result.rows[taking], result.token_ids[places], vocab_size)
+        return token_ids
 
     def _drawn(self, prefixes: Prefixes, rows: Int32Array, drawn: Int32Array, vocab_size: int) -> Int32Array:
         """Return the stand-ins of one more token of each row, and append it."""
-        hashes, lengths = prefixes.hashes[rows], prefixes.lengths[rows]
-        self._reach(int(np.maximum.reduce(lengths, initial=0)) + 1)
-        prefixes.hashes[rows] = hashes + self._factors[lengths] * _words(drawn)
+        hashes, lengths = prefixes.hashes.take(rows), prefixes.lengths.take(rows)
+        factors = self._reach(int(np.maximum.reduce(lengths, initial=0)) + 1)
+        prefixes.hashes[rows] = hashes + factors.take(lengths) * _words(drawn)
         prefixes.lengths[rows] = lengths + 1
         return self._moved(drawn, hashes, vocab_size)
 
     def _moved(self, token_ids: Int32Array, hashes: UInt64Array, vocab_size: int) -> Int32Array:
         lanes = hashes.view(np.uint8).reshape(-1, 8).T + _LANES
-        by = np.bitwise_xor.reduce(self._tables.take(lanes), axis=0) % np.uint64(vocab_size)
-        moved = token_ids + by.view(np.int64)
-        return np.where(moved < vocab_size, moved, moved - vocab_size).astype(np.int32)
+        by = np.bitwise_xor.reduce(self._tables.take(lanes), axis=0) % np.uint32(vocab_size)
+        moved = token_ids.view(np.uint32) + by
+        # Below 0 is above all else.
+        hidden: Int32Array = np.minimum(moved, moved - np.uint32(vocab_size)).view(np.int32)
+        return hidden
 
     def _prefix_hashes(self, token_ids: Int32Array) -> UInt64Array:
         """Return the hash before each token, and that of all."""
-        self._reach(len(token_ids))
+        factors = self._reach(len(token_ids))[: len(token_ids)]
         hashes = np.zeros(len(token_ids) + 1, dtype=np.uint64)
-        np.cumsum(self._factors[: len(token_ids)] * _words(token_ids), out=hashes[1:])
+        np.cumsum(factors * _words(token_ids), out=hashes[1:])
         return hashes
 
-    def _reach(self, num_positions: int) -> None:
-        """Have a secret factor for so many positions."""
-        if num_positions > len(self._factors):
-            wanted = max(num_positions, 2 * len(self._factors), _FIRST_POSITIONS)
-            self._factors = np.frombuffer(self._stream(b"factors", wanted), dtype=np.uint64) | np.uint64(1)
+    def _reach(self, num_positions: int) -> UInt64Array:
+        """Return secret factors for at least so many positions, in whichever thread."""
+        factors = self._factors
+        if num_positions > len(factors):
+            wanted = max(num_positions, 2 * len(factors), _FIRST_POSITIONS)
+            self._factors = factors = np.frombuffer(self._stream(b"factors", wanted), dtype=np.uint64) | np.uint64(1)
+        return factors
 
     def _stream(self, name: bytes, num_words: int) -> bytes:
         return shake_256(self._key + name).digest(8 * num_words)
@@ -200,10 +200,10 @@ class StandIns:
 
 def _words(token_ids: Int32Array) -> UInt64Array:
     """Above 0 each, so that a token 0 counts."""
-    return token_ids.astype(np.int64).view(np.uint64) + np.uint64(1)
+    return token_ids.astype(np.uint64) + np.uint64(1)
 
 
-def _without_values(told: Iterable[RowLogprobs]) -> tuple[RowLogprobs, ...]:
+def without_values(told: Iterable[RowLogprobs]) -> tuple[RowLogprobs, ...]:
     return tuple(
         RowLogprobs(each.row, np.zeros_like(each.token_ids), columns_without_values(each.columns)) for each in told
     )

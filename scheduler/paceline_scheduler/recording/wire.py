@@ -1,28 +1,38 @@
 """Records of a recording to and from bytes (`paceline/v1/recording.proto`). Knows messages and values, no rule."""
 
 import enum
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from paceline.plan.codec.columns import MalformedError
-from paceline.plan.codec.requests import read_plan, write_plan
+from paceline.plan.codec.columns import column_bytes
+from paceline.plan.codec.requests import read_plan, write_plan, write_record_id
 from paceline.plan.codec.results import read_result, write_result
-from paceline.plan.values import KEY_BYTES, BatchPlan, BlockTags, StepResult
+from paceline.plan.values import KEY_BYTES, BatchPlan, BlockTags, Int32Array, NewRequest, SamplingParams, StepResult
 from paceline.v1 import plan_pb2
 from paceline.v1 import recording_pb2 as pb
 from paceline_scheduler.core.events import Event, StepFinished
+from paceline_scheduler.core.executors import Placement, RequestContext
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.errors import RecordingError
-from paceline_scheduler.link.wire_contexts import with_contexts
 from paceline_scheduler.recording.graph import GraphError, Replacements, Value, read_value, write_value
 
-FORMAT = 1
+FORMAT = 2
 _DIGEST_BYTES = 16
 _MAX_LENGTH_BYTES = 5  # of a varint
+
+
+def _fields_but(kind: type, *names: str) -> "attrgetter[Any]":
+    return attrgetter(*(field.name for field in fields(kind) if field.name not in names))
+
+
+_NUMBERS = _fields_but(NewRequest, "prompt_token_ids", "output_token_ids", "sampling", "context")
+_SAMPLING = _fields_but(SamplingParams)
+_CONTEXT = _fields_but(RequestContext, "request")
 
 
 class TokenForm(enum.IntEnum):
@@ -104,9 +114,14 @@ def encode_event(now: float, event: Event[Any], refusal: str, replacements: Repl
     return _framed(pb.Record(event=recorded))
 
 
-def encode_result(now: float, address: str, result: StepResult, *, is_refused: bool) -> bytes:
-    recorded = pb.RecordedResult(now=now, address=address, result=write_result(result), is_refused=is_refused)
-    return _framed(pb.Record(result=recorded))
+def encode_result(
+    now: float, address: str, result: StepResult, *, is_refused: bool, token_ids: Int32Array | None = None
+) -> bytes:
+    """Return a record of a step's end, with other tokens if there are any."""
+    message = write_result(result)
+    if token_ids is not None:
+        message.token_ids = column_bytes(token_ids)
+    return _framed(pb.Record(result=pb.RecordedResult(now=now, address=address, result=message, is_refused=is_refused)))
 
 
 def encode_planning(now: float, address: str, plan: BatchPlan | None, form: TokenForm) -> bytes:
@@ -136,7 +151,7 @@ def decode(data: bytes) -> Iterator[Record]:
         begin, end = found
         try:
             record = _read(pb.Record.FromString(data[begin:end]))
-        except (DecodeError, MalformedError, ValueError) as error:
+        except (DecodeError, ValueError) as error:
             raise RecordingError(
                 f"byte {at} of the recording is no record that this program can read: {error}"
             ) from None
@@ -172,7 +187,10 @@ def _read(record: pb.Record) -> Record:
 
 def _read_header(header: pb.RecordingHeader) -> Header:
     if header.format != FORMAT:
-        raise RecordingError(f"the recording has form {header.format}, this program reads form {FORMAT}")
+        raise RecordingError(
+            f"the recording has form {header.format}, this program reads form {FORMAT}; "
+            f"repeat it with paceline {header.program_version}, which made it"
+        )
     return Header(
         header.program_version,
         header.scheduler_id,
@@ -183,24 +201,47 @@ def _read_header(header: pb.RecordingHeader) -> Header:
 
 
 def _outline(plan: BatchPlan, form: TokenForm) -> tuple[plan_pb2.BatchPlan, bytes]:
-    """Return what is kept of a plan, and the digest of all of it where it says more, and may be known."""
+    """Return what is kept of a plan, and the digest of what its requests bring along, if that may be known."""
+    is_raw = form is TokenForm.RAW
+    tags = plan.tags if is_raw or not len(plan.tags.block_ids) else _without_keys(plan.tags)
     if not plan.new_requests:
-        is_whole = form is TokenForm.RAW or not len(plan.tags.block_ids)
-        return write_plan(plan if is_whole else replace(plan, tags=_without_keys(plan.tags))), b""
-    whole, digest = write_plan(with_contexts(plan) if form is TokenForm.RAW else plan), b""
-    if form is TokenForm.RAW:
-        digest = blake2b(whole.SerializeToString(deterministic=True), digest_size=_DIGEST_BYTES).digest()
-    else:
-        whole.tags.CopyFrom(plan_pb2.BlockTags(block_ids=whole.tags.block_ids, keys=bytes(len(whole.tags.keys))))
-    for new in whole.new_requests:
-        new.ClearField("prompt_token_ids")
-        new.ClearField("output_token_ids")
-        new.ClearField("sampling")
-        new.ClearField("context")
-        new.ClearField("end_token_ids")
-        new.ClearField("bad_word_token_ids")
-        new.ClearField("ignored_end_token_ids")
-    return whole, digest
+        return write_plan(plan if tags is plan.tags else replace(plan, tags=tags)), b""
+    message = write_plan(replace(plan, tags=tags, new_requests=()))
+    message.new_requests.extend(map(_outlined_request, plan.new_requests))
+    return message, _digest(plan.new_requests) if is_raw else b""
+
+
+def _outlined_request(new: NewRequest) -> plan_pb2.NewRequest:
+    return plan_pb2.NewRequest(
+        row=new.row,
+        id=write_record_id(new.record_id),
+        attempt=new.attempt,
+        num_cached_tokens=new.num_cached_tokens,
+        max_tokens=new.max_tokens,
+        num_logprobs=new.num_logprobs,
+        min_tokens=new.min_tokens or None,
+        num_prompt_logprobs=new.num_prompt_logprobs,
+    )
+
+
+def _digest(new_requests: Iterable[NewRequest]) -> bytes:
+    """Not of the messages: a digest costs a fifth of writing them."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    for new in new_requests:
+        assert isinstance(new, Placement), "the core writes no others"
+        request = new.request
+        values = _NUMBERS(new), _SAMPLING(new.sampling), _CONTEXT(new.request_context), request.body_digest
+        told = repr(values).encode()
+        lengths = len(told), new.prompt_token_ids.nbytes, new.output_token_ids.nbytes
+        for data in (
+            repr(lengths).encode(),
+            told,
+            column_bytes(new.prompt_token_ids),
+            column_bytes(new.output_token_ids),
+            request.origin,
+        ):
+            digest.update(data)
+    return digest.digest()
 
 
 def _without_keys(tags: BlockTags) -> BlockTags:

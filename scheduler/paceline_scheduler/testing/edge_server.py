@@ -14,7 +14,7 @@ from paceline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_serve
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_access import Access
-from paceline_scheduler.api.servicer_admin import AdminServicer
+from paceline_scheduler.api.servicer_admin import AdminServicer, Observed
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
@@ -63,8 +63,8 @@ async def serve_edge(
     backend.sink = edge.delivery
     server = grpc.aio.server(interceptors=[Guard(access)], options=SERVER_OPTIONS)
     add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
-    meter = meter or Meter(COUNTED)
-    admin = AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0, meter, recording)
+    observed = Observed(backend.watch, meter or Meter(COUNTED), lambda: 0, recording)
+    admin = AdminServicer(backend, backend, "scheduler-1", observed)
     add_AdminServiceServicer_to_server(admin, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

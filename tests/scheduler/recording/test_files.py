@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import threading
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from hypothesis import strategies as st
 
 from both_sides.audited import make_executor
 from both_sides.recorded import RecordedHarness, Recordings
+from paceline.plan.values import BlockTags
 from paceline_scheduler.core.core import Core
-from paceline_scheduler.core.events import Tick
+from paceline_scheduler.core.events import ExecutorAttached, Tick
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import InvalidRequestError, RecordingError
 from paceline_scheduler.recording import file_writer, wire
 from paceline_scheduler.recording.file_writer import SUFFIX, FileBounds, FileWriter
+from paceline_scheduler.recording.graph import read_value, write_value
+from paceline_scheduler.recording.masking import Plain
 from paceline_scheduler.recording.recorder import Recorder
 from paceline_scheduler.recording.replay import read_recording, replay
 from paceline_scheduler.recording.standins import StandIns
@@ -90,6 +94,33 @@ def test_no_token_of_a_client_is_in_a_file_with_stand_ins():
     assert not any(pair in hidden for pair in pairs)
 
 
+@given(
+    st.one_of(
+        st.dictionaries(st.integers(-(2**63) + 1, 2**63), st.binary(min_size=3, max_size=3), min_size=60, max_size=70),
+        st.dictionaries(st.binary(max_size=3), st.integers() | st.none(), min_size=60, max_size=70),
+        st.lists(st.integers(0, 999), unique=True, min_size=60, max_size=70).map(OrderedDict.fromkeys),
+        st.dictionaries(st.integers(), st.booleans(), min_size=60, max_size=70),
+    )
+)
+def test_large_mappings_are_written_as_columns_and_read_in_their_order(mapping):
+    """Like the keys of 100,000 cached blocks, for which the event loop waits."""
+    again = read_value(*write_value(mapping, {}))
+    assert type(again) is type(mapping)
+    assert list(again.items()) == list(mapping.items())
+    assert list(map(type, again.values())) == list(map(type, mapping.values()))
+
+
+def test_the_keys_of_a_cache_are_no_values_of_their_own():
+    """Each is some bytes in a column: a state with 5,000 of them costs 24 bytes and its key for each."""
+    core, num_keys = Core(CoreLimits()), 5_000
+    executor = make_executor(num_blocks=num_keys)
+    description, snapshot = executor.attach("e")
+    tags = BlockTags(np.arange(num_keys, dtype=np.int32), b"".join(n.to_bytes(16, "big") for n in range(num_keys)))
+    empty = Plain().state(core.state)
+    core.apply(ExecutorAttached(description, replace(snapshot, tags=tags)), 1.0)
+    assert len(Plain().state(core.state)) - len(empty) < num_keys * 42
+
+
 def stand_ins(vocab_size=7):
     """Stand-ins for a model with a small vocabulary, so that tokens often meet."""
     made = StandIns()
@@ -134,11 +165,17 @@ def test_tokens_of_results_get_the_stand_ins_of_the_whole_sequence(prompt, drawn
             replace(result, rows=column(1, 2), num_accepted=column(0, len(tokens)), token_ids=column(*tokens)),
         )
         known += tokens
-        assert changed.token_ids.tolist() == made.of("m", column(*known))[len(known) - len(tokens) :].tolist()
+        assert changed.tolist() == made.of("m", column(*known))[len(known) - len(tokens) :].tolist()
 
 
 def _is_result(record):
     return hasattr(record, "event") and hasattr(record.event, "result")
+
+
+@pytest.fixture(autouse=True)
+def first_write_is_like_others(monkeypatch):
+    """Nobody waits for it here."""
+    monkeypatch.setattr(file_writer, "_FIRST_AFTER_S", 0.2)
 
 
 class Ended:
@@ -160,8 +197,8 @@ def test_older_files_go_when_there_are_too_many(tmp_path):
     for number in range(8):
         ended = Ended()
         writer = FileWriter(tmp_path, bounds, ended)
-        writer.begin(tmp_path / f"{number}{SUFFIX}")
-        writer.write(bytes(10))
+        writer.begin(tmp_path / f"{number}{SUFFIX}", lambda: b"head")
+        writer.write(lambda: bytes(6), 10)
         writer.end()
         writer.join()
         assert ended.has_come.is_set()
@@ -182,11 +219,12 @@ def test_a_full_disk_ends_the_recording_and_says_what_is_lost(tmp_path, monkeypa
     ended = Ended()
     monkeypatch.setattr(file_writer.os, "write", write)
     writer = FileWriter(tmp_path, FileBounds(), ended)
-    writer.begin(tmp_path / f"a{SUFFIX}")
-    writer.write(b"12345")
+    writer.begin(tmp_path / f"a{SUFFIX}", lambda: b"12345")
+    writer.write(lambda: b"6", 10)
     assert ended.has_come.wait(60)
     assert "No space left on device" in ended.failure
     assert written == [b"123"]
+    assert ended.num_lost == 1
 
 
 def test_a_disk_that_is_too_slow_is_not_waited_for(tmp_path, monkeypatch):
@@ -195,13 +233,24 @@ def test_a_disk_that_is_too_slow_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(file_writer.os, "write", lambda _, data: goes_on.wait(60) and len(data))
     ended = Ended()
     writer = FileWriter(tmp_path, FileBounds(max_waiting_bytes=100), ended)
-    writer.begin(tmp_path / f"a{SUFFIX}")
+    writer.begin(tmp_path / f"a{SUFFIX}", bytes)
     for _ in range(30):
-        writer.write(bytes(10))
+        writer.write(lambda: bytes(10), 10)
     assert writer.failure is not None
     goes_on.set()
     assert ended.has_come.wait(60)
-    assert ended.num_lost >= 100
+    assert ended.num_lost >= 10
+
+
+def test_a_record_that_cannot_be_made_ends_the_recording(tmp_path):
+    """In the thread, with a sentence."""
+    ended = Ended()
+    writer = FileWriter(tmp_path, FileBounds(), ended)
+    writer.begin(tmp_path / f"a{SUFFIX}", lambda: b"head")
+    writer.write(lambda: bytes([256]), 10)
+    assert ended.has_come.wait(60)
+    assert "cannot make a record: ValueError" in ended.failure
+    assert ended.num_lost == 1
 
 
 def recorder_in(folder, core):

@@ -11,7 +11,7 @@ from paceline_scheduler.core.events import Effects, Event, ReplyT
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.recording import wire
-from paceline_scheduler.recording.file_writer import FileBounds
+from paceline_scheduler.recording.file_writer import FileBounds, RecordMaker
 from paceline_scheduler.recording.recorder import Recorder
 from paceline_scheduler.recording.replay import Recording
 from simulation.run import run_world
@@ -21,22 +21,42 @@ from simulation.world import LIMITS, World
 
 
 class MemoryFiles:
-    """A Writer whose files are bytes."""
+    """A Writer whose files are bytes. Records are made when so many wait, or somebody looks."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_waiting: int) -> None:
         self.failure: str | None = None
-        self.files: dict[str, bytearray] = {}
-        self._name = ""
+        self._num_waiting = num_waiting
+        self._files: dict[str, bytearray] = {}
+        self._waiting: list[tuple[bytearray, RecordMaker]] = []
+        self._newest = bytearray()
+        self._head_bytes = 0
 
-    def begin(self, path: Path) -> None:
+    @property
+    def files(self) -> dict[str, bytearray]:
+        """By name, with all that was taken."""
+        for data, record in self._waiting:
+            data += record()
+        self._waiting.clear()
+        return self._files
+
+    @property
+    def num_file_bytes(self) -> int:
+        """What is written behind the head of the newest."""
+        return len(self._newest) - self._head_bytes
+
+    def begin(self, path: Path, head: RecordMaker) -> None:
         """Begin a file; two of a second have different numbers."""
-        self._name = path.name
-        assert self._name not in self.files, "every file has its own name"
-        self.files[self._name] = bytearray()
+        assert path.name not in self._files, "every file has its own name"
+        self._newest = bytearray(head())
+        self._head_bytes = len(self._newest)
+        self._files[path.name] = self._newest
 
-    def write(self, data: bytes) -> None:
+    def write(self, record: RecordMaker, num_bytes: int) -> None:
         """Take all."""
-        self.files[self._name] += data
+        assert num_bytes > 0
+        self._waiting.append((self._newest, record))
+        if len(self._waiting) > self._num_waiting:
+            assert self.files
 
     def end(self) -> None:
         """Keep them."""
@@ -48,9 +68,10 @@ class MemoryFiles:
 class Recordings:
     """Makes recorders, and reads what they wrote. A file is full with `max_file_bytes`."""
 
-    def __init__(self, *, is_raw: bool, max_file_bytes: int = 1 << 30) -> None:
+    def __init__(self, *, is_raw: bool, max_file_bytes: int = 1 << 30, num_waiting: int = 0) -> None:
         self._is_raw = is_raw
         self._bounds = FileBounds(max_file_bytes=max_file_bytes)
+        self._num_waiting = num_waiting
         self._writers: list[MemoryFiles] = []
 
     def recorder(self, core: Core) -> Recorder:
@@ -61,7 +82,7 @@ class Recordings:
         return recorder
 
     def _open(self, *_: object) -> MemoryFiles:
-        self._writers.append(MemoryFiles())
+        self._writers.append(MemoryFiles(self._num_waiting))
         return self._writers[-1]
 
     def files(self) -> list[bytes]:

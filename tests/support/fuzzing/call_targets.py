@@ -25,7 +25,7 @@ from paceline_client.errors import PacelineError
 from paceline_client.inbox import Transcript
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.servicer_admin import AdminServicer
+from paceline_scheduler.api.servicer_admin import AdminServicer, Observed
 from paceline_scheduler.api.servicer_guard import Guard
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
@@ -135,7 +135,7 @@ class _Services:
         backend.sink = edge.delivery
         await self._texts.model(model)
         add_InferenceServiceServicer_to_server(InferenceServicer(edge), recorder)
-        servicer = AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0, Meter(COUNTED), None)
+        servicer = AdminServicer(backend, backend, "scheduler-1", Observed(backend.watch, Meter(COUNTED), lambda: 0))
         add_AdminServiceServicer_to_server(servicer, recorder)
         self._behaviours, self._kinds = [], []
         for method in METHODS:

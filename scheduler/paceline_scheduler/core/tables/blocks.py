@@ -9,6 +9,7 @@ A block is exactly one of: free (nothing in it), cached (owned by nobody, has a 
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,6 +117,12 @@ class BlockPool:
         """Put other keys in the place of some; no two become one."""
         self._keys = {block: keys.get(key, key) for block, key in self._keys.items()}
         self._blocks_by_key = {key: block for block, key in self._keys.items()}
+
+    def without_index(self) -> "BlockPool":
+        """Return a copy that finds no keys before `rename`, and shares all the rest."""
+        copied = copy(self)
+        vars(copied)["_blocks_by_key"] = {}
+        return copied
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Asserts that every block's owners are counted; for tests and idle moments."""
