@@ -211,6 +211,26 @@ def test_a_plan_without_drafts_says_nothing_of_their_chances():
     assert harness.step().min_draft_chance == 0.0
 
 
+def test_under_load_nobody_drafts_and_with_few_rows_everybody_does():
+    """A third of the drafts are right, and a token costs an eighth of a small step: eight rows have no use for them."""
+    points = [StepPoint(1, int(8 * MS)), StepPoint(33, int(40 * MS))]
+    shares = []
+    for num_rows in (1, 8):
+        random = np.random.default_rng(0)
+        executor = make_executor(
+            num_blocks=512,
+            max_num_drafts=4,
+            acceptance=lambda num_drafts, random=random: int(random.choice((1, 1, num_drafts + 1))),
+            step_points=points,
+        )
+        harness = CoreHarness(executor)
+        harness.submit(*[make_request(3, 240) for _ in range(num_rows)])
+        drafted = [sum(drafts_of(harness.step())) for _ in range(32)]
+        shares.append(sum(num > 0 for num in drafted[16:]))
+    assert shares[0] >= 8
+    assert shares[1] <= 3
+
+
 def test_now_and_then_a_step_has_no_drafts():
     """So that what steps take without them stays known."""
     harness = drafting(make_request(3, 200), max_num_drafts=1)
