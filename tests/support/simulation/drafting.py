@@ -1,4 +1,7 @@
-"""Drafts for rows whose tokens are hashes: some right ones, and wrong ones behind them. Knows how tokens are drawn."""
+"""Drafts for rows whose tokens are hashes: some right ones, and wrong ones behind them.
+
+Apart from the device, because it knows how tokens are drawn and refuses to know slots.
+"""
 
 from collections.abc import Callable, Sequence
 
