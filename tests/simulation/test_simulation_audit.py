@@ -11,10 +11,18 @@ from paceline_executor.link.engine import Engine
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_executor.testing.plans import int32, placement, plan
 from simulation.audit import AuditedTable, PlanAudit
-from simulation.device import TimedRunner
-from simulation.drafting import DraftingSlots
+from simulation.device import SlotRunner, TimedRunner
+from simulation.drafting import HashDrafter
 
-LIMITS = RowLimits(num_rows=3, max_model_len=24, max_num_batched_tokens=16, num_blocks=8, block_size=4, vocab_size=1000)
+LIMITS = RowLimits(
+    num_rows=3,
+    max_model_len=24,
+    max_num_batched_tokens=16,
+    num_blocks=8,
+    block_size=4,
+    vocab_size=1000,
+    max_num_draft_tokens=8,
+)
 PROMPT = (1, 2, 3, 4, 5)
 FIRST, SECOND = b"k" * 16, b"l" * 16
 CELLS = [(0, 0, 3), (0, 1, 4)]
@@ -23,13 +31,15 @@ CELLS = [(0, 0, 3), (0, 1, 4)]
 class Audited:
     """An executor's rows with the auditor, and what it tells."""
 
-    def __init__(self, num_tokens=lambda num_drafts: 2):
+    def __init__(self, num_right=lambda num_drafts: 1):
         self.told, self.failing = [], set()
         report = self.told.append
-        slots = DraftingSlots(LIMITS.num_blocks, LIMITS.block_size, HashRule(1000), report, num_tokens)
+        slots = SlotRunner(LIMITS.num_blocks, LIMITS.block_size, HashRule(1000), report)
         device = TimedRunner(slots, lambda num_tokens: 0, lambda: 0)
         self.audit = PlanAudit(LIMITS, lambda plan, sentence: self.told.append(sentence))
-        self.table = AuditedTable(LIMITS, self.audit, slots, device, lambda plan: None, self.failing)
+        self.table = AuditedTable(
+            LIMITS, self.audit, slots, device, lambda plan: None, self.failing, HashDrafter(HashRule(1000), num_right)
+        )
         self.engine = Engine(self.table, device, lambda: 0)
 
     def run(self, *plans):
@@ -186,65 +196,18 @@ def test_drafts_bring_more_tokens_and_the_same_ones(executor):
     assert row.num_computed_tokens == 4 + row.output_token_ids.size
 
 
-@pytest.mark.parametrize(
-    ("num_scheduled", "num_drafts", "fault"),
-    [
-        (3, [1], "is scheduled beyond its known tokens"),
-        (3, [3], "drafts follow a token that is none"),
-        (3, [-1], "drafts follow a token that is none"),
-        (3, [2, 0], "columns have the same length"),
-        (8, [7], "no row is scheduled beyond its last token"),
-        (4, [3], "drafts lie in blocks of their row"),
-        (17, [16], "no more tokens than a step takes"),
-    ],
-)
-def test_drafts_follow_the_last_known_token_in_blocks_of_the_row(num_scheduled, num_drafts, fault):
-    """The row knows the token at position 5, may compute position 11 as its last one, and has blocks up to 7."""
-    executor = Audited()
-    executor.run(plan([(0, 5)], place=[placement(0, PROMPT, max_tokens=8)], grants=CELLS))
-    before = repr(executor.table.states())
-    with pytest.raises(PlanError, match=fault):
-        executor.run(replace(plan([(0, num_scheduled)]), num_draft_tokens=int32(num_drafts)))
-    assert repr(executor.table.states()) == before
-
-
-def test_no_draft_follows_a_chunk_that_ends_before_the_last_known_token():
-    """What comes next is known."""
-    executor = Audited()
-    placed = plan([(0, 4)], place=[placement(0, PROMPT)], grants=CELLS)
-    with pytest.raises(PlanError, match="drafts follow the last known token"):
-        executor.run(replace(placed, num_draft_tokens=int32([2])))
-
-
-@pytest.mark.parametrize("num_tokens", range(4))
-def test_accepted_drafts_are_the_tokens_that_come_anyway_and_refused_ones_fill_nothing(num_tokens):
-    """From none to three tokens; a block with a refused draft in it cannot be tagged."""
-    executor, plainly = Audited(lambda num_drafts: num_tokens), Audited()
+@pytest.mark.parametrize("num_right", range(3))
+def test_right_drafts_are_the_tokens_that_come_anyway_and_wrong_ones_fill_nothing(num_right):
+    """From none to both; a block with a wrong draft in it cannot be tagged."""
+    executor, plainly = Audited(lambda num_drafts: num_right), Audited()
     for each in (executor, plainly):
         each.run(plan([(0, 5)], place=[placement(0, PROMPT)], grants=CELLS))
     result = executor.result(replace(plan([(0, 3)]), num_draft_tokens=int32([2])))
     plainly.run(*(plan([(0, 1)]) for _ in range(3)))
     (row,), (whole,) = executor.table.states(), plainly.table.states()
-    assert result.num_accepted.tolist() == [num_tokens]
-    assert result.num_draft_tokens.tolist() == [2 if num_tokens else 0]
-    assert row.output_token_ids.tolist() == whole.output_token_ids[: 1 + num_tokens].tolist()
-    assert row.num_computed_tokens == 5 + num_tokens
-    assert executor.audit._is_full(4) == (num_tokens == 3)
+    assert result.num_accepted.tolist() == [num_right + 1]
+    assert result.num_draft_tokens.tolist() == [2]
+    assert row.output_token_ids.tolist() == whole.output_token_ids[: 2 + num_right].tolist()
+    assert row.num_computed_tokens == 6 + num_right
+    assert executor.audit._is_full(4) == (num_right == 2)
     assert executor.rules() == []
-
-
-def test_a_row_that_a_step_left_as_it_was_goes_on_beside_one_that_got_on():
-    """The first row gets no token, the second two; both end up with the output that they have without drafts."""
-    numbers = iter((0, 2))
-    executor = Audited(lambda num_drafts: next(numbers))
-    both = [placement(0, PROMPT), placement(1, PROMPT[:4])]
-    cells = [*CELLS, (0, 2, 5), (1, 0, 6), (1, 1, 7)]
-    executor.run(plan([(0, 5), (1, 4)], place=both, grants=cells))
-    result = executor.result(replace(plan([(0, 2), (1, 2)]), num_draft_tokens=int32([1, 1])))
-    assert result.num_accepted.tolist() == [0, 2]
-    executor.run(plan([(0, 1)]), plan([(0, 1)]))
-    states = executor.table.states()
-    assert [state.output_token_ids.size for state in states] == [3, 3]
-    for state in states:
-        prompt = state.prompt_token_ids.tolist()
-        assert state.output_token_ids.tolist() == HashRule(1000).output(prompt, 3, 0)

@@ -29,10 +29,13 @@ class WantingRow:
 
 @dataclass(frozen=True, slots=True)
 class WantedDrafts:
-    """sampling: of each row's next token, without rules; the draw behind a draft has the next offset."""
+    """sampling: of each row's next token, without rules; the draw behind a draft has the next offset. min_chance: that
+    a draft is right, for it to pay.
+    """
 
     rows: Sequence[WantingRow]
     sampling: SamplingColumns
+    min_chance: float = 0.0
 
 
 def draws_behind(

@@ -337,6 +337,7 @@ class BatchPlan:
     grants: BlockGrants = NO_GRANTS
     shared: BlockGrants = NO_GRANTS
     num_draft_tokens: Int32Array = field(default_factory=lambda: NO_COLUMN)  # [num_rows], or empty when nobody drafts
+    min_draft_chance: float = 0.0  # that a draft is right; those less likely are not worth verifying
     unsupported_fields: tuple[str, ...] = ()  # names of fields that are set, and that no executor acts on yet
 
     @property

@@ -607,6 +607,7 @@ class BatchPlan(_message.Message):
     ADAPTER_LOADS_FIELD_NUMBER: _builtins.int
     IMPORTS_FIELD_NUMBER: _builtins.int
     EXPORTS_FIELD_NUMBER: _builtins.int
+    MIN_DRAFT_CHANCE_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """incarnation must equal the welcome's."""
     epoch: _builtins.int
@@ -624,6 +625,10 @@ class BatchPlan(_message.Message):
     """
     predicted_ns: _builtins.int
     """predicted_ns is the scheduler's prediction of the step time, for telling a long step from a stuck one."""
+    min_draft_chance: _builtins.float
+    """min_draft_chance is how likely a draft has to be right to be worth verifying, from 0 to 1. A drafter that can tell
+    leaves out what is less likely.
+    """
     @_builtins.property
     def tags(self) -> Global___BlockTags:
         """tags name blocks for the prefix cache."""
@@ -690,10 +695,11 @@ class BatchPlan(_message.Message):
         adapter_loads: _abc.Iterable[Global___AdapterLoad] | None = ...,
         imports: _abc.Iterable[Global___BlockTransfer] | None = ...,
         exports: _abc.Iterable[Global___BlockTransfer] | None = ...,
+        min_draft_chance: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "grants", b"grants", "shared", b"shared", "tags", b"tags"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_loads", b"adapter_loads", "copies", b"copies", "epoch", b"epoch", "exports", b"exports", "forget", b"forget", "grants", b"grants", "imports", b"imports", "incarnation", b"incarnation", "new_requests", b"new_requests", "num_draft_tokens", b"num_draft_tokens", "num_scheduled_tokens", b"num_scheduled_tokens", "predicted_ns", b"predicted_ns", "releases", b"releases", "rows", b"rows", "shared", b"shared", "step_id", b"step_id", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_loads", b"adapter_loads", "copies", b"copies", "epoch", b"epoch", "exports", b"exports", "forget", b"forget", "grants", b"grants", "imports", b"imports", "incarnation", b"incarnation", "min_draft_chance", b"min_draft_chance", "new_requests", b"new_requests", "num_draft_tokens", b"num_draft_tokens", "num_scheduled_tokens", b"num_scheduled_tokens", "predicted_ns", b"predicted_ns", "releases", b"releases", "rows", b"rows", "shared", b"shared", "step_id", b"step_id", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

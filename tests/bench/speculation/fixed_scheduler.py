@@ -19,8 +19,8 @@ def main() -> None:
     """Run it."""
     num_drafts = int(sys.argv[1])
 
-    def always(_view: ExecutorView, _rows: RowIndex, most: Int32Array, _budget: StepBudget) -> Int32Array:
-        return np.minimum(most, num_drafts).clip(0).astype(np.int32)
+    def always(_view: ExecutorView, _rows: RowIndex, most: Int32Array, _budget: StepBudget) -> tuple[Int32Array, float]:
+        return np.minimum(most, num_drafts).clip(0).astype(np.int32), 0.0
 
     drafts.best_drafts = always
     program.main(sys.argv[2:])

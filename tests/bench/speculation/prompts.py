@@ -47,6 +47,36 @@ _ACCOUNT = """class Account:
         self.balance = self.balance - amount
         return self.balance
 """
+_STOCK = """class Stock:
+    def __init__(self):
+        self.items = {}
+
+    def add(self, name, count):
+        self.items[name] = self.items.get(name, 0) + count
+
+    def remove(self, name, count):
+        if self.items.get(name, 0) < count:
+            raise ValueError(name)
+        self.items[name] = self.items[name] - count
+
+    def count(self, name):
+        return self.items.get(name, 0)
+"""
+_DEGREES = """def celsius(fahrenheit):
+    return (fahrenheit - 32) * 5 / 9
+
+
+def fahrenheit(celsius):
+    return celsius * 9 / 5 + 32
+
+
+def main():
+    for degrees in range(0, 100, 10):
+        print(degrees, celsius(degrees), fahrenheit(degrees))
+
+
+main()
+"""
 _SHAPES = """function area(shape) {
   if (shape.kind === "circle") {
     return Math.PI * shape.radius * shape.radius;
@@ -65,10 +95,9 @@ class Kind(StrEnum):
     SUMMARISE = "summarise"
     EDIT = "edit"
     CODE_EDIT = "code edit"
+    NEW_CODE = "new code"
     CHAT = "chat"
 
-
-COPYING = (Kind.SUMMARISE, Kind.EDIT, Kind.CODE_EDIT)
 
 PROMPTS: Mapping[Kind, tuple[str, ...]] = {
     Kind.SUMMARISE: tuple(
@@ -83,7 +112,13 @@ PROMPTS: Mapping[Kind, tuple[str, ...]] = {
             ("Replace Thursday by Friday in this letter.", _LETTER),
         )
     ),
+    # A small model corrects code by writing it again with a check more. What the next three ask for it answers with
+    # code of its own: they are kept as that.
     Kind.CODE_EDIT: tuple(
+        f"Correct the mistakes in this code, if there are any, and show me the whole code:\n\n```\n{code}```"
+        for code in (_ACCOUNT, _STOCK, _DEGREES)
+    ),
+    Kind.NEW_CODE: tuple(
         f"{wish} Write the whole code again.\n\n```\n{code}```"
         for wish, code in (
             ("Add a docstring to each function.", _FILTERS),

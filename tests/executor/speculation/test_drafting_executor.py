@@ -47,6 +47,17 @@ async def test_results_say_how_many_drafts_were_verified():
     assert tokens == [[token] for token in continuation(PROMPT, 2, LIMITS.vocab_size)]
 
 
+async def test_a_plan_says_how_likely_drafts_have_to_be_right():
+    """Behind a match of two tokens, every other one is: too few for this one."""
+    plan = placing()
+    plan.min_draft_chance = 0.75
+    async with hash_executor(LIMITS) as executor, attached(executor.address) as client:
+        await client.step([(0, 8)], plan)
+        result = await client.result()
+    assert values_of(result.num_draft_tokens) == [0]
+    assert tokens_by_row(result)[0] == list(continuation(PROMPT, 1, LIMITS.vocab_size))
+
+
 @pytest.mark.parametrize(
     ("scheduled", "drafts", "reason"),
     [

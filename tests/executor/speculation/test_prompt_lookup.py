@@ -1,6 +1,7 @@
 """Prompt lookup: drafts are what followed the longest earlier match, however the row grew."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +12,9 @@ from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.drafters import wanted_drafts
 
 
-def drafts_of(drafter, tokens, num_wanted=4, row=0):
+def drafts_of(drafter, tokens, num_wanted=4, row=0, min_chance=0.0):
     """What it drafts for a row with these tokens."""
-    (drafts,) = drafter.draft(wanted_drafts([(row, tokens, num_wanted)]))
+    (drafts,) = drafter.draft(replace(wanted_drafts([(row, tokens, num_wanted)]), min_chance=min_chance))
     return drafts.tolist()
 
 
@@ -22,7 +23,7 @@ def longest_match(tokens):
     end = len(tokens) - 1
     best = (0, -1)
     for place in range(end):
-        length = next((i for i in range(8) if i > place or tokens[place - i] != tokens[end - i]), 8)
+        length = next((i for i in range(16) if i > place or tokens[place - i] != tokens[end - i]), 16)
         best = max(best, (length, place))
     return best
 
@@ -90,3 +91,55 @@ def test_a_long_prompt_is_indexed_in_several_steps(monkeypatch):
     monkeypatch.setattr(prompt_lookup, "_MAX_INDEXED", 10)
     drafter, tokens = PromptLookup(), [*range(22), 3, 4]
     assert [drafts_of(drafter, tokens) for _ in range(3)] == [[], [], [5, 6, 7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "min_chance", "num_drafts"),
+    [
+        ([1, 2, 3, 4, 5, 6, 1, 2], 0.0, 4),
+        ([1, 2, 3, 4, 5, 6, 1, 2], 0.3, 2),  # 1/2, then 2/3 of that
+        ([1, 2, 3, 4, 5, 6, 1, 2], 0.4, 1),
+        ([1, 2, 3, 4, 5, 6, 1, 2], 0.6, 0),
+        ([1, 2, 3, 4, 5, 6, 1, 2, 3, 4], 0.6, 2),  # 3/4, then 4/5 of that
+        ([*range(20), *range(16)], 0.9, 1),
+        ([*range(20), *range(16)], 1.0, 0),
+    ],
+)
+def test_a_draft_that_is_less_likely_than_it_must_be_is_left_out(tokens, min_chance, num_drafts):
+    """What follows a long match is right more often, and a later draft only with those before it."""
+    assert len(drafts_of(PromptLookup(), tokens, min_chance=min_chance)) == num_drafts
+
+
+def grown_by(pieces, min_chance):
+    """How many drafts each piece of a row brings, looked up behind it."""
+    drafter, tokens, counts = PromptLookup(), [], []
+    for piece in pieces:
+        tokens += piece
+        counts.append(len(drafts_of(drafter, tokens, min_chance=min_chance)))
+    return counts
+
+
+def test_a_row_that_copies_gets_drafts_after_short_matches_too():
+    """What would have been drafted is compared with what came, though no draft of it was verified."""
+    copying = [[1, 2, 3], *([20 + i, 1, 2] if i % 2 else [3] for i in range(12))]
+    counts = grown_by(copying, min_chance=0.7)
+    assert (counts[2], counts[-1]) == (0, 1)
+
+
+def test_a_row_that_does_not_copy_stops_drafting_and_another_one_does_not():
+    """Each row shows it by itself."""
+    drafter, tokens = PromptLookup(), [1, 2]
+    for other in range(10, 30):
+        tokens += [other, 1, 2]
+        drafts_of(drafter, tokens, min_chance=0.3)
+    assert drafts_of(drafter, tokens, min_chance=0.3) == []
+    assert len(drafts_of(drafter, tokens, row=1, min_chance=0.3)) == 2
+
+
+def test_what_a_row_showed_long_ago_counts_less():
+    """It wrote something new for a while, and copies again."""
+    new = [token for other in range(100, 120) for token in (other, 1, 2)]
+    copying = [[1, 2, *new], *([3, 1, 2] for _ in range(60))]
+    counts = grown_by(copying, min_chance=0.7)
+    assert counts[0] == 0
+    assert counts[-1] == 4

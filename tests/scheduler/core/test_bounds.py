@@ -15,11 +15,16 @@ from paceline_scheduler.errors import DivergenceError
 from paceline_scheduler.testing.requests import column, make_request
 
 FIRST = "executor-0"
+MAX_DRAFTS = 9
 
 
 def drafting(num_drafts, num_accepted, *requests, **options):
     """A harness whose rows want drafts, with one result in of requests whose prompts are computed."""
-    executor = make_executor(acceptance=lambda num_drafts: min(num_accepted, num_drafts + 1), **options)
+
+    def acceptance(num_drafts):
+        return min(num_accepted, num_drafts + 1)
+
+    executor = make_executor(max_num_drafts=MAX_DRAFTS, acceptance=acceptance, **options)
     harness = CoreHarness(executor)
     harness.submit(*requests)
     harness.step()
@@ -252,7 +257,11 @@ def test_output_and_log_probabilities_are_those_of_plain_decoding(
     """Whatever is drafted and accepted, however far plans run ahead, preempted or not, wherever outputs end."""
     requests = [make_request(*shape, end_token_ids=(0,), num_logprobs=1) for shape in shapes]
     executor = make_executor(
-        num_blocks=num_blocks, end_probability=end_probability, acceptance=drawn_acceptance(seed), max_num_rows=4
+        num_blocks=num_blocks,
+        end_probability=end_probability,
+        acceptance=drawn_acceptance(seed),
+        max_num_rows=4,
+        max_num_drafts=MAX_DRAFTS,
     )
     harness = CoreHarness(executor, limits=CoreLimits(run_ahead_s=1e9))
     harness.drafts = drafts

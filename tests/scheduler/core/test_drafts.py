@@ -193,6 +193,44 @@ def test_a_request_may_bound_its_drafts_or_switch_them_off():
     assert drafts_of(harness.step()) == [4, 2, 0]
 
 
+def test_the_more_rows_the_likelier_a_draft_must_be_right():
+    """Each of them waits for it: what it costs is counted in the tokens that all get in that time."""
+    points = [StepPoint(1, int(5 * MS)), StepPoint(33, int(21 * MS))]  # half a millisecond for each token
+    chances = []
+    for num_rows in (1, 2, 8):
+        harness = drafting(*[make_request(3, 40) for _ in range(num_rows)], step_points=points)
+        chances.append(harness.step().min_draft_chance)
+    assert chances == sorted(chances)
+    assert chances[0] == pytest.approx(0.1, abs=0.01)  # until steps were seen that take other times
+    assert chances[-1] >= 0.3
+
+
+def test_a_plan_without_drafts_says_nothing_of_their_chances():
+    """There is nothing to leave out."""
+    harness = drafting(make_request(3, 40, max_num_draft_tokens=0))
+    assert harness.step().min_draft_chance == 0.0
+
+
+def test_under_load_nobody_drafts_and_with_few_rows_everybody_does():
+    """A third of the drafts are right, and a token costs an eighth of a small step: eight rows have no use for them."""
+    points = [StepPoint(1, int(8 * MS)), StepPoint(33, int(40 * MS))]
+    shares = []
+    for num_rows in (1, 8):
+        random = np.random.default_rng(0)
+        executor = make_executor(
+            num_blocks=512,
+            max_num_drafts=4,
+            acceptance=lambda num_drafts, random=random: int(random.choice((1, 1, num_drafts + 1))),
+            step_points=points,
+        )
+        harness = CoreHarness(executor)
+        harness.submit(*[make_request(3, 240) for _ in range(num_rows)])
+        drafted = [sum(drafts_of(harness.step())) for _ in range(32)]
+        shares.append(sum(num > 0 for num in drafted[16:]))
+    assert shares[0] >= 8
+    assert shares[1] <= 3
+
+
 def test_now_and_then_a_step_has_no_drafts():
     """So that what steps take without them stays known."""
     harness = drafting(make_request(3, 200), max_num_drafts=1)
@@ -401,7 +439,7 @@ def compare(device, shares):
     for step in range(num_steps):
         budget = StepBudget(model, NO_BOUNDS, 1 << 20)
         budget.add_decodes(positions, num_rows)
-        drafts = best_drafts(view, rows, most, budget)
+        drafts, _ = best_drafts(view, rows, most, budget)
         num_drafts, depth = int(drafts.sum()), int(drafts.max())
         speculation.planned(num_drafts)
         forward_ms, drafting_ms = device.forward_ms(num_rows, num_drafts), device.round_ms * depth

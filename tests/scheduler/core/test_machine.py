@@ -48,12 +48,13 @@ ADDRESSES = ("executor-0", "executor-1")
 SOME_ADDRESS = st.sampled_from(ADDRESSES)
 
 
-def small_executor(incarnation, num_blocks=12):
+def small_executor(incarnation, num_blocks=12, max_num_drafts=0):
     """Return an executor of few rows and blocks."""
     return make_executor(
         num_blocks=num_blocks,
         max_num_rows=6,
         max_num_batched_tokens=32,
+        max_num_drafts=max_num_drafts,
         end_probability=END_PROBABILITY,
         incarnation=incarnation,
     )
@@ -62,9 +63,12 @@ def small_executor(incarnation, num_blocks=12):
 class ServingMachine(RuleBasedStateMachine):
     """Two small, unequal executors whose pools overflow soon, two tenants with common prompts, all that clients do."""
 
+    max_num_drafts = 0
+
     def __init__(self):
         super().__init__()
-        executors = [small_executor(1), small_executor(100, num_blocks=9)]
+        drafts = self.max_num_drafts
+        executors = [small_executor(1, 12, drafts), small_executor(100, 9, drafts)]
         self.harness = CoreHarness(*executors, limits=CoreLimits(max_num_queued_reqs=8))
         self.requests: dict[int, Request] = {}
         self.old_results: list[tuple[str, StepResult]] = []
@@ -371,7 +375,7 @@ class CoreMachine(ServingMachine):
         """How much memory is free decides: what no executor can hold any more fails, the rest goes on."""
         self.num_restarts += 1
         self.num_deaths += 1
-        self.harness.executors[address] = small_executor(1000 * self.num_restarts, num_blocks)
+        self.harness.executors[address] = small_executor(1000 * self.num_restarts, num_blocks, self.max_num_drafts)
         self.harness.attach(address)
 
     @rule(address=SOME_ADDRESS)
@@ -395,6 +399,8 @@ TestCoreMachine.settings = settings(
 
 class DraftingMachine(CoreMachine):
     """The same core, the same events, and rows that draft."""
+
+    max_num_drafts = 7
 
     @rule(drafts=st.lists(st.integers(0, 7), min_size=1, max_size=4))
     def rows_want_drafts(self, drafts):

@@ -31,15 +31,15 @@ from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.core.request import Request
 from simulation.audit import AuditedTable, PlanAudit
-from simulation.device import InjectedError, TimedRunner
-from simulation.drafting import DraftingSlots
+from simulation.device import InjectedError, SlotRunner, TimedRunner
+from simulation.drafting import HashDrafter
 
 VOCAB_SIZE = 32_000
 _STEP_POINTS = (StepPoint(1, 1_000_000), StepPoint(64, 4_000_000))
 PLAIN = HashRule(VOCAB_SIZE)
 
 Acceptance = Callable[[int], int]
-"""How many tokens a row gets that has so many drafts: from none to one more than them."""
+"""How many tokens a row gets that has so many drafts: from one to one more than them."""
 
 
 def ending(probability: float) -> HashRule:
@@ -50,7 +50,7 @@ def ending(probability: float) -> HashRule:
 def drawn_acceptance(seed: int) -> Acceptance:
     """Return an acceptance that draws any number of tokens."""
     random = Random(seed)  # noqa: S311 - nothing secret
-    return lambda num_drafts: random.randint(0, num_drafts + 1)
+    return lambda num_drafts: random.randint(1, num_drafts + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,11 @@ class AuditedRows(AuditedTable):
         clock_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         limits = kind.limits
-        slots = DraftingSlots(
-            limits.num_blocks, limits.block_size, kind.rule, violations.append, kind.acceptance, kind.step_times
-        )
+        slots = SlotRunner(limits.num_blocks, limits.block_size, kind.rule, violations.append, kind.step_times)
+        drafter = HashDrafter(kind.rule, lambda num_drafts: kind.acceptance(num_drafts) - 1)
         self.device = TimedRunner(slots, step_ns, clock_ns)
         self.audit = PlanAudit(limits, lambda _, sentence: violations.append(sentence))
-        super().__init__(limits, self.audit, slots, self.device, lambda _: None, failing)
+        super().__init__(limits, self.audit, slots, self.device, lambda _: None, failing, drafter)
         self.num_landed = 0
         self._problems = problems
         description = describe_simulated(kind.model, slots, limits, simulated_tokenizer())

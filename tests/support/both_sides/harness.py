@@ -126,8 +126,10 @@ class CoreHarness:
         most_of = self.views.executor(address).rows.max_drafts
         most_of[:] = np.resize(self.drafts, len(most_of))
 
-        def all_there_may_be(_: ExecutorView, __: RowIndex, most: Int32Array, ___: StepBudget) -> Int32Array:
-            return np.maximum(most, 0)
+        def all_there_may_be(
+            _: ExecutorView, __: RowIndex, most: Int32Array, ___: StepBudget
+        ) -> tuple[Int32Array, float]:
+            return np.maximum(most, 0), 0.0
 
         with mock.patch.object(drafts, "best_drafts", all_there_may_be):
             return self._plan(address)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from paceline.plan.hashes import HASH_START
 from paceline.plan.values import BatchPlan, Int32Array, RecordId, Release, StepResult
 from paceline.v1.inference_pb2 import GenerateRequest
@@ -16,6 +18,8 @@ from paceline_executor.link.fence import Fence
 from paceline_executor.link.plan_stream import PlanStream as StreamOfPlans
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.rows.columns import RowColumns
+from paceline_executor.runner import simulated
+from paceline_executor.runner.interface import BoolArray, StepBatch
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core import intake, recovery
@@ -151,6 +155,13 @@ def _commit_confirmed(
     return plan
 
 
+def _accept_all(batch: StepBatch, drawn: Int32Array, is_drawn: BoolArray) -> tuple[Int32Array, BoolArray]:
+    """Every draw counts, also behind a wrong draft."""
+    num_draws = np.ones_like(batch.sampled) if batch.num_drafts is None else batch.num_drafts + 1
+    first = np.cumsum(num_draws) - num_draws
+    return np.add.reduceat(is_drawn, first, dtype=np.int32) if first.size else drawn[:0], is_drawn
+
+
 def _settle_row_alone(executor: ExecutorState, step: StepInFlight, surplus: Int32Array) -> Int32Array:
     """Lower the bound of a row, and not those of its steps in flight, whose results then lower it once more."""
     executor.rows.num_scheduled[step.index] -= surplus
@@ -229,6 +240,9 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "bounds": Ablation(
         "what is planned of a row is never below what was computed", ((results, "_settle", _settle_row_alone),)
+    ),
+    "acceptance": Ablation(
+        "a draft is accepted while it is what is drawn", ((simulated, "counting_draws", _accept_all),)
     ),
     "late-tags": Ablation(
         "blocks are tagged when they are known to be full",

@@ -15,8 +15,8 @@ from paceline_executor.errors import ServiceError
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import StepOutput
-from simulation.device import TimedRunner
-from simulation.drafting import DraftingSlots, DraftingTable
+from paceline_executor.speculation.drafter import Drafter
+from simulation.device import SlotRunner, TimedRunner
 
 _UNWRITTEN = -1
 
@@ -157,19 +157,21 @@ class PlanAudit:
             self.violated(plan, f"{rule}: {where}")
 
 
-class AuditedTable(DraftingTable):
+class AuditedTable(RowTable):
     """Rows with an auditor beside them. `applied` hears of plans that take effect; steps with `failing` ones fail."""
 
     def __init__(
         self,
         limits: RowLimits,
         audit: PlanAudit,
-        slots: DraftingSlots,
+        slots: SlotRunner,
         device: TimedRunner,
         applied: Callable[[BatchPlan], None],
         failing: Set[RecordId],
+        drafter: Drafter | None = None,
     ) -> None:
-        super().__init__(limits, slots)
+        super().__init__(limits, drafter)
+        self.slots = slots
         self._audit = audit
         self._device = device
         self._applied = applied

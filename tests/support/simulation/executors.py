@@ -48,8 +48,8 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_executor.testing.hiding_runner import HidingRunner
 from simulation.audit import AuditedTable, PlanAudit
-from simulation.device import NANOSECONDS, InlineThread, TimedRunner
-from simulation.drafting import DraftingSlots
+from simulation.device import NANOSECONDS, InlineThread, SlotRunner, TimedRunner
+from simulation.drafting import HashDrafter
 from simulation.loop import Node, SimulationLoop
 from simulation.model import MAX_PLANS_IN_FLIGHT, ModelConfig
 from simulation.network import Call, CallEndedError, Network
@@ -124,14 +124,15 @@ class _Process:
         seed = random.getrandbits(32)
         accepting = Random(seed)  # noqa: S311 - nothing secret
 
-        def num_tokens(num_drafts: int) -> int:
-            return accepting.randint(1, num_drafts + 1)
+        def num_right(num_drafts: int) -> int:
+            return accepting.randint(0, num_drafts)
 
-        slots = DraftingSlots(limits.num_blocks, limits.block_size, config.rule, self._report, num_tokens)
+        slots = SlotRunner(limits.num_blocks, limits.block_size, config.rule, self._report)
+        drafter = HashDrafter(config.rule, num_right)
         inner = HidingRunner(slots, seed) if config.is_ahead else slots
         self.device = device = TimedRunner(inner, config.step_ns, clock_ns, fails_late=config.fails_late)
         self._audit = PlanAudit(limits, self._violated)
-        self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing)
+        self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing, drafter)
         loaded = Loaded(Engine(self.table, device, clock_ns), config.describe(device))
         thread = InlineThread(clock_ns, device.end_of)
         self.steps = StepLoop(lambda: loaded, self.attachments.report, clock_ns, thread)

@@ -218,6 +218,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "rows": _ROWS,
         "num_scheduled_tokens": _COUNTS,
         "num_draft_tokens": _COUNTS,
+        "min_draft_chance": Real(0.0, 1.0),
         "predicted_ns": _TIME,
         "forget": Many(1 << 14),
         "adapter_loads": _TRANSFERS,

@@ -86,6 +86,8 @@ def write_plan(plan: BatchPlan) -> plan_pb2.BatchPlan:
         message.forget.extend(write_record_id(record_id) for record_id in plan.forget)
     if len(plan.num_draft_tokens):
         message.num_draft_tokens = column_bytes(plan.num_draft_tokens)
+    if plan.min_draft_chance:
+        message.min_draft_chance = plan.min_draft_chance
     return message
 
 
@@ -105,6 +107,7 @@ def read_plan(message: plan_pb2.BatchPlan) -> BatchPlan:
         grants=_read_grants("grants", message.grants) if message.HasField("grants") else NO_GRANTS,
         shared=_read_grants("shared", message.shared) if message.HasField("shared") else NO_GRANTS,
         num_draft_tokens=read_column("num_draft_tokens", message.num_draft_tokens),
+        min_draft_chance=message.min_draft_chance,
         unsupported_fields=tuple(name for name in _UNSUPPORTED if getattr(message, name)),
     )
 

@@ -222,6 +222,7 @@ class ExecutorState:
             shared=shared,
             forget=tuple(self.next_plan.forgets),
             num_draft_tokens=drafts,
+            min_draft_chance=decision.min_draft_chance,
         )
         self.next_plan.forgets.clear()
         if self.speculation.max_drafts:

@@ -13,6 +13,7 @@ from paceline_scheduler.core.planning.speculation import Float64Array
 from paceline_scheduler.core.planning.step_budget import StepBudget
 from paceline_scheduler.core.tables.rows import RowIndex
 
+_CHANCE_STEPS = 256  # so that a chance is the same on both sides of the wire
 _MAX_SLOWDOWN = 2.0
 """A step with drafts takes at most so many plain steps while a row has none."""
 
@@ -24,35 +25,40 @@ def fit_drafts(
     num_spare_blocks: int,
     budget: StepBudget,
     limits: CoreLimits,
-) -> tuple[Int32Array, RowIndex]:
-    """Returns the drafts of each decoding row, and the rows that get another block, once for each block. `growing_rows`
-    get a block for their one token already. Charges the budget.
+) -> tuple[Int32Array, float, RowIndex]:
+    """Returns the drafts of each decoding row, how likely a draft must be right to pay, and the rows that get another
+    block, once for each block. `growing_rows` get a block for their one token already. Charges the budget.
     """
     rows, block_size = view.rows, view.description.block_size
     positions = rows.num_scheduled[decode_rows]
     most = np.minimum(rows.max_drafts[decode_rows], rows.limit[decode_rows] - positions - 1)
     most = np.minimum(most, limits.max_num_draft_tokens)
     most[positions + 1 < rows.num_known[decode_rows]] = 0  # what comes next is known
-    drafts = best_drafts(view, decode_rows, most, budget)
+    drafts, min_chance = best_drafts(view, decode_rows, most, budget)
     num_free = rows.num_slots[decode_rows] + block_size * np.isin(decode_rows, growing_rows) - positions - 1
     lacking = _blocks(drafts - num_free, block_size)
     drafts = np.where(np.cumsum(lacking) <= num_spare_blocks, drafts, np.minimum(drafts, num_free))
     drafts = budget.add_drafts(positions, drafts, view.speculation.round_ns).astype(np.int32)
-    return drafts, np.repeat(decode_rows, _blocks(drafts - num_free, block_size))
+    return drafts, min_chance, np.repeat(decode_rows, _blocks(drafts - num_free, block_size))
 
 
-def best_drafts(view: ExecutorView, decode_rows: RowIndex, most: Int32Array, budget: StepBudget) -> Int32Array:
+def best_drafts(
+    view: ExecutorView, decode_rows: RowIndex, most: Int32Array, budget: StepBudget
+) -> tuple[Int32Array, float]:
+    """Also returns how likely a draft must be right to be worth its time, from 0 to 1."""
     num_places = int(most.max(initial=0))
     if num_places <= 0 or view.speculation.is_plain_due:
-        return np.zeros_like(most)
+        return np.zeros_like(most), 0.0
     place, positions = np.arange(num_places), view.rows.num_scheduled[decode_rows]
     costs = budget.draft_costs(positions, num_places)
-    acceptance, rate = view.speculation.acceptance, len(decode_rows) / budget.predicted_ns()
-    if not np.count_nonzero(acceptance.survival(decode_rows, 1)[:, 0] > rate * costs[:, 0]):
-        return np.zeros_like(most)  # waiting for any costs more than it brings
+    acceptance = view.speculation.acceptance
+    least = costs[:, 0] * (len(decode_rows) / budget.predicted_ns())
+    if not np.count_nonzero(acceptance.survival(decode_rows, 1)[:, 0] > least):
+        return np.zeros_like(most), 0.0  # waiting for any costs more than it brings
     gains = acceptance.survival(decode_rows, num_places)
     gains[place >= most[:, np.newaxis]] = 0.0
-    return most_per_time(gains, costs, view.speculation.round_ns, budget)
+    min_chance = round(_CHANCE_STEPS * min(1.0, float(least.mean()))) / _CHANCE_STEPS
+    return most_per_time(gains, costs, view.speculation.round_ns, budget), min_chance
 
 
 def most_per_time(gains: Float64Array, costs: Float64Array, round_ns: float, budget: StepBudget) -> Int32Array:

@@ -60,6 +60,7 @@ class Admission:
 class Decision:
     decode_rows: RowIndex
     decode_drafts: Int32Array  # beside its one token; empty when nobody drafts
+    min_draft_chance: float
     growing_rows: RowIndex  # once for each block they need
     chunk_rows: RowIndex
     chunk_tokens: Int32Array
@@ -154,13 +155,14 @@ def _decide(
         admitting.admit(queue[num_first:] if num_first else queue)
     admissions = () if admitting is None else tuple(admitting.admissions)
     chunks += [(admission.row, admission.num_tokens) for admission in admissions]
-    decode_drafts = NO_COLUMN
+    decode_drafts, min_draft_chance = NO_COLUMN, 0.0
     if limits.max_num_draft_tokens and np.count_nonzero(rows.max_drafts):
         has_decodes_only = not chunks and not len(prefilling) and len(decode_rows) == len(decoding)
         if has_decodes_only and not (preemptions or share_preemptions or view.suspect_rows or view.is_doubted):
             # A block for each row's next token stays, and all that somebody waits for.
             num_spare = 0 if queue else max(0, min(num_available - len(decode_rows), shares.least_room()))
-            decode_drafts, drafting_rows = fit_drafts(view, decode_rows, growing_rows, num_spare, budget, limits)
+            fitted = fit_drafts(view, decode_rows, growing_rows, num_spare, budget, limits)
+            decode_drafts, min_draft_chance, drafting_rows = fitted
             growing_rows = np.concatenate((growing_rows, drafting_rows))
     return Decision(
         preemptions=preemptions,
@@ -168,6 +170,7 @@ def _decide(
         moves=moves,
         decode_rows=decode_rows,
         decode_drafts=decode_drafts,
+        min_draft_chance=min_draft_chance,
         growing_rows=growing_rows,
         chunk_rows=np.array([row for row, _ in chunks], dtype=np.intp) if chunks else _NO_ROWS,
         chunk_tokens=np.array([count for _, count in chunks], dtype=np.int32) if chunks else NO_COLUMN,
