@@ -42,8 +42,6 @@ class Engine:
         self._runner = runner
         self._clock_ns = clock_ns
         self._in_flight: deque[Ticket] = deque()  # oldest first
-        if runner.max_in_flight > 1 and table.limits.max_num_draft_tokens:
-            raise ValueError("a device that keeps rows verifies no drafts: its limits must say 0")
         self.profiler = runner.profiler
         table.drafter = self._drafter = TimedDrafter(table.drafter, clock_ns, self.profiler)
         table.begin_device()
