@@ -39,7 +39,6 @@ from paceline_executor.runner.memory_plan import (
 )
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
 from paceline_executor.sizing import MAX_DEFAULT_KV_BYTES, MIN_POOL_TOKENS, fillable_blocks, longest_row, row_limits
-from paceline_executor.speculation.drafter import MAX_NUM_DRAFT_TOKENS
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import Checkpoint, KvScales
 from paceline_executor.weights.stored_tensor import FloatType, StoredType
@@ -47,6 +46,7 @@ from paceline_kernels.linear import Splits
 
 _DEFAULT_SHARE = 0.9
 _TWIN_KV_SHARE = 4  # a quarter of what is free, as on a CPU
+_MAX_DRAFTS = 7  # eight tokens of four query heads: attention keeps so many in registers
 _TOKEN_BYTES = 32  # ids, positions and slots of a captured step
 
 
@@ -171,7 +171,7 @@ def _on_device(config: Config) -> Config:
 
 def _max_drafts(config: Config) -> int:
     """What is verified together has other bits."""
-    return 0 if config.batch_invariant else MAX_NUM_DRAFT_TOKENS
+    return 0 if config.batch_invariant else _MAX_DRAFTS
 
 
 def _row_limits(config: Config, vocab_size: int, max_model_len: int, num_blocks: int) -> RowLimits:

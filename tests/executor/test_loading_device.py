@@ -124,7 +124,7 @@ def test_blocks_have_64_slots_on_a_gpu_unless_others_are_asked_for(built, kind):
 
 def test_rows_are_drafted_for_unless_bits_may_not_depend_on_the_step(built):
     """Tokens verified together are multiplied by other tiles than one by one."""
-    assert loaded(WIDE).description.limits.max_num_draft_tokens == 8
+    assert loaded(WIDE).description.limits.max_num_draft_tokens == 7
     assert loaded(WIDE, "--batch-invariant").description.limits.max_num_draft_tokens == 0
 
 

@@ -1,4 +1,4 @@
-"""`python -m kernel_resources sm_90 > table.csv`: compile every kernel for an architecture and print what it takes."""
+"""`python -m kernel_resources sm_90 > table.csv`: compile every kernel for a GPU and print what it takes."""
 
 import csv
 import dataclasses
@@ -6,19 +6,18 @@ import sys
 
 from kernel_resources.cases import cases
 from kernel_resources.compiling import Resources, compile_case
-from paceline_kernels.gpu.architecture import Architecture
 from paceline_kernels.gpu.no_gpu import compile_for
 
 
-def main(architecture: Architecture) -> None:
+def main(capability: int) -> None:
     """Print the table: a header, and a line per kernel and case."""
-    compile_for(int(architecture))
+    compile_for(capability)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(field.name for field in dataclasses.fields(Resources))
-    for case in cases(architecture):
+    for case in cases(capability):
         for resources in compile_case(case.name, case.call):
             writer.writerow(dataclasses.astuple(resources))
 
 
 if __name__ == "__main__":
-    main(Architecture[sys.argv[1].upper()])
+    main(int(sys.argv[1].removeprefix("sm_")))

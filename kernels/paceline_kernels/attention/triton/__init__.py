@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from paceline_kernels.attention import MAX_SHORT_QUERIES
 from paceline_kernels.attention.triton.chunks import attend_chunks
 from paceline_kernels.attention.triton.launches import (
     CHUNKS,
@@ -30,6 +29,7 @@ from paceline_kernels.gpu.splits import Splits
 # More than any context has, and so little that nothing added to it leaves 32 bits.
 _NO_WINDOW = 2**30
 _MIN_HEAD_DIM, _MAX_HEAD_DIM = 64, 256
+_MAX_PACKED = 64
 # Where no GPU is asked, because kernels are interpreted or only compiled.
 _DEFAULT_MULTIPROCESSORS = 2
 
@@ -91,8 +91,8 @@ def paged_attention(
     place = (architecture.current(), padded, 1 if key_cache.element_size() == 1 else 2)
     launch = splits_launch(place, key_cache.dtype, group * short_tokens, context_lens.shape[0], splits)
     packed = max(launch.min_packed, triton.next_power_of_2(group * short_tokens))
-    if packed > MAX_SHORT_QUERIES:
-        problem = f"{short_tokens} tokens of {group} heads per KV head are more than {MAX_SHORT_QUERIES} together"
+    if packed > _MAX_PACKED:
+        problem = f"{short_tokens} tokens of {group} heads per KV head are more than {_MAX_PACKED} together"
         raise KernelArgumentError("paged_attention", problem)
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype, device=query.device)
     if not num_tokens:
