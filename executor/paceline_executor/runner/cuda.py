@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from paceline_executor.errors import DEVICE_FAILED, DeviceFaultError
 from paceline_executor.limits import MAX_LOGPROBS, RowLimits
 from paceline_executor.models.interface import DeviceModel, KvCache
 from paceline_executor.profiling.bandwidth import ATTENTION, LINEAR, context_bytes
@@ -158,7 +159,7 @@ class DeviceRunner:
         try:
             launched = self._launch(batch, parts, carried.rows, changes)
         except Exception:
-            self._device.synchronize()  # what was launched reads the slot that the next step gets
+            self._end_launched()  # it reads the slot that the next step gets
             raise
         self._next_step += 1
         return launched
@@ -191,7 +192,18 @@ class DeviceRunner:
             for tensor in tensors:
                 block_copy(tensor, *pairs)
 
-        self._device.launch(copy)
+        try:
+            self._device.launch(copy)
+        except Exception:
+            self._end_launched()
+            raise
+
+    def _end_launched(self) -> None:
+        """Raises DeviceFaultError where no launch can follow."""
+        try:
+            self._device.synchronize()
+        except Exception as error:
+            raise DeviceFaultError(DEVICE_FAILED) from error
 
     def _count_bytes(self, batch: StepBatch) -> None:
         """Rows that the device has ended are counted, too: this step they were planned."""
