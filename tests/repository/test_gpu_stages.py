@@ -68,6 +68,7 @@ def test_the_runners_stage_passes_on_the_twin(task):
         f"float32: the same bits, {name}" for name in Variants.NAMES
     ]
     assert any("gemma3" in name for name in names)
+    assert "tokens with drafts are the CPU's" in names
 
 
 def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):

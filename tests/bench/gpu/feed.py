@@ -61,6 +61,7 @@ class Step:
     num_rows: int
     num_tokens: int
     num_output: int
+    num_verified: int  # drafts
     forward_ns: int  # by the device's own clock, as is the next one
     sample_ns: int
     prepare_ns: int  # of the host
@@ -219,6 +220,7 @@ class Feed:
                 result.rows.size,
                 planned.num_tokens,
                 result.token_ids.size,
+                int(result.num_draft_tokens.sum()),
                 times.forward_ns,
                 times.sample_ns,
                 times.prepare_ns,
