@@ -24,6 +24,10 @@ from repository_checks.programs import BIN
 # runs their tests on a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Executors that tests start without naming a runner are on the CPU, whatever this machine has.
+if os.environ["TRITON_INTERPRET"] == "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # On a busy machine an example may be slow: time is never asserted, so there is no deadline. The same examples every
 # run: a failure of `make test` is about the change at hand. `make soak` searches further, from a new seed each time.
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}

@@ -46,6 +46,8 @@ Knows sentences only. Every message names what was wrong and what to do about it
 import enum
 from collections.abc import Mapping
 
+DEVICE_FAILED = "the device failed while it computed a step, so this executor ends; its log says more"
+
 
 class ExecutorError(Exception):
     """Raised on purpose; `str(error)` is one sentence fit for a user."""

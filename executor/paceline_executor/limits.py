@@ -12,6 +12,7 @@ MAX_ALLOWED_TOKENS = 4096
 MAX_BAD_WORDS = 768
 MAX_BAD_WORD_TOKENS = 8192  # of all together
 MAX_NAME_BYTES = 128
+MAX_VERIFIED_TOKENS = 256  # of a step on a device
 _NUM_PARAMETERS = 32  # of a row: sampling, lengths, whether it has ended; generously
 
 
@@ -30,6 +31,11 @@ class RowLimits:
     @property
     def max_blocks_per_row(self) -> int:
         return -(-self.max_model_len // self.block_size)
+
+    @property
+    def max_device_draws(self) -> int:
+        """Of a step, drafts included, on a device that keeps rows."""
+        return max(self.num_rows, MAX_VERIFIED_TOKENS if self.max_num_draft_tokens else 0)
 
     @property
     def device_row_bytes(self) -> int:

@@ -5,12 +5,12 @@ Refuses to know how bytes come to a device and in which numbers they are compute
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 import torch
 
-from paceline_executor.config import Config, LoadFormat, RunnerKind
+from paceline_executor.config import DEVICE_BLOCK_SIZE, Config, LoadFormat, RunnerKind
 from paceline_executor.device_numerics import DeviceNumerics, choose_device_numerics, choose_twin_numerics
 from paceline_executor.device_runner import RunnerParts, build_runner, graph_sizes
 from paceline_executor.errors import ShortMemoryError
@@ -46,6 +46,7 @@ from paceline_kernels.linear import Splits
 
 _DEFAULT_SHARE = 0.9
 _TWIN_KV_SHARE = 4  # a quarter of what is free, as on a CPU
+_MAX_DRAFTS = 7  # eight tokens of four query heads: attention keeps so many in registers
 _TOKEN_BYTES = 32  # ids, positions and slots of a captured step
 
 
@@ -75,11 +76,12 @@ def twin_place() -> Place:
 
 def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: ProgressLog) -> Loaded:
     """Raises ModelError, LimitError, ShortMemoryError."""
+    config = _on_device(config)
     place = this_gpu() if kind is RunnerKind.CUDA else twin_place()
     checkpoint, log = opened.checkpoint, structlog.get_logger()
     stored = _stored_types(config, checkpoint)
     numerics = _choose_numerics(config, place, checkpoint, stored)
-    sizes = buckets_of(config.max_num_seqs, config.max_num_batched_tokens)
+    sizes = buckets_of(config.max_num_seqs, config.max_num_batched_tokens, _max_drafts(config))
     plan, limits = plan_device(config, place, checkpoint, numerics, stored, sizes)
     log.info("memory", device=place.name, total=place.memory.total_bytes, **plan.table)
     if place.capability is not None:
@@ -130,7 +132,7 @@ def plan_device(
     model = checkpoint.config
     max_model_len = longest_row(config, model.max_model_len)
     fillable = fillable_blocks(config, max_model_len)
-    most = row_limits(config, model.vocab_size, max_model_len, fillable)
+    most = _row_limits(config, model.vocab_size, max_model_len, fillable)
 
     def step_bytes(num_draws: int, num_tokens: int) -> int:
         number_bytes, fixed = numerics.dtype.itemsize, config.batch_invariant
@@ -138,16 +140,17 @@ def plan_device(
 
     # A captured step keeps tables of blocks, hidden states, a few columns.
     kept = [
-        size.num_rows * (4 * most.max_blocks_per_row + model.hidden_size * numerics.dtype.itemsize)
+        size.num_rows * 4 * most.max_blocks_per_row
+        + size.num_draws * model.hidden_size * numerics.dtype.itemsize
         + size.num_tokens * _TOKEN_BYTES
         for size in sizes
     ]
     uses = MemoryUses(
         weights=numerics.weight_bytes(model, stored) + rotation_bytes(model, max_model_len),
-        activations=step_bytes(max(config.max_num_seqs, MAX_PIECE_TOKENS), config.max_num_batched_tokens),
+        activations=step_bytes(max(most.max_device_draws, MAX_PIECE_TOKENS), config.max_num_batched_tokens),
         rows=most.num_rows * most.device_row_bytes,
         rings=0,  # in the host's memory
-        graphs=graph_bytes(max(step_bytes(size.num_rows, size.num_tokens) for size in sizes), kept),
+        graphs=graph_bytes(max(step_bytes(size.num_draws, size.num_tokens) for size in sizes), kept),
     )
     least_tokens = config.max_model_len or min(max_model_len, MIN_POOL_TOKENS)
     needs = BlockNeeds(
@@ -159,7 +162,21 @@ def plan_device(
     if kv_bytes is None and place.is_twin:
         kv_bytes = min(place.memory.free_bytes // _TWIN_KV_SHARE, MAX_DEFAULT_KV_BYTES)
     plan = plan_memory(place.memory, config.gpu_memory_utilization or _DEFAULT_SHARE, uses, needs, kv_bytes)
-    return plan, row_limits(config, model.vocab_size, max_model_len, plan.num_blocks)
+    return plan, _row_limits(config, model.vocab_size, max_model_len, plan.num_blocks)
+
+
+def _on_device(config: Config) -> Config:
+    return replace(config, block_size=DEVICE_BLOCK_SIZE) if config.has_default_block_size else config
+
+
+def _max_drafts(config: Config) -> int:
+    """What is verified together has other bits."""
+    return 0 if config.batch_invariant else _MAX_DRAFTS
+
+
+def _row_limits(config: Config, vocab_size: int, max_model_len: int, num_blocks: int) -> RowLimits:
+    limits = row_limits(config, vocab_size, max_model_len, num_blocks)
+    return replace(limits, max_num_draft_tokens=_max_drafts(config))
 
 
 def _stored_types(config: Config, checkpoint: Checkpoint) -> Mapping[str, StoredType]:

@@ -40,7 +40,13 @@ from paceline_kernels.warm_up.triton_launches import Launch
 from paceline_kernels.warm_up.triton_processes import Compiled
 
 LIMITS = RowLimits(
-    num_rows=2, max_model_len=64, max_num_batched_tokens=16, num_blocks=12, block_size=16, vocab_size=272
+    num_rows=2,
+    max_model_len=64,
+    max_num_batched_tokens=16,
+    num_blocks=12,
+    block_size=16,
+    vocab_size=272,
+    max_num_draft_tokens=5,
 )
 CPU, NUMERICS = torch.device("cpu"), DeviceNumerics(torch.float16, MatrixKind.DENSE, KvDtype.FLOAT16)
 RULED = SamplingParams(
@@ -62,11 +68,12 @@ from paceline_kernels.gpu.no_gpu import compile_for
 from paceline_kernels.linear import Splits
 compile_for(90)
 limits = RowLimits(
-    num_rows=2, max_model_len=64, max_num_batched_tokens=16, num_blocks=12, block_size=16, vocab_size=272
+    num_rows=2, max_model_len=64, max_num_batched_tokens=16, num_blocks=12, block_size=16, vocab_size=272,
+    max_num_draft_tokens=5
 )
 more_blocks = replace(limits, num_blocks=4097)
 numerics = DeviceNumerics(torch.float16, MatrixKind.DENSE, KvDtype.FLOAT16)
-steps = Steps(TINY_CONFIG, numerics, {}, limits, buckets_of(2, 16), Splits.EVEN)
+steps = Steps(TINY_CONFIG, numerics, {}, limits, buckets_of(2, 16, 5), Splits.EVEN)
 found = launches_of_steps(steps)
 # How many blocks there are depends on the memory that is free.
 assert launches_of_steps(replace(steps, limits=more_blocks)) == found
@@ -164,11 +171,13 @@ class Recorder:
 
 
 def run_whole_model():
-    """Prompts in chunks beside decodes, with rules, and with log-probabilities of output and prompt."""
+    """Prompts in chunks beside decodes, with rules, and with log-probabilities of output and prompt; drafts of every
+    depth, some beside a chunk; copies of blocks.
+    """
     geometry = kv_geometry(TINY_CONFIG, LIMITS.num_blocks, LIMITS.block_size, NUMERICS)
     cache = allocate_on_device(geometry, NUMERICS.kv, CPU)
     model = upload_model(RandomCheckpoint(), CPU, LIMITS.max_model_len, NUMERICS.dtype, NUMERICS.matrices)
-    runner = DeviceRunner(TwinDevice(), model, cache, geometry, LIMITS, buckets=buckets_of(2, 16))
+    runner = DeviceRunner(TwinDevice(), model, cache, geometry, LIMITS, buckets=buckets_of(2, 16, 5))
     engine = SteppingEngine(RowTable(LIMITS), runner)
     asking = {"num_logprobs": 2, "num_prompt_logprobs": 1, "bad_words": [(5, 6)], "min_tokens": 2}
     first = placement(0, range(5, 25), sampling=RULED, end_token_ids=(1,), **asking)
@@ -176,6 +185,8 @@ def run_whole_model():
     second = placement(1, range(40, 47), sampling=GREEDY)
     engine.execute(plan([(0, 4), (1, 7)], step_id=2, place=[second], grants=[(1, 0, 2)]))
     engine.execute(plan([(0, 1), (1, 1)], step_id=3))
+    engine.execute(plan([(0, 2), (1, 4)], step_id=4, drafts=[1, 3], copies=[(2, 7)], grants=[(1, 1, 7)]))
+    engine.execute(plan([(1, 6)], step_id=5, drafts=[5]))
 
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -189,6 +200,7 @@ def test_whatever_a_whole_model_launches_was_compiled_before(found, monkeypatch)
 
     assert recorder.seen <= set(found)
     assert kernels >= {"attend_splits", "attend_chunks", "apply_rules_kernel", "take_logprobs_kernel"}
+    assert kernels >= {"block_copy_kernel", "lookup_drafts_kernel"}
 
 
 def test_kernels_are_compiled_once_whoever_compiles_which_and_in_whatever_order(said):
@@ -199,7 +211,7 @@ def test_kernels_are_compiled_once_whoever_compiles_which_and_in_whatever_order(
     assert refusal.startswith("paceline_kernels.take_rows.triton.take_rows_kernel: RuntimeError: Specialization data")
 
 
-STEPS = kernel_compiling.Steps(TINY_CONFIG, NUMERICS, {}, LIMITS, buckets_of(2, 16), Splits.EVEN)
+STEPS = kernel_compiling.Steps(TINY_CONFIG, NUMERICS, {}, LIMITS, buckets_of(2, 16, 5), Splits.EVEN)
 
 
 class Processes:

@@ -40,7 +40,7 @@ MEASURED = KvScales(np.full((2, 2), 3.0, np.float32), np.full((2, 2), 2.0, np.fl
 
 def size(num_rows, num_tokens, *, is_decode=False):
     """A size that steps are captured in."""
-    return SimpleNamespace(num_rows=num_rows, num_tokens=num_tokens, is_decode=is_decode)
+    return SimpleNamespace(num_rows=num_rows, num_tokens=num_tokens, num_draws=num_rows, is_decode=is_decode)
 
 
 class Sizes(list):
@@ -110,7 +110,22 @@ def test_the_twin_has_the_float32_weights_of_the_cpu(built):
     assert (description.device, description.kv_dtype, description.quantization) == ("twin", "float32", "")
     assert description.graphs == GraphSizes((1, 2), (64, 128))
     assert runner.parts.limits == description.limits
-    assert description.limits.num_blocks == 2 * 256 // 16
+    assert description.limits.num_blocks == 2 * 256 // 64
+
+
+@pytest.mark.parametrize("kind", [RunnerKind.CUDA, RunnerKind.TWIN])
+def test_blocks_have_64_slots_on_a_gpu_unless_others_are_asked_for(built, kind):
+    """A CPU's have 16."""
+    assert loaded(WIDE, kind=kind).description.limits.block_size == built[0].parts.geometry.block_size == 64
+    assert loaded(WIDE, "--block-size", "16", kind=kind).description.limits.block_size == 16
+    assert loaded(WIDE, "--block-size", "32", kind=kind).description.geometry.block_size == 32
+    assert parse_config([]).block_size == 16
+
+
+def test_rows_are_drafted_for_unless_bits_may_not_depend_on_the_step(built):
+    """Tokens verified together are multiplied by other tiles than one by one."""
+    assert loaded(WIDE).description.limits.max_num_draft_tokens == 7
+    assert loaded(WIDE, "--batch-invariant").description.limits.max_num_draft_tokens == 0
 
 
 @pytest.mark.parametrize(("arguments", "splits"), [([], Splits.EVEN), (["--batch-invariant"], Splits.FIXED)])
@@ -291,7 +306,7 @@ def planned(*arguments, place=H100, model=LLAMA_8B, stored=FloatType.BFLOAT16):
     config = parse_config(["--max-model-len", "8192", *arguments])
     types = dict.fromkeys(model.tensor_shapes(), stored)
     numerics = choose_device_numerics(config.quantization, config.kv_cache_dtype, model, types, place.capability)
-    return plan_device(config, place, RandomCheckpoint(model), numerics, types, Sizes())
+    return plan_device(loading_device._on_device(config), place, RandomCheckpoint(model), numerics, types, Sizes())
 
 
 def test_an_8b_model_leaves_most_of_a_large_gpu_to_its_kv_cache():
@@ -300,7 +315,7 @@ def test_an_8b_model_leaves_most_of_a_large_gpu_to_its_kv_cache():
     assert plan.table["weights"] == num_parameters(LLAMA_8B) * 2 + 8192 * 128 * 4  # and a table of rotations
     assert sum(plan.table.values()) <= 0.9 * H100.memory.total_bytes
     assert plan.table["kv_cache"] > 52 * GIB
-    assert limits.num_blocks * 16 * 128 * 1024 == plan.table["kv_cache"]
+    assert limits.num_blocks * 64 * 128 * 1024 == plan.table["kv_cache"]
     assert limits.max_model_len == 8192
     half = planned("--kv-cache-dtype", "fp8_e4m3")[1]
     assert abs(half.num_blocks - 2 * limits.num_blocks) <= 1

@@ -1,14 +1,16 @@
 """Which runner an executor has: what is asked for, or what the machine has a device for; and what it then refuses."""
 
+import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from paceline_executor.__main__ import ExitCode
 from paceline_executor.config import RunnerKind, parse_config
 from paceline_executor.errors import LimitError, MissingDeviceError
-from paceline_executor.runner_choice import Gpu, Machine, choose_runner
+from paceline_executor.runner_choice import THIS_MACHINE, Gpu, Machine, choose_runner
 
 H100, A100, T4 = Gpu("NVIDIA H100", (9, 0)), Gpu("NVIDIA A100", (8, 0)), Gpu("Tesla T4", (7, 5))
 
@@ -44,6 +46,12 @@ def test_without_a_usable_one_the_cpu_computes_and_a_gpu_that_was_asked_for_is_r
     assert choose([], of) is RunnerKind.CPU
     with pytest.raises(MissingDeviceError, match=f"--runner cuda cannot be used: {problem}.*, or choose --runner cpu"):
         choose(["--runner", "cuda"], of)
+
+
+def test_no_test_takes_a_gpu_without_naming_it():
+    """Though the machine may have one, with a driver and Triton: this process and those it starts see none."""
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert choose([], replace(THIS_MACHINE, has_triton=lambda: True, has_driver=lambda: True)) is RunnerKind.CPU
 
 
 @pytest.mark.parametrize("kind", ["cpu", "twin", "simulated"])

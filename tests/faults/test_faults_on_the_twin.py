@@ -5,6 +5,7 @@ A tiny model of random weights: what it says means nothing, and is the same when
 """
 
 from dataclasses import replace
+from functools import partial
 
 import grpc.aio
 import pytest
@@ -61,25 +62,29 @@ async def ledger_of(setting, look=None):
     return experiment.ledger
 
 
+async def count_drafts(num_accepted, system):
+    """Those that were right, of every executor."""
+    for ports in system.deployment.schedulers:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.admin}") as channel:
+            listed = await AdminServiceStub(channel).ListExecutors(ListExecutorsRequest())
+        num_accepted.extend(executor.steps.num_accepted_draft_tokens for executor in listed.executors)
+
+
 async def test_a_device_that_keeps_rows_loses_no_token_when_processes_die(tiny_model):
     """Another scheduler takes over what is in flight, another executor what was on the one that died."""
-    ledger = await ledger_of(setting(tiny_model, runner="twin"))
+    num_accepted = []
+    ledger = await ledger_of(setting(tiny_model, runner="twin"), partial(count_drafts, num_accepted))
     assert figures_of("", ledger.windows).is_clean, ledger.first_failure
     assert sum(window.num_in_flight for window in ledger.windows) > 0
+    assert sum(num_accepted) > 0, num_accepted
 
 
 async def test_a_model_that_drafts_loses_no_token_when_processes_die(tiny_model):
     """Whoever takes over has none of its keys and values, and drafts go on."""
     num_accepted = []
-
-    async def count_drafts(system):
-        for ports in system.deployment.schedulers:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.admin}") as channel:
-                listed = await AdminServiceStub(channel).ListExecutors(ListExecutorsRequest())
-            num_accepted.extend(executor.steps.num_accepted_draft_tokens for executor in listed.executors)
-
     copy = ("--speculation", '{"drafter": "target_copy"}')
-    ledger = await ledger_of(setting(tiny_model, quantization="none", executor_options=copy), count_drafts)
+    drafting = setting(tiny_model, quantization="none", executor_options=copy)
+    ledger = await ledger_of(drafting, partial(count_drafts, num_accepted))
     assert figures_of("", ledger.windows).is_clean, ledger.first_failure
     assert sum(window.num_in_flight for window in ledger.windows) > 0
     assert sum(num_accepted) > 0, num_accepted

@@ -18,9 +18,11 @@ import torch
 import gpu.__main__ as program
 from gpu import bench_stage, e2e_stage, endurance, runner_stage
 from gpu.bars import BARS, PEER_BARS, ratio, table, verdicts
-from gpu.cells import DECODE, FULL, IDLE, PREFILL, START, START_PHASE, TINY, rows_at, throughput_of
+from gpu.bench_models import timed
+from gpu.cells import ACCEPTANCES, DECODE, FULL, IDLE, PREFILL, START, START_PHASE, TINY, rows_at, throughput_of
 from gpu.config import stage_environment
 from gpu.cpu_model import CpuModel, RoundedCheckpoint, agreement
+from gpu.drafted_cells import DraftedCells, ScriptedDrafter, tell_nothing_apart
 from gpu.engine_cells import flops_of
 from gpu.equality import _p_value, fits_distribution, limits_of, prompts_of
 from gpu.errors import CheckFailedError, PeerError, WheelsError
@@ -66,6 +68,7 @@ def test_the_runners_stage_passes_on_the_twin(task):
         f"float32: the same bits, {name}" for name in Variants.NAMES
     ]
     assert any("gemma3" in name for name in names)
+    assert "tokens with drafts are the CPU's" in names
 
 
 def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
@@ -77,6 +80,9 @@ def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
     figures = {(figure.what, figure.shape): figure for figure in report.figures if figure not in phases}
     start = figures.pop((START, ""))
     assert start.system > 0
+    drafted = [figures.pop(place) for place in list(figures) if "drafts" in " ".join(place)]
+    assert len(drafted) == len(TINY.drafted) * (3 + 2 * len(ACCEPTANCES))
+    assert all(figure.engine is not None for figure in drafted)
     assert len(figures) == 2 * len(TINY.decodes) + 2 * len(TINY.prompts) + len(TINY.arrivals) + len(TINY.requests)
     assert all(figure.engine is not None and figure.system is not None for figure in figures.values())
     assert "started in: listening" in capsys.readouterr().out
@@ -86,6 +92,20 @@ def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
 def test_the_stage_of_the_whole_system_passes_on_the_twin(task):
     """Drains, and kills under streams."""
     assert failures(e2e_stage.work(task, report_in(task, "e2e"))) == []
+
+
+def test_drafts_of_a_script_are_right_as_often_as_it_says():
+    """Every draft of an acceptance of 1, none of 0; tokens are those of steps without drafts."""
+    place, what = find_place(rehearses=True), timed(rehearses=True)
+    limits = what.drafted_limits()
+    model = random_model(place, what.config, place.numerics["float32"], limits.max_model_len)
+    tell_nothing_apart(model)
+    drafter = ScriptedDrafter(limits, torch.device("cpu"))
+    cells = DraftedCells("float32", make_rig(place, model, what.config, limits, drafter=drafter), drafter, what.shapes)
+    assert {step.num_output for step in cells._steps(2, 0)} == {2}
+    for acceptance, num_tokens in ((1.0, 4), (0.0, 1)):
+        cells._write(acceptance)
+        assert {step.num_output for step in cells._steps(2, 3)} == {2 * num_tokens}
 
 
 def test_a_token_that_is_not_the_cpus_is_found():

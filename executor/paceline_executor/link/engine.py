@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.plan.values import BatchPlan, StepResult, StepTimings
-from paceline_executor.errors import DeviceError, DeviceFaultError, ServiceError, StepFailedError
+from paceline_executor.errors import DEVICE_FAILED, DeviceError, DeviceFaultError, ServiceError, StepFailedError
 from paceline_executor.memory import is_out_of_memory
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import Runner, StepHandle, StepOutput
@@ -42,8 +42,6 @@ class Engine:
         self._runner = runner
         self._clock_ns = clock_ns
         self._in_flight: deque[Ticket] = deque()  # oldest first
-        if runner.max_in_flight > 1 and table.limits.max_num_draft_tokens:
-            raise ValueError("a device that keeps rows verifies no drafts: its limits must say 0")
         self.profiler = runner.profiler
         table.drafter = self._drafter = TimedDrafter(table.drafter, clock_ns, self.profiler)
         table.begin_device()
@@ -76,7 +74,11 @@ class Engine:
         return ticket
 
     def is_done(self, ticket: Ticket) -> bool:
-        return ticket.handle is None or self._runner.is_done(ticket.handle)
+        """True of a device that has failed: `collect` says so."""
+        try:
+            return ticket.handle is None or self._runner.is_done(ticket.handle)
+        except Exception:
+            return True
 
     def collect(self, ticket: Ticket, waited_ns: int = 0, idle_ns: int = 0) -> StepResult:
         """`waited_ns`: the plan for the device; `idle_ns`: the device for the plan. Raises StepFailedError when the
@@ -127,8 +129,7 @@ class Engine:
             with self.profiler.span("wait for the device"):
                 return self._runner.wait(handle)
         except Exception as error:
-            sentence = "the device failed while it computed a step, so this executor ends; its log says more"
-            raise DeviceFaultError(sentence) from error
+            raise DeviceFaultError(DEVICE_FAILED) from error
 
     def _take_back(self) -> None:
         """After the device has ended them."""

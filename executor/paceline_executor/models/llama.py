@@ -18,7 +18,7 @@ from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, DenseLin
 from paceline_executor.models.rope import rope_tables
 from paceline_executor.weights.checkpoint import Activation
 from paceline_kernels.activation import Gate, gate_and_multiply, softcap
-from paceline_kernels.attention import Splits, paged_attention
+from paceline_kernels.attention import GOOD_SHORT_QUERIES, Splits, paged_attention
 from paceline_kernels.decoder import AuxHidden, PhaseTime
 from paceline_kernels.rms_norm import rms_norm
 from paceline_kernels.rope import HeadNorms, rope_and_write_kv
@@ -141,7 +141,7 @@ class LlamaModel:
             window=layer.window,
             softcap=config.attention_softcap,
             splits=inputs.splits,
-            short_tokens=inputs.short_tokens,
+            short_tokens=min(inputs.short_tokens, max(1, GOOD_SHORT_QUERIES // (num_heads // num_kv_heads))),
             max_query_len=inputs.max_query_len,
             **scales,
         )

@@ -71,9 +71,11 @@ def prepare(
     *,
     is_carried: bool,
     is_ahead: bool,
+    is_drafting: bool = False,
 ) -> Prepared:
     """rules: by row, where any. places: those in the plan's columns of the rows that have not ended. num_drafts:
-    theirs, if any has. is_carried: for a device that keeps rows. is_ahead: whether steps are in flight.
+    theirs, if any has. is_carried: for a device that keeps rows. is_ahead: whether steps are in flight. is_drafting: by
+    the device.
     """
     rows, num_tokens = plan.rows, plan.num_scheduled_tokens
     if plan.num_draft_tokens.size:
@@ -95,7 +97,7 @@ def prepare(
     carried, num_table_blocks = None, -(-int(context_lens.max(initial=0)) // columns.block_size)
     sampling = sampling_columns(columns, draws.rows, draws.num_before)
     if is_carried:
-        carried, num_table_blocks = _carried(columns, rules, rows), 0
+        carried, num_table_blocks = _carried(columns, rules, rows, is_drafting=is_drafting), 0
         token_ids[positions >= columns.num_known[token_rows]] = UNKNOWN_TOKEN
     elif rules:
         sampling = replace(sampling, rules=rule_columns(_ruled(columns, rules, draws)))
@@ -137,16 +139,21 @@ def _ruled(columns: RowColumns, rules: Mapping[int, RowRules], draws: _Draws) ->
     return ruled
 
 
-def _carried(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array) -> CarriedRows:
+def _carried(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array, *, is_drafting: bool) -> CarriedRows:
     """The device has not been told this of the rows."""
     untold = rows[~columns.is_told[rows]]
-    return CarriedRows(rows, _described(columns, rules, untold), _untold_cells(columns, rows))
+    described = _described(columns, rules, untold, with_history=is_drafting)
+    return CarriedRows(rows, described, _untold_cells(columns, rows))
 
 
-def _described(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array) -> RowDescriptions:
+def _described(
+    columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array, *, with_history: bool
+) -> RowDescriptions:
     mine = [rules.get(row) for row in rows.tolist()]
     histories = [
-        columns.tokens[row, : columns.num_known[row]] if of_row is not None and of_row.needs_output else NO_TOKENS
+        columns.tokens[row, : columns.num_known[row]]
+        if with_history or (of_row is not None and of_row.needs_output)
+        else NO_TOKENS
         for row, of_row in zip(rows.tolist(), mine, strict=True)
     ]
     return RowDescriptions(

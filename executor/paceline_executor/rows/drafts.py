@@ -52,6 +52,15 @@ def put_drafts(
     return num_drafts if num_drafts.any() else None
 
 
+def granted_drafts(plan: BatchPlan, places: npt.NDArray[np.intp], limits: RowLimits) -> Int32Array | None:
+    """How many a device may find for each of the rows at `places`, if any."""
+    if not plan.num_draft_tokens.any():
+        return None
+    wanted, room = plan.num_draft_tokens[places], limits.max_device_draws - places.size
+    granted: Int32Array = wanted - np.clip(np.cumsum(wanted, dtype=np.int32) - room, 0, wanted)
+    return granted if granted.any() else None
+
+
 def _possible(drafts: Int32Array, end_tokens: Int32Array, vocab_size: int) -> Int32Array:
     """Before the first that ends the row or is no token."""
     is_bad = (drafts < 0) | (drafts >= vocab_size) | (drafts[:, None] == end_tokens).any(axis=1)

@@ -55,12 +55,23 @@ def draw(columns: RowColumns, logs: Mapping[int, LogprobLog], prepared: Prepared
         rows=rows,
         places=prepared.places[sampled],
         num_accepted=num_accepted,
-        num_drafts=prepared.num_draws[has_tokens] - 1,
+        num_drafts=_num_verified(prepared, output)[has_tokens],
         token_ids=output.token_ids,
         logprobs=_logprobs(rows, num_accepted, output, logs) if logs else (),
         errors=tuple(_problem(int(prepared.rows[index]), output.problems[index]) for index in sorted(output.problems)),
         prompt_logprobs=_prompt_logprobs(prepared, output, is_live),
     )
+
+
+def _num_verified(prepared: Prepared, output: StepOutput) -> Int32Array:
+    """Raises ValueError for numbers that cannot be."""
+    granted = prepared.num_draws - 1
+    if output.num_verified is None:
+        return granted
+    verified, least = output.num_verified, np.maximum(output.num_accepted - 1, 0)
+    if verified.shape != granted.shape or (verified > granted).any() or (verified < least).any():
+        raise ValueError(f"the runner verified {verified.tolist()} drafts, where rows might have {granted.tolist()}")
+    return verified
 
 
 def _has_tokens(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> BoolArray | slice:

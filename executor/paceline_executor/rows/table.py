@@ -30,7 +30,7 @@ from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.bounds import check_schedule, raise_bounds
 from paceline_executor.rows.checks import check_form
 from paceline_executor.rows.columns import GOES_ON, RowColumns
-from paceline_executor.rows.drafts import put_drafts
+from paceline_executor.rows.drafts import granted_drafts, put_drafts
 from paceline_executor.rows.occupants import Occupants
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
@@ -127,8 +127,13 @@ class RowTable:
             is_ahead = bool(self._in_flight)
             places = check_schedule(plan, self._columns, self.limits, is_ahead=is_ahead)
             rules = self._occupants.rules
-            drafts = put_drafts(self.drafter, self._columns, rules, plan, places, self.limits)
-            prepared = prepare(self._columns, rules, plan, places, drafts, is_carried=is_carried, is_ahead=is_ahead)
+            if is_carried:
+                drafts = granted_drafts(plan, places, self.limits)
+            else:
+                drafts = put_drafts(self.drafter, self._columns, rules, plan, places, self.limits)
+            is_drafting = self.limits.max_num_draft_tokens > 0
+            carrying = {"is_carried": is_carried, "is_ahead": is_ahead, "is_drafting": is_drafting}
+            prepared = prepare(self._columns, rules, plan, places, drafts, **carrying)
             raise_bounds(self._columns, prepared, undo)
             if is_carried:
                 self._columns.count_as_told(prepared.rows, undo)

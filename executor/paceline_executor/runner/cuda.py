@@ -12,13 +12,15 @@ from functools import partial
 import numpy as np
 import torch
 
+from paceline_executor.errors import DEVICE_FAILED, DeviceFaultError
 from paceline_executor.limits import MAX_LOGPROBS, RowLimits
 from paceline_executor.models.interface import DeviceModel, KvCache
 from paceline_executor.profiling.bandwidth import ATTENTION, LINEAR, context_bytes
 from paceline_executor.profiling.profiler import Profiler
 from paceline_executor.runner.buckets import Bucket, Buckets
 from paceline_executor.runner.device import Device
-from paceline_executor.runner.device_steps import DeviceSteps, Rings
+from paceline_executor.runner.device_drafts import drafting_of
+from paceline_executor.runner.device_steps import DeviceDrafter, DeviceSteps, Rings
 from paceline_executor.runner.inputs import row_problem
 from paceline_executor.runner.interface import (
     BlockCells,
@@ -84,16 +86,18 @@ class DeviceRunner:
         *,
         buckets: Buckets,
         splits: Splits = Splits.EVEN,
+        drafter: DeviceDrafter | None = None,
         on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
     ) -> None:
-        """Takes the memory of rows and rings. on_progress is called during `warm_up`. Raises StartError for more rows
-        than can be kept.
+        """Takes the memory of rows and rings. drafter: None is prompt lookup, where limits allow drafts. on_progress is
+        called during `warm_up`. Raises StartError for more rows than can be kept.
         """
         num_rows = limits.num_rows
         max_words = limits.max_num_batched_tokens + num_rows * _WORDS_PER_ROW
         max_logprobs = min(MAX_LOGPROBS, limits.vocab_size)
         plans = new_plan_ring(_MAX_IN_FLIGHT, num_rows, max_words, pinned=device.is_pinned)
-        results = new_ring(_MAX_IN_FLIGHT, num_rows, num_rows, pinned=device.is_pinned, max_logprobs=max_logprobs)
+        num_draws = limits.max_device_draws
+        results = new_ring(_MAX_IN_FLIGHT, num_rows, num_draws, pinned=device.is_pinned, max_logprobs=max_logprobs)
         self._device = device
         self._model = model
         self._kv_cache = kv_cache
@@ -106,9 +110,11 @@ class DeviceRunner:
         self._writer = PlanWriter(plans)
         self._reader = RingReader(results)
         rings = Rings(plans, results, max_logprobs)
-        self._steps = DeviceSteps(device, model, kv_cache, self._rows, rings, geometry.block_size, splits)
+        drafting = drafting_of(limits, drafter)
+        self._steps = DeviceSteps(device, model, kv_cache, self._rows, rings, geometry.block_size, splits, drafting)
         self._next_step = 0
         self._failed = np.zeros(num_rows, dtype=np.bool_)  # rows whose prompt was no number: the device goes on
+        self._failing: dict[int, RowProblem] = {}
 
     @property
     def kv_geometry(self) -> KvGeometry:
@@ -147,11 +153,13 @@ class DeviceRunner:
         changes = self._rows.changes(batch, carried)
         self._rules.tell(carried.described)
         self._failed[carried.described.rows] = False
+        for row in carried.described.rows.tolist():
+            self._failing.pop(row, None)
         parts = cut(batch)
         try:
             launched = self._launch(batch, parts, carried.rows, changes)
         except Exception:
-            self._device.synchronize()  # what was launched reads the slot that the next step gets
+            self._end_launched()  # it reads the slot that the next step gets
             raise
         self._next_step += 1
         return launched
@@ -184,7 +192,18 @@ class DeviceRunner:
             for tensor in tensors:
                 block_copy(tensor, *pairs)
 
-        self._device.launch(copy)
+        try:
+            self._device.launch(copy)
+        except Exception:
+            self._end_launched()
+            raise
+
+    def _end_launched(self) -> None:
+        """Raises DeviceFaultError where no launch can follow."""
+        try:
+            self._device.synchronize()
+        except Exception as error:
+            raise DeviceFaultError(DEVICE_FAILED) from error
 
     def _count_bytes(self, batch: StepBatch) -> None:
         """Rows that the device has ended are counted, too: this step they were planned."""
@@ -206,15 +225,17 @@ class DeviceRunner:
         words = changes.places[:in_slot], changes.values[:in_slot]
         self._writer.write(self._next_step, planned, num_tokens, *words)
         with_logprobs = bool(batch.sampling.num_logprobs.max(initial=-1) >= 0)
-        size = self._size(planned.size, rest.token_ids.size, int(num_tokens.max(initial=1)))
+        size = self._size(rest)
         with self._device.profiler.span("rules"):
             rules = self._rules.of(planned[rest.sampled].tolist())
         self._steps.launch(size, with_logprobs=with_logprobs, rules=rules)
         return _Launched(self._next_step, batch, rows, parts.rest_rows, with_logprobs, pieces)
 
-    def _size(self, num_rows: int, num_tokens: int, longest: int) -> Bucket:
-        bucket = self._buckets.smallest(num_rows, num_tokens, longest)
-        return bucket or Bucket(max(1, num_rows), max(1, num_tokens), longest)
+    def _size(self, batch: StepBatch) -> Bucket:
+        num_rows, num_tokens = max(1, batch.context_lens.size), max(1, batch.token_ids.size)
+        longest = int(np.diff(batch.cu_seqlens).max(initial=1))
+        own = Bucket(num_rows, num_tokens, longest, max(1, batch.sampling.seeds.size))
+        return self._buckets.smallest(own) or replace(own, max_query_len=1 if own.is_decode else None)
 
     def _send(self, changes: WordChanges) -> None:
         """By a launch of its own: the words are more than a slot holds, or must come before the step."""
@@ -253,20 +274,34 @@ class DeviceRunner:
         if failed.any():
             is_kept = np.repeat(~failed, counts)
             counts = np.where(failed, 0, counts)
-        for planned in np.flatnonzero(results.problems).tolist():
-            problems.setdefault(int(launched.planned[planned]), row_problem(int(results.problems[planned])))
-        of_batch = np.zeros(launched.batch.context_lens.size, dtype=np.int32)
-        of_batch[launched.planned] = counts
+        self._add_problems(launched, results, problems)
+        sampled, (of_batch, draws) = launched.batch.sampled, np.zeros((2, launched.rows.size), dtype=np.int32)
+        of_batch[launched.planned], draws[launched.planned] = counts, results.num_draws
         begun, forwarded, ended = results.stamps.tolist()
         return StepOutput(
-            num_accepted=of_batch[launched.batch.sampled],
+            num_accepted=of_batch[sampled],
             token_ids=_kept(results.token_ids, is_kept),
             logprobs=_logprobs(results, is_kept) if launched.with_logprobs else None,
             problems=problems,
             forward_ns=forwarded - begun,
             sample_ns=ended - forwarded,
             prompt_logprobs=prompt_logprobs,
+            num_verified=np.maximum(draws[sampled] - 1, 0),
         )
+
+    def _add_problems(self, launched: _Launched, results: StepResults, problems: dict[int, RowProblem]) -> None:
+        """Behind tokens of the same step a row fails with its next one, as without drafts."""
+        for planned in np.flatnonzero(results.problems).tolist():
+            batch_row, problem = int(launched.planned[planned]), row_problem(int(results.problems[planned]))
+            if results.num_accepted[planned]:
+                self._failing[int(launched.rows[batch_row])] = problem
+            else:
+                problems.setdefault(batch_row, problem)
+        if self._failing:
+            for batch_row in launched.batch.sampled.tolist():
+                row = int(launched.rows[batch_row])
+                if row in self._failing and not results.num_draws[launched.planned == batch_row].any():
+                    problems.setdefault(batch_row, self._failing.pop(row))
 
 
 def _launched(handle: StepHandle) -> _Launched:

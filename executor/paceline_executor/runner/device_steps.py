@@ -6,7 +6,8 @@ and device share: nothing is copied, and nothing is waited for. Refuses to know 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -23,6 +24,23 @@ from paceline_kernels.sampling import DrawRules, RowRules, sample
 from paceline_kernels.step_inputs import PlanColumns, StepInputs, step_inputs
 
 _FORWARD_ENDED = 1  # a place of the clock
+
+
+class DeviceDrafter(Protocol):
+    def draft(self, rows: RowWords, plan: PlanColumns) -> None:
+        """Puts drafts behind known tokens and counts them as held: at most as many as more tokens are planned."""
+        ...
+
+
+class NoDrafter:
+    def draft(self, rows: RowWords, plan: PlanColumns) -> None:
+        """See DeviceDrafter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    drafter: DeviceDrafter = field(default_factory=NoDrafter)
+    max_drafts: int = 0  # of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +82,7 @@ class DeviceSteps:
         rings: Rings,
         block_size: int,
         splits: Splits,
+        drafting: Drafting | None = None,
     ) -> None:
         self._device = device
         self._model = model
@@ -72,6 +91,7 @@ class DeviceSteps:
         self._rings = rings
         self._block_size = block_size
         self._splits = splits
+        self._drafting = drafting or Drafting()
         self._step = torch.zeros(1, dtype=torch.int64, device=device.torch_device)
         self._clock = new_clock(device.torch_device)
         self._graphs: dict[Bucket, _Graphs] = {}
@@ -113,7 +133,7 @@ class DeviceSteps:
         """Computes the planned row's next tokens; returns the logits after each. To be launched."""
         batch = step_inputs(self._rows.state, plan, num_tokens, self._block_size)
         places = torch.arange(num_tokens, dtype=torch.int32, device=self._device.torch_device)
-        inputs = self._inputs(batch, places, max_query_len=num_tokens)
+        inputs = self._inputs(batch, places, None)
         return self._model.logits(self._model.hidden(inputs, self._kv_cache), self._splits)
 
     def _forwarding(self, bucket: Bucket) -> Callable[[], Forwarded]:
@@ -125,9 +145,11 @@ class DeviceSteps:
     def _forward(self, size: Bucket) -> Forwarded:
         rows = self._rows
         plan = read_plan(self._rings.plans, self._step, rows.words, size.num_rows, self._clock)
+        if not size.is_decode:
+            self._drafting.drafter.draft(rows, plan)
         batch = step_inputs(rows.state, plan, size.num_tokens, self._block_size)
-        draws = draw_inputs(rows.state, rows.draws, plan, batch, num_draws=size.num_rows)
-        inputs = self._inputs(batch, draws.places, max_query_len=size.max_query_len)
+        draws = draw_inputs(rows.state, rows.draws, plan, batch, size.num_draws, self._drafting.max_drafts)
+        inputs = self._inputs(batch, draws.places, size.max_query_len)
         hidden = self._model.hidden(inputs, self._kv_cache)
         stamp(self._clock, _FORWARD_ENDED)
         return Forwarded(plan, batch, draws, hidden)
@@ -138,7 +160,8 @@ class DeviceSteps:
         drawn = None if rules is None else DrawRules(rules, draws.rows, rows.state.token_ids, rows.draws.num_prompt)
         max_logprobs = self._rings.max_logprobs if with_logprobs else -1
         samples = sample(logits, draws.parameters, drawn, max_logprobs=max_logprobs)
-        advanced = advance_rows(rows.state, rows.draws, forwarded.plan, forwarded.batch, draws, samples)
+        columns = rows.state, rows.draws, forwarded.plan, forwarded.batch, draws, samples
+        advanced = advance_rows(*columns, self._drafting.max_drafts)
         results, step, clock = self._rings.results, self._step, self._clock
         write_results(results, step, advanced, draws, samples, clock, with_logprobs=with_logprobs)
 
@@ -152,5 +175,6 @@ class DeviceSteps:
             block_tables=batch.block_tables,
             logit_tokens=places,
             splits=self._splits,
+            short_tokens=max_query_len or 1,
             max_query_len=max_query_len,
         )

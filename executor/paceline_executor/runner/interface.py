@@ -157,8 +157,8 @@ class StepBatch:
     names the batch rows whose last token's logits are sampled, ascending. The last `num_drafts` tokens of such a row
     are drafts; the logits of each, and of the token before them, are sampled too. `num_drafts` is None when no row has
     any, `prompt_targets` when nobody asked for log-probabilities of a prompt. `carried` is None for runners that have
-    one step in flight at most. Others keep block tables and rules themselves: the batch has a table without columns, no
-    rules and no drafts.
+    one step in flight at most. Others keep block tables and rules and find drafts themselves: the batch has a table
+    without columns, no rules, and `num_drafts` is how many each row may have.
     """
 
     token_ids: Int32Array  # [num_tokens]
@@ -211,6 +211,7 @@ class StepOutput:
     forward_ns: int
     sample_ns: int
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # batch row -> of its targets
+    num_verified: Int32Array | None = None  # [num_sampled] drafts; None: those of the batch
 
 
 @dataclass(frozen=True, slots=True)

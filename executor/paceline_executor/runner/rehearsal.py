@@ -17,6 +17,7 @@ from paceline_executor.models.interface import DeviceModel, KvCache
 from paceline_executor.profiling.torch_trace import TorchProfiler
 from paceline_executor.runner.buckets import Bucket, Buckets
 from paceline_executor.runner.device import Captured
+from paceline_executor.runner.device_drafts import drafting_of
 from paceline_executor.runner.device_steps import DeviceSteps, Rings
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
 from paceline_executor.runner.row_words import RowWords
@@ -71,12 +72,13 @@ def rehearse(model: DeviceModel, kv_cache: KvCache, limits: RowLimits, buckets: 
     rows = RowWords(limits, device.torch_device)
     max_logprobs = min(MAX_LOGPROBS, limits.vocab_size)
     max_words = limits.max_num_batched_tokens
+    drafting = drafting_of(limits)
     rings = Rings(
         new_plan_ring(_NUM_SLOTS, num_rows, max_words, pinned=False),
-        new_ring(_NUM_SLOTS, num_rows, num_rows, pinned=False, max_logprobs=max_logprobs),
+        new_ring(_NUM_SLOTS, num_rows, limits.max_device_draws, pinned=False, max_logprobs=max_logprobs),
         max_logprobs,
     )
-    steps = DeviceSteps(device, model, kv_cache, rows, rings, limits.block_size, splits)
+    steps = DeviceSteps(device, model, kv_cache, rows, rings, limits.block_size, splits, drafting)
     rules = _rules(num_rows)
     for _ in steps.capture(buckets):
         pass
@@ -97,8 +99,8 @@ def rehearse(model: DeviceModel, kv_cache: KvCache, limits: RowLimits, buckets: 
 def _beyond(buckets: Buckets, limits: RowLimits) -> Iterator[Bucket]:
     num_tokens = limits.max_num_batched_tokens
     if num_tokens > max(size.num_tokens for size in buckets):
-        for num_rows in sorted({size.num_rows for size in buckets}):
-            yield Bucket(num_rows, num_tokens, num_tokens)
+        for num_rows, num_draws in sorted({(size.num_rows, size.num_draws) for size in buckets}):
+            yield Bucket(num_rows, num_tokens, None, num_draws)
 
 
 def _rules(num_rows: int) -> RowRules:

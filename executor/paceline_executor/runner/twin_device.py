@@ -24,7 +24,7 @@ _HASTE = 0.4  # how often a look lets another launch run
 
 
 class TwinDevice:
-    """`fail_next` is raised by the next launch, as when memory runs out; `lose_next` by the next look."""
+    """`fail_next` is raised by the next launch, as when memory runs out; `lost` by whatever comes, as CUDA's errors."""
 
     is_pinned = False
 
@@ -32,7 +32,7 @@ class TwinDevice:
         self.torch_device = torch.device("cpu")
         self.profiler = TorchProfiler((ProfilerActivity.CPU,))
         self.fail_next: Exception | None = None
-        self.lose_next: Exception | None = None
+        self.lost: Exception | None = None
         self._random = Random(0)  # noqa: S311, chance is no secret here
         self._launched: deque[Callable[[], object]] = deque()  # as many as the steps in flight take
 
@@ -40,6 +40,7 @@ class TwinDevice:
         self._random.seed(seed)
 
     def launch(self, work: Callable[[], object]) -> None:
+        self._check()
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
@@ -50,15 +51,18 @@ class TwinDevice:
         return _CapturedWork(self, work, work())
 
     def poll(self) -> None:
-        if self.lose_next is not None:
-            error, self.lose_next = self.lose_next, None
-            raise error
+        self._check()
         while self._launched and self._random.random() < _HASTE:
             self._launched.popleft()()
 
     def synchronize(self) -> None:
+        self._check()
         while self._launched:
             self._launched.popleft()()
+
+    def _check(self) -> None:
+        if self.lost is not None:
+            raise self.lost
 
     def upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(np.array(values))

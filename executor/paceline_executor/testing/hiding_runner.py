@@ -93,6 +93,8 @@ class HidingRunner:
             raise AssertionError("more steps are launched than this device has room for")
         if batch.carried is None:
             raise AssertionError("a device with steps in flight has to know the rows of its batches")
+        if batch.num_drafts is not None:
+            raise AssertionError("this device finds no drafts: its limits must say 0")
         carried = batch.carried
         self._tell(carried)
         goes_on = np.array([not self._rows[row].has_ended for row in carried.rows.tolist()], dtype=np.bool_)

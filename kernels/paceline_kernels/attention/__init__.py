@@ -28,7 +28,9 @@ from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.gpu.splits import Splits
 
-__all__ = ["Splits", "paged_attention"]
+__all__ = ["GOOD_SHORT_QUERIES", "Splits", "paged_attention"]
+
+GOOD_SHORT_QUERIES = 32  # short_tokens times the query heads of a KV head; with more, up to 64, registers are spilled
 
 
 def paged_attention(

@@ -5,6 +5,7 @@ import torch
 from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor
 from paceline_kernels.block_copy import cpu
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 
 
@@ -23,7 +24,7 @@ def block_copy(cache: torch.Tensor, sources: torch.Tensor, destinations: torch.T
     check_tensor("block_copy", "cache", cache, cache.dtype, (None,) * cache.ndim)
     check_tensor("block_copy", "sources", sources, torch.int32, (None,))
     check_tensor("block_copy", "destinations", destinations, torch.int32, (sources.shape[0],))
-    if cache.device.type == "cpu":
+    if is_cpu(cache.device):
         _check_blocks(cache, sources, destinations)
         cpu.block_copy(cache, sources, destinations)
     elif gpu.has_kernels(cache.device):

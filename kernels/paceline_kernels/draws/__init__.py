@@ -39,6 +39,7 @@ __all__ = [
     "RowDraws",
     "RowFinish",
     "advance_rows",
+    "check_rows",
     "draw_inputs",
 ]
 
@@ -107,6 +108,13 @@ def advance_rows(
     raise UnsupportedDeviceError(op, state.token_ids.device, gpu.DEVICES)
 
 
+def check_rows(op: str, state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts: int) -> None:
+    """For operations on planned rows. Raises KernelArgumentError."""
+    _check_rows(op, state, rows)
+    _check_planned(op, plan)
+    _check_drafts(op, max_drafts)
+
+
 def _check_rows(op: str, state: RowState, rows: RowDraws) -> None:
     num_rows = state.num_held.shape[0]
     check_tensor(op, "token_ids", state.token_ids, torch.int32, (num_rows, None))
@@ -132,9 +140,14 @@ def _check_rows(op: str, state: RowState, rows: RowDraws) -> None:
 
 def _check_plan(op: str, plan: PlanColumns, batch: StepInputs) -> None:
     num_planned = plan.rows.shape[0]
-    check_tensor(op, "rows", plan.rows, torch.int32, (num_planned,))
     check_tensor(op, "cu_seqlens", batch.cu_seqlens, torch.int32, (num_planned + 1,))
     check_tensor(op, "context_lens", batch.context_lens, torch.int32, (num_planned,))
+    _check_planned(op, plan)
+
+
+def _check_planned(op: str, plan: PlanColumns) -> None:
+    num_planned = plan.rows.shape[0]
+    check_tensor(op, "rows", plan.rows, torch.int32, (num_planned,))
     if not 1 <= num_planned <= MAX_PLANNED_ROWS:
         raise KernelArgumentError(op, f"a plan names 1 to {MAX_PLANNED_ROWS} rows, not {num_planned}")
 

@@ -13,10 +13,11 @@ import triton
 from paceline_kernels.errors import KernelArgumentError
 
 _FIRST_WITH_FP8 = 89
+_FIRST_WITH_LESS_MEMORY = 120
 
 
 class Architecture(enum.IntEnum):
-    """The ones with a launch table, by compute capability times ten; other GPUs use the closest older one."""
+    """The ones with a launch table, by compute capability times ten."""
 
     SM_80 = 80
     SM_90 = 90
@@ -24,8 +25,12 @@ class Architecture(enum.IntEnum):
 
 def current() -> Architecture:
     """The architecture of the current device; the newest one where Triton interprets kernels on the CPU."""
-    capability = _current_capability()
-    return Architecture.SM_90 if capability >= Architecture.SM_90 else Architecture.SM_80
+    return table_of(_current_capability())
+
+
+def table_of(capability: int) -> Architecture:
+    """Whose launch table a GPU uses: those from 12.0 on have less than half of the shared memory of 9.0 and 10.0."""
+    return Architecture.SM_90 if Architecture.SM_90 <= capability < _FIRST_WITH_LESS_MEMORY else Architecture.SM_80
 
 
 def check_fp8(op: str, *tensors: torch.Tensor) -> None:

@@ -65,6 +65,7 @@ def _check_ring(op: str, ring: ResultRing) -> None:
     max_draws = ring.token_ids.shape[1]
     check_tensor(op, "ring.steps", ring.steps, torch.int64, (num_slots,))
     check_tensor(op, "ring.num_accepted", ring.num_accepted, torch.int32, (num_slots, max_planned))
+    check_tensor(op, "ring.num_draws", ring.num_draws, torch.int32, (num_slots, max_planned))
     check_tensor(op, "ring.finish", ring.finish, torch.uint8, (num_slots, max_planned))
     check_tensor(op, "ring.problems", ring.problems, torch.uint8, (num_slots, max_planned))
     check_tensor(op, "ring.token_ids", ring.token_ids, torch.int32, (num_slots, max_draws))

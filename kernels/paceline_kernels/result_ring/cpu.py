@@ -31,6 +31,7 @@ def write_results(
     problems[failed] = samples.outcomes.numpy()[(first + accepted)[failed]]
     taken = np.arange(num_tokens) + np.repeat(first - ends + accepted, accepted)
     ring.num_accepted.numpy()[slot, :num_planned] = accepted
+    ring.num_draws.numpy()[slot, :num_planned] = end - first
     ring.finish.numpy()[slot, :num_planned] = finish
     ring.problems.numpy()[slot, :num_planned] = problems
     ring.token_ids.numpy()[slot, :num_tokens] = samples.token_ids.numpy()[taken]

@@ -23,6 +23,7 @@ def write_results(
     for planned, (accepted, finish) in enumerate(zip(advanced.num_accepted.tolist(), advanced.finish, strict=True)):
         first, end = draws.cu_draws[planned : planned + 2].tolist()
         ring.num_accepted[slot, planned], ring.finish[slot, planned] = accepted, finish
+        ring.num_draws[slot, planned] = end - first
         is_problem = finish == RowFinish.ERROR and first + accepted < end
         ring.problems[slot, planned] = samples.outcomes[first + accepted] if is_problem else SampleOutcome.DRAWN
         for draw in range(first, first + accepted):

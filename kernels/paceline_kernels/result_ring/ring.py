@@ -22,6 +22,9 @@ class ResultRing:
 
     steps: torch.Tensor  # [num_slots] int64: whose results the slot holds, written last; -1 before the first
     num_accepted: torch.Tensor  # [num_slots, max_planned] int32: new tokens of each planned row
+    num_draws: (
+        torch.Tensor
+    )  # [num_slots, max_planned] int32: one, and one more for each draft that was verified; or none
     finish: torch.Tensor  # [num_slots, max_planned] uint8, of RowFinish
     problems: torch.Tensor  # [num_slots, max_planned] uint8, of SampleOutcome: of the draw that ended a row, else DRAWN
     token_ids: torch.Tensor  # [num_slots, max_draws] int32: the new tokens, planned row after planned row
@@ -36,6 +39,7 @@ class StepResults:
     """What a step brought its planned rows: views of its slot, which hold until the slot is written again."""
 
     num_accepted: npt.NDArray[np.int32]  # [num_planned]; 0 also for a row that had ended, and for padding
+    num_draws: npt.NDArray[np.int32]  # [num_planned]
     finish: npt.NDArray[np.uint8]  # [num_planned], of RowFinish
     problems: npt.NDArray[np.uint8]  # [num_planned], of SampleOutcome; DRAWN unless a draw of this step failed
     token_ids: npt.NDArray[np.int32]  # [sum(num_accepted)]
@@ -58,6 +62,7 @@ def new_ring(num_slots: int, max_planned: int, max_draws: int, max_logprobs: int
     return ResultRing(
         steps=column(_NO_STEP, torch.int64, num_slots),
         num_accepted=column(0, torch.int32, num_slots, max_planned),
+        num_draws=column(0, torch.int32, num_slots, max_planned),
         finish=column(0, torch.uint8, num_slots, max_planned),
         problems=column(0, torch.uint8, num_slots, max_planned),
         token_ids=column(0, torch.int32, num_slots, max_draws),
@@ -78,6 +83,7 @@ class RingReader:
     def __init__(self, ring: ResultRing) -> None:
         self._steps = ring.steps.numpy()
         self._num_accepted = ring.num_accepted.numpy()
+        self._num_draws = ring.num_draws.numpy()
         self._finish = ring.finish.numpy()
         self._problems = ring.problems.numpy()
         self._token_ids = ring.token_ids.numpy()
@@ -105,6 +111,7 @@ class RingReader:
         num_tokens = int(num_accepted.sum())
         return StepResults(
             num_accepted=num_accepted,
+            num_draws=self._num_draws[slot, :num_planned],
             finish=self._finish[slot, :num_planned],
             problems=self._problems[slot, :num_planned],
             token_ids=self._token_ids[slot, :num_tokens],

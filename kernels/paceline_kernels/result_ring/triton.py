@@ -36,6 +36,7 @@ def write_results(
     write_results_kernel[(1,)](
         ring.steps,
         ring.num_accepted,
+        ring.num_draws,
         ring.finish,
         ring.problems,
         ring.token_ids,
@@ -71,6 +72,7 @@ def write_results(
 def write_results_kernel(
     ring_steps,
     ring_num_accepted,
+    ring_num_draws,
     ring_finish,
     ring_problems,
     ring_token_ids,
@@ -117,6 +119,7 @@ def write_results_kernel(
         problem = tl.load(outcomes + first + accepted, mask=failed, other=0)
         places = slot * max_planned + planned
         tl.store(ring_num_accepted + places, accepted, mask=exists)
+        tl.store(ring_num_draws + places, end - first, mask=exists)
         tl.store(ring_finish + places, ended, mask=exists)
         tl.store(ring_problems + places, problem.to(tl.uint8), mask=exists)
         target = slot * max_draws + num_tokens + tl.cumsum(accepted, 0) - accepted

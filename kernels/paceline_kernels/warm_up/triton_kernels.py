@@ -13,6 +13,7 @@ from paceline_kernels.clock import triton as clock
 from paceline_kernels.draws import triton as draws
 from paceline_kernels.linear.triton import few_rows, tiles
 from paceline_kernels.plan_ring import triton as plan_ring
+from paceline_kernels.prompt_lookup import triton as prompt_lookup
 from paceline_kernels.result_ring import triton as result_ring
 from paceline_kernels.rms_norm import triton as rms_norm
 from paceline_kernels.rope import triton as rope
@@ -35,6 +36,7 @@ _KERNELS: tuple[Any, ...] = (
     tiles.multiply_tiles,
     plan_ring.read_plan_kernel,
     plan_ring.write_words_kernel,
+    prompt_lookup.lookup_drafts_kernel,
     result_ring.write_results_kernel,
     rms_norm.rms_norm_kernel,
     rms_norm.rms_norm_heads_kernel,

@@ -6,7 +6,20 @@ Knows figures and a peer's; not how they came about.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpu.cells import DECODE, IDLE, PREFILL, PREFILL_RATE, START, gap_of, rows_at, throughput_of
+from gpu.cells import (
+    ACCEPTANCES,
+    DECODE,
+    IDLE,
+    PREFILL,
+    PREFILL_RATE,
+    START,
+    VERIFY_COST,
+    drafts_at,
+    gap_of,
+    rows_at,
+    share_at,
+    throughput_of,
+)
 from gpu.peer import Place
 from gpu.report import Figure
 
@@ -48,6 +61,8 @@ BARS = (
     Bar(PREFILL_RATE, 1015.0, is_least=True, numbers="fp8", shape="tokens 2048"),
     Bar(START, 30.0, is_least=False),
     Bar(gap_of(32, 8192), 30.0, is_least=False),
+    Bar(VERIFY_COST, 1.12, is_least=False, numbers="bf16", shape=drafts_at(1, 3)),
+    *(Bar(share_at(acceptance), 0.9, is_least=True) for acceptance in ACCEPTANCES),
 )
 """Decode steps within 3 % of what kernels alone reached."""
 PEER_BARS = {DECODE: 1.05, throughput_of(256): 1.1, PREFILL: 1.1}

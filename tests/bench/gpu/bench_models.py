@@ -40,6 +40,15 @@ class Timed:
             shapes.max_rows, shapes.max_len, self.max_tokens, num_blocks, self.block_size, self.config.vocab_size
         )
 
+    def drafted_limits(self) -> RowLimits:
+        """For the few rows of steps that verify drafts."""
+        shapes, max_rows = self.shapes, max(num_rows for num_rows, _ in self.shapes.drafted)
+        most = max(num_drafts for _, num_drafts in shapes.drafted)
+        max_len = shapes.drafted_context + (shapes.num_steps + 16) * (1 + most)
+        num_blocks = max_rows * -(-max_len // self.block_size)
+        max_tokens = min(self.max_tokens, 512)
+        return RowLimits(max_rows, max_len, max_tokens, num_blocks, self.block_size, self.config.vocab_size, most)
+
     def executor_options(self, folder: Path, numbers: str, *, is_twin: bool) -> list[str]:
         """The command line of an executor with the same sizes. folder: gets the model's config.json."""
         return [

@@ -4,6 +4,7 @@ Apart from both sides, so that their figures land in the same rows; words are th
 """
 
 import enum
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ IDLE = "GPU idle, by its own clock, of a decode step"
 START = "process start to first token, dummy weights, nothing compiled before"
 START_PHASE = "phase of a start, nothing compiled before"
 WARM_START_PHASE = "phase of a start, compiled before"
+ACCEPTANCES = (0.8, 0.6, 0.9)
+VERIFY = "step that verifies drafts"
+VERIFY_COST = "step that verifies drafts, in plain steps"
 WARM_START = "process start to first token, dummy weights, compiled before"
 
 
@@ -25,6 +29,21 @@ def gap_of(num_rows: int, num_tokens: int) -> str:
 def throughput_of(num_requests: int) -> str:
     """Tokens of so many requests at once."""
     return f"throughput, {num_requests} requests"
+
+
+def speedup_at(acceptance: float) -> str:
+    """Tokens per second with drafts of which each is right so often, in those without."""
+    return f"speed-up by drafts of acceptance {acceptance:g}"
+
+
+def share_at(acceptance: float) -> str:
+    """The same in what the expected number of tokens and the step's time would bring."""
+    return f"{speedup_at(acceptance)}, of what they should bring"
+
+
+def drafts_at(num_rows: int, num_drafts: int) -> str:
+    """A shape of steps that verify."""
+    return f"rows {num_rows} drafts {num_drafts}"
 
 
 def rows_at(num_rows: int, context: int) -> str:
@@ -44,6 +63,8 @@ class Shapes:
     arrival_rows: int
     arrival_context: int
     num_requests: int
+    drafted: tuple[tuple[int, int], ...]  # rows, drafts of each; by the engine alone
+    drafted_context: int
     requests: tuple[tuple[int, int], ...]  # tokens in, out
 
     @property
@@ -105,6 +126,8 @@ FULL = Shapes(
     arrival_rows=32,
     arrival_context=512,
     num_requests=256,
+    drafted=(*((1, drafts) for drafts in (3, 5, 7, 1, 2, 4, 6)), *itertools.product((8, 32), (1, 3, 5, 7))),
+    drafted_context=512,
     requests=((128, 128), (512, 512)),
 )
 TINY = Shapes(
@@ -116,5 +139,7 @@ TINY = Shapes(
     arrival_rows=3,
     arrival_context=8,
     num_requests=4,
+    drafted=((1, 3), (3, 1)),
+    drafted_context=8,
     requests=((6, 5),),
 )

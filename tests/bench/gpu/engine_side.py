@@ -4,16 +4,25 @@ Knows the order of cells. Its figures go into engine-NUMBERS.json.
 """
 
 import argparse
+import gc
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from gpu.bench_models import timed
-from gpu.cells import Cell
+import torch
+
+from gpu.bench_models import Timed, timed
+from gpu.cells import drafts_at
+from gpu.drafted_cells import DraftedCells, ScriptedDrafter, tell_nothing_apart
 from gpu.engine_cells import EngineCells
-from gpu.report import Report
-from gpu.rigs import find_place, make_rig, random_model
+from gpu.report import Figure, Report
+from gpu.rigs import Place, find_place, make_rig, random_model
+from paceline_executor.limits import RowLimits
+from paceline_executor.models.llama import LlamaModel
+
+_FOR_DRAFTS = 0.25  # of the time
 
 
 def main() -> int:
@@ -26,23 +35,49 @@ def main() -> int:
     options = parser.parse_args()
     place, what = find_place(rehearses=options.rehearse), timed(rehearses=options.rehearse)
     deadline = time.monotonic() + options.seconds
-    report = Report(options.out / f"engine-{options.numbers}.json", deadline, place.name)
-    numerics = place.numerics[options.numbers]
-    begun = time.perf_counter()
-    limits = what.limits(place, numerics)
-    model = random_model(place, what.config, numerics, limits.max_model_len)
-    rig = make_rig(place, model, what.config, limits, numerics)
-    print(f"{options.numbers}: engine ready after {time.perf_counter() - begun:.1f} s", flush=True)
-    cells = EngineCells(options.numbers, rig, what.config, what.shapes)
-
-    def measured(cell: Cell) -> str:
-        figures = cells.measure(cell)
-        report.add(figures)
-        return ", ".join(f"{figure.engine:.4g} {figure.unit}" for figure in figures)
-
-    for cell in what.shapes.cells():
-        report.check(f"{options.numbers} engine {cell}", partial(measured, cell))
+    file = options.out / f"engine-{options.numbers}.json"
+    report = Report(file, deadline - _FOR_DRAFTS * options.seconds, place.name)
+    limits = what.limits(place, place.numerics[options.numbers])  # by what is free before the weights are there
+    model = random_model(place, what.config, place.numerics[options.numbers], limits.max_model_len)
+    _measure_cells(report, place, what, options.numbers, model, limits)
+    gc.collect()
+    if place.is_cuda:
+        torch.cuda.empty_cache()
+    report.deadline = deadline
+    report.check(
+        f"{options.numbers} engine with drafts", partial(_prepare, report, place, what, options.numbers, model)
+    )
     return 0 if report.is_good else 1
+
+
+def _measure_cells(
+    report: Report, place: Place, what: Timed, numbers: str, model: LlamaModel, limits: RowLimits
+) -> None:
+    begun, numerics = time.perf_counter(), place.numerics[numbers]
+    rig = make_rig(place, model, what.config, limits, numerics)
+    print(f"{numbers}: engine ready after {time.perf_counter() - begun:.1f} s", flush=True)
+    cells = EngineCells(numbers, rig, what.config, what.shapes)
+    for cell in what.shapes.cells():
+        report.check(f"{numbers} engine {cell}", partial(_measured, report, partial(cells.measure, cell)))
+
+
+def _prepare(report: Report, place: Place, what: Timed, numbers: str, model: LlamaModel) -> str:
+    """Another engine for steps that verify drafts; its cells are checks of their own."""
+    tell_nothing_apart(model)
+    limits = what.drafted_limits()
+    drafter = ScriptedDrafter(limits, place.device.torch_device)
+    rig = make_rig(place, model, what.config, limits, place.numerics[numbers], drafter=drafter)
+    cells = DraftedCells(numbers, rig, drafter, what.shapes)
+    for num_rows, num_drafts in what.shapes.drafted:
+        name = f"{numbers} engine {drafts_at(num_rows, num_drafts)}"
+        report.check(name, partial(_measured, report, partial(cells.measure, num_rows, num_drafts)))
+    return f"{limits.num_rows} rows with up to {limits.max_num_draft_tokens} drafts"
+
+
+def _measured(report: Report, measure: Callable[[], list[Figure]]) -> str:
+    figures = measure()
+    report.add(figures)
+    return ", ".join(f"{figure.engine:.4g} {figure.unit}" for figure in figures)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 
 from gpu.cpu_model import Agreement, CpuModel, RoundedCheckpoint, agreement, joined
 from gpu.errors import CheckFailedError
-from gpu.feed import Feed, Stream
+from gpu.feed import Feed, Step, Stream
 from gpu.rigs import Place, make_rig, uploaded
 from paceline.plan.values import LogprobColumns, SamplingParams
 from paceline_executor.limits import RowLimits
@@ -28,6 +28,7 @@ _MAX_TOKENS = 128  # of a step
 # times the spread of a difference of two logits, whose errors were 0.3 to 0.6 spacings on average, and in Gemma, where
 # embeddings are multiplied, 1.4 and 2.0: float16 interpreted, 2026-11-23.
 _ALLOWED = {"llama": 2.0, "mistral": 3.0, "qwen2": 2.0, "qwen3": 2.0, "gemma2": 6.0, "gemma3": 9.0}
+_MAX_DRAFTS = 7
 _NUM_TOP = 20
 _LEAST_P = 1e-4
 
@@ -58,18 +59,36 @@ def draws_agree(place: Place, num_tokens: int) -> str:
     return _agree(place, TINY_CONFIG, samplings, num_tokens)
 
 
-def _agree(place: Place, config: ModelConfig, samplings: Sequence[SamplingParams], num_tokens: int) -> str:
+def drafts_agree(place: Place, num_tokens: int) -> str:
+    """The same with drafts of the device's own lookups, as many as there may be or fewer. Raises CheckFailedError."""
+    samplings = [GREEDY] * 3 + [SamplingParams(temperature=0.7, seed=2**40 + seed) for seed in range(3)]
+    return _agree(place, TINY_CONFIG, samplings, num_tokens, max_drafts=_MAX_DRAFTS)
+
+
+def _agree(
+    place: Place, config: ModelConfig, samplings: Sequence[SamplingParams], num_tokens: int, *, max_drafts: int = 0
+) -> str:
     numerics = next(iter(place.numerics.values()))
     checkpoint = RoundedCheckpoint(config, numerics.dtype)
     lengths = (1, 5, 17, 40, 64, 33)
-    limits = limits_of(config, _NUM_ROWS, max(lengths) + num_tokens)
+    limits = replace(limits_of(config, _NUM_ROWS, max(lengths) + num_tokens), max_num_draft_tokens=max_drafts)
     feed = Feed(make_rig(place, uploaded(place, checkpoint, limits.max_model_len), config, limits).engine, limits)
     prompts = prompts_of(config, lengths)
-    streams = [feed.add(prompt, num_tokens, one) for prompt, one in zip(prompts, samplings, strict=True)]
-    feed.run()
+    if max_drafts:
+        prompts = [prompt[: max(1, len(prompt) // 4)] * 4 for prompt in prompts]  # so that something is found
+    streams = [
+        feed.add(prompt, num_tokens, one, num_drafts=max(0, max_drafts - index))
+        for index, (prompt, one) in enumerate(zip(prompts, samplings, strict=True))
+    ]
+    steps: list[Step] = []
+    feed.run(steps.append)
+    num_verified = sum(step.num_verified for step in steps)
+    if max_drafts and not num_verified:
+        raise CheckFailedError("no draft was found, and none verified")
     model = CpuModel(checkpoint, limits.max_model_len)
     found = joined([agreement(model, one.prompt, one.output, one.sampling, numerics.dtype) for one in streams])
-    return _sentence(found, numerics.dtype, _ALLOWED[config.architecture])
+    sentence = _sentence(found, numerics.dtype, _ALLOWED[config.architecture])
+    return f"{sentence}; {num_verified} drafts were verified" if max_drafts else sentence
 
 
 def _sentence(found: Agreement, dtype: torch.dtype, allowed: float) -> str:

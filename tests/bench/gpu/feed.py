@@ -28,6 +28,7 @@ class Stream:
     num_logprobs: int | None
     max_chunk: int
     num_cached: int
+    num_drafts: int  # of each step in which it decodes
     output: list[int] = field(default_factory=list)
     logprobs: list[RowLogprobs] = field(default_factory=list)
     row: int = _WAITING
@@ -42,6 +43,11 @@ class Stream:
         return len(self.prompt) + self.num_expected - self.num_computed
 
     @property
+    def room_for_drafts(self) -> int:
+        """A token comes behind them."""
+        return max(0, min(self.num_drafts, self.max_tokens - self.num_expected - 1))
+
+    @property
     def is_done(self) -> bool:
         """Whether all its tokens have come."""
         return len(self.output) >= self.max_tokens
@@ -54,6 +60,8 @@ class Step:
     landed_s: float
     num_rows: int
     num_tokens: int
+    num_output: int
+    num_verified: int  # drafts
     forward_ns: int  # by the device's own clock, as is the next one
     sample_ns: int
     prepare_ns: int  # of the host
@@ -90,11 +98,14 @@ class Feed:
         num_logprobs: int | None = None,
         max_chunk: int | None = None,
         num_cached: int = 0,
+        num_drafts: int = 0,
     ) -> Stream:
-        """A stream behind those that wait. num_cached: so many tokens of the prompt are taken for computed."""
+        """A stream behind those that wait. num_cached: tokens of the prompt that are taken for computed. num_drafts: of
+        each step in which it decodes.
+        """
         self._num_streams += 1
         name, chunk = f"stream-{self._num_streams}", max_chunk or self._limits.max_num_batched_tokens
-        stream = Stream(name, prompt, max_tokens, sampling, num_logprobs, chunk, num_cached)
+        stream = Stream(name, prompt, max_tokens, sampling, num_logprobs, chunk, num_cached, num_drafts)
         self._waiting.append(stream)
         return stream
 
@@ -144,8 +155,10 @@ class Feed:
         if not (scheduled or released):
             return False
         self._step_id += 1
+        drafts = [num_drafts for _, _, num_drafts in scheduled]
         planned = plan(
-            scheduled,
+            [(row, num) for row, num, _ in scheduled],
+            drafts=drafts if any(drafts) else (),
             step_id=self._step_id,
             epoch=self._epoch,
             place=[_placement(stream) for stream in placed],
@@ -157,23 +170,25 @@ class Feed:
         self._forgotten = []
         while not self._engine.can_launch(planned):
             self._land(on_step)
-        num_tokens = sum(num for _, num in scheduled)
+        num_tokens = sum(num for _, num, _ in scheduled)
         self._in_flight.append(_Planned(planned, self._engine.launch(planned), released, num_tokens))
         return True
 
-    def _schedule(self, grants: list[Cell]) -> list[tuple[int, int]]:
-        """Decodes first, then chunks as long as the budget lasts."""
+    def _schedule(self, grants: list[Cell]) -> list[tuple[int, int, int]]:
+        """Decodes first, then chunks as long as the budget lasts: rows, their tokens, the drafts among these."""
         budget = self._limits.max_num_batched_tokens
         scheduled = []
         for stream in sorted(self._running.values(), key=lambda one: one.num_ahead > 1):
             num_tokens = min(stream.num_ahead, stream.max_chunk, budget)
             if num_tokens <= 0 or stream.num_expected >= stream.max_tokens:
                 continue
-            stream.num_expected += num_tokens == stream.num_ahead
+            num_drafts = stream.room_for_drafts if num_tokens == stream.num_ahead == 1 else 0
+            stream.num_expected += 1 + num_drafts if num_tokens == stream.num_ahead else 0
+            num_tokens += num_drafts
             stream.num_computed += num_tokens
             grants += self._granted(stream, stream.num_computed)
             budget -= num_tokens
-            scheduled.append((stream.row, num_tokens))
+            scheduled.append((stream.row, num_tokens, num_drafts))
         return scheduled
 
     def _granted(self, stream: Stream, num_tokens: int) -> list[Cell]:
@@ -188,7 +203,7 @@ class Feed:
     def _land(self, on_step: Callable[[Step], None]) -> None:
         planned = self._in_flight.popleft()
         result = self._engine.collect(planned.ticket)
-        self._take(result)
+        self._take(planned.plan, result)
         for stream in planned.released:
             self._free_rows.append(stream.row)
             self._free_blocks += stream.blocks
@@ -204,18 +219,25 @@ class Feed:
                 time.perf_counter(),
                 result.rows.size,
                 planned.num_tokens,
+                result.token_ids.size,
+                int(result.num_draft_tokens.sum()),
                 times.forward_ns,
                 times.sample_ns,
                 times.prepare_ns,
             )
         )
 
-    def _take(self, result: StepResult) -> None:
+    def _take(self, planned: BatchPlan, result: StepResult) -> None:
         if result.errors:
             raise CheckFailedError(f"a row failed: {result.errors[0]}")
         tokens = iter(result.token_ids.tolist())
-        for row, count in zip(result.rows.tolist(), result.num_accepted.tolist(), strict=True):
-            self._stream_of(row).output += [next(tokens) for _ in range(count)]
+        granted = planned.num_draft_tokens.tolist() or [0] * result.rows.size
+        for row, count, num_drafts in zip(result.rows.tolist(), result.num_accepted.tolist(), granted, strict=True):
+            stream = self._stream_of(row)
+            stream.output += [next(tokens) for _ in range(count)]
+            if num_drafts:
+                stream.num_expected -= 1 + num_drafts - count
+                stream.num_computed -= 1 + num_drafts - count
         for logprobs in result.logprobs:
             self._stream_of(logprobs.row).logprobs.append(logprobs)
 

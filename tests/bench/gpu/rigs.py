@@ -12,12 +12,14 @@ from paceline_executor.device_numerics import TWIN_NUMERICS, DeviceNumerics
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.models.interface import DeviceModel, KvCache
+from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, upload_model
 from paceline_executor.numerics import KvDtype
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.buckets import Buckets, buckets_of
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device import CudaDevice, Device
+from paceline_executor.runner.device_steps import DeviceDrafter
 from paceline_executor.runner.interface import WarmUpProgress
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.runner.twin_device import TwinDevice
@@ -81,7 +83,7 @@ def uploaded(place: Place, checkpoint: Checkpoint, max_model_len: int) -> Device
     return upload_model(checkpoint, place.device.torch_device, max_model_len, numerics.dtype, numerics.matrices)
 
 
-def random_model(place: Place, config: ModelConfig, numerics: DeviceNumerics, max_model_len: int) -> DeviceModel:
+def random_model(place: Place, config: ModelConfig, numerics: DeviceNumerics, max_model_len: int) -> LlamaModel:
     """Random weights, made on the device."""
     return dummy_model(config, place.device.torch_device, max_model_len, numerics.dtype, numerics.matrices)
 
@@ -105,6 +107,7 @@ def make_rig(
     *,
     splits: Splits = Splits.EVEN,
     is_captured: bool = True,
+    drafter: DeviceDrafter | None = None,
     on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
 ) -> Rig:
     """Allocated, captured and warm. Its KV cache holds random numbers, never zeros: those take less power and time."""
@@ -112,9 +115,21 @@ def make_rig(
     geometry = kv_geometry(config, limits.num_blocks, limits.block_size, chosen)
     cache = allocate_on_device(geometry, chosen.kv, place.device.torch_device)
     _fill(cache)
-    buckets = buckets_of(limits.num_rows, limits.max_num_batched_tokens) if is_captured else Buckets([])
+    buckets = (
+        buckets_of(limits.num_rows, limits.max_num_batched_tokens, limits.max_num_draft_tokens)
+        if is_captured
+        else Buckets([])
+    )
     runner = DeviceRunner(
-        place.device, model, cache, geometry, limits, buckets=buckets, splits=splits, on_progress=on_progress
+        place.device,
+        model,
+        cache,
+        geometry,
+        limits,
+        buckets=buckets,
+        splits=splits,
+        drafter=drafter,
+        on_progress=on_progress,
     )
     runner.warm_up()
     return Rig(Engine(RowTable(limits), runner), runner, limits, cache)

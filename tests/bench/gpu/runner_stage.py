@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpu.endurance import goes_on
-from gpu.equality import draws_agree, family_agrees, fits_distribution
+from gpu.equality import drafts_agree, draws_agree, family_agrees, fits_distribution
 from gpu.invariance import Variants
 from gpu.report import Report
 from gpu.rigs import Place, find_place
@@ -41,6 +41,7 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     for family in sizes.families:
         report.check(f"{family}: greedy tokens are the CPU's", partial(family_agrees, place, family, sizes.num_tokens))
     report.check("seeded draws are the CPU's", partial(draws_agree, place, sizes.num_tokens))
+    report.check("tokens with drafts are the CPU's", partial(drafts_agree, place, sizes.num_tokens))
     for numbers in place.numerics:
         _check_variants(report, place, numbers, sizes.num_tokens)
     report.check("tokens fit their probabilities", partial(fits_distribution, place, sizes.num_rows, sizes.num_draws))

@@ -21,7 +21,7 @@ from paceline_client.config import Limits, Retry
 from paceline_client.requests import Sampling, Scheduling, Stopping
 
 _GREEDY = Sampling(temperature=0.0)
-_UNCACHED = Scheduling(bypass_prefix_cache=True)
+_UNCACHED = Scheduling(bypass_prefix_cache=True, max_num_draft_tokens=0)
 _WARM_TOKENS = 8
 _MAX_REQUESTS = 4096
 _LEAST_CHUNK = 64

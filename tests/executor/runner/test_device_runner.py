@@ -200,12 +200,32 @@ def test_what_a_slot_has_no_room_for_comes_before_the_step(monkeypatch):
     device_runner.cache_clear()
 
 
-def test_a_device_that_fails_while_it_computes_ends_the_executor():
-    """Nothing can go on with what it holds."""
+@pytest.fixture
+def lost_device():
+    """An engine whose device fails, as CUDA's do, at whatever it is asked from the call on."""
+    device_runner.cache_clear()
     runner, device = device_runner()
-    engine = Engine(RowTable(LIMITS), runner)
+    yield Engine(RowTable(LIMITS), runner), lambda: setattr(device, "lost", RuntimeError("an illegal memory access"))
+    device_runner.cache_clear()
+
+
+def test_a_device_that_fails_while_it_computes_ends_the_executor(lost_device):
+    """Nothing can go on with what it holds. Who looks whether the step has ended goes on to hear why."""
+    engine, lose = lost_device
     ticket = engine.launch(plan([(0, 2)], place=[placement(0, [5, 6])], grants=[(0, 0, 2)]))
-    device.lose_next = RuntimeError("an illegal memory access")
+    lose()
+    assert engine.is_done(ticket)
+    with pytest.raises(DeviceFaultError, match="this executor ends"):
+        engine.collect(ticket)
+
+
+@pytest.mark.parametrize("copies", [[], [(0, 1)]])
+def test_a_device_that_has_failed_when_a_step_is_launched_ends_the_executor(lost_device, copies):
+    """It is no step that could be taken back: the next one would fail, too."""
+    engine, lose = lost_device
+    lose()
+    granted = [(0, 0, 2), *([(0, 1, 1)] if copies else [])]
+    ticket = engine.launch(plan([(0, 2)], place=[placement(0, [5, 6])], grants=granted, copies=copies))
     with pytest.raises(DeviceFaultError, match="this executor ends"):
         engine.collect(ticket)
 

@@ -6,11 +6,10 @@ import grpc
 import pytest
 
 from paceline.v1 import plan_pb2
-from paceline_executor.link.engine import Engine
 from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.interface import UNKNOWN_TOKEN, StepOutput
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, simulated_executor
-from paceline_executor.testing.hash_runner import HashRunner, continuation
-from paceline_executor.testing.hiding_runner import HidingRunner
+from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.plan_client import (
     attached,
     column,
@@ -20,6 +19,7 @@ from paceline_executor.testing.plan_client import (
     tokens_by_row,
     values_of,
 )
+from paceline_executor.testing.plans import int32, placement, plan
 
 LIMITS = replace(HASH_LIMITS, max_num_draft_tokens=3)
 PROMPT = [5, 6, 7, 5, 6]
@@ -103,8 +103,25 @@ async def test_the_simulated_runner_verifies_eight_drafts():
         assert client.welcome.limits.max_num_draft_tokens == 8
 
 
-def test_a_device_that_keeps_rows_cannot_be_given_drafts():
-    """Its limits must say so, or the executor does not start."""
-    runner = HidingRunner(HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
-    with pytest.raises(ValueError, match="its limits must say 0"):
-        Engine(RowTable(LIMITS), runner)
+def test_a_device_that_keeps_rows_is_told_how_many_drafts_it_may_find():
+    """And all known tokens. It says how many it found; a number that cannot be is refused, and changes nothing."""
+    table = RowTable(LIMITS)
+    cells = [(0, 0, 3), (0, 1, 4)]
+    placing_one = plan([(0, 8)], drafts=[3], place=[placement(0, PROMPT)], grants=cells)
+    launched = table.launch(placing_one, 0, is_carried=True)
+    batch = launched.prepared.batch
+    assert batch.num_drafts.tolist() == [3]
+    assert batch.carried.described.history.list_of(0).tolist() == PROMPT
+    assert batch.token_ids.tolist() == [*PROMPT, *[UNKNOWN_TOKEN] * 3]
+
+    def brought(num_verified):
+        tokens, counts = int32([9, 8]), int32([2])
+        return StepOutput(counts, tokens, None, {}, forward_ns=0, sample_ns=0, num_verified=int32([num_verified]))
+
+    for impossible in (0, 4):
+        with pytest.raises(ValueError, match="verified"):
+            table.land(launched, brought(impossible))
+    result = table.land(launched, brought(2))
+    assert (result.num_draft_tokens.tolist(), result.num_accepted.tolist()) == ([2], [2])
+    (state,) = table.states()
+    assert (state.num_computed_tokens, state.output_token_ids.tolist()) == (len(PROMPT) + 1, [9, 8])

@@ -114,6 +114,7 @@ def assert_same(ring, expected):
 def assert_read(results, rows):
     """As the rows are."""
     assert results.num_accepted.tolist() == [row.num_accepted for row in rows]
+    assert results.num_draws.tolist() == [len(row.drawn) for row in rows]
     assert results.finish.tolist() == [row.finish for row in rows]
     assert results.problems.tolist() == [row.problem for row in rows]
     assert results.token_ids.tolist() == [token for row in rows for token in row.drawn[: row.num_accepted]]

@@ -1,4 +1,4 @@
-"""`python -m kernel_resources sm_90 [KNOWN]`: print what every kernel takes on an architecture, as a table.
+"""`python -m kernel_resources sm_90 [KNOWN]`: print what every kernel takes on a GPU, as a table.
 
 KNOWN is such a table. What it has of code that is still the same is not compiled again, which takes minutes.
 """
@@ -11,19 +11,18 @@ from pathlib import Path
 
 from kernel_resources.cases import cases
 from kernel_resources.compiling import Resources, resources_of
-from paceline_kernels.gpu.architecture import Architecture
 from paceline_kernels.gpu.no_gpu import compile_for
 from paceline_kernels.warm_up.triton_kernels import settle_keys
 
 
-def main(architecture: Architecture, *tables: Path) -> None:
+def main(capability: int, *tables: Path) -> None:
     """Print the table: a header, and a line per kernel and case."""
     known = [row for table in tables for row in _read(table)]
-    compile_for(int(architecture))
+    compile_for(capability)
     settle_keys()
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(field.name for field in dataclasses.fields(Resources))
-    for resources in resources_of(cases(architecture), known):
+    for resources in resources_of(cases(capability), known):
         writer.writerow(dataclasses.astuple(resources))
 
 
@@ -34,4 +33,4 @@ def _read(table: Path) -> Iterator[Resources]:
 
 
 if __name__ == "__main__":
-    main(Architecture[sys.argv[1].upper()], *map(Path, sys.argv[2:]))
+    main(int(sys.argv[1].removeprefix("sm_")), *map(Path, sys.argv[2:]))

@@ -10,7 +10,6 @@ import torch
 
 from kernel_resources.case import Case, meta, type_name
 from paceline_kernels.attention import triton as attention
-from paceline_kernels.gpu.architecture import Architecture
 from paceline_kernels.gpu.splits import Splits
 
 _ROWS, _TOKENS, _KV_HEADS, _GROUP = 8, 64, 8, 4
@@ -40,11 +39,13 @@ class _Options:
             yield "softcap"
         if self.splits is Splits.FIXED:
             yield "fixed"
+        if self.max_query_len == self.short_tokens > 1:
+            yield f"drafts {self.short_tokens - 1}"
         if self.num_rows != _ROWS:
             yield f"rows {self.num_rows}"
 
 
-def cases(architecture: Architecture) -> Iterator[Case]:
+def cases(*, has_fp8: bool) -> Iterator[Case]:
     """Both kernels and the fold in each line; what differs for caches of 8 bits at fixed splits, and for few rows of
     float8."""
     lines = {64: _Options(torch.float16), 128: _Options(), 256: _Options(window=4096)}
@@ -53,11 +54,16 @@ def cases(architecture: Architecture) -> Iterator[Case]:
         yield _case(head_dim, options.dtype, options)
         yield _case(head_dim, torch.int8, options)
     yield _case(128, torch.int8, fixed)
-    if architecture >= Architecture.SM_90:
+    if has_fp8:
         for head_dim, options in lines.items():
             yield _case(head_dim, torch.float8_e4m3fn, replace(options, block_size=64))
         yield _case(128, torch.float8_e4m3fn, replace(fixed, block_size=64))
         yield _case(128, torch.float8_e4m3fn, _Options(block_size=64, max_query_len=1, num_rows=1))
+    verifying = _Options(block_size=64, short_tokens=8, max_query_len=8)
+    for head_dim, cache_type in ((128, torch.bfloat16), (256, torch.bfloat16), (128, torch.int8)):
+        yield _case(head_dim, cache_type, verifying)
+    if has_fp8:
+        yield _case(128, torch.float8_e4m3fn, verifying)
     everything = _Options(window=4096, softcap=50.0, splits=Splits.FIXED, short_tokens=5)
     yield _case(128, torch.bfloat16, everything)
 

@@ -12,24 +12,27 @@ from kernel_resources import attention_cases, draws_cases, linear_cases, samplin
 from kernel_resources.case import Case, meta, type_name
 from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.block_copy import block_copy
-from paceline_kernels.gpu.architecture import Architecture
+from paceline_kernels.gpu.architecture import Architecture, table_of
 from paceline_kernels.rms_norm import rms_norm, rms_norm_heads
 from paceline_kernels.rms_norm.triton import NUM_WARPS
 from paceline_kernels.rope import HeadNorms, rope_and_write_kv
 from paceline_kernels.step_inputs import PlanColumns, RowState, step_inputs
 from paceline_kernels.take_rows import take_rows
 
+_FIRST_WITH_FP8 = 89
 
-def cases(architecture: Architecture) -> Iterator[Case]:
-    """All cases of an architecture."""
+
+def cases(capability: int) -> Iterator[Case]:
+    """All cases of a GPU, by its compute capability times ten."""
+    architecture, has_fp8 = table_of(capability), capability >= _FIRST_WITH_FP8
     yield from _norms(architecture)
-    yield from _rope(architecture)
+    yield from _rope(has_fp8=has_fp8)
     yield from _rows()
     for num_planned in (1, 1024):
         yield Case(f"step inputs {num_planned}", partial(_call_step_inputs, num_planned))
     yield from draws_cases.cases()
-    yield from attention_cases.cases(architecture)
-    yield from linear_cases.cases(architecture)
+    yield from attention_cases.cases(has_fp8=has_fp8)
+    yield from linear_cases.cases(architecture, has_fp8=has_fp8)
     yield from sampling_cases.cases()
 
 
@@ -42,9 +45,9 @@ def _norms(architecture: Architecture) -> Iterator[Case]:
     yield Case("head norm 128", partial(rms_norm_heads, meta(8, 48, 128), meta(128), meta(128), 8, 1e-6))
 
 
-def _rope(architecture: Architecture) -> Iterator[Case]:
+def _rope(*, has_fp8: bool) -> Iterator[Case]:
     types = [torch.bfloat16, torch.int8]
-    if architecture >= Architecture.SM_90:
+    if has_fp8:
         types.append(torch.float8_e4m3fn)
     for head_dim, dtype in ((64, torch.float16), (128, torch.bfloat16), (256, torch.bfloat16)):
         call = partial(_call_rope, head_dim, dtype, dtype, with_norms=True)

@@ -17,6 +17,7 @@ from paceline_kernels.draws import (
     draw_inputs,
 )
 from paceline_kernels.plan_ring import PlanRing, read_plan, write_words
+from paceline_kernels.prompt_lookup import lookup_drafts
 from paceline_kernels.result_ring import NUM_STAMPS, ResultRing, write_results
 from paceline_kernels.sampling.columns import Samples, SamplingParameters
 from paceline_kernels.step_inputs import MAX_PLANNED_ROWS, PlanColumns, RowState, StepInputs
@@ -76,6 +77,8 @@ def _call(num_planned: int, max_drafts: int, num_end_tokens: int) -> None:
     draws = draw_inputs(state, rows, plan, batch, _DRAWS, max_drafts)
     samples = Samples(tokens, tokens, meta(_DRAWS, dtype=torch.float32), tokens, tokens)
     advance_rows(state, rows, plan, batch, draws, samples, max_drafts)
+    if max_drafts:
+        lookup_drafts(state, rows, plan, max_drafts)
 
 
 def call_results(num_planned: int, *, with_logprobs: bool = False) -> None:
@@ -84,6 +87,7 @@ def call_results(num_planned: int, *, with_logprobs: bool = False) -> None:
     ring = ResultRing(
         steps=meta(4, dtype=torch.int64),
         num_accepted=meta(4, MAX_PLANNED_ROWS, dtype=torch.int32),
+        num_draws=meta(4, MAX_PLANNED_ROWS, dtype=torch.int32),
         finish=meta(4, MAX_PLANNED_ROWS, dtype=torch.uint8),
         problems=meta(4, MAX_PLANNED_ROWS, dtype=torch.uint8),
         token_ids=meta(4, _DRAWS, dtype=torch.int32),

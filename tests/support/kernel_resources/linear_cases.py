@@ -19,9 +19,8 @@ _INPUTS = 4096
 _FEWEST_TOKENS = 16  # of a tile
 
 
-def cases(architecture: Architecture) -> Iterator[Case]:
+def cases(architecture: Architecture, *, has_fp8: bool) -> Iterator[Case]:
     """Both kernels, and the one that rounds rows of x; the smallest sizes with float16."""
-    is_fp8 = architecture >= Architecture.SM_90
     yield _case(1, 2048, torch.float16, Splits.EVEN, torch.float16)
     for num_tokens, num_outputs in ((8, 4096), (16, 6144)):
         yield _case(num_tokens, num_outputs, torch.bfloat16, Splits.EVEN)
@@ -33,7 +32,7 @@ def cases(architecture: Architecture) -> Iterator[Case]:
             dtype = torch.float16 if launch.tokens == _FEWEST_TOKENS else torch.bfloat16
             own_type = dtype if weight_type.itemsize == dtype.itemsize else weight_type
             yield _case(_rows_for(launch), 4096, own_type, Splits.FIXED, dtype)
-    if is_fp8:
+    if has_fp8:
         yield _case(8, 4096, torch.float8_e4m3fn, Splits.EVEN, torch.float16)
         yield _case(32, 28_672, torch.float8_e4m3fn, Splits.EVEN)
         yield _case(2048, 4096, torch.float8_e4m3fn, Splits.FIXED)

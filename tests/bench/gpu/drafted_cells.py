@@ -1,0 +1,123 @@
+"""Steps that verify drafts, by the engine alone: what they cost, and what drafts bring that are right at a given rate.
+
+The model's last norm is zero, so that every logit is, and the same token is always drawn: a draft is right or wrong as
+the script says. All weights are read and multiplied all the same.
+"""
+
+import itertools
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+
+from gpu.cells import ACCEPTANCES, IDLE, VERIFY, VERIFY_COST, Shapes, drafts_at, share_at, speedup_at
+from gpu.errors import CheckFailedError
+from gpu.feed import Feed, Step
+from gpu.report import Figure
+from gpu.rigs import Rig
+from paceline_executor.limits import RowLimits
+from paceline_executor.models.llama import LlamaModel
+from paceline_executor.runner.row_words import RowWords
+from paceline_kernels.step_inputs import PlanColumns
+
+_WARM_STEPS = 8
+_STEP_OF_COST = 0.8  # the acceptance at which a step's time is told
+
+
+class ScriptedDrafter:
+    """See `paceline_executor.runner.device_steps.DeviceDrafter`: drafts are what is written at their places."""
+
+    def __init__(self, limits: RowLimits, device: torch.device) -> None:
+        shape = (limits.num_rows, limits.max_model_len)
+        self.script = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._depths = torch.arange(limits.max_num_draft_tokens, device=device)
+
+    def draft(self, rows: RowWords, plan: PlanColumns) -> None:
+        """Of all rows together; nothing is looked at from the host."""
+        state, known = rows.state, rows.draws.num_known
+        num_rows, max_len = self.script.shape
+        # Padding plans for a row behind the last one.
+        planned = torch.where(plan.rows < 0, num_rows, plan.rows).long()
+        wanted = torch.zeros(num_rows + 1, dtype=torch.int32, device=known.device)
+        wanted = wanted.scatter(0, planned, plan.num_tokens)[:num_rows] - (known - state.num_computed)
+        wanted = torch.where(state.finish == 0, wanted, 0).clamp(0, len(self._depths))
+        places = (known[:, None] + self._depths).clamp(max=max_len - 1).long()  # [num_rows, drafts]
+        is_draft = self._depths < wanted[:, None]
+        drafts = torch.where(is_draft, self.script.gather(1, places), state.token_ids.gather(1, places))
+        state.token_ids.scatter_(1, places, drafts)
+        state.num_held.copy_(known + wanted)
+
+
+def tell_nothing_apart(model: LlamaModel) -> None:
+    """All logits are zero from now on."""
+    model._final_norm.zero_()  # noqa: SLF001  no model is served like this
+
+
+@dataclass(slots=True)
+class DraftedCells:
+    """Measures one engine, whose drafter is the script's."""
+
+    numbers: str
+    rig: Rig
+    drafter: ScriptedDrafter
+    shapes: Shapes
+    _feed: Feed = field(init=False)
+    _random: Random = field(default_factory=lambda: Random(0))  # noqa: S311  repeatable, not secret
+    _plain_ms: dict[int, float] = field(default_factory=dict)  # by rows
+    _drawn: int = 0
+
+    def __post_init__(self) -> None:
+        self._feed = Feed(self.rig.engine, self.rig.limits)
+
+    def measure(self, num_rows: int, num_drafts: int) -> list[Figure]:
+        """Its time in plain steps; how many times as many tokens come at each acceptance, and of what should come."""
+        if num_rows not in self._plain_ms:
+            self._plain_ms[num_rows] = _median_ms(self._steps(num_rows, 0))
+        return list(self._figures(num_rows, num_drafts, self._plain_ms[num_rows]))
+
+    def _figures(self, num_rows: int, num_drafts: int, plain_ms: float) -> Iterator[Figure]:
+        shape = drafts_at(num_rows, num_drafts)
+        for acceptance in ACCEPTANCES:
+            self._write(acceptance)
+            steps = self._steps(num_rows, num_drafts)
+            step_ms, seconds = _median_ms(steps), steps[-1].landed_s - steps[0].landed_s
+            speedup = sum(step.num_output for step in steps[1:]) / seconds / (1e3 * num_rows / plain_ms)
+            expected = sum(acceptance**depth for depth in range(num_drafts + 1))
+            if acceptance == _STEP_OF_COST:
+                busy_ns = sum(step.forward_ns + step.sample_ns for step in steps[1:])
+                yield Figure(self.numbers, VERIFY, shape, "ms", engine=step_ms)
+                yield Figure(self.numbers, VERIFY_COST, shape, "x", engine=step_ms / plain_ms)
+                yield Figure(self.numbers, IDLE, shape, "%", engine=max(0.0, 100 * (1 - busy_ns / 1e9 / seconds)))
+            yield Figure(self.numbers, speedup_at(acceptance), shape, "x", engine=speedup)
+            share = speedup / (expected / (step_ms / plain_ms))
+            yield Figure(self.numbers, share_at(acceptance), shape, "x", engine=share)
+
+    def _steps(self, num_rows: int, num_drafts: int) -> list[Step]:
+        """Those in which all rows ran, without the first ones."""
+        context, num_steps = self.shapes.drafted_context, self.shapes.num_steps + _WARM_STEPS
+        num_tokens = (num_steps + 4) * (1 + num_drafts)
+        prompts = [[self._random.randrange(3, 200) for _ in range(context)] for _ in range(num_rows)]
+        streams = [
+            self._feed.add(prompt, num_tokens, num_cached=context - 1, num_drafts=num_drafts) for prompt in prompts
+        ]
+        steps: list[Step] = []
+        self._feed.run(steps.append, until=lambda: len(steps) >= num_steps)
+        for stream in streams:
+            stream.max_tokens = min(stream.max_tokens, len(stream.output))
+        self._feed.run()
+        drawn = {token for stream in streams for token in stream.output}
+        if len(drawn) > 1:
+            raise CheckFailedError(f"tokens {sorted(drawn)[:3]} were drawn, where all logits are the same")
+        self._drawn = drawn.pop()
+        return [step for step in steps if step.num_rows == num_rows][_WARM_STEPS:]
+
+    def _write(self, acceptance: float) -> None:
+        script = self.drafter.script
+        is_right = torch.rand(script.shape, device=script.device) < acceptance
+        script.copy_(torch.where(is_right, self._drawn, self._drawn + 1))
+
+
+def _median_ms(steps: list[Step]) -> float:
+    return statistics.median(1e3 * (now.landed_s - then.landed_s) for then, now in itertools.pairwise(steps))

@@ -1,0 +1,121 @@
+"""prompt_lookup: drafts are what followed a row's last tokens before, and the reference says which."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_kernels.draws import RowDraws, RowFinish
+from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
+from paceline_kernels.prompt_lookup import lookup_drafts, reference
+from paceline_kernels.prompt_lookup import triton as kernels
+from paceline_kernels.step_inputs import PlanColumns, RowState
+from paceline_kernels.testing.bounds import BoundedMemory
+
+MAX_TOKENS = 40
+
+
+@pytest.fixture(autouse=True)
+def _few_at_a_time(monkeypatch):
+    """So that every loop goes round more than once."""
+    monkeypatch.setattr(kernels, "_BLOCK", 16)
+
+
+def int32(*values):
+    """A column."""
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def columns_of(rows):
+    """Rows that hold these tokens, of which all but the last so many are computed, on the host."""
+    tokens = torch.full((len(rows), MAX_TOKENS), 1, dtype=torch.int32)
+    for index, (known, _, _) in enumerate(rows):
+        tokens[index, : len(known)] = int32(*known)
+    num_known = int32(*(len(known) for known, _, _ in rows))
+    ahead, finish = int32(*(ahead for _, ahead, _ in rows)), int32(*(finish for _, _, finish in rows))
+    nothing = torch.zeros(len(rows))
+    state = RowState(tokens, num_known.clone(), num_known - ahead, finish, torch.zeros((len(rows), 5)).int())
+    ends, ints = int32(-1).repeat(len(rows), 1), nothing.int()
+    return state, RowDraws(ints, num_known, ints, ends, nothing, ints, nothing, nothing, nothing.long(), ints)
+
+
+def moved(place, columns):
+    """The same columns where `place` puts them."""
+    return type(columns)(*(place(getattr(columns, name)) for name in columns.__slots__))
+
+
+def drafts_of(memory, rows, planned, max_drafts):
+    """Kernel and CPU write what the reference writes; returns the drafts of each row."""
+    columns = (*columns_of(rows), PlanColumns(int32(*(row for row, _ in planned)), int32(*(n for _, n in planned))))
+    there, here = ([moved(put, each) for each in columns] for put in (memory.place, torch.clone))
+    kernels.lookup_drafts(*there, max_drafts)
+    lookup_drafts(*here, max_drafts)
+    state, draws, plan = columns
+    reference.lookup_drafts(state, draws, plan, max_drafts)
+    for ours in (there[0], here[0]):
+        for name in RowState.__slots__:
+            assert torch.equal(getattr(ours, name).cpu(), getattr(state, name)), name
+    assert memory.margins_are_untouched()
+    return [
+        tokens[known:held].tolist()
+        for tokens, known, held in zip(state.token_ids, draws.num_known.tolist(), state.num_held.tolist(), strict=True)
+    ]
+
+
+@st.composite
+def rows_of_few_tokens(draw):
+    """Few kinds of tokens, so that there is much to be found; some not computed, some rows ended."""
+    known = draw(st.lists(st.integers(0, 2), min_size=1, max_size=MAX_TOKENS))
+    return known, draw(st.integers(1, len(known))), draw(st.sampled_from([0, 0, 0, int(RowFinish.LENGTH)]))
+
+
+@settings(max_examples=settings.default.max_examples // 4, deadline=None)  # on a GPU the first one compiles
+@given(st.lists(rows_of_few_tokens(), min_size=1, max_size=4), st.data())
+def test_kernel_and_cpu_find_what_the_reference_finds(device, rows, data):
+    """In rows of any length, planned in any order, padding among them; what lies around is untouched."""
+    order = data.draw(st.permutations(range(-1, len(rows))))
+    planned = [(row, data.draw(st.integers(0, MAX_TOKENS))) for row in order]
+    drafts_of(BoundedMemory(device), rows, planned, data.draw(st.integers(1, 9)))
+
+
+def drafts(device, known, num_drafts, max_drafts=8):
+    """Of a row that decodes."""
+    (found,) = drafts_of(BoundedMemory(device), [(known, 1, 0)], [(0, 1 + num_drafts)], max_drafts)
+    return found
+
+
+def test_the_longest_match_counts_and_of_equal_ones_the_latest(device):
+    """What follows 1 2 3 is taken rather than what follows 2 3; of 8 8 9 and 8 8 7 the latter."""
+    assert drafts(device, [1, 2, 3, 4, 5, 0, 2, 3, 6, 1, 2, 3], 2) == [4, 5]
+    assert drafts(device, [8, 8, 9, 8, 8, 7, 8, 8], 1) == [7]
+
+
+def test_what_repeats_goes_on_repeating(device):
+    """A period of two tokens fills any number of drafts."""
+    assert drafts(device, [5, 6, 5, 6], 5) == [5, 6, 5, 6, 5]
+
+
+def test_one_token_alike_is_no_match_and_a_full_row_has_no_room(device):
+    """Nor does a row of one token have any."""
+    assert drafts(device, [1, 2, 1], 4) == drafts(device, [1], 4) == []
+    assert drafts(device, [3, 4] * (MAX_TOKENS // 2), 4) == []
+    assert drafts(device, [3, 4] * (MAX_TOKENS // 2 - 1), 4) == [3, 4]
+
+
+def test_no_more_drafts_than_were_planned_and_none_before_the_end_of_what_is_known(device):
+    """Nor more than max_drafts. A chunk that ends before the last known token has none."""
+    assert drafts(device, [7] * 9, 3) == [7] * 3
+    assert drafts(device, [7] * 9, 6, max_drafts=2) == [7] * 2
+    memory, row = BoundedMemory(device), ([7] * 9, 5, 0)
+    assert drafts_of(memory, [row, row, row], [(0, 4), (1, 5), (2, 6)], 8) == [[], [], [7]]
+
+
+def test_other_devices_and_other_shapes_are_refused():
+    """Nothing is launched."""
+    state, rows = columns_of([([1, 2], 1, 0)])
+    plan = PlanColumns(int32(0), int32(2))
+    with pytest.raises(KernelArgumentError, match="0 to 63 drafts, not 64"):
+        lookup_drafts(state, rows, plan, 64)
+    meta = [moved(lambda tensor: tensor.to("meta"), columns) for columns in (state, rows, plan)]
+    with pytest.raises(UnsupportedDeviceError):
+        lookup_drafts(*meta, 1)
