@@ -85,19 +85,19 @@ class TextModel:
             return self._tokenizer
 
     def encode_text(self, text: str) -> Int32Array:
-        token_ids = self._encode(text)
+        (token_ids,) = self._encode([text])
         return np.array(token_ids if token_ids[:1] == self._prefix else self._prefix + token_ids, dtype=np.int32)
 
     def encode_rendered_chat(self, text: str) -> Int32Array:
         """The template has added the special tokens."""
-        return np.array(self._encode(text), dtype=np.int32)
+        return np.array(self._encode([text])[0], dtype=np.int32)
 
     def ways_to_spell(self, words: list[str]) -> list[tuple[int, ...]]:
         """Each once, none empty: at the beginning of a text, behind a space and behind a line's end. Some tokenizers
         put a word's mark before every text, so only the last lacks it.
         """
         texts = [*words, *(f" {word}" for word in words), _BEFORE, *(_BEFORE + word for word in words)]
-        token_ids = [tuple(ids) for ids in self._encode_all(texts)]
+        token_ids = [tuple(ids) for ids in self._encode(texts)]
         *alone, before = token_ids[: 2 * len(words) + 1]
         behind = [ids[len(before) :] for ids in token_ids[len(alone) + 1 :] if ids[: len(before)] == before]
         return [way for way in dict.fromkeys((*alone, *behind)) if way]
@@ -106,10 +106,7 @@ class TextModel:
         """Bytes that are no character become U+FFFD."""
         return self.spelling.token_bytes[token_id].decode("utf-8", "replace")
 
-    def _encode(self, text: str) -> list[int]:
-        return self._encode_all([text])[0]
-
-    def _encode_all(self, texts: list[str]) -> list[list[int]]:
+    def _encode(self, texts: list[str]) -> list[list[int]]:
         tokenizer = self.complete()
         with _refused_with(lambda why: InvalidRequestError("prompt", f"the model's tokenizer fails at it: {why}")):
             # Only the batched calls let other threads run meanwhile.
