@@ -10,7 +10,7 @@ from paceline_client.requests import Text
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.testing.requests import make_request
 
-MAX_REQUEST_FUNCTIONS, MAX_REQUEST_FORMS = 116, 20
+MAX_REQUEST_FUNCTIONS, MAX_REQUEST_FORMS = 107, 19
 MAX_TOKEN_FUNCTIONS, MAX_TOKEN_FORMS = 56, 18
 
 

@@ -41,7 +41,6 @@ from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded, serving
 from paceline_kernels.sampling import Samples
 from paceline_scheduler.api.outbox import MessageContent, PendingDelta
 from paceline_scheduler.api.stream import RequestStream
-from paceline_scheduler.api.validation import ValidRequest
 from paceline_scheduler.core.events import Effects, Resume, StepFinished
 from paceline_scheduler.core.executor.results import Applied, Landed
 from paceline_scheduler.core.executors import Placement, RequestContext
@@ -61,7 +60,6 @@ REQUEST_FORMS: tuple[type, ...] = (
     inference_pb2.GenerateRequest,
     bytes,
     inference_pb2.GenerateRequest,
-    ValidRequest,
     Request,
     Resumption,
     LiveRequest,
