@@ -10,7 +10,7 @@ from paceline_client.attachment import Attachment, Held
 from paceline_client.hashing import rolling_hash
 from paceline_client.requests import Chat, Request, Text
 from paceline_client.results import FinishReason, TokenLogprob, TokenLogprobs, Usage
-from paceline_client.wire import generate_message, read_response
+from paceline_client.wire import drain_reason, generate_message, read_deltas, read_failures
 from paceline_scheduler.api import wire
 from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
 from paceline_scheduler.api.resumption import body_of, check_resumption, is_begun, number_of
@@ -123,13 +123,14 @@ def test_output_arrives():
     delta = PendingDelta("r", 2, 1, 77, [5, 6], "ab", logprobs, finish, index=3)
     failure = FailedRequest("other", SlowConsumerError("read faster"))
 
-    received = read_response(wire.session_response(MessageContent((delta,), (failure,), heartbeat=False, drain=None)))
+    response = wire.session_response(MessageContent((delta,), (failure,), heartbeat=False, drain=None))
 
-    (item,) = received.deltas
+    (item,) = read_deltas(response)
+    assert drain_reason(response) is None
     read = item.delta
     assert (item.request_id, item.rolling_hash, read.index, read.offset, read.attempt) == ("r", 77, 3, 2, 1)
     assert (read.text, read.token_ids, read.finish_reason) == ("ab", (5, 6), FinishReason.STOP)
     assert read.logprobs == (TokenLogprobs(5, -0.5, (TokenLogprob(5, -0.5), TokenLogprob(6, -1.0))),)
     assert (item.finish.matched_stop, item.finish.usage) == ("END", Usage(3, 2, 4))
-    ((request_id, error),) = received.failures
+    ((request_id, error),) = read_failures(response)
     assert (request_id, type(error).__name__, str(error)) == ("other", "SlowConsumerError", "read faster")

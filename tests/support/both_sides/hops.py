@@ -42,7 +42,7 @@ from paceline_kernels.sampling import Samples
 from paceline_scheduler.api.outbox import MessageContent, PendingDelta
 from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core.events import Effects, Resume, StepFinished
-from paceline_scheduler.core.executor.results import Applied, Landed
+from paceline_scheduler.core.executor.results import Landed
 from paceline_scheduler.core.executors import Placement, RequestContext
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Outputs, TokenOutputs
@@ -87,14 +87,12 @@ TOKEN_FORMS: tuple[type, ...] = (
     plan_pb2.StepResult,
     Landed,
     TokenOutputs,
-    Applied,
     Outputs,
     PendingDelta,
     MessageContent,
     inference_pb2.SessionResponse,
     bytes,
     inference_pb2.SessionResponse,
-    wire.Received,
     results.Delta,
 )
 """On its way back, in order."""
