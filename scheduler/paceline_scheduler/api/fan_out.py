@@ -1,4 +1,7 @@
-"""A request as the core sees it, for each completion of what one client asked."""
+"""A request as the core sees it, for each completion of what one client asked.
+
+Apart from the edge, which knows streams.
+"""
 
 import hashlib
 from dataclasses import replace

@@ -9,8 +9,9 @@ parts, the text and tokens of its prompt, and in bytes by its id; an object's me
 loops, heartbeats and observers of other things do not count, nor what only looks at the request: checks, sums, columns
 of numbers. The request's way ends where the runner is told to compute, its token's where the caller gets it.
 
-A form is a type that was made to hold the request, or its token. Messages count on both sides of their bytes. What
-carries many requests (events, decisions, plans, effects), or is kept beside its form (the edge's stream), is none.
+A form is a type that holds the request, or its token, or adds to it on its way. Messages count on both sides of their
+bytes, a bag that only hands others over counts too. What means something of its own (events, decisions, plans, effects)
+is none, nor what is kept beside a form, as the edge's stream.
 """
 
 import asyncio
