@@ -210,7 +210,7 @@ class Session:
             while isinstance(response := await self._call.read(), wire.SessionResponse):
                 self._num_silent_beats = 0
                 self._was_answered = True
-                self._dispatch(wire.read_response(response))
+                self._dispatch(response)
             return self._end_by_status(grpc.StatusCode.OK, "")
         except grpc.aio.AioRpcError as error:
             if error.code() in _CONNECTION_STATUSES:
@@ -264,22 +264,23 @@ class Session:
 
     # What arrives
 
-    def _dispatch(self, received: wire.Received) -> None:
-        for delta in received.deltas:
+    def _dispatch(self, response: wire.SessionResponse) -> None:
+        deltas, failures = wire.read_deltas(response), wire.read_failures(response)
+        for delta in deltas:
             self._deliver(delta)
-        for request_id, error in received.failures:
+        for request_id, error in failures:
             self._fail(request_id, error)
-        for delta in received.deltas:
+        for delta in deltas:
             if delta.finish is not None and delta.finish.reason is None:
                 # Its failure was not beside it: better an error without a cause than a request that never ends.
                 self._fail(delta.request_id, ServerError("the server ended the request with an error it did not name"))
-        for _, error in received.failures:
+        for _, error in failures:
             if error.reason in NOT_HERE:
                 self._stop_taking(EndCause.TURNED_AWAY, error)
             elif error.reason == _NOT_THIS_MODEL_HERE and not self._running:
                 self._stop_taking(EndCause.DRAINING, error)
-        if received.drain_reason is not None:
-            self._stop_taking(EndCause.DRAINING, UnavailableError(f"the server drains: {received.drain_reason}"))
+        if (reason := wire.drain_reason(response)) is not None:
+            self._stop_taking(EndCause.DRAINING, UnavailableError(f"the server drains: {reason}"))
 
     def _deliver(self, received: wire.ReceivedDelta) -> None:
         running = self._running.get(received.request_id)

@@ -92,15 +92,6 @@ class ReceivedDelta(NamedTuple):
     finish: Finish | None
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """`drain_reason` is set when the server is going away."""
-
-    deltas: tuple[ReceivedDelta, ...]
-    failures: tuple[tuple[str, PacelineError], ...]
-    drain_reason: str | None
-
-
 # A method of each other service that a port of ours may have, and what the port is then.
 _OTHER_SERVICES = {
     "/paceline.v1.InferenceService/ListModels": "",
@@ -232,28 +223,34 @@ def heartbeat_message() -> pb.SessionRequest:
     return pb.SessionRequest(heartbeat=pb.Heartbeat())
 
 
-def read_response(response: pb.SessionResponse) -> Received:
-    return Received(
-        deltas=tuple([_read_delta(item.request_id, item.delta) for item in response.deltas]),
-        failures=tuple((item.request_id, _read_error(item.error)) for item in response.failures),
-        drain_reason=response.drain.reason or "the server is going away" if response.HasField("drain") else None,
-    )
+def read_deltas(response: pb.SessionResponse) -> list[ReceivedDelta]:
+    deltas = []
+    for item in response.deltas:
+        delta = item.delta
+        finish = _read_finish(delta.finish) if delta.HasField("finish") else None
+        logprobs = delta.logprobs
+        read = Delta(
+            delta.text,
+            tuple(delta.token_ids[:]),  # a slice is a list: iterating over the field itself costs three times as much
+            delta.offset,
+            delta.attempt,
+            tuple([_read_logprobs(each) for each in logprobs]) if logprobs else (),
+            finish.reason if finish else None,
+            delta.index,
+            tuple([_read_logprobs(each) for each in delta.prompt_logprobs]) if delta.prompt_logprobs else (),
+        )
+        deltas.append(ReceivedDelta(item.request_id, read, delta.rolling_hash, finish))
+    return deltas
 
 
-def _read_delta(request_id: str, delta: pb.Delta) -> ReceivedDelta:
-    finish = _read_finish(delta.finish) if delta.HasField("finish") else None
-    logprobs = delta.logprobs
-    read = Delta(
-        delta.text,
-        tuple(delta.token_ids[:]),  # the slice is a list: iterating over the field itself costs three times as much
-        delta.offset,
-        delta.attempt,
-        tuple([_read_logprobs(item) for item in logprobs]) if logprobs else (),
-        finish.reason if finish else None,
-        delta.index,
-        tuple([_read_logprobs(item) for item in delta.prompt_logprobs]) if delta.prompt_logprobs else (),
-    )
-    return ReceivedDelta(request_id, read, delta.rolling_hash, finish)
+def read_failures(response: pb.SessionResponse) -> list[tuple[str, PacelineError]]:
+    """Each with the id of its request."""
+    return [(item.request_id, _read_error(item.error)) for item in response.failures]
+
+
+def drain_reason(response: pb.SessionResponse) -> str | None:
+    """None: the server stays."""
+    return response.drain.reason or "the server is going away" if response.HasField("drain") else None
 
 
 def _read_finish(finish: pb.Finish) -> Finish:

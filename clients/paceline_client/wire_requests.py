@@ -11,7 +11,7 @@ from google.protobuf.message import EncodeError, Message
 
 from paceline.v1 import inference_pb2 as pb
 from paceline_client.attachment import Attachment, Held
-from paceline_client.requests import Chat, Output, Prompt, Request, Sampling, Scheduling, Stopping, Text, invalid
+from paceline_client.requests import Chat, Output, Prompt, Request, Sampling, Stopping, Text, invalid
 
 # A year, as good as for ever: servers take 366 days at most, and clocks and messages cannot hold every float.
 _LONGEST_SECONDS = 365 * 86400.0
@@ -27,7 +27,10 @@ def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
     _set_part(message.sampling, request.sampling, "sampling.")
     _set_part(message.stopping, request.stopping, "stopping.")
     _set_part(message.output, request.output, "output.")
-    _set_scheduling(message, request.scheduling)
+    for name in ("priority", "cache_salt", "bypass_prefix_cache"):
+        set_field(message, name, getattr(request.scheduling, name))
+    if (max_drafts := request.scheduling.max_num_draft_tokens) is not None:
+        set_field(message.speculation, "max_num_draft_tokens", max_drafts, "speculation.")
     set_field(message, "trace_parent", request.trace_parent)
     set_field(message, "trace_state", request.trace_state)
     if request.timeout.total_seconds is not None:
@@ -112,14 +115,6 @@ def _set_part(message: Message, part: Sampling | Stopping | Output, path: str) -
             set_all(message, name, (value,) if isinstance(value, str) else value, path)  # one text may stand alone
         else:
             _set_map(message, name, value, path)
-
-
-def _set_scheduling(message: pb.GenerateRequest, scheduling: Scheduling) -> None:
-    set_field(message, "priority", scheduling.priority)
-    set_field(message, "cache_salt", scheduling.cache_salt)
-    set_field(message, "bypass_prefix_cache", scheduling.bypass_prefix_cache)
-    if scheduling.max_num_draft_tokens is not None:
-        set_field(message.speculation, "max_num_draft_tokens", scheduling.max_num_draft_tokens, "speculation.")
 
 
 def _set_map(message: object, name: str, pairs: Mapping[int, float], path: str) -> None:

@@ -1,6 +1,7 @@
 """What the client library sends is what the edge reads, and the other way round; what is unset stays unset."""
 
 from paceline.plan import values
+from paceline.plan.durations import read_duration
 from paceline.plan.values import FinishReason as CoreFinishReason
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
@@ -9,10 +10,10 @@ from paceline_client.attachment import Attachment, Held
 from paceline_client.hashing import rolling_hash
 from paceline_client.requests import Chat, Request, Text
 from paceline_client.results import FinishReason, TokenLogprob, TokenLogprobs, Usage
-from paceline_client.wire import generate_message, read_response
+from paceline_client.wire import drain_reason, generate_message, read_deltas, read_failures
 from paceline_scheduler.api import wire
 from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
-from paceline_scheduler.api.resumption import OutputBounds, body_of, check_resumption, is_begun, number_of
+from paceline_scheduler.api.resumption import body_of, check_resumption, is_begun, number_of
 from paceline_scheduler.errors import SlowConsumerError
 
 
@@ -107,8 +108,8 @@ def test_a_client_that_comes_back_is_taken_at_its_word():
     again = sent(attachment=Attachment(4, 1.5, held), sampling=Sampling(n=3))
 
     assert body_of(again) == body_of(first)
-    valid = check_resumption(again, 3, OutputBounds(max_tokens=9, vocab_size=8))
-    assert (valid.is_resumable, valid.attachment, valid.waited_s, valid.is_begun) == (True, 4, 1.5, True)
+    valid = check_resumption(again, 3, max_model_len=9, vocab_size=8)
+    assert (again.resumable, number_of(again), read_duration(again.waited), valid.is_begun) == (True, 4, 1.5, True)
     assert valid.is_finished == (False, False, True)
     assert [(each.resume_from, each.last_attempt) for each in valid.points] == [(2, 2), (0, 0), (1, 1)]
     first_prior, no_prior, last_prior = (each.prior_output_token_ids for each in valid.points)
@@ -122,13 +123,14 @@ def test_output_arrives():
     delta = PendingDelta("r", 2, 1, 77, [5, 6], "ab", logprobs, finish, index=3)
     failure = FailedRequest("other", SlowConsumerError("read faster"))
 
-    received = read_response(wire.session_response(MessageContent((delta,), (failure,), heartbeat=False, drain=None)))
+    response = wire.session_response(MessageContent((delta,), (failure,), heartbeat=False, drain=None))
 
-    (item,) = received.deltas
+    (item,) = read_deltas(response)
+    assert drain_reason(response) is None
     read = item.delta
     assert (item.request_id, item.rolling_hash, read.index, read.offset, read.attempt) == ("r", 77, 3, 2, 1)
     assert (read.text, read.token_ids, read.finish_reason) == ("ab", (5, 6), FinishReason.STOP)
     assert read.logprobs == (TokenLogprobs(5, -0.5, (TokenLogprob(5, -0.5), TokenLogprob(6, -1.0))),)
     assert (item.finish.matched_stop, item.finish.usage) == ("END", Usage(3, 2, 4))
-    ((request_id, error),) = received.failures
+    ((request_id, error),) = read_failures(response)
     assert (request_id, type(error).__name__, str(error)) == ("other", "SlowConsumerError", "read faster")

@@ -86,16 +86,24 @@ class Engine:
         can go on then.
         """
         try:
-            result = self._land(ticket, waited_ns, idle_ns)
+            if ticket.error is not None:
+                raise ticket.error
+            output = _NO_OUTPUT if ticket.handle is None else self._wait(ticket.handle)
+            output_ns = self._clock_ns()
+            with self.profiler.span("advance rows"):
+                result = self.table.land(ticket.launched, output)
         except DeviceError:
             raise
         except Exception as error:
             self._take_back()
             raise _step_failed(error) from error
         self._in_flight.popleft()
+        # What follows the device's work is this side's own.
+        prepare_ns = ticket.prepare_ns + self._clock_ns() - output_ns
+        timings = StepTimings(waited_ns, prepare_ns, output.forward_ns, output.sample_ns, idle_ns, ticket.draft_ns)
         # The rows have advanced: what goes wrong here is no failed step.
         self.table.trim_records(self._clock_ns())
-        return result
+        return replace(result, timings=timings)
 
     def _start(self, launched: Launched, start_ns: int) -> Ticket:
         copies, prepared = launched.plan.copies, launched.prepared
@@ -111,18 +119,6 @@ class Engine:
         except Exception as error:
             return Ticket(launched, None, error, 0, 0)
         return Ticket(launched, handle, None, prepare_ns, draft_ns)
-
-    def _land(self, ticket: Ticket, waited_ns: int, idle_ns: int) -> StepResult:
-        if ticket.error is not None:
-            raise ticket.error
-        output = _NO_OUTPUT if ticket.handle is None else self._wait(ticket.handle)
-        output_ns = self._clock_ns()
-        with self.profiler.span("advance rows"):
-            result = self.table.land(ticket.launched, output)
-        # What follows the device's work is this side's own.
-        prepare_ns = ticket.prepare_ns + self._clock_ns() - output_ns
-        timings = StepTimings(waited_ns, prepare_ns, output.forward_ns, output.sample_ns, idle_ns, ticket.draft_ns)
-        return replace(result, timings=timings)
 
     def _wait(self, handle: StepHandle) -> StepOutput:
         try:

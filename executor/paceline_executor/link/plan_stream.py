@@ -81,8 +81,8 @@ class PlanStream:
 
     def answer(self, done: StepResult) -> None:
         """Or holds it for the next one."""
-        if results := self._batcher.give(done, together=self.protocol >= GROUPING_PROTOCOL):
-            self.post(results)
+        if not self._batcher.holds(done, together=self.protocol >= GROUPING_PROTOCOL):
+            self.post(self._batcher.held())
 
     def post(self, message: FromExecutor | tuple[StepResult, ...]) -> None:
         """A peer that leaves too many messages unread loses its stream."""
@@ -97,14 +97,14 @@ class PlanStream:
 
     def post_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Unless other messages are queued. It takes held results along."""
-        if results := self._batcher.rest():
+        if results := self._batcher.held():
             self.post(results)
         if self._outbox.empty():
             self._outbox.put_nowait(heartbeat)
 
     def end(self, error: ServiceError | None) -> None:
         """After what is queued; the first reason given stands."""
-        if results := self._batcher.rest():
+        if results := self._batcher.held():
             self.post(results)
         if not self._end.done():
             self._end.set_result(error)

@@ -21,17 +21,17 @@ class ResultBatcher:
     def expect(self, plan: BatchPlan) -> None:
         self._to_do.append(plan)
 
-    def give(self, done: StepResult, *, together: bool) -> tuple[StepResult, ...]:
-        """Return the results that leave now, each by itself unless `together`. One is held while enough plans are
+    def holds(self, done: StepResult, *, together: bool) -> bool:
+        """Take a result; return whether it waits, which none does unless `together`. One does while enough plans are
         unanswered and the next step decodes the same rows: should that step break the executor, the oldest unanswered
         step has the right rows.
         """
         plan = self._to_do.popleft()
         self._held.append(done)
-        waits = together and len(self._held) < len(self._to_do) and _goes_on(plan, self._to_do[0])
-        return () if waits else self.rest()
+        return together and len(self._held) < len(self._to_do) and _goes_on(plan, self._to_do[0])
 
-    def rest(self) -> tuple[StepResult, ...]:
+    def held(self) -> tuple[StepResult, ...]:
+        """They leave now."""
         held, self._held = tuple(self._held), []
         return held
 

@@ -65,14 +65,14 @@ Report = StepResult | StepRefused
 
 
 @dataclass(frozen=True, slots=True)
-class _Submitted:
+class Submitted:
     plan: BatchPlan
     arrived_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    submitted: _Submitted
+    submitted: Submitted
     ticket: Ticket
     idle_ns: int
     start_ns: int
@@ -88,7 +88,7 @@ class _Stop:
     """The end, after what is queued."""
 
 
-Command = _Submitted | _Question | _Stop
+Command = Submitted | _Question | _Stop
 T_co = TypeVar("T_co", covariant=True)
 _Turns = Generator[Wait, Command | None, T_co]
 _IDLE = Wait(_IDLE_WAKE_S)
@@ -150,7 +150,7 @@ class StepLoop:
 
     def submit(self, plan: BatchPlan) -> None:
         """Its report comes through `on_report`, on the event loop, unless its epoch ends first."""
-        self._thread.put(_Submitted(plan, self._clock_ns()))
+        self._thread.put(Submitted(plan, self._clock_ns()))
 
     async def ask(self, question: Callable[[RowTable], T]) -> T:
         """At the boundary after the steps that are launched."""
@@ -228,7 +228,7 @@ class StepLoop:
     def _is_wanted(self, plan: BatchPlan) -> bool:
         return plan.epoch == self._epoch != self._failed_epoch
 
-    def _launch(self, engine: Engine, submitted: _Submitted) -> _Turns[None]:
+    def _launch(self, engine: Engine, submitted: Submitted) -> _Turns[None]:
         plan, start_ns = submitted.plan, self._clock_ns()
         bound_ns = max(MIN_STEP_BOUND_NS, min(plan.predicted_ns, _MAX_PREDICTED_NS) * 12 // 5)
         idle_ns = 0 if self._in_flight else start_ns - self._idle_since_ns

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import SystemRandom
 
-from paceline.plan.values import Int32Array, RecordId
+from paceline.plan.values import RecordId
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.delivery import Delivery
 from paceline_scheduler.api.detokenizer import Detokenizer
@@ -22,21 +22,23 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.outbox import DrainNotice, Outbox
 from paceline_scheduler.api.registry import OpenRequests
 from paceline_scheduler.api.request_spans import RequestSpans
-from paceline_scheduler.api.resumption import is_begun, number_of
+from paceline_scheduler.api.resumption import ValidResumption, check_resumption, is_begun, number_of
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.api.tokenizer import TextModel
 from paceline_scheduler.api.validation import (
     MAX_COMPLETIONS,
-    ValidRequest,
+    TextOptions,
     check_context,
     check_key,
     check_prompt_logprobs,
+    choose_model,
     key_of,
     num_completions,
+    text_options,
     validate,
 )
-from paceline_scheduler.backend import Arrival, Backend, Executors
+from paceline_scheduler.backend import Arrival, Backend, Executors, ServedModel
 from paceline_scheduler.core.answers import Estimate, Explanation, RequestState
 from paceline_scheduler.core.events import Acknowledge, Cancel, Resume, Submit
 from paceline_scheduler.core.request import Request, Resumption
@@ -189,11 +191,11 @@ class Edge:
             await self.executors.until_synced(arrival)
             if self._spans is not None:
                 stream.span = self._spans.begin(stream.request, stream.key, came_s)
-            valid, token_ids = await self._prepare(stream.request, came_s, max_seconds)
-            text_model = await self.texts.model(valid.model)
+            first, model, resumption = await self._prepare(stream.request, came_s, max_seconds)
+            text_model = await self.texts.model(model)
             await self.executors.until_synced(arrival)  # lost meanwhile, perhaps
             if stream.state is StreamState.PREPARING:
-                self._run(stream, valid, token_ids, text_model)
+                self._run(stream, first, resumption, text_model)
         except SchedulerError as error:
             if stream.state is not StreamState.ENDED:
                 self.requests.forget(stream)
@@ -209,36 +211,39 @@ class Edge:
         self._on_refusal(key_of(request), request.model, request.trace_parent, error)
 
     async def _prepare(
-        self, request: GenerateRequest, came_s: float, max_seconds: float | None
-    ) -> tuple[ValidRequest, Int32Array]:
-        valid = validate(request, self.executors.models(), came_s, max_seconds, self.limits)
-        if valid.priority >= 0 and valid.deadline_s is None and not valid.resumption.is_begun:
+        self, message: GenerateRequest, came_s: float, max_seconds: float | None
+    ) -> tuple[Request, ServedModel, ValidResumption]:
+        """The first completion."""
+        models = self.executors.models()
+        request = validate(message, models, came_s, max_seconds, self.limits)
+        model = choose_model(request.model, models)
+        resumption = check_resumption(message, request.num_completions, model.max_model_len, model.vocab_size)
+        if request.priority >= 0 and request.deadline_s is None and not resumption.is_begun:
             # Before it is tokenised.
-            self.backend.views.require_time(valid.model.name, self.backend.now_s(), valid.key.tenant)
+            self.backend.views.require_time(model.name, self.backend.now_s(), request.key.tenant)
         # All clients come back at once: what is known is not tokenised again.
         known = None
-        if valid.resumption.is_begun:
-            known = self.backend.views.known(valid.key, valid.body_digest, valid.model.name)
+        if resumption.is_begun:
+            known = self.backend.views.known(request.key, request.body_digest, model.name)
         if known is None:
-            token_ids = await self.texts.token_ids(request, valid.model)
-            bad_words = await self.texts.bad_word_token_ids(valid.bad_words, valid.model) if valid.bad_words else ()
+            token_ids = await self.texts.token_ids(message, model)
+            words = text_options(message).bad_words
+            bad_words = await self.texts.bad_word_token_ids(words, model) if words else ()
         else:
             token_ids, bad_words = known.prompt_token_ids, known.bad_words
-        check_context(len(token_ids), valid.resumption, valid.model)
-        check_prompt_logprobs(valid.num_prompt_logprobs, len(token_ids))
-        if bad_words:
-            valid = replace(valid, bad_word_token_ids=bad_words)
-        return valid, token_ids
+        check_context(len(token_ids), resumption, model)
+        check_prompt_logprobs(request.num_prompt_logprobs, len(token_ids))
+        return replace(request, prompt_token_ids=token_ids, bad_words=bad_words), model, resumption
 
-    def _run(self, stream: RequestStream, valid: ValidRequest, token_ids: Int32Array, text_model: TextModel) -> None:
-        stream.num_prompt_tokens = len(token_ids)
-        stream.span.prepared(valid.model.name, len(token_ids))
-        stream.num_tokens_per_delta = min(valid.stream_interval, self.limits.max_held_tokens)
-        resumption = valid.resumption
-        parts = list(zip(core_requests(valid, token_ids, stream.handles), resumption.is_finished, strict=True))
+    def _run(self, stream: RequestStream, first: Request, resumption: ValidResumption, text_model: TextModel) -> None:
+        stream.num_prompt_tokens = len(first.prompt_token_ids)
+        stream.span.prepared(first.model, stream.num_prompt_tokens)
+        options = text_options(stream.request)
+        stream.num_tokens_per_delta = min(options.stream_interval, self.limits.max_held_tokens)
+        parts = list(zip(core_requests(first, stream.handles), resumption.is_finished, strict=True))
         requests = tuple(request for request, is_finished in parts if not is_finished)
-        self.requests.run(stream, [_completion(stream, request, valid, text_model) for request in requests])
-        if not resumption.is_attachment:
+        self.requests.run(stream, [_completion(stream, request, options, text_model) for request in requests])
+        if not (first.is_resumable or resumption.is_begun):
             self.backend.feed(Submit(requests))
             return
         resumptions = tuple(Resumption(request, resumption.points[request.key.index]) for request in requests)
@@ -307,10 +312,10 @@ class Edge:
             num = num_completions(request)
             if not is_begun(request):
                 self.backend.views.require_room(num, key.tenant, self.backend.now_s())
-            valid, token_ids = await self._prepare(request, self.backend.now_s(), None)
+            first, _, _ = await self._prepare(request, self.backend.now_s(), None)
         except (RequestRefusedError, RequestFailedError) as refusal:
             return Estimate(0.0, 0.0, 0, 0, refusal)
-        completions = core_requests(valid, token_ids, (_NO_HANDLE,) * num)
+        completions = core_requests(first, (_NO_HANDLE,) * num)
         now_s = self.backend.now_s()
         estimates = [self.backend.views.estimate(completion, now_s) for completion in completions]
         refused = (estimate for estimate in estimates if estimate.refusal is not None)
@@ -339,7 +344,7 @@ class Edge:
         return next((one for one in found if one.state is not RequestState.FINISHED), found[0])
 
 
-def _completion(stream: RequestStream, request: Request, valid: ValidRequest, text_model: TextModel) -> Completion:
-    detokenizer = Detokenizer(text_model.spelling, valid.skip_special_tokens)
-    text = stream.span.new_text(detokenizer, valid.stop_texts, valid.matched_text, valid.min_tokens)
+def _completion(stream: RequestStream, request: Request, options: TextOptions, text_model: TextModel) -> Completion:
+    detokenizer = Detokenizer(text_model.spelling, options.skip_special_tokens)
+    text = stream.span.new_text(detokenizer, options.stop_texts, options.matched_text, request.min_tokens)
     return Completion(stream, request.handle, request.key, text)

@@ -237,21 +237,21 @@ class Outbox:
     def collect(self, max_bytes: int) -> MessageContent:
         """Takes at most `max_bytes`, but at least one completion's ready output."""
         num_bytes = self._num_bytes
-        content = self._everything() if num_bytes <= max_bytes else self._part(max_bytes)
+        if num_bytes <= max_bytes:
+            deltas, failures = tuple(self._deltas.values()), tuple(self._failures)
+            self._deltas.clear()
+            self._failures.clear()
+            self._num_bytes = 0
+        else:
+            deltas, failures = self._take(max_bytes)
+        content = MessageContent(deltas, failures, self._heartbeat, self._drain)
         self._num_leaving_bytes = num_bytes - self._num_bytes
         self._heartbeat, self._drain = False, None
         if self.is_empty:
             self._filled.clear()
         return content
 
-    def _everything(self) -> MessageContent:
-        content = MessageContent(tuple(self._deltas.values()), tuple(self._failures), self._heartbeat, self._drain)
-        self._deltas.clear()
-        self._failures.clear()
-        self._num_bytes = 0
-        return content
-
-    def _part(self, max_bytes: int) -> MessageContent:
+    def _take(self, max_bytes: int) -> tuple[tuple[PendingDelta, ...], tuple[FailedRequest, ...]]:
         deltas: list[PendingDelta] = []
         failures: list[FailedRequest] = []
         num_bytes = 0
@@ -266,7 +266,7 @@ class Outbox:
             failures.append(self._failures.popleft())
             num_bytes += _failure_bytes(failures[-1].request_id)
         self._num_bytes -= num_bytes
-        return MessageContent(tuple(deltas), tuple(failures), self._heartbeat, self._drain)
+        return tuple(deltas), tuple(failures)
 
 
 def _delta_bytes(delta: PendingDelta) -> int:

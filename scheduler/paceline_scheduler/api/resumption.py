@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from google.protobuf.message import Message
 
-from paceline.plan.durations import read_duration
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.ranges import Range
 from paceline.plan.values import Int32Array
@@ -43,23 +42,9 @@ class ValidResumption:
     that the request was taken before.
     """
 
-    is_resumable: bool
-    attachment: int
-    waited_s: float
     is_begun: bool
     points: tuple[ResumePoint, ...]
     is_finished: tuple[bool, ...]
-
-    @property
-    def is_attachment(self) -> bool:
-        """The request may be known; else it is new."""
-        return self.is_resumable or self.is_begun
-
-
-@dataclass(frozen=True, slots=True)
-class OutputBounds:
-    max_tokens: int
-    vocab_size: int
 
 
 def number_of(request: inference_pb2.GenerateRequest) -> int:
@@ -68,7 +53,7 @@ def number_of(request: inference_pb2.GenerateRequest) -> int:
 
 
 def is_begun(request: inference_pb2.GenerateRequest) -> bool:
-    return number_of(request) > 1 or bool(
+    return request.attachment > 1 or bool(
         request.resume_from or request.prior_output_token_ids or request.resume_points or request.resume_finished
     )
 
@@ -96,10 +81,11 @@ def _clear(message: Message, names: Iterable[str]) -> None:
 
 
 def check_resumption(
-    request: inference_pb2.GenerateRequest, num_completions: int, bounds: OutputBounds
+    request: inference_pb2.GenerateRequest, num_completions: int, max_model_len: int, vocab_size: int
 ) -> ValidResumption:
     """Raises InvalidRequestError."""
-    points = {0: _first_claim(request).check(bounds)}
+    max_tokens = min(request.stopping.max_tokens or max_model_len, max_model_len)
+    points = {0: _first_claim(request).check(max_tokens, vocab_size)}
     check_count("resume_points", len(request.resume_points), 0, num_completions - 1)
     for position, sent in enumerate(request.resume_points):
         claim = _point_claim(f"resume_points[{position}].", sent)
@@ -108,14 +94,11 @@ def check_resumption(
             raise InvalidRequestError(
                 f"{claim.path}index", f"is {sent.index}, as in another resume point; send one for each completion"
             )
-        points[sent.index] = claim.check(bounds)
+        points[sent.index] = claim.check(max_tokens, vocab_size)
     is_finished = tuple(has_finish(request, index) for index in range(num_completions))
     if all(is_finished):
         raise InvalidRequestError("resume_finished", "is set for every completion, so nothing is left to come back for")
     return ValidResumption(
-        is_resumable=request.resumable,
-        attachment=number_of(request),
-        waited_s=read_duration(request.waited),
         is_begun=is_begun(request),
         points=tuple(points.get(index, _NOTHING) for index in range(num_completions)),
         is_finished=is_finished,
@@ -153,16 +136,16 @@ class _Claim:
     def num_held(self) -> int:
         return len(self.prior) if self.resume_from is None else self.resume_from
 
-    def check(self, bounds: OutputBounds) -> ResumePoint:
-        check_range(f"{self.path}resume_from", self.resume_from, Range(0, bounds.max_tokens))
+    def check(self, max_tokens: int, vocab_size: int) -> ResumePoint:
+        check_range(f"{self.path}resume_from", self.resume_from, Range(0, max_tokens))
         check_range(f"{self.path}last_attempt", self.last_attempt, Range(0, MAX_LAST_ATTEMPT))
         field = f"{self.path}prior_output_token_ids"
-        check_count(field, len(self.prior), 0, bounds.max_tokens)
+        check_count(field, len(self.prior), 0, max_tokens)
         if len(self.prior) not in (0, self.num_held):
             sentence = f"has {len(self.prior)} items, must have none or as many as resume_from, {self.num_held}"
             raise InvalidRequestError(field, sentence)
         token_ids = np.array(self.prior, dtype=np.int32)
-        check_token_ids(field, token_ids, bounds.vocab_size)
+        check_token_ids(field, token_ids, vocab_size)
         return ResumePoint(
             resume_from=self.num_held,
             resume_hash=self._check_hash(token_ids),

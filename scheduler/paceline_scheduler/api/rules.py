@@ -48,9 +48,8 @@ def check_ids(field: str, token_ids: Sequence[int], at_most: int, vocab_size: in
     return token_ids
 
 
-def check_texts(field: str, texts: Sequence[str], at_most: int, max_chars: int) -> tuple[str, ...]:
+def check_texts(field: str, texts: Sequence[str], at_most: int, max_chars: int) -> None:
     check_count(field, len(texts), 0, at_most)
     for index, text in enumerate(texts):
         if not 1 <= len(text) <= max_chars:
             raise InvalidRequestError(f"{field}[{index}]", f"has {len(text)} characters, must have 1 to {max_chars}")
-    return tuple(texts)

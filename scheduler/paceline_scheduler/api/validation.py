@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
+import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
@@ -15,13 +16,14 @@ from paceline.plan.codec.columns import fields_set
 from paceline.plan.codec.requests import SAMPLING_NUMBERS
 from paceline.plan.durations import read_duration
 from paceline.plan.ranges import Range
-from paceline.plan.values import MAX_LOGIT_BIAS, SAMPLING_RANGES, RecordId, SamplingParams
+from paceline.plan.values import MAX_LOGIT_BIAS, SAMPLING_RANGES, Int32Array, RecordId, SamplingParams
 from paceline.v1 import inference_pb2, sampling_pb2
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.resumption import OutputBounds, ValidResumption, body_of, check_resumption
+from paceline_scheduler.api.resumption import ValidResumption, body_of, number_of
 from paceline_scheduler.api.rules import check_count, check_ids, check_num_bytes, check_range, check_texts
 from paceline_scheduler.api.stop_texts import MatchedText
 from paceline_scheduler.backend import ServedModel
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -53,36 +55,18 @@ MAX_BAD_WORD_CHARS = 64
 MAX_PROMPT_LOGPROBS = 16_384
 MAX_DRAFTS = 63  # of a row and step
 _NO_MODEL_RETRY_S = 1.0
+_NO_TOKENS: Int32Array = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class ValidRequest:
-    """Its prompt may still be too long. `deadline_s` is on the backend's clock."""
+class TextOptions:
+    """What of a request only the edge acts on."""
 
-    key: RecordId
-    model: ServedModel
-    sampling: SamplingParams
-    end_token_ids: tuple[int, ...]
+    bad_words: tuple[str, ...]
     stop_texts: tuple[str, ...]
     skip_special_tokens: bool
     matched_text: MatchedText
     stream_interval: int  # in tokens
-    max_tokens: int | None
-    num_logprobs: int | None
-    min_tokens: int
-    ignored_end_token_ids: tuple[int, ...]
-    bad_words: tuple[str, ...]
-    num_prompt_logprobs: int | None
-    deadline_s: float | None
-    cache_salt: str
-    bypass_prefix_cache: bool
-    priority: int
-    max_num_draft_tokens: int | None
-    resumption: ValidResumption
-    origin: bytes
-    body_digest: bytes
-    trace_parent: str
-    bad_word_token_ids: tuple[tuple[int, ...], ...] = ()  # filled in later
 
 
 _BOUNDS = {
@@ -112,54 +96,69 @@ _UNSUPPORTED_IN_TURNS = ("reasoning", "tool_calls", "tool_call_id", "name")
 
 
 def validate(
-    request: inference_pb2.GenerateRequest,
+    message: inference_pb2.GenerateRequest,
     models: tuple[ServedModel, ...],
     came_s: float,
     max_seconds: float | None,
     limits: EdgeLimits,
-) -> ValidRequest:
-    """It came at `came_s`, with `max_seconds` left of its call. Raises InvalidRequestError, UnsupportedError,
-    UnknownModelError, NoExecutorError, and DeadlineExceededError for one that waited too long.
+) -> Request:
+    """It came at `came_s`, with `max_seconds` left of its call. Returns its first completion, without handle, tokens of
+    the prompt and bad words. Raises InvalidRequestError, UnsupportedError, UnknownModelError, NoExecutorError, and
+    DeadlineExceededError for one that waited too long.
     """
-    key = key_of(request)
+    key = key_of(message)
     check_key(key)
-    check_num_bytes("cache_salt", request.cache_salt, MAX_KEY_BYTES)
-    check_num_bytes("trace_parent", request.trace_parent, MAX_TRACE_PARENT_BYTES)
-    check_num_bytes("trace_state", request.trace_state, MAX_TRACE_STATE_BYTES)
+    check_num_bytes("cache_salt", message.cache_salt, MAX_KEY_BYTES)
+    check_num_bytes("trace_parent", message.trace_parent, MAX_TRACE_PARENT_BYTES)
+    check_num_bytes("trace_state", message.trace_state, MAX_TRACE_STATE_BYTES)
     for path, allowed in _BOUNDS.items():
-        check_range(path, _number(request, path), allowed)
-    _check_supported(request, "", _UNSUPPORTED)
-    body_digest, origin = body_of(request)
+        check_range(path, _number(message, path), allowed)
+    _check_supported(message, "", _UNSUPPORTED)
+    body_digest, origin = body_of(message)
     if len(origin) > MAX_ORIGIN_BYTES:
         sentence = f"has {len(origin)} bytes beside its prompt, at most {MAX_ORIGIN_BYTES} are allowed"
         raise InvalidRequestError("message", sentence)
-    model = choose_model(request.model, models)
-    check_prompt(request, model, limits)
-    stopping, output = request.stopping, request.output
-    return ValidRequest(
+    model = choose_model(message.model, models)
+    check_prompt(message, model, limits)
+    stopping, output, speculation = message.stopping, message.output, message.speculation
+    check_texts("stopping.stop", stopping.stop, MAX_STOP_TEXTS, MAX_STOP_TEXT_CHARS)
+    check_texts("sampling.bad_words", message.sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
+    return Request(
+        handle=0,
         key=key,
-        model=model,
-        sampling=_fill_in_sampling(request.sampling, model, key),
+        model=model.name,
+        prompt_token_ids=_NO_TOKENS,
+        sampling=_fill_in_sampling(message.sampling, model, key),
         end_token_ids=_end_token_ids(stopping, model),
-        stop_texts=check_texts("stopping.stop", stopping.stop, MAX_STOP_TEXTS, MAX_STOP_TEXT_CHARS),
-        skip_special_tokens=output.skip_special_tokens or not output.HasField("skip_special_tokens"),
-        matched_text=MatchedText.INCLUDED if stopping.include_stop_str_in_output else MatchedText.DROPPED,
-        stream_interval=output.stream_interval or 1,
         max_tokens=stopping.max_tokens or None,
         num_logprobs=output.logprobs if output.HasField("logprobs") else None,
         min_tokens=_check_min_tokens(stopping),
         ignored_end_token_ids=model.end_token_ids if stopping.ignore_eos else (),
-        bad_words=check_texts("sampling.bad_words", request.sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS),
         num_prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
-        deadline_s=_deadline_s(request, came_s, max_seconds),
-        cache_salt=request.cache_salt,
-        bypass_prefix_cache=request.bypass_prefix_cache,
-        priority=request.priority,
-        max_num_draft_tokens=_max_drafts(request.speculation),
-        resumption=_resumption(request, model),
+        deadline_s=_deadline_s(message, came_s, max_seconds),
+        cache_salt=message.cache_salt,
+        bypass_prefix_cache=message.bypass_prefix_cache,
+        priority=message.priority,
+        num_completions=num_completions(message),
+        max_num_draft_tokens=speculation.max_num_draft_tokens if speculation.HasField("max_num_draft_tokens") else None,
+        is_resumable=message.resumable,
+        attachment=number_of(message),
+        waited_s=read_duration(message.waited),
         origin=origin,
         body_digest=body_digest,
-        trace_parent=request.trace_parent,
+        trace_parent=message.trace_parent,
+    )
+
+
+def text_options(message: inference_pb2.GenerateRequest) -> TextOptions:
+    """Of one that is valid."""
+    stopping, output = message.stopping, message.output
+    return TextOptions(
+        bad_words=tuple(message.sampling.bad_words),
+        stop_texts=tuple(stopping.stop),
+        skip_special_tokens=output.skip_special_tokens or not output.HasField("skip_special_tokens"),
+        matched_text=MatchedText.INCLUDED if stopping.include_stop_str_in_output else MatchedText.DROPPED,
+        stream_interval=output.stream_interval or 1,
     )
 
 
@@ -331,20 +330,11 @@ def _check_logit_bias(biases: Mapping[int, float], model: ServedModel) -> tuple[
     return tuple(sorted(biases.items()))
 
 
-def _max_drafts(sent: sampling_pb2.SpeculationParams) -> int | None:
-    return sent.max_num_draft_tokens if sent.HasField("max_num_draft_tokens") else None
-
-
 def _check_min_tokens(stopping: sampling_pb2.StoppingParams) -> int:
     if stopping.HasField("max_tokens") and stopping.min_tokens > stopping.max_tokens:
         sentence = f"is {stopping.min_tokens}, must be at most max_tokens, which is {stopping.max_tokens}"
         raise InvalidRequestError("stopping.min_tokens", sentence)
     return stopping.min_tokens
-
-
-def _resumption(request: inference_pb2.GenerateRequest, model: ServedModel) -> ValidResumption:
-    max_tokens = min(request.stopping.max_tokens or model.max_model_len, model.max_model_len)
-    return check_resumption(request, num_completions(request), OutputBounds(max_tokens, model.vocab_size))
 
 
 def _deadline_s(request: inference_pb2.GenerateRequest, came_s: float, max_seconds: float | None) -> float | None:

@@ -34,7 +34,7 @@ from paceline_scheduler.core.events import (
     Tick,
     UndrainExecutor,
 )
-from paceline_scheduler.core.executor.results import apply_result
+from paceline_scheduler.core.executor import results
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.limits import CoreLimits, changed
 from paceline_scheduler.core.outputs import NO_OUTPUTS, Outputs
@@ -154,14 +154,15 @@ class Core:
             raise DivergenceError(
                 f"a result of step {result.step_id} came from an executor that this scheduler does not drive"
             )
-        applied = apply_result(executor, result, now)
+        step = results.matching_step(executor, result)
+        outputs, ended = results.apply_result(executor, step, result, now)
         state.num_untested = 0
-        for live in applied.ended:
+        for live in ended:
             state.close(live)
             state.count_output(live, now)
-        for live in applied.left:
+        for row in step.released_rows:
+            live = results.leave_row(executor, row)
             if not live.is_orphan:
                 state.wait_again(live, now)
-        tokens = () if applied.tokens is None else (applied.tokens,)
-        failures = applied.failures + ending.refuse_late(state, now)
-        return applied.step, Outputs(tokens, failures) if tokens or failures else NO_OUTPUTS
+        late = ending.refuse_late(state, now)
+        return step, Outputs(outputs.tokens, outputs.failures + late) if late else outputs

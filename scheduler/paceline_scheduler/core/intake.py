@@ -36,7 +36,12 @@ def submit(state: CoreState, requests: Iterable[Request], now: float) -> None:
 def resume(state: CoreState, resumptions: Sequence[Resumption], now: float) -> tuple[Resumed, ...]:
     """Unknown requests are queued."""
     _require_open(state)
-    found = [(resumption, *_resume_mode(state, resumption)) for resumption in resumptions]
+    found = []
+    for resumption in resumptions:
+        key = resumption.request.key
+        live = state.requests.by_key(key) or state.requests.retained(key)
+        output = prior_of(resumption.point) if live is None else state.output_of(live)
+        found.append((resumption, live, resume_mode(live, output, resumption)))
     begun = iter(_begin_all(state, [each for each, _, mode in found if mode is ResumeMode.START], now))
     return tuple(
         next(begun) if mode is ResumeMode.START else _go_on(state, each, live, mode, now) for each, live, mode in found
@@ -70,13 +75,6 @@ def _require_unused(state: CoreState, request: Request) -> None:
     before = state.requests.by_key(request.key)
     if before is not None and state.requests.is_open(before) and before.detached_until_s is None:
         raise DuplicateRequestError(f"request_id {request.key.request_id!r} is in use; choose another one")
-
-
-def _resume_mode(state: CoreState, resumption: Resumption) -> tuple[LiveRequest | None, ResumeMode]:
-    requests, key = state.requests, resumption.request.key
-    live = requests.by_key(key) or requests.retained(key)
-    output = prior_of(resumption.point) if live is None else state.output_of(live)
-    return live, resume_mode(live, output, resumption)
 
 
 def _go_on(state: CoreState, resumption: Resumption, live: LiveRequest | None, mode: ResumeMode, now: float) -> Resumed:

@@ -131,20 +131,17 @@ class PlanStream:
         self._wake_writer.set()
 
     async def _write_loop(self) -> NoReturn:
+        """A plan takes those behind it along that place nothing: prompts may fill a message."""
         while True:
             while self._outbox:
-                await self._write_next()
+                message, more = self._outbox.popleft(), list[BatchPlan]()
+                if isinstance(message, BatchPlan) and not message.new_requests and self._protocol >= GROUPING_PROTOCOL:
+                    while self._outbox and isinstance(plan := self._outbox[0], BatchPlan) and not plan.new_requests:
+                        more.append(plan)
+                        self._outbox.popleft()
+                await self._stream.write(message, *more)
             self._wake_writer.clear()
             await self._wake_writer.wait()
-
-    async def _write_next(self) -> None:
-        """A plan takes those behind it along that place nothing: prompts may fill a message."""
-        message, more = self._outbox.popleft(), list[BatchPlan]()
-        if isinstance(message, BatchPlan) and not message.new_requests and self._protocol >= GROUPING_PROTOCOL:
-            while self._outbox and isinstance(plan := self._outbox[0], BatchPlan) and not plan.new_requests:
-                more.append(plan)
-                self._outbox.popleft()
-        await self._stream.write(message, *more)
 
     async def _wait_for_failure(self) -> NoReturn:
         await self._failure

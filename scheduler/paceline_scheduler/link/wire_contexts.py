@@ -101,6 +101,14 @@ def _request(record_id: RecordId, context: plan_pb2.RequestContext) -> Request:
 
 def write_context(context: RequestContext) -> bytes:
     request = context.request
+    settings = plan_pb2.NewRequest(  # without the model's tokenizer the sent request does not tell these
+        sampling=write_sampling(request.sampling),
+        end_token_ids=request.end_token_ids,
+        num_logprobs=request.num_logprobs,
+        min_tokens=request.min_tokens or None,
+        bad_word_token_ids=[inference_pb2.TokenIds(ids=word) for word in request.bad_words],
+        ignored_end_token_ids=request.ignored_end_token_ids if request.min_tokens else (),
+    )
     message = plan_pb2.RequestContext(
         body_digest=request.body_digest,
         waited=write_duration(context.waited_s),
@@ -109,7 +117,7 @@ def write_context(context: RequestContext) -> bytes:
         num_prompt_cached_tokens=context.num_prompt_cached_tokens,
         last_death_offset=context.last_death_offset,
         times=write_times(context.times),
-        settings=_settings(request),
+        settings=settings,
         num_draft_tokens=context.drafts.num_verified,
         num_accepted_draft_tokens=context.drafts.num_accepted,
     )
@@ -117,15 +125,3 @@ def write_context(context: RequestContext) -> bytes:
     if context.deadline_left_s is not None:
         message.deadline_left.CopyFrom(write_duration(context.deadline_left_s))
     return message.SerializeToString()
-
-
-def _settings(request: Request) -> plan_pb2.NewRequest:
-    """Without the model's tokenizer the sent request does not tell these."""
-    return plan_pb2.NewRequest(
-        sampling=write_sampling(request.sampling),
-        end_token_ids=request.end_token_ids,
-        num_logprobs=request.num_logprobs,
-        min_tokens=request.min_tokens or None,
-        bad_word_token_ids=[inference_pb2.TokenIds(ids=word) for word in request.bad_words],
-        ignored_end_token_ids=request.ignored_end_token_ids if request.min_tokens else (),
-    )

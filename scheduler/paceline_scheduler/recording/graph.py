@@ -239,7 +239,7 @@ class _Reader:
         match node:
             case ["int", 8, int(begin), int(length)]:
                 return list(array("q", np.frombuffer(self._columns[begin : begin + length], dtype="<i8").tobytes()))
-            case ["bytes", int(size), int(begin), int(length)] if 0 < size and begin + length <= len(self._columns):
+            case ["bytes", int(size), int(begin), int(length)] if size > 0 and begin + length <= len(self._columns):
                 return [self._columns[at : at + size] for at in range(begin, begin + length, size)]
             case ["none", int(number), _, _]:
                 return repeat(None, number)

@@ -5,7 +5,7 @@ import pytest
 from paceline.plan.durations import write_duration
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.resumption import body_of, claimed_end
+from paceline_scheduler.api.resumption import body_of, check_resumption, claimed_end
 from paceline_scheduler.api.validation import check_context, validate
 from paceline_scheduler.errors import DeadlineExceededError, InvalidRequestError
 from paceline_scheduler.testing.tokenizers import served_model
@@ -19,7 +19,7 @@ def resumption(n=None, max_tokens=None, **fields):
     request = pb.GenerateRequest(
         request_id="r1", text="hello", sampling={"n": n}, stopping={"max_tokens": max_tokens}, **fields
     )
-    return validate(request, (MODEL,), 0.0, None, EdgeLimits()).resumption
+    return check_resumption(request, n or 1, MODEL.max_model_len, MODEL.vocab_size)
 
 
 def deadline_s(timeout_s, waited_s, max_seconds=None):
@@ -56,11 +56,11 @@ def held(point):
 
 
 def test_a_request_that_comes_first_holds_nothing():
-    """Nor is it an attachment that anybody has to know."""
+    """Nor is it known."""
     valid = resumption()
-    assert (valid.attachment, valid.is_begun, valid.is_attachment, valid.waited_s) == (1, False, False, 0.0)
+    assert not valid.is_begun
     assert [held(point) for point in valid.points] == [(0, hash_by_the_rule(), 0, None)]
-    assert resumption(resumable=True).is_attachment
+    assert not resumption(resumable=True).is_begun
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_a_request_that_comes_first_holds_nothing():
 )
 def test_a_client_that_says_so_has_begun_the_request(fields):
     """Whether it is to be resumable or not."""
-    valid = resumption(**fields)
-    assert (valid.is_begun, valid.is_attachment, valid.is_resumable) == (True, True, False)
+    assert resumption(**fields).is_begun
+    assert resumption(resumable=True, **fields).is_begun
 
 
 def test_what_is_held_is_told_by_tokens_or_by_their_hash():

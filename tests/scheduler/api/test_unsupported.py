@@ -7,7 +7,8 @@ import pytest
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.validation import check_prompt, validate
+from paceline_scheduler.api.resumption import check_resumption
+from paceline_scheduler.api.validation import check_prompt, num_completions, text_options, validate
 from paceline_scheduler.errors import InvalidRequestError, RequestRefusedError, SchedulerError, UnsupportedError
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 from repository_checks.messages import leaves, with_leaf
@@ -47,6 +48,11 @@ def check(message):
     return validate(message, (MODEL,), 0.0, None, EdgeLimits())
 
 
+def comeback(message):
+    """What its client says that it holds."""
+    return check_resumption(message, num_completions(message), MODEL.max_model_len, MODEL.vocab_size)
+
+
 def refused_field(message):
     """The name of the field that is refused as not supported, without places in lists; None if none is."""
     try:
@@ -63,10 +69,11 @@ def what_comes_of(message):
     prompt = message.text, [(turn.role, turn.content) for turn in message.chat.messages], list(message.token_ids.ids)
     try:
         valid = check(message)
+        asked = repr(replace(valid, origin=b"", body_digest=b"")), repr(text_options(message)), repr(comeback(message))
     except SchedulerError as error:
         return prompt, repr(error)
     kept = pb.GenerateRequest.FromString(valid.origin)
-    return prompt, kept.trace_parent, kept.trace_state, repr(replace(valid, model=None, origin=b"", body_digest=b""))
+    return prompt, kept.trace_parent, kept.trace_state, *asked
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -9,8 +9,16 @@ from google.protobuf.duration_pb2 import Duration
 from paceline.plan.values import GenerationDefaults, RecordId
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.resumption import body_of
-from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES, check_prompt_logprobs, derived_seed, validate
+from paceline_scheduler.api.resumption import body_of, check_resumption
+from paceline_scheduler.api.stop_texts import MatchedText
+from paceline_scheduler.api.validation import (
+    MAX_ORIGIN_BYTES,
+    TextOptions,
+    check_prompt_logprobs,
+    derived_seed,
+    text_options,
+    validate,
+)
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 
@@ -41,8 +49,10 @@ def chat(*turns):
 
 
 def check(request, models=(MODEL,), now_s=0.0, max_seconds=None):
-    """Validate with the usual limits."""
-    return validate(request, models, now_s, max_seconds, EdgeLimits())
+    """Validate with the usual limits, also what a client says that comes back."""
+    valid = validate(request, models, now_s, max_seconds, EdgeLimits())
+    check_resumption(request, valid.num_completions, models[0].max_model_len, models[0].vocab_size)
+    return valid
 
 
 @pytest.mark.parametrize(
@@ -188,8 +198,9 @@ def test_unset_fields_take_the_defaults():
     valid = check(request_with())
     sampling = valid.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1.0, 0, 1.0, 0.0)
-    assert (valid.max_tokens, valid.num_logprobs, valid.deadline_s, valid.stop_texts) == (None, None, None, ())
-    assert (valid.skip_special_tokens, valid.end_token_ids, valid.model) == (True, (END,), MODEL)
+    assert (valid.max_tokens, valid.num_logprobs, valid.deadline_s, valid.bad_words) == (None, None, None, ())
+    assert (valid.end_token_ids, valid.model) == ((END,), MODEL.name)
+    assert text_options(request_with()) == TextOptions((), (), True, MatchedText.DROPPED, 1)
 
 
 def test_unset_fields_take_the_models_generation_defaults_and_zero_is_not_unset():
@@ -244,11 +255,11 @@ def test_penalties_and_lists_arrive_as_sent_and_unset_ones_change_nothing():
     """A penalty of 0 is one; an allowed token named twice is allowed once."""
     numbers = {"presence_penalty": -0.5, "frequency_penalty": 0.0, "repetition_penalty": 1.25}
     lists = {"logit_bias": {7: 1.5, 3: -2.0}, "allowed_token_ids": [9, 7, 9], "bad_words": ["no"]}
-    sent = check(request_with("sampling", numbers | lists))
-    sampling = sent.sampling
+    sent = request_with("sampling", numbers | lists)
+    sampling = check(sent).sampling
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-0.5, 0.0, 1.25)
     assert (sampling.logit_bias, sampling.allowed_token_ids) == (((3, -2.0), (7, 1.5)), (9, 7))
-    assert sent.bad_words == ("no",)
+    assert text_options(sent).bad_words == ("no",)
     unset = check(request_with()).sampling
     assert (unset.presence_penalty, unset.frequency_penalty, unset.repetition_penalty) == (0.0, 0.0, 1.0)
     assert (unset.logit_bias, unset.allowed_token_ids) == ((), ())
@@ -311,8 +322,8 @@ def test_the_derived_seed_never_changes():
 def test_the_only_model_needs_no_name():
     """Of several, one must be named."""
     other = served_model(SOURCE, name="other")
-    assert check(request_with()).model is MODEL
-    assert check(request_with("model", "other"), models=(MODEL, other)).model is other
+    assert check(request_with()).model == MODEL.name
+    assert check(request_with("model", "other"), models=(MODEL, other)).model == "other"
     with pytest.raises(InvalidRequestError, match="'tiny', 'other'") as caught:
         check(request_with(), models=(MODEL, other))
     assert caught.value.field == "model"

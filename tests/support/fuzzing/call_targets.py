@@ -236,12 +236,13 @@ def read_session(data: bytes) -> None:
     transcript = Transcript("r", 0)
     for message in unframed(data, _MAX_MESSAGES):
         try:
-            received = wire.read_response(pb.SessionResponse.FromString(message))
+            response = pb.SessionResponse.FromString(message)
         except DecodeError:
             return  # gRPC's own
-        for _, error in received.failures:
+        for _, error in wire.read_failures(response):
             assert str(error), "an error has a sentence"
-        for delta in received.deltas:
+        assert wire.drain_reason(response) != "", "it is a sentence"
+        for delta in wire.read_deltas(response):
             try:
                 transcript.accept(delta)
             except PacelineError:

@@ -23,6 +23,8 @@ from paceline_scheduler.recording.what_if import read_policy
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, tokenizer_source
 
+# So that a later file begins with a cache that is written as columns.
+_NUM_CACHED_TOKENS, _MAX_FILE_BYTES = 400, 2_000
 _MAX_RECORDS = 200  # repeated: a changed clock may ask for any number of steps
 
 
@@ -36,12 +38,13 @@ def read_file(data: bytes) -> None:
 
 
 def _sound_recordings() -> Iterator[bytes]:
-    for is_raw in (True, False):
-        recordings = Recordings(is_raw=is_raw)
-        harness = RecordedHarness([recordings], make_executor())
-        harness.submit(make_request(9, 3), make_request(20, 2, num_logprobs=2))
-        harness.finish()
-        yield from recordings.files()
+    recordings = [Recordings(is_raw=is_raw, max_file_bytes=_MAX_FILE_BYTES) for is_raw in (True, False)]
+    harness = RecordedHarness(recordings, make_executor(num_blocks=200, block_size=4, max_model_len=512))
+    harness.submit(make_request(_NUM_CACHED_TOKENS, 3), make_request(20, 2, num_logprobs=2))
+    harness.finish()
+    harness.succeed()
+    for each in recordings:
+        yield from each.files()
 
 
 class _CacheOf(AsyncDiskCache):

@@ -110,7 +110,7 @@ def _is_wanted_in_any_epoch(steps: StepLoop, plan: BatchPlan) -> bool:
 
 # Scheduler
 
-_matching_step = results._matching_step
+_matching_step = results.matching_step
 _tag_filled = ExecutorState._tag_filled
 _commit = ExecutorState.commit
 _join = recovery.join
@@ -235,7 +235,7 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "grant-hash": Ablation(
         "block tables that differ are noticed",
-        ((results, "_matching_step", _match_any_grants),),
+        ((results, "matching_step", _match_any_grants),),
         FaultKind.CHANGE_GRANT,
     ),
     "bounds": Ablation(

@@ -21,20 +21,11 @@ from paceline.plan.values import (
 )
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight, sync_from_row
 from paceline_scheduler.core.live import LiveRequest, finish_notice, retain_logprobs
-from paceline_scheduler.core.outputs import Failure, FinishNotice, Float64Array, TokenOutputs
+from paceline_scheduler.core.outputs import Failure, FinishNotice, Float64Array, Outputs, TokenOutputs
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 from paceline_scheduler.errors import DivergenceError, ExecutorFailedError, NoTokenLeftError
 
 NUMERIC_FAULT = "NUMERIC_FAULT"
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    tokens: TokenOutputs | None
-    failures: tuple[Failure, ...]
-    ended: tuple[LiveRequest, ...]  # finished or failed in this step
-    left: tuple[LiveRequest, ...]  # their release is confirmed
-    step: StepInFlight
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +38,7 @@ class Landed:
     token_ids: Int32Array  # [sum(num_accepted)]
     finishes: UInt8Array  # [num_rows]
     num_verified: Int32Array  # [num_rows] drafts
+    is_one_each: bool  # token
 
 
 class _TokenTimes(NamedTuple):
@@ -54,9 +46,12 @@ class _TokenTimes(NamedTuple):
     first_tokens_s: dict[int, float]
 
 
-def apply_result(executor: ExecutorState, result: StepResult, now: float) -> Applied:
-    """Answers the oldest plan. Raises DivergenceError, and then changes nothing."""
-    step = _matching_step(executor, result)
+def apply_result(
+    executor: ExecutorState, step: StepInFlight, result: StepResult, now: float
+) -> tuple[Outputs, tuple[LiveRequest, ...]]:
+    """Answers the oldest plan. Returns also the requests that finished or failed. Raises DivergenceError, and then
+    changes nothing.
+    """
     surplus = _surplus(executor, step, result)
     if result.prompt_logprobs:
         _keep_prompt_logprobs(executor, result)
@@ -83,17 +78,12 @@ def apply_result(executor: ExecutorState, result: StepResult, now: float) -> App
     _queue_tags(executor, landed.rows)
     if step.num_tokens:
         _learn(executor, step, result, landed)
-    return Applied(
-        tokens=_outputs(executor, result, landed, offsets, notices, times),
-        failures=failures,
-        ended=ended,
-        left=tuple(_leave(executor, row) for row in step.released_rows) if step.released_rows else (),
-        step=step,
-    )
+    tokens = _outputs(executor, result, landed, offsets, notices, times)
+    return Outputs(() if tokens is None else (tokens,), failures), ended
 
 
-def _matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
-    """Raises DivergenceError."""
+def matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
+    """Returns the oldest step in flight, if this is its result. Raises DivergenceError."""
     description = executor.description
     if (result.incarnation, result.epoch) != (description.incarnation, description.epoch):
         raise DivergenceError(f"a result of epoch {result.epoch} arrived in epoch {description.epoch}")
@@ -173,24 +163,21 @@ def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
 
 
 def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult, num_computed: Int32Array) -> Landed:
-    ended = executor.rows.ended[step.index]
-    verified = result.num_draft_tokens if len(result.num_draft_tokens) else np.zeros_like(result.num_accepted)
-    if not np.count_nonzero(ended):
-        return Landed(step.index, num_computed, result.num_accepted, result.token_ids, result.finishes, verified)
-    alive = ~ended
-    return Landed(
-        rows=step.index[alive],
-        num_computed=num_computed[alive],
-        num_accepted=result.num_accepted[alive],
-        token_ids=result.token_ids[np.repeat(alive, result.num_accepted)],
-        finishes=result.finishes[alive],
-        num_verified=verified[alive],
-    )
+    ended, rows, finishes = executor.rows.ended[step.index], step.index, result.finishes
+    accepted, token_ids = result.num_accepted, result.token_ids
+    verified = result.num_draft_tokens if len(result.num_draft_tokens) else np.zeros_like(accepted)
+    if np.count_nonzero(ended):
+        alive = ~ended
+        token_ids = token_ids[np.repeat(alive, accepted)]
+        rows, accepted, finishes = rows[alive], accepted[alive], finishes[alive]
+        num_computed, verified = num_computed[alive], verified[alive]
+    is_one_each = len(token_ids) == len(rows) and np.count_nonzero(accepted) == len(accepted)
+    return Landed(rows, num_computed, accepted, token_ids, finishes, verified, is_one_each)
 
 
 def _time_tokens(executor: ExecutorState, landed: Landed, now: float) -> _TokenTimes:
     columns, rows = executor.rows, landed.rows
-    if not _is_one_each(landed):
+    if not landed.is_one_each:
         rows = rows[landed.num_accepted > 0]
     first_tokens_s = _note_first_tokens(executor, rows, now) if columns.without_token else {}
     intervals_s: Float64Array = now - columns.token_s[landed.rows]
@@ -210,14 +197,9 @@ def _note_first_tokens(executor: ExecutorState, rows: RowIndex, now: float) -> d
     return first_tokens_s
 
 
-def _is_one_each(landed: Landed) -> bool:
-    accepted = landed.num_accepted
-    return len(landed.token_ids) == len(landed.rows) and np.count_nonzero(accepted) == len(accepted)
-
-
 def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
     accepted = landed.num_accepted
-    if _is_one_each(landed):
+    if landed.is_one_each:
         executor.rows.append(landed.rows, landed.token_ids)
         return
     starts = np.cumsum(accepted) - accepted
@@ -374,7 +356,8 @@ def _prompt_logprobs(columns: RowColumns, rows: RowIndex) -> dict[int, tuple[Tok
     return found
 
 
-def _leave(executor: ExecutorState, row: int) -> LiveRequest:
+def leave_row(executor: ExecutorState, row: int) -> LiveRequest:
+    """Its release is confirmed."""
     live = _live(executor, row)
     live.preemptions.confirm()
     sync_from_row(executor.rows, row, live)

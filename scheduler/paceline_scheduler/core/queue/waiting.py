@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from itertools import compress
+from operator import attrgetter
 
 from paceline_scheduler.core.live import PATIENCE_S, LiveRequest, Status
 from paceline_scheduler.core.planning.forecast import Ahead
@@ -21,7 +22,7 @@ class _ModelQueue:
     max_output: list[int] = field(default_factory=list)
 
     def index(self, key: tuple[float, int]) -> int:
-        return bisect_left(self.requests, key, key=_queue_key)
+        return bisect_left(self.requests, key, key=attrgetter("queue_key"))
 
     def ahead_of(self, key: tuple[float, int], passed_over: Set[str]) -> Ahead:
         index = self.index(key)
@@ -106,7 +107,3 @@ class WaitingQueue:
 def _max_rest(live: LiveRequest) -> int:
     most = live.request.max_tokens
     return 0 if most is None else max(1, most - live.num_output_tokens)
-
-
-def _queue_key(live: LiveRequest) -> tuple[float, int]:
-    return live.queue_key
