@@ -60,7 +60,7 @@ class Traces(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecordingConfig:
-    """Where plans and results are recorded, and whether with the token ids themselves."""
+    """`is_raw`: with the token ids themselves."""
 
     folder: Path
     is_raw: bool
@@ -186,7 +186,7 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 def wanted_traces(environ: Mapping[str, str]) -> Traces:
-    """Return what OpenTelemetry's variables ask for. Unlike its SDK, this asks for nothing where none is set."""
+    """Unlike OpenTelemetry's SDK, this asks for nothing where no variable is set."""
 
     def value(name: str) -> str:
         return environ.get(name, "").strip().lower()

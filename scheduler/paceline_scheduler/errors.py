@@ -123,8 +123,6 @@ class ExecutorLeavingError(RequestRefusedError):
 
 
 class RetryableRefusalError(RequestRefusedError):
-    """`retry_after_s` says when to try again."""
-
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
@@ -143,8 +141,6 @@ class NoExecutorError(RetryableRefusalError):
 
 
 class StandbyError(NoExecutorError):
-    """`active` drives the executors."""
-
     def __init__(self, active: Holder, retry_after_s: float) -> None:
         where = active.address or f"scheduler {active.scheduler_id}, whose address is not known,"
         super().__init__(f"this scheduler stands by; {where} serves (term {active.term})", retry_after_s)
@@ -264,7 +260,7 @@ class LateStepError(StreamEndedError):
 
 
 class StillLoadingError(StreamEndedError):
-    """The executor is there and has not loaded its model yet."""
+    """The executor is there, its model not loaded yet."""
 
 
 class UnlikeExecutorError(LinkError):

@@ -182,7 +182,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
 
 
 def _record(config: RecordingConfig, core: Core, runtime: Runtime, scheduler_id: str) -> "Recorder":
-    """Record from the first event on. Raises ConfigError where there can be no such folder."""
+    """Raises ConfigError where there can be no such folder."""
     from paceline_scheduler.recording.recorder import Recorder  # which others need not wait for
 
     try:

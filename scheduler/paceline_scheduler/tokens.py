@@ -115,8 +115,6 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class TokenLines:
-    """What a file of tokens says."""
-
     tokens: tuple[Token, ...]
     bounds: TenantBounds
 

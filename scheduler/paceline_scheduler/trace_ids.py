@@ -14,7 +14,7 @@ MAX_TRACE_STATE_BYTES = 512
 
 
 class SpanContext(NamedTuple):
-    """One span of a trace. `is_sampled`: it is shown to somebody."""
+    """`is_sampled`: it is shown to somebody."""
 
     trace_id: int
     span_id: int
@@ -22,7 +22,7 @@ class SpanContext(NamedTuple):
 
 
 def read_trace_parent(trace_parent: str) -> SpanContext | None:
-    """Return what a traceparent names, as the W3C Trace Context says; None for none and for a wrong one."""
+    """None for none and for a wrong one."""
     if not trace_parent or len(trace_parent) > MAX_TRACE_PARENT_BYTES:
         return None
     found = _TRACE_PARENT.fullmatch(trace_parent)

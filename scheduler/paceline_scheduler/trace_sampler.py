@@ -27,7 +27,7 @@ UNSET = TraceSampler()
 
 
 def trace_sampler(environ: Mapping[str, str]) -> TraceSampler:
-    """Return what `OTEL_TRACES_SAMPLER` and its argument say; what they cannot say counts as unset, as with the SDK."""
+    """What `OTEL_TRACES_SAMPLER` and its argument cannot say counts as unset, as with the SDK."""
     name = environ.get("OTEL_TRACES_SAMPLER", "").lower()
     root = name.removeprefix("parentbased_")
     bounds = {"always_on": _ALL, "always_off": 0, "traceidratio": _bound(environ.get("OTEL_TRACES_SAMPLER_ARG", ""))}

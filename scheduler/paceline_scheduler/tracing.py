@@ -103,7 +103,7 @@ class LateSpans:
 def trace(
     config: Config, runtime: Runtime, edge: Edge, calls: CallSpans, clock: Callable[[], float], scheduler_id: str
 ) -> LateSpans | None:
-    """Make spans of all that happens from now on; returns where they go, None for nowhere."""
+    """Returns where spans go from now on, None for nowhere."""
     if config.traces is Traces.OFF:
         return None
     if config.traces is Traces.UNSUPPORTED:

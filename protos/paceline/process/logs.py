@@ -41,7 +41,6 @@ class LineWriter:
 
     @property
     def num_lost(self) -> int:
-        """How many lines were lost so far."""
         return self._num_lost
 
     def write(self, text: str) -> int:

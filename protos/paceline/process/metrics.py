@@ -86,7 +86,7 @@ class Meter:
         return self._counts[name].get(labels, 0)
 
     def total(self, name: str) -> float:
-        """Return the sum over all labels."""
+        """Over all labels."""
         self.settle()
         return sum(self._counts[name].values())
 
@@ -114,7 +114,6 @@ class Meter:
                 self.add(name, 0, value)
 
     def forget(self, label: str, value: str) -> None:
-        """Drop all that has this value of a label."""
         self.settle()
         for name, definition in self._definitions.items():
             if label in definition.labels:

@@ -22,7 +22,7 @@ class CallSpans:
         self._clock: Callable[[], float] = float
 
     def show(self, sink: SpanSink, clock: Callable[[], float]) -> None:
-        """Let spans go there from now on; `clock` gives seconds."""
+        """`clock` gives seconds."""
         self._sink, self._clock = sink, clock
 
     @contextmanager

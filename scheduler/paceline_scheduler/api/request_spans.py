@@ -54,9 +54,7 @@ NO_SPAN = RequestSpan()
 
 
 class RequestSpans:
-    """Begins spans. `known` is the traceparent that an open request has here, "" for another; `reason_of` names an
-    error for clients.
-    """
+    """`known` is the traceparent that an open request has here, "" for others; `reason_of` names errors for clients."""
 
     def __init__(
         self,

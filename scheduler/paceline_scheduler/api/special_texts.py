@@ -53,9 +53,7 @@ class SpecialTexts:
         return self._any_name.sub(lambda name: name[0][:1] + mark + name[0][1:], text)
 
     def encode(self, tokenizer: Tokenizer, rendered: str, mark: str) -> list[int]:
-        """Return the tokens of a rendered chat, marked names spelt out. A tokenizer that begins each piece of text with
-        a space does so behind them, too.
-        """
+        """Marked names are spelt out. A tokenizer that begins each piece of text with a space does so behind them."""
         pieces = rendered.split(mark)
         begins, length = set(), 0
         for piece in pieces[:-1]:

@@ -92,7 +92,6 @@ class Texts:
         return await self._threads.run(lambda: spelling.decode(token_ids.tolist(), skip_special_tokens))
 
     async def token_texts(self, token_ids: Int32Array, model: ServedModel) -> list[str]:
-        """Bytes that are no character become U+FFFD."""
         text_model = await self.model(model)
         return await self._threads.run(lambda: [text_model.text_of(token_id) for token_id in token_ids.tolist()])
 

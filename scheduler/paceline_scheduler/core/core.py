@@ -68,7 +68,6 @@ class Core:
         return self._state
 
     def apply(self, event: Event[ReplyT], now: float) -> Effects[ReplyT]:
-        """What it raises has changed nothing."""
         state, outputs = self._state, NO_OUTPUTS
         reply: Any = None
         to_plan: tuple[str, ...] | None = ()
@@ -124,7 +123,7 @@ class Core:
         return Effects(reply, outputs, addresses, state.requests.next_s(), state.take_ended())
 
     def plan(self, address: str, now: float) -> BatchPlan | None:
-        """Return the next step, None when there is nothing to do or enough is in flight."""
+        """None when there is nothing to do or enough is in flight."""
         state = self._state
         executor = state.executors.by_address.get(address)
         if executor is None or not executor.attached or not executor.takes_plan(state.limits):

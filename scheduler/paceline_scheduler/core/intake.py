@@ -34,7 +34,6 @@ def submit(state: CoreState, requests: Iterable[Request], now: float) -> None:
 
 
 def resume(state: CoreState, resumptions: Sequence[Resumption], now: float) -> tuple[Resumed, ...]:
-    """Unknown requests are queued."""
     _require_open(state)
     found = []
     for resumption in resumptions:

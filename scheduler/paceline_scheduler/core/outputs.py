@@ -55,7 +55,6 @@ class TokenOutputs:
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by handle, with offset 0
 
     def gaps(self) -> tuple[Float64Array, Int32Array]:
-        """See `gaps`."""
         return gaps(self.intervals_s, self.num_tokens[: len(self.intervals_s)])
 
 

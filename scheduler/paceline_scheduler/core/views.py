@@ -68,7 +68,6 @@ class CoreViews:
         return live.request if live is not None and live.request.is_of(body_digest, model) else None
 
     def open_request(self, key: RecordId) -> LiveRequest | None:
-        """Return a request that has no end yet."""
         live = self._state.requests.by_key(key)
         return live if live is not None and self._state.requests.is_open(live) else None
 
@@ -83,7 +82,6 @@ class CoreViews:
         return self._explainer(now).explain(live)
 
     def listed(self, selection: Selection, now: float) -> ListedRequests:
-        """Return some of the requests that wait or run."""
         return choose(self._state.requests.all(), selection, self._explainer(now), now)
 
     def _explainer(self, now: float) -> Explainer:

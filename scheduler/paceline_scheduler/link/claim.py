@@ -73,7 +73,7 @@ class OwnClaim:
         self.term = max(self.term, term + 1)
 
     def require_credible(self, address: str, term: int) -> None:
-        """Raises IncredibleTermError for a term that no scheduler can have reached."""
+        """Raises IncredibleTermError."""
         if not self._is_credible(address, term):
             raise IncredibleTermError(term)
 

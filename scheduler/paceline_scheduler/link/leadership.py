@@ -37,8 +37,6 @@ LEFT_ALONE_S = 2.0  # longer than an executor waits for its former holder
 
 @dataclass(frozen=True, slots=True)
 class InLine:
-    """This scheduler waits there."""
-
     address: str
     holder: Holder
 

@@ -96,7 +96,6 @@ class _Executor:
                 self.num_tokens.append(tokens.num_tokens[: len(tokens.intervals_s)])
 
     def settle(self, meter: Meter) -> None:
-        """Add what was kept."""
         if self.steps:
             steps, timings = zip(*self.steps, strict=True)
             self.step_tokens.add(np.array([step.num_tokens for step in steps], dtype=np.float64))
@@ -160,7 +159,6 @@ class ServingObserver:
             self._num_kept += len(plan.new_requests)
 
     def _settle(self) -> None:
-        """Count what was kept."""
         self._num_kept = 0
         for executor in self._executors.values():
             executor.settle(self._meter)

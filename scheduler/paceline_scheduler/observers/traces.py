@@ -82,8 +82,6 @@ class _Executor:
 
 
 class TraceObserver:
-    """A PlanObserver."""
-
     def __init__(self, views: CoreViews, sink: SpanSink) -> None:
         self._views = views
         self._sink = sink

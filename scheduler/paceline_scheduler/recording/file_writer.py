@@ -67,7 +67,6 @@ class FileWriter:
         return self._files[-1].num_bytes
 
     def begin(self, path: Path, head: RecordMaker) -> None:
-        """Let what follows go into a new file."""
         with self._lock:
             self._files.append(_File(path, head))
 
@@ -155,7 +154,6 @@ class FileWriter:
         return taken
 
     def _make_room(self) -> None:
-        """Remove the oldest files, so that one more keeps the bounds."""
         found = []
         for path in self._folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):  # somebody else removes files too

@@ -144,7 +144,7 @@ class _Writer:
         return fields
 
     def _packed(self, value: Mapping[Value, Value]) -> Node | None:
-        """Write keys and values as two columns, if they have such a form."""
+        """As two columns, if keys and values have such a form."""
         columns = [_column(tuple(value)), _column(tuple(value.values()))]
         if None in columns:
             return None
@@ -182,7 +182,7 @@ def _slots_of(kind: type) -> tuple[tuple[str, Value], ...]:
 
 
 def _slots(kind: type) -> tuple[tuple[str, Value], ...]:
-    """Return the slots of a class and those it inherits, each with its default."""
+    """Also inherited ones, each with its default."""
     slots = [vars(each).get("__slots__", ()) for each in kind.__mro__]
     names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
     defaults = {}
@@ -266,7 +266,7 @@ def _class(name: str, base: type) -> Value:
 
 
 def write_value(value: object, replacements: Replacements) -> tuple[str, bytes]:
-    """Return a value as JSON, and the arrays and bytes that this points into. Raises GraphError."""
+    """As JSON, and the arrays and bytes that this points into. Raises GraphError."""
     writer = _Writer(replacements)
     return _JSON.encode(writer.node(value)), bytes(writer.columns)
 
@@ -281,4 +281,4 @@ def read_value(graph: str, columns: bytes) -> Value:
 
 CLASSES: Mapping[str, type] = dict(_classes())
 _NAMES = {kind: name for name, kind in CLASSES.items()}
-_SLOTS: dict[type, tuple[tuple[str, Value], ...]] = {}  # of the classes that were met
+_SLOTS: dict[type, tuple[tuple[str, Value], ...]] = {}

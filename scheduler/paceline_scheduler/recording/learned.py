@@ -40,7 +40,7 @@ class StepCosts:
 
 @dataclass(slots=True)
 class Learned:
-    """A ReplayObserver that remembers how long steps took, and what became of requests."""
+    """A ReplayObserver."""
 
     outputs: dict[RecordId, list[int]] = field(default_factory=dict)
     ends: dict[RecordId, EndedRequest] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Learned:
             self._steps.setdefault(address, []).append(sample)
 
     def step_costs(self) -> StepCosts:
-        """Fit how long steps take. Raises RecordingError where there are too few."""
+        """Raises RecordingError where there are too few steps."""
         samples = np.array([each for steps in self._steps.values() for each in steps], dtype=np.float64).reshape(-1, 5)
         if len(samples) < _MIN_STEPS:
             raise RecordingError(f"{len(samples)} steps are too few to learn their times from; {_MIN_STEPS} are enough")

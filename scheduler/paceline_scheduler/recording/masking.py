@@ -40,7 +40,7 @@ class Mask(Protocol):
     form: TokenForm
 
     def state(self, state: CoreState) -> bytes:
-        """Return the record of all that the core knows, with which a file begins."""
+        """All that the core knows, with which a file begins."""
         ...
 
     def event(self, event: Event[Any], now: float, reply: Reply) -> RecordMaker: ...
@@ -50,7 +50,7 @@ class Mask(Protocol):
     def planning(self, address: str, now: float, plan: BatchPlan | None) -> RecordMaker: ...
 
     def last(self) -> RecordMaker:
-        """Return what has to be said before the file ends."""
+        """What has to be said before the file ends."""
         ...
 
 
@@ -62,7 +62,7 @@ _UNINDEXED: Replacements = {RetainedOutput: _without_chains, BlockPool: BlockPoo
 
 
 class Plain:
-    """A Mask that leaves tokens as they are."""
+    """Leaves tokens as they are."""
 
     form = TokenForm.RAW
 

@@ -53,15 +53,13 @@ OpenWriter = Callable[[Path, FileBounds, Callable[[str | None, int], None]], Wri
 
 @dataclass(slots=True)
 class _Recording:
-    """One that runs."""
-
     name: str
     mask: Mask
     number: int = 0  # of its file
     num_records: int = 0
 
     def ended(self, failure: str | None, num_lost_records: int) -> None:
-        """Log what became of it, from any thread."""
+        """Called from any thread."""
         counts = {"name": self.name, "num_files": self.number, "num_records": self.num_records}
         if failure is None:
             _log.info("recording_ended", **counts)
@@ -92,7 +90,6 @@ class Recorder:
         self._writers: deque[Writer] = deque(maxlen=_MAX_WRITERS)  # that may still write
 
     def start(self, name: str, *, is_raw: bool) -> None:
-        """Begin a recording, and end the one before. Raises InvalidRequestError for a name that is none."""
         if not _NAME.fullmatch(name):
             raise InvalidRequestError("name", "has to be 1 to 64 letters, digits, - and _")
         self.stop()
@@ -106,7 +103,7 @@ class Recorder:
         _log.info("recording_started", name=name, folder=str(self._folder), is_raw=is_raw)
 
     def stop(self) -> None:
-        """End the recording, if there is one. The log says when all of it is written."""
+        """The log says when all of it is written."""
         if self._recording is None or self._writer is None:
             return
         self._record(_RECORD_BYTES, self._recording.mask.last)
@@ -114,7 +111,7 @@ class Recorder:
         self._writer.end()
 
     def close(self) -> None:
-        """End the recording and wait until it is written, a few seconds at most."""
+        """Waits until it is written, a few seconds at most."""
         self.stop()
         for writer in self._writers:
             writer.join()
@@ -148,7 +145,7 @@ class Recorder:
             self._give_up()
 
     def _begin_file(self, recording: _Recording) -> None:
-        """Begin a file with all that the core knows: each can be read without those before."""
+        """Each file can be read without those before."""
         assert self._writer is not None, "it is open while something is recorded"
         recording.number += 1
         begun_s = self._wall_s()

@@ -51,8 +51,6 @@ class Difference:
 
 @dataclass(slots=True)
 class Replay:
-    """What came of it so far."""
-
     num_events: int = 0
     num_plans: int = 0
     num_refusals: int = 0
@@ -63,13 +61,11 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A file's records: the header, what the core knew at the beginning, and what happened."""
-
     header: Header
     records: tuple[Record, ...]  # beginning with the core's state
 
     def fresh_core(self) -> Core:
-        """Return a core as it was at the beginning. Raises RecordingError."""
+        """As it was at the beginning. Raises RecordingError."""
         state = deepcopy(self.records[0])
         assert isinstance(state, CoreState), "it was looked at when the file was read"
         try:
@@ -187,7 +183,6 @@ def _with_known_keys(event: Event[Any], stand_ins: dict[bytes, bytes]) -> Event[
 
 
 def _differences(recorded: RecordedPlan | None, again: RecordedPlan | None) -> Iterator[str]:
-    """Yield how two answers differ, field by field."""
     if recorded is None or again is None:
         if recorded is not again:
             yield f"then {_outlined(recorded)}; now {_outlined(again)}"

@@ -62,7 +62,7 @@ class SimulatedExecutor:
         self._free_s = 0.0
 
     def run(self, plan: BatchPlan, now: float) -> tuple[float, StepResult]:
-        """Return when the result of a plan that is sent now arrives, and the result."""
+        """Return when the result of a plan sent now arrives, and the result."""
         for release in plan.releases:
             self._rows.pop(release.row, None)
         for new in plan.new_requests:
@@ -141,13 +141,11 @@ def _column(values: list[int]) -> Int32Array:
 
 
 def simulate(recording: Recording, learned: Learned, limits: CoreLimits, observer: ReplayObserver) -> bool:
-    """Run a core with these bounds over the recorded arrivals; returns whether all requests came to an end."""
+    """Returns whether all requests came to an end."""
     return _Simulation(learned, learned.step_costs(), limits, observer).run(list(_arrivals(recording)))
 
 
 class _Simulation:
-    """A core, its executors and what is to happen when."""
-
     def __init__(self, learned: Learned, costs: StepCosts, limits: CoreLimits, observer: ReplayObserver) -> None:
         self._core = Core(limits)
         self._learned = learned

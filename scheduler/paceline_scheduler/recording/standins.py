@@ -47,7 +47,7 @@ class Prefixes(NamedTuple):
 
 
 class StandIns:
-    """The stand-ins of one recording. What rows hold (`describe`, `place`, `result`) is for one thread."""
+    """Of one recording. What rows hold (`describe`, `place`, `result`) is for one thread."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
@@ -59,7 +59,7 @@ class StandIns:
     # Tokens
 
     def of(self, model: str, token_ids: Int32Array) -> Int32Array:
-        """Return the stand-ins of a request's tokens, from its first."""
+        """`token_ids` are a request's, from its first."""
         hashes = self._prefix_hashes(token_ids)
         return self._moved(token_ids, hashes[:-1], self._vocab_size(model))
 
@@ -70,7 +70,7 @@ class StandIns:
         self._vocab_sizes.setdefault(description.model, description.vocab_size)
 
     def describe(self, description: ExecutorDescription) -> None:
-        """Learn of an executor that was attached; its rows are told with `place`."""
+        """The executor's rows are told with `place`."""
         self.know(description)
         empty = np.zeros(description.max_num_rows, dtype=np.uint64), np.zeros(description.max_num_rows, dtype=np.int64)
         self._rows[description.address] = description.model, Prefixes(*empty)
@@ -82,7 +82,6 @@ class StandIns:
         prefixes.hashes[row], prefixes.lengths[row] = self._prefix_hashes(known)[-1], len(known)
 
     def result(self, address: str, result: StepResult) -> Int32Array:
-        """Return the stand-ins of a result's tokens."""
         model, prefixes = self._rows[address]
         vocab_size, num_accepted = self._vocab_size(model), result.num_accepted
         if len(result.token_ids) == len(result.rows) == np.count_nonzero(num_accepted):
@@ -96,7 +95,7 @@ class StandIns:
         return token_ids
 
     def _drawn(self, prefixes: Prefixes, rows: Int32Array, drawn: Int32Array, vocab_size: int) -> Int32Array:
-        """Return the stand-ins of one more token of each row, and append it."""
+        """Of one more token of each row, which is appended."""
         hashes, lengths = prefixes.hashes.take(rows), prefixes.lengths.take(rows)
         factors = self._reach(int(np.maximum.reduce(lengths, initial=0)) + 1)
         prefixes.hashes[rows] = hashes + factors.take(lengths) * _words(drawn)
@@ -135,7 +134,7 @@ class StandIns:
     # Values that tokens are in
 
     def request(self, request: Request) -> Request:
-        """Return a request without anything that its client wrote, but for its names."""
+        """Without anything that its client wrote, but for its names."""
         return replace(
             request,
             prompt_token_ids=self.of(request.model, request.prompt_token_ids),
@@ -171,7 +170,6 @@ class StandIns:
         return self.of(model, np.concatenate((prompt, output)))[len(prompt) :]
 
     def seen_row(self, seen: SeenRow, model: str) -> SeenRow:
-        """Return a row or record of a snapshot."""
         known = self.of(model, np.concatenate((seen.prompt_token_ids, seen.output_token_ids)))
         num_prompt = len(seen.prompt_token_ids)
         context = seen.request_context

@@ -36,7 +36,7 @@ _MAX_LISTED = 10_000
 
 @dataclass(slots=True)
 class Listed:
-    """A request that a recording knows; times are seconds of the scheduler's clock."""
+    """Times are seconds of the scheduler's clock."""
 
     key: RecordId
     num_prompt_tokens: int
@@ -46,7 +46,7 @@ class Listed:
 
 
 class Requests:
-    """A ReplayObserver that lists all requests."""
+    """A ReplayObserver."""
 
     def __init__(self) -> None:
         self.found: dict[RecordId, Listed] = {}
@@ -94,8 +94,6 @@ class _Decodes:
 
 @dataclass(slots=True)
 class _Completion:
-    """One completion, and what is told of it."""
-
     key: RecordId
     first_s: float
     lines: list[tuple[float, str]] = field(default_factory=list)

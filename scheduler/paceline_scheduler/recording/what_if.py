@@ -95,7 +95,7 @@ def read_policy(text: str, limits: CoreLimits) -> CoreLimits:
 
 
 def compare(recording: Recording, policy: str, plot: Path | None) -> str:
-    """Return a table of what was, what the simulation makes of it, and what it makes of other settings.
+    """Return a table of what was and of what is simulated.
 
     Raises RecordingError.
     """

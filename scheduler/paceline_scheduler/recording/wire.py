@@ -36,7 +36,7 @@ _CONTEXT = _fields_but(RequestContext, "request")
 
 
 class TokenForm(enum.IntEnum):
-    """What a recording has in place of token ids; the numbers are those of paceline.v1.TokenForm."""
+    """The numbers are those of paceline.v1.TokenForm."""
 
     RAW = 1
     STAND_INS = 2
@@ -44,8 +44,6 @@ class TokenForm(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Whose recording a file is of."""
-
     program_version: str
     scheduler_id: str
     token_form: TokenForm
@@ -72,8 +70,6 @@ class RecordedPlan:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPlanning:
-    """What the core answered when it was asked for a step."""
-
     now: float
     address: str
     recorded: RecordedPlan | None
@@ -109,7 +105,7 @@ def encode_state(state: CoreState, replacements: Replacements) -> bytes:
 
 
 def encode_event(now: float, event: Event[Any], refusal: str, replacements: Replacements) -> bytes:
-    """Return a record of any event but a step's end."""
+    """Of any event but a step's end."""
     recorded = pb.RecordedEvent(now=now, event=_write(event, replacements), refusal=refusal)
     return _framed(pb.Record(event=recorded))
 
@@ -117,7 +113,7 @@ def encode_event(now: float, event: Event[Any], refusal: str, replacements: Repl
 def encode_result(
     now: float, address: str, result: StepResult, *, is_refused: bool, token_ids: Int32Array | None = None
 ) -> bytes:
-    """Return a record of a step's end, with other tokens if there are any."""
+    """`token_ids`, if given, take the place of its own."""
     message = write_result(result)
     if token_ids is not None:
         message.token_ids = column_bytes(token_ids)
@@ -139,13 +135,12 @@ def encode_keys(stand_ins: dict[bytes, bytes]) -> bytes:
 
 
 def recorded_plan(plan: BatchPlan, form: TokenForm) -> RecordedPlan:
-    """Return what a recording would keep of a plan."""
     message, digest = _outline(plan, form)
     return RecordedPlan(read_plan(message), digest)
 
 
 def decode(data: bytes) -> Iterator[Record]:
-    """Yield the records of a file, up to one that was not written to its end. Raises RecordingError."""
+    """Up to a record that was not written to its end. Raises RecordingError."""
     at = 0
     while (found := _frame(data, at)) is not None:
         begin, end = found

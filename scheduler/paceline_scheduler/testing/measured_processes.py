@@ -34,7 +34,6 @@ def room_for(num_streams: int) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def simulated_executor(*options: str, step_ms: float = 2.0) -> AsyncIterator[str]:
-    """Yields its address."""
     with NamedTemporaryFile("w", suffix=".json") as file:
         json.dump({"points": [{"num_tokens": 1, "duration_us": step_ms * 1e3}]}, file)
         file.flush()

@@ -40,7 +40,7 @@ def welcome(name: str = "rogue", digest: str = "rogue") -> plan_pb2.Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Who the executor is, what it says after the hello, and what it answers to each plan."""
+    """`messages` follow the hello; `answer` is for each plan."""
 
     name: str
     messages: tuple[plan_pb2.AttachResponse, ...] = ()

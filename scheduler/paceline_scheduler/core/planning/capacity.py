@@ -58,8 +58,6 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The request shares the hits, takes new blocks and computes behind the cached tokens."""
-
     hits: tuple[int, ...]
     num_new_blocks: int
     num_cached_tokens: int

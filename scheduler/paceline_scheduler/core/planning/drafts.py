@@ -45,7 +45,7 @@ def fit_drafts(
 def best_drafts(
     view: ExecutorView, decode_rows: RowIndex, most: Int32Array, budget: StepBudget
 ) -> tuple[Int32Array, float]:
-    """Also returns how likely a draft must be right to be worth its time, from 0 to 1."""
+    """Also returns how likely a draft must be right to pay, from 0 to 1."""
     num_places = int(most.max(initial=0))
     if num_places <= 0 or view.speculation.is_plain_due:
         return np.zeros_like(most), 0.0

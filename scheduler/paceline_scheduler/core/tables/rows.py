@@ -136,7 +136,6 @@ class RowColumns:
         self._free_rows.append(row)
 
     def set_table(self, row: int, blocks: list[int], block_size: int, num_tagged: int) -> None:
-        """The first `num_tagged` blocks are tagged."""
         self.tables[row] = blocks
         self.num_slots[row] = len(blocks) * block_size
         self.set_tagged(row, num_tagged, block_size)
@@ -172,7 +171,6 @@ class RowColumns:
         return copied
 
     def output_token_ids(self, row: int) -> Int32Array:
-        """Returns a copy."""
         return self._token_ids[row, self.num_prompt[row] : self.num_known[row]].copy()
 
     def num_output(self, row: int) -> int:
