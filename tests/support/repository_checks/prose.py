@@ -17,7 +17,7 @@ MAX_WORDS: Mapping[str, int] = {
     "paceline_executor": 113,
     "paceline_kernels": 187,
     "paceline_client": 144,
-    "paceline_cli": 116,
+    "paceline_cli": 115,
 }
 """The bound of each package, in words for every 100 lines: what was measured last. It is lowered, never raised."""
 
