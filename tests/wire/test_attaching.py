@@ -67,7 +67,7 @@ async def test_ranges_that_do_not_meet_are_refused_with_a_sentence(executor_rang
     (low, high), (from_low, to_high) = executor_range, scheduler_range
     sentence = f"this executor speaks protocol {low} to {high}, the scheduler {from_low} to {to_high}"
     assert f"{sentence}; upgrade the {older}" in status.last_error
-    assert executor.service.attachments.fence.epoch == 0
+    assert executor.service.plan_streams.fence.epoch == 0
 
 
 async def test_a_takeover_displaces_a_live_scheduler_which_stands_in_line_from_then_on():
@@ -77,7 +77,7 @@ async def test_a_takeover_displaces_a_live_scheduler_which_stands_in_line_from_t
         await old.until_ready()
         async with scheduler_for(executor, scheduler_id="scheduler-a", **options) as new:
             await new.until_ready()
-            fence = executor.service.attachments.fence
+            fence = executor.service.plan_streams.fence
             await old.until(lambda: fence.num_waiting == 1)
             (status,) = old.executors.statuses()
 
@@ -102,7 +102,7 @@ async def test_a_stranger_with_the_highest_term_of_all_takes_nothing_from_an_hon
             await stranger.close()
 
             assert await served(rig)
-            assert executor.service.attachments.fence.epoch == 1
+            assert executor.service.plan_streams.fence.epoch == 1
         async with scheduler_for(executor, scheduler_id="scheduler-b") as after:
             await after.until_ready()
 
@@ -114,7 +114,7 @@ async def test_a_stranger_with_the_highest_term_of_all_takes_nothing_from_an_hon
 async def test_an_executor_that_lies_about_terms_costs_only_itself(told):
     """The honest one beside it keeps its stream, and requests their tokens."""
     async with executor_of() as honest, executor_of() as liar:
-        fence = liar.service.attachments.fence
+        fence = liar.service.plan_streams.fence
         if told == "term":
             fence._highest_term = 2**63
         else:
@@ -125,5 +125,5 @@ async def test_an_executor_that_lies_about_terms_costs_only_itself(told):
             await rig.until_ready()
 
             assert await served(rig)
-            assert (honest.service.attachments.fence.epoch, rig.leadership.claim.term) == (1, 1)
+            assert (honest.service.plan_streams.fence.epoch, rig.leadership.claim.term) == (1, 1)
             assert rig.executors.readiness.status is ServingStatus.SERVING

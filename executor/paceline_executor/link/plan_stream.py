@@ -1,6 +1,6 @@
 """One Attach call: what it has been sent and still has to send, and how it ends.
 
-Refuses to know other streams and who drives: `attachments` does.
+Refuses to know other streams and who drives: `plan_streams` does.
 """
 
 import asyncio

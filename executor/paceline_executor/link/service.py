@@ -21,11 +21,11 @@ from paceline.process.health import HealthServicer, HealthStatus
 from paceline.process.tls_folder import TlsFolder
 from paceline_executor.errors import PortError
 from paceline_executor.link import servicer as executor_service
-from paceline_executor.link.attachments import Attachments, Identity
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.interceptor import CallInterceptor
 from paceline_executor.link.metrics import ExecutorMetrics
+from paceline_executor.link.plan_streams import Identity, PlanStreams
 from paceline_executor.link.profiles import Profiles
 from paceline_executor.link.step_loop import Report, StepLoop
 
@@ -66,9 +66,9 @@ class ExecutorService:
     def __init__(self, config: ServiceConfig, load: Load) -> None:
         self._config = config
         self._health = HealthServicer(executor_service.SERVICE_NAME)
-        self.attachments = Attachments(Identity.new(), config.max_plans_in_flight, config.times, config.protocols)
+        self.plan_streams = PlanStreams(Identity.new(), config.max_plans_in_flight, config.times, config.protocols)
         self.metrics = ExecutorMetrics(self._driven)
-        self._servicer = executor_service.ExecutorServicer(self.attachments, Profiles(self.metrics.profiled))
+        self._servicer = executor_service.ExecutorServicer(self.plan_streams, Profiles(self.metrics.profiled))
         self._steps = StepLoop(load, self._report)
         self._servers: list[grpc.aio.Server] = []
         self._ticker: asyncio.Task[None] | None = None
@@ -114,7 +114,7 @@ class ExecutorService:
         """Return whether what ran ended within the grace."""
         self._is_open = False
         self._set_ready(False)
-        self.attachments.drain(Drain("the executor is shutting down", grace_s))
+        self.plan_streams.drain(Drain("the executor is shutting down", grace_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._quiet()
@@ -125,24 +125,24 @@ class ExecutorService:
         if self._ticker is not None:
             self._ticker.cancel()
         self._health.stop()
-        self.attachments.end_all(self._farewell())
+        self.plan_streams.end_all(self._farewell())
         # Streams end by themselves; what does not, such as a health watch, is cut.
         await asyncio.gather(*(server.stop(_GOODBYE_S) for server in self._servers))
         if not await asyncio.to_thread(self._steps.stop, _ANSWER_S):
             self._log.warning("step_thread_abandoned", hint="a step does not end; the process ends without it")
 
     def _report(self, report: Report) -> None:
-        self.attachments.report(report)
+        self.plan_streams.report(report)
         self.metrics.saw(report)
 
     def _driven(self) -> tuple[bool, int]:
-        fence = self.attachments.fence
+        fence = self.plan_streams.fence
         return fence.holder is not None, fence.epoch
 
     def _farewell(self) -> str:
         if self._steps.ended.done() and (error := self._steps.ended.exception()) is not None:
             return f"the executor has failed and ends: {error}"
-        if self.attachments.drain_notice is None:
+        if self.plan_streams.drain_notice is None:
             return "the executor ends"
         return "the executor has drained and is going away"
 
@@ -159,7 +159,7 @@ class ExecutorService:
 
     async def _tick(self) -> None:
         while True:
-            self.attachments.beat()
+            self.plan_streams.beat()
             if self._is_open:
                 self._set_ready(self._is_ready())
             await asyncio.sleep(_TICK_S)
@@ -179,10 +179,10 @@ class ExecutorService:
         while True:
             num_rows = await self._steps.ask(lambda table: table.num_rows_in_use)
             now = time.monotonic()
-            if self.attachments.fence.holder is not None:
+            if self.plan_streams.fence.holder is not None:
                 driven_at = now
             is_abandoned = now - driven_at > _ABANDONED_S
-            if not is_abandoned and (num_rows > 0 or not self.attachments.is_idle):
+            if not is_abandoned and (num_rows > 0 or not self.plan_streams.is_idle):
                 quiet_since = now
             if now - quiet_since > _QUIET_S:
                 return

@@ -19,8 +19,8 @@ from paceline.plan.values import FromExecutor, Hello, StepResult, ToExecutor
 from paceline.process.callers import Role, caller_of
 from paceline.v1 import executor_pb2, executor_pb2_grpc
 from paceline_executor.errors import AttachError, NotReadyError, PlanError, PlanFault
-from paceline_executor.link.attachments import Attachments
 from paceline_executor.link.description import Description
+from paceline_executor.link.plan_streams import PlanStreams
 from paceline_executor.link.profiles import Profiles
 from paceline_executor.link.servicer_views import check_state_request, info_of, look_at, state_of, tokenizer_parts
 from paceline_executor.link.step_loop import StepLoop
@@ -45,15 +45,15 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     """Until `open` it answers with UNAVAILABLE and reason LOADING."""
 
-    def __init__(self, attachments: Attachments, profiles: Profiles) -> None:
-        self._attachments = attachments
+    def __init__(self, plan_streams: PlanStreams, profiles: Profiles) -> None:
+        self._plan_streams = plan_streams
         self._profiles = profiles
         self._loaded: tuple[StepLoop, Description] | None = None
 
     def open(self, steps: StepLoop, description: Description) -> None:
         self._loaded = (steps, description)
-        identity, max_plans = self._attachments.identity, self._attachments.max_plans_in_flight
-        self._attachments.open(steps, description.welcome(identity.incarnation, identity.tag_key, max_plans))
+        identity, max_plans = self._plan_streams.identity, self._plan_streams.max_plans_in_flight
+        self._plan_streams.open(steps, description.welcome(identity.incarnation, identity.tag_key, max_plans))
 
     async def Attach(  # type: ignore[override]  # noqa: N802  # the stub has no form for a handler that writes itself
         self,
@@ -61,14 +61,14 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         context: _AttachContext,
     ) -> None:
         """While the model loads the hello is still read: its writer gets an answer, not a reset."""
-        await self._attachments.serve(GrpcTransport(context))
+        await self._plan_streams.serve(GrpcTransport(context))
 
     async def GetInfo(  # noqa: N802
         self,
         request: executor_pb2.GetInfoRequest,  # noqa: ARG002
         context: _Context,  # noqa: ARG002
     ) -> executor_pb2.GetInfoResponse:
-        return info_of(self._attachments, *self._require_loaded())
+        return info_of(self._plan_streams, *self._require_loaded())
 
     async def GetState(  # noqa: N802
         self,

@@ -11,8 +11,8 @@ from paceline.plan.durations import write_duration
 from paceline.plan.values import RowState
 from paceline.v1 import executor_pb2, plan_pb2, sampling_pb2
 from paceline_executor.errors import InvalidFieldError
-from paceline_executor.link.attachments import MAX_PART_BYTES, Attachments
 from paceline_executor.link.description import Description
+from paceline_executor.link.plan_streams import MAX_PART_BYTES, PlanStreams
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.rows.table import RowTable
 
@@ -22,8 +22,8 @@ _MAX_LOGPROBS = 4096  # tokens of an answer that show theirs
 _PART_ROOM = 64 * 1024  # for what the first part carries beside the tokenizer
 
 
-def info_of(attachments: Attachments, steps: StepLoop, description: Description) -> executor_pb2.GetInfoResponse:
-    fence, identity = attachments.fence, attachments.identity
+def info_of(plan_streams: PlanStreams, steps: StepLoop, description: Description) -> executor_pb2.GetInfoResponse:
+    fence, identity = plan_streams.fence, plan_streams.identity
     holder = fence.holder
     return executor_pb2.GetInfoResponse(
         incarnation=identity.incarnation,
@@ -33,14 +33,14 @@ def info_of(attachments: Attachments, steps: StepLoop, description: Description)
         holder_address=holder.address if holder else "",
         model=write_model(description.served_model()),
         geometry=write_geometry(description.kv_geometry()),
-        limits=write_limits(description.plan_limits(attachments.max_plans_in_flight)),
-        min_protocol=attachments.protocols.lowest,
-        max_protocol=attachments.protocols.highest,
+        limits=write_limits(description.plan_limits(plan_streams.max_plans_in_flight)),
+        min_protocol=plan_streams.protocols.lowest,
+        max_protocol=plan_streams.protocols.highest,
         device=description.device,
         num_threads=description.num_threads,
         last_step_id=steps.last_step_id,
-        draining=attachments.drain_notice is not None,
-        uptime=write_duration(attachments.uptime_ns / 1e9),
+        draining=plan_streams.drain_notice is not None,
+        uptime=write_duration(plan_streams.uptime_ns / 1e9),
         version=_version(),
         tokenizer_digest=description.tokenizer.digest,
         num_waiting_schedulers=fence.num_waiting,

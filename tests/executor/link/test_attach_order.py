@@ -18,8 +18,8 @@ from paceline.plan.values import (
 )
 from paceline.plan.versions import PROTOCOLS
 from paceline_executor.errors import AttachError, DrainingError, EpochEndedError, ServiceError, StepWedgedError
-from paceline_executor.link.attachments import Attachments, Identity
 from paceline_executor.link.fence import Approach, FenceTimes
+from paceline_executor.link.plan_streams import Identity, PlanStreams
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded
 from paceline_executor.testing.hash_runner import HashRunner
@@ -34,13 +34,13 @@ PROMPT = [5, 6, 7, 8, 9, 10]
 class StreamInMemory:
     """A scheduler's end of a plan stream; what the executor sent is taken with `until`."""
 
-    def __init__(self, attachments, scheduler_id, term, approach):
+    def __init__(self, plan_streams, scheduler_id, term, approach):
         self._sent = asyncio.Queue()
         self._received = asyncio.Queue()
         self.epoch = 0
         self.num_messages = 0  # from the executor; several results may come in one
         self.send(Hello(Claim(term, scheduler_id), PROTOCOLS, approach is Approach.TAKE_OVER))
-        self.task = asyncio.create_task(attachments.serve(self._Transport(self)))
+        self.task = asyncio.create_task(plan_streams.serve(self._Transport(self)))
 
     class _Transport:
         def __init__(self, stream):
@@ -91,13 +91,13 @@ class ExecutorInMemory:
     def __init__(self):
         self.now_ns = 0
         self.runner = HashRunner(HASH_LIMITS.num_blocks, HASH_LIMITS.block_size, HASH_LIMITS.vocab_size)
-        self.attachments = Attachments(Identity(1, b"k" * 32, 0), 4, FenceTimes(), clock_ns=lambda: self.now_ns)
-        self.steps = StepLoop(lambda: loaded(self.runner), self.attachments.report, lambda: self.now_ns)
+        self.plan_streams = PlanStreams(Identity(1, b"k" * 32, 0), 4, FenceTimes(), clock_ns=lambda: self.now_ns)
+        self.steps = StepLoop(lambda: loaded(self.runner), self.plan_streams.report, lambda: self.now_ns)
         self.streams = []
 
     def attach(self, scheduler_id, term, approach=Approach.WAIT):
         """Open a stream."""
-        self.streams.append(StreamInMemory(self.attachments, scheduler_id, term, approach))
+        self.streams.append(StreamInMemory(self.plan_streams, scheduler_id, term, approach))
         return self.streams[-1]
 
     async def pass_time(self, ms, *speaking):
@@ -107,7 +107,7 @@ class ExecutorInMemory:
             for stream in speaking:
                 stream.send(Heartbeat())
             await asyncio.sleep(0.001)  # for them to be heard
-            self.attachments.beat()
+            self.plan_streams.beat()
 
     async def until_running(self):
         """Wait until a step has been launched."""
@@ -120,7 +120,7 @@ async def executor():
     """Eight rows of 64 tokens, 32 blocks of 4."""
     executor = ExecutorInMemory()
     description = await executor.steps.start()
-    executor.attachments.open(executor.steps, description.welcome(1, b"k" * 32, 4))
+    executor.plan_streams.open(executor.steps, description.welcome(1, b"k" * 32, 4))
     yield executor
     executor.runner.gate.set()
     for stream in executor.streams:
@@ -162,7 +162,7 @@ async def test_a_standstill_of_the_executor_is_nobodys_silence_whoever_is_heard_
     holder.plan(1)
 
     assert (await holder.until(StepResult)).step_id == 1
-    assert executor.attachments.fence.epoch == 1
+    assert executor.plan_streams.fence.epoch == 1
 
 
 async def test_the_holder_that_comes_back_within_50_ms_keeps_the_executor(executor):
@@ -216,7 +216,7 @@ async def test_a_release_happens_with_its_plan_or_not_at_all(executor, is_launch
     if is_launched:
         await executor.until_running()
     else:
-        await _until(lambda: executor.attachments._driver.num_in_flight == 2)
+        await _until(lambda: executor.plan_streams._driver.num_in_flight == 2)
     await old.break_off()
     executor.runner.gate.set()
 
@@ -237,7 +237,7 @@ async def test_a_stream_in_line_may_not_plan(executor):
     waiting.plan(1)
 
     assert isinstance(await waiting.end(), AttachError)
-    assert executor.attachments.fence.num_waiting == 0
+    assert executor.plan_streams.fence.num_waiting == 0
 
 
 async def test_a_stream_in_line_that_half_closes_leaves_in_good_order(executor):
@@ -250,7 +250,7 @@ async def test_a_stream_in_line_that_half_closes_leaves_in_good_order(executor):
     assert await waiting.end() is None
     await holder.break_off()
     await executor.pass_time(1000)
-    assert executor.attachments.fence.holder is None
+    assert executor.plan_streams.fence.holder is None
 
 
 async def test_a_takeover_of_a_takeover_leaves_the_last_one_driving(executor):
@@ -273,11 +273,11 @@ async def test_a_takeover_of_a_takeover_leaves_the_last_one_driving(executor):
 
 async def test_a_scheduler_that_comes_during_a_drain_is_told_so_after_its_welcome(executor):
     """What still runs may end there, and nothing new is placed."""
-    executor.attachments.drain(Drain("going away", 1.0))
+    executor.plan_streams.drain(Drain("going away", 1.0))
     late = executor.attach("late", 1)
     await late.welcomed()
     notice = await late.until(Drain)
-    executor.attachments.end_all("gone")
+    executor.plan_streams.end_all("gone")
 
     assert notice.reason == "going away"
     assert isinstance(await late.end(), DrainingError)
@@ -285,7 +285,7 @@ async def test_a_scheduler_that_comes_during_a_drain_is_told_so_after_its_welcom
 
 async def test_a_wedged_executor_refuses_each_that_comes_until_its_step_ends(executor, monkeypatch):
     """Whoever was refused may come again; nothing is run meanwhile."""
-    monkeypatch.setattr("paceline_executor.link.attachments.MIN_STEP_BOUND_NS", 20 * MS)
+    monkeypatch.setattr("paceline_executor.link.plan_streams.MIN_STEP_BOUND_NS", 20 * MS)
     monkeypatch.setattr("paceline_executor.link.step_loop.MIN_STEP_BOUND_NS", 0)
     old = await _driven(executor)
     executor.runner.gate.clear()
@@ -347,7 +347,7 @@ async def test_no_result_is_kept_back_for_longer_than_a_heartbeat(executor, seen
     await _until(lambda: executor.steps.last_step_id == 2)
     await asyncio.sleep(0.01)
     assert stream.num_messages == 3  # welcome, snapshot, the result of the prompt
-    executor.attachments.beat()
+    executor.plan_streams.beat()
     assert (await stream.until(StepResult)).step_id == 2
 
 

@@ -101,7 +101,7 @@ async def test_a_takeover_drops_queued_plans_and_lets_the_running_step_finish(ex
 
 async def test_an_executor_stuck_in_a_step_cannot_be_taken_over(executor, monkeypatch):
     """There is no boundary to take over at: UNAVAILABLE, and the next one may try."""
-    monkeypatch.setattr("paceline_executor.link.attachments.MIN_STEP_BOUND_NS", 100_000_000)
+    monkeypatch.setattr("paceline_executor.link.plan_streams.MIN_STEP_BOUND_NS", 100_000_000)
     monkeypatch.setattr("paceline_executor.link.step_loop.MIN_STEP_BOUND_NS", 100_000_000)
     executor.runner.gate.clear()
     async with attached(executor.address, DRIVER) as client:
@@ -134,7 +134,7 @@ async def test_a_term_beyond_all_use_is_refused_and_changes_nothing(executor, te
         stranger = attach_until(executor.address, "welcome", hello("stranger", term, takeover=True))
         refusal = await _reason(stranger)
         result = await client.run([(0, 6)], _placing())
-    highest_term = executor.service.attachments.fence.highest_term
+    highest_term = executor.service.plan_streams.fence.highest_term
     async with attached(executor.address, hello("next", 6)) as client:
         epoch = client.welcome.epoch
 

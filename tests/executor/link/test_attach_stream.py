@@ -54,7 +54,7 @@ async def _reason(awaitable):
 async def _until_in_flight(executor, num_plans):
     """Wait until the executor has so many unanswered plans; 0 also when nobody drives."""
     for _ in range(500):
-        driver = executor.service.attachments._driver
+        driver = executor.service.plan_streams._driver
         if (driver.num_in_flight if driver else 0) == num_plans:
             return
         await asyncio.sleep(0.01)
@@ -321,7 +321,7 @@ async def test_a_stream_begins_with_hello(executor, messages):
 
 async def test_a_stream_without_hello_is_not_kept_open(executor, monkeypatch):
     """Whoever connects has to say who it is."""
-    monkeypatch.setattr("paceline_executor.link.attachments._HELLO_S", 0.01)
+    monkeypatch.setattr("paceline_executor.link.plan_streams._HELLO_S", 0.01)
     async with grpc.aio.insecure_channel(executor.address) as channel:
         call = executor_pb2_grpc.ExecutorServiceStub(channel).Attach()
 
@@ -387,11 +387,11 @@ async def test_a_hundred_attachments_leave_nothing_behind(executor):
         async with attached(executor.address):
             pass
     for _ in range(500):
-        if executor.service.attachments.fence.holder is None:
+        if executor.service.plan_streams.fence.holder is None:
             break
         await asyncio.sleep(0.01)
 
-    assert executor.service.attachments.fence.epoch == 100
+    assert executor.service.plan_streams.fence.epoch == 100
     assert len(asyncio.all_tasks()) <= num_tasks + 2
 
 

@@ -41,7 +41,7 @@ def rig_for(*running, **options):
 
 def break_streams(executor):
     """End the plan streams of an executor, which stays."""
-    executor.service.attachments.end_all("of the test")
+    executor.service.plan_streams.end_all("of the test")
 
 
 def assert_right_tokens(rig, requests):

@@ -167,7 +167,7 @@ async def test_health_follows_the_executors_on_every_port():
             request = health_pb2.HealthCheckRequest(service="paceline.v1.InferenceService")
             watch = health_pb2_grpc.HealthStub(probes).Watch(request)
             assert (await watch.read()).status == SERVING
-            executor.service.attachments.drain(Drain("going away", 60.0))
+            executor.service.plan_streams.drain(Drain("going away", 60.0))
             assert (await watch.read()).status == NOT_SERVING
             await executor.restart()
             assert (await watch.read()).status == SERVING

@@ -18,10 +18,10 @@ from paceline.plan.values import (
 )
 from paceline_executor.errors import StepFailedError
 from paceline_executor.limits import RowLimits
-from paceline_executor.link.attachments import MAX_PART_BYTES
 from paceline_executor.link.description import Load, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.failure_attribution import FailureAttribution
+from paceline_executor.link.plan_streams import MAX_PART_BYTES
 from paceline_executor.loading import describe_simulated
 from paceline_executor.opening import simulated_tokenizer
 from paceline_executor.rows import snapshot

@@ -33,8 +33,8 @@ from paceline_executor.errors import (
     StaleEpochError,
     TooManyPlansError,
 )
-from paceline_executor.link.attachments import Attachments, Identity
 from paceline_executor.link.fence import Fence, FenceTimes
+from paceline_executor.link.plan_streams import Identity, PlanStreams
 from paceline_executor.link.profiles import Profiles
 from paceline_executor.link.servicer import ExecutorServicer
 from paceline_executor.link.status import status_of
@@ -127,7 +127,7 @@ class ServedExecutor:
     @property
     def fence(self) -> Fence:
         """Who drives."""
-        return self._attachments.fence
+        return self._plan_streams.fence
 
     @property
     def holder_scheduler_id(self) -> str:
@@ -157,7 +157,7 @@ class ServedExecutor:
 
     def drain(self, reason: str) -> None:
         """Tell every scheduler, and those still to come, that this executor is going away."""
-        self._attachments.drain(Drain(reason))
+        self._plan_streams.drain(Drain(reason))
 
     def break_stream(self) -> None:
         """Let the driver's stream break, as a network does."""
@@ -175,7 +175,7 @@ class ServedExecutor:
     def restart(self) -> None:
         """Die and come back as another incarnation that knows nothing."""
         self.stop()
-        self._begin(self._attachments.identity.incarnation + 1)
+        self._begin(self._plan_streams.identity.incarnation + 1)
 
     def serve(self, call: MemoryCall) -> asyncio.Task[None]:
         """Answer a plan stream until it ends."""
@@ -202,15 +202,15 @@ class ServedExecutor:
     def _begin(self, incarnation: int) -> None:
         self._rows = AuditedRows(self._kind, self.failing, {}, self.violations, self._step_ns, self._now_ns)
         identity = Identity(incarnation, TAG_KEY, self._now_ns())
-        self._attachments = Attachments(identity, self._max_plans_in_flight, FenceTimes(), PROTOCOLS, self._now_ns)
-        self._servicer = ExecutorServicer(self._attachments, Profiles(lambda _: None))
+        self._plan_streams = PlanStreams(identity, self._max_plans_in_flight, FenceTimes(), PROTOCOLS, self._now_ns)
+        self._servicer = ExecutorServicer(self._plan_streams, Profiles(lambda _: None))
         self._thread = InlineThread(self._now_ns, self._rows.device.end_of)
         self._calls: set[MemoryCall] = set()
         self._opened = asyncio.Event()
         self._life = self._loop.create_task(self._live())
 
     async def _live(self) -> None:
-        attachments, opened, loaded = self._attachments, self._opened, self._rows.loaded
+        attachments, opened, loaded = self._plan_streams, self._opened, self._rows.loaded
         steps = StepLoop(lambda: loaded, attachments.report, self._now_ns, self._thread)
         self._servicer.open(steps, await steps.start())
         opened.set()
@@ -220,7 +220,7 @@ class ServedExecutor:
         self.violations.append(f"the executor ended: {steps.ended.exception()!r}")
 
     async def _serve(self, call: MemoryCall) -> None:
-        calls, attachments = self._calls, self._attachments
+        calls, attachments = self._calls, self._plan_streams
         try:
             await self._opened.wait()
             await attachments.serve(call)

@@ -35,10 +35,10 @@ from paceline_executor.errors import (
     StaleEpochError,
     TooManyPlansError,
 )
-from paceline_executor.link.attachments import MAX_PART_BYTES, Attachments, Identity
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.fence import FenceTimes
+from paceline_executor.link.plan_streams import MAX_PART_BYTES, Identity, PlanStreams
 from paceline_executor.link.profiles import Profiles
 from paceline_executor.link.servicer import ExecutorServicer, GrpcTransport
 from paceline_executor.link.servicer_views import look_at
@@ -117,7 +117,7 @@ class _Process:
         self._launched: BatchPlan | None = None  # the last one
         clock_ns = _clock_of(asyncio.get_running_loop())
         identity = Identity(random.getrandbits(63) | 1, random.randbytes(32), clock_ns())
-        self.attachments = Attachments(
+        self.plan_streams = PlanStreams(
             identity, MAX_PLANS_IN_FLIGHT, FenceTimes(), protocols, clock_ns, random.choice(_PART_BYTES)
         )
         limits = config.limits
@@ -135,13 +135,13 @@ class _Process:
         self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing, drafter)
         loaded = Loaded(Engine(self.table, device, clock_ns), config.describe(device))
         thread = InlineThread(clock_ns, device.end_of)
-        self.steps = StepLoop(lambda: loaded, self.attachments.report, clock_ns, thread)
-        self.servicer = ExecutorServicer(self.attachments, Profiles(lambda _: None))
+        self.steps = StepLoop(lambda: loaded, self.plan_streams.report, clock_ns, thread)
+        self.servicer = ExecutorServicer(self.plan_streams, Profiles(lambda _: None))
 
     @property
     def incarnation(self) -> int:
         """Which process it is."""
-        return self.attachments.identity.incarnation
+        return self.plan_streams.identity.incarnation
 
     async def run(self, loading_s: float) -> None:
         """Load, then beat until the steps come to an end; raises what ended them."""
@@ -149,10 +149,10 @@ class _Process:
         description: Description = await self.steps.start()
         self.servicer.open(self.steps, description)
         while not self.steps.ended.done():
-            self.attachments.beat()
+            self.plan_streams.beat()
             await asyncio.wait((self.steps.ended,), timeout=_TICK_S)
         error = self.steps.ended.exception()
-        self.attachments.end_all(f"the executor has failed and ends: {error}")
+        self.plan_streams.end_all(f"the executor has failed and ends: {error}")
         await asyncio.sleep(_GOODBYE_S)
         self.steps.ended.result()
 
@@ -167,7 +167,7 @@ class _Process:
         transport = _WatchedTransport(call, self)
         is_displaced = False
         try:
-            await self.attachments.serve(transport)
+            await self.plan_streams.serve(transport)
         except EpochEndedError:
             is_displaced = True
             raise
@@ -199,7 +199,7 @@ class _Process:
         self._launched = plan
         sent = self._sent.get(id(plan))
         claim = _NOBODY if sent is None else sent.claim
-        self._events.applied(self._name, self.incarnation, plan, self.attachments.fence.epoch, claim)
+        self._events.applied(self._name, self.incarnation, plan, self.plan_streams.fence.epoch, claim)
 
     def _violated(self, plan: BatchPlan, sentence: str) -> None:
         sent = self._sent.get(id(plan))
@@ -330,7 +330,7 @@ class ExecutorHost:
         assert self._process is not None, "there is one"
         self.is_draining = True
         process = self._process
-        self._loop.run_as(self.node, lambda: process.attachments.drain(Drain("it is being upgraded")))
+        self._loop.run_as(self.node, lambda: process.plan_streams.drain(Drain("it is being upgraded")))
         self._loop.spawn(self.node, process.watch())
 
     def kill(self) -> None:

@@ -61,7 +61,7 @@ class Identity:
         return hashlib.blake2b(self.tag_key, digest_size=16).digest()
 
 
-class Attachments:
+class PlanStreams:
     """At most one drives, the others wait."""
 
     def __init__(
