@@ -34,8 +34,7 @@ class RowLimits:
 
     @property
     def max_device_draws(self) -> int:
-        """Of a step, drafts included, on a device that keeps rows."""
-        return max(self.num_rows, MAX_VERIFIED_TOKENS if self.max_num_draft_tokens else 0)
+        return most_draws(self.num_rows, self.max_num_draft_tokens)
 
     @property
     def device_row_bytes(self) -> int:
@@ -49,3 +48,8 @@ def sampling_bytes(state: RowState) -> int:
     if state.sampling is None:
         return 0
     return 64 + 12 * len(state.sampling.logit_bias) + 5 * len(state.sampling.allowed_token_ids)
+
+
+def most_draws(num_rows: int, max_num_drafts: int) -> int:
+    """Of a step, drafts included, on a device that keeps rows."""
+    return max(num_rows, MAX_VERIFIED_TOKENS if max_num_drafts else 0)

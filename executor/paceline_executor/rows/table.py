@@ -131,9 +131,16 @@ class RowTable:
                 drafts = granted_drafts(plan, places, self.limits)
             else:
                 drafts = put_drafts(self.drafter, self._columns, rules, plan, places, self.limits)
-            is_drafting = self.limits.max_num_draft_tokens > 0
-            carrying = {"is_carried": is_carried, "is_ahead": is_ahead, "is_drafting": is_drafting}
-            prepared = prepare(self._columns, rules, plan, places, drafts, **carrying)
+            prepared = prepare(
+                self._columns,
+                rules,
+                plan,
+                places,
+                drafts,
+                is_carried=is_carried,
+                is_ahead=is_ahead,
+                is_drafting=self.limits.max_num_draft_tokens > 0,
+            )
             raise_bounds(self._columns, prepared, undo)
             if is_carried:
                 self._columns.count_as_told(prepared.rows, undo)

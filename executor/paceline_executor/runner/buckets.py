@@ -6,7 +6,7 @@ A captured graph serves every step that fits into it, and costs what its size co
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from paceline_executor.limits import MAX_VERIFIED_TOKENS
+from paceline_executor.limits import MAX_VERIFIED_TOKENS, most_draws
 
 # Products get slower by steps of 16 rows, and odd numbers meet slow ones.
 _SMALLEST_ROWS = (1, 2, 4, 8)
@@ -58,14 +58,13 @@ def buckets_of(max_num_rows: int, max_num_tokens: int, max_num_drafts: int = 0) 
     row_sizes = _row_sizes(min(max_num_rows, max_num_tokens))
     decode = [Bucket(num_rows, num_rows, 1, num_rows) for num_rows in row_sizes]
     verifying = _verifying(row_sizes, max_num_tokens, max_num_drafts) if max_num_drafts else []
-    most_draws = max(max_num_rows, MAX_VERIFIED_TOKENS if max_num_drafts else 0)
     most = min(max_num_tokens, _MAX_TOKENS)
     tokens = sorted({*range(_TOKENS_APART, most, _TOKENS_APART), most})
     few = min(_FEW_ROWS, max_num_rows)
     mixed = [
         Bucket(min(num_rows, size), size, None, min(num_draws, size))
         for size in tokens
-        for num_rows, num_draws in ((few, few), (max_num_rows, most_draws))
+        for num_rows, num_draws in ((few, few), (max_num_rows, most_draws(max_num_rows, max_num_drafts)))
     ]
     return Buckets([*decode, *verifying, *dict.fromkeys(mixed)])
 

@@ -82,7 +82,7 @@ class DeviceSteps:
         rings: Rings,
         block_size: int,
         splits: Splits,
-        drafting: Drafting | None = None,
+        drafting: Drafting,
     ) -> None:
         self._device = device
         self._model = model
@@ -91,7 +91,7 @@ class DeviceSteps:
         self._rings = rings
         self._block_size = block_size
         self._splits = splits
-        self._drafting = drafting or Drafting()
+        self._drafting = drafting
         self._step = torch.zeros(1, dtype=torch.int64, device=device.torch_device)
         self._clock = new_clock(device.torch_device)
         self._graphs: dict[Bucket, _Graphs] = {}

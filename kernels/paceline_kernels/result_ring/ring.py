@@ -22,9 +22,7 @@ class ResultRing:
 
     steps: torch.Tensor  # [num_slots] int64: whose results the slot holds, written last; -1 before the first
     num_accepted: torch.Tensor  # [num_slots, max_planned] int32: new tokens of each planned row
-    num_draws: (
-        torch.Tensor
-    )  # [num_slots, max_planned] int32: one, and one more for each draft that was verified; or none
+    num_draws: torch.Tensor  # [num_slots, max_planned] int32: none, or one and one for each draft that was verified
     finish: torch.Tensor  # [num_slots, max_planned] uint8, of RowFinish
     problems: torch.Tensor  # [num_slots, max_planned] uint8, of SampleOutcome: of the draw that ended a row, else DRAWN
     token_ids: torch.Tensor  # [num_slots, max_draws] int32: the new tokens, planned row after planned row
