@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline_scheduler.errors import RecordingError
-from paceline_scheduler.recording.what_if import Tally
+from paceline_scheduler.recording.tally import Tally
 
 _PARTS = (("Time to first token", "first_tokens_s"), ("Time between tokens", "intervals_s"), ("Requests", "whole_s"))
 
