@@ -40,7 +40,7 @@ from paceline_scheduler.testing.measured_processes import event, module_process
 from paceline_scheduler.trace_sampler import trace_sampler
 from paceline_scheduler.tracing import LateSpans
 from scheduler_cost import wire
-from scheduler_cost.planning_cost import describe
+from scheduler_cost.planning_cost import answer, describe
 
 OBSERVED: Mapping[str, tuple[str, ...]] = {
     "nobody": (),
@@ -183,26 +183,15 @@ class _Steps:
         return told
 
     def _result(self, plan: BatchPlan) -> StepResult:
-        """Answer with one token for every row that has computed all it knew; who has all of its tokens ends."""
+        """Who has all of its tokens ends."""
         executor = self._core.views.executor(_ADDRESS)
-        rows = executor.rows
-        reached = (rows.num_scheduled[plan.rows] >= rows.target[plan.rows]).astype(np.int32)
-        finishes = np.zeros(len(plan.rows), dtype=np.uint8)
+        rows, result = executor.rows, answer(plan, executor)
         for place, row in enumerate(plan.rows.tolist()):
-            live = rows.live[row]
-            if live is not None and reached[place] and rows.num_output(row) + 1 >= (live.request.max_tokens or 0):
-                finishes[place] = int(RowFinish.LENGTH)
-        return StepResult(
-            incarnation=1,
-            epoch=1,
-            step_id=plan.step_id,
-            rows=plan.rows,
-            num_accepted=reached,
-            token_ids=np.full(int(reached.sum()), plan.step_id % 32000, dtype=np.int32),
-            finishes=finishes,
-            grant_hash=executor.in_flight[0].grant_hash,
-            timings=StepTimings(forward_ns=_STEP_NS, sample_ns=_STEP_NS // 10, waited_ns=_STEP_NS),
-        )
+            live, is_reached = rows.live[row], result.num_accepted[place]
+            if live is not None and is_reached and rows.num_output(row) + 1 >= (live.request.max_tokens or 0):
+                result.finishes[place] = int(RowFinish.LENGTH)
+        timings = StepTimings(forward_ns=_STEP_NS, sample_ns=_STEP_NS // 10, waited_ns=_STEP_NS)
+        return replace(result, timings=timings)
 
 
 async def measure(

@@ -16,6 +16,7 @@ from paceline.plan.values import BatchPlan, RecordId, SamplingParams, StepPoint,
 from paceline.process.metrics import Meter
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import ExecutorAttached, StepFinished, Submit
+from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
@@ -52,7 +53,7 @@ def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[f
         plan = core.plan(_ADDRESS, 0.0)
         planned = time.thread_time_ns()
         assert plan is not None, "requests without an end are always planned"
-        result = _result(plan, core)
+        result = answer(plan, core.views.executor(_ADDRESS))
         received = time.thread_time_ns()
         finished = StepFinished(_ADDRESS, result)
         effects = core.apply(finished, now)
@@ -116,9 +117,8 @@ def _request(handle: int, num_prompt_tokens: int) -> Request:
     return Request(handle, RecordId("", f"request-{handle}"), "none", prompt, sampling, end_token_ids=())
 
 
-def _result(plan: BatchPlan, core: Core) -> StepResult:
-    """Answer with one token for every row that has computed all it knew."""
-    executor = core.views.executor(_ADDRESS)
+def answer(plan: BatchPlan, executor: ExecutorState) -> StepResult:
+    """Return one token for every row that has computed all it knew, and no end."""
     rows = executor.rows
     reached = (rows.num_scheduled[plan.rows] >= rows.target[plan.rows]).astype(np.int32)
     return StepResult(
