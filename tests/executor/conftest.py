@@ -1,10 +1,16 @@
-"""What tests of an executor run on: every one that asks for `seen_or_hidden` runs twice."""
+"""What tests of an executor share: runners that are seen or hide, and fifty prompts of the default model."""
 
 import contextlib
+import json
+import os
+from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
+from paceline_executor.testing.models import default_model_path
 from paceline_executor.testing.stepping import hidden_runners
+from paceline_executor.weights import load_tokenizer
 
 
 @pytest.fixture(scope="module", params=["seen", "hidden"])
@@ -12,3 +18,21 @@ def seen_or_hidden(request):
     """Engines see their runner as it is, or one that hides what it computes and has several steps in flight."""
     with hidden_runners() if request.param == "hidden" else contextlib.nullcontext():
         yield request.param
+
+
+@pytest.fixture(scope="session")
+def default_model():
+    """The default model's file, fetched once into the user's cache."""
+    return default_model_path(os.environ)
+
+
+@pytest.fixture(scope="session")
+def fifty_prompts(default_model):
+    """Token ids of prompts of many kinds: chats as the model's template would render them, texts as they are."""
+    tokenizer = Tokenizer.from_str(load_tokenizer(default_model).tokenizer_json.decode())
+    prompts = json.loads(Path(__file__).with_name("fifty_prompts.json").read_text(encoding="utf-8"))
+    texts = [
+        prompt.get("text") or f"<|im_start|>user\n{prompt['user']}<|im_end|>\n<|im_start|>assistant\n"
+        for prompt in prompts
+    ]
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]

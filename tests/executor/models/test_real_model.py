@@ -7,14 +7,9 @@ All that in float32. With packed weights, the same bits again, for three prompts
 log-probabilities that lie as near those in float32 as rounding lets them.
 """
 
-import json
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -22,10 +17,8 @@ from paceline_executor.numerics import KvDtype, Numerics, WeightKind
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.inputs import forward_inputs
 from paceline_executor.testing.driving import Draw, DrivenRow, Driver, step_batch
-from paceline_executor.testing.models import default_model_path
-from paceline_executor.weights import load_checkpoint, load_tokenizer
+from paceline_executor.weights import load_checkpoint
 
-PROMPTS = json.loads(Path(__file__).with_name("real_model_prompts.json").read_text(encoding="utf-8"))
 NUM_TOKENS = 48
 BUDGET = 512
 # The oracle's own rounding decides which of two tokens is larger when their logits are closer than this.
@@ -36,36 +29,19 @@ TOP_TWO = Draw(num_logprobs=2)
 
 
 @pytest.fixture(scope="module")
-def path():
-    """The model's file, fetched once into the user's cache."""
-    return default_model_path(os.environ)
-
-
-@pytest.fixture(scope="module")
-def prompts(path):
-    """The prompts' token ids: chats as the model's template would render them, texts as they are."""
-    tokenizer = Tokenizer.from_str(load_tokenizer(path).tokenizer_json.decode())
-    texts = [
-        prompt.get("text") or f"<|im_start|>user\n{prompt['user']}<|im_end|>\n<|im_start|>assistant\n"
-        for prompt in PROMPTS
-    ]
-    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-
-
-@pytest.fixture(scope="module")
-def runner(path):
+def runner(default_model):
     """One runner for all tests: blocks are granted anew, in another order, by every driver.
 
     One thread: its time depends less on what else the machine does. That threads change no bit is tested elsewhere.
     """
-    return CpuRunner(load_checkpoint(path), num_blocks=600, block_size=16, num_threads=1)
+    return CpuRunner(load_checkpoint(default_model), num_blocks=600, block_size=16, num_threads=1)
 
 
 @pytest.fixture(scope="module")
-def plain(runner, prompts):
+def plain(runner, fifty_prompts):
     """The reference run: tokens and log-probabilities of all prompts, in one batch and chunks of the budget."""
     driver = Driver(runner)
-    rows = [driver.add(prompt, TOP_TWO, max_chunk=BUDGET) for prompt in prompts]
+    rows = [driver.add(prompt, TOP_TWO, max_chunk=BUDGET) for prompt in fifty_prompts]
     driver.run(rows, NUM_TOKENS)
     return [(row.output, row.logprobs) for row in rows]
 
@@ -88,12 +64,12 @@ def num_few_rows_tokens(request):
 
 
 @pytest.fixture(scope="module")
-def oracle(path):
+def oracle(default_model):
     """transformers' Llama with the weights and the configuration that transformers reads from the file."""
-    config = LlamaConfig(**load_gguf_checkpoint(str(path))["config"])
+    config = LlamaConfig(**load_gguf_checkpoint(str(default_model))["config"])
     with torch.device("meta"):
         empty = LlamaForCausalLM(config)
-    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]
+    tensors = load_gguf_checkpoint(str(default_model), return_tensors=True, model_to_load=empty)["tensors"]
     model = LlamaForCausalLM(config).eval()
     assert not model.load_state_dict(tensors, strict=False).unexpected_keys
     model.tie_weights()
@@ -121,19 +97,20 @@ def undecided(oracle, prompt, output):
     return {i: margin for i, margin in enumerate(margins.tolist()) if logits[i].argmax() != output[i]}
 
 
-def test_greedy_tokens_equal_those_of_transformers(oracle, prompts, plain, one_torch_thread):
+def test_greedy_tokens_equal_those_of_transformers(oracle, fifty_prompts, plain, one_torch_thread):
     """Token for token; only where the oracle itself is undecided may another token stand."""
-    parted = [undecided(oracle, prompt, output) for prompt, (output, _) in zip(prompts, plain, strict=True)]
+    parted = [undecided(oracle, prompt, output) for prompt, (output, _) in zip(fifty_prompts, plain, strict=True)]
     assert all(margin < SMALLEST_MARGIN for margins in parted for margin in margins.values()), parted
     # Undecided moments are rare: were there many, something else would be wrong.
     assert sum(map(len, parted)) <= 5
 
 
-def test_chunks_do_not_change_a_bit(runner, prompts, plain, ten):
+def test_chunks_do_not_change_a_bit(runner, fifty_prompts, plain, ten):
     """Ten prompts in chunks of 1, 7, 16 and the budget, all in one batch, in other blocks: as in the run of fifty."""
     driver = Driver(runner, seed=1)
     rows = {
-        chunk: [driver.add(prompt, TOP_TWO, max_chunk=chunk) for prompt in prompts[ten]] for chunk in (1, 7, 16, BUDGET)
+        chunk: [driver.add(prompt, TOP_TWO, max_chunk=chunk) for prompt in fifty_prompts[ten]]
+        for chunk in (1, 7, 16, BUDGET)
     }
     driver.run([row for chunk_rows in rows.values() for row in chunk_rows], NUM_TOKENS)
     for chunk, chunk_rows in rows.items():
@@ -141,37 +118,37 @@ def test_chunks_do_not_change_a_bit(runner, prompts, plain, ten):
 
 
 @pytest.mark.parametrize("num_mates", [0, 1, 2])
-def test_batch_mates_do_not_change_a_bit(runner, prompts, plain, ten, num_few_rows_tokens, num_mates):
+def test_batch_mates_do_not_change_a_bit(runner, fifty_prompts, plain, ten, num_few_rows_tokens, num_mates):
     """Alone, in pairs and in threes, of prompts that are far apart in the run of fifty."""
-    numbers = range(len(prompts))[ten]
+    numbers = range(len(fifty_prompts))[ten]
     for first in range(0, len(numbers), num_mates + 1):
         together = numbers[first : first + num_mates + 1]
         driver = Driver(runner, seed=first + num_mates)
-        rows = [driver.add(prompts[i], TOP_TWO) for i in together]
+        rows = [driver.add(fifty_prompts[i], TOP_TWO) for i in together]
         driver.run(rows, num_few_rows_tokens)
         for i, row in zip(together, rows, strict=True):
             output, logprobs = plain[i]
             assert (row.output, row.logprobs) == (output[:num_few_rows_tokens], logprobs[:num_few_rows_tokens]), i
 
 
-def test_prefix_hits_do_not_change_a_bit(runner, prompts, plain, ten):
+def test_prefix_hits_do_not_change_a_bit(runner, fifty_prompts, plain, ten):
     """A prompt whose blocks another request computed first, in other chunks, for itself."""
     driver = Driver(runner, seed=9)
-    firsts = [driver.add([*prompt, 7, 8, 9], max_chunk=11) for prompt in prompts[ten]]
+    firsts = [driver.add([*prompt, 7, 8, 9], max_chunk=11) for prompt in fifty_prompts[ten]]
     driver.run(firsts, 2)
-    rows = [driver.add(prompt, TOP_TWO, shares=first) for prompt, first in zip(prompts[ten], firsts, strict=True)]
+    rows = [driver.add(prompt, TOP_TWO, shares=first) for prompt, first in zip(fifty_prompts[ten], firsts, strict=True)]
     assert sum(row.num_computed for row in rows) >= 5 * 16  # at least five blocks were shared
     driver.run(rows, NUM_TOKENS)
     assert [(row.output, row.logprobs) for row in rows] == plain[ten]
 
 
-def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(runner, prompts, ten):
+def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(runner, fifty_prompts, ten):
     """Temperature, top_p and a seed; ten together in chunks of 16, then each alone."""
     draws = [Draw(temperature=0.8, top_p=0.95, seed=1000 + i) for i in range(10)]
     driver = Driver(runner, seed=3)
-    together = [driver.add(prompt, draw, max_chunk=16) for prompt, draw in zip(prompts[ten], draws, strict=True)]
+    together = [driver.add(prompt, draw, max_chunk=16) for prompt, draw in zip(fifty_prompts[ten], draws, strict=True)]
     driver.run(together, NUM_DRAWN_TOKENS)
-    for row, prompt, draw in zip(together, prompts[ten], draws, strict=True):
+    for row, prompt, draw in zip(together, fifty_prompts[ten], draws, strict=True):
         driver = Driver(runner, seed=4)
         alone = driver.add(prompt, draw)
         driver.run([alone], NUM_DRAWN_TOKENS)
@@ -179,10 +156,10 @@ def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(runner, prompts, t
 
 
 @pytest.fixture(scope="module", params=[KvDtype.FLOAT16, KvDtype.INT8], ids=lambda kv: kv.value)
-def packed_runner(path, request):
+def packed_runner(default_model, request):
     """The same model with its weights packed as the file has them, and keys and values in less than float32."""
     numerics = Numerics(WeightKind.PACKED, request.param)
-    return CpuRunner(load_checkpoint(path), num_blocks=600, block_size=16, numerics=numerics, num_threads=1)
+    return CpuRunner(load_checkpoint(default_model), num_blocks=600, block_size=16, numerics=numerics, num_threads=1)
 
 
 @pytest.fixture(
@@ -196,23 +173,23 @@ def three(request):
     return request.param
 
 
-def test_packed_weights_give_the_same_bits_however_tokens_are_grouped(packed_runner, prompts, three):
+def test_packed_weights_give_the_same_bits_however_tokens_are_grouped(packed_runner, fifty_prompts, three):
     """All together at once; in chunks; each alone; on blocks that another request computed in other chunks."""
     driver = Driver(packed_runner)
-    together = [driver.add(prompt, TOP_TWO, max_chunk=BUDGET) for prompt in prompts[three]]
+    together = [driver.add(prompt, TOP_TWO, max_chunk=BUDGET) for prompt in fifty_prompts[three]]
     driver.run(together, NUM_PACKED_TOKENS)
     expected = [(row.output, row.logprobs) for row in together]
 
     driver = Driver(packed_runner, seed=1)
     chunked = {
-        chunk: [driver.add(prompt, TOP_TWO, max_chunk=chunk) for prompt in prompts[three]] for chunk in (1, 7, 16)
+        chunk: [driver.add(prompt, TOP_TWO, max_chunk=chunk) for prompt in fifty_prompts[three]] for chunk in (1, 7, 16)
     }
     driver.run([row for rows in chunked.values() for row in rows], NUM_PACKED_TOKENS)
     for chunk, rows in chunked.items():
         assert [(row.output, row.logprobs) for row in rows] == expected, chunk
 
     driver = Driver(packed_runner, seed=2)
-    for prompt, bits in zip(prompts[three], expected, strict=True):
+    for prompt, bits in zip(fifty_prompts[three], expected, strict=True):
         first = driver.add([*prompt, 7, 8, 9], max_chunk=11)
         driver.run([first], 2)
         alone = driver.add(prompt, TOP_TWO, shares=first)
@@ -229,14 +206,14 @@ def log_distributions(runner, token_ids):
     return runner._model.forward(inputs, runner._kv_cache).log_softmax(-1)
 
 
-def test_packed_weights_expect_what_float32_expects(packed_runner, runner, prompts, plain, three):
+def test_packed_weights_expect_what_float32_expects(packed_runner, runner, fifty_prompts, plain, three):
     """After every token of a few conversations, given the same tokens before.
 
     Measured: the tokens' log-probabilities differ by 0.03 to 0.08 on average, the distributions by 0.002 to 0.007 nats.
     With one group of one layer's gates in another's place it is 0.12 and 0.014, without one layer's minima 1 and 0.5.
     """
     differences, divergences = [], []
-    for prompt, (output, _) in zip(prompts[three], plain[three], strict=True):
+    for prompt, (output, _) in zip(fifty_prompts[three], plain[three], strict=True):
         token_ids = prompt + output
         exact, packed = (log_distributions(each, token_ids) for each in (runner, packed_runner))
         following = torch.tensor(token_ids[1:])[:, None]

@@ -4,14 +4,10 @@ Row i of a run has up to 1 + (i + first) % 8 drafts, and rows differ in how they
 has every number.
 """
 
-import json
-import os
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from paceline.plan.values import SamplingParams
 from paceline_executor.limits import RowLimits
@@ -22,11 +18,9 @@ from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.speculation.draft_model import DraftModel
 from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
-from paceline_executor.testing.models import default_model_path
 from paceline_executor.testing.plans import placement, plan
-from paceline_executor.weights import load_checkpoint, load_tokenizer
+from paceline_executor.weights import load_checkpoint
 
-PROMPTS = json.loads((Path(__file__).parent.parent / "models/real_model_prompts.json").read_text(encoding="utf-8"))
 NUM_TOKENS, MAX_DRAFTS, BLOCK_SIZE = 16, 8, 16
 SAMPLINGS = [
     SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=1),
@@ -37,22 +31,11 @@ DRAFTERS = ("lookup", "erring", "useless", "twin")
 
 
 @pytest.fixture(scope="module")
-def path():
-    """The model's file, fetched once into the user's cache."""
-    return default_model_path(os.environ)
-
-
-@pytest.fixture(scope="module")
-def requests(path):
+def requests(fifty_prompts):
     """A request for each prompt, in three ways of drawing."""
-    tokenizer = Tokenizer.from_str(load_tokenizer(path).tokenizer_json.decode())
-    texts = [
-        prompt.get("text") or f"<|im_start|>user\n{prompt['user']}<|im_end|>\n<|im_start|>assistant\n"
-        for prompt in PROMPTS
-    ]
-    prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     return [
-        placement(row, prompt, max_tokens=NUM_TOKENS, sampling=SAMPLINGS[row % 3]) for row, prompt in enumerate(prompts)
+        placement(row, prompt, max_tokens=NUM_TOKENS, sampling=SAMPLINGS[row % 3])
+        for row, prompt in enumerate(fifty_prompts)
     ]
 
 
@@ -73,9 +56,9 @@ def limits(requests):
 
 
 @pytest.fixture(scope="module")
-def new_runner(path, limits):
+def new_runner(default_model, limits):
     """Makes runners of the model as it is served."""
-    numerics, checkpoint = Numerics(WeightKind.PACKED, KvDtype.INT8), load_checkpoint(path)
+    numerics, checkpoint = Numerics(WeightKind.PACKED, KvDtype.INT8), load_checkpoint(default_model)
     return lambda: CpuRunner(
         checkpoint, num_blocks=limits.num_blocks, block_size=BLOCK_SIZE, numerics=numerics, num_threads=1
     )
