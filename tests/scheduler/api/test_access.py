@@ -248,7 +248,8 @@ async def test_what_operators_do_is_logged_with_their_name(channel, stub, backen
     """One line each: who drained, recorded, changed limits, cancelled a tenant's request; and who was not let."""
     address = "10.0.0.1:50061"
     backend.known_executors = (SimpleNamespace(address=address, incarnation=1, num_running_requests=0),)
-    owner = stub.Generate(pb.GenerateRequest(request_id="r", text="hi"), metadata=bearer("of-blue"))
+    traced = pb.GenerateRequest(request_id="r", text="hi", trace_parent=f"00-{'a' * 32}-{'b' * 16}-01")
+    owner = stub.Generate(traced, metadata=bearer("of-blue"))
     await backend.next_request()
     with capture_logs() as events:
         admin = AdminServiceStub(channel)
@@ -269,7 +270,7 @@ async def test_what_operators_do_is_logged_with_their_name(channel, stub, backen
         {"event": "executor_undrained", **asked},
         {"event": "recording_set", "name": "all", "is_raw": True, **by_ops},
         {"event": "limits_set", "max_num_queued_reqs": 7, **by_ops},
-        {"event": "foreign_request_cancelled", "tenant": "blue", "request_id": "r", **by_ops},
+        {"event": "foreign_request_cancelled", "tenant": "blue", "request_id": "r", "trace_id": "a" * 32, **by_ops},
     ]
     (refused,) = [event for event in events if event["event"] == "call_refused"]
     assert refused["method"].endswith("/DrainExecutor")

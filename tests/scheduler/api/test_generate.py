@@ -7,6 +7,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
+from structlog.testing import capture_logs
 
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline.v1 import inference_pb2 as pb
@@ -225,14 +226,18 @@ async def refusal_of_read(call):
 
 
 async def test_an_unexpected_error_shows_nothing_of_itself(stub, backend, monkeypatch):
-    """INTERNAL, and the log has the rest."""
+    """INTERNAL, and the log has the rest, with the names of the request and its trace."""
 
     def broken(event):
         raise RuntimeError("secret")
 
     monkeypatch.setattr(backend, "feed", broken)
-    call = stub.Generate(pb.GenerateRequest(text="hi"))
-    code, details = await refusal(call)
+    request = pb.GenerateRequest(request_id="r", tenant="t", text="hi", trace_parent=f"00-{'a' * 32}-{'b' * 16}-01")
+    with capture_logs() as lines:
+        call = stub.Generate(request)
+        code, details = await refusal(call)
+    ((event, *about),) = [[line[key] for key in ("event", "request_id", "tenant", "trace_id")] for line in lines]
+    assert (event, about) == ("call_failed", ["r", "t", "a" * 32])
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
     assert "secret" not in (await call.details()) + str(await call.trailing_metadata())
 
