@@ -24,6 +24,8 @@ from gpu.cells import (
     DECODE,
     FULL,
     IDLE,
+    LOADING,
+    LOADING_SHARE,
     PREFILL,
     START,
     START_PHASE,
@@ -103,6 +105,9 @@ def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
     assert all(figure.engine is not None for figure in drafted)
     mixed = [figures.pop(place) for place in list(figures) if place[0] == mixed_of(TINY.mixed_prompt)]
     assert [figure.engine is not None for figure in mixed] == [True] * len(TINY.mixed)
+    loading = [figures.pop(place).engine for place in list(figures) if place[0] in (LOADING, LOADING_SHARE)]
+    assert len(loading) == 3
+    assert all(rate > 0 for rate in loading)
     num_decodes = len(TINY.decodes) + len(TINY.ruled)
     assert len(figures) == 2 * num_decodes + 2 * len(TINY.prompts) + 2 * len(TINY.arrivals) + len(TINY.requests)
     assert all(figure.engine is not None and figure.system is not None for figure in figures.values())

@@ -19,6 +19,8 @@ WARM_START_PHASE = "phase of a start, compiled before"
 ACCEPTANCES = (0.8, 0.6, 0.9)
 VERIFY = "step that verifies drafts"
 VERIFY_COST = "step that verifies drafts, in plain steps"
+LOADING = "weights to the device"
+LOADING_SHARE = "weights from the disk to the device, of what the disk gives"
 WARM_START = "process start to first token, dummy weights, compiled before"
 
 
