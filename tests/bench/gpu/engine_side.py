@@ -59,6 +59,9 @@ def _measure_cells(
     cells = EngineCells(numbers, rig, what.config, what.shapes)
     for cell in what.shapes.cells():
         report.check(f"{numbers} engine {cell}", partial(_measured, report, partial(cells.measure, cell)))
+    for rows, context in what.shapes.mixed:
+        name = f"{numbers} engine {rows} decodes of {context} and a prompt"
+        report.check(name, partial(_measured, report, partial(cells.mixed, rows, context)))
 
 
 def _prepare(report: Report, place: Place, what: Timed, numbers: str, model: LlamaModel) -> str:
