@@ -27,8 +27,7 @@ class ModelConfig:
     """A model on a device.
 
     `is_ahead`: the device has several steps in flight, and hides what comes of them. `is_twin`: it is a GPU's twin and
-    drafts itself. `fails_late`: a step that fails
-    does so while it computes, and the device with it.
+    drafts itself. `fails_late`: a step that fails does so while it computes, and the device with it.
     """
 
     limits: RowLimits
