@@ -5,7 +5,6 @@ Knows the order: the system first, because its start is timed with nothing compi
 
 import asyncio
 import contextlib
-import gc
 import json
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import grpc.aio
-import torch
 
 from gpu.bars import table
 from gpu.bench_models import Timed, timed
@@ -27,7 +25,7 @@ from gpu.errors import CheckFailedError, DoesNotFitError
 from gpu.loading import loading_figures
 from gpu.peer import read_peer
 from gpu.report import Figure, Report
-from gpu.rigs import Place, find_place
+from gpu.rigs import Place, find_place, free_unused_memory
 from gpu.stage import Task, run_stage
 from gpu.system import System, running_system
 from gpu.system_cells import SystemCells, patient_client
@@ -46,11 +44,8 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
         report.check("loading", partial(_load, report, place, what, task.folder))
     else:
         report.leave_out("loading: the time is short")
-    is_cuda = place.is_cuda
     del place  # its context stays, its memory does not
-    gc.collect()
-    if is_cuda:
-        torch.cuda.empty_cache()
+    free_unused_memory()
     sides = [(numbers, side) for numbers in names for side in (_system_side, _engine_side)]
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-compiled-") as compiled:

@@ -69,6 +69,11 @@ def mixed_of(num_tokens: int) -> str:
     return f"step of decodes and a prompt of {num_tokens}"
 
 
+def has_rules(row: int) -> bool:
+    """Which of the rows of a shape of `ruled_at` ask for more."""
+    return row % 4 == 0
+
+
 def ruled_at(num_rows: int, context: int) -> str:
     """A shape of decodes that ask for more than tokens."""
     return f"{rows_at(num_rows, context)}, a quarter with penalties, log-probabilities, stop texts"

@@ -21,6 +21,7 @@ from gpu.cells import (
     Shapes,
     gap_of,
     gap_spread_of,
+    has_rules,
     mixed_of,
     rows_at,
     ruled_at,
@@ -35,7 +36,6 @@ from paceline.plan.values import SamplingParams
 from paceline_executor.weights.checkpoint import ModelConfig
 
 _WARM_STEPS = 8
-_ONE_IN = 4  # rows have rules
 _ASKING: Mapping[str, Any] = {
     "sampling": SamplingParams(temperature=0.8, seed=1, repetition_penalty=1.1, logit_bias=((5, 1.0), (9, -1.0))),
     "num_logprobs": 5,
@@ -82,7 +82,7 @@ class EngineCells:
         self._check_room(num_rows * (context + num_tokens))
         start = max(2, context - num_tokens // 2)
         for index in range(num_rows):
-            asking = _ASKING if with_rules and index % _ONE_IN == 0 else {}
+            asking = _ASKING if with_rules and has_rules(index) else {}
             self._feed.add(self._prompt(start), num_tokens, num_cached=start - 1, **asking)
         steps: list[Step] = []
         self._feed.run(steps.append)

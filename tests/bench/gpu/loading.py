@@ -48,7 +48,10 @@ def loading_figures(place: Place, config: ModelConfig, folder: Path) -> list[Fig
         checkpoint, file = checkpoint_from_folder(model), model / WEIGHTS_FILE
 
         def rate(read: Callable[[], object], *, is_cached: bool) -> float:
-            (_read_all if is_cached else _forget)(checkpoint, file)
+            if is_cached:
+                _read_all(checkpoint)
+            else:
+                _forget(file)
             begun = time.perf_counter()
             read()
             seconds = time.perf_counter() - begun
@@ -56,7 +59,7 @@ def loading_figures(place: Place, config: ModelConfig, folder: Path) -> list[Fig
             return num_bytes / seconds / 1e9
 
         first = next(iter(place.numerics))
-        disk = rate(partial(_read_all, checkpoint, file), is_cached=False)
+        disk = rate(partial(_read_all, checkpoint), is_cached=False)
         cold = rate(partial(_upload, place, checkpoint, first), is_cached=False)
         cached = {
             numbers: max(rate(partial(_upload, place, checkpoint, numbers), is_cached=True) for _ in range(_TIMES))
@@ -108,7 +111,7 @@ def _upload(place: Place, checkpoint: StoredCheckpoint, numbers: str) -> None:
     place.synchronize()
 
 
-def _read_all(checkpoint: StoredCheckpoint, _: Path) -> None:
+def _read_all(checkpoint: StoredCheckpoint) -> None:
     """By as many threads, into the same buffers, without a device."""
     with Staging(HostTransfer()) as staging:
         for name in checkpoint.config.tensor_shapes():
@@ -116,7 +119,7 @@ def _read_all(checkpoint: StoredCheckpoint, _: Path) -> None:
                 pass
 
 
-def _forget(_: StoredCheckpoint, path: Path) -> None:
+def _forget(path: Path) -> None:
     """Out of the page cache, as far as the system listens."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

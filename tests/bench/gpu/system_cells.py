@@ -23,6 +23,7 @@ from gpu.cells import (
     Shapes,
     gap_of,
     gap_spread_of,
+    has_rules,
     rows_at,
     ruled_at,
     spread_of,
@@ -40,7 +41,6 @@ _WARM_TOKENS = 8
 _MAX_REQUESTS = 4096
 _LEAST_CHUNK = 64
 _FIRST_ID = 3
-_ONE_IN = 4  # streams have rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class SystemCells:
         num_chunks = -(-num_rows * context // self.chunk_tokens)
         num_tokens = num_chunks + 2 * _WARM_TOKENS + self.shapes.num_steps
         streams = [Arrivals(time.perf_counter()) for _ in range(num_rows)]
-        asked = [_RULED if with_rules and index % _ONE_IN == 0 else _PLAIN for index in range(num_rows)]
+        asked = [_RULED if with_rules and has_rules(index) else _PLAIN for index in range(num_rows)]
         tasks = [
             asyncio.create_task(self._stream(stream, context, num_tokens, asks))
             for stream, asks in zip(streams, asked, strict=True)
@@ -189,8 +189,7 @@ class SystemCells:
         shape = f"{tokens_in} in {tokens_out} out"
         return [Figure(self.numbers, throughput_of(len(streams)), shape, "output tok/s", system=rate)]
 
-    async def _stream(self, arrivals: Arrivals, num_prompt: int, num_tokens: int, asks: "_Asks | None" = None) -> None:
-        asks = asks or _PLAIN
+    async def _stream(self, arrivals: Arrivals, num_prompt: int, num_tokens: int, asks: _Asks = _PLAIN) -> None:
         prompt = [self._random.randrange(_FIRST_ID, self.vocab_size) for _ in range(num_prompt)]
         arrivals.begun_s = time.perf_counter()
         stopping = Stopping(max_tokens=num_tokens, ignore_eos=True, stop=asks.stop)
