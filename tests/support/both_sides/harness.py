@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 
-from both_sides.audited import AuditedExecutor
+from both_sides.executor import InlineExecutor
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import BatchPlan, FinishReason, Int32Array, StepResult
 from paceline_executor.errors import DeviceError, StepFailedError
@@ -40,7 +40,7 @@ _MAX_TURNS = 20_000
 class CoreHarness:
     """The three sides of a scheduler's core: executors that keep the protocol's rules, and what clients would see."""
 
-    def __init__(self, *executors: AuditedExecutor, limits: CoreLimits | None = None) -> None:
+    def __init__(self, *executors: InlineExecutor, limits: CoreLimits | None = None) -> None:
         self.clock = ManualClock()
         self.drafts: Sequence[int] = ()  # that each row gets, the same numbers over and over; empty: what is best
         self.limits = limits or CoreLimits()

@@ -219,22 +219,25 @@ def _count_drafts(executor: ExecutorState, landed: Landed) -> None:
 
 
 def _learn(executor: ExecutorState, step: StepInFlight, result: StepResult, landed: Landed) -> None:
-    num_tokens, num_pairs, num_drafts = step.num_tokens, step.num_pairs, None
     timings, speculation = result.timings, executor.speculation
-    if len(step.num_drafts):
-        verified = result.num_draft_tokens if len(result.num_draft_tokens) else np.zeros_like(step.num_drafts)
-        unused = (step.num_drafts - verified).astype(np.int64)
-        num_tokens -= int(unused.sum())
-        num_pairs -= int((unused * step.num_scheduled_after - unused * (unused - 1) // 2).sum())
-        num_drafts = int(verified.sum())
+    has_drafts = len(step.num_drafts) > 0
+    verified = result.num_draft_tokens if len(result.num_draft_tokens) else np.zeros_like(step.index)
+    unused = step.num_drafts - verified if has_drafts else verified
+    # They had ended before the step.
+    gone = executor.rows.ended[step.index] & (result.num_accepted == 0)
+    unused = np.where(gone, step.num_scheduled, unused).astype(np.int64)
+    num_tokens = step.num_tokens - int(unused.sum())
+    if not num_tokens:
+        return
+    num_pairs = step.num_pairs - int((unused * step.num_scheduled_after - unused * (unused - 1) // 2).sum())
+    if has_drafts:
         speculation.observe_drafting(int(verified.max(initial=0)), timings.draft_ns)
         plain = step.num_scheduled_after - step.num_scheduled + 1
         plain_ns = executor.step_time.predict_ns(len(step.index), int(plain.sum()))
         speculation.observe_speedup(_mean(landed.num_accepted), plain_ns, timings.busy_ns)
-    elif speculation.max_drafts:
-        num_drafts = 0
-        if num_tokens == len(step.index):
-            speculation.observe_speedup(1.0, 1.0, 1.0)
+    elif speculation.max_drafts and num_tokens == len(step.index):
+        speculation.observe_speedup(1.0, 1.0, 1.0)
+    num_drafts = int(verified.sum()) if speculation.max_drafts else None
     executor.step_time.observe(num_tokens, num_pairs, timings.busy_ns - timings.draft_ns, num_drafts)
 
 
