@@ -32,7 +32,6 @@ from paceline_scheduler.api.validation import (
     check_context,
     check_key,
     check_prompt_logprobs,
-    choose_model,
     key_of,
     num_completions,
     text_options,
@@ -214,9 +213,7 @@ class Edge:
         self, message: GenerateRequest, came_s: float, max_seconds: float | None
     ) -> tuple[Request, ServedModel, ValidResumption]:
         """The first completion."""
-        models = self.executors.models()
-        request = validate(message, models, came_s, max_seconds, self.limits)
-        model = choose_model(request.model, models)
+        request, model = validate(message, self.executors.models(), came_s, max_seconds, self.limits)
         resumption = check_resumption(message, request.num_completions, model.max_model_len, model.vocab_size)
         if request.priority >= 0 and request.deadline_s is None and not resumption.is_begun:
             # Before it is tokenised.
