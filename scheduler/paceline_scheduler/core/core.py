@@ -81,8 +81,8 @@ class Core:
             case Submit(requests):
                 intake.submit(state, requests, now)
                 to_plan = None
-            case Resume(resumptions):
-                reply, to_plan = intake.resume(state, resumptions, now), None
+            case Resume(requests):
+                reply, to_plan = intake.resume(state, requests, now), None
             case Detach(handle):
                 ending.detach(state, handle, now)
                 to_plan = None

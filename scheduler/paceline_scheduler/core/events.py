@@ -13,7 +13,7 @@ from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed
-from paceline_scheduler.core.request import Request, Resumption
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.tenant_limits import TenantBounds
 
@@ -54,7 +54,7 @@ class Resume(Event[tuple[Resumed, ...]]):
     StaleAttachmentError, ResumeMismatchError, DuplicateRequestError and what Submit raises.
     """
 
-    resumptions: tuple[Resumption, ...]
+    requests: tuple[Request, ...]
 
 
 @dataclass(frozen=True, slots=True)

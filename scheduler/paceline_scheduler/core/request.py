@@ -6,7 +6,25 @@ Knows nothing of text, templates or messages; what a successor of this scheduler
 
 from dataclasses import dataclass
 
+from paceline.plan.hashes import HASH_START
 from paceline.plan.values import Int32Array, RecordId, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResumePoint:
+    """What a client already holds of a request's output.
+
+    `resume_hash` is the rolling hash of the first `resume_from` tokens, `last_attempt` the highest seen;
+    `prior_output_token_ids` are these tokens, None if not sent.
+    """
+
+    resume_from: int
+    resume_hash: int
+    last_attempt: int = 0
+    prior_output_token_ids: Int32Array | None = None  # [resume_from]
+
+
+NOTHING_HELD = ResumePoint(0, HASH_START)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,8 +39,9 @@ class Request:
     while. `deadline_s` is on the injected monotonic clock.
 
     `is_resumable`: it goes on for a while without a listener. `attachment` is the client's number for this listener,
-    `waited_s` the time since the first submission. `origin` is the request as sent without its prompt; `body_digest`
-    the BLAKE2b-128 digest of all of it but what changes from one attachment to the next.
+    `waited_s` the time since the first submission, `point` what the client held of the output when it came. `origin` is
+    the request as sent without its prompt; `body_digest` the BLAKE2b-128 digest of all of it but what changes from one
+    attachment to the next.
     """
 
     handle: int
@@ -46,29 +65,10 @@ class Request:
     is_resumable: bool = False
     attachment: int = 1
     waited_s: float = 0.0
+    point: ResumePoint = NOTHING_HELD
     origin: bytes = b""
     body_digest: bytes = b""
     trace_parent: str = ""
 
     def is_of(self, body_digest: bytes, model: str) -> bool:
         return (self.body_digest, self.model) == (body_digest, model)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ResumePoint:
-    """What a client already holds of a request's output.
-
-    `resume_hash` is the rolling hash of the first `resume_from` tokens, `last_attempt` the highest seen;
-    `prior_output_token_ids` are these tokens, None if not sent.
-    """
-
-    resume_from: int
-    resume_hash: int
-    last_attempt: int = 0
-    prior_output_token_ids: Int32Array | None = None  # [resume_from]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Resumption:
-    request: Request
-    point: ResumePoint

@@ -273,10 +273,8 @@ _LOSSES: dict[type, str] = {
 
 def _requests_of(event: Event[Any]) -> tuple[Request, ...]:
     match event:
-        case Submit(requests):
+        case Submit(requests) | Resume(requests):
             return requests
-        case Resume(resumptions):
-            return tuple(each.request for each in resumptions)
     return ()
 
 

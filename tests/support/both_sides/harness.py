@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -28,7 +29,7 @@ from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.planning import drafts
 from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.step_budget import StepBudget
-from paceline_scheduler.core.request import Request, ResumePoint, Resumption
+from paceline_scheduler.core.request import Request, ResumePoint
 from paceline_scheduler.core.tables.rows import RowIndex
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.testing.clock import ManualClock
@@ -91,7 +92,7 @@ class CoreHarness:
             last_attempt=self.client.attempts.get(request.handle, 0),
             prior_output_token_ids=held if holds_tokens else None,
         )
-        (resumed,) = self.feed(Resume((Resumption(request, point),)))
+        (resumed,) = self.feed(Resume((replace(request, point=point),)))
         assert np.array_equal(resumed.prefix_token_ids, held), "the client is told what it has already"
         if resumed.outputs is not None:
             self.client.deliver(Outputs((resumed.outputs,)))

@@ -48,7 +48,7 @@ from paceline_scheduler.core.executors import Placement, RequestContext
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Outputs, TokenOutputs
 from paceline_scheduler.core.planning.planner import Admission, Decision
-from paceline_scheduler.core.request import Request, Resumption
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.tables.rows import RowColumns
 from paceline_scheduler.testing.whole_scheduler import serve_scheduler
 
@@ -62,7 +62,6 @@ REQUEST_FORMS: tuple[type, ...] = (
     bytes,
     inference_pb2.GenerateRequest,
     Request,
-    Resumption,
     LiveRequest,
     Admission,
     RowColumns,
