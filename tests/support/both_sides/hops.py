@@ -29,7 +29,6 @@ from paceline.bytes_tokenizer import PRINTABLE, VOCAB_SIZE, make_bytes_tokenizer
 from paceline.plan import values
 from paceline.v1 import inference_pb2, plan_pb2, sampling_pb2
 from paceline_client import AsyncClient, Stopping, requests, results, wire
-from paceline_client.attachment import Attachment
 from paceline_executor.link.step_loop import Submitted
 from paceline_executor.models.interface import ForwardInputs
 from paceline_executor.rows.batch import Prepared
@@ -57,7 +56,6 @@ _WITH_A_MODEL = {ForwardInputs, Samples}
 
 REQUEST_FORMS: tuple[type, ...] = (
     requests.Request,
-    Attachment,
     inference_pb2.GenerateRequest,
     bytes,
     inference_pb2.GenerateRequest,
