@@ -25,7 +25,7 @@ from paceline_scheduler.api.resumption import claimed_end, has_finish
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.backend import Backend
 from paceline_scheduler.core.events import Detach, End
-from paceline_scheduler.core.outputs import NO_DRAFTS, FinishNotice, Outputs, Resumed, TokenOutputs
+from paceline_scheduler.core.outputs import NO_DRAFTS, Failure, FinishNotice, Resumed, TokenOutputs
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import ExecutorFailedError, RequestFailedError, SlowConsumerError, SupersededError
 from paceline_scheduler.trace_ids import trace_fields
@@ -44,11 +44,11 @@ class Delivery:
         self._backend = backend
         self._requests = requests
 
-    def deliver(self, outputs: Outputs) -> None:
+    def deliver(self, tokens: Sequence[TokenOutputs], failures: Sequence[Failure]) -> None:
         touched: _Touched = {}
-        for batch in outputs.tokens:
+        for batch in tokens:
             self._deliver_tokens(batch, touched)
-        for failure in outputs.failures:
+        for failure in failures:
             completion = self._requests.running.get(failure.handle)
             if completion is not None:
                 touched[completion.stream.outbox] = None
@@ -143,7 +143,7 @@ class Delivery:
             if resumed.outputs is not None and not is_over:
                 beyond.append(resumed.outputs)
         stream.outbox.end_step()
-        self.deliver(Outputs(tokens=tuple(beyond)))
+        self.deliver(beyond, ())
 
     def _catch_up(self, completion: Completion, request: Request, resumed: Resumed) -> bool:
         """Returns whether the completion has ended by then."""

@@ -12,7 +12,7 @@ from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import LimitValues
-from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed
+from paceline_scheduler.core.outputs import Failure, FinishNotice, Resumed, TokenOutputs
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.tenant_limits import TenantBounds
@@ -29,13 +29,14 @@ class Event(Generic[ReplyT]):
 @dataclass(frozen=True, slots=True)
 class Effects(Generic[ReplyT]):
     """`wake_at` is when the next Tick is due. `executors_to_plan` may have something new to do, the first of them
-    first.
+    first. `tokens` and `failures` are for the edge, the tokens first.
     """
 
     reply: ReplyT
-    outputs: Outputs
     executors_to_plan: tuple[str, ...]
     wake_at: float | None
+    tokens: tuple[TokenOutputs, ...] = ()
+    failures: tuple[Failure, ...] = ()
     ended: tuple[EndedRequest, ...] = ()
 
 

@@ -2,12 +2,12 @@
 
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason
-from paceline_scheduler.core.ending import fail_unservable, failed, refuse_late
+from paceline_scheduler.core.ending import fail_unservable, refuse_late
 from paceline_scheduler.core.executor.reconcile import rebuild
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
 from paceline_scheduler.core.live import LiveRequest, queue_key_of
-from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
+from paceline_scheduler.core.outputs import Failure, Resumed, TokenOutputs
 from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.request_outputs import outputs_of
@@ -19,15 +19,18 @@ from paceline_scheduler.core.suspects import blame_deaths, blame_failed_step
 from paceline_scheduler.errors import QuarantinedError, StepFailedError
 
 
-def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
+def attach(
+    state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float
+) -> tuple[tuple[TokenOutputs, ...], tuple[Failure, ...]]:
     if state.first_attached_s is None:
         state.first_attached_s = now
-    outputs = _attach(state, description, snapshot, now)
-    failures = (*outputs.failures, *fail_unservable(state, now), *refuse_late(state, now))
-    return Outputs(outputs.tokens, failures)
+    tokens, failures = _attach(state, description, snapshot, now)
+    return tokens, (*failures, *fail_unservable(state, now), *refuse_late(state, now))
 
 
-def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
+def _attach(
+    state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float
+) -> tuple[tuple[TokenOutputs, ...], tuple[Failure, ...]]:
     """Adopts unknown requests of a former scheduler; on an executor that this scheduler has driven before they are
     leftovers.
     """
@@ -64,17 +67,17 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
     if culprit is not None:
         executor.suspects.is_doubted = True
         failures += _try_again(state, culprit, description, now)
-    return Outputs(tuple(outputs for _, outputs in recovered), failures)
+    return tuple(outputs for _, outputs in recovered), failures
 
 
-def lose(state: CoreState, address: str, now: float) -> Outputs:
-    return failed((*_lose(state, address, now), *refuse_late(state, now)))
+def lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
+    return *_lose(state, address, now), *refuse_late(state, now)
 
 
-def remove(state: CoreState, address: str, now: float) -> Outputs:
+def remove(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
     failures = _lose(state, address, now)
     state.executors.remove(address)
-    return failed((*failures, *fail_unservable(state, now), *refuse_late(state, now)))
+    return *failures, *fail_unservable(state, now), *refuse_late(state, now)
 
 
 def _lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:

@@ -130,7 +130,7 @@ class ServingObserver:
         if isinstance(event, StepFinished):
             executor = self._executors[event.address]
             executor.steps.append((effects.reply, event.result.timings))
-            executor.keep(effects.outputs.tokens)
+            executor.keep(effects.tokens)
             self._num_kept += 1
         elif isinstance(event, _OF_EXECUTORS):
             self._settle()
@@ -139,7 +139,7 @@ class ServingObserver:
                 description = event.description
                 executor = _Executor.of(self._meter, description.address, description.model)
                 self._executors[description.address] = executor
-                executor.keep(effects.outputs.tokens)
+                executor.keep(effects.tokens)
             elif isinstance(event, ExecutorRemoved):
                 self._executors.pop(event.address, None)
                 self._meter.forget("executor", event.address)

@@ -26,7 +26,7 @@ from paceline_scheduler.core.events import (
     UndrainExecutor,
 )
 from paceline_scheduler.core.limits import CoreLimits, LimitValues
-from paceline_scheduler.core.outputs import Failure, FinishNotice, Outputs, Resumed, TokenOutputs
+from paceline_scheduler.core.outputs import Failure, FinishNotice, Resumed, TokenOutputs
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.views import CoreViews
@@ -177,7 +177,7 @@ class ScriptedBackend:
                 output.end(reason, token_ids[-1] if reason is FinishReason.STOP else None, 2)
             if output.has_listener:
                 delivered.append(_outputs_from(output, offset, (prompt_logprobs or {}).get(handle, ())))
-        self._deliver(Outputs(tokens=tuple(delivered)))
+        self._deliver(delivered, ())
 
     def lose(self, handle: int, *token_ids: int) -> None:
         self.outputs.by_handle[handle].token_ids += token_ids
@@ -186,7 +186,7 @@ class ScriptedBackend:
         output = self.outputs.by_handle[handle]
         output.end(FinishReason.ERROR, None, 0)
         del self.outputs.by_key[output.request.key]
-        self._deliver(Outputs(failures=(Failure(output.request.handle, error),)))
+        self._deliver((), (Failure(output.request.handle, error),))
 
     def forget_everything(self) -> None:
         self.outputs.by_key.clear()
@@ -322,9 +322,9 @@ class ScriptedBackend:
         is_more = len(output.token_ids) > len(prefix) or not output.is_running
         return Resumed(prefix, _outputs_from(output, len(prefix), ()) if is_more else None)
 
-    def _deliver(self, outputs: Outputs) -> None:
+    def _deliver(self, tokens: Sequence[TokenOutputs], failures: Sequence[Failure]) -> None:
         assert self.sink is not None, "the test joins edge and backend"
-        self.sink.deliver(outputs)
+        self.sink.deliver(tokens, failures)
 
 
 def _outputs_from(output: _Output, offset: int, prompt_logprobs: tuple[TokenLogprobs, ...]) -> TokenOutputs:

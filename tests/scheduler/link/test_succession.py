@@ -10,7 +10,6 @@ from both_sides.deployment import Deployment, scenario
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.core.events import Resume
-from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.errors import GivenUpError
 from paceline_scheduler.link.claim import Approach
@@ -35,7 +34,7 @@ async def move(requests, before, after):
             after.client.token_ids[request.handle] = held.tolist()
             after.client.forget_after(request.handle, len(held))
         if resumed.outputs is not None:
-            after.client.deliver(Outputs((resumed.outputs,)))
+            after.client.deliver((resumed.outputs,), ())
 
 
 async def ended(rig, requests):

@@ -25,7 +25,6 @@ from paceline_scheduler.core.events import (
     Tick,
 )
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.planning import drafts
 from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.step_budget import StepBudget
@@ -67,7 +66,7 @@ class CoreHarness:
         """Let something happen at the clock's time, deliver what comes of it and return the answer."""
         effects = self.core.apply(event, self.clock())
         self.wake_at = effects.wake_at
-        self.client.deliver(effects.outputs)
+        self.client.deliver(effects.tokens, effects.failures)
         return effects.reply
 
     def attach(self, address: str) -> None:
@@ -95,7 +94,7 @@ class CoreHarness:
         (resumed,) = self.feed(Resume((replace(request, point=point),)))
         assert np.array_equal(resumed.prefix_token_ids, held), "the client is told what it has already"
         if resumed.outputs is not None:
-            self.client.deliver(Outputs((resumed.outputs,)))
+            self.client.deliver((resumed.outputs,), ())
 
     def expect_short_outputs(self, address: str = "executor-0") -> None:
         """Let the core believe that outputs end after a token or two, so that it admits more than the pool can hold."""

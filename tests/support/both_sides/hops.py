@@ -42,10 +42,9 @@ from paceline_kernels.sampling import Samples
 from paceline_scheduler.api.outbox import MessageContent, PendingDelta
 from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core.events import Effects, Resume, StepFinished
-from paceline_scheduler.core.executor.results import Landed
 from paceline_scheduler.core.executors import Placement, RequestContext
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.outputs import Outputs, TokenOutputs
+from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.planning.planner import Admission, Decision
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.tables.rows import RowColumns
@@ -83,9 +82,7 @@ TOKEN_FORMS: tuple[type, ...] = (
     plan_pb2.StepResult,
     bytes,
     plan_pb2.StepResult,
-    Landed,
     TokenOutputs,
-    Outputs,
     PendingDelta,
     MessageContent,
     inference_pb2.SessionResponse,
