@@ -222,7 +222,7 @@ class _Recoveries:
             case ExecutorAttached(description, snapshot):
                 address, incarnation = description.address, description.incarnation
                 before = self._incarnations.get(address)
-                if before is None and any(seen.request_context is not None for seen in snapshot.rows):
+                if before is None and any(seen.request is not None for seen in snapshot.rows):
                     self._meter.add("recoveries_total", 1, "scheduler")
                 elif before is not None:
                     self._recovered("stream" if before == incarnation else "executor", address, now)

@@ -218,10 +218,9 @@ def _outside(event: Event[Any], seen: set[object]) -> Iterator[Event[Any]]:
                 seen.add(description.address)
                 yield ExecutorAttached(_anew(description), Snapshot())
             for number, row in enumerate(snapshot.rows):
-                context = row.request_context
-                if context is not None and row.released is None and row.record_id not in seen:
+                if row.request is not None and row.released is None and row.record_id not in seen:
                     seen.add(row.record_id)
-                    request = replace(context.request, handle=-number - 1, model=description.model)
+                    request = replace(row.request, handle=-number - 1, model=description.model)
                     yield Submit((replace(request, prompt_token_ids=row.prompt_token_ids),))
         case Submit(requests) | Resume(requests):
             yield from _submitted(requests, seen)

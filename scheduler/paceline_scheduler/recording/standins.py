@@ -29,7 +29,7 @@ from paceline.plan.values import (
     StepResult,
     UInt64Array,
 )
-from paceline_scheduler.core.executors import ExecutorDescription, RequestContext, SeenRow
+from paceline_scheduler.core.executors import ExecutorDescription, SeenRow
 from paceline_scheduler.core.request import NOTHING_HELD, Request
 
 _NEUTRAL = SamplingParams()
@@ -173,7 +173,6 @@ class StandIns:
     def seen_row(self, seen: SeenRow, model: str) -> SeenRow:
         known = self.of(model, np.concatenate((seen.prompt_token_ids, seen.output_token_ids)))
         num_prompt = len(seen.prompt_token_ids)
-        context = seen.request_context
         return replace(
             seen,
             prompt_token_ids=known[:num_prompt],
@@ -182,11 +181,8 @@ class StandIns:
             end_token_ids=(),
             context=b"",
             logprobs=None if seen.logprobs is None else columns_without_values(seen.logprobs),
-            request_context=None if context is None else self._context(context),
+            request=None if seen.request is None else self.request(seen.request),
         )
-
-    def _context(self, context: RequestContext) -> RequestContext:
-        return replace(context, request=self.request(context.request))
 
     def description(self, description: ExecutorDescription) -> ExecutorDescription:
         failed = description.failed_step

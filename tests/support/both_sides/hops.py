@@ -42,7 +42,7 @@ from paceline_kernels.sampling import Samples
 from paceline_scheduler.api.outbox import MessageContent, PendingDelta
 from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core.events import Effects, Resume, StepFinished
-from paceline_scheduler.core.executors import Placement, RequestContext
+from paceline_scheduler.core.executors import Placement
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.planning.planner import Admission, Decision
@@ -62,7 +62,6 @@ REQUEST_FORMS: tuple[type, ...] = (
     LiveRequest,
     Admission,
     RowColumns,
-    RequestContext,
     Placement,
     plan_pb2.NewRequest,
     bytes,
