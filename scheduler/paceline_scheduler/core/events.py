@@ -29,7 +29,7 @@ class Event(Generic[ReplyT]):
 @dataclass(frozen=True, slots=True)
 class Effects(Generic[ReplyT]):
     """`wake_at` is when the next Tick is due. `executors_to_plan` may have something new to do, the first of them
-    first. `tokens` and `failures` are for the edge, the tokens first.
+    first.
     """
 
     reply: ReplyT

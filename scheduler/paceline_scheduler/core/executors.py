@@ -61,7 +61,7 @@ class ExecutorDescription:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Of a request until it was placed; whoever drives the executor next gets this."""
+    """Of a request until it was placed."""
 
     waited_s: float = 0.0
     deadline_left_s: float | None = None
@@ -116,7 +116,7 @@ class Placement(NewRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRow(RowState):
-    """The request, without handle and deadline, is None where another version of this program wrote the context."""
+    """The request is None where another version of this program wrote the context."""
 
     request: Request | None = None
     history: History = NO_HISTORY

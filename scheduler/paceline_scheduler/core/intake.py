@@ -121,7 +121,7 @@ def _newcomer(state: CoreState, request: Request, arrival_number: int, now: floa
     output_hash = point.resume_hash if len(prior) else HASH_START
     logprobs = RetainedLogprobs(len(prior)) if request.num_logprobs is not None else None
     return LiveRequest(
-        request if point is NOTHING_HELD else replace(request, point=NOTHING_HELD),  # `output` has it now
+        request if point is NOTHING_HELD else replace(request, point=NOTHING_HELD),
         queue_key_of(request, arrival_number, submitted_s),
         PhaseClock.begin(now - request.waited_s, was_placed=point.last_attempt > 0 or len(prior) > 0),
         attempt=max(point.last_attempt, 0 if before is None else before.attempt),
@@ -130,6 +130,6 @@ def _newcomer(state: CoreState, request: Request, arrival_number: int, now: floa
 
 
 def _is_returning(state: CoreState, request: Request, now: float) -> bool:
-    """Another scheduler may have taken the request before this one started."""
+    """Another scheduler may have taken it before this one started."""
     since_s = now if state.first_attached_s is None else state.first_attached_s
     return request.attachment > 1 and now - since_s < _OWED_S

@@ -39,9 +39,8 @@ class Request:
     while. `deadline_s` is on the injected monotonic clock.
 
     `is_resumable`: it goes on for a while without a listener. `attachment` is the client's number for this listener,
-    `waited_s` the time since the first submission, `point` what the client held of the output when it came. `origin` is
-    the request as sent without its prompt; `body_digest` the BLAKE2b-128 digest of all of it but what changes from one
-    attachment to the next.
+    `waited_s` the time since the first submission. `origin` is the request as sent without its prompt; `body_digest`
+    the BLAKE2b-128 digest of all of it but what changes from one attachment to the next.
     """
 
     handle: int

@@ -150,7 +150,7 @@ class StandIns:
         )
 
     def returning(self, request: Request, prompt: Int32Array, held: Int32Array | None) -> Request:
-        """Return a request that is sent again and goes on from `prompt`; `held` is what its client has of the output,
+        """A request that is sent again and goes on from `prompt`; `held` is what its client has of the output,
         if the core knew that. Of those tokens the core asks for their hash, and whether the last one is an end token.
         """
         point, prior = request.point, request.point.prior_output_token_ids

@@ -35,9 +35,7 @@ class _TokenTimes(NamedTuple):
 def apply_result(
     executor: ExecutorState, step: StepInFlight, result: StepResult, now: float
 ) -> tuple[tuple[TokenOutputs, ...], tuple[Failure, ...], tuple[LiveRequest, ...]]:
-    """Answers the oldest plan. Returns also the requests that finished or failed. Raises DivergenceError, and then
-    changes nothing.
-    """
+    """Returns also the requests that finished or failed. Raises DivergenceError, and then changes nothing."""
     surplus = _surplus(executor, step, result)
     if result.prompt_logprobs:
         _keep_prompt_logprobs(executor, result)
