@@ -160,7 +160,7 @@ class StepObserver:
         executor.plannings.append(_Planning(planning_ns, plan.predicted_ns, follows_work))
 
     def _record(self, address: str, effects: Effects[StepInFlight], planning_ns: int, result: StepResult) -> StepRecord:
-        timings, step, tokens = result.timings, effects.reply, effects.outputs.tokens
+        timings, step, tokens = result.timings, effects.reply, effects.tokens
         num_waiting_requests, _ = self._views.num_waiting()
         blocks = self._views.counts(address).blocks
         return StepRecord(

@@ -178,8 +178,8 @@ async def test_a_request_is_unknown_to_other_tenants(stub, backend):
         ),
         metadata=bearer("of-red"),
     )
-    await wait_until(lambda: len(backend.asked.resumptions) == 2)
-    assert [resumption.request.key.tenant for resumption in backend.asked.resumptions] == ["blue", "red"]
+    await wait_until(lambda: len(backend.asked.resumed) == 2)
+    assert [request.key.tenant for request in backend.asked.resumed] == ["blue", "red"]
 
     backend.step({request.handle: (7,)})
     assert list((await owner.read()).delta.token_ids) == [7]
@@ -211,8 +211,8 @@ async def test_a_revoked_token_ends_its_session_and_another_one_goes_on_with_the
         await stub.Generate(again, metadata=bearer("of-blue")).read()
     assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
     call = stub.Generate(again, metadata=bearer("of-blue-2"))
-    await wait_until(lambda: backend.asked.resumptions)
-    assert backend.asked.resumptions[0].request.key == request.key
+    await wait_until(lambda: backend.asked.resumed)
+    assert backend.asked.resumed[0].key == request.key
     call.cancel()
 
 
