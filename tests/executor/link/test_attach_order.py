@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 from paceline.plan.values import (
+    Approach,
     Claim,
     Drain,
     FinalRelease,
@@ -18,7 +19,7 @@ from paceline.plan.values import (
 )
 from paceline.plan.versions import PROTOCOLS
 from paceline_executor.errors import AttachError, DrainingError, EpochEndedError, ServiceError, StepWedgedError
-from paceline_executor.link.fence import Approach, FenceTimes
+from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.plan_streams import Identity, PlanStreams
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded

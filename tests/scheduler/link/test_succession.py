@@ -8,11 +8,11 @@ import numpy as np
 from both_sides.audited import expected_output
 from both_sides.deployment import Deployment, scenario
 from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import Approach
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.core.events import Resume
 from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.errors import GivenUpError
-from paceline_scheduler.link.claim import Approach
 from paceline_scheduler.testing.requests import make_request
 
 FIRST, SECOND = "executor:1", "executor:2"
