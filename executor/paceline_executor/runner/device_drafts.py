@@ -12,7 +12,7 @@ class LookupDrafter:
         self._max_drafts = max_drafts
 
     def draft(self, rows: RowWords, plan: PlanColumns) -> None:
-        lookup_drafts(rows.state, rows.draws, plan, self._max_drafts)
+        lookup_drafts(rows.state, rows.draws, plan, self._max_drafts, rows.min_chance)
 
 
 def drafting_of(limits: RowLimits, drafter: DeviceDrafter | None = None) -> Drafting:
