@@ -33,6 +33,28 @@ class Captured(Protocol, Generic[T_co]):
         ...
 
 
+class Uncaptured(Generic[T]):
+    """The same for what is launched once, one by one."""
+
+    outputs: T  # once it has run
+
+    def __init__(self, launch: Callable[[Callable[[], object]], None], work: Callable[[], T]) -> None:
+        self._launch = launch
+        self._work = work
+
+    def replay(self) -> None:
+        self._launch(self._run)
+
+    def _run(self) -> None:
+        self.outputs = self._work()
+
+
+class Capture(Protocol):
+    """`Device.capture`, or what stands in for it where nothing is captured."""
+
+    def __call__(self, work: Callable[[], T]) -> Captured[T]: ...
+
+
 class Device(Protocol):
     """It has one stream: what is launched runs in this order."""
 

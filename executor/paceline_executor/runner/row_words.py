@@ -82,6 +82,7 @@ class RowWords:
             seeds=self.words[: 2 * layout.num_rows].view(torch.int64),
             num_logprobs=self._column("num_logprobs"),
         )
+        self.num_drafted = self._column("num_drafted")  # tokens that a draft model has computed
         self.min_chance = self.words[layout.min_chance :].view(torch.float32)  # [1]
         # The host gives a row's tokens before this one; the row draws the others.
         self._num_given = np.zeros(layout.num_rows, dtype=np.int32)
@@ -120,6 +121,7 @@ class RowWords:
 _COLUMNS = (
     "num_held",
     "num_computed",
+    "num_drafted",
     "finish",
     "num_prompt",
     "num_known",
@@ -139,6 +141,7 @@ def _described(
     columns = {
         "num_held": described.num_known,  # drafts are the device's own
         "num_computed": described.num_computed,
+        "num_drafted": np.zeros_like(rows),
         "finish": np.zeros_like(rows),
         "num_prompt": described.num_prompt,
         "num_known": described.num_known,
