@@ -25,8 +25,14 @@ from paceline_kernels.step_inputs import PlanColumns, StepInputs, step_inputs
 
 T = TypeVar("T")
 
+NUM_PASSES = 3  # captured of each number of rows
 _CATCH_UP = 1024  # tokens of a step: prompts, or what steps without drafts have left
 _FAR_BEHIND = 2  # times what a row is behind after a step of drafts: less is caught up in passing
+
+
+def most_tokens(max_num_batched_tokens: int) -> int:
+    """Of a pass."""
+    return max(MAX_VERIFIED_TOKENS, min(_CATCH_UP, max_num_batched_tokens))
 
 
 @dataclass(frozen=True, slots=True)
