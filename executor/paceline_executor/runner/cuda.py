@@ -110,9 +110,9 @@ class DeviceRunner:
         self._writer = PlanWriter(plans)
         self._reader = RingReader(results)
         rings = Rings(plans, results, max_logprobs)
-        self._drafting = (drafting or lookups(limits))(device, self._rows)
+        drafts = (drafting or lookups(limits))(device, self._rows)
         columns = self._rows, rings, geometry.block_size, splits
-        self._steps = DeviceSteps(device, model, kv_cache, *columns, self._drafting)
+        self._steps = DeviceSteps(device, model, kv_cache, *columns, drafts)
         self._next_step = 0
         self._failed = np.zeros(num_rows, dtype=np.bool_)  # rows whose prompt was no number: the device goes on
         self._failing: dict[int, RowProblem] = {}
@@ -153,7 +153,7 @@ class DeviceRunner:
             raise ValueError("a device that keeps rows has to know which rows a batch's are")
         changes = self._rows.changes(batch, carried)
         self._rules.tell(carried.described)
-        self._drafting.tell(carried.described.rows)
+        self._steps.drafting.tell(carried.described.rows)
         self._failed[carried.described.rows] = False
         for row in carried.described.rows.tolist():
             self._failing.pop(row, None)
@@ -185,7 +185,9 @@ class DeviceRunner:
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
         """It runs in order with the steps."""
         pairs = self._device.upload(sources), self._device.upload(destinations)
-        tensors = [of_blocks for cache in (self._kv_cache, *self._drafting.kv_caches) for of_blocks in cache.of_blocks]
+        tensors = [
+            of_blocks for cache in (self._kv_cache, *self._steps.drafting.kv_caches) for of_blocks in cache.of_blocks
+        ]
 
         def copy() -> None:
             for tensor in tensors:

@@ -73,27 +73,34 @@ class DeviceDraftModel:
     ) -> None:
         num_rows, torch_device = limits.num_rows, device.torch_device
         self.max_drafts = limits.max_num_draft_tokens
-        self.kv_caches = (parts.kv_cache,)
         self._parts = parts
         self._limits = limits
         self._splits = splits
         self._device = device
         self._rows = rows
         # Of all rows while drafts are drawn, and of none: for padding.
-        self._known, self._computed, self._until, self._finish = (
-            torch.zeros(num_rows + 1, dtype=torch.int32, device=torch_device) for _ in range(4)
+        self._until, self._finish = (
+            torch.zeros(num_rows + 1, dtype=torch.int32, device=torch_device) for _ in range(2)
         )
         self._ones = torch.ones(num_rows, dtype=torch.int32, device=torch_device)
-        self._state = replace(rows.state, num_computed=self._computed[:num_rows], finish=self._finish[:num_rows])
+        self._state = replace(rows.state, num_computed=torch.zeros_like(self._ones), finish=self._finish[:num_rows])
         self._draws = replace(
             rows.draws,
-            num_known=self._known[:num_rows],
+            num_known=torch.zeros_like(self._ones),
             max_known=self._until[:num_rows],
             num_logprobs=-self._ones,
         )
-        self._longest = min(parts.max_model_len + 1, limits.max_model_len - 1)  # known tokens and drafts
         self._behind = _Behind(num_rows, self._most_near)
         self._graphs: dict[int, _Graphs] = {}
+
+    @property
+    def kv_caches(self) -> tuple[KvCache, ...]:
+        return (self._parts.kv_cache,)
+
+    @property
+    def _longest(self) -> int:
+        """Known tokens and drafts."""
+        return min(self._parts.max_model_len + 1, self._limits.max_model_len - 1)
 
     @property
     def _most_near(self) -> int:
@@ -156,8 +163,8 @@ class DeviceDraftModel:
         # The target draws a row's last token without a draft.
         until = torch.minimum(known + wanted, rows.draws.max_known[index] - 1).clamp(max=self._longest)
         wants = exists & (finish == 0) & (until > known)
-        self._known[:num_rows].copy_(rows.draws.num_known)
-        self._computed[:num_rows].copy_(rows.num_drafted)
+        self._draws.num_known.copy_(rows.draws.num_known)
+        self._state.num_computed.copy_(rows.num_drafted)
         self._until.scatter_(0, places, until)
         self._finish.fill_(RowFinish.ERROR).scatter_(0, places, torch.where(wants, 0, RowFinish.ERROR).int())
         behind = torch.where(wants, known - rows.num_drafted[index], 0)

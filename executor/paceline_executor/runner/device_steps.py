@@ -80,7 +80,7 @@ class DeviceSteps:
         self._rings = rings
         self._block_size = block_size
         self._splits = splits
-        self._drafting = drafting
+        self.drafting = drafting
         self._step = torch.zeros(1, dtype=torch.int64, device=device.torch_device)
         self._clock = new_clock(device.torch_device)
         self._graphs: dict[Bucket, _Graphs] = {}
@@ -99,7 +99,7 @@ class DeviceSteps:
             num_rows = bucket.num_rows
             if not bucket.is_decode and num_rows not in plans:
                 plans[num_rows] = self._device.capture(partial(self._read_plan, num_rows))
-                self._drafting.capture(plans[num_rows], num_rows)
+                self.drafting.capture(plans[num_rows], num_rows)
             plan = None if bucket.is_decode else plans[num_rows]
             self._graphs[bucket] = self._parts(bucket, plan, self._device.capture)
 
@@ -114,7 +114,7 @@ class DeviceSteps:
             graphs.plan.replay()
             if wanted is not None:
                 with span("draft"):
-                    self._drafting.launch(graphs.plan, size.num_rows, wanted, rules)
+                    self.drafting.launch(graphs.plan, size.num_rows, wanted, rules)
         with span("forward"):
             graphs.forward.replay()
         with span("draw"):
@@ -154,7 +154,7 @@ class DeviceSteps:
     def _forward(self, size: Bucket, plan: PlanColumns) -> Forwarded:
         rows = self._rows
         batch = step_inputs(rows.state, plan, size.num_tokens, self._block_size)
-        draws = draw_inputs(rows.state, rows.draws, plan, batch, size.num_draws, self._drafting.max_drafts)
+        draws = draw_inputs(rows.state, rows.draws, plan, batch, size.num_draws, self.drafting.max_drafts)
         inputs = self._inputs(batch, draws.places, size.max_query_len)
         hidden = self._model.hidden(inputs, self._kv_cache)
         stamp(self._clock, _FORWARD_ENDED)
@@ -167,7 +167,7 @@ class DeviceSteps:
         max_logprobs = self._rings.max_logprobs if with_logprobs else -1
         samples = sample(logits, draws.parameters, drawn, max_logprobs=max_logprobs)
         columns = rows.state, rows.draws, forwarded.plan, forwarded.batch, draws, samples
-        advanced = advance_rows(*columns, self._drafting.max_drafts)
+        advanced = advance_rows(*columns, self.drafting.max_drafts)
         results, step, clock = self._rings.results, self._step, self._clock
         write_results(results, step, advanced, draws, samples, clock, with_logprobs=with_logprobs)
 
