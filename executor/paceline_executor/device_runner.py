@@ -13,6 +13,7 @@ from paceline_executor.models.llama import LlamaModel
 from paceline_executor.runner.buckets import Buckets
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device import CudaDevice
+from paceline_executor.runner.device_drafts import MakeDrafting
 from paceline_executor.runner.interface import KvGeometry, Runner, WarmUpProgress
 from paceline_executor.runner.twin_device import TwinDevice
 from paceline_kernels.linear import Splits
@@ -27,6 +28,7 @@ class RunnerParts:
     limits: RowLimits
     sizes: Buckets
     splits: Splits
+    drafting: MakeDrafting | None  # None: prompt lookup
     on_progress: Callable[[WarmUpProgress], None]
 
 
@@ -45,5 +47,6 @@ def build_runner(parts: RunnerParts) -> Runner:
         parts.limits,
         buckets=parts.sizes,
         splits=parts.splits,
+        drafting=parts.drafting,
         on_progress=parts.on_progress,
     )

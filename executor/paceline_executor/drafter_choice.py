@@ -101,17 +101,24 @@ def open_drafter(
         return None
     if choice.drafter is DrafterKind.EAGLE3:
         return _open_head(config, target, numerics, progress)
-    if choice.model is None:
-        opened = target
-    else:
-        opened = open_model(replace(config, model=choice.model, revision=None), progress)
-        _check_vocabulary(opened.tokenizer, target.tokenizer, choice.model)
+    opened = target if choice.model is None else open_draft_model(config, target, progress)
     # Drafts need not be exact: the smallest numbers there are.
     mine = choose_numerics(Quantization.AUTO, None, opened.checkpoint.config, config.block_size)
     if choice.model is None:
         _check_copy(mine, numerics)
-    structlog.get_logger().info("drafter", kind=choice.drafter.value, path=str(opened.path))
+    if choice.model is None:
+        structlog.get_logger().info("drafter", kind=choice.drafter.value, path=str(opened.path))
     return OpenedDrafter(opened.checkpoint, mine)
+
+
+def open_draft_model(config: Config, target: Opened, progress: ProgressLog) -> Opened:
+    """It is named by --speculation. Raises DrafterError, ModelError."""
+    choice = config.speculation
+    assert choice.model is not None
+    opened = open_model(replace(config, model=choice.model, revision=None), progress)
+    _check_vocabulary(opened.tokenizer, target.tokenizer, choice.model)
+    structlog.get_logger().info("drafter", kind=choice.drafter.value, path=str(opened.path))
+    return opened
 
 
 def _open_head(config: Config, target: Opened, numerics: Numerics, progress: ProgressLog) -> OpenedHead:

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import triton
@@ -16,10 +17,12 @@ import paceline_kernels
 from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
+from paceline_executor.models.interface import KvCache
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.shapes import META, ShapeWeights
 from paceline_executor.runner.buckets import Buckets
 from paceline_executor.runner.cores import usable_cores
+from paceline_executor.runner.device_draft_model import DeviceDraftModel, DraftModelParts
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.runner.rehearsal import rehearse
 from paceline_executor.weights.checkpoint import ModelConfig
@@ -35,6 +38,15 @@ _ALIGNED_LAYERS = 4  # scales of a layer's heads lie at a multiple of 4 bytes, a
 
 
 @dataclass(frozen=True, slots=True)
+class DraftModelShape:
+    """stored: as in `Steps`."""
+
+    model: ModelConfig
+    numerics: DeviceNumerics
+    stored: Mapping[str, StoredType]
+
+
+@dataclass(frozen=True, slots=True)
 class Steps:
     """What the launches of a device's steps depend on. stored: how the file has tensors, by name."""
 
@@ -44,16 +56,27 @@ class Steps:
     limits: RowLimits
     sizes: Buckets
     splits: Splits
+    draft_model: DraftModelShape | None = None
 
 
 def launches_of_steps(steps: Steps) -> list[Launch]:
-    model, numerics, limits = first_layers(steps.model, steps.stored), steps.numerics, steps.limits
-    weights = ShapeWeights(model, numerics.dtype, numerics.matrices, steps.stored)
-    geometry = kv_geometry(model, limits.num_blocks, limits.block_size, numerics)
+    limits, splits, draft = steps.limits, steps.splits, steps.draft_model
+
+    def built(
+        whole: ModelConfig, numerics: DeviceNumerics, stored: Mapping[str, StoredType]
+    ) -> tuple[LlamaModel, KvCache]:
+        model = first_layers(whole, stored)
+        geometry = kv_geometry(model, limits.num_blocks, limits.block_size, numerics)
+        weights = ShapeWeights(model, numerics.dtype, numerics.matrices, stored)
+        return LlamaModel(weights, limits.max_model_len), allocate_on_device(geometry, numerics.kv, META)
 
     def go_through() -> None:
-        built = LlamaModel(weights, limits.max_model_len)
-        rehearse(built, allocate_on_device(geometry, numerics.kv, META), limits, steps.sizes, steps.splits)
+        drafting = None
+        if draft is not None:
+            of_draft = built(draft.model, draft.numerics, draft.stored)
+            parts = DraftModelParts(*of_draft, draft.model.vocab_size, limits.max_model_len)
+            drafting = partial(DeviceDraftModel, parts, limits, splits)
+        rehearse(*built(steps.model, steps.numerics, steps.stored), limits, steps.sizes, splits, drafting)
 
     return launches_of(go_through)
 

@@ -6,13 +6,15 @@ Refuses to know how bytes come to a device and in which numbers they are compute
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 import torch
 
-from paceline_executor.config import DEVICE_BLOCK_SIZE, Config, LoadFormat, RunnerKind
+from paceline_executor.config import DEVICE_BLOCK_SIZE, Config, DrafterKind, LoadFormat, RunnerKind
 from paceline_executor.device_numerics import DeviceNumerics, choose_device_numerics, choose_twin_numerics
 from paceline_executor.device_runner import RunnerParts, build_runner, graph_sizes
+from paceline_executor.drafter_choice import open_draft_model
 from paceline_executor.errors import ShortMemoryError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
@@ -25,7 +27,9 @@ from paceline_executor.numerics import KvDtype
 from paceline_executor.opening import Opened, ProgressLog, num_parameters, served_name
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.buckets import Buckets, buckets_of
-from paceline_executor.runner.interface import Runner, WarmUpProgress
+from paceline_executor.runner.device_draft_model import NUM_PASSES, DeviceDraftModel, DraftModelParts, most_tokens
+from paceline_executor.runner.device_drafts import MakeDrafting
+from paceline_executor.runner.interface import KvGeometry, Runner, WarmUpProgress
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.runner.kv_scales import measured_scales
 from paceline_executor.runner.memory_plan import (
@@ -48,6 +52,23 @@ _DEFAULT_SHARE = 0.9
 _TWIN_KV_SHARE = 4  # a quarter of what is free, as on a CPU
 _MAX_DRAFTS = 7  # eight tokens of four query heads: attention keeps so many in registers
 _TOKEN_BYTES = 32  # ids, positions and slots of a captured step
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDraft:
+    """A draft model: its headers are read, its weights are not. Its keys and values are of the type it computes in."""
+
+    checkpoint: Checkpoint
+    numerics: DeviceNumerics
+    stored: Mapping[str, StoredType]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Counts the KV cache."""
+        return self.numerics.bytes_per_token(self.checkpoint.config)
+
+    def max_model_len(self, limits: RowLimits) -> int:
+        return min(limits.max_model_len, self.checkpoint.config.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +102,13 @@ def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: P
     checkpoint, log = opened.checkpoint, structlog.get_logger()
     stored = _stored_types(config, checkpoint)
     numerics = _choose_numerics(config, place, checkpoint, stored)
+    draft = _open_draft(config, place, opened, progress)
     sizes = buckets_of(config.max_num_seqs, config.max_num_batched_tokens, _max_drafts(config))
-    plan, limits = plan_device(config, place, checkpoint, numerics, stored, sizes)
+    plan, limits = plan_device(config, place, checkpoint, numerics, stored, sizes, draft)
     log.info("memory", device=place.name, total=place.memory.total_bytes, **plan.table)
     if place.capability is not None:
-        _compile_kernels(config, place.capability, checkpoint, numerics, stored, limits, sizes, progress)
-    runner = _runner(config, place, checkpoint, numerics, limits, sizes, progress)
+        _compile_kernels(config, place.capability, checkpoint, numerics, stored, limits, sizes, draft, progress)
+    runner = _runner(config, place, checkpoint, numerics, limits, sizes, draft, progress)
     with _explained("while steps were captured", "lower --max-num-batched-tokens or --max-num-seqs"):
         step_points = runner.warm_up()
     progress.log("warm_up", "done", 1.0)
@@ -105,7 +127,7 @@ def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: P
         num_parameters=num_parameters(checkpoint.config),
         quantization=FloatType.FLOAT8_E4M3FN.value if is_rounded else checkpoint.quantization,
         limits=limits,
-        geometry=runner.kv_geometry,
+        geometry=_with_draft(runner.kv_geometry, draft),
         kv_dtype=numerics.kv.value,
         tokenizer=opened.tokenizer,
         step_points=step_points,
@@ -124,6 +146,7 @@ def plan_device(
     numerics: DeviceNumerics,
     stored: Mapping[str, StoredType],
     sizes: Buckets,
+    draft: DeviceDraft | None = None,
 ) -> tuple[MemoryPlan, RowLimits]:
     """stored: as in `choose_device_numerics`.
 
@@ -145,16 +168,21 @@ def plan_device(
         + size.num_tokens * _TOKEN_BYTES
         for size in sizes
     ]
+    drafting = draft_bytes(draft, most, sizes)
+    activations = step_bytes(max(most.max_device_draws, MAX_PIECE_TOKENS), config.max_num_batched_tokens)
     uses = MemoryUses(
-        weights=numerics.weight_bytes(model, stored) + rotation_bytes(model, max_model_len),
-        activations=step_bytes(max(most.max_device_draws, MAX_PIECE_TOKENS), config.max_num_batched_tokens),
+        weights=numerics.weight_bytes(model, stored) + rotation_bytes(model, max_model_len) + drafting.weights,
+        activations=max(activations, drafting.activations),
         rows=most.num_rows * most.device_row_bytes,
         rings=0,  # in the host's memory
-        graphs=graph_bytes(max(step_bytes(size.num_draws, size.num_tokens) for size in sizes), kept),
+        graphs=graph_bytes(
+            max(drafting.activations, *(step_bytes(size.num_draws, size.num_tokens) for size in sizes)),
+            [*kept, *drafting.kept],
+        ),
     )
     least_tokens = config.max_model_len or min(max_model_len, MIN_POOL_TOKENS)
     needs = BlockNeeds(
-        bytes_per_block=config.block_size * numerics.bytes_per_token(model),
+        bytes_per_block=config.block_size * (numerics.bytes_per_token(model) + drafting.per_token),
         min_blocks=-(-least_tokens // config.block_size),
         max_blocks=fillable,
     )
@@ -163,6 +191,57 @@ def plan_device(
         kv_bytes = min(place.memory.free_bytes // _TWIN_KV_SHARE, MAX_DEFAULT_KV_BYTES)
     plan = plan_memory(place.memory, config.gpu_memory_utilization or _DEFAULT_SHARE, uses, needs, kv_bytes)
     return plan, _row_limits(config, model.vocab_size, max_model_len, plan.num_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBytes:
+    weights: int = 0
+    per_token: int = 0  # of KV cache
+    activations: int = 0
+    kept: tuple[int, ...] = ()  # of each captured pass
+
+
+def draft_bytes(draft: DeviceDraft | None, limits: RowLimits, sizes: Buckets) -> DraftBytes:
+    if draft is None:
+        return DraftBytes()
+    model, numerics = draft.checkpoint.config, draft.numerics
+    num_tokens, num_bytes = most_tokens(limits.max_num_batched_tokens), numerics.dtype.itemsize
+    num_rows = sorted({size.num_rows for size in sizes if not size.is_decode})
+    of_row = 4 * limits.max_blocks_per_row + model.hidden_size * num_bytes
+    return DraftBytes(
+        weights=numerics.weight_bytes(model, draft.stored) + rotation_bytes(model, draft.max_model_len(limits)),
+        per_token=draft.bytes_per_token,
+        activations=activation_bytes(model, num_tokens, limits.num_rows, num_bytes, is_batch_invariant=False),
+        kept=tuple(rows * of_row + num_tokens * _TOKEN_BYTES for rows in num_rows for _ in range(NUM_PASSES)),
+    )
+
+
+def _open_draft(config: Config, place: Place, target: Opened, progress: ProgressLog) -> DeviceDraft | None:
+    """None for prompt lookup."""
+    if config.speculation.drafter is not DrafterKind.DRAFT_MODEL:
+        return None
+    checkpoint = open_draft_model(config, target, progress).checkpoint
+    stored = _stored_types(config, checkpoint)
+    numerics = _choose_numerics(replace(config, kv_cache_dtype=None), place, checkpoint, stored)
+    return DeviceDraft(checkpoint, numerics, stored)
+
+
+def _draft_model(
+    config: Config, place: Place, draft: DeviceDraft, limits: RowLimits, progress: ProgressLog
+) -> MakeDrafting:
+    model, max_model_len = draft.checkpoint.config, draft.max_model_len(limits)
+    loaded = _load_weights(config, place, draft.checkpoint, draft.numerics, max_model_len, progress)
+    geometry = kv_geometry(model, limits.num_blocks, limits.block_size, draft.numerics)
+    cache = allocate_on_device(geometry, draft.numerics.kv, place.device)
+    parts = DraftModelParts(loaded, cache, model.vocab_size, max_model_len)
+    return partial(DeviceDraftModel, parts, limits, _splits(config))
+
+
+def _with_draft(geometry: KvGeometry, draft: DeviceDraft | None) -> KvGeometry:
+    """Its blocks hold what both keep in them."""
+    if draft is None:
+        return geometry
+    return replace(geometry, bytes_per_block=geometry.bytes_per_block + geometry.block_size * draft.bytes_per_token)
 
 
 def _on_device(config: Config) -> Config:
@@ -201,6 +280,7 @@ def _runner(
     numerics: DeviceNumerics,
     limits: RowLimits,
     sizes: Buckets,
+    draft: DeviceDraft | None,
     progress: ProgressLog,
 ) -> Runner:
     if place.is_twin:
@@ -213,12 +293,14 @@ def _runner(
     with _explained("for the KV cache", "lower --gpu-memory-utilization or --kv-cache-memory"):
         scales = _kv_scales(place, checkpoint, numerics, limits, model)
         kv_cache = allocate_on_device(geometry, numerics.kv, place.device, scales)
+        drafting = None if draft is None else _draft_model(config, place, draft, limits, progress)
     progress.log("model_load", "done", 1.0)
 
     def on_warm_up(step: WarmUpProgress) -> None:
         progress.log("warm_up", step.step, step.index / step.num_steps)
 
-    parts = RunnerParts(place.is_twin, model, kv_cache, geometry, limits, sizes, _splits(config), on_warm_up)
+    columns = model, kv_cache, geometry, limits, sizes, _splits(config), drafting
+    parts = RunnerParts(place.is_twin, *columns, on_warm_up)
     with _explained("for what is kept of rows", "lower --max-model-len or --max-num-seqs"):
         return build_runner(parts)
 
@@ -231,15 +313,17 @@ def _compile_kernels(
     stored: Mapping[str, StoredType],
     limits: RowLimits,
     sizes: Buckets,
+    draft: DeviceDraft | None,
     progress: ProgressLog,
 ) -> None:
     """Of a GPU, where Triton is."""
-    from paceline_executor.kernel_compiling import Steps, have_compiled
+    from paceline_executor.kernel_compiling import DraftModelShape, Steps, have_compiled
 
     def on_progress(phase: str, fraction: float) -> None:
         progress.log("warm_up", phase, fraction)
 
-    steps = Steps(checkpoint.config, numerics, stored, limits, sizes, _splits(config))
+    shape = None if draft is None else DraftModelShape(draft.checkpoint.config, draft.numerics, draft.stored)
+    steps = Steps(checkpoint.config, numerics, stored, limits, sizes, _splits(config), shape)
     compiled = have_compiled(steps, capability, config.cache_dir, on_progress)
     structlog.get_logger().info("kernels", compiled=compiled.num_compiled, kept=compiled.num_kept)
 

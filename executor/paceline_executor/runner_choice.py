@@ -83,8 +83,17 @@ def _check_options(config: Config, kind: RunnerKind) -> None:
     if config.batch_invariant and not is_for_gpu:
         sentence = f"--batch-invariant is for GPUs, and this is --runner {kind.value}"
         raise LimitError(f"{sentence}, where no result depends on what else runs: leave it out")
-    if config.speculation.drafter is not DrafterKind.PROMPT_LOOKUP and kind is not RunnerKind.CPU:
-        drafter = config.speculation.drafter.value
-        raise LimitError(f"--speculation {drafter} is for --runner cpu, and this is {kind.value}: leave it out")
+    drafter = config.speculation.drafter
+    if kind is not RunnerKind.CPU and drafter is not DrafterKind.PROMPT_LOOKUP:
+        _check_drafter(config, drafter, kind, is_for_gpu=is_for_gpu)
     if config.num_threads is not None and kind is RunnerKind.CUDA:
         raise LimitError("--num-threads is for CPUs, and this is --runner cuda: leave it out")
+
+
+def _check_drafter(config: Config, drafter: DrafterKind, kind: RunnerKind, *, is_for_gpu: bool) -> None:
+    if not is_for_gpu or drafter is not DrafterKind.DRAFT_MODEL:
+        raise LimitError(f"--speculation {drafter.value} is for --runner cpu, and this is {kind.value}: leave it out")
+    if config.batch_invariant:
+        raise LimitError(
+            "--speculation draft_model does not go with --batch-invariant, which drafts nothing: leave it out"
+        )

@@ -87,6 +87,18 @@ def test_a_smaller_model_drafts_and_a_block_holds_what_both_keep_in_it(models):
     assert num_verified >= 100
 
 
+def test_a_smaller_model_drafts_on_a_device(models):
+    """On its twin, where both are float32: the same blocks, and the tokens that come without drafts."""
+    options = ["--runner", "twin", "--block-size", "16", "--max-num-batched-tokens", "64", "--max-model-len", "64"]
+    drafting = loaded(models["target"], {"drafter": "draft_model", "model": models["small"]}, *options)
+    num_layers = WIDE_CONFIG.num_layers + SMALL_CONFIG.num_layers
+    assert drafting.description.kv_geometry().bytes_per_block == num_layers * FLOAT32_LAYER_BYTES
+
+    tokens, num_verified, _ = output_of(drafting.engine, 0, 4)
+    assert tokens == output_of(drafting.engine, 1, 0)[0]
+    assert num_verified >= 100
+
+
 def test_a_packed_copy_drafts_for_a_target_in_float32(models):
     """It is right most of the time."""
     drafting = loaded(models["target"], {"drafter": "target_copy"}, "--quantization", "none")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from paceline_executor.numerics import KvDtype
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.buckets import buckets_of
 from paceline_executor.runner.cuda import DeviceRunner
+from paceline_executor.runner.device_draft_model import DeviceDraftModel, DraftModelParts
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.runner.twin_device import TwinDevice
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
@@ -60,7 +62,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from paceline_executor.device_numerics import DeviceNumerics
-from paceline_executor.kernel_compiling import Steps, launches_of_steps
+from paceline_executor.kernel_compiling import DraftModelShape, Steps, launches_of_steps
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner import rehearsal
 from paceline_executor.runner.buckets import buckets_of
@@ -100,9 +102,11 @@ more_blocks = replace(limits, num_blocks=4097)
 numerics = DeviceNumerics(torch.float16, MatrixKind.DENSE, KvDtype.FLOAT16)
 steps = Steps(TINY_CONFIG, numerics, {}, limits, buckets_of(2, 16, 5), Splits.EVEN)
 found = launches_of_steps(steps)
+small = DraftModelShape(replace(TINY_CONFIG, hidden_size=32, num_layers=1), numerics, {})
+of_drafts = [launch for launch in launches_of_steps(replace(steps, draft_model=small)) if launch not in found]
 # How many blocks there are depends on the memory that is free.
 assert launches_of_steps(replace(steps, limits=more_blocks)) == found
-for launch in found:
+for launch in [*found, *of_drafts]:
     print(json.dumps([launch.kernel, launch.specialization]))
 print(json.dumps({name: sorted(set(operations)) for name, operations in noted.items()}))
 """
@@ -196,14 +200,25 @@ class Recorder:
         return True
 
 
-def run_whole_model():
+def draft_model():
+    """A smaller one than the target, that drafts for it."""
+    checkpoint = RandomCheckpoint(replace(TINY_CONFIG, hidden_size=32, num_layers=1))
+    geometry = kv_geometry(checkpoint.config, LIMITS.num_blocks, LIMITS.block_size, NUMERICS)
+    model = upload_model(checkpoint, CPU, LIMITS.max_model_len, NUMERICS.dtype, NUMERICS.matrices)
+    cache = allocate_on_device(geometry, NUMERICS.kv, CPU)
+    parts = DraftModelParts(model, cache, checkpoint.config.vocab_size, LIMITS.max_model_len)
+    return partial(DeviceDraftModel, parts, LIMITS, Splits.EVEN)
+
+
+def run_whole_model(drafting=None):
     """Prompts in chunks beside decodes, with rules, and with log-probabilities of output and prompt; drafts of every
     depth, some beside a chunk; copies of blocks.
     """
     geometry = kv_geometry(TINY_CONFIG, LIMITS.num_blocks, LIMITS.block_size, NUMERICS)
     cache = allocate_on_device(geometry, NUMERICS.kv, CPU)
     model = upload_model(RandomCheckpoint(), CPU, LIMITS.max_model_len, NUMERICS.dtype, NUMERICS.matrices)
-    runner = DeviceRunner(TwinDevice(), model, cache, geometry, LIMITS, buckets=buckets_of(2, 16, 5))
+    sizes = buckets_of(2, 16, 5)
+    runner = DeviceRunner(TwinDevice(), model, cache, geometry, LIMITS, buckets=sizes, drafting=drafting)
     engine = SteppingEngine(RowTable(LIMITS), runner)
     asking = {"num_logprobs": 2, "num_prompt_logprobs": 1, "bad_words": [(5, 6)], "min_tokens": 2}
     first = placement(0, range(5, 25), sampling=RULED, end_token_ids=(1,), **asking)
@@ -222,6 +237,7 @@ def test_whatever_a_whole_model_launches_was_compiled_before(found, monkeypatch)
     recorder = Recorder(monkeypatch)
     with np.errstate(all="ignore"), cpu_stands_for_gpu():
         run_whole_model()
+        run_whole_model(draft_model())
     kernels = {name.rpartition(".")[2] for name, _ in recorder.seen}
 
     assert recorder.seen <= set(found)

@@ -41,6 +41,12 @@ class KvCache:
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
 
+    @property
+    def of_blocks(self) -> tuple[torch.Tensor, ...]:
+        """Those whose second dimension is blocks: a scale per head of a layer belongs to none."""
+        scales = (self.key_scales, self.value_scales)
+        return (self.keys, self.values, *(one for one in scales if one is not None and one.ndim > 2))
+
     def layer(self, index: int) -> "KvCache":
         """Its tensors lack their first dimension."""
         if self.key_scales is None or self.value_scales is None:

@@ -112,6 +112,7 @@ def prepare(
         prompt_targets=_prompt_targets(columns, rows, context_lens),
         carried=carried,
         num_drafts=draws.num_drafts,
+        min_draft_chance=plan.min_draft_chance,
     )
     return Prepared(batch, rows, places, num_tokens, draws.num_draws, draws.rows.size, is_ahead)
 

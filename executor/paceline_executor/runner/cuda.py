@@ -19,8 +19,8 @@ from paceline_executor.profiling.bandwidth import ATTENTION, LINEAR, context_byt
 from paceline_executor.profiling.profiler import Profiler
 from paceline_executor.runner.buckets import Bucket, Buckets
 from paceline_executor.runner.device import Device
-from paceline_executor.runner.device_drafts import drafting_of
-from paceline_executor.runner.device_steps import DeviceDrafter, DeviceSteps, Rings
+from paceline_executor.runner.device_drafts import MakeDrafting, WantedDrafts, lookups
+from paceline_executor.runner.device_steps import DeviceSteps, Rings
 from paceline_executor.runner.inputs import row_problem
 from paceline_executor.runner.interface import (
     BlockCells,
@@ -86,11 +86,11 @@ class DeviceRunner:
         *,
         buckets: Buckets,
         splits: Splits = Splits.EVEN,
-        drafter: DeviceDrafter | None = None,
+        drafting: MakeDrafting | None = None,
         on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
     ) -> None:
-        """Takes the memory of rows and rings. drafter: None is prompt lookup, where limits allow drafts. on_progress is
-        called during `warm_up`. Raises StartError for more rows than can be kept.
+        """Takes the memory of rows and rings. drafting: None is prompt lookup, where limits allow drafts. on_progress
+        is called during `warm_up`. Raises StartError for more rows than can be kept.
         """
         num_rows = limits.num_rows
         max_words = limits.max_num_batched_tokens + num_rows * _WORDS_PER_ROW
@@ -110,8 +110,9 @@ class DeviceRunner:
         self._writer = PlanWriter(plans)
         self._reader = RingReader(results)
         rings = Rings(plans, results, max_logprobs)
-        drafting = drafting_of(limits, drafter)
-        self._steps = DeviceSteps(device, model, kv_cache, self._rows, rings, geometry.block_size, splits, drafting)
+        drafts = (drafting or lookups(limits))(device, self._rows)
+        columns = self._rows, rings, geometry.block_size, splits
+        self._steps = DeviceSteps(device, model, kv_cache, *columns, drafts)
         self._next_step = 0
         self._failed = np.zeros(num_rows, dtype=np.bool_)  # rows whose prompt was no number: the device goes on
         self._failing: dict[int, RowProblem] = {}
@@ -152,6 +153,7 @@ class DeviceRunner:
             raise ValueError("a device that keeps rows has to know which rows a batch's are")
         changes = self._rows.changes(batch, carried)
         self._rules.tell(carried.described)
+        self._steps.drafting.tell(carried.described.rows)
         self._failed[carried.described.rows] = False
         for row in carried.described.rows.tolist():
             self._failing.pop(row, None)
@@ -183,10 +185,9 @@ class DeviceRunner:
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
         """It runs in order with the steps."""
         pairs = self._device.upload(sources), self._device.upload(destinations)
-        cache = self._kv_cache
-        of_slots = [scales for scales in (cache.key_scales, cache.value_scales) if scales is not None]
-        # A scale per head of a layer belongs to no block.
-        tensors = [cache.keys, cache.values, *(scales for scales in of_slots if scales.ndim > 2)]
+        tensors = [
+            of_blocks for cache in (self._kv_cache, *self._steps.drafting.kv_caches) for of_blocks in cache.of_blocks
+        ]
 
         def copy() -> None:
             for tensor in tensors:
@@ -228,7 +229,7 @@ class DeviceRunner:
         size = self._size(rest)
         with self._device.profiler.span("rules"):
             rules = self._rules.of(planned[rest.sampled].tolist())
-        self._steps.launch(size, with_logprobs=with_logprobs, rules=rules)
+        self._steps.launch(size, with_logprobs=with_logprobs, rules=rules, wanted=_wanted(rest, planned))
         return _Launched(self._next_step, batch, rows, parts.rest_rows, with_logprobs, pieces)
 
     def _size(self, batch: StepBatch) -> Bucket:
@@ -302,6 +303,14 @@ class DeviceRunner:
                 row = int(launched.rows[batch_row])
                 if row in self._failing and not results.num_draws[launched.planned == batch_row].any():
                     problems.setdefault(batch_row, self._failing.pop(row))
+
+
+def _wanted(batch: StepBatch, rows: Int32Array) -> WantedDrafts | None:
+    if batch.num_drafts is None or not batch.num_drafts.any():
+        return None
+    wanting = np.flatnonzero(batch.num_drafts)
+    of_batch, num_wanted = batch.sampled[wanting], batch.num_drafts[wanting]
+    return WantedDrafts(rows[of_batch], batch.context_lens[of_batch] - num_wanted, num_wanted)
 
 
 def _launched(handle: StepHandle) -> _Launched:

@@ -33,6 +33,28 @@ class Captured(Protocol, Generic[T_co]):
         ...
 
 
+class Uncaptured(Generic[T]):
+    """The same for what is launched once, one by one."""
+
+    outputs: T  # once it has run
+
+    def __init__(self, launch: Callable[[Callable[[], object]], None], work: Callable[[], T]) -> None:
+        self._launch = launch
+        self._work = work
+
+    def replay(self) -> None:
+        self._launch(self._run)
+
+    def _run(self) -> None:
+        self.outputs = self._work()
+
+
+class Capture(Protocol):
+    """`Device.capture`, or what stands in for it where nothing is captured."""
+
+    def __call__(self, work: Callable[[], T]) -> Captured[T]: ...
+
+
 class Device(Protocol):
     """It has one stream: what is launched runs in this order."""
 
@@ -70,6 +92,13 @@ class Device(Protocol):
     def download(self, values: torch.Tensor) -> torch.Tensor:
         """A copy in host memory, there when what is launched later has ended."""
         ...
+
+
+def capture_filled(device: Device, work: Callable[[], T]) -> Captured[T]:
+    """For what the next capture reads: a capture computes nothing, and the run before one takes what lies there."""
+    captured = device.capture(work)
+    captured.replay()
+    return captured
 
 
 class CudaDevice:

@@ -158,7 +158,8 @@ class StepBatch:
     are drafts; the logits of each, and of the token before them, are sampled too. `num_drafts` is None when no row has
     any, `prompt_targets` when nobody asked for log-probabilities of a prompt. `carried` is None for runners that have
     one step in flight at most. Others keep block tables and rules and find drafts themselves: the batch has a table
-    without columns, no rules, and `num_drafts` is how many each row may have.
+    without columns, no rules, and `num_drafts` is how many each row may have,
+    `min_draft_chance` that a draft is right, for it to pay.
     """
 
     token_ids: Int32Array  # [num_tokens]
@@ -171,6 +172,7 @@ class StepBatch:
     prompt_targets: PromptTargets | None = None
     carried: CarriedRows | None = None
     num_drafts: Int32Array | None = None  # [num_sampled]
+    min_draft_chance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from paceline_executor.models.interface import DeviceModel, KvCache
 from paceline_executor.profiling.torch_trace import TorchProfiler
 from paceline_executor.runner.buckets import Bucket, Buckets
 from paceline_executor.runner.device import Captured
-from paceline_executor.runner.device_drafts import drafting_of
+from paceline_executor.runner.device_drafts import MakeDrafting, WantedDrafts, lookups
 from paceline_executor.runner.device_steps import DeviceSteps, Rings
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
 from paceline_executor.runner.row_words import RowWords
@@ -66,13 +66,20 @@ class _Rehearsed(Generic[T]):
         return
 
 
-def rehearse(model: DeviceModel, kv_cache: KvCache, limits: RowLimits, buckets: Buckets, splits: Splits) -> None:
+def rehearse(
+    model: DeviceModel,
+    kv_cache: KvCache,
+    limits: RowLimits,
+    buckets: Buckets,
+    splits: Splits,
+    make_drafting: MakeDrafting | None = None,
+) -> None:
     """Launch what `DeviceRunner` does with these. model, kv_cache: on the device `meta`."""
     device, num_rows = RehearsalDevice(), limits.num_rows
     rows = RowWords(limits, device.torch_device)
     max_logprobs = min(MAX_LOGPROBS, limits.vocab_size)
     max_words = limits.max_num_batched_tokens
-    drafting = drafting_of(limits)
+    drafting = (make_drafting or lookups(limits))(device, rows)
     rings = Rings(
         new_plan_ring(_NUM_SLOTS, num_rows, max_words, pinned=False),
         new_ring(_NUM_SLOTS, num_rows, limits.max_device_draws, pinned=False, max_logprobs=max_logprobs),
@@ -86,14 +93,24 @@ def rehearse(model: DeviceModel, kv_cache: KvCache, limits: RowLimits, buckets: 
         for with_logprobs in (False, True):
             for of_rows in (None, rules):
                 steps.launch(size, with_logprobs=with_logprobs, rules=of_rows)
+        for wanted in _wanted(limits) if drafting.max_drafts and not size.is_decode else ():
+            for of_rows in (None, rules):
+                steps.launch(size, with_logprobs=False, rules=of_rows, wanted=wanted)
     for num_tokens in range(1, MAX_PIECE_TOKENS + 1):
         logits = steps.logits_of(PlanColumns(_ints(1), _ints(1)), num_tokens)
         for num_top in (0, 1):
             token_logprobs(logits, _ints(num_tokens), _ints(num_tokens), max_logprobs=num_top)
     write_words(rows.words, _ints(1), _ints(1))
-    for tensor in (kv_cache.keys, kv_cache.values, kv_cache.key_scales, kv_cache.value_scales):
-        if tensor is not None and tensor.ndim > 2:
+    for cache in (kv_cache, *drafting.kv_caches):
+        for tensor in cache.of_blocks:
             block_copy(tensor, _ints(1), _ints(1))
+
+
+def _wanted(limits: RowLimits) -> Iterator[WantedDrafts]:
+    """Of a row that a draft model is far behind, and of one that it is not."""
+    row, most = np.zeros(1, dtype=np.int32), np.full(1, limits.max_num_draft_tokens, dtype=np.int32)
+    yield WantedDrafts(row, row + limits.max_model_len, most)
+    yield WantedDrafts(row, row + 1, most)
 
 
 def _beyond(buckets: Buckets, limits: RowLimits) -> Iterator[Bucket]:

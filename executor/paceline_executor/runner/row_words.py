@@ -48,6 +48,8 @@ class RowLayout:
         for name, width in widths.items():
             self.starts[name] = self.num_words
             self.num_words += num_rows * width
+        self.min_chance = self.num_words  # of drafts, one for all rows
+        self.num_words += 1
         if self.num_words >= _MAX_WORDS:
             sentence = f"{num_rows} rows of {self.max_model_len} tokens are more than a device can keep"
             raise StartError(f"{sentence}; lower --max-num-seqs or --max-model-len")
@@ -80,6 +82,8 @@ class RowWords:
             seeds=self.words[: 2 * layout.num_rows].view(torch.int64),
             num_logprobs=self._column("num_logprobs"),
         )
+        self.num_drafted = self._column("num_drafted")  # tokens that a draft model has computed
+        self.min_chance = self.words[layout.min_chance :].view(torch.float32)  # [1]
         # The host gives a row's tokens before this one; the row draws the others.
         self._num_given = np.zeros(layout.num_rows, dtype=np.int32)
 
@@ -97,6 +101,8 @@ class RowWords:
         if is_given.any():
             places = layout.cells("token_ids", token_rows[is_given], layout.max_model_len, batch.positions[is_given])
             changes.append((places, batch.token_ids[is_given]))
+        if batch.num_drafts is not None:
+            changes.append((np.array([layout.min_chance]), np.array([batch.min_draft_chance], dtype=np.float32)))
         return WordChanges.of(changes)
 
     def computed(self, row: int, num_tokens: int) -> WordChanges:
@@ -115,6 +121,7 @@ class RowWords:
 _COLUMNS = (
     "num_held",
     "num_computed",
+    "num_drafted",
     "finish",
     "num_prompt",
     "num_known",
@@ -134,6 +141,7 @@ def _described(
     columns = {
         "num_held": described.num_known,  # drafts are the device's own
         "num_computed": described.num_computed,
+        "num_drafted": np.zeros_like(rows),
         "finish": np.zeros_like(rows),
         "num_prompt": described.num_prompt,
         "num_known": described.num_known,

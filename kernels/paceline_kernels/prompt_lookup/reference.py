@@ -1,23 +1,27 @@
 """prompt_lookup in plain Python, one place at a time."""
 
+import torch
+
 from paceline_kernels.draws import RowDraws
 from paceline_kernels.prompt_lookup import MAX_MATCH, MIN_MATCH
 from paceline_kernels.step_inputs import PlanColumns, RowState
 
 
-def lookup_drafts(state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts: int) -> None:
+def lookup_drafts(
+    state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts: int, min_chance: torch.Tensor
+) -> None:
     for row, num_tokens in zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True):
         if not 0 <= row < state.num_held.shape[0] or state.finish[row]:
             continue
         num_known, num_computed = int(rows.num_known[row]), int(state.num_computed[row])
         num_wanted = min(num_tokens - (num_known - num_computed), max_drafts, state.token_ids.shape[1] - num_known)
-        drafts = _drafts(state.token_ids[row, :num_known].tolist(), num_wanted)
+        drafts = _drafts(state.token_ids[row, :num_known].tolist(), num_wanted, min_chance.item())
         for place, token_id in enumerate(drafts, num_known):
             state.token_ids[row, place] = token_id
             state.num_held[row] = place + 1
 
 
-def _drafts(known: list[int], num_wanted: int) -> list[int]:
+def _drafts(known: list[int], num_wanted: int, min_chance: float) -> list[int]:
     longest, match = 0, 0
     for place in range(len(known) - 1):
         length = 0
@@ -27,5 +31,10 @@ def _drafts(known: list[int], num_wanted: int) -> list[int]:
             longest, match = length, place
     if longest < MIN_MATCH:
         return []
-    repeated = known[match + 1 :]
-    return [repeated[draft % len(repeated)] for draft in range(num_wanted)]
+    repeated, chance, drafts = known[match + 1 :], 1.0, []
+    for draft in range(num_wanted):
+        chance *= 1 - 1 / min(longest + draft, MAX_MATCH)
+        if chance < min_chance:
+            break
+        drafts.append(repeated[draft % len(repeated)])
+    return drafts

@@ -4,6 +4,7 @@ A row of 8,192 tokens is 32 kB, read MAX_MATCH times out of the nearest cache: s
 are wanted. Knows tokens; not rows' owners.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -16,7 +17,9 @@ _BLOCK = 1024
 _NUM_WARPS = 8
 
 
-def lookup_drafts(state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts: int) -> None:
+def lookup_drafts(
+    state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts: int, min_chance: torch.Tensor
+) -> None:
     lookup_drafts_kernel[(plan.rows.shape[0],)](
         state.token_ids,
         state.num_held,
@@ -25,6 +28,7 @@ def lookup_drafts(state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts
         rows.num_known,
         plan.rows,
         plan.num_tokens,
+        min_chance,
         state.num_held.shape[0],
         max_drafts,
         MAX_TOKENS=state.token_ids.shape[1],
@@ -38,7 +42,7 @@ def lookup_drafts(state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts
 
 @triton.jit(
     do_not_specialize=["num_rows", "max_drafts"],
-    do_not_specialize_on_alignment=["plan_rows", "plan_num_tokens"],
+    do_not_specialize_on_alignment=["plan_rows", "plan_num_tokens", "min_chance"],
 )
 def lookup_drafts_kernel(
     row_token_ids,
@@ -48,6 +52,7 @@ def lookup_drafts_kernel(
     num_known,
     plan_rows,
     plan_num_tokens,
+    min_chance,
     num_rows,
     max_drafts,
     MAX_TOKENS: tl.constexpr,
@@ -80,7 +85,15 @@ def lookup_drafts_kernel(
                 lengths += goes_back.to(tl.int32)
             best = tl.maximum(best, tl.max(tl.where(lengths > 0, lengths * MAX_TOKENS + places, 0)))
         match = best % MAX_TOKENS
-        if best // MAX_TOKENS >= MIN:
+        length = best // MAX_TOKENS
+        if length >= MIN:
+            least = tl.load(min_chance)
+            chance = least * 0 + 1
+            worth = length * 0
+            for draft in range(wanted):
+                chance *= 1 - 1.0 / tl.minimum(length + draft, MAX)
+                worth += (chance >= least).to(tl.int32)
+            wanted = worth
             drafts = tl.arange(0, DRAFTS)
             inside = drafts < wanted
             token_ids = tl.load(tokens + match + 1 + drafts % (last - match), mask=inside, other=0)

@@ -27,7 +27,7 @@ _STEP_OF_COST = 0.8  # the acceptance at which a step's time is told
 
 
 class ScriptedDrafter:
-    """See `paceline_executor.runner.device_steps.DeviceDrafter`: drafts are what is written at their places."""
+    """See `paceline_executor.runner.device_drafts.DeviceDrafter`: drafts are what is written at their places."""
 
     def __init__(self, limits: RowLimits, device: torch.device) -> None:
         shape = (limits.num_rows, limits.max_model_len)

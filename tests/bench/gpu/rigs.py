@@ -20,7 +20,7 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.buckets import Buckets, buckets_of
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device import CudaDevice, Device
-from paceline_executor.runner.device_steps import DeviceDrafter
+from paceline_executor.runner.device_drafts import DeviceDrafter, launching
 from paceline_executor.runner.interface import WarmUpProgress
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.runner.twin_device import TwinDevice
@@ -135,7 +135,7 @@ def make_rig(
         limits,
         buckets=buckets,
         splits=splits,
-        drafter=drafter,
+        drafting=None if drafter is None else launching(drafter, limits.max_num_draft_tokens),
         on_progress=on_progress,
     )
     runner.warm_up()

@@ -5,7 +5,7 @@ The other side is the CPU runner without drafts, each request alone.
 
 from collections import Counter, deque
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from random import Random
 
 import numpy as np
@@ -22,7 +22,8 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.buckets import Buckets, buckets_of
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.cuda import DeviceRunner
-from paceline_executor.runner.device_drafts import LookupDrafter
+from paceline_executor.runner.device_draft_model import DeviceDraftModel, DraftModelParts
+from paceline_executor.runner.device_drafts import LookupDrafter, launching
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.runner.twin_device import TwinDevice
 from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter, wanted_drafts
@@ -31,6 +32,7 @@ from paceline_executor.testing.plans import GREEDY, placement, plan
 from paceline_executor.testing.random_plans import LIMITS as PLAIN_LIMITS
 from paceline_executor.testing.random_plans import Request, Scheduler
 from paceline_executor.testing.stepping import outcome_of
+from paceline_kernels.attention import Splits
 
 MAX_DRAFTS = 5
 LIMITS = replace(PLAIN_LIMITS, max_num_draft_tokens=MAX_DRAFTS)
@@ -62,17 +64,28 @@ class ChosenDrafter:
 
 
 @cache
-def device_runner(buckets, drafter):
+def device_runner(buckets, drafting):
     """A warm runner, and its device."""
     device = TwinDevice()
     geometry = kv_geometry(CONFIG, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
     cache_of_all = allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv)
-    runner = DeviceRunner(device, MODEL, cache_of_all, geometry, LIMITS, buckets=buckets, drafter=drafter)
+    runner = DeviceRunner(device, MODEL, cache_of_all, geometry, LIMITS, buckets=buckets, drafting=drafting)
     runner.warm_up()
     return runner, device
 
 
-CHOSEN, LOOKUP = ChosenDrafter(), LookupDrafter(MAX_DRAFTS)
+def draft_model(checkpoint):
+    """Drafts by this model, whose KV cache is its own."""
+    geometry = kv_geometry(checkpoint.config, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
+    model = LlamaModel(HostWeights(checkpoint), LIMITS.max_model_len)
+    vocab_size, cache_of_its_own = checkpoint.config.vocab_size, allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv)
+    parts = DraftModelParts(model, cache_of_its_own, vocab_size, LIMITS.max_model_len)
+    return partial(DeviceDraftModel, parts, LIMITS, Splits.EVEN)
+
+
+CHOSEN = ChosenDrafter()
+OF_CHOSEN, LOOKUP = launching(CHOSEN, MAX_DRAFTS), launching(LookupDrafter(MAX_DRAFTS), MAX_DRAFTS)
+TARGET_ITSELF = draft_model(CHECKPOINT)  # so all its drafts are right
 FEW = (1, 2, 3, 4, 5)  # so that lookups find something, and words are met
 SAMPLINGS = (
     GREEDY,
@@ -126,9 +139,9 @@ class Outcome:
 class Ahead:
     """Requests served by a device that drafts: planned, launched and landed at random."""
 
-    def __init__(self, wanted, seed, buckets, drafter):
+    def __init__(self, wanted, seed, buckets, drafting):
         self.random = Random(seed)  # noqa: S311  # reproducible on purpose
-        runner, self.device = device_runner(buckets, drafter)
+        runner, self.device = device_runner(buckets, drafting)
         self.device.late_by(seed)
         self.engine = Engine(RowTable(LIMITS), runner)
         self.requests = [Request(f"request-{i}", *one) for i, one in enumerate(wanted)]
@@ -208,15 +221,14 @@ def test_a_device_that_drafts_says_what_plain_decoding_says(buckets):
     """Greedy and seeded, with rules, log-probabilities, chunks in the same step, shared blocks, preemption, failed
     launches; two steps in flight that both verify drafts; whoever drafts.
     """
-    reached = {kind: Counter() for kind in ("right", "erring", "wrong", "useless", "lookup")}
+    reached = {kind: Counter() for kind in ("right", "erring", "wrong", "useless", "lookup", "itself")}
 
     @settings(max_examples=settings.default.max_examples // 10)
     @given(requests, st.integers(0, 2**32))
     def nobody_notices(wanted, seed):
         expected = None
         for kind, seen in reached.items():
-            drafter = LOOKUP if kind == "lookup" else CHOSEN
-            ahead = Ahead(wanted, seed, buckets, drafter)
+            ahead = Ahead(wanted, seed, buckets, {"lookup": LOOKUP, "itself": TARGET_ITSELF}.get(kind, OF_CHOSEN))
             if expected is None:
                 expected = [vars(plain_outcome(*each)) for each in zip(ahead.requests, ahead.kinds, strict=True)]
                 answers = [of[0] + one["tokens"] for of, one in zip(wanted, expected, strict=True)]
@@ -229,13 +241,14 @@ def test_a_device_that_drafts_says_what_plain_decoding_says(buckets):
     assert reached["erring"]["verified"] > reached["erring"]["accepted"] >= 5, reached
     assert reached["wrong"]["verified"] >= 20, reached
     assert reached["lookup"]["accepted"] >= 5, reached
+    assert reached["itself"]["verified"] == reached["itself"]["accepted"] >= 20, reached
     for branch in ("chunks beside drafts", "drafts behind drafts", "failed"):
         assert sum(seen[branch] for seen in reached.values()) >= 5, reached
 
 
-def one_row(num_drafts, prompt, drafter, **asked):
+def one_row(num_drafts, prompt, drafting, **asked):
     """Results of a row alone whose steps have so many drafts, until it ends, and the sizes they were launched in."""
-    runner, _ = device_runner(BUCKETS, drafter)
+    runner, _ = device_runner(BUCKETS, drafting)
     engine, results, sizes, num_tokens = Engine(RowTable(LIMITS), runner), [], [], len(prompt)
     contents = {"place": [placement(0, prompt, **asked)], "grants": [(0, cell, cell) for cell in range(6)]}
     launch = runner._steps.launch
@@ -259,11 +272,11 @@ def test_a_row_fails_at_the_token_at_which_it_fails_without_drafts():
     """Nothing is left after 3, which is drafted and right: its step brings it, and the next one the failure."""
     sampling = replace(GREEDY, allowed_token_ids=FEW, logit_bias=((3, 1.5),), repetition_penalty=1.5)
     asked = {"max_tokens": 20, "sampling": sampling, "bad_words": [(3, token) for token in FEW]}
-    plain, _ = one_row(0, [1, 2], CHOSEN, **asked)
+    plain, _ = one_row(0, [1, 2], OF_CHOSEN, **asked)
     assert ([error.reason for error in plain[-1].errors], tokens_of(plain)[-1]) == (["NO_TOKEN_LEFT"], 3)
 
     CHOSEN.inner = KnowingDrafter([[1, 2, *tokens_of(plain), 0, 0, 0]], lambda num_wanted: num_wanted)
-    drafted, _ = one_row(4, [1, 2], CHOSEN, **asked)
+    drafted, _ = one_row(4, [1, 2], OF_CHOSEN, **asked)
     assert tokens_of(drafted) == tokens_of(plain)
     assert (drafted[-2].errors, drafted[-1].errors) == ((), plain[-1].errors)
     assert drafted[-2].num_accepted[0] > 1
@@ -277,6 +290,18 @@ def test_a_step_that_verifies_is_replayed_in_its_size():
         assert [one.num_accepted[0] for one in results] == [1, 1 + num_drafts]
         assert (sizes[1].num_rows, sizes[1].num_tokens, sizes[1].max_query_len) == (1, num_tokens, longest)
         assert sizes[1] in list(BUCKETS)
+
+
+def test_nobody_looks_for_drafts_in_a_step_that_has_none(monkeypatch):
+    """Not beside a chunk either."""
+    looked = []
+    monkeypatch.setattr(LookupDrafter, "draft", lambda *_: looked.append(True))
+    for num_drafts, times in ((0, 0), (2, 1)):
+        looked.clear()
+        results, sizes = one_row(num_drafts, [1] * 8, LOOKUP, max_tokens=2)
+        assert (len(results), sizes[0].max_query_len, len(looked)) == (2, None, 0)
+        results, _ = one_row(num_drafts, [1] * 8, LOOKUP, max_tokens=4)
+        assert len(looked) == times * (len(results) - 2)
 
 
 def test_lookups_know_tokens_that_were_computed_for_another_row():

@@ -1,10 +1,13 @@
 """prompt_lookup: drafts are what followed a row's last tokens before, and the reference says which."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
+from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_kernels.draws import RowDraws, RowFinish
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.prompt_lookup import lookup_drafts, reference
@@ -44,14 +47,15 @@ def moved(place, columns):
     return type(columns)(*(place(getattr(columns, name)) for name in columns.__slots__))
 
 
-def drafts_of(memory, rows, planned, max_drafts):
+def drafts_of(memory, rows, planned, max_drafts, min_chance=0.0):
     """Kernel and CPU write what the reference writes; returns the drafts of each row."""
     columns = (*columns_of(rows), PlanColumns(int32(*(row for row, _ in planned)), int32(*(n for _, n in planned))))
     there, here = ([moved(put, each) for each in columns] for put in (memory.place, torch.clone))
-    kernels.lookup_drafts(*there, max_drafts)
-    lookup_drafts(*here, max_drafts)
+    chance = torch.tensor([min_chance])
+    kernels.lookup_drafts(*there, max_drafts, memory.place(chance))
+    lookup_drafts(*here, max_drafts, chance)
     state, draws, plan = columns
-    reference.lookup_drafts(state, draws, plan, max_drafts)
+    reference.lookup_drafts(state, draws, plan, max_drafts, chance)
     for ours in (there[0], here[0]):
         for name in RowState.__slots__:
             assert torch.equal(getattr(ours, name).cpu(), getattr(state, name)), name
@@ -75,12 +79,13 @@ def test_kernel_and_cpu_find_what_the_reference_finds(device, rows, data):
     """In rows of any length, planned in any order, padding among them; what lies around is untouched."""
     order = data.draw(st.permutations(range(-1, len(rows))))
     planned = [(row, data.draw(st.integers(0, MAX_TOKENS))) for row in order]
-    drafts_of(BoundedMemory(device), rows, planned, data.draw(st.integers(1, 9)))
+    min_chance = data.draw(st.sampled_from([0.0, 0.31, 0.57, 0.83]))
+    drafts_of(BoundedMemory(device), rows, planned, data.draw(st.integers(1, 9)), min_chance)
 
 
-def drafts(device, known, num_drafts, max_drafts=8):
+def drafts(device, known, num_drafts, max_drafts=8, min_chance=0.0):
     """Of a row that decodes."""
-    (found,) = drafts_of(BoundedMemory(device), [(known, 1, 0)], [(0, 1 + num_drafts)], max_drafts)
+    (found,) = drafts_of(BoundedMemory(device), [(known, 1, 0)], [(0, 1 + num_drafts)], max_drafts, min_chance)
     return found
 
 
@@ -110,12 +115,23 @@ def test_no_more_drafts_than_were_planned_and_none_before_the_end_of_what_is_kno
     assert drafts_of(memory, [row, row, row], [(0, 4), (1, 5), (2, 6)], 8) == [[], [], [7]]
 
 
+@pytest.mark.parametrize("min_chance", [0.0, 1 / 14, 0.31, 0.57, 0.72, 0.91, 0.95])
+@pytest.mark.parametrize("length", [2, 3, 7, 13, 30])
+def test_as_many_are_worth_their_time_as_on_a_cpu(device, length, min_chance):
+    """Of a row that has shown nothing yet: by the length of the match alone."""
+    known = [7] * length if length > 15 else [*range(1, length + 1), 40, 41, 0, *range(1, length + 1)]
+    row = WantingRow(0, np.array(known, dtype=np.int32), 8, np.zeros(0, dtype=np.int32), len(known))
+    (expected,) = PromptLookup().draft(WantedDrafts([row], None, min_chance))
+
+    assert drafts(device, known, 8, min_chance=min_chance) == expected.tolist()
+
+
 def test_other_devices_and_other_shapes_are_refused():
     """Nothing is launched."""
     state, rows = columns_of([([1, 2], 1, 0)])
     plan = PlanColumns(int32(0), int32(2))
     with pytest.raises(KernelArgumentError, match="0 to 63 drafts, not 64"):
-        lookup_drafts(state, rows, plan, 64)
+        lookup_drafts(state, rows, plan, 64, torch.zeros(1))
     meta = [moved(lambda tensor: tensor.to("meta"), columns) for columns in (state, rows, plan)]
     with pytest.raises(UnsupportedDeviceError):
-        lookup_drafts(*meta, 1)
+        lookup_drafts(*meta, 1, torch.zeros(1, device="meta"))

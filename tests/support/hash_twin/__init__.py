@@ -16,7 +16,7 @@ from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.runner.acceptance import first_draws
 from paceline_executor.runner.buckets import buckets_of
 from paceline_executor.runner.cuda import DeviceRunner
-from paceline_executor.runner.device_steps import DeviceDrafter
+from paceline_executor.runner.device_drafts import DeviceDrafter, launching
 from paceline_executor.runner.interface import (
     Int32Array,
     RowProblem,
@@ -129,7 +129,8 @@ class TwinHashRunner(DeviceRunner):
         slots, held = torch.from_numpy(inner._slots)[None], inner._slots.copy()
         buckets = buckets_of(limits.num_rows, limits.max_num_batched_tokens, limits.max_num_draft_tokens)
         cache, geometry = KvCache(slots, slots), inner.kv_geometry
-        super().__init__(self.device, self._hashes, cache, geometry, limits, buckets=buckets, drafter=drafter)
+        drafting = None if drafter is None else launching(drafter, limits.max_num_draft_tokens)
+        super().__init__(self.device, self._hashes, cache, geometry, limits, buckets=buckets, drafting=drafting)
         self._hashes.runner = self
         super().warm_up()
         inner._slots[:] = held

@@ -78,7 +78,7 @@ def _call(num_planned: int, max_drafts: int, num_end_tokens: int) -> None:
     samples = Samples(tokens, tokens, meta(_DRAWS, dtype=torch.float32), tokens, tokens)
     advance_rows(state, rows, plan, batch, draws, samples, max_drafts)
     if max_drafts:
-        lookup_drafts(state, rows, plan, max_drafts)
+        lookup_drafts(state, rows, plan, max_drafts, meta(1, dtype=torch.float32))
 
 
 def call_results(num_planned: int, *, with_logprobs: bool = False) -> None:
