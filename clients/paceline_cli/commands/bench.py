@@ -158,7 +158,7 @@ class _Results:
 
     @contextmanager
     def written_to(self, path: Path | None) -> Iterator[None]:
-        """Write lines of JSON to a file while inside the block. `ReportError` when it cannot be written."""
+        """`ReportError` when it cannot be written."""
         if path is None:
             yield
             return
@@ -220,7 +220,6 @@ async def _measure(
 
 
 def _finish(results: _Results, *, is_interrupted: bool) -> None:
-    """Say the last words and end with the exit code that fits."""
     results.conclude()
     if is_interrupted:
         typer.echo("Interrupted; the figures are of what had ended by then.", err=True)

@@ -101,7 +101,7 @@ def explained(explanation: Explanation) -> str:
 
 
 def expectation(expected: Estimate) -> str:
-    """An estimate in one line for people; it is of a request that would be taken."""
+    """It is of a request that would be taken."""
     first, gap = expected.time_to_first_token_seconds or 0.0, expected.inter_token_seconds or 0.0
     prompt = f"{expected.num_prompt_tokens} prompt tokens, {expected.num_cached_tokens} of them cached"
     return f"first token in {_shown(first)}, then one every {_shown(gap)}; {prompt}"

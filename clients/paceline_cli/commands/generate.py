@@ -125,7 +125,6 @@ def write_answer(stream: Stream, stopwatch: Stopwatch, notice: WaitingNotice, *,
 
 
 def show_end(result: Result, stopwatch: Stopwatch, *, as_json: bool) -> None:
-    """What comes after the last delta: JSON, several answers, or how fast one came."""
     if as_json:
         echo_json(result_fields(result, stopwatch))
         return

@@ -75,7 +75,6 @@ def up(
 
 
 def ready_text(deployment: Deployment, models: list[Model]) -> str:
-    """What to know once everything is ready: where things are, and what to try."""
     host, schedulers = deployment.host, deployment.schedulers
     names = ", ".join(model.name for model in models) or deployment.model or "simulated"
     apis = _addresses(host, (scheduler.api for scheduler in schedulers))

@@ -32,10 +32,7 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 
 
 def operation(returned: Ir, *kinds: Ir) -> Callable[[Callable[..., Ir]], Any]:
-    """For compiled code to call: what writes its instructions, given a builder and arguments of these types of numba's.
-
-    `returned` is the type of what the writer returns; `types.void` for nothing.
-    """
+    """Lets compiled code call what a function emits, which takes a builder and values of these types of numba's."""
 
     def made(emit: Callable[..., Ir]) -> Any:  # noqa: ANN401
         def generate(context: Ir, builder: Ir, _signature: Ir, arguments: Ir) -> Ir:

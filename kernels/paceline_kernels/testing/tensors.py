@@ -1,4 +1,4 @@
-"""Small tensors for tests, and columns of them. Knows no operation, and asserts nothing."""
+"""Small tensors for tests. Apart, because most tests need no paged batch."""
 
 import dataclasses
 from collections.abc import Callable

@@ -272,7 +272,6 @@ def _dot_columns(
     out_stride: int,
     like: Stored,
 ) -> None:
-    """All rows with one column, or four."""
     row = 0
     while row < num_rows:
         x_row, out_row = x + FLOAT_BYTES * x_stride * row, out + FLOAT_BYTES * out_stride * row
