@@ -62,15 +62,17 @@ class _Furthest:
 
 
 class LineView:
-    """One line whenever a child begins something else, and at each quarter of it."""
+    """One line whenever a child begins something else, and at each quarter of it; none of these twice."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._shown: dict[str, tuple[str, int]] = {}
+        self._shown: dict[str, set[tuple[str, int]]] = {}
         self._furthest = _Furthest()
 
     def on_event(self, event: ChildEvent) -> None:
         event = self._furthest.seen(event)
+        if isinstance(event, Started):
+            self._shown.pop(event.name, None)
         if isinstance(event, Progressed):
             self._show_progress(event)
         elif (text := describe(event)) is not None:
@@ -86,9 +88,12 @@ class LineView:
         return
 
     def _show_progress(self, event: Progressed) -> None:
-        quarter = int((event.fraction or 0.0) / _LINE_STEP)
-        if self._shown.get(event.name) != (event.phase, quarter):
-            self._shown[event.name] = (event.phase, quarter)
+        line = event.phase, int((event.fraction or 0.0) / _LINE_STEP)
+        shown = self._shown.setdefault(event.name, set())
+        if line not in shown:
+            if event.fraction is None:
+                shown.clear()
+            shown.add(line)
             percent = "" if event.fraction is None else f" {event.fraction:4.0%}"
             self._console.print(f"{event.name}: {event.phase}{percent}", markup=False)
 

@@ -8,11 +8,11 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 
-from paceline_client.attachment import Held
 from paceline_client.errors import PacelineError, SlowConsumerError, StreamCorruptedError, StreamError
 from paceline_client.hashing import EMPTY_HASH, rolling_hash
 from paceline_client.results import Completion, Delta, FinishReason, Result, TokenLogprobs
 from paceline_client.wire import Finish, ReceivedDelta
+from paceline_client.wire_requests import Held
 
 
 class Transcript:

@@ -7,7 +7,6 @@ to know streams; it is told the time, in seconds of a monotonic clock.
 from dataclasses import dataclass
 from typing import NoReturn
 
-from paceline_client.attachment import Attachment, Held
 from paceline_client.config import Retry
 from paceline_client.errors import (
     ConnectFailedError,
@@ -66,12 +65,13 @@ class Recovery:
         """It has lost its server, or was told to wait for one."""
         return self._outage is not None
 
-    def next_attachment(self, now_s: float, held: tuple[Held, ...]) -> Attachment:
-        """A request that was only ever refused is still one that comes first."""
+    def next_attachment(self, now_s: float) -> tuple[int, float]:
+        """Its number, and seconds since the request was first sent. Of several attachments the one with the highest
+        number has the request; one that was only ever refused is still one that comes first.
+        """
         if self._may_be_known or not self._number:
             self._number += 1
-        waited = 0.0 if self._first_sent_s is None else now_s - self._first_sent_s
-        return Attachment(self._number, waited, held)
+        return self._number, 0.0 if self._first_sent_s is None else now_s - self._first_sent_s
 
     def sent(self, now_s: float) -> None:
         self._first_sent_s = now_s if self._first_sent_s is None else self._first_sent_s

@@ -129,8 +129,7 @@ class RequestRun:
                 connect_seconds=connect_seconds,
                 refused_seconds=math.inf if self._recovery.is_in_outage else self._request.timeout.refused_seconds,
             )
-            attachment = self._recovery.next_attachment(clock.now_s(), self._inbox.held())
-            session.submit(self._request, self._inbox, attachment)
+            session.submit(self._request, self._inbox, *self._recovery.next_attachment(clock.now_s()))
             self._connection.keep(self._request.tenant, self._request.request_id)
         except PacelineError as error:
             self._pause_seconds = self._pause_after(error, clock)

@@ -17,7 +17,6 @@ import grpc
 import grpc.aio
 
 from paceline_client import wire
-from paceline_client.attachment import Attachment
 from paceline_client.config import Keepalive, Limits
 from paceline_client.errors import (
     ClientClosedError,
@@ -131,9 +130,10 @@ class Session:
     def num_running(self) -> int:
         return len(self._running)
 
-    def submit(self, request: Request, inbox: Inbox, attachment: Attachment) -> None:
-        """`OverloadedError` at the limit of running requests or of unsent messages, `InvalidRequestError` for an id
-        that runs here already or has just been left, and for what no message can hold.
+    def submit(self, request: Request, inbox: Inbox, number: int, waited_seconds: float) -> None:
+        """As the attachment of this number, with what the inbox holds. `OverloadedError` at the limit of running
+        requests or of unsent messages, `InvalidRequestError` for an id that runs here already or has just been left,
+        and for what no message can hold.
         """
         if request.request_id in self._running:
             raise invalid("request_id", f"request {request.request_id!r} is running in this session already")
@@ -147,11 +147,12 @@ class Session:
                 f"Limits.max_concurrent_requests is {self._limits.max_concurrent_requests}",
                 reason="CLIENT_LIMIT",
             )
-        message = wire.generate_message(request, attachment, max_bytes=self._limits.max_request_bytes)
+        held, max_bytes = inbox.held(), self._limits.max_request_bytes
+        message = wire.generate_message(request, held, number, waited_seconds, max_bytes=max_bytes)
         if request.request_id in self._unacknowledged:
             # The id is used again: its earlier end must not be acknowledged after the new beginning.
             self._acknowledge()
-        finished = {held.index for held in attachment.held if held.is_finished}
+        finished = {each.index for each in held if each.is_finished}
         self._running[request.request_id] = _Running(request, inbox, set(range(request.num_completions)) - finished)
         self._outbox.put_nowait(message)
 

@@ -18,7 +18,6 @@ from google.rpc import status_pb2
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2 as sampling_pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
-from paceline_client.attachment import Attachment
 from paceline_client.credentials import Credentials
 from paceline_client.errors import ConnectionLostError, Detail, PacelineError, error_from_status
 from paceline_client.requests import Prompt, Request, Sampling
@@ -34,7 +33,7 @@ from paceline_client.results import (
     Tokens,
     Usage,
 )
-from paceline_client.wire_requests import generate_request, set_all, set_attachment, set_field, set_prompt
+from paceline_client.wire_requests import Held, generate_request, set_all, set_attachment, set_field, set_prompt
 
 SessionRequest = pb.SessionRequest
 SessionResponse = pb.SessionResponse
@@ -203,10 +202,12 @@ def _details(metadata: Iterable[tuple[str, str | bytes]] | None) -> Sequence[Det
 # Messages of a session
 
 
-def generate_message(request: Request, attachment: Attachment, *, max_bytes: int) -> pb.SessionRequest:
+def generate_message(
+    request: Request, held: tuple[Held, ...] = (), number: int = 1, waited_seconds: float = 0.0, *, max_bytes: int
+) -> pb.SessionRequest:
     """`InvalidRequestError` for what has no place in a message, or is too large."""
     message = generate_request(request, max_bytes=max_bytes)
-    set_attachment(message, attachment, max_bytes=max_bytes)
+    set_attachment(message, held, number, waited_seconds, max_bytes=max_bytes)
     return pb.SessionRequest(generate=message)
 
 

@@ -4,17 +4,30 @@ protobuf's complaints become errors that name the field.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import EncodeError, Message
 
 from paceline.v1 import inference_pb2 as pb
-from paceline_client.attachment import Attachment, Held
 from paceline_client.requests import Chat, Output, Prompt, Request, Sampling, Stopping, Text, invalid
 
 # A year, as good as for ever: servers take 366 days at most, and clocks and messages cannot hold every float.
 _LONGEST_SECONDS = 365 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What has arrived of one completion, whether it was read or not. `rolling_hash` is that of these tokens,
+    `last_attempt` the highest attempt seen, 1 or more.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    rolling_hash: int
+    last_attempt: int
+    is_finished: bool = False
+    """Whether its finish has arrived too."""
 
 
 def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
@@ -40,18 +53,19 @@ def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
     return message
 
 
-def set_attachment(message: pb.GenerateRequest, attachment: Attachment, *, max_bytes: int) -> None:
-    """Say what the client of a request that goes on without a stream holds."""
+def set_attachment(
+    message: pb.GenerateRequest, held: tuple[Held, ...], number: int, waited_seconds: float, *, max_bytes: int
+) -> None:
+    """Say what the client of a request that goes on without a stream holds: of each completion of which something has
+    arrived, by index.
+    """
     message.resumable = True
-    message.attachment = attachment.number
-    if attachment.waited_seconds > 0:
-        message.waited.CopyFrom(_duration(attachment.waited_seconds))
-    for held in attachment.held:
-        if held.index == 0:
-            _set_held(message, held)
-        else:
-            _set_held(message.resume_points.add(index=held.index), held)
-    if attachment.held and message.ByteSize() > max_bytes:
+    message.attachment = number
+    if waited_seconds > 0:
+        message.waited.CopyFrom(_duration(waited_seconds))
+    for each in held:
+        _set_held(message.resume_points.add(index=each.index) if each.index else message, each)
+    if held and message.ByteSize() > max_bytes:
         # Without its tokens it can still be found: by the hash, where there is a record of it.
         for part in (message, *message.resume_points):
             part.ClearField("prior_output_token_ids")

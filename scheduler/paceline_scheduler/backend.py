@@ -1,12 +1,13 @@
 """The seam between edge, core and links, which do not import each other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from paceline.plan.values import GenerationDefaults
 from paceline_scheduler.core.events import Event, ReplyT
-from paceline_scheduler.core.outputs import Outputs
+from paceline_scheduler.core.outputs import Failure, TokenOutputs
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.observers.steps import StepTotals
@@ -82,7 +83,7 @@ class Arrival(Enum):
 class OutputSink(Protocol):
     """Called on the event loop; must not block."""
 
-    def deliver(self, outputs: Outputs) -> None: ...
+    def deliver(self, tokens: Sequence[TokenOutputs], failures: Sequence[Failure]) -> None: ...
 
 
 class Backend(Protocol):

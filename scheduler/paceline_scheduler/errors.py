@@ -14,6 +14,7 @@ SchedulerError
         UnknownModelError
         UnknownExecutorError
         NoRecordDirError
+        TooManyWatchersError
         ExecutorLeavingError
         RetryableRefusalError
             QueueFullError
@@ -116,6 +117,10 @@ class UnknownExecutorError(RequestRefusedError):
 
 class NoRecordDirError(RequestRefusedError):
     """The scheduler was given no folder for recordings."""
+
+
+class TooManyWatchersError(RequestRefusedError):
+    """As many calls as are allowed watch steps."""
 
 
 class ExecutorLeavingError(RequestRefusedError):

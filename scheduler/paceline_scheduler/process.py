@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
+from paceline.plan.values import Approach
 from paceline.process.callbacks import watch_callbacks
 from paceline.process.logs import LineWriter
 from paceline.process.signals import follow_signals, until_set_or_ended
@@ -32,7 +33,7 @@ from paceline_scheduler.core.events import BeginDrain, SetTenants
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.disk_cache import AsyncDiskCache, DiskCache
 from paceline_scheduler.errors import ConfigError
-from paceline_scheduler.link.claim import Approach, OwnClaim
+from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.discovery import Discovery, resolve_with_system
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet

@@ -103,9 +103,9 @@ class Runtime:
         for observer in self._observers:
             observer.saw(event, now, effects)
         self._alarm.set(effects.wake_at)  # first: what is delivered may feed something that wakes earlier
-        if effects.outputs:
+        if effects.tokens or effects.failures:
             assert self._outputs is not None, "the edge is joined before anything happens"
-            self._outputs.deliver(effects.outputs)
+            self._outputs.deliver(effects.tokens, effects.failures)
         if isinstance(event, _PLANNED_AT_ONCE):
             for address in effects.executors_to_plan:
                 self._plan(address)

@@ -158,7 +158,7 @@ def test_what_is_done_twice_does_not_go_back():
     ):
         view.on_event(event)
     percents = [int(line.rpartition(" ")[2].removesuffix("%")) for line in shown.getvalue().splitlines() if "%" in line]
-    assert percents == [0, 50, 50, 50, 0]
+    assert percents == [0, 50, 50, 0]
 
 
 def shown_by(make_view, *, is_terminal):

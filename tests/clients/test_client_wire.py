@@ -7,7 +7,6 @@ import pytest
 
 from paceline.v1 import inference_pb2 as pb
 from paceline_client import Output, Sampling, Scheduling, Stopping, Timeout
-from paceline_client.attachment import Attachment
 from paceline_client.errors import InvalidRequestError
 from paceline_client.requests import Chat, Message, Request, Text, TokenIds, make_prompt
 from paceline_client.wire import generate_message
@@ -28,7 +27,7 @@ def encode(prompt=None, *, max_bytes=10_000, tenant="", **parts):
         scheduling=parts.get("scheduling", Scheduling()),
         timeout=parts.get("timeout", Timeout()),
     )
-    return generate_message(request, Attachment(), max_bytes=max_bytes).generate
+    return generate_message(request, max_bytes=max_bytes).generate
 
 
 def test_what_is_unset_is_not_sent():

@@ -8,15 +8,23 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from hash_twin import TwinHashRunner
 from paceline_executor.testing.models import default_model_path
-from paceline_executor.testing.stepping import hidden_runners
+from paceline_executor.testing.stepping import hidden, runners_seen_as
 from paceline_executor.weights import load_tokenizer
 
 
-@pytest.fixture(scope="module", params=["seen", "hidden"])
+@pytest.fixture(scope="module", params=["seen", "hidden", "twin"])
 def seen_or_hidden(request):
-    """Engines see their runner as it is, or one that hides what it computes and has several steps in flight."""
-    with hidden_runners() if request.param == "hidden" else contextlib.nullcontext():
+    """Engines see their runner as it is, or one that hides what it computes and has several steps in flight, or that of
+    a GPU on its twin, which draws the same tokens.
+
+    Not on the twin: what only the host's drafters do (speculation), what calls a runner without rows (runner,
+    profiling), `test_launch_and_land` and `test_step_loop`, which have a hiding runner to look into, and what skips it
+    with its reason.
+    """
+    view = {"seen": None, "hidden": hidden, "twin": TwinHashRunner}[request.param]
+    with runners_seen_as(view) if view else contextlib.nullcontext():
         yield request.param
 
 

@@ -57,9 +57,12 @@ FIND = """
 import json
 from dataclasses import replace
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.kernel_compiling import Steps, launches_of_steps
 from paceline_executor.limits import RowLimits
+from paceline_executor.runner import rehearsal
 from paceline_executor.runner.buckets import buckets_of
 from paceline_executor.numerics import KvDtype
 from paceline_executor.testing.models import TINY_CONFIG
@@ -67,6 +70,28 @@ from paceline_executor.upload.matrices import MatrixKind
 from paceline_kernels.gpu.no_gpu import compile_for
 from paceline_kernels.linear import Splits
 compile_for(90)
+
+
+class Watched(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        result = operation(*arguments, **(options or {}))
+        tensors = [one for one in tree_leaves((arguments, options, result)) if isinstance(one, torch.Tensor)]
+        noted["all"].append(str(operation))
+        if any(tensor.device.type != "meta" for tensor in tensors):
+            noted["host"].append(str(operation))
+        return result
+
+
+noted = {"all": [], "host": []}
+capture = rehearsal.RehearsalDevice.capture
+
+
+def watched_capture(device, work):
+    with Watched():
+        return capture(device, work)
+
+
+rehearsal.RehearsalDevice.capture = watched_capture
 limits = RowLimits(
     num_rows=2, max_model_len=64, max_num_batched_tokens=16, num_blocks=12, block_size=16, vocab_size=272,
     max_num_draft_tokens=5
@@ -79,6 +104,7 @@ found = launches_of_steps(steps)
 assert launches_of_steps(replace(steps, limits=more_blocks)) == found
 for launch in found:
     print(json.dumps([launch.kernel, launch.specialization]))
+print(json.dumps({name: sorted(set(operations)) for name, operations in noted.items()}))
 """
 
 
@@ -203,9 +229,18 @@ def test_whatever_a_whole_model_launches_was_compiled_before(found, monkeypatch)
     assert kernels >= {"block_copy_kernel", "lookup_drafts_kernel"}
 
 
+def test_nothing_that_is_captured_has_to_do_with_the_host(said):
+    """A capture refuses to copy from memory that is not pinned, and to wait for the device. On a device without numbers
+    whatever reads one fails.
+    """
+    (noted,) = (json.loads(line) for line in said if line.startswith("{"))
+    assert "aten.empty.memory_format" in noted["all"]
+    assert noted["host"] == []
+
+
 def test_kernels_are_compiled_once_whoever_compiles_which_and_in_whatever_order(said):
     """What one process has compiled another finds. A refusal names its kernel, and hinders no other."""
-    num_launches, counted, is_told, refusal, is_all_kept = (line for line in said if not line.startswith("["))
+    num_launches, counted, is_told, refusal, is_all_kept = (line for line in said if not line.startswith(("[", "{")))
     assert (num_launches, counted) == ("4", "4 0 0")  # rows are taken in one way, however many
     assert (is_told, is_all_kept) == ("True", "True")
     assert refusal.startswith("paceline_kernels.take_rows.triton.take_rows_kernel: RuntimeError: Specialization data")

@@ -59,3 +59,11 @@ def test_a_long_word_and_a_percent_sign_are_shown_whole():
     text = parser.format_help()
     assert "--share  N  100% of it. [default: 7] [required]" in text
     assert " 0  Done." in text
+
+
+def test_a_mistake_is_one_line(capsys):
+    """A supervisor shows it to people who did not start this program themselves."""
+    parser = HelpParser(prog="it", description="", panels=())
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--bogus"])
+    assert capsys.readouterr().err == "it: error: unrecognized arguments: --bogus\n"

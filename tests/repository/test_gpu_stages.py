@@ -19,8 +19,26 @@ import gpu.__main__ as program
 from gpu import bench_stage, e2e_stage, endurance, runner_stage
 from gpu.bars import BARS, PEER_BARS, ratio, table, verdicts
 from gpu.bench_models import timed
-from gpu.cells import ACCEPTANCES, DECODE, FULL, IDLE, PREFILL, START, START_PHASE, TINY, rows_at, throughput_of
-from gpu.config import stage_environment
+from gpu.cells import (
+    ACCEPTANCES,
+    DECODE,
+    FULL,
+    IDLE,
+    LOADING,
+    LOADING_SHARE,
+    PREFILL,
+    START,
+    START_PHASE,
+    TINY,
+    WARM_START,
+    gap_of,
+    gap_spread_of,
+    mixed_of,
+    rows_at,
+    spread_of,
+    throughput_of,
+)
+from gpu.config import compiling_into, stage_environment
 from gpu.cpu_model import CpuModel, RoundedCheckpoint, agreement
 from gpu.drafted_cells import DraftedCells, ScriptedDrafter, tell_nothing_apart
 from gpu.engine_cells import flops_of
@@ -34,9 +52,11 @@ from gpu.rigs import LLAMA_8B, find_place, make_rig, random_model
 from gpu.stage import Task
 from gpu.stages import NEEDED, Stage, run_command
 from gpu.wheels import install_wheels, missing_modules
+from paceline_executor import kernel_compiling
 from paceline_executor.link import servicer_views
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.testing.plans import GREEDY
+from paceline_executor.weights import default_cache_dir
 from repository_checks.sources import ROOT
 
 
@@ -83,7 +103,13 @@ def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
     drafted = [figures.pop(place) for place in list(figures) if "drafts" in " ".join(place)]
     assert len(drafted) == len(TINY.drafted) * (3 + 2 * len(ACCEPTANCES))
     assert all(figure.engine is not None for figure in drafted)
-    assert len(figures) == 2 * len(TINY.decodes) + 2 * len(TINY.prompts) + len(TINY.arrivals) + len(TINY.requests)
+    mixed = [figures.pop(place) for place in list(figures) if place[0] == mixed_of(TINY.mixed_prompt)]
+    assert [figure.engine is not None for figure in mixed] == [True] * len(TINY.mixed)
+    loading = [figures.pop(place).engine for place in list(figures) if place[0] in (LOADING, LOADING_SHARE)]
+    assert len(loading) == 3
+    assert all(rate > 0 for rate in loading)
+    num_decodes = len(TINY.decodes) + len(TINY.ruled)
+    assert len(figures) == 2 * num_decodes + 2 * len(TINY.prompts) + 2 * len(TINY.arrivals) + len(TINY.requests)
     assert all(figure.engine is not None and figure.system is not None for figure in figures.values())
     assert "started in: listening" in capsys.readouterr().out
 
@@ -190,6 +216,7 @@ def test_bars_are_judged_by_each_side():
     decode = Figure("bf16", DECODE, rows_at(1, 512), "ms", engine=4.4, system=4.6)
     assert list(verdicts(decode, 4.922)) == [
         "<= 4.491: engine reached, system missed",
+        "<= 1.03 x engine: system missed",
         ">= 1.05 x peer: engine reached, system reached",
     ]
     assert ratio(decode, 4.4, 4.84) == pytest.approx(1.1)
@@ -203,9 +230,25 @@ def test_every_bar_is_about_a_cell_that_is_measured():
     """A typing error would otherwise never be missed."""
     decodes = {rows_at(*decode) for decode in FULL.decodes}
     whats = {DECODE, IDLE, PREFILL, START, *(bar.what for bar in BARS), *PEER_BARS}
-    assert {bar.shape for bar in BARS if bar.what == DECODE} <= decodes
-    assert f"largest gap of {FULL.arrival_rows} streams when a prompt of {FULL.arrivals[0]} arrives" in whats
+    assert {bar.shape for bar in BARS if bar.what == DECODE} == decodes
+    mixed = mixed_of(FULL.mixed_prompt)
+    assert {bar.shape for bar in BARS if bar.what == mixed} == {rows_at(*decode) for decode in FULL.mixed}
+    assert {gap_of(FULL.arrival_rows, FULL.arrivals[0]), gap_spread_of(FULL.arrival_rows, FULL.arrivals[1])} <= whats
+    assert WARM_START in whats
     assert throughput_of(FULL.num_requests) in PEER_BARS
+
+
+def test_gaps_are_told_in_the_usual_one():
+    """By hand: of 1 to 100 the 99th hundredth, by the usual definition, over the median."""
+    assert spread_of([float(gap) for gap in range(1, 101)]) == pytest.approx(99.99 / 50.5)
+    assert spread_of([1.0]) == 0.0
+
+
+def test_a_system_that_starts_with_nothing_compiled_finds_nothing(tmp_path):
+    """Its executor keeps kernels below the folder of caches, where the engine's process looks, too."""
+    environment = compiling_into(tmp_path)
+    assert default_cache_dir(environment) == tmp_path
+    assert Path(environment["TRITON_CACHE_DIR"]) == tmp_path / kernel_compiling._FOLDER
 
 
 def test_a_prompts_operations_are_those_of_the_shape():

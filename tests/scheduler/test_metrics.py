@@ -22,7 +22,7 @@ from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.events import Cancel, Effects, End, ExecutorAttached, StepFinished, Tick
-from paceline_scheduler.core.outputs import NO_OUTPUTS, Outputs, TokenOutputs
+from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.errors import InvalidRequestError
 from paceline_scheduler.metrics import Metrics, observe
@@ -195,7 +195,7 @@ def attached(meter, model="m"):
     observer = ServingObserver(meter)
     description = type("Description", (), {"address": ADDRESS, "model": model, "incarnation": 1})
     snapshot = type("Snapshot", (), {"rows": ()})
-    observer.saw(ExecutorAttached(description, snapshot), 0.0, Effects(None, NO_OUTPUTS, (), None))
+    observer.saw(ExecutorAttached(description, snapshot), 0.0, Effects(None, (), None))
     return observer
 
 
@@ -229,7 +229,7 @@ def test_columns_of_times_are_counted_like_one_after_another(rows):
     tokens = a_step([interval_s for interval_s, _ in rows], [number for _, number in rows])
     step = type("Step", (), {"num_tokens": 1, "num_preempted": 0})
     result = type("Result", (), {"timings": StepTimings()})
-    observer.saw(StepFinished(ADDRESS, result), 1.0, Effects(step, Outputs((tokens,)), (), None))
+    observer.saw(StepFinished(ADDRESS, result), 1.0, Effects(step, (), None, (tokens,)))
     expected = [0] * (len(BETWEEN_TOKENS_BOUNDS_S) + 1)
     for interval_s, number in rows:
         if number and interval_s == interval_s:
@@ -251,7 +251,7 @@ def test_tenants_beyond_a_number_are_others():
     meter = Meter(COUNTED)
     observer = ServingObserver(meter)
     for number in range(3 * MAX_TENANTS):
-        event = Effects(None, NO_OUTPUTS, (), None, (ended(make_request(tenant=f"t{number}")),))
+        event = Effects(None, (), None, ended=(ended(make_request(tenant=f"t{number}")),))
         observer.saw(Tick(), 0.0, event)
     (counts,) = (reading.values for reading in meter.read() if reading.definition.name == "tenant_requests_total")
     assert len(counts) == MAX_TENANTS + 1
@@ -267,7 +267,7 @@ def test_a_request_that_failed_has_no_part_in_latencies():
         ended(make_request(), FinishReason.ERROR),
         ended(make_request(), FinishReason.ERROR, is_abandoned=True),
     )
-    observer.saw(Tick(), 0.0, Effects(None, NO_OUTPUTS, (), None, both))
+    observer.saw(Tick(), 0.0, Effects(None, (), None, ended=both))
     assert sum(meter.histogram("e2e_request_latency_seconds", "simulated").counts) == 0
     for reason in ("cancelled", "error", "abandoned"):
         assert meter.count("request_success_total", "simulated", reason) == 1
@@ -277,7 +277,7 @@ def lines_of(share, *requests):
     """The lines of a log that sees these requests end."""
     log = RequestLog(share, reason_of)
     with capture_logs() as lines:
-        log.saw(Tick(), 0.0, Effects(None, NO_OUTPUTS, (), None, tuple(map(ended, requests))))
+        log.saw(Tick(), 0.0, Effects(None, (), None, ended=tuple(map(ended, requests))))
     return lines
 
 

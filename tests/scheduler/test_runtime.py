@@ -460,8 +460,8 @@ async def test_what_is_let_happen_by_a_delivery_wakes_the_scheduler_in_time():
     """A client that goes away at its first token is waited for, and not for ever: nothing else has to happen."""
 
     class LeavingClient(OutputCollector):
-        def deliver(self, outputs):
-            super().deliver(outputs)
+        def deliver(self, tokens, failures):
+            super().deliver(tokens, failures)
             bench.runtime.feed(Detach(request.handle))
 
     bench = await attached_bench()

@@ -6,8 +6,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from paceline_kernels.devices import cpu_stands_for_gpu
 from paceline_scheduler.core.planning.speculation import Acceptance
 from simulation.ablations import ABLATIONS
 from simulation.run import first_failure, run_seed, run_seeds
@@ -19,14 +21,15 @@ NUM_SOAK_SEEDS = 200_000
 SEEDS_PER_TEST = 125
 
 
-def run_all(seeds, num_processes=1):
+def run_all(seeds, num_processes=1, *, is_on_twins=False):
     """Run seeds, print how fast, and fail with the story of the first that failed."""
-    summary = run_seeds(seeds, num_processes)
+    summary = run_seeds(seeds, num_processes, is_on_twins=is_on_twins)
     print(summary)
     if summary.failed:
-        outcome, story = run_seed(summary.failed[0].seed)
+        outcome, story = run_seed(summary.failed[0].seed, is_on_twins=is_on_twins)
         others = [failed.seed for failed in summary.failed[1:]]
-        replay = f"PYTHONPATH=tests/support python -m simulation --seed {outcome.seed} --story"
+        twin = " --twin" if is_on_twins else ""
+        replay = f"PYTHONPATH=tests/support python -m simulation --seed {outcome.seed}{twin} --story"
         pytest.fail(f"{story}\nseed {outcome.seed}: {outcome.failures}\n{replay}\nalso {others}", pytrace=False)
 
 
@@ -49,6 +52,25 @@ def test_drafts_are_among_what_is_tried_right_ones_and_wrong_ones(monkeypatch):
     assert any(right == verified > 1 for verified, right in seen)
     assert any(0 < right < verified for verified, right in seen)
     assert any(right == 0 < verified for verified, right in seen)
+
+
+def test_on_the_twins_of_gpus_every_client_gets_exactly_its_output():
+    """Rows on the device, two steps in flight that draft and verify there; by the CPU's kernels."""
+    run_all(range(12), is_on_twins=True)
+
+
+@pytest.mark.soak
+def test_on_the_twins_of_gpus_in_many_more_ways():
+    """As above."""
+    run_all(range(100, 400), is_on_twins=True)
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
+def test_on_the_twins_of_gpus_with_their_kernels_interpreted():
+    """As above, by the kernels that a GPU would run."""
+    with np.errstate(all="ignore"), cpu_stands_for_gpu():
+        run_all(range(5), is_on_twins=True)
 
 
 @pytest.mark.soak

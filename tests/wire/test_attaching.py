@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.plan.values import Claim, Hello
+from paceline.plan.values import Approach, Claim, Hello
 from paceline.plan.versions import ProtocolRange
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.service import ServiceConfig
@@ -10,7 +10,6 @@ from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
 from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.errors import LinkError
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.claim import Approach
 from paceline_scheduler.link.leadership import ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.transport_grpc import GrpcTransport

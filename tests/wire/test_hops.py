@@ -10,8 +10,8 @@ from paceline_client.requests import Text
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.testing.requests import make_request
 
-MAX_REQUEST_FUNCTIONS, MAX_REQUEST_FORMS = 106, 19
-MAX_TOKEN_FUNCTIONS, MAX_TOKEN_FORMS = 50, 16
+MAX_REQUEST_FUNCTIONS, MAX_REQUEST_FORMS = 104, 16
+MAX_TOKEN_FUNCTIONS, MAX_TOKEN_FORMS = 50, 14
 
 
 @pytest.fixture(scope="module")

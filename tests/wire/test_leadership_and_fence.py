@@ -12,12 +12,12 @@ from random import Random
 import pytest
 
 from both_sides.audited import make_executor
-from paceline.plan.values import ExecutorInfo
+from paceline.plan.values import Approach, ExecutorInfo
 from paceline_executor.errors import TermSupersededError as RefusedByFence
 from paceline_executor.link import fence as executor_side
 from paceline_scheduler.errors import LinkError, StreamEndedError, TermSupersededError, UnreachableError
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.claim import Approach, OwnClaim
+from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.executor_record import Phase
 from paceline_scheduler.link.leadership import EndStream, Leadership, ServingStatus
 
@@ -169,7 +169,7 @@ class World:
             return
         executor.streams[stream.stream_id] = stream
         claim = hello.claim
-        how = executor_side.Approach.TAKE_OVER if hello.takeover else executor_side.Approach.WAIT
+        how = Approach.TAKE_OVER if hello.takeover else Approach.WAIT
         self.obey(executor, lambda fence: fence.arrive(stream.stream_id, claim, how, nanoseconds(self.now_s)))
         self.later(BEAT_S, self.beat, stream)
         if not stream.is_open:

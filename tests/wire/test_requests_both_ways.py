@@ -6,18 +6,18 @@ from paceline.plan.values import FinishReason as CoreFinishReason
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_client import Message, Output, Sampling, Scheduling, Stopping, Timeout
-from paceline_client.attachment import Attachment, Held
 from paceline_client.hashing import rolling_hash
 from paceline_client.requests import Chat, Request, Text
 from paceline_client.results import FinishReason, TokenLogprob, TokenLogprobs, Usage
 from paceline_client.wire import drain_reason, generate_message, read_deltas, read_failures
+from paceline_client.wire_requests import Held
 from paceline_scheduler.api import wire
 from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
 from paceline_scheduler.api.resumption import body_of, check_resumption, is_begun, number_of
 from paceline_scheduler.errors import SlowConsumerError
 
 
-def sent(prompt=None, attachment=None, **parts):
+def sent(prompt=None, attachment=(), **parts):
     """A request of the client as the edge gets it."""
     parts = {
         "sampling": Sampling(),
@@ -27,7 +27,7 @@ def sent(prompt=None, attachment=None, **parts):
         "timeout": Timeout(),
     } | parts
     request = Request(prompt=prompt or Text("hi"), request_id="r", tenant="t", model="m", **parts)
-    return generate_message(request, attachment or Attachment(), max_bytes=10_000).generate
+    return generate_message(request, *attachment, max_bytes=10_000).generate
 
 
 def test_what_is_unset_arrives_as_unset():
@@ -105,7 +105,7 @@ def test_a_client_that_comes_back_is_taken_at_its_word():
     """With what it holds of each completion; another attachment makes no other request of it."""
     held = (Held(0, (5, 6), rolling_hash((5, 6)), 2), Held(2, (7,), rolling_hash((7,)), 1, is_finished=True))
     first = sent(sampling=Sampling(n=3))
-    again = sent(attachment=Attachment(4, 1.5, held), sampling=Sampling(n=3))
+    again = sent(attachment=(held, 4, 1.5), sampling=Sampling(n=3))
 
     assert body_of(again) == body_of(first)
     valid = check_resumption(again, 3, max_model_len=9, vocab_size=8)

@@ -25,7 +25,7 @@ class FailureAttribution:
         """Raises DeviceError when more requests failed alone than can be at fault."""
         if plan.rows.size > 1:
             return
-        record_id = _request_on(int(plan.rows[0]), plan, table) if plan.rows.size else None
+        record_id = request_alone(plan, table)
         if any(_are_one_request(record_id, blamed) for blamed in self._blamed):
             return
         self._blamed.append(record_id)
@@ -41,7 +41,10 @@ def _are_one_request(one: RecordId | None, other: RecordId | None) -> bool:
     return one is not None and other is not None and (one.tenant, one.request_id) == (other.tenant, other.request_id)
 
 
-def _request_on(row: int, plan: BatchPlan, table: RowTable) -> RecordId | None:
-    """The plan may have placed it itself."""
+def request_alone(plan: BatchPlan, table: RowTable) -> RecordId | None:
+    """Return the only request of a plan, which may have placed it itself; None where there are none or several."""
+    if plan.rows.size != 1:
+        return None
+    row = int(plan.rows[0])
     placed = next((placement.record_id for placement in plan.new_requests if placement.row == row), None)
     return placed if placed is not None else table.record_id_on(row)

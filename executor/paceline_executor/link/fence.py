@@ -8,10 +8,9 @@ higher one is queued; only a takeover, an operator's act, displaces a live holde
 any time, with the same term or a higher one, and replaces its own stream.
 """
 
-import enum
 from dataclasses import dataclass, replace
 
-from paceline.plan.values import MAX_TERM, Claim
+from paceline.plan.values import MAX_TERM, Approach, Claim
 from paceline_executor.errors import (
     AttachError,
     EpochEndedError,
@@ -19,13 +18,6 @@ from paceline_executor.errors import (
     TermSupersededError,
     TooManySchedulersError,
 )
-
-
-class Approach(enum.Enum):
-    """TAKE_OVER displaces a live holder of a lower term."""
-
-    WAIT = "wait"
-    TAKE_OVER = "take over"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from paceline.plan.values import BatchPlan, Drain, Heartbeat, Hello, StepResult, WaitingInLine, Welcome
+from paceline.plan.values import Approach, BatchPlan, Drain, Heartbeat, Hello, StepResult, WaitingInLine, Welcome
 from paceline.plan.versions import PROTOCOLS, ProtocolRange
 from paceline_executor.errors import (
     AttachError,
@@ -27,7 +27,7 @@ from paceline_executor.errors import (
     ServiceError,
     StepWedgedError,
 )
-from paceline_executor.link.fence import Accepted, Approach, Fence, FenceTimes, Refused, Verdict, Waits
+from paceline_executor.link.fence import Accepted, Fence, FenceTimes, Refused, Verdict, Waits
 from paceline_executor.link.plan_stream import PlanStream, Transport
 from paceline_executor.link.step_loop import MIN_STEP_BOUND_NS, Report, StepLoop, StepRefused
 from paceline_executor.rows.snapshot import Snapshot, parts_of

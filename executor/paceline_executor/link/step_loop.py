@@ -24,7 +24,7 @@ from paceline.plan.values import BatchPlan, FailedStep, StepResult
 from paceline_executor.errors import DeviceError, ServiceError, StepFailedError
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.engine import Engine, Ticket
-from paceline_executor.link.failure_attribution import FailureAttribution
+from paceline_executor.link.failure_attribution import FailureAttribution, request_alone
 from paceline_executor.link.step_thread import OwnThread, StepThread, Wait
 from paceline_executor.profiling.profiler import Profiler, StepMark
 from paceline_executor.rows.table import RowTable
@@ -277,7 +277,9 @@ class StepLoop:
         """
         self._failed_epoch = plan.epoch
         if error.__cause__ is not None:
-            _log.error("step_failed", step_id=plan.step_id, exc_info=error.__cause__)
+            alone = request_alone(plan, engine.table)
+            about = {} if alone is None else {"request_id": alone.request_id, "tenant": alone.tenant}
+            _log.error("step_failed", step_id=plan.step_id, **about, exc_info=error.__cause__)
         told = StepFailedError(str(error)) if isinstance(error, DeviceError) else error
         is_failure = isinstance(told, StepFailedError)
         failed = FailedStep(plan.epoch, plan.step_id, str(told)) if is_failure else None

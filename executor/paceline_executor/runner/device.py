@@ -25,7 +25,7 @@ class Captured(Protocol, Generic[T_co]):
 
     @property
     def outputs(self) -> T_co:
-        """Each replay fills these tensors anew."""
+        """Each replay fills these tensors anew; before the first they hold anything."""
         ...
 
     def replay(self) -> None:

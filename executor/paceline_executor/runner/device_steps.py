@@ -107,6 +107,8 @@ class DeviceSteps:
         for bucket in buckets:
             yield bucket
             forward = self._device.capture(self._forwarding(bucket))
+            # A capture computes nothing: the run before a draw's would take whatever lies there for rows and places.
+            forward.replay()
             draws = {
                 with_logprobs: self._device.capture(self._drawing(forward, with_logprobs=with_logprobs))
                 for with_logprobs in (False, True)

@@ -75,10 +75,19 @@ class _CapturedWork(Generic[T]):
     def __init__(self, device: TwinDevice, work: Callable[[], T], outputs: T) -> None:
         self._device = device
         self._work = work
-        self.outputs = outputs
+        self._outputs = outputs
+        self._is_filled = False
+
+    @property
+    def outputs(self) -> T:
+        """Raises RuntimeError where a GPU would give memory that nothing was written to."""
+        if not self._is_filled:
+            raise RuntimeError("what is captured is not computed: replay it before its outputs are used")
+        return self._outputs
 
     def replay(self) -> None:
-        self._device.launch(lambda: _fill(self.outputs, self._work()))
+        self._is_filled = True
+        self._device.launch(lambda: _fill(self._outputs, self._work()))
 
 
 def _fill(filled: object, values: object) -> None:

@@ -110,4 +110,4 @@ def loaded(runner: Runner, limits: RowLimits = HASH_LIMITS, tokenizer_json: byte
     special = SpecialTokens(None, 0, None, (0,), add_bos=False)
     tokenizer = replace(make_bundle(tokenizer_json, None, special, GenerationDefaults()), digest="hash")
     description = describe_simulated("hash", runner, limits, tokenizer)
-    return Loaded(Engine(RowTable(limits), as_seen(runner)), description)
+    return Loaded(Engine(RowTable(limits), as_seen(runner, limits)), description)

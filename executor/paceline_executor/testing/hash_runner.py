@@ -86,7 +86,7 @@ class HashRunner(SimulatedRunner):
 
     `rule`: how tokens are drawn, if not plainly. `fail_next` lets the next step raise that error; `faulty_tokens` makes
     a row fail alone whose last token is one of them, `problems` do it to batch rows of the next step; a cleared `gate`
-    holds steps up. `step_times` are told, and pass at once.
+    holds steps up, one that `closes` lets one through. `step_times` are told, and pass at once.
     """
 
     def __init__(
@@ -112,16 +112,24 @@ class HashRunner(SimulatedRunner):
         self.problems: dict[int, RowProblem] = {}
         self.gate = threading.Event()
         self.gate.set()
+        self.closes = False
         self.num_steps = 0
 
-    def launch(self, batch: StepBatch) -> StepOutput:
+    def begin_step(self) -> tuple[Exception | None, dict[int, RowProblem]]:
+        """Waits for the gate; returns what is to go wrong."""
         self.gate.wait()
+        if self.closes:
+            self.gate.clear()
         error, self.fail_next = self.fail_next, None  # before the step counts: what is set then is the next one's
+        problems, self.problems = self.problems, {}
         self.num_steps += 1
+        return error, problems
+
+    def launch(self, batch: StepBatch) -> StepOutput:
+        error, problems = self.begin_step()
         output = super().launch(batch)
         if error is not None:
             raise error
-        problems, self.problems = self.problems, {}
         if self.faulty_tokens:
             last_tokens = batch.token_ids[batch.cu_seqlens[batch.sampled + 1] - 1]
             faulty = batch.sampled[np.isin(last_tokens, list(self.faulty_tokens))].tolist()

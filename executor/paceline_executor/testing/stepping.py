@@ -6,33 +6,46 @@ from dataclasses import replace
 
 from paceline.plan.values import BatchPlan, StepResult, StepTimings
 from paceline_executor.errors import StepFailedError
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
+from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.hiding_runner import HidingRunner
 
-_seen_as: list[Callable[[Runner], Runner]] = []
+View = Callable[[HashRunner, RowLimits], Runner]
+_seen_as: list[View] = []
 
 
 @contextmanager
-def hidden_runners() -> Iterator[None]:
-    """Engines made in this block see their runner only through one that hides what has not landed."""
-    _seen_as.append(HidingRunner)
+def runners_seen_as(view: View) -> Iterator[None]:
+    """Engines made in this block get another runner, made of theirs."""
+    _seen_as.append(view)
     try:
         yield
     finally:
         _seen_as.pop()
 
 
-def as_seen(runner: Runner) -> Runner:
-    return _seen_as[-1](runner) if _seen_as else runner
+def hidden(runner: HashRunner, _: RowLimits) -> Runner:
+    """A view: whatever has not landed is hidden."""
+    return HidingRunner(runner)
+
+
+def are_seen() -> bool:
+    """Whether engines get the very runner that they are given."""
+    return not _seen_as
+
+
+def as_seen(runner: Runner, limits: RowLimits) -> Runner:
+    return _seen_as[-1](runner, limits) if _seen_as and isinstance(runner, HashRunner) else runner
 
 
 class SteppingEngine(Engine):
     """`runner` is the one inside, to break it."""
 
     def __init__(self, table: RowTable, runner: Runner, *more: Callable[[], int]) -> None:
-        super().__init__(table, as_seen(runner), *more)
+        super().__init__(table, as_seen(runner, table.limits), *more)
         self.runner = runner
 
     def execute(self, plan: BatchPlan) -> StepResult:

@@ -9,7 +9,7 @@ What the .proto calls `id` is `record_id` here, since `id` is a builtin of Pytho
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -456,6 +456,13 @@ class Claim:
     def __str__(self) -> str:
         """Name the scheduler as people can find it."""
         return f"{self.address or f'scheduler {self.scheduler_id}'} (term {self.term})"
+
+
+class Approach(Enum):
+    """How a scheduler comes to an executor that another one drives; TAKE_OVER displaces a live one of a lower claim."""
+
+    WAIT = "wait"
+    TAKE_OVER = "take over"
 
 
 @dataclass(frozen=True, slots=True)

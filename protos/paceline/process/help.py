@@ -34,6 +34,11 @@ class HelpParser(argparse.ArgumentParser):
         self._panels = panels
 
     @override
+    def format_usage(self) -> str:
+        """Return nothing: it says no more than the error below it, which names what is wrong."""
+        return ""
+
+    @override
     def format_help(self) -> str:
         """Return it as wide as the terminal, in bold where stdout is one."""
         width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)

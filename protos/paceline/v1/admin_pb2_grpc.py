@@ -127,7 +127,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchSteps(self, request, context):
-        """WatchSteps streams one message per finished step: what `paceline top` shows.
+        """WatchSteps streams one message per finished step: what `paceline top` shows. RESOURCE_EXHAUSTED, reason
+        TOO_MANY_WATCHERS, when 64 calls of it are open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,7 +52,9 @@ class AdminServiceStub:
     SetLimits: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetLimitsRequest, _admin_pb2.SetLimitsResponse]
     """SetLimits changes bounds while running; unset fields stay."""
     WatchSteps: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchStepsRequest, _admin_pb2.WatchStepsResponse]
-    """WatchSteps streams one message per finished step: what `paceline top` shows."""
+    """WatchSteps streams one message per finished step: what `paceline top` shows. RESOURCE_EXHAUSTED, reason
+    TOO_MANY_WATCHERS, when 64 calls of it are open.
+    """
     SetPlanRecording: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPlanRecordingRequest, _admin_pb2.SetPlanRecordingResponse]
     """SetPlanRecording turns the recording of plans and results on or off; one that runs ends where another begins.
     FAILED_PRECONDITION, reason NO_RECORD_DIR, when the scheduler was given no folder.
@@ -82,7 +84,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     SetLimits: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetLimitsRequest, _admin_pb2.SetLimitsResponse]  # type: ignore[assignment]
     """SetLimits changes bounds while running; unset fields stay."""
     WatchSteps: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchStepsRequest, _admin_pb2.WatchStepsResponse]  # type: ignore[assignment]
-    """WatchSteps streams one message per finished step: what `paceline top` shows."""
+    """WatchSteps streams one message per finished step: what `paceline top` shows. RESOURCE_EXHAUSTED, reason
+    TOO_MANY_WATCHERS, when 64 calls of it are open.
+    """
     SetPlanRecording: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetPlanRecordingRequest, _admin_pb2.SetPlanRecordingResponse]  # type: ignore[assignment]
     """SetPlanRecording turns the recording of plans and results on or off; one that runs ends where another begins.
     FAILED_PRECONDITION, reason NO_RECORD_DIR, when the scheduler was given no folder.
@@ -151,7 +155,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.WatchStepsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchStepsResponse], _abc.AsyncIterator[_admin_pb2.WatchStepsResponse]]:
-        """WatchSteps streams one message per finished step: what `paceline top` shows."""
+        """WatchSteps streams one message per finished step: what `paceline top` shows. RESOURCE_EXHAUSTED, reason
+        TOO_MANY_WATCHERS, when 64 calls of it are open.
+        """
 
     @_abc_1.abstractmethod
     def SetPlanRecording(

@@ -25,8 +25,8 @@ from paceline_scheduler.api.resumption import claimed_end, has_finish
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.backend import Backend
 from paceline_scheduler.core.events import Detach, End
-from paceline_scheduler.core.outputs import NO_DRAFTS, FinishNotice, Outputs, Resumed, TokenOutputs
-from paceline_scheduler.core.request import Resumption
+from paceline_scheduler.core.outputs import NO_DRAFTS, Failure, FinishNotice, Resumed, TokenOutputs
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import ExecutorFailedError, RequestFailedError, SlowConsumerError, SupersededError
 from paceline_scheduler.trace_ids import trace_fields
 
@@ -44,11 +44,11 @@ class Delivery:
         self._backend = backend
         self._requests = requests
 
-    def deliver(self, outputs: Outputs) -> None:
+    def deliver(self, tokens: Sequence[TokenOutputs], failures: Sequence[Failure]) -> None:
         touched: _Touched = {}
-        for batch in outputs.tokens:
+        for batch in tokens:
             self._deliver_tokens(batch, touched)
-        for failure in outputs.failures:
+        for failure in failures:
             completion = self._requests.running.get(failure.handle)
             if completion is not None:
                 touched[completion.stream.outbox] = None
@@ -129,26 +129,25 @@ class Delivery:
             self._let_go(stream, FinishReason.ERROR)
             outbox.fail(stream.key.request_id, error)
 
-    def go_on(self, stream: RequestStream, resumptions: Sequence[Resumption], found: tuple[Resumed, ...]) -> None:
+    def go_on(self, stream: RequestStream, requests: Sequence[Request], found: tuple[Resumed, ...]) -> None:
         """Each completion goes on where its client's copy ends."""
         beyond = []
-        for completion, resumption, resumed in zip(tuple(stream.running), resumptions, found, strict=True):
+        for completion, request, resumed in zip(tuple(stream.running), requests, found, strict=True):
             if resumed.outputs is None and not len(resumed.prefix_token_ids):
                 continue  # as of every request that has just been queued
             try:
-                is_over = self._catch_up(completion, resumption, resumed)
+                is_over = self._catch_up(completion, request, resumed)
             except Exception:
                 self._lose(completion)
                 break
             if resumed.outputs is not None and not is_over:
                 beyond.append(resumed.outputs)
         stream.outbox.end_step()
-        self.deliver(Outputs(tokens=tuple(beyond)))
+        self.deliver(beyond, ())
 
-    def _catch_up(self, completion: Completion, resumption: Resumption, resumed: Resumed) -> bool:
+    def _catch_up(self, completion: Completion, request: Request, resumed: Resumed) -> bool:
         """Returns whether the completion has ended by then."""
-        request, point = resumption.request, resumption.point
-        prefix = resumed.prefix_token_ids.tolist()
+        point, prefix = request.point, resumed.prefix_token_ids.tolist()
         completion.num_tokens, completion.rolling_hash = len(prefix), point.resume_hash
         match, stop_token_id = completion.text.replay(prefix, request.end_token_ids)
         notice = None if resumed.outputs is None else resumed.outputs.finishes.get(completion.handle)

@@ -32,7 +32,6 @@ from paceline_scheduler.api.validation import (
     check_context,
     check_key,
     check_prompt_logprobs,
-    choose_model,
     key_of,
     num_completions,
     text_options,
@@ -41,7 +40,7 @@ from paceline_scheduler.api.validation import (
 from paceline_scheduler.backend import Arrival, Backend, Executors, ServedModel
 from paceline_scheduler.core.answers import Estimate, Explanation, RequestState
 from paceline_scheduler.core.events import Acknowledge, Cancel, Resume, Submit
-from paceline_scheduler.core.request import Request, Resumption
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import (
     DrainingError,
     DuplicateRequestError,
@@ -214,9 +213,7 @@ class Edge:
         self, message: GenerateRequest, came_s: float, max_seconds: float | None
     ) -> tuple[Request, ServedModel, ValidResumption]:
         """The first completion."""
-        models = self.executors.models()
-        request = validate(message, models, came_s, max_seconds, self.limits)
-        model = choose_model(request.model, models)
+        request, model = validate(message, self.executors.models(), came_s, max_seconds, self.limits)
         resumption = check_resumption(message, request.num_completions, model.max_model_len, model.vocab_size)
         if request.priority >= 0 and request.deadline_s is None and not resumption.is_begun:
             # Before it is tokenised.
@@ -240,16 +237,16 @@ class Edge:
         stream.span.prepared(first.model, stream.num_prompt_tokens)
         options = text_options(stream.request)
         stream.num_tokens_per_delta = min(options.stream_interval, self.limits.max_held_tokens)
-        parts = list(zip(core_requests(first, stream.handles), resumption.is_finished, strict=True))
+        core = core_requests(first, stream.handles, resumption.points)
+        parts = list(zip(core, resumption.is_finished, strict=True))
         requests = tuple(request for request, is_finished in parts if not is_finished)
         self.requests.run(stream, [_completion(stream, request, options, text_model) for request in requests])
         if not (first.is_resumable or resumption.is_begun):
             self.backend.feed(Submit(requests))
             return
-        resumptions = tuple(Resumption(request, resumption.points[request.key.index]) for request in requests)
-        found = self.backend.feed(Resume(resumptions))
+        found = self.backend.feed(Resume(requests))
         self.delivery.take_over(stream)
-        self.delivery.go_on(stream, resumptions, found)
+        self.delivery.go_on(stream, requests, found)
         self._let_go([request.key for request, is_finished in parts if is_finished])
 
     def _let_go(self, keys: list[RecordId]) -> None:
@@ -312,10 +309,10 @@ class Edge:
             num = num_completions(request)
             if not is_begun(request):
                 self.backend.views.require_room(num, key.tenant, self.backend.now_s())
-            first, _, _ = await self._prepare(request, self.backend.now_s(), None)
+            first, _, resumption = await self._prepare(request, self.backend.now_s(), None)
         except (RequestRefusedError, RequestFailedError) as refusal:
             return Estimate(0.0, 0.0, 0, 0, refusal)
-        completions = core_requests(first, (_NO_HANDLE,) * num)
+        completions = core_requests(first, (_NO_HANDLE,) * num, resumption.points)
         now_s = self.backend.now_s()
         estimates = [self.backend.views.estimate(completion, now_s) for completion in completions]
         refused = (estimate for estimate in estimates if estimate.refusal is not None)

@@ -6,10 +6,10 @@ Apart from the edge, which knows streams.
 import hashlib
 from dataclasses import replace
 
-from paceline_scheduler.core.request import Request
+from paceline_scheduler.core.request import Request, ResumePoint
 
 
-def core_requests(first: Request, handles: tuple[int, ...]) -> tuple[Request, ...]:
+def core_requests(first: Request, handles: tuple[int, ...], points: tuple[ResumePoint, ...]) -> tuple[Request, ...]:
     return tuple(
         replace(
             first,
@@ -17,8 +17,9 @@ def core_requests(first: Request, handles: tuple[int, ...]) -> tuple[Request, ..
             key=replace(first.key, index=index),
             sampling=replace(first.sampling, seed=completion_seed(first.sampling.seed, index)),
             num_prompt_logprobs=None if index else first.num_prompt_logprobs,  # the prompt is the same for all
+            point=point,
         )
-        for index, handle in enumerate(handles)
+        for index, (handle, point) in enumerate(zip(handles, points, strict=True))
     )
 
 

@@ -15,7 +15,7 @@ from paceline.plan.ranges import Range
 from paceline.plan.values import Int32Array
 from paceline.v1 import inference_pb2
 from paceline_scheduler.api.rules import check_count, check_range, check_token_ids
-from paceline_scheduler.core.request import ResumePoint
+from paceline_scheduler.core.request import NOTHING_HELD, ResumePoint
 from paceline_scheduler.errors import InvalidRequestError
 
 # Attempts are counted on from there, in 32 bits.
@@ -33,7 +33,6 @@ _OF_AN_ATTACHMENT = (
 )
 _OF_A_TRACE = ("trace_parent", "trace_state")
 _OF_A_PROMPT = ("text", "chat", "token_ids")
-_NOTHING = ResumePoint(0, HASH_START)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ def check_resumption(
         raise InvalidRequestError("resume_finished", "is set for every completion, so nothing is left to come back for")
     return ValidResumption(
         is_begun=is_begun(request),
-        points=tuple(points.get(index, _NOTHING) for index in range(num_completions)),
+        points=tuple(points.get(index, NOTHING_HELD) for index in range(num_completions)),
         is_finished=is_finished,
     )
 

@@ -8,6 +8,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,6 +21,7 @@ from paceline_scheduler.api import status
 from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.errors import InvalidRequestError, SchedulerError
+from paceline_scheduler.trace_ids import trace_fields
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
@@ -77,12 +79,14 @@ class Guard(grpc.aio.ServerInterceptor):
         assert behaviour is not None, "a handler has the behaviour of its kind"
 
         async def guarded(request: object, context: _Context) -> object:
-            async with _errors_as_status(context, method):
+            about = _About(method)
+            async with _errors_as_status(context, about):
                 with (
                     self._calls.of(method, context.invocation_metadata() or ()),
                     self._access.admitted(method, context),
                 ):
-                    return await behaviour(decode(request), context)
+                    about.message = decode(request)
+                    return await behaviour(about.message, context)
 
         return guarded
 
@@ -90,9 +94,11 @@ class Guard(grpc.aio.ServerInterceptor):
         assert behaviour is not None, "a handler has the behaviour of its kind"
 
         async def guarded(request: object, context: _Context) -> None:
-            async with _errors_as_status(context, method):
+            about = _About(method)
+            async with _errors_as_status(context, about):
                 with self._access.admitted(method, context):
-                    answers = behaviour(decode(request), context)
+                    about.message = decode(request)
+                    answers = behaviour(about.message, context)
                     if inspect.isawaitable(answers):
                         await answers
                         return
@@ -125,8 +131,21 @@ def _decode_stream(decode: _Decode) -> Callable[[AsyncIterator[bytes]], AsyncIte
     return decoded
 
 
+@dataclass(slots=True)
+class _About:
+    """What lines say of a call; `message` is one request, or a stream of them."""
+
+    method: str
+    message: object = None
+
+    def fields(self) -> dict[str, str]:
+        request_id, tenant = (getattr(self.message, name, "") for name in ("request_id", "tenant"))
+        names = {"request_id": request_id, "tenant": tenant} if request_id else {}
+        return {"method": self.method, **names, **trace_fields(getattr(self.message, "trace_parent", ""))}
+
+
 @asynccontextmanager
-async def _errors_as_status(context: _Context, method: str) -> AsyncIterator[None]:
+async def _errors_as_status(context: _Context, about: _About) -> AsyncIterator[None]:
     try:
         yield
     except grpc.aio.AbortError:
@@ -138,14 +157,14 @@ async def _errors_as_status(context: _Context, method: str) -> AsyncIterator[Non
         if task is None or task.cancelling():
             raise
         # gRPC would leave the client waiting.
-        _log.exception("call_failed", method=method)
+        _log.exception("call_failed", **about.fields())
         await _abort(context, status.describe(Exception()))
     except Exception as error:
         # gRPC's InternalError is a write to a connection that broke.
         if isinstance(error, grpc.aio.InternalError) or context.done() or context.cancelled():
-            _log.debug("call_ended_by_client", method=method)
+            _log.debug("call_ended_by_client", **about.fields())
             return
-        _log.exception("call_failed", method=method)
+        _log.exception("call_failed", **about.fields())
         await _abort(context, status.describe(error))
 
 

@@ -24,7 +24,7 @@ from paceline_scheduler.api.stream import StreamState
 from paceline_scheduler.api.validation import check_prompt, choose_model
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.errors import InvalidRequestError
-from paceline_scheduler.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES
+from paceline_scheduler.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES, trace_fields
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _TRACE_FIELDS = {
@@ -69,10 +69,14 @@ class InferenceServicer(InferenceServiceServicer):
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
         """Operators may cancel anybody's request."""
         by = caller()
-        tenant = any_tenant_of(request.tenant, by)
-        await self._edge.cancel(RecordId(tenant, request.request_id))
-        if by is not ANYBODY and tenant != by.tenant:
-            _log.info("foreign_request_cancelled", request_id=request.request_id, tenant=tenant, **audited(by))
+        key = RecordId(any_tenant_of(request.tenant, by), request.request_id)
+        if by is ANYBODY or key.tenant == by.tenant:
+            await self._edge.cancel(key)
+        else:
+            trace = trace_fields(_trace_parent(self._edge, key))  # known while it is open
+            await self._edge.cancel(key)
+            about = {"request_id": key.request_id, "tenant": key.tenant, **trace}
+            _log.info("foreign_request_cancelled", **about, **audited(by))
         return pb.CancelResponse()
 
     @override
@@ -120,6 +124,15 @@ class InferenceServicer(InferenceServiceServicer):
     def _model(self, name: str) -> ServedModel:
         self._edge.executors.require_lead()
         return choose_model(name, self._edge.executors.models())
+
+
+def _trace_parent(edge: Edge, key: RecordId) -> str:
+    """Of an open request, with a listener or without."""
+    stream = edge.requests.by_key(key)
+    if stream is not None:
+        return stream.request.trace_parent
+    live = edge.backend.views.open_request(key)
+    return "" if live is None else live.request.trace_parent
 
 
 def _take_trace(request: pb.GenerateRequest, context: _Context) -> None:

@@ -101,10 +101,10 @@ def validate(
     came_s: float,
     max_seconds: float | None,
     limits: EdgeLimits,
-) -> Request:
+) -> tuple[Request, ServedModel]:
     """It came at `came_s`, with `max_seconds` left of its call. Returns its first completion, without handle, tokens of
-    the prompt and bad words. Raises InvalidRequestError, UnsupportedError, UnknownModelError, NoExecutorError, and
-    DeadlineExceededError for one that waited too long.
+    the prompt and bad words, and its model. Raises InvalidRequestError, UnsupportedError, UnknownModelError,
+    NoExecutorError, and DeadlineExceededError for one that waited too long.
     """
     key = key_of(message)
     check_key(key)
@@ -123,7 +123,7 @@ def validate(
     stopping, output, speculation = message.stopping, message.output, message.speculation
     check_texts("stopping.stop", stopping.stop, MAX_STOP_TEXTS, MAX_STOP_TEXT_CHARS)
     check_texts("sampling.bad_words", message.sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
-    return Request(
+    request = Request(
         handle=0,
         key=key,
         model=model.name,
@@ -148,6 +148,7 @@ def validate(
         body_digest=body_digest,
         trace_parent=message.trace_parent,
     )
+    return request, model
 
 
 def text_options(message: inference_pb2.GenerateRequest) -> TextOptions:

@@ -9,7 +9,6 @@ from typing import Any
 
 from paceline.plan.values import BatchPlan, FinalRelease, StepResult
 from paceline_scheduler.core import ending, intake, recovery
-from paceline_scheduler.core.ending import failed
 from paceline_scheduler.core.events import (
     Acknowledge,
     BeginAnew,
@@ -37,7 +36,7 @@ from paceline_scheduler.core.events import (
 from paceline_scheduler.core.executor import results
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.limits import CoreLimits, changed
-from paceline_scheduler.core.outputs import NO_OUTPUTS, Outputs
+from paceline_scheduler.core.outputs import Failure, TokenOutputs
 from paceline_scheduler.core.planning.planner import decide
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.views import CoreViews
@@ -68,41 +67,43 @@ class Core:
         return self._state
 
     def apply(self, event: Event[ReplyT], now: float) -> Effects[ReplyT]:
-        state, outputs = self._state, NO_OUTPUTS
+        state = self._state
         reply: Any = None
+        tokens: tuple[TokenOutputs, ...] = ()
+        failures: tuple[Failure, ...] = ()
         to_plan: tuple[str, ...] | None = ()
         match event:
             case StepFinished(address, result):
-                reply, outputs = self._finish_step(address, result, now)
+                reply, tokens, failures = self._finish_step(address, result, now)
                 to_plan = (address, *state.others_with_news(address))
             case Tick():
-                failures = ending.expire(state, now)
-                outputs, to_plan = failed((*failures, *ending.refuse_late(state, now))), None
+                failures, to_plan = (*ending.expire(state, now), *ending.refuse_late(state, now)), None
             case Submit(requests):
                 intake.submit(state, requests, now)
                 to_plan = None
-            case Resume(resumptions):
-                reply, to_plan = intake.resume(state, resumptions, now), None
+            case Resume(requests):
+                reply, to_plan = intake.resume(state, requests, now), None
             case Detach(handle):
                 ending.detach(state, handle, now)
                 to_plan = None
             case End(handle, num_output_tokens, reason):
                 reply, to_plan = ending.end(state, handle, FinalRelease(num_output_tokens, reason), now), None
             case Cancel(key):
-                outputs, to_plan = ending.cancel(state, key, now), None
+                tokens, to_plan = (ending.cancel(state, key, now),), None
             case Acknowledge(keys):
                 ending.acknowledge(state, keys)
                 to_plan = None
             case ExpectExecutors(addresses):
                 state.executors.expect(addresses)
             case ExecutorAttached(description, snapshot):
-                outputs, to_plan = recovery.attach(state, description, snapshot, now), None
+                tokens, failures = recovery.attach(state, description, snapshot, now)
+                to_plan = None
             case StreamEnded(address):
                 state.executors.stream_ended(address)
             case ExecutorLost(address):
-                outputs, to_plan = recovery.lose(state, address, now), None
+                failures, to_plan = recovery.lose(state, address, now), None
             case ExecutorRemoved(address):
-                outputs, to_plan = recovery.remove(state, address, now), None
+                failures, to_plan = recovery.remove(state, address, now), None
             case DrainExecutor(address, is_leaving):
                 reply = state.executors.drain(address, is_leaving=is_leaving)
             case UndrainExecutor(address):
@@ -116,11 +117,11 @@ class Core:
             case BeginDrain():
                 state.is_draining = True
             case BeginAnew():
-                outputs = ending.begin_anew(state, event)
+                failures = ending.begin_anew(state, event)
             case _:
                 raise AssertionError(f"no rule for {event}")
         addresses = tuple(state.executors.by_address) if to_plan is None else to_plan
-        return Effects(reply, outputs, addresses, state.requests.next_s(), state.take_ended())
+        return Effects(reply, addresses, state.requests.next_s(), tokens, failures, state.take_ended())
 
     def plan(self, address: str, now: float) -> BatchPlan | None:
         """None when there is nothing to do or enough is in flight."""
@@ -146,7 +147,9 @@ class Core:
             ending.end_detached(state, executor, now)
         return plan
 
-    def _finish_step(self, address: str, result: StepResult, now: float) -> tuple[StepInFlight, Outputs]:
+    def _finish_step(
+        self, address: str, result: StepResult, now: float
+    ) -> tuple[StepInFlight, tuple[TokenOutputs, ...], tuple[Failure, ...]]:
         state = self._state
         executor = state.executors.by_address.get(address)
         if executor is None or not executor.attached:
@@ -154,7 +157,7 @@ class Core:
                 f"a result of step {result.step_id} came from an executor that this scheduler does not drive"
             )
         step = results.matching_step(executor, result)
-        outputs, ended = results.apply_result(executor, step, result, now)
+        tokens, failures, ended = results.apply_result(executor, step, result, now)
         state.num_untested = 0
         for live in ended:
             state.close(live)
@@ -163,5 +166,4 @@ class Core:
             live = results.leave_row(executor, row)
             if not live.is_orphan:
                 state.wait_again(live, now)
-        late = ending.refuse_late(state, now)
-        return step, Outputs(outputs.tokens, outputs.failures + late) if late else outputs
+        return step, tokens, failures + ending.refuse_late(state, now)

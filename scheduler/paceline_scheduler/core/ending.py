@@ -7,7 +7,7 @@ from paceline.plan.values import FinalRelease, FinishReason, RecordId
 from paceline_scheduler.core.events import BeginAnew
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.live import LiveRequest, finish_notice
-from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, FinishNotice, Outputs
+from paceline_scheduler.core.outputs import Failure, FinishNotice, TokenOutputs
 from paceline_scheduler.core.planning.planner import MAX_LOOKED_AT
 from paceline_scheduler.core.queue.admission import deadline_misses, no_longer_served
 from paceline_scheduler.core.request_outputs import outputs_of
@@ -39,14 +39,14 @@ def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> Finis
     return finish_notice(live, final.reason, None, final.num_output_tokens, drafts)
 
 
-def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:
+def cancel(state: CoreState, key: RecordId, now: float) -> TokenOutputs:
     live = state.requests.by_key(key)
     if live is None or not state.requests.is_open(live):
         raise UnknownRequestError(f"this tenant runs no request {key.request_id!r}; check the request_id")
     output = state.output_of(live)
     output_hash = rolling_hash(HASH_START, output)
     state.end(live, FinalRelease(len(output), FinishReason.CANCELLED), now)
-    return Outputs(tokens=(outputs_of(live, len(output), output[:0], output_hash, FinishReason.CANCELLED),))
+    return outputs_of(live, len(output), output[:0], output_hash, FinishReason.CANCELLED)
 
 
 def acknowledge(state: CoreState, keys: Iterable[RecordId]) -> None:
@@ -109,16 +109,12 @@ def fail_unservable(state: CoreState, now: float) -> tuple[Failure, ...]:
     return _fail(state, [(live, error) for live, error in found if error is not None], now)
 
 
-def begin_anew(state: CoreState, event: BeginAnew) -> Outputs:
+def begin_anew(state: CoreState, event: BeginAnew) -> tuple[Failure, ...]:
     error = GivenUpError(event.reason, _GIVEN_UP_RETRY_S, event.active)
-    outputs = failed(tuple(Failure(handle, error) for handle in sorted(state.requests.listening_handles())))
+    failures = tuple(Failure(handle, error) for handle in sorted(state.requests.listening_handles()))
     state.begin_anew()
     state.executors.expect(event.addresses)
-    return outputs
-
-
-def failed(failures: tuple[Failure, ...]) -> Outputs:
-    return Outputs(failures=failures) if failures else NO_OUTPUTS
+    return failures
 
 
 def _fail(

@@ -12,8 +12,8 @@ from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import LimitValues
-from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed
-from paceline_scheduler.core.request import Request, Resumption
+from paceline_scheduler.core.outputs import Failure, FinishNotice, Resumed, TokenOutputs
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.tenant_limits import TenantBounds
 
@@ -33,9 +33,10 @@ class Effects(Generic[ReplyT]):
     """
 
     reply: ReplyT
-    outputs: Outputs
     executors_to_plan: tuple[str, ...]
     wake_at: float | None
+    tokens: tuple[TokenOutputs, ...] = ()
+    failures: tuple[Failure, ...] = ()
     ended: tuple[EndedRequest, ...] = ()
 
 
@@ -54,7 +55,7 @@ class Resume(Event[tuple[Resumed, ...]]):
     StaleAttachmentError, ResumeMismatchError, DuplicateRequestError and what Submit raises.
     """
 
-    resumptions: tuple[Resumption, ...]
+    requests: tuple[Request, ...]
 
 
 @dataclass(frozen=True, slots=True)

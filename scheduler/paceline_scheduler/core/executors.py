@@ -1,6 +1,6 @@
 """What the core knows of an executor when it attaches, and what it leaves there for its successor.
 
-The link packs a `RequestContext` into bytes that executors do not read.
+The link packs request and `History` into bytes that executors do not read.
 """
 
 from dataclasses import dataclass, fields
@@ -60,38 +60,38 @@ class ExecutorDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestContext:
-    """Whoever drives the executor next gets this.
+class History:
+    """Of a request until it was placed."""
 
-    `request` has neither handle nor deadline. `deadline_left_s`, `waited_s`, `times`: when it was placed.
-    """
-
-    request: Request
-    waited_s: float
-    deadline_left_s: float | None
-    num_preemptions: int
-    num_executor_deaths: int
-    last_death_offset: int | None
-    num_prompt_cached_tokens: int
+    waited_s: float = 0.0
+    deadline_left_s: float | None = None
+    num_preemptions: int = 0
+    num_executor_deaths: int = 0
+    last_death_offset: int | None = None
+    num_prompt_cached_tokens: int = 0
     times: PhaseTimes = NO_TIMES
     drafts: DraftCounts = NO_DRAFTS
 
 
+NO_HISTORY = History()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement(NewRequest):
-    request_context: RequestContext
+    request: Request
+    history: History
 
     @classmethod
     def of(
         cls,
-        context: RequestContext,
+        request: Request,
+        history: History,
         row: int,
         attempt: int,
         output_token_ids: Int32Array,
         max_tokens: int,
         num_cached_tokens: int,
     ) -> "Placement":
-        request = context.request
         return cls(
             row=row,
             record_id=request.key,
@@ -109,28 +109,26 @@ class Placement(NewRequest):
             num_prompt_logprobs=None if len(output_token_ids) else request.num_prompt_logprobs,
             bad_word_token_ids=request.bad_words,
             ignored_end_token_ids=request.ignored_end_token_ids if request.min_tokens else (),
-            request_context=context,
+            request=request,
+            history=history,
         )
-
-    @property
-    def request(self) -> Request:
-        return self.request_context.request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRow(RowState):
-    """The context is None where another version of this program wrote it."""
+    """The request is None where another version of this program wrote the context."""
 
-    request_context: RequestContext | None = None
+    request: Request | None = None
+    history: History = NO_HISTORY
 
     @classmethod
-    def of(cls, state: RowState, request_context: RequestContext | None) -> "SeenRow":
+    def of(cls, state: RowState, request: Request | None, history: History) -> "SeenRow":
         values = {field.name: getattr(state, field.name) for field in fields(RowState)}
-        return cls(**values, request_context=request_context)
+        return cls(**values, request=request, history=history)
 
     def is_of(self, request: Request) -> bool:
         """Another request may have the same id."""
-        return self.request_context is None or self.request_context.request.body_digest == request.body_digest
+        return self.request is None or self.request.body_digest == request.body_digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 Everything is checked before anything changes: what is refused has left no trace.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.plan.hashes import HASH_START
 from paceline_scheduler.core import recovery
@@ -11,7 +12,7 @@ from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, queue_key_of
 from paceline_scheduler.core.outputs import Resumed
 from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.core.queue.admission import check_fits, check_queue
-from paceline_scheduler.core.request import Request, ResumePoint, Resumption
+from paceline_scheduler.core.request import NOTHING_HELD, Request
 from paceline_scheduler.core.requests.resuming import ResumeMode, prior_of, resume_mode
 from paceline_scheduler.core.retained import RetainedLogprobs, RetainedOutput
 from paceline_scheduler.core.state import CoreState
@@ -22,25 +23,22 @@ _OWED_S = 60.0
 
 _OWED_RETRY_S = 0.5
 _DRAINING_RETRY_S = 1.0
-_NOTHING_HELD = ResumePoint(0, HASH_START)
 
 
-def submit(state: CoreState, requests: Iterable[Request], now: float) -> None:
+def submit(state: CoreState, requests: Sequence[Request], now: float) -> None:
     _require_open(state)
-    resumptions = [Resumption(request, _NOTHING_HELD) for request in requests]
-    for resumption in resumptions:
-        _require_unused(state, resumption.request)
-    _begin_all(state, resumptions, now)
+    for request in requests:
+        _require_unused(state, request)
+    _begin_all(state, requests, now)
 
 
-def resume(state: CoreState, resumptions: Sequence[Resumption], now: float) -> tuple[Resumed, ...]:
+def resume(state: CoreState, requests: Sequence[Request], now: float) -> tuple[Resumed, ...]:
     _require_open(state)
     found = []
-    for resumption in resumptions:
-        key = resumption.request.key
-        live = state.requests.by_key(key) or state.requests.retained(key)
-        output = prior_of(resumption.point) if live is None else state.output_of(live)
-        found.append((resumption, live, resume_mode(live, output, resumption)))
+    for request in requests:
+        live = state.requests.by_key(request.key) or state.requests.retained(request.key)
+        output = prior_of(request) if live is None else state.output_of(live)
+        found.append((request, live, resume_mode(live, output, request)))
     begun = iter(_begin_all(state, [each for each, _, mode in found if mode is ResumeMode.START], now))
     return tuple(
         next(begun) if mode is ResumeMode.START else _go_on(state, each, live, mode, now) for each, live, mode in found
@@ -76,39 +74,39 @@ def _require_unused(state: CoreState, request: Request) -> None:
         raise DuplicateRequestError(f"request_id {request.key.request_id!r} is in use; choose another one")
 
 
-def _go_on(state: CoreState, resumption: Resumption, live: LiveRequest | None, mode: ResumeMode, now: float) -> Resumed:
+def _go_on(state: CoreState, request: Request, live: LiveRequest | None, mode: ResumeMode, now: float) -> Resumed:
     assert live is not None, "what is not known is begun"
     if mode is ResumeMode.ATTACH:
-        return recovery.join(state, live, resumption, now)
-    return recovery.restart(state, live, resumption, now)
+        return recovery.join(state, live, request, now)
+    return recovery.restart(state, live, request, now)
 
 
-def _begin_all(state: CoreState, resumptions: Sequence[Resumption], now: float) -> list[Resumed]:
-    ended = [recovery.ended_by_prior(state, resumption) for resumption in resumptions]
-    waiting = [each for each, end in zip(resumptions, ended, strict=True) if end is None]
+def _begin_all(state: CoreState, requests: Sequence[Request], now: float) -> list[Resumed]:
+    ended = [recovery.ended_by_prior(state, request) for request in requests]
+    waiting = [each for each, end in zip(requests, ended, strict=True) if end is None]
     for live in _checked(state, waiting, now):
         before = state.requests.by_key(live.request.key)
         if before is not None and state.requests.is_open(before):
             state.give_up(before, now)
         state.enqueue(live)
         state.tenants.take(live.request.key.tenant, 1, live.num_own_tokens, now)
-    return [end or Resumed(prior_of(each.point), None) for each, end in zip(resumptions, ended, strict=True)]
+    return [end or Resumed(prior_of(each), None) for each, end in zip(requests, ended, strict=True)]
 
 
-def _checked(state: CoreState, resumptions: Sequence[Resumption], now: float) -> list[LiveRequest]:
+def _checked(state: CoreState, requests: Sequence[Request], now: float) -> list[LiveRequest]:
     newcomers: list[LiveRequest] = []
     ahead: list[LiveRequest] = []  # queued while those behind them are checked
     try:
-        for resumption in resumptions:
+        for request in requests:
             for live in newcomers[len(ahead) :]:
                 state.waiting.add(live)
                 ahead.append(live)
-            if any(live.request.key == resumption.request.key for live in newcomers):
+            if any(live.request.key == request.key for live in newcomers):
                 raise DuplicateRequestError(
-                    f"two completions have the request_id {resumption.request.key.request_id!r}; choose another one"
+                    f"two completions have the request_id {request.key.request_id!r}; choose another one"
                 )
-            live = _newcomer(state, resumption, state.num_arrivals + 1 + len(newcomers), now)
-            check_taken(state, live, now, is_returning=_is_returning(state, resumption.request, now))
+            live = _newcomer(state, request, state.num_arrivals + 1 + len(newcomers), now)
+            check_taken(state, live, now, is_returning=_is_returning(state, request, now))
             newcomers.append(live)
     finally:
         for live in ahead:
@@ -116,15 +114,14 @@ def _checked(state: CoreState, resumptions: Sequence[Resumption], now: float) ->
     return newcomers
 
 
-def _newcomer(state: CoreState, resumption: Resumption, arrival_number: int, now: float) -> LiveRequest:
-    request, point = resumption.request, resumption.point
-    prior, requests = prior_of(point), state.requests
+def _newcomer(state: CoreState, request: Request, arrival_number: int, now: float) -> LiveRequest:
+    point, prior, requests = request.point, prior_of(request), state.requests
     before = requests.by_key(request.key) or requests.retained(request.key)
     submitted_s = now - min(request.waited_s, MAX_WAITED_S)
     output_hash = point.resume_hash if len(prior) else HASH_START
     logprobs = RetainedLogprobs(len(prior)) if request.num_logprobs is not None else None
     return LiveRequest(
-        request,
+        request if point is NOTHING_HELD else replace(request, point=NOTHING_HELD),
         queue_key_of(request, arrival_number, submitted_s),
         PhaseClock.begin(now - request.waited_s, was_placed=point.last_attempt > 0 or len(prior) > 0),
         attempt=max(point.last_attempt, 0 if before is None else before.attempt),
@@ -133,6 +130,6 @@ def _newcomer(state: CoreState, resumption: Resumption, arrival_number: int, now
 
 
 def _is_returning(state: CoreState, request: Request, now: float) -> bool:
-    """Another scheduler may have taken the request before this one started."""
+    """Another scheduler may have taken it before this one started."""
     since_s = now if state.first_attached_s is None else state.first_attached_s
     return request.attachment > 1 and now - since_s < _OWED_S

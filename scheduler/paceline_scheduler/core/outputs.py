@@ -81,15 +81,3 @@ class Resumed:
 class Failure:
     handle: int
     error: RequestFailedError
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    tokens: tuple[TokenOutputs, ...] = ()
-    failures: tuple[Failure, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.tokens or self.failures)
-
-
-NO_OUTPUTS = Outputs()

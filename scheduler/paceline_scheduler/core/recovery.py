@@ -2,14 +2,14 @@
 
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason
-from paceline_scheduler.core.ending import fail_unservable, failed, refuse_late
+from paceline_scheduler.core.ending import fail_unservable, refuse_late
 from paceline_scheduler.core.executor.reconcile import rebuild
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
 from paceline_scheduler.core.live import LiveRequest, queue_key_of
-from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
+from paceline_scheduler.core.outputs import Failure, Resumed, TokenOutputs
 from paceline_scheduler.core.phases import PhaseClock
-from paceline_scheduler.core.request import Request, Resumption
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.request_outputs import outputs_of
 from paceline_scheduler.core.requests.adoption import adopted, has_ended_elsewhere, is_adoptable, outranks
 from paceline_scheduler.core.requests.request_table import with_listener_of
@@ -19,15 +19,18 @@ from paceline_scheduler.core.suspects import blame_deaths, blame_failed_step
 from paceline_scheduler.errors import QuarantinedError, StepFailedError
 
 
-def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
+def attach(
+    state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float
+) -> tuple[tuple[TokenOutputs, ...], tuple[Failure, ...]]:
     if state.first_attached_s is None:
         state.first_attached_s = now
-    outputs = _attach(state, description, snapshot, now)
-    failures = (*outputs.failures, *fail_unservable(state, now), *refuse_late(state, now))
-    return Outputs(outputs.tokens, failures)
+    tokens, failures = _attach(state, description, snapshot, now)
+    return tokens, (*failures, *fail_unservable(state, now), *refuse_late(state, now))
 
 
-def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
+def _attach(
+    state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float
+) -> tuple[tuple[TokenOutputs, ...], tuple[Failure, ...]]:
     """Adopts unknown requests of a former scheduler; on an executor that this scheduler has driven before they are
     leftovers.
     """
@@ -64,17 +67,17 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
     if culprit is not None:
         executor.suspects.is_doubted = True
         failures += _try_again(state, culprit, description, now)
-    return Outputs(tuple(outputs for _, outputs in recovered), failures)
+    return tuple(outputs for _, outputs in recovered), failures
 
 
-def lose(state: CoreState, address: str, now: float) -> Outputs:
-    return failed((*_lose(state, address, now), *refuse_late(state, now)))
+def lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
+    return *_lose(state, address, now), *refuse_late(state, now)
 
 
-def remove(state: CoreState, address: str, now: float) -> Outputs:
+def remove(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
     failures = _lose(state, address, now)
     state.executors.remove(address)
-    return failed((*failures, *fail_unservable(state, now), *refuse_late(state, now)))
+    return *failures, *fail_unservable(state, now), *refuse_late(state, now)
 
 
 def _lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
@@ -94,12 +97,11 @@ def _lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
     return failures
 
 
-def join(state: CoreState, live: LiveRequest, resumption: Resumption, now: float) -> Resumed:
+def join(state: CoreState, live: LiveRequest, request: Request, now: float) -> Resumed:
     """From the first token that the client lacks."""
-    request, offset = resumption.request, resumption.point.resume_from
-    output = state.output_of(live)
+    offset, output = request.point.resume_from, state.output_of(live)
     # What follows must not look older than the client has seen.
-    live.attempt = max(live.attempt, resumption.point.last_attempt)
+    live.attempt = max(live.attempt, request.point.last_attempt)
     if live.final is None:
         live.phases.fill_in(request.waited_s, now)
         state.requests.listen(live, request)
@@ -112,37 +114,37 @@ def join(state: CoreState, live: LiveRequest, resumption: Resumption, now: float
     if not len(rest) and reason is FinishReason.NONE:
         return Resumed(output[:offset], None)
     logprobs = () if live.output.logprobs is None else live.output.logprobs.between(offset, len(output)) or ()
-    output_hash = rolling_hash(resumption.point.resume_hash, rest)
+    output_hash = rolling_hash(request.point.resume_hash, rest)
     return Resumed(output[:offset], outputs_of(live, offset, rest, output_hash, reason, logprobs))
 
 
-def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: float) -> Resumed:
+def restart(state: CoreState, live: LiveRequest, request: Request, now: float) -> Resumed:
     """Goes on from what the client holds instead of the output here."""
-    ended = ended_by_prior(state, resumption)
+    ended = ended_by_prior(state, request)
     if ended is not None:
         state.give_up(live, now)
         return ended
     if live.held is None:
         state.executors.forget_records(live.request.key)  # they hold the other output
     state.unplace(live, now)
-    live.phases.fill_in(resumption.request.waited_s, now)
-    prior = prior_of(resumption.point)
+    live.phases.fill_in(request.waited_s, now)
+    prior = prior_of(request)
     live.output.go_on_from(prior)
     live.output.forget_logprobs()
-    live.attempt = max(live.attempt, resumption.point.last_attempt)
-    state.requests.listen(live, resumption.request)
+    live.attempt = max(live.attempt, request.point.last_attempt)
+    state.requests.listen(live, request)
     state.waiting.add(live)
     return Resumed(prior, None)
 
 
-def ended_by_prior(state: CoreState, resumption: Resumption) -> Resumed | None:
+def ended_by_prior(state: CoreState, request: Request) -> Resumed | None:
     """The client lacks only the finish."""
-    request, prior = resumption.request, prior_of(resumption.point)
+    prior = prior_of(request)
     reason = end_of_prior(request, prior, _num_allowed(state, request))
     if reason is FinishReason.NONE:
         return None
     clock = PhaseClock(0.0, 0.0, is_partial=True)
-    live = LiveRequest(request, queue_key_of(request, 0, 0.0), clock, attempt=resumption.point.last_attempt)
+    live = LiveRequest(request, queue_key_of(request, 0, 0.0), clock, attempt=request.point.last_attempt)
     return Resumed(prior, outputs_of(live, len(prior), prior[:0], rolling_hash(HASH_START, prior), reason))
 
 

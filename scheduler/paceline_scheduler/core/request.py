@@ -6,7 +6,25 @@ Knows nothing of text, templates or messages; what a successor of this scheduler
 
 from dataclasses import dataclass
 
+from paceline.plan.hashes import HASH_START
 from paceline.plan.values import Int32Array, RecordId, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResumePoint:
+    """What a client already holds of a request's output.
+
+    `resume_hash` is the rolling hash of the first `resume_from` tokens, `last_attempt` the highest seen;
+    `prior_output_token_ids` are these tokens, None if not sent.
+    """
+
+    resume_from: int
+    resume_hash: int
+    last_attempt: int = 0
+    prior_output_token_ids: Int32Array | None = None  # [resume_from]
+
+
+NOTHING_HELD = ResumePoint(0, HASH_START)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,29 +64,10 @@ class Request:
     is_resumable: bool = False
     attachment: int = 1
     waited_s: float = 0.0
+    point: ResumePoint = NOTHING_HELD
     origin: bytes = b""
     body_digest: bytes = b""
     trace_parent: str = ""
 
     def is_of(self, body_digest: bytes, model: str) -> bool:
         return (self.body_digest, self.model) == (body_digest, model)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ResumePoint:
-    """What a client already holds of a request's output.
-
-    `resume_hash` is the rolling hash of the first `resume_from` tokens, `last_attempt` the highest seen;
-    `prior_output_token_ids` are these tokens, None if not sent.
-    """
-
-    resume_from: int
-    resume_hash: int
-    last_attempt: int = 0
-    prior_output_token_ids: Int32Array | None = None  # [resume_from]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Resumption:
-    request: Request
-    point: ResumePoint

@@ -4,9 +4,8 @@ Knows how far an executor is believed about terms. Refuses to know streams and t
 """
 
 from collections.abc import Mapping
-from enum import Enum
 
-from paceline.plan.values import MAX_TERM, Claim, ExecutorInfo, Hello
+from paceline.plan.values import MAX_TERM, Approach, Claim, ExecutorInfo, Hello
 from paceline.plan.versions import PROTOCOLS, ProtocolRange
 from paceline_scheduler.errors import IncredibleTermError
 from paceline_scheduler.holder import Holder
@@ -15,16 +14,11 @@ from paceline_scheduler.holder import Holder
 MAX_RISE = 2**32
 
 
-class Approach(Enum):
-    """Taking over is an operator's act. It happens once per executor, and stops when another scheduler has answered in
-    kind: two would take an executor from each other for ever.
+class OwnClaim:
+    """A takeover happens once per executor, and stops when another scheduler has answered in kind: two would take an
+    executor from each other for ever.
     """
 
-    WAIT = "wait"
-    TAKE_OVER = "take over"
-
-
-class OwnClaim:
     def __init__(
         self, scheduler_id: str, approach: Approach = Approach.WAIT, protocols: ProtocolRange = PROTOCOLS
     ) -> None:

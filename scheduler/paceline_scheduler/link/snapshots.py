@@ -50,7 +50,7 @@ class SnapshotJoiner:
             if not piece.continues:
                 row, self._pieces = _join(self._pieces), []
                 self._sizes.check_row(row)
-                self._rows.append(SeenRow.of(row, read_context(row.record_id, row.context)))
+                self._rows.append(SeenRow.of(row, *read_context(row.record_id, row.context)))
         self._sizes.check_blocks("a tag", part.tags.block_ids)
         self._tags.append(part.tags)
         if not part.num_parts:

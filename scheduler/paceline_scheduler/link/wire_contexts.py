@@ -14,7 +14,7 @@ from paceline.plan.codec.requests import read_sampling, write_sampling
 from paceline.plan.durations import read_duration, write_duration
 from paceline.plan.values import BatchPlan, RecordId, ToExecutor
 from paceline.v1 import inference_pb2, plan_pb2
-from paceline_scheduler.core.executors import Placement, RequestContext
+from paceline_scheduler.core.executors import NO_HISTORY, History, Placement
 from paceline_scheduler.core.outputs import DraftCounts
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.wire_phases import read_times, write_times
@@ -28,24 +28,23 @@ def with_contexts(message: _M) -> _M:
     if not (isinstance(message, BatchPlan) and message.new_requests):
         return message
     placements = (
-        replace(new, context=write_context(new.request_context)) if isinstance(new, Placement) else new
+        replace(new, context=write_context(new.request, new.history)) if isinstance(new, Placement) else new
         for new in message.new_requests
     )
     return replace(message, new_requests=tuple(placements))
 
 
-def read_context(record_id: RecordId, data: bytes) -> RequestContext | None:
-    """Returns None if this program cannot read it."""
+def read_context(record_id: RecordId, data: bytes) -> tuple[Request | None, History]:
+    """Returns no request if this program cannot read it."""
     if not data:
-        return None
+        return None, NO_HISTORY
     try:
         context = plan_pb2.RequestContext.FromString(data)
     except DecodeError:
-        return None
+        return None, NO_HISTORY
     if not context.HasField("settings") or not context.HasField("request") or not _is_within_bounds(context):
-        return None
-    return RequestContext(
-        request=_request(record_id, context),
+        return None, NO_HISTORY
+    history = History(
         waited_s=read_duration(context.waited),
         deadline_left_s=read_duration(context.deadline_left) if context.HasField("deadline_left") else None,
         num_preemptions=context.num_preemptions,
@@ -55,6 +54,7 @@ def read_context(record_id: RecordId, data: bytes) -> RequestContext | None:
         times=read_times(context.times),
         drafts=DraftCounts(context.num_draft_tokens, context.num_accepted_draft_tokens),
     )
+    return _request(record_id, context), history
 
 
 def _is_within_bounds(context: plan_pb2.RequestContext) -> bool:
@@ -99,8 +99,7 @@ def _request(record_id: RecordId, context: plan_pb2.RequestContext) -> Request:
     )
 
 
-def write_context(context: RequestContext) -> bytes:
-    request = context.request
+def write_context(request: Request, history: History) -> bytes:
     settings = plan_pb2.NewRequest(  # without the model's tokenizer the sent request does not tell these
         sampling=write_sampling(request.sampling),
         end_token_ids=request.end_token_ids,
@@ -111,17 +110,17 @@ def write_context(context: RequestContext) -> bytes:
     )
     message = plan_pb2.RequestContext(
         body_digest=request.body_digest,
-        waited=write_duration(context.waited_s),
-        num_preemptions=context.num_preemptions,
-        num_executor_deaths=context.num_executor_deaths,
-        num_prompt_cached_tokens=context.num_prompt_cached_tokens,
-        last_death_offset=context.last_death_offset,
-        times=write_times(context.times),
+        waited=write_duration(history.waited_s),
+        num_preemptions=history.num_preemptions,
+        num_executor_deaths=history.num_executor_deaths,
+        num_prompt_cached_tokens=history.num_prompt_cached_tokens,
+        last_death_offset=history.last_death_offset,
+        times=write_times(history.times),
         settings=settings,
-        num_draft_tokens=context.drafts.num_verified,
-        num_accepted_draft_tokens=context.drafts.num_accepted,
+        num_draft_tokens=history.drafts.num_verified,
+        num_accepted_draft_tokens=history.drafts.num_accepted,
     )
     message.request.ParseFromString(request.origin)
-    if context.deadline_left_s is not None:
-        message.deadline_left.CopyFrom(write_duration(context.deadline_left_s))
+    if history.deadline_left_s is not None:
+        message.deadline_left.CopyFrom(write_duration(history.deadline_left_s))
     return message.SerializeToString()

@@ -30,7 +30,7 @@ class RequestLog:
         del event, now
         if not self._share or not effects.ended:
             return
-        errors = {failure.handle: failure.error for failure in effects.outputs.failures}
+        errors = {failure.handle: failure.error for failure in effects.failures}
         for ended in effects.ended:
             if self._is_told(ended.request.key):
                 error = errors.get(ended.request.handle)

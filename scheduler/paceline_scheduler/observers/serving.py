@@ -130,7 +130,7 @@ class ServingObserver:
         if isinstance(event, StepFinished):
             executor = self._executors[event.address]
             executor.steps.append((effects.reply, event.result.timings))
-            executor.keep(effects.outputs.tokens)
+            executor.keep(effects.tokens)
             self._num_kept += 1
         elif isinstance(event, _OF_EXECUTORS):
             self._settle()
@@ -139,7 +139,7 @@ class ServingObserver:
                 description = event.description
                 executor = _Executor.of(self._meter, description.address, description.model)
                 self._executors[description.address] = executor
-                executor.keep(effects.outputs.tokens)
+                executor.keep(effects.tokens)
             elif isinstance(event, ExecutorRemoved):
                 self._executors.pop(event.address, None)
                 self._meter.forget("executor", event.address)
@@ -222,7 +222,7 @@ class _Recoveries:
             case ExecutorAttached(description, snapshot):
                 address, incarnation = description.address, description.incarnation
                 before = self._incarnations.get(address)
-                if before is None and any(seen.request_context is not None for seen in snapshot.rows):
+                if before is None and any(seen.request is not None for seen in snapshot.rows):
                     self._meter.add("recoveries_total", 1, "scheduler")
                 elif before is not None:
                     self._recovered("stream" if before == incarnation else "executor", address, now)

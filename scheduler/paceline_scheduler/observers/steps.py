@@ -12,6 +12,7 @@ from paceline_scheduler.core.events import Effects, Event, ExecutorAttached, Exe
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.views import CoreViews
+from paceline_scheduler.errors import TooManyWatchersError
 
 MAX_WATCHERS = 64
 _MOST_NS = (1 << 63) - 1
@@ -86,13 +87,15 @@ class StepWatch:
         self.sinks: list[StepSink] = []
 
     def add(self, sink: StepSink) -> None:
-        """The oldest watcher is dropped when there are too many."""
+        """Raises TooManyWatchersError."""
+        if len(self.sinks) >= MAX_WATCHERS:
+            raise TooManyWatchersError(
+                f"{MAX_WATCHERS} calls watch steps already; end one of them, or ask ListExecutors for sums"
+            )
         self.sinks.append(sink)
-        del self.sinks[:-MAX_WATCHERS]
 
     def remove(self, sink: StepSink) -> None:
-        if sink in self.sinks:
-            self.sinks.remove(sink)
+        self.sinks.remove(sink)
 
     def tell(self, record: StepRecord) -> None:
         for sink in tuple(self.sinks):
@@ -157,7 +160,7 @@ class StepObserver:
         executor.plannings.append(_Planning(planning_ns, plan.predicted_ns, follows_work))
 
     def _record(self, address: str, effects: Effects[StepInFlight], planning_ns: int, result: StepResult) -> StepRecord:
-        timings, step, tokens = result.timings, effects.reply, effects.outputs.tokens
+        timings, step, tokens = result.timings, effects.reply, effects.tokens
         num_waiting_requests, _ = self._views.num_waiting()
         blocks = self._views.counts(address).blocks
         return StepRecord(

@@ -92,12 +92,9 @@ class TraceObserver:
         match event:
             case StepFinished(address, result):
                 self._finish_step(address, effects.reply, result, now)
-            case Submit(requests):
+            case Submit(requests) | Resume(requests):
                 for request in requests:
                     self._listen(request, now)
-            case Resume(resumptions):
-                for resumption in resumptions:
-                    self._listen(resumption.request, now)
             case ExecutorAttached(description, snapshot):
                 self._executors[description.address] = _Executor(description.epoch)
                 self._adopt((seen.record_id for seen in snapshot.rows), now)

@@ -96,12 +96,14 @@ class FileWriter:
             self._fail(f"cannot write: {error.strerror or error}")
         except Exception as error:  # a value that has no form, which is no reason to stop serving
             self._fail(f"cannot make a record: {type(error).__name__} {error}")
-        self._ended(self.failure, self._num_lost)
+        with self._lock:
+            num_waiting = sum(len(file.records) for file in self._files)
+        self._ended(self.failure, self._num_lost + num_waiting)
 
     def _fail(self, sentence: str) -> None:
         with self._lock:
             self.failure = sentence
-            self._num_lost += self._num_taken + sum(len(file.records) for file in self._files)
+            self._num_lost += self._num_taken
 
     def _write_until_end(self) -> None:
         number: int | None = None

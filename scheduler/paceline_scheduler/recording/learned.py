@@ -56,7 +56,7 @@ class Learned:
             self._keys[live.request.handle] = live.request.key
         if isinstance(event, StepFinished):
             self._learn(event, now, effects.reply)
-        for tokens in effects.outputs.tokens:
+        for tokens in effects.tokens:
             ends = np.cumsum(tokens.num_tokens)
             for handle, offset, count, end in zip(
                 tokens.handles, tokens.offsets.tolist(), tokens.num_tokens.tolist(), ends.tolist(), strict=True

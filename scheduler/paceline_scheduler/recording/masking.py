@@ -18,7 +18,7 @@ from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Resumed
 from paceline_scheduler.core.prefix import PrefixChain
-from paceline_scheduler.core.request import Request, Resumption
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.retained import RetainedLogprobs, RetainedOutput
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.tables.blocks import BlockPool
@@ -123,8 +123,8 @@ class Masked:
         match event:
             case StepFinished(address, result):
                 return partial(self._result, now, address, result)
-            case Resume(resumptions):
-                event = Resume(tuple(map(self._resumption, resumptions, reply)))
+            case Resume(requests):
+                event = Resume(tuple(map(self._returning, requests, reply)))
                 return partial(wire.encode_event, now, event, "", {})
             case ExecutorAttached(description, snapshot):
                 self._stand_ins.know(description)
@@ -138,8 +138,8 @@ class Masked:
             case StepFinished(address, result):
                 nothing = replace(result, token_ids=np.zeros_like(result.token_ids), logprobs=(), prompt_logprobs=())
                 return partial(wire.encode_result, now, address, nothing, is_refused=True)
-            case Resume(resumptions):
-                event = Resume(tuple(self._resumption(each, None) for each in resumptions))
+            case Resume(requests):
+                event = Resume(tuple(self._returning(request, None) for request in requests))
                 return partial(wire.encode_event, now, event, type(error).__name__, {})
         return partial(wire.encode_event, now, event, type(error).__name__, self._in_requests)
 
@@ -211,13 +211,13 @@ class Masked:
 
     # Values
 
-    def _resumption(self, resumption: Resumption, resumed: Resumed | None) -> Resumption:
+    def _returning(self, request: Request, resumed: Resumed | None) -> Request:
         """A request that goes on keeps the prompt that it began with."""
-        requests, key = self._state().requests, resumption.request.key
+        requests, key = self._state().requests, request.key
         live = requests.by_key(key) or requests.retained(key)
-        prompt = resumption.request.prompt_token_ids if live is None else live.request.prompt_token_ids
+        prompt = request.prompt_token_ids if live is None else live.request.prompt_token_ids
         held = None if resumed is None else resumed.prefix_token_ids
-        return self._stand_ins.resumption(resumption, prompt, held)
+        return self._stand_ins.returning(request, prompt, held)
 
     def _live(self, live: LiveRequest) -> LiveRequest:
         output, request = live.output, live.request

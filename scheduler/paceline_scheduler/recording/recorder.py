@@ -172,8 +172,6 @@ def _header(scheduler_id: str, form: TokenForm, begun_s: float, number: int) -> 
 def _num_bytes(event: Event[Any]) -> int:
     """Return about what is kept in memory for it."""
     match event:
-        case Submit(requests):
+        case Submit(requests) | Resume(requests):
             return _RECORD_BYTES + sum(request.prompt_token_ids.nbytes for request in requests)
-        case Resume(resumptions):
-            return _RECORD_BYTES + sum(each.request.prompt_token_ids.nbytes for each in resumptions)
     return _RECORD_BYTES

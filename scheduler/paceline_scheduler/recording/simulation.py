@@ -28,7 +28,7 @@ from paceline_scheduler.core.events import (
 )
 from paceline_scheduler.core.executors import ExecutorDescription, Placement, Snapshot
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.request import Request
+from paceline_scheduler.core.request import NOTHING_HELD, Request
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.recording.learned import Learned, StepCosts
 from paceline_scheduler.recording.replay import Recording, ReplayObserver
@@ -218,21 +218,18 @@ def _outside(event: Event[Any], seen: set[object]) -> Iterator[Event[Any]]:
                 seen.add(description.address)
                 yield ExecutorAttached(_anew(description), Snapshot())
             for number, row in enumerate(snapshot.rows):
-                context = row.request_context
-                if context is not None and row.released is None and row.record_id not in seen:
+                if row.request is not None and row.released is None and row.record_id not in seen:
                     seen.add(row.record_id)
-                    request = replace(context.request, handle=-number - 1, model=description.model)
+                    request = replace(row.request, handle=-number - 1, model=description.model)
                     yield Submit((replace(request, prompt_token_ids=row.prompt_token_ids),))
-        case Submit(requests):
+        case Submit(requests) | Resume(requests):
             yield from _submitted(requests, seen)
-        case Resume(resumptions):
-            yield from _submitted(tuple(each.request for each in resumptions), seen)
         case Cancel() | SetTenants():
             yield event
 
 
 def _submitted(requests: tuple[Request, ...], seen: set[object]) -> Iterator[Submit]:
-    fresh = tuple(request for request in requests if request.key not in seen)
+    fresh = tuple(replace(request, point=NOTHING_HELD) for request in requests if request.key not in seen)
     seen.update(request.key for request in fresh)
     if fresh:
         yield Submit(fresh)

@@ -29,8 +29,8 @@ from paceline.plan.values import (
     StepResult,
     UInt64Array,
 )
-from paceline_scheduler.core.executors import ExecutorDescription, RequestContext, SeenRow
-from paceline_scheduler.core.request import Request, Resumption
+from paceline_scheduler.core.executors import ExecutorDescription, SeenRow
+from paceline_scheduler.core.request import NOTHING_HELD, Request
 
 _NEUTRAL = SamplingParams()
 _LANES = (np.arange(8, dtype=np.intp) * 256)[:, np.newaxis]  # where each byte's table begins
@@ -143,27 +143,28 @@ class StandIns:
             ignored_end_token_ids=(),
             bad_words=(),
             cache_salt=self.digest(request.cache_salt.encode()).hex(),
+            point=NOTHING_HELD,
             origin=bytes(len(request.origin)),
             body_digest=self.digest(request.body_digest),
             trace_parent="",
         )
 
-    def resumption(self, resumption: Resumption, prompt: Int32Array, held: Int32Array | None) -> Resumption:
-        """Return a request that is sent again and goes on from `prompt`; `held` is what its client has of the output,
+    def returning(self, request: Request, prompt: Int32Array, held: Int32Array | None) -> Request:
+        """A request that is sent again and goes on from `prompt`; `held` is what its client has of the output,
         if the core knew that. Of those tokens the core asks for their hash, and whether the last one is an end token.
         """
-        request, point = self.request(resumption.request), resumption.point
-        prior = point.prior_output_token_ids
+        point, prior = request.point, request.point.prior_output_token_ids
         held = prior if prior is not None else held
         if held is None or rolling_hash(HASH_START, held) != point.resume_hash:
             resume_hash = _NO_HASH
         else:
             resume_hash = rolling_hash(HASH_START, self.output(request.model, prompt, held))
         hidden = None if prior is None else self.output(request.model, prompt, prior)
-        ends = prior is not None and len(prior) > 0 and int(prior[-1]) in resumption.request.end_token_ids
-        return Resumption(
-            replace(request, end_token_ids=(int(hidden[-1]),) if hidden is not None and ends else ()),
-            replace(point, resume_hash=resume_hash, prior_output_token_ids=hidden),
+        ends = prior is not None and len(prior) > 0 and int(prior[-1]) in request.end_token_ids
+        return replace(
+            self.request(request),
+            end_token_ids=(int(hidden[-1]),) if hidden is not None and ends else (),
+            point=replace(point, resume_hash=resume_hash, prior_output_token_ids=hidden),
         )
 
     def output(self, model: str, prompt: Int32Array, output: Int32Array) -> Int32Array:
@@ -172,7 +173,6 @@ class StandIns:
     def seen_row(self, seen: SeenRow, model: str) -> SeenRow:
         known = self.of(model, np.concatenate((seen.prompt_token_ids, seen.output_token_ids)))
         num_prompt = len(seen.prompt_token_ids)
-        context = seen.request_context
         return replace(
             seen,
             prompt_token_ids=known[:num_prompt],
@@ -181,11 +181,8 @@ class StandIns:
             end_token_ids=(),
             context=b"",
             logprobs=None if seen.logprobs is None else columns_without_values(seen.logprobs),
-            request_context=None if context is None else self._context(context),
+            request=None if seen.request is None else self.request(seen.request),
         )
-
-    def _context(self, context: RequestContext) -> RequestContext:
-        return replace(context, request=self.request(context.request))
 
     def description(self, description: ExecutorDescription) -> ExecutorDescription:
         failed = description.failed_step

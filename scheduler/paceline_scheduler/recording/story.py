@@ -161,7 +161,7 @@ class Story:
                         completion.tell(now, _LOSSES[type(event)].format(address))
             case ExecutorAttached(description):
                 self._attached(core, description.address, now)
-        for failure in effects.outputs.failures:
+        for failure in effects.failures:
             self._tell(self._keys.get(failure.handle), now, f"failed: {failure.error}")
         for ended in effects.ended:
             self._tell(ended.request.key, now, _end(ended))
@@ -273,10 +273,8 @@ _LOSSES: dict[type, str] = {
 
 def _requests_of(event: Event[Any]) -> tuple[Request, ...]:
     match event:
-        case Submit(requests):
+        case Submit(requests) | Resume(requests):
             return requests
-        case Resume(resumptions):
-            return tuple(each.request for each in resumptions)
     return ()
 
 

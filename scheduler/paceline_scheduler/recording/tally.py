@@ -31,7 +31,7 @@ class Tally:
         if isinstance(event, StepFinished):
             self.num_steps += 1
             self.num_preemptions += effects.reply.num_preempted
-        for tokens in effects.outputs.tokens:
+        for tokens in effects.tokens:
             self.num_tokens += len(tokens.token_ids)
             if len(tokens.token_ids):
                 self.first_token_at_s = now if self.first_token_at_s is None else self.first_token_at_s

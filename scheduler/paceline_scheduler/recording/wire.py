@@ -16,12 +16,12 @@ from paceline.plan.values import KEY_BYTES, BatchPlan, BlockTags, Int32Array, Ne
 from paceline.v1 import plan_pb2
 from paceline.v1 import recording_pb2 as pb
 from paceline_scheduler.core.events import Event, StepFinished
-from paceline_scheduler.core.executors import Placement, RequestContext
+from paceline_scheduler.core.executors import History, Placement
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.errors import RecordingError
 from paceline_scheduler.recording.graph import GraphError, Replacements, Value, read_value, write_value
 
-FORMAT = 2
+FORMAT = 3
 _DIGEST_BYTES = 16
 _MAX_LENGTH_BYTES = 5  # of a varint
 
@@ -32,7 +32,7 @@ def _fields_but(kind: type, *names: str) -> "attrgetter[Any]":
 
 _NUMBERS = _fields_but(NewRequest, "prompt_token_ids", "output_token_ids", "sampling", "context")
 _SAMPLING = _fields_but(SamplingParams)
-_CONTEXT = _fields_but(RequestContext, "request")
+_HISTORY = _fields_but(History)
 
 
 class TokenForm(enum.IntEnum):
@@ -225,7 +225,7 @@ def _digest(new_requests: Iterable[NewRequest]) -> bytes:
     for new in new_requests:
         assert isinstance(new, Placement), "the core writes no others"
         request = new.request
-        values = _NUMBERS(new), _SAMPLING(new.sampling), _CONTEXT(new.request_context), request.body_digest
+        values = _NUMBERS(new), _SAMPLING(new.sampling), _HISTORY(new.history), request.body_digest
         told = repr(values).encode()
         lengths = len(told), new.prompt_token_ids.nbytes, new.output_token_ids.nbytes
         for data in (

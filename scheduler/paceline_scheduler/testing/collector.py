@@ -1,10 +1,12 @@
 """What a client of the core would see: outputs gathered by handle, checked for gaps and doubles as they come."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from paceline.plan.hashes import HASH_START, rolling_hash, rolling_hashes
 from paceline.plan.values import TokenLogprobs
-from paceline_scheduler.core.outputs import FinishNotice, Outputs, TokenOutputs
+from paceline_scheduler.core.outputs import Failure, FinishNotice, TokenOutputs
 from paceline_scheduler.errors import RequestFailedError
 
 
@@ -30,11 +32,11 @@ class OutputCollector:
     def _is_deaf(self, handle: int) -> bool:
         return handle < 0 or handle in self._closed  # below 0: the core's own, nobody listens
 
-    def deliver(self, outputs: Outputs) -> None:
+    def deliver(self, tokens: Sequence[TokenOutputs], failures: Sequence[Failure]) -> None:
         """A gap, a double, a wrong rolling hash or a token after the end is an AssertionError."""
-        for tokens in outputs.tokens:
-            self._take(tokens)
-        for failure in outputs.failures:
+        for batch in tokens:
+            self._take(batch)
+        for failure in failures:
             if self._is_deaf(failure.handle):
                 continue
             self._require_running(failure.handle)

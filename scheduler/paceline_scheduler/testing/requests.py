@@ -7,7 +7,7 @@ import numpy as np
 
 from paceline.plan.values import Int32Array, RecordId, SamplingParams
 from paceline.v1 import inference_pb2
-from paceline_scheduler.core.executors import Placement, RequestContext
+from paceline_scheduler.core.executors import History, Placement
 from paceline_scheduler.core.request import Request
 
 _handles = count(1)
@@ -87,15 +87,13 @@ def make_placement(
     num_prompt_cached_tokens: int = 0,
 ) -> Placement:
     """`max_tokens` is what the request asks for, else 8."""
-    context = RequestContext(
-        request=request,
+    history = History(
         waited_s=waited_s,
         deadline_left_s=deadline_left_s,
         num_preemptions=num_preemptions,
         num_executor_deaths=num_executor_deaths,
-        last_death_offset=None,
         num_prompt_cached_tokens=num_prompt_cached_tokens,
     )
     return Placement.of(
-        context, row, attempt, column(*output), max_tokens or request.max_tokens or 8, num_cached_tokens
+        request, history, row, attempt, column(*output), max_tokens or request.max_tokens or 8, num_cached_tokens
     )

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
+from paceline.plan.values import Approach
 from paceline.plan.versions import PROTOCOLS, ProtocolRange
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import Submit
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
-from paceline_scheduler.link.claim import Approach, OwnClaim
+from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.discovery import Discovery, Resolver, parse_executors, resolve_with_system
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet

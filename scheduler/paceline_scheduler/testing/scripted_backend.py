@@ -26,8 +26,8 @@ from paceline_scheduler.core.events import (
     UndrainExecutor,
 )
 from paceline_scheduler.core.limits import CoreLimits, LimitValues
-from paceline_scheduler.core.outputs import Failure, FinishNotice, Outputs, Resumed, TokenOutputs
-from paceline_scheduler.core.request import Request, Resumption
+from paceline_scheduler.core.outputs import Failure, FinishNotice, Resumed, TokenOutputs
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.errors import (
@@ -85,7 +85,7 @@ class _Outputs:
 @dataclass(slots=True)
 class Asked:
     requests: dict[int, Request] = field(default_factory=dict)  # submitted or resumed, by handle
-    resumptions: list[Resumption] = field(default_factory=list)
+    resumed: list[Request] = field(default_factory=list)
     detached: list[int] = field(default_factory=list)
     ended: list[tuple[int, int, FinishReason]] = field(default_factory=list)  # handle, length, reason
     cancelled: list[RecordId] = field(default_factory=list)
@@ -177,7 +177,7 @@ class ScriptedBackend:
                 output.end(reason, token_ids[-1] if reason is FinishReason.STOP else None, 2)
             if output.has_listener:
                 delivered.append(_outputs_from(output, offset, (prompt_logprobs or {}).get(handle, ())))
-        self._deliver(Outputs(tokens=tuple(delivered)))
+        self._deliver(delivered, ())
 
     def lose(self, handle: int, *token_ids: int) -> None:
         self.outputs.by_handle[handle].token_ids += token_ids
@@ -186,7 +186,7 @@ class ScriptedBackend:
         output = self.outputs.by_handle[handle]
         output.end(FinishReason.ERROR, None, 0)
         del self.outputs.by_key[output.request.key]
-        self._deliver(Outputs(failures=(Failure(output.request.handle, error),)))
+        self._deliver((), (Failure(output.request.handle, error),))
 
     def forget_everything(self) -> None:
         self.outputs.by_key.clear()
@@ -199,8 +199,8 @@ class ScriptedBackend:
         match event:
             case Submit(requests):
                 self._submit(requests)
-            case Resume(resumptions):
-                reply = self._resume(resumptions)
+            case Resume(requests):
+                reply = self._resume(requests)
             case Detach(handle):
                 self._detach(handle)
             case End(handle, num_output_tokens, reason):
@@ -233,12 +233,12 @@ class ScriptedBackend:
         if self.active is not None:
             raise StandbyError(self.active, 0.15)
 
-    def _resume(self, resumptions: Sequence[Resumption]) -> tuple[Resumed, ...]:
+    def _resume(self, requests: Sequence[Request]) -> tuple[Resumed, ...]:
         """Goes on from the client's tokens where no equal request is known."""
         self._refuse()
-        self.asked.resumptions += resumptions
-        known = [self._find(resumption) for resumption in resumptions]
-        return tuple(self._attach(*pair) for pair in zip(resumptions, known, strict=True))
+        self.asked.resumed += requests
+        known = [self._find(request) for request in requests]
+        return tuple(self._attach(*pair) for pair in zip(requests, known, strict=True))
 
     def _detach(self, handle: int) -> None:
         output = self.outputs.by_handle[handle]
@@ -288,9 +288,9 @@ class ScriptedBackend:
         self._submitted.put_nowait(request)
         return output
 
-    def _find(self, resumption: Resumption) -> _Output | None:
+    def _find(self, request: Request) -> _Output | None:
         """Returns None when it is to be begun; raises what refuses it."""
-        request, point = resumption.request, resumption.point
+        point = request.point
         known = self.outputs.by_key.get(request.key)
         if known is not None and not known.is_running and request.attachment == 1:
             known = None  # the name is used again
@@ -311,8 +311,8 @@ class ScriptedBackend:
             raise ResumeMismatchError("this is not what the request has")
         return known
 
-    def _attach(self, resumption: Resumption, output: _Output | None) -> Resumed:
-        request, point = resumption.request, resumption.point
+    def _attach(self, request: Request, output: _Output | None) -> Resumed:
+        point = request.point
         if output is None:
             prior = point.prior_output_token_ids
             output = self._take(request, [] if prior is None else prior.tolist())
@@ -322,9 +322,9 @@ class ScriptedBackend:
         is_more = len(output.token_ids) > len(prefix) or not output.is_running
         return Resumed(prefix, _outputs_from(output, len(prefix), ()) if is_more else None)
 
-    def _deliver(self, outputs: Outputs) -> None:
+    def _deliver(self, tokens: Sequence[TokenOutputs], failures: Sequence[Failure]) -> None:
         assert self.sink is not None, "the test joins edge and backend"
-        self.sink.deliver(outputs)
+        self.sink.deliver(tokens, failures)
 
 
 def _outputs_from(output: _Output, offset: int, prompt_logprobs: tuple[TokenLogprobs, ...]) -> TokenOutputs:

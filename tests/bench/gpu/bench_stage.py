@@ -5,7 +5,6 @@ Knows the order: the system first, because its start is timed with nothing compi
 
 import asyncio
 import contextlib
-import gc
 import json
 import subprocess
 import sys
@@ -23,14 +22,16 @@ from gpu.cells import START, START_PHASE, WARM_START, WARM_START_PHASE, Cell
 from gpu.config import compiling_into
 from gpu.engine_cells import flops_of
 from gpu.errors import CheckFailedError, DoesNotFitError
+from gpu.loading import loading_figures
 from gpu.peer import read_peer
 from gpu.report import Figure, Report
-from gpu.rigs import find_place
+from gpu.rigs import Place, find_place, free_unused_memory
 from gpu.stage import Task, run_stage
 from gpu.system import System, running_system
 from gpu.system_cells import SystemCells, patient_client
 
 _START_S = 240.0
+_MIN_LOADING_S = 240.0  # it writes 16 GB and reads them five times
 _MIN_SECONDS = 20.0  # less time is no use to a side
 
 
@@ -38,11 +39,13 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     """Every side of every type of numbers, as long as there is time; the table comes last, whatever went wrong."""
     peers = read_peer(task.peer)
     place = find_place(rehearses=task.rehearses)
-    names, name = list(place.numerics), place.name
+    names, report, what = list(place.numerics), report_on(place.name), timed(rehearses=task.rehearses)
+    if task.rehearses or task.seconds_left() > _MIN_LOADING_S:
+        report.check("loading", partial(_load, report, place, what, task.folder))
+    else:
+        report.leave_out("loading: the time is short")
     del place  # its context stays, its memory does not
-    gc.collect()
-    report = report_on(name)
-    what = timed(rehearses=task.rehearses)
+    free_unused_memory()
     sides = [(numbers, side) for numbers in names for side in (_system_side, _engine_side)]
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-compiled-") as compiled:
@@ -58,6 +61,12 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
             print("A rehearsal: what follows means nothing.")
         print("\n".join(table(report.figures, peers)), flush=True)
     return report
+
+
+def _load(report: Report, place: Place, what: Timed, folder: Path) -> str:
+    figures = loading_figures(place, what.config, folder)
+    report.add(figures)
+    return ", ".join(f"{one.engine:.3g} {one.unit} {one.shape}".strip() for one in figures)
 
 
 def _system_side(

@@ -5,7 +5,8 @@ Apart from both sides, so that their figures land in the same rows; words are th
 
 import enum
 import itertools
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 DECODE = "decode step"
@@ -18,12 +19,24 @@ WARM_START_PHASE = "phase of a start, compiled before"
 ACCEPTANCES = (0.8, 0.6, 0.9)
 VERIFY = "step that verifies drafts"
 VERIFY_COST = "step that verifies drafts, in plain steps"
+LOADING = "weights to the device"
+LOADING_SHARE = "weights from the disk to the device, of what the disk gives"
 WARM_START = "process start to first token, dummy weights, compiled before"
 
 
 def gap_of(num_rows: int, num_tokens: int) -> str:
     """The largest gap while a prompt arrives."""
     return f"largest gap of {num_rows} streams when a prompt of {num_tokens} arrives"
+
+
+def gap_spread_of(num_rows: int, num_tokens: int) -> str:
+    """How uneven their tokens come meanwhile."""
+    return f"inter-token p99 of {num_rows} streams in their p50, while a prompt of {num_tokens} arrives"
+
+
+def spread_of(gaps: Sequence[float]) -> float:
+    """Their 99th percentile in their median; 0 for fewer than two."""
+    return statistics.quantiles(gaps, n=100)[98] / statistics.median(gaps) if len(gaps) > 1 else 0.0
 
 
 def throughput_of(num_requests: int) -> str:
@@ -51,6 +64,21 @@ def rows_at(num_rows: int, context: int) -> str:
     return f"rows {num_rows} context {context}"
 
 
+def mixed_of(num_tokens: int) -> str:
+    """A step of decodes and a whole prompt."""
+    return f"step of decodes and a prompt of {num_tokens}"
+
+
+def has_rules(row: int) -> bool:
+    """Which of the rows of a shape of `ruled_at` ask for more."""
+    return row % 4 == 0
+
+
+def ruled_at(num_rows: int, context: int) -> str:
+    """A shape of decodes that ask for more than tokens."""
+    return f"{rows_at(num_rows, context)}, a quarter with penalties, log-probabilities, stop texts"
+
+
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """Every cell of one type of numbers."""
@@ -66,6 +94,9 @@ class Shapes:
     drafted: tuple[tuple[int, int], ...]  # rows, drafts of each; by the engine alone
     drafted_context: int
     requests: tuple[tuple[int, int], ...]  # tokens in, out
+    mixed: tuple[tuple[int, int], ...]  # rows that decode, context; by the engine alone
+    mixed_prompt: int  # beside them, in one step
+    ruled: tuple[tuple[int, int], ...]  # rows, context
 
     @property
     def max_len(self) -> int:
@@ -93,6 +124,7 @@ class Shapes:
         yield from (Cell(Kind.PREFILL, tokens) for tokens in self.prompts)
         yield from (Cell(Kind.THROUGHPUT, *tokens) for tokens in self.requests)
         yield from (Cell(Kind.ARRIVAL, tokens) for tokens in self.arrivals)
+        yield from (Cell(Kind.RULED, *decode) for decode in self.ruled)
         yield from (Cell(Kind.DECODE, *decode) for decode in self.decodes[half:])
 
 
@@ -103,6 +135,7 @@ class Kind(enum.Enum):
     PREFILL = "prefill"
     ARRIVAL = "arrival"
     THROUGHPUT = "throughput"
+    RULED = "decode with rules"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +162,9 @@ FULL = Shapes(
     drafted=(*((1, drafts) for drafts in (3, 5, 7, 1, 2, 4, 6)), *itertools.product((8, 32), (1, 3, 5, 7))),
     drafted_context=512,
     requests=((128, 128), (512, 512)),
+    mixed=((64, 512), (64, 2048), (255, 512)),
+    mixed_prompt=512,
+    ruled=((256, 512), (32, 512)),
 )
 TINY = Shapes(
     decodes=((1, 8), (3, 12)),
@@ -142,4 +178,7 @@ TINY = Shapes(
     drafted=((1, 3), (3, 1)),
     drafted_context=8,
     requests=((6, 5),),
+    mixed=((2, 8),),
+    mixed_prompt=8,
+    ruled=((4, 8),),
 )

@@ -21,5 +21,7 @@ def stage_environment(scripts: Path, site: Path | None) -> dict[str, str]:
 
 
 def compiling_into(folder: Path) -> dict[str, str]:
-    """This process's environment, with compiled kernels kept in a folder of their own."""
-    return os.environ | {"TRITON_CACHE_DIR": str(folder)}
+    """This process's environment, with compiled kernels kept in a folder of their own: executors have theirs below the
+    cache folder, other processes find them there.
+    """
+    return os.environ | {"PACELINE_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}

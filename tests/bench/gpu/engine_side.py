@@ -4,21 +4,18 @@ Knows the order of cells. Its figures go into engine-NUMBERS.json.
 """
 
 import argparse
-import gc
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from gpu.bench_models import Timed, timed
 from gpu.cells import drafts_at
 from gpu.drafted_cells import DraftedCells, ScriptedDrafter, tell_nothing_apart
 from gpu.engine_cells import EngineCells
 from gpu.report import Figure, Report
-from gpu.rigs import Place, find_place, make_rig, random_model
+from gpu.rigs import Place, find_place, free_unused_memory, make_rig, random_model
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.llama import LlamaModel
 
@@ -40,9 +37,7 @@ def main() -> int:
     limits = what.limits(place, place.numerics[options.numbers])  # by what is free before the weights are there
     model = random_model(place, what.config, place.numerics[options.numbers], limits.max_model_len)
     _measure_cells(report, place, what, options.numbers, model, limits)
-    gc.collect()
-    if place.is_cuda:
-        torch.cuda.empty_cache()
+    free_unused_memory()
     report.deadline = deadline
     report.check(
         f"{options.numbers} engine with drafts", partial(_prepare, report, place, what, options.numbers, model)
@@ -59,6 +54,9 @@ def _measure_cells(
     cells = EngineCells(numbers, rig, what.config, what.shapes)
     for cell in what.shapes.cells():
         report.check(f"{numbers} engine {cell}", partial(_measured, report, partial(cells.measure, cell)))
+    for rows, context in what.shapes.mixed:
+        name = f"{numbers} engine {rows} decodes of {context} and a prompt"
+        report.check(name, partial(_measured, report, partial(cells.mixed, rows, context)))
 
 
 def _prepare(report: Report, place: Place, what: Timed, numbers: str, model: LlamaModel) -> str:

@@ -3,6 +3,7 @@
 Knows how a runner is put together, and which numbers there are. It refuses to know what is run on it.
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -62,6 +63,12 @@ class Place:
         """Wait for all that was launched."""
         if self.is_cuda:
             torch.cuda.synchronize()
+
+
+def free_unused_memory() -> None:
+    """Give what nothing refers to back to the device; without CUDA there is nothing to give."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def find_place(*, rehearses: bool) -> Place:

@@ -22,6 +22,7 @@ _LOOPBACK = "127.0.0.1"
 _PATIENT = ("--ttft-budget", "600")  # all requests of a cell are taken; how steps are mixed is as by default
 _END_S = 60.0
 _POLL_S = 0.02
+_WARM_UPS = {"find": "kernels", "compile": "kernels", "capture": "captures", "measure": "measuring"}
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class System:
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
     def phases(self) -> dict[str, float]:
-        """Seconds of a start, one phase after the other: imports, reading, weights, KV cache, captures, measuring."""
+        """Seconds of a start, one phase after the other: reading, kernels, weights, KV cache, captures, measuring."""
         marks: list[tuple[str, float]] = []
         for event in self.events():
             name = _phase_of(event)
@@ -103,7 +104,7 @@ class System:
 def _phase_of(event: Mapping[str, object]) -> str:
     kind, phase = str(event["event"]), str(event.get("phase", ""))
     if kind == "warm_up":
-        return "captures" if phase.startswith("capture") else "measuring" if phase.startswith("measure") else ""
+        return next((name for word, name in _WARM_UPS.items() if phase.startswith(word)), "")
     if kind == "model_load":
         return f"model: {phase}" if phase != "done" else ""
     return kind if kind in ("listening", "memory", "ready") else ""

@@ -4,6 +4,7 @@ Knows streams and when their tokens came. Prompts are random, so that no prefix 
 """
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,20 +13,51 @@ from random import Random
 
 import grpc.aio
 
-from gpu.cells import DECODE, IDLE, PREFILL, PREFILL_RATE, Cell, Kind, Shapes, gap_of, rows_at, throughput_of
+from gpu.cells import (
+    DECODE,
+    IDLE,
+    PREFILL,
+    PREFILL_RATE,
+    Cell,
+    Kind,
+    Shapes,
+    gap_of,
+    gap_spread_of,
+    has_rules,
+    rows_at,
+    ruled_at,
+    spread_of,
+    throughput_of,
+)
 from gpu.errors import DoesNotFitError
 from gpu.report import Figure
 from gpu.wire import StepSums, read_step_sums
 from paceline_client.async_client import AsyncClient
 from paceline_client.config import Limits, Retry
-from paceline_client.requests import Sampling, Scheduling, Stopping
+from paceline_client.requests import Output, Sampling, Scheduling, Stopping
 
-_GREEDY = Sampling(temperature=0.0)
 _UNCACHED = Scheduling(bypass_prefix_cache=True, max_num_draft_tokens=0)
 _WARM_TOKENS = 8
 _MAX_REQUESTS = 4096
 _LEAST_CHUNK = 64
 _FIRST_ID = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Asks:
+    """For more than tokens."""
+
+    sampling: Sampling
+    output: Output | None = None
+    stop: str | None = None
+
+
+_PLAIN = _Asks(Sampling(temperature=0.0))
+_RULED = _Asks(
+    Sampling(temperature=0.8, seed=1, repetition_penalty=1.1, logit_bias={5: 1.0, 9: -1.0}),
+    Output(logprobs=5),
+    stop="a text that random tokens never make",
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,10 +78,9 @@ class Arrivals:
         pairs = zip(self.times_s, self.counts, strict=True)
         return sum(count for time_s, count in pairs if start_s < time_s <= end_s)
 
-    def largest_gap(self, start_s: float, end_s: float) -> float:
-        """Between two deltas of which the later one came within these times."""
-        pairs = zip(self.times_s, self.times_s[1:], strict=False)
-        return max((now - then for then, now in pairs if start_s < now <= end_s), default=0.0)
+    def gaps(self, start_s: float, end_s: float) -> list[float]:
+        """Between two deltas each, of which the later one came within these times."""
+        return [now - then for then, now in itertools.pairwise(self.times_s) if start_s < now <= end_s]
 
 
 @dataclass(slots=True)
@@ -70,6 +101,8 @@ class SystemCells:
         match cell.kind:
             case Kind.DECODE:
                 return await self.decode(cell.first, cell.second)
+            case Kind.RULED:
+                return await self.decode(cell.first, cell.second, with_rules=True)
             case Kind.PREFILL:
                 return await self.prefill(cell.first)
             case Kind.ARRIVAL:
@@ -77,12 +110,19 @@ class SystemCells:
             case Kind.THROUGHPUT:
                 return await self.throughput(cell.first, cell.second)
 
-    async def decode(self, num_rows: int, context: int) -> list[Figure]:
-        """Time per token of each stream, from when all decode until the first one ends."""
+    async def decode(self, num_rows: int, context: int, *, with_rules: bool = False) -> list[Figure]:
+        """Time per token of each stream, from when all decode until the first one ends.
+
+        with_rules: a quarter of them have penalties, log-probabilities and stop texts that never come.
+        """
         num_chunks = -(-num_rows * context // self.chunk_tokens)
         num_tokens = num_chunks + 2 * _WARM_TOKENS + self.shapes.num_steps
         streams = [Arrivals(time.perf_counter()) for _ in range(num_rows)]
-        tasks = [asyncio.create_task(self._stream(one, context, num_tokens)) for one in streams]
+        asked = [_RULED if with_rules and has_rules(index) else _PLAIN for index in range(num_rows)]
+        tasks = [
+            asyncio.create_task(self._stream(stream, context, num_tokens, asks))
+            for stream, asks in zip(streams, asked, strict=True)
+        ]
         try:
             await _until(lambda: all(one.num_tokens >= _WARM_TOKENS for one in streams), tasks)
             if any(task.done() for task in tasks):
@@ -95,7 +135,8 @@ class SystemCells:
         last_s = min(end_s, *(one.times_s[-1] for one in streams))
         tokens = sum(one.tokens_within(start_s, last_s) for one in streams)
         idle = max(0.0, 100 * (1 - after.since(before).busy_ns / 1e9 / (end_s - start_s)))
-        shape, step_ms = rows_at(num_rows, context), 1e3 * (last_s - start_s) * num_rows / tokens
+        shape = ruled_at(num_rows, context) if with_rules else rows_at(num_rows, context)
+        step_ms = 1e3 * (last_s - start_s) * num_rows / tokens
         return [
             Figure(self.numbers, DECODE, shape, "ms", system=step_ms),
             Figure(self.numbers, IDLE, shape, "%", system=idle),
@@ -116,7 +157,9 @@ class SystemCells:
         ]
 
     async def arrival(self, num_tokens: int) -> list[Figure]:
-        """The largest gap between two deltas of any stream, while a prompt that came beside them is computed."""
+        """The largest gap between two deltas of any stream, and how far the rare ones are from the usual ones, while a
+        prompt that came beside them is computed.
+        """
         rows, context = self.shapes.arrival_rows, self.shapes.arrival_context
         streams = [Arrivals(time.perf_counter()) for _ in range(rows)]
         # They go on until they are left: as many tokens as the prompt may have chunks.
@@ -130,8 +173,12 @@ class SystemCells:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        gap_ms = 1e3 * max(one.largest_gap(arriving.begun_s, arriving.times_s[-1]) for one in streams)
-        return [Figure(self.numbers, gap_of(rows, num_tokens), rows_at(rows, context), "ms", system=gap_ms)]
+        gaps = [gap for one in streams for gap in one.gaps(arriving.begun_s, arriving.times_s[-1])]
+        shape, largest_ms = rows_at(rows, context), 1e3 * max(gaps, default=0.0)
+        return [
+            Figure(self.numbers, gap_of(rows, num_tokens), shape, "ms", system=largest_ms),
+            Figure(self.numbers, gap_spread_of(rows, num_tokens), shape, "x", system=spread_of(gaps)),
+        ]
 
     async def throughput(self, tokens_in: int, tokens_out: int) -> list[Figure]:
         """All requests at once, from the first call to the last token."""
@@ -142,11 +189,13 @@ class SystemCells:
         shape = f"{tokens_in} in {tokens_out} out"
         return [Figure(self.numbers, throughput_of(len(streams)), shape, "output tok/s", system=rate)]
 
-    async def _stream(self, arrivals: Arrivals, num_prompt: int, num_tokens: int) -> None:
+    async def _stream(self, arrivals: Arrivals, num_prompt: int, num_tokens: int, asks: _Asks = _PLAIN) -> None:
         prompt = [self._random.randrange(_FIRST_ID, self.vocab_size) for _ in range(num_prompt)]
         arrivals.begun_s = time.perf_counter()
-        stopping = Stopping(max_tokens=num_tokens, ignore_eos=True)
-        stream = self.client.stream(token_ids=prompt, sampling=_GREEDY, stopping=stopping, scheduling=_UNCACHED)
+        stopping = Stopping(max_tokens=num_tokens, ignore_eos=True, stop=asks.stop)
+        stream = self.client.stream(
+            token_ids=prompt, sampling=asks.sampling, stopping=stopping, output=asks.output, scheduling=_UNCACHED
+        )
         async with stream:
             async for delta in stream:
                 if delta.token_ids:

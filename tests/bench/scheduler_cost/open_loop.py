@@ -165,11 +165,11 @@ class OpenLoop:
             self._push(self._now_s + result.timings.forward_ns / 1e9, address)
 
     def _feed(self, event: Event[ReplyT]) -> None:
-        outputs = self.core.apply(event, self._now_s).outputs
-        for tokens in outputs.tokens:
+        effects = self.core.apply(event, self._now_s)
+        for tokens in effects.tokens:
             for handle, num_tokens in zip(tokens.handles, tokens.num_tokens.tolist(), strict=True):
                 self.courses[handle].token_s += [self._now_s] * num_tokens
-        for failure in outputs.failures:
+        for failure in effects.failures:
             self.courses[failure.handle].has_failed = True
 
 

@@ -19,7 +19,10 @@ def main() -> None:
     """Run it."""
     num_drafts = int(sys.argv[1])
 
-    def always(_view: ExecutorView, _rows: RowIndex, most: Int32Array, _budget: StepBudget) -> tuple[Int32Array, float]:
+    def always(
+        view: ExecutorView, decode_rows: RowIndex, most: Int32Array, budget: StepBudget
+    ) -> tuple[Int32Array, float]:
+        del view, decode_rows, budget
         return np.minimum(most, num_drafts).clip(0).astype(np.int32), 0.0
 
     drafts.best_drafts = always

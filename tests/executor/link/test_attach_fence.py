@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline.plan.values import MAX_TERM, Claim
+from paceline.plan.values import MAX_TERM, Approach, Claim
 from paceline_executor.errors import AttachError, EpochEndedError, TermSupersededError, TooManySchedulersError
-from paceline_executor.link.fence import Accepted, Approach, Fence, FenceTimes, Refused, Waits
+from paceline_executor.link.fence import Accepted, Fence, FenceTimes, Refused, Waits
 
 MS = 1_000_000
 TIMES = FenceTimes(lease_ns=1000 * MS, return_ns=100 * MS)

@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from paceline.plan.values import Claim
+from paceline.plan.values import Approach, Claim
 from paceline_executor.errors import EpochEndedError, TermSupersededError, TooManySchedulersError
-from paceline_executor.link.fence import Accepted, Approach, Fence, FenceTimes, Refused, Waits
+from paceline_executor.link.fence import Accepted, Fence, FenceTimes, Refused, Waits
 
 LEASE, RETURN, MAX_WAITING = 10, 2, 2
 NOBODY = Claim(0, "")

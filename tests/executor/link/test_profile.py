@@ -20,6 +20,8 @@ PLACING = plan_pb2.BatchPlan(new_requests=[request(0, [SECRET] * 3)], grants=gra
 @pytest.fixture
 async def executor(seen_or_hidden):
     """One that computes in its launches, and one with several steps in flight."""
+    if seen_or_hidden == "twin":
+        pytest.skip("its traces are torch's own: profiling/test_device_trace.py has them")
     async with hash_executor() as executor:
         yield executor
 
@@ -66,7 +68,11 @@ async def test_a_profile_is_a_trace_of_the_next_steps(executor):
     assert [step.args["tokens"] for step in steps] == [3, 1, 1]
     assert names >= {"launch", "apply the plan", "compute", "land", "advance rows", "tell", "wait for a plan"}
     assert {event.parent.name for event in events if event.name == "apply the plan"} == {"launch"}
-    assert str(SECRET).encode() not in text
+    # Times may have the token's digits by chance.
+    assert not any(str(SECRET) in name for name in names)
+    assert {key for event in events for key in event.args} == {
+        *("step_id", "rows", "tokens", "predicted_us", "plan_waited_us")
+    }
 
 
 async def test_a_profile_ends_with_the_steps_that_ran(executor):

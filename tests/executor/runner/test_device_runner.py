@@ -241,3 +241,10 @@ def test_the_warm_up_captures_every_bucket_and_measures_steps():
     assert all(step_ns > 0 for _, step_ns in points)
     assert [progress.index for progress in told] == list(range(len(list(BUCKETS)) + 2))
     assert kv_cache.keys.isfinite().all()
+
+
+def test_nothing_is_in_a_capture_before_its_first_replay():
+    """On a GPU whatever lay there: a row taken from it would be written to. Its twin refuses to show it."""
+    captured = TwinDevice().capture(lambda: None)
+    with pytest.raises(RuntimeError, match="replay it"):
+        _ = captured.outputs

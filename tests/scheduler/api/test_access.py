@@ -176,8 +176,8 @@ async def test_a_request_is_unknown_to_other_tenants(stub, backend):
         ),
         metadata=bearer("of-red"),
     )
-    await wait_until(lambda: len(backend.asked.resumptions) == 2)
-    assert [resumption.request.key.tenant for resumption in backend.asked.resumptions] == ["blue", "red"]
+    await wait_until(lambda: len(backend.asked.resumed) == 2)
+    assert [request.key.tenant for request in backend.asked.resumed] == ["blue", "red"]
 
     backend.step({request.handle: (7,)})
     assert list((await owner.read()).delta.token_ids) == [7]
@@ -209,8 +209,8 @@ async def test_a_revoked_token_ends_its_session_and_another_one_goes_on_with_the
         await stub.Generate(again, metadata=bearer("of-blue")).read()
     assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
     call = stub.Generate(again, metadata=bearer("of-blue-2"))
-    await wait_until(lambda: backend.asked.resumptions)
-    assert backend.asked.resumptions[0].request.key == request.key
+    await wait_until(lambda: backend.asked.resumed)
+    assert backend.asked.resumed[0].key == request.key
     call.cancel()
 
 
@@ -246,7 +246,8 @@ async def test_what_operators_do_is_logged_with_their_name(channel, stub, backen
     """One line each: who drained, recorded, changed limits, cancelled a tenant's request; and who was not let."""
     address = "10.0.0.1:50061"
     backend.known_executors = (SimpleNamespace(address=address, incarnation=1, num_running_requests=0),)
-    owner = stub.Generate(pb.GenerateRequest(request_id="r", text="hi"), metadata=bearer("of-blue"))
+    traced = pb.GenerateRequest(request_id="r", text="hi", trace_parent=f"00-{'a' * 32}-{'b' * 16}-01")
+    owner = stub.Generate(traced, metadata=bearer("of-blue"))
     await backend.next_request()
     with capture_logs() as events:
         admin = AdminServiceStub(channel)
@@ -267,7 +268,7 @@ async def test_what_operators_do_is_logged_with_their_name(channel, stub, backen
         {"event": "executor_undrained", **asked},
         {"event": "recording_set", "name": "all", "is_raw": True, **by_ops},
         {"event": "limits_set", "max_num_queued_reqs": 7, **by_ops},
-        {"event": "foreign_request_cancelled", "tenant": "blue", "request_id": "r", **by_ops},
+        {"event": "foreign_request_cancelled", "tenant": "blue", "request_id": "r", "trace_id": "a" * 32, **by_ops},
     ]
     (refused,) = [event for event in events if event["event"] == "call_refused"]
     assert refused["method"].endswith("/DrainExecutor")

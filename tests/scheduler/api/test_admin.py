@@ -17,7 +17,7 @@ from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.live import LiveRequest, queue_key_of
 from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.observers.definitions import COUNTED
-from paceline_scheduler.observers.steps import DraftTotals, StepRecord, StepTotals
+from paceline_scheduler.observers.steps import MAX_WATCHERS, DraftTotals, StepRecord, StepTotals
 from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
 from paceline_scheduler.testing.edge_server import serve_edge, wait_until
 from paceline_scheduler.testing.refusals import refusal_of
@@ -321,6 +321,23 @@ async def test_a_slow_watcher_is_told_how_many_steps_it_missed(stub, backend):
     first, second = await call.read(), await call.read()
     assert (first.step_id, first.num_dropped, second.step_id, second.num_dropped) == (45, 44, 46, 0)
     call.cancel()
+
+
+async def test_one_watcher_too_many_is_refused_and_no_other_is_disturbed(stub, backend):
+    """It is told what to do; the place of one that leaves is free."""
+    calls = [stub.WatchSteps(pb.WatchStepsRequest()) for _ in range(MAX_WATCHERS)]
+    await wait_until(lambda: len(backend.watch.sinks) == MAX_WATCHERS)
+    code, details = await refusal(stub.WatchSteps(pb.WatchStepsRequest()).read())
+    assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHERS")
+    for sink in tuple(backend.watch.sinks):
+        sink.step_finished(step(7))
+    assert {response.step_id for response in [await call.read() for call in calls]} == {7}
+    calls.pop().cancel()
+    await wait_until(lambda: len(backend.watch.sinks) < MAX_WATCHERS)
+    calls.append(stub.WatchSteps(pb.WatchStepsRequest()))
+    await wait_until(lambda: len(backend.watch.sinks) == MAX_WATCHERS)
+    for call in calls:
+        call.cancel()
 
 
 async def test_without_a_folder_no_plans_are_recorded(stub):

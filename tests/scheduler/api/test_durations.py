@@ -28,4 +28,4 @@ def test_every_number_of_seconds_has_a_message(seconds, nanoseconds):
 def test_a_plan_with_any_deadline_can_be_sent(deadline_s):
     """What cannot be encoded would cost an executor its stream, and all requests on it."""
     placement = make_placement(0, make_request(2), waited_s=math.nan, deadline_left_s=deadline_s)
-    assert write_context(placement.request_context)
+    assert write_context(placement.request, placement.history)

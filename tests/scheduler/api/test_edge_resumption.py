@@ -121,7 +121,7 @@ async def test_a_stream_that_is_only_being_prepared_is_taken_over_too(edge, back
     await asyncio.sleep(0)
     backend.synced.set()
     await asyncio.gather(first, second)
-    assert [resumption.request.attachment for resumption in backend.asked.resumptions] == [1, 2]
+    assert [request.attachment for request in backend.asked.resumed] == [1, 2]
     assert isinstance(older.collect().failures[0].error, SupersededError)
 
 
@@ -323,7 +323,7 @@ async def test_a_finish_that_the_client_has_is_not_told_again(edge, backend):
     client.call.leave()
     await client.come()
     assert client.call.outbox.num_open == 1
-    assert [resumption.request.key.index for resumption in backend.asked.resumptions[3:]] == [1]
+    assert [request.key.index for request in backend.asked.resumed[3:]] == [1]
     assert backend.asked.acknowledged == [KEY, RecordId("", "r1", 2)]
     backend.step({client.handles[1]: [*encode("c"), END]}, {client.handles[1]: STOP})
     client.read()
@@ -424,7 +424,7 @@ async def test_a_cancel_while_a_client_comes_back_is_told_behind_what_it_holds(e
     await asyncio.gather(coming, cancelling)
     client.read()
     assert client.copy.finish.reason is FinishReason.CANCELLED
-    assert (backend.asked.cancelled, backend.asked.resumptions[1:]) == ([KEY], [])
+    assert (backend.asked.cancelled, backend.asked.resumed[1:]) == ([KEY], [])
 
 
 async def test_a_client_that_leaves_while_it_comes_back_disturbs_nothing(client, backend):
@@ -436,7 +436,7 @@ async def test_a_client_that_leaves_while_it_comes_back_disturbs_nothing(client,
     client.call.leave()
     backend.synced.set()
     await coming
-    assert (len(backend.asked.resumptions), len(backend.asked.detached), backend.asked.ended) == (1, 1, [])
+    assert (len(backend.asked.resumed), len(backend.asked.detached), backend.asked.ended) == (1, 1, [])
 
 
 async def test_a_request_to_which_nobody_listens_is_explained(edge, backend):

@@ -6,6 +6,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from structlog.testing import capture_logs
 
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline.v1 import inference_pb2 as pb
@@ -175,14 +176,18 @@ async def test_a_failure_ends_the_call_after_its_output(stub, backend):
 
 
 async def test_an_unexpected_error_shows_nothing_of_itself(stub, backend, monkeypatch):
-    """INTERNAL, and the log has the rest."""
+    """INTERNAL, and the log has the rest, with the names of the request and its trace."""
 
     def broken(event):
         raise RuntimeError("secret")
 
     monkeypatch.setattr(backend, "feed", broken)
-    call = stub.Generate(pb.GenerateRequest(text="hi"))
-    code, _, details = await refusal_of(call.read())
+    request = pb.GenerateRequest(request_id="r", tenant="t", text="hi", trace_parent=f"00-{'a' * 32}-{'b' * 16}-01")
+    with capture_logs() as lines:
+        call = stub.Generate(request)
+        code, _, details = await refusal_of(call.read())
+    ((event, *about),) = [[line[key] for key in ("event", "request_id", "tenant", "trace_id")] for line in lines]
+    assert (event, about) == ("call_failed", ["r", "t", "a" * 32])
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
     assert "secret" not in (await call.details()) + str(await call.trailing_metadata())
 

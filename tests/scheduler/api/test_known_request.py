@@ -34,7 +34,7 @@ async def test_what_a_request_that_is_known_says_is_not_tokenised_again(edge, mo
     for name in ("token_ids", "bad_word_token_ids"):
         monkeypatch.setattr(edge.texts, name, refuse)
     await client.come()
-    again = edge.backend.asked.resumptions[-1].request
+    again = edge.backend.asked.resumed[-1]
     assert again.prompt_token_ids.tolist() == TOKENIZER.encode("hi").ids
     assert again.bad_words == first.bad_words
     assert bool(again.bad_words) == bool(bad_words)

@@ -26,7 +26,7 @@ def deadline_s(timeout_s, waited_s, max_seconds=None):
     """When a request must have ended that comes at 10 s."""
     timeout = None if timeout_s is None else write_duration(timeout_s)
     request = pb.GenerateRequest(request_id="r1", text="hello", timeout=timeout, waited=write_duration(waited_s))
-    return validate(request, (MODEL,), 10.0, max_seconds, EdgeLimits()).deadline_s
+    return validate(request, (MODEL,), 10.0, max_seconds, EdgeLimits())[0].deadline_s
 
 
 def point(index, resume_from=0, resume_hash=0, last_attempt=0, prior=()):

@@ -30,6 +30,7 @@ REFUSALS_AND_FAILURES = [
     (errors.TokenRevokedError("x"), grpc.StatusCode.UNAUTHENTICATED, "TOKEN_REVOKED"),
     (errors.PermissionDeniedError("x"), grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
     (errors.NoRecordDirError("x"), grpc.StatusCode.FAILED_PRECONDITION, "NO_RECORD_DIR"),
+    (errors.TooManyWatchersError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHERS"),
     (errors.NoExecutorError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR"),
     (errors.StandbyError(Holder("a", 7, "host:1"), 0.5), grpc.StatusCode.UNAVAILABLE, "STANDBY"),
     (errors.DrainingError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "DRAINING"),

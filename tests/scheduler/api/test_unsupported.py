@@ -45,7 +45,7 @@ REFUSED = {
 
 def check(message):
     """Read and validate a request."""
-    return validate(message, (MODEL,), 0.0, None, EdgeLimits())
+    return validate(message, (MODEL,), 0.0, None, EdgeLimits())[0]
 
 
 def comeback(message):

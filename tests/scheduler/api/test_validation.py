@@ -50,7 +50,7 @@ def chat(*turns):
 
 def check(request, models=(MODEL,), now_s=0.0, max_seconds=None):
     """Validate with the usual limits, also what a client says that comes back."""
-    valid = validate(request, models, now_s, max_seconds, EdgeLimits())
+    valid, _ = validate(request, models, now_s, max_seconds, EdgeLimits())
     check_resumption(request, valid.num_completions, models[0].max_model_len, models[0].vocab_size)
     return valid
 

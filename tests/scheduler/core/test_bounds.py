@@ -243,6 +243,24 @@ def test_steps_are_learnt_from_at_the_positions_that_they_had():
     assert observed == [(5, 4 + 5 + 6 + 7 + 8), (5, 6 + 7 + 8 + 9 + 10)]
 
 
+def test_rows_that_had_ended_when_a_step_began_do_not_count_as_computed():
+    """An end token came with the step before, while two more were in flight."""
+    ends, goes_on = make_request(3, 20, end_token_ids=(0,)), make_request(3, 20)
+    executor = make_executor(end_probability=1.0)
+    harness = CoreHarness(executor)
+    harness.submit(ends, goes_on)
+    steps = [harness.plan() for _ in range(3)]
+    assert [plan.num_tokens for plan in steps[1:]] == [2, 2]
+    for _ in steps:
+        harness.run()
+    harness.complete()
+    observed = []
+    harness.views.executor(FIRST).step_time.observe = lambda *step: observed.append(step[:2])
+    harness.complete()
+    harness.complete()
+    assert observed == [(1, 4), (1, 5)]
+
+
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 14), st.integers(1, 24)), min_size=1, max_size=6),
     drafts=st.lists(st.integers(0, 9), min_size=1, max_size=5),

@@ -237,6 +237,25 @@ def test_now_and_then_a_step_has_no_drafts():
     assert [drafts_of(harness.step()) for _ in range(40)] == [[1]] * 32 + [[0]] + [[1]] * 7
 
 
+def test_steps_whose_drafters_found_nothing_are_such_steps_too():
+    """So none is left out for that where they come by themselves."""
+    speculation = Speculation(1, 4)
+    for step in range(100):
+        speculation.planned(4)
+        speculation.observe_drafting(0 if step % 20 == 0 else 4, 0)
+        assert not speculation.is_plain_due
+
+
+def test_a_draft_must_be_worth_the_tokens_that_its_time_brings_with_drafts():
+    """Where requests are three times as fast with drafts, a draft is to be three times as likely."""
+    chances = []
+    for speedup in (1.0, 3.0):
+        harness = drafting(make_request(3, 40))
+        harness.views.executor(FIRST).speculation.speedup = speedup
+        chances.append(harness.step().min_draft_chance)
+    assert chances[1] == pytest.approx(3 * chances[0], abs=0.02)
+
+
 def test_a_request_knows_its_drafts_at_its_end_and_before():
     """Nine tokens: one with the prompt, two steps of four drafts, of which the last has room for two."""
     request = make_request(3, 9)

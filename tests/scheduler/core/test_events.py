@@ -31,7 +31,7 @@ from paceline_scheduler.core.events import (
 )
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.planner import decide
-from paceline_scheduler.core.request import ResumePoint, Resumption
+from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.errors import (
     DivergenceError,
     DrainingError,
@@ -49,7 +49,6 @@ from paceline_scheduler.testing.fingerprint import fingerprint
 from paceline_scheduler.testing.requests import make_request
 
 FIRST, SECOND = "executor-0", "executor-1"
-NOTHING_HELD = ResumePoint(0, HASH_START)
 RUNNING = make_request(3, 30, handle=1, request_id="runs", is_resumable=True, attachment=2)
 ABANDONED = make_request(3, 30, handle=2, request_id="abandoned", is_resumable=True)
 
@@ -69,7 +68,7 @@ def harness():
 def again(request, attachment, held=(), **changes):
     """The client of a request comes back."""
     point = ResumePoint(len(held), rolling_hash(HASH_START, np.array(held, dtype=np.int32)))
-    return Resumption(replace(request, handle=90 + attachment, attachment=attachment, **changes), point)
+    return replace(request, handle=90 + attachment, attachment=attachment, point=point, **changes)
 
 
 def siblings(*numbers):
@@ -96,7 +95,7 @@ REFUSED = {
     "another body": (lambda _: Resume((again(RUNNING, 3, body_digest=b"other"),)), ResumeMismatchError),
     "tokens that nobody knows": (lambda _: Resume((again(siblings(1)[0], 2, (7, 8)),)), ResumeMismatchError),
     "a group of which one is refused": (
-        lambda _: Resume((again(ABANDONED, 5), *(Resumption(request, NOTHING_HELD) for request in siblings(1, 2, 3)))),
+        lambda _: Resume((again(ABANDONED, 5), *siblings(1, 2, 3))),
         QueueFullError,
     ),
     "a cancel of what is not there": (lambda _: Cancel(RecordId("", "nobody's")), UnknownRequestError),

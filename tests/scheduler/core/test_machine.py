@@ -180,10 +180,10 @@ class ServingMachine(RuleBasedStateMachine):
     def time_passes(self, seconds):
         """Deadlines pass with the time."""
         self.harness.clock.advance(seconds)
-        outputs = self.harness.core.apply(Tick(), self.harness.clock()).outputs
-        for failure in outputs.failures:
+        effects = self.harness.core.apply(Tick(), self.harness.clock())
+        for failure in effects.failures:
             self.cut[failure.handle] = len(self.harness.client.token_ids.get(failure.handle, []))
-        self.harness.client.deliver(outputs)
+        self.harness.client.deliver(effects.tokens, effects.failures)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), num_steps=st.integers(0, 4), holds_tokens=st.booleans())

@@ -196,7 +196,7 @@ def test_outputs_say_how_long_tokens_took():
     """The first since the submission, the others since the one before; a preemption in between counts."""
     harness = CoreHarness(make_executor())
     seen = []
-    harness.client.deliver = lambda outputs: seen.extend(outputs.tokens)
+    harness.client.deliver = lambda tokens, _: seen.extend(tokens)
     submitted(harness)
     harness.clock.advance(0.5)
     for seconds in (0.25, 0.125, 0.5):

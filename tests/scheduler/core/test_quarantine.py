@@ -112,5 +112,5 @@ def test_a_suspect_stays_one_for_the_next_scheduler():
         dies(harness)
     harness.plan()
     harness.run()
-    seen = [row.request_context for row in harness.executors[FIRST].snapshot().rows]
-    assert [(carried.num_executor_deaths, carried.last_death_offset) for carried in seen] == [(2, 0)]
+    seen = [row.history for row in harness.executors[FIRST].snapshot().rows]
+    assert [(history.num_executor_deaths, history.last_death_offset) for history in seen] == [(2, 0)]

@@ -12,7 +12,7 @@ from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.events import Cancel, Detach, End, ExecutorLost, Resume, StepFinished, Tick
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
-from paceline_scheduler.core.request import ResumePoint, Resumption
+from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.core.requests.request_table import RETAIN_S
 from paceline_scheduler.errors import (
     DuplicateRequestError,
@@ -45,8 +45,7 @@ def holding(token_ids, last_attempt=1, prior=None):
 
 def come_back(harness, request, point, attachment=2):
     """The client attaches anew; returns what it is told."""
-    again = replace(request, attachment=attachment)
-    return harness.feed(Resume((Resumption(again, point),)))[0]
+    return harness.feed(Resume((replace(request, attachment=attachment, point=point),)))[0]
 
 
 def test_a_detached_request_runs_on_and_is_told_later():
@@ -124,7 +123,7 @@ def test_the_end_of_an_older_attachment_has_no_effect():
     request = resumable(100)
     harness = running(request)
     newer = replace(request, handle=request.handle + 1000, attachment=2)
-    harness.feed(Resume((Resumption(newer, holding([])),)))
+    harness.feed(Resume((newer,)))
     harness.feed(Detach(request.handle))
     assert harness.wake_at is None
     assert harness.feed(End(request.handle, 0, FinishReason.CANCELLED)) is None
@@ -290,7 +289,7 @@ def test_completions_come_back_together_or_not_at_all():
     first = replace(resumable(), num_completions=2, attachment=2)
     second = replace(first, handle=first.handle + 1, key=replace(first.key, index=1))
     with pytest.raises(QueueFullError):
-        harness.feed(Resume(tuple([Resumption(each, holding([])) for each in (first, second)])))
+        harness.feed(Resume((first, second)))
     assert (harness.views.num_unfinished(), harness.views.num_waiting()) == (0, (0, 0))
 
 

@@ -277,8 +277,8 @@ def test_completions_are_adopted_one_by_one():
     harness.succeed()
     for index in (0, 1):
         key = RecordId(first.key.tenant, first.key.request_id, index)
-        outputs = harness.core.apply(Cancel(key), harness.clock()).outputs
-        assert [notice.reason for notice in outputs.tokens[0].finishes.values()] == [FinishReason.CANCELLED]
+        (tokens,) = harness.core.apply(Cancel(key), harness.clock()).tokens
+        assert [notice.reason for notice in tokens.finishes.values()] == [FinishReason.CANCELLED]
     harness.finish()
     assert not harness.executors[FIRST].rows
 

@@ -12,8 +12,7 @@ from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline_scheduler import process
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.core.events import Resume
-from paceline_scheduler.core.outputs import Outputs
-from paceline_scheduler.core.request import ResumePoint, Resumption
+from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.errors import GivenUpError
 from paceline_scheduler.testing.requests import make_request
 
@@ -55,9 +54,9 @@ def go_on(request, before, after):
     after.client.token_ids[request.handle] = held.tolist()
     after.client.forget_after(request.handle, len(held))
     point = ResumePoint(len(held), rolling_hash(HASH_START, held), 1, held)
-    (resumed,) = after.runtime.feed(Resume((Resumption(replace(request, attachment=2), point),)))
+    (resumed,) = after.runtime.feed(Resume((replace(request, attachment=2, point=point),)))
     if resumed.outputs is not None:
-        after.client.deliver(Outputs((resumed.outputs,)))
+        after.client.deliver((resumed.outputs,), ())
 
 
 @contextlib.asynccontextmanager

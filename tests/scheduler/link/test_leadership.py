@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from both_sides.audited import make_executor
-from paceline.plan.values import MAX_TERM, ExecutorInfo
+from paceline.plan.values import MAX_TERM, Approach, ExecutorInfo
 from paceline_scheduler.errors import (
     LinkError,
     ProtocolMismatchError,
@@ -17,7 +17,7 @@ from paceline_scheduler.errors import (
     UnreachableError,
 )
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.claim import MAX_RISE, Approach, OwnClaim
+from paceline_scheduler.link.claim import MAX_RISE, OwnClaim
 from paceline_scheduler.link.executor_record import LOST_AFTER_S, Phase
 from paceline_scheduler.link.leadership import (
     Detached,

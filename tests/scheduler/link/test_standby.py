@@ -7,12 +7,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from both_sides.deployment import Deployment, scenario
-from paceline.plan.values import Heartbeat
+from paceline.plan.values import Approach, Heartbeat
 from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StandbyError
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.claim import Approach
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.testing.requests import make_request
 

@@ -8,12 +8,11 @@ import numpy as np
 from both_sides.audited import expected_output
 from both_sides.deployment import Deployment, scenario
 from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import Approach
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.core.events import Resume
-from paceline_scheduler.core.outputs import Outputs
-from paceline_scheduler.core.request import ResumePoint, Resumption
+from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.errors import GivenUpError
-from paceline_scheduler.link.claim import Approach
 from paceline_scheduler.testing.requests import make_request
 
 FIRST, SECOND = "executor:1", "executor:2"
@@ -30,12 +29,12 @@ async def move(requests, before, after):
     for request in requests:
         held = np.array(before.client.token_ids.get(request.handle, []), dtype=np.int32)
         point = ResumePoint(len(held), rolling_hash(HASH_START, held), 1, held)
-        (resumed,) = after.runtime.feed(Resume((Resumption(replace(request, attachment=2), point),)))
+        (resumed,) = after.runtime.feed(Resume((replace(request, attachment=2, point=point),)))
         if len(held):
             after.client.token_ids[request.handle] = held.tolist()
             after.client.forget_after(request.handle, len(held))
         if resumed.outputs is not None:
-            after.client.deliver(Outputs((resumed.outputs,)))
+            after.client.deliver((resumed.outputs,), ())
 
 
 async def ended(rig, requests):

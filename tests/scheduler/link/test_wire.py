@@ -25,7 +25,7 @@ from paceline.plan.values import (
     Welcome,
 )
 from paceline.v1 import inference_pb2, plan_pb2
-from paceline_scheduler.core.executors import RequestContext, SeenRow
+from paceline_scheduler.core.executors import NO_HISTORY, History, SeenRow
 from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.errors import DivergenceError, StillLoadingError, StreamEndedError
 from paceline_scheduler.link import wire
@@ -173,7 +173,9 @@ def test_a_snapshot_is_joined_from_its_parts():
         SnapshotPart(rows=(second, SHORT), tags=BlockTags.of([(9, b"k" * 16)])),
         SnapshotPart(tags=BlockTags.of([(10, b"l" * 16)]), num_parts=3),
     )
-    assert [repr(row) for row in snapshot.rows] == [repr(SeenRow.of(state, None)) for state in (LONG, SHORT)]
+    assert [repr(row) for row in snapshot.rows] == [
+        repr(SeenRow.of(state, None, NO_HISTORY)) for state in (LONG, SHORT)
+    ]
     assert list(snapshot.tags) == [(9, b"k" * 16), (10, b"l" * 16)]
 
 
@@ -282,12 +284,12 @@ def test_what_is_left_with_an_executor_comes_back_whole():
         body_digest=b"x" * 16,
         trace_parent="00-a-b-01",
     )
-    context = RequestContext(request, 1.5, 2.5, 1, 2, 3, 4, PhaseTimes(1.0, 2.0, 0.25, 0.5))
-    read = read_context(request.key, write_context(context))
-    assert dataclasses.replace(read, request=request) == context
+    history = History(1.5, 2.5, 1, 2, 3, 4, PhaseTimes(1.0, 2.0, 0.25, 0.5))
+    read, read_history = read_context(request.key, write_context(request, history))
+    assert read_history == history
     for field in dataclasses.fields(request):
         if field.name != "prompt_token_ids":
-            assert getattr(read.request, field.name) == getattr(request, field.name), field.name
+            assert getattr(read, field.name) == getattr(request, field.name), field.name
 
 
 def with_settings(**fields):
@@ -309,11 +311,11 @@ def with_settings(**fields):
 )
 def test_a_context_that_no_scheduler_wrote_is_not_carried_on(fields):
     """Executors return it unread, unless they lie."""
-    assert read_context(RecordId("", "r"), with_settings()) is not None
-    assert read_context(RecordId("", "r"), with_settings(**fields)) is None
+    assert read_context(RecordId("", "r"), with_settings())[0] is not None
+    assert read_context(RecordId("", "r"), with_settings(**fields))[0] is None
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff", b"\x0a\x00"], ids=["nothing", "no message", "of an older version"])
 def test_what_cannot_be_read_is_not_carried_on(data):
     """Its request is let go; the client sends what it has."""
-    assert read_context(RecordId("", "r"), data) is None
+    assert read_context(RecordId("", "r"), data)[0] is None

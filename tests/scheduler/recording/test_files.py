@@ -228,18 +228,27 @@ def test_a_full_disk_ends_the_recording_and_says_what_is_lost(tmp_path, monkeypa
 
 
 def test_a_disk_that_is_too_slow_is_not_waited_for(tmp_path, monkeypatch):
-    """More than so much does not wait in memory."""
-    goes_on = threading.Event()
-    monkeypatch.setattr(file_writer.os, "write", lambda _, data: goes_on.wait(60) and len(data))
+    """More than so much does not wait in memory; each record is written or counted as lost."""
+    is_writing, goes_on, written = threading.Event(), threading.Event(), bytearray()
+
+    def write(_, data):
+        is_writing.set()
+        goes_on.wait(60)
+        written.extend(data)
+        return len(data)
+
+    monkeypatch.setattr(file_writer.os, "write", write)
     ended = Ended()
     writer = FileWriter(tmp_path, FileBounds(max_waiting_bytes=100), ended)
     writer.begin(tmp_path / f"a{SUFFIX}", bytes)
+    writer.write(lambda: b"r", 10)
+    assert is_writing.wait(60)
     for _ in range(30):
-        writer.write(lambda: bytes(10), 10)
+        writer.write(lambda: b"r", 10)
     assert writer.failure is not None
     goes_on.set()
     assert ended.has_come.wait(60)
-    assert ended.num_lost >= 10
+    assert (written, ended.num_lost) == (b"r", 30)
 
 
 def test_a_record_that_cannot_be_made_ends_the_recording(tmp_path):

@@ -8,10 +8,9 @@ from typing import Any
 from both_sides.audited import make_executor
 from both_sides.network import MemoryNetwork, MemoryPlanStream
 from both_sides.served import ServedExecutor
-from paceline.plan.values import Claim, Hello
+from paceline.plan.values import Approach, Claim, Hello
 from paceline.plan.versions import PROTOCOLS, ProtocolRange
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.link.claim import Approach
 from paceline_scheduler.testing.rig import SchedulerRig
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 

@@ -2,11 +2,12 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 
-from both_sides.audited import AuditedExecutor
+from both_sides.executor import InlineExecutor
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import BatchPlan, FinishReason, Int32Array, StepResult
 from paceline_executor.errors import DeviceError, StepFailedError
@@ -24,11 +25,10 @@ from paceline_scheduler.core.events import (
     Tick,
 )
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.planning import drafts
 from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.step_budget import StepBudget
-from paceline_scheduler.core.request import Request, ResumePoint, Resumption
+from paceline_scheduler.core.request import Request, ResumePoint
 from paceline_scheduler.core.tables.rows import RowIndex
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.testing.clock import ManualClock
@@ -40,7 +40,7 @@ _MAX_TURNS = 20_000
 class CoreHarness:
     """The three sides of a scheduler's core: executors that keep the protocol's rules, and what clients would see."""
 
-    def __init__(self, *executors: AuditedExecutor, limits: CoreLimits | None = None) -> None:
+    def __init__(self, *executors: InlineExecutor, limits: CoreLimits | None = None) -> None:
         self.clock = ManualClock()
         self.drafts: Sequence[int] = ()  # that each row gets, the same numbers over and over; empty: what is best
         self.limits = limits or CoreLimits()
@@ -66,7 +66,7 @@ class CoreHarness:
         """Let something happen at the clock's time, deliver what comes of it and return the answer."""
         effects = self.core.apply(event, self.clock())
         self.wake_at = effects.wake_at
-        self.client.deliver(effects.outputs)
+        self.client.deliver(effects.tokens, effects.failures)
         return effects.reply
 
     def attach(self, address: str) -> None:
@@ -91,10 +91,10 @@ class CoreHarness:
             last_attempt=self.client.attempts.get(request.handle, 0),
             prior_output_token_ids=held if holds_tokens else None,
         )
-        (resumed,) = self.feed(Resume((Resumption(request, point),)))
+        (resumed,) = self.feed(Resume((replace(request, point=point),)))
         assert np.array_equal(resumed.prefix_token_ids, held), "the client is told what it has already"
         if resumed.outputs is not None:
-            self.client.deliver(Outputs((resumed.outputs,)))
+            self.client.deliver((resumed.outputs,), ())
 
     def expect_short_outputs(self, address: str = "executor-0") -> None:
         """Let the core believe that outputs end after a token or two, so that it admits more than the pool can hold."""

@@ -29,7 +29,6 @@ from paceline.bytes_tokenizer import PRINTABLE, VOCAB_SIZE, make_bytes_tokenizer
 from paceline.plan import values
 from paceline.v1 import inference_pb2, plan_pb2, sampling_pb2
 from paceline_client import AsyncClient, Stopping, requests, results, wire
-from paceline_client.attachment import Attachment
 from paceline_executor.link.step_loop import Submitted
 from paceline_executor.models.interface import ForwardInputs
 from paceline_executor.rows.batch import Prepared
@@ -43,12 +42,11 @@ from paceline_kernels.sampling import Samples
 from paceline_scheduler.api.outbox import MessageContent, PendingDelta
 from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core.events import Effects, Resume, StepFinished
-from paceline_scheduler.core.executor.results import Landed
-from paceline_scheduler.core.executors import Placement, RequestContext
+from paceline_scheduler.core.executors import Placement
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.outputs import Outputs, TokenOutputs
+from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.planning.planner import Admission, Decision
-from paceline_scheduler.core.request import Request, Resumption
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.tables.rows import RowColumns
 from paceline_scheduler.testing.whole_scheduler import serve_scheduler
 
@@ -57,16 +55,13 @@ _WITH_A_MODEL = {ForwardInputs, Samples}
 
 REQUEST_FORMS: tuple[type, ...] = (
     requests.Request,
-    Attachment,
     inference_pb2.GenerateRequest,
     bytes,
     inference_pb2.GenerateRequest,
     Request,
-    Resumption,
     LiveRequest,
     Admission,
     RowColumns,
-    RequestContext,
     Placement,
     plan_pb2.NewRequest,
     bytes,
@@ -86,9 +81,7 @@ TOKEN_FORMS: tuple[type, ...] = (
     plan_pb2.StepResult,
     bytes,
     plan_pb2.StepResult,
-    Landed,
     TokenOutputs,
-    Outputs,
     PendingDelta,
     MessageContent,
     inference_pb2.SessionResponse,

@@ -20,6 +20,7 @@ def main(
     processes: Annotated[int, typer.Option(min=1, help="Over how many processes.")] = os.cpu_count() or 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Run this one only, here, and tell how it ended.")] = None,
     story: Annotated[bool, typer.Option(help="Tell all of it.")] = False,
+    twin: Annotated[bool, typer.Option(help="On executors that run a GPU's code, without a GPU.")] = False,
     coverage: Annotated[bool, typer.Option(help="Tell which lines of the executor were executed.")] = False,
     ablation: Annotated[str | None, typer.Option(help="Go without a safeguard; 'list' names them.")] = None,
 ) -> None:
@@ -32,33 +33,33 @@ def main(
     elif ablation is not None:
         _look_for_failure(range(first, first + seeds), ABLATIONS[ablation])
     elif coverage:
-        sys.exit(_cover(range(first, first + seeds)))
+        sys.exit(_cover(range(first, first + seeds), is_on_twins=twin))
     elif seed is not None:
-        sys.exit(_tell(seed, whole_story=story))
+        sys.exit(_tell(seed, whole_story=story, is_on_twins=twin))
     else:
-        sys.exit(_run(range(first, first + seeds), processes))
+        sys.exit(_run(range(first, first + seeds), processes, is_on_twins=twin))
 
 
-def _run(seeds: range, num_processes: int) -> int:
-    summary = run_seeds(seeds, num_processes)
+def _run(seeds: range, num_processes: int, *, is_on_twins: bool) -> int:
+    summary = run_seeds(seeds, num_processes, is_on_twins=is_on_twins)
     for outcome in summary.failed:
         print(f"seed {outcome.seed}: {outcome.failures[0]}")
     if summary.failed:
-        _tell(summary.failed[0].seed, whole_story=False)
+        _tell(summary.failed[0].seed, whole_story=False, is_on_twins=is_on_twins)
     print(summary)
     return len(summary.failed) > 0
 
 
-def _cover(seeds: range) -> int:
+def _cover(seeds: range, *, is_on_twins: bool) -> int:
     executed = LineCoverage()
     with executed.active():
-        num_failed = _run(seeds, num_processes=1)
+        num_failed = _run(seeds, num_processes=1, is_on_twins=is_on_twins)
     print(executed)
     return num_failed
 
 
-def _tell(seed: int, *, whole_story: bool) -> int:
-    outcome, story = run_seed(seed, whole_story=whole_story)
+def _tell(seed: int, *, whole_story: bool, is_on_twins: bool) -> int:
+    outcome, story = run_seed(seed, whole_story=whole_story, is_on_twins=is_on_twins)
     if outcome.failures or whole_story:
         print(story)
     for failure in outcome.failures:

@@ -32,7 +32,7 @@ from paceline_scheduler.core.outputs import Resumed
 from paceline_scheduler.core.planning.capacity import Capacity
 from paceline_scheduler.core.planning.planner import Decision
 from paceline_scheduler.core.prefix import PrefixChain
-from paceline_scheduler.core.request import Request, ResumePoint, Resumption
+from paceline_scheduler.core.request import Request, ResumePoint
 from paceline_scheduler.core.requests import resuming
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.suspects import Suspicion
@@ -168,22 +168,19 @@ def _settle_row_alone(executor: ExecutorState, step: StepInFlight, surplus: Int3
     return step.num_scheduled_after - surplus
 
 
-def _join_from_the_start(state: CoreState, live: LiveRequest, resumption: Resumption, now: float) -> Resumed:
-    point = ResumePoint(0, HASH_START, resumption.point.last_attempt)
-    return _join(state, live, Resumption(resumption.request, point), now)
+def _join_from_the_start(state: CoreState, live: LiveRequest, request: Request, now: float) -> Resumed:
+    point = ResumePoint(0, HASH_START, request.point.last_attempt)
+    return _join(state, live, replace(request, point=point), now)
 
 
 def _holds_as_many(output: Int32Array, point: ResumePoint) -> bool:
     return point.resume_from <= len(output)
 
 
-def _resume_mode_with_any_body(
-    live: LiveRequest | None, output: Int32Array, resumption: Resumption
-) -> resuming.ResumeMode:
+def _resume_mode_with_any_body(live: LiveRequest | None, output: Int32Array, request: Request) -> resuming.ResumeMode:
     if live is not None:
-        request = replace(resumption.request, body_digest=live.request.body_digest)
-        resumption = Resumption(request, resumption.point)
-    return _resume_mode(live, output, resumption)
+        request = replace(request, body_digest=live.request.body_digest)
+    return _resume_mode(live, output, request)
 
 
 def _any_stream_before(edge: Edge, key: RecordId, request: GenerateRequest) -> RequestStream | None:

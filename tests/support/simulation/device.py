@@ -39,16 +39,24 @@ class SlotRunner(HashRunner):
     ) -> None:
         super().__init__(num_blocks, block_size, rule.vocab_size, rule, step_times)
         self._report = report
+        self.in_order: Callable[[Callable[[], None]], None] = lambda work: work()  # with the steps
 
     def forget(self, block_ids: Int32Array) -> None:
         """What blocks hold counts no more."""
-        self._slots[block_ids], self._digests[block_ids] = EMPTY_SLOT, 0
+
+        def forget() -> None:
+            self._slots[block_ids], self._digests[block_ids] = EMPTY_SLOT, 0
+
+        self.in_order(forget)
+
+    def reads(self, context: Int32Array) -> None:
+        """A token is drawn behind this."""
+        if (context == EMPTY_SLOT).any():
+            self._report(f"read of an unwritten slot: position {int(context.argmin())}")
 
     def _draw(self, batch: StepBatch) -> Int32Array:
         for row in batch.sampled.tolist():
-            context = self.context(batch, row)
-            if (context == EMPTY_SLOT).any():
-                self._report(f"read of an unwritten slot: position {int(context.argmin())}")
+            self.reads(self.context(batch, row))
         return super()._draw(batch)
 
     def context(self, batch: StepBatch, row: int) -> Int32Array:

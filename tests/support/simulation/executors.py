@@ -4,6 +4,7 @@ Knows how the parts of an executor are put together, as its process does it, and
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -45,6 +46,7 @@ from paceline_executor.link.servicer_views import look_at
 from paceline_executor.link.status import status_of
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.interface import Runner
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_executor.testing.hiding_runner import HidingRunner
 from simulation.audit import AuditedTable, PlanAudit
@@ -63,6 +65,7 @@ _GOODBYE_S = 0.05
 _LOADING_S = (0.0, 0.0, 0.02, 0.3)
 _PART_BYTES = (MAX_PART_BYTES, 900)  # the less is too little for a longer request
 _NOBODY = Claim(0, "")
+_TWIN_STEPS = 3  # two in flight, and the one that is about to be
 _BREACHES = (StaleEpochError, PlanOrderError, TooManyPlansError)  # of what is malformed others tell
 
 
@@ -114,7 +117,8 @@ class _Process:
         self._name = name
         self._events = events
         self._sent: dict[int, _Sent] = {}  # by identity of the plan
-        self._launched: BatchPlan | None = None  # the last one
+        # The last ones: as many as a step that reads may be behind.
+        self._launched: deque[BatchPlan] = deque(maxlen=_TWIN_STEPS if config.is_twin else 1)
         clock_ns = _clock_of(asyncio.get_running_loop())
         identity = Identity(random.getrandbits(63) | 1, random.randbytes(32), clock_ns())
         self.plan_streams = PlanStreams(
@@ -129,7 +133,7 @@ class _Process:
 
         slots = SlotRunner(limits.num_blocks, limits.block_size, config.rule, self._report)
         drafter = HashDrafter(config.rule, num_right)
-        inner = HidingRunner(slots, seed) if config.is_ahead else slots
+        inner = _as_seen(slots, config, seed, drafter)
         self.device = device = TimedRunner(inner, config.step_ns, clock_ns, fails_late=config.fails_late)
         self._audit = PlanAudit(limits, self._violated)
         self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing, drafter)
@@ -196,7 +200,7 @@ class _Process:
             call.num_excused_plans -= 1
 
     def _applied(self, plan: BatchPlan) -> None:
-        self._launched = plan
+        self._launched.append(plan)
         sent = self._sent.get(id(plan))
         claim = _NOBODY if sent is None else sent.claim
         self._events.applied(self._name, self.incarnation, plan, self.plan_streams.fence.epoch, claim)
@@ -206,8 +210,9 @@ class _Process:
         self._events.violated(self._name, sentence, is_excused=sent is not None and sent.is_excused)
 
     def _report(self, sentence: str) -> None:
-        assert self._launched is not None, "slots are read by steps"
-        self._violated(self._launched, sentence)
+        sent = (self._sent.get(id(plan)) for plan in self._launched)
+        excused = (each.plan for each in sent if each is not None and each.is_excused)
+        self._violated(next(excused, self._launched[-1]), sentence)
 
 
 class _CallContext:
@@ -368,6 +373,17 @@ class ExecutorHost:
             call.finish()
         except ServiceError as error:
             call.finish(status_of(error))
+
+
+def _as_seen(slots: SlotRunner, config: ModelConfig, seed: int, drafter: HashDrafter) -> Runner:
+    if not config.is_twin:
+        return HidingRunner(slots, seed) if config.is_ahead else slots
+    from hash_twin import HostDrafter, TwinHashRunner
+
+    twin = TwinHashRunner(slots, config.limits, drafter=HostDrafter(drafter), reads=slots.reads)
+    twin.device.late_by(seed)
+    slots.in_order = twin.device.launch
+    return twin
 
 
 def _clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], int]:

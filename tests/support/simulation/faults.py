@@ -9,8 +9,7 @@ from collections.abc import Callable, Coroutine, Set
 from random import Random
 from typing import Any
 
-from paceline.plan.values import RecordId
-from paceline_scheduler.link.claim import Approach
+from paceline.plan.values import Approach, RecordId
 from simulation.executors import ExecutorHost
 from simulation.loop import Node, NodeState
 from simulation.path_faults import PathFaults

@@ -26,14 +26,15 @@ def make_rule(end_probability: float, salt: int = 0) -> HashRule:
 class ModelConfig:
     """A model on a device.
 
-    `is_ahead`: the device has several steps in flight, and hides what comes of them. `fails_late`: a step that fails
-    does so while it computes, and the device with it.
+    `is_ahead`: the device has several steps in flight, and hides what comes of them. `is_twin`: it is a GPU's twin and
+    drafts itself. `fails_late`: a step that fails does so while it computes, and the device with it.
     """
 
     limits: RowLimits
     rule: HashRule
     base_step_ns: int
     is_ahead: bool = False
+    is_twin: bool = False
     fails_late: bool = False
 
     def step_ns(self, num_tokens: int) -> int:

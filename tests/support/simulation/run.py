@@ -6,10 +6,11 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from multiprocessing import get_context
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import structlog
 
 from simulation.device import InjectedError
-from simulation.scenario import FaultKind, draw_scenario
+from simulation.scenario import FaultKind, draw_scenario, on_twins
 from simulation.trace import Trace
 from simulation.world import Outcome, World
 
@@ -55,10 +56,10 @@ class Summary:
         )
 
 
-def run_seed(seed: int, *, whole_story: bool = False) -> tuple[Outcome, str]:
+def run_seed(seed: int, *, whole_story: bool = False, is_on_twins: bool = False) -> tuple[Outcome, str]:
     """Run what a seed stands for; returns its outcome and its story, whole or only the end of it."""
-    trace = Trace(is_kept_whole=whole_story)
-    return run_world(World(draw_scenario(seed), trace), trace), trace.story()
+    trace, scenario = Trace(is_kept_whole=whole_story), draw_scenario(seed)
+    return run_world(World(on_twins(scenario) if is_on_twins else scenario, trace), trace), trace.story()
 
 
 def run_world(world: World, trace: Trace) -> Outcome:
@@ -67,11 +68,12 @@ def run_world(world: World, trace: Trace) -> Outcome:
         return world.run()
 
 
-def run_seeds(seeds: Sequence[int], num_processes: int) -> Summary:
+def run_seeds(seeds: Sequence[int], num_processes: int, *, is_on_twins: bool = False) -> Summary:
     """Run many seeds; in this process if it is to be one."""
     summary = Summary()
     started_s = time.perf_counter()
-    for outcome in _run_part(seeds) if num_processes == 1 else _run_spread(seeds, num_processes):
+    run_part = partial(_run_part, is_on_twins=is_on_twins)
+    for outcome in run_part(seeds) if num_processes == 1 else _run_spread(run_part, seeds, num_processes):
         summary.add(outcome)
     summary.real_s = time.perf_counter() - started_s
     return summary
@@ -84,15 +86,17 @@ def first_failure(seeds: Sequence[int], needed: FaultKind | None) -> Outcome | N
     return next((outcome for seed in chosen if (outcome := run_seed(seed)[0]).failures), None)
 
 
-def _run_spread(seeds: Sequence[int], num_processes: int) -> Iterator[Outcome]:
+def _run_spread(
+    run_part: Callable[[Sequence[int]], list[Outcome]], seeds: Sequence[int], num_processes: int
+) -> Iterator[Outcome]:
     parts = [seeds[first : first + _SEEDS_AT_ONCE] for first in range(0, len(seeds), _SEEDS_AT_ONCE)]
     with ProcessPoolExecutor(num_processes, get_context("spawn"), initializer=gc.freeze) as processes:
-        for outcomes in processes.map(_run_part, parts):
+        for outcomes in processes.map(run_part, parts):
             yield from outcomes
 
 
-def _run_part(seeds: Sequence[int]) -> list[Outcome]:
-    return [run_seed(seed)[0] for seed in seeds]
+def _run_part(seeds: Sequence[int], *, is_on_twins: bool) -> list[Outcome]:
+    return [run_seed(seed, is_on_twins=is_on_twins)[0] for seed in seeds]
 
 
 @contextmanager

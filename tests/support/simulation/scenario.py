@@ -208,6 +208,17 @@ def draw_scenario(seed: int) -> Scenario:
     )
 
 
+def on_twins(scenario: Scenario) -> Scenario:
+    """Return the same run with executors that have the GPU's runner on its twin, which finds drafts itself. It has
+    logits, which penalties change: nobody asks for one.
+    """
+    random = Random(f"twin {scenario.seed}")  # noqa: S311 - nothing secret
+    limits = replace(scenario.config.limits, max_num_draft_tokens=random.choice(_NUM_DRAFTS))
+    requests = tuple(replace(one, rules=replace(one.rules, penalty=0.0)) for one in scenario.requests)
+    config = replace(scenario.config, is_ahead=True, is_twin=True, limits=limits)
+    return replace(scenario, config=config, requests=requests)
+
+
 def _draw_protocols(random: Random) -> ProtocolRange:
     return ProtocolRange(1, random.choice((1, 1, 1, 2, 3)))
 
@@ -229,7 +240,7 @@ def _draw_config(random: Random) -> ModelConfig:
 
 
 def _with_drafts(config: ModelConfig, random: Random) -> RowLimits:
-    """Let most executors verify drafts, but for those with several steps in flight, which do not yet."""
+    """Let most executors verify drafts, but for those with several steps in flight: `on_twins` has these."""
     return replace(config.limits, max_num_draft_tokens=0 if config.is_ahead else random.choice(_NUM_DRAFTS))
 
 

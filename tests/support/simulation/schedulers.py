@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import NoReturn
 
-from paceline.plan.values import BatchPlan, RecordId
+from paceline.plan.values import Approach, BatchPlan, RecordId
 from paceline.plan.versions import ProtocolRange
 from paceline.process.callers import ANYBODY
 from paceline.v1 import inference_pb2 as pb
@@ -23,7 +23,7 @@ from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.capacity import MAX_PREEMPTIONS
 from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.errors import SchedulerError
-from paceline_scheduler.link.claim import Approach, OwnClaim
+from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.discovery import Discovery, parse_executors
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet

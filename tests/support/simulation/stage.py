@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from paceline.plan.values import RecordId
-from paceline_scheduler.link.claim import Approach
+from paceline.plan.values import Approach, RecordId
 from simulation.clients import ClientHost
 from simulation.executors import ExecutorHost
 from simulation.loop import SimulationLoop

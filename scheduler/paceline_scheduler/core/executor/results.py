@@ -3,7 +3,7 @@
 numpy.count_nonzero takes a fifth of the time of any() and all() on a few hundred rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,29 +16,15 @@ from paceline.plan.values import (
     RowFinish,
     StepResult,
     TokenLogprobs,
-    UInt8Array,
     joined,
 )
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight, sync_from_row
 from paceline_scheduler.core.live import LiveRequest, finish_notice, retain_logprobs
-from paceline_scheduler.core.outputs import Failure, FinishNotice, Float64Array, Outputs, TokenOutputs
+from paceline_scheduler.core.outputs import Failure, FinishNotice, Float64Array, TokenOutputs
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 from paceline_scheduler.errors import DivergenceError, ExecutorFailedError, NoTokenLeftError
 
 NUMERIC_FAULT = "NUMERIC_FAULT"
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """The rows had not ended before."""
-
-    rows: RowIndex
-    num_computed: Int32Array  # [num_rows]
-    num_accepted: Int32Array  # [num_rows]
-    token_ids: Int32Array  # [sum(num_accepted)]
-    finishes: UInt8Array  # [num_rows]
-    num_verified: Int32Array  # [num_rows] drafts
-    is_one_each: bool  # token
 
 
 class _TokenTimes(NamedTuple):
@@ -48,38 +34,40 @@ class _TokenTimes(NamedTuple):
 
 def apply_result(
     executor: ExecutorState, step: StepInFlight, result: StepResult, now: float
-) -> tuple[Outputs, tuple[LiveRequest, ...]]:
-    """Answers the oldest plan. Returns also the requests that finished or failed. Raises DivergenceError, and then
-    changes nothing.
-    """
+) -> tuple[tuple[TokenOutputs, ...], tuple[Failure, ...], tuple[LiveRequest, ...]]:
+    """Returns also the requests that finished or failed. Raises DivergenceError, and then changes nothing."""
     surplus = _surplus(executor, step, result)
     if result.prompt_logprobs:
         _keep_prompt_logprobs(executor, result)
     executor.in_flight.popleft()
-    rows = executor.rows
+    columns = executor.rows
     num_computed = step.num_scheduled_after if surplus is None else _settle(executor, step, surplus)
-    landed = _landed(executor, step, result, num_computed)
+    rows, num_computed, landed = _landed(executor, step, num_computed, result)
     # Nobody knows what a failed row left in its blocks: none of it counts as computed.
     if np.count_nonzero(landed.finishes):
         computed = landed.finishes != int(RowFinish.ERROR)
-        rows.num_computed[landed.rows[computed]] = landed.num_computed[computed]
+        columns.num_computed[rows[computed]] = num_computed[computed]
     else:
-        rows.num_computed[landed.rows] = landed.num_computed
-    offsets = rows.num_known[landed.rows] - rows.num_prompt[landed.rows]
-    times = _time_tokens(executor, landed, now)
-    _append_tokens(executor, landed)
+        columns.num_computed[rows] = num_computed
+    offsets = columns.num_known[rows] - columns.num_prompt[rows]
+    has_one_each = len(landed.token_ids) == len(rows) == np.count_nonzero(landed.num_accepted)
+    times = _time_tokens(executor, rows, rows if has_one_each else rows[landed.num_accepted > 0], now)
+    if has_one_each:
+        columns.append(rows, landed.token_ids)
+    else:
+        _append_tokens(columns, rows, landed)
     if executor.speculation.max_drafts:
-        _count_drafts(executor, landed)
+        _count_drafts(executor, rows, landed)
     if len(step.index):
         executor.suspects.is_doubted = False
     if executor.suspects.rows:
         executor.suspects.note_progress(_progress_of_suspects(executor))
-    notices, failures, ended = _end_finished(executor, result, landed, now)
-    _queue_tags(executor, landed.rows)
+    notices, failures, ended = _end_finished(executor, rows, landed, now)
+    _queue_tags(executor, rows)
     if step.num_tokens:
         _learn(executor, step, result, landed)
-    tokens = _outputs(executor, result, landed, offsets, notices, times)
-    return Outputs(() if tokens is None else (tokens,), failures), ended
+    tokens = _outputs(columns, rows, landed, offsets, notices, times)
+    return () if tokens is None else (tokens,), failures, ended
 
 
 def matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
@@ -162,26 +150,34 @@ def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
         collected.setdefault(row, []).append(columns)
 
 
-def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult, num_computed: Int32Array) -> Landed:
-    ended, rows, finishes = executor.rows.ended[step.index], step.index, result.finishes
-    accepted, token_ids = result.num_accepted, result.token_ids
-    verified = result.num_draft_tokens if len(result.num_draft_tokens) else np.zeros_like(accepted)
-    if np.count_nonzero(ended):
-        alive = ~ended
-        token_ids = token_ids[np.repeat(alive, accepted)]
-        rows, accepted, finishes = rows[alive], accepted[alive], finishes[alive]
-        num_computed, verified = num_computed[alive], verified[alive]
-    is_one_each = len(token_ids) == len(rows) and np.count_nonzero(accepted) == len(accepted)
-    return Landed(rows, num_computed, accepted, token_ids, finishes, verified, is_one_each)
+def _landed(
+    executor: ExecutorState, step: StepInFlight, num_computed: Int32Array, result: StepResult
+) -> tuple[RowIndex, Int32Array, StepResult]:
+    """Without rows that had ended before."""
+    ended = executor.rows.ended[step.index]
+    if not np.count_nonzero(ended):
+        return step.index, num_computed, result
+    alive, drafts = ~ended, result.num_draft_tokens
+    landed = replace(
+        result,
+        rows=result.rows[alive],
+        num_accepted=result.num_accepted[alive],
+        token_ids=result.token_ids[np.repeat(alive, result.num_accepted)],
+        finishes=result.finishes[alive],
+        num_draft_tokens=drafts[alive] if len(drafts) else drafts,
+    )
+    return step.index[alive], num_computed[alive], landed
 
 
-def _time_tokens(executor: ExecutorState, landed: Landed, now: float) -> _TokenTimes:
-    columns, rows = executor.rows, landed.rows
-    if not landed.is_one_each:
-        rows = rows[landed.num_accepted > 0]
-    first_tokens_s = _note_first_tokens(executor, rows, now) if columns.without_token else {}
-    intervals_s: Float64Array = now - columns.token_s[landed.rows]
-    columns.token_s[rows] = now
+def _num_verified(result: StepResult) -> Int32Array:
+    return result.num_draft_tokens if len(result.num_draft_tokens) else np.zeros_like(result.num_accepted)
+
+
+def _time_tokens(executor: ExecutorState, rows: RowIndex, with_tokens: RowIndex, now: float) -> _TokenTimes:
+    columns = executor.rows
+    first_tokens_s = _note_first_tokens(executor, with_tokens, now) if columns.without_token else {}
+    intervals_s: Float64Array = now - columns.token_s[rows]
+    columns.token_s[with_tokens] = now
     return _TokenTimes(intervals_s, first_tokens_s)
 
 
@@ -197,44 +193,43 @@ def _note_first_tokens(executor: ExecutorState, rows: RowIndex, now: float) -> d
     return first_tokens_s
 
 
-def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
+def _append_tokens(columns: RowColumns, rows: RowIndex, landed: StepResult) -> None:
     accepted = landed.num_accepted
-    if landed.is_one_each:
-        executor.rows.append(landed.rows, landed.token_ids)
-        return
     starts = np.cumsum(accepted) - accepted
     for round_index in range(int(accepted.max(initial=0))):
         taking = accepted > round_index
-        executor.rows.append(landed.rows[taking], landed.token_ids[starts[taking] + round_index])
+        columns.append(rows[taking], landed.token_ids[starts[taking] + round_index])
 
 
-def _count_drafts(executor: ExecutorState, landed: Landed) -> None:
+def _count_drafts(executor: ExecutorState, rows: RowIndex, landed: StepResult) -> None:
     """Drafts may have been right beyond the end of an output."""
-    rows, verified = executor.rows, landed.num_verified
+    columns, verified = executor.rows, _num_verified(landed)
     right = np.clip(landed.num_accepted - 1, 0, verified)
-    rows.num_verified[landed.rows] += verified
-    rows.num_drafts_accepted[landed.rows] += right
+    columns.num_verified[rows] += verified
+    columns.num_drafts_accepted[rows] += right
     tried = np.where(landed.finishes == int(RowFinish.GOES_ON), verified, right)
-    executor.speculation.acceptance.observe(landed.rows, tried, right)
+    executor.speculation.acceptance.observe(rows, tried, right)
 
 
-def _learn(executor: ExecutorState, step: StepInFlight, result: StepResult, landed: Landed) -> None:
-    num_tokens, num_pairs, num_drafts = step.num_tokens, step.num_pairs, None
+def _learn(executor: ExecutorState, step: StepInFlight, result: StepResult, landed: StepResult) -> None:
     timings, speculation = result.timings, executor.speculation
-    if len(step.num_drafts):
-        verified = result.num_draft_tokens if len(result.num_draft_tokens) else np.zeros_like(step.num_drafts)
-        unused = (step.num_drafts - verified).astype(np.int64)
-        num_tokens -= int(unused.sum())
-        num_pairs -= int((unused * step.num_scheduled_after - unused * (unused - 1) // 2).sum())
-        num_drafts = int(verified.sum())
+    has_drafts, verified = len(step.num_drafts) > 0, _num_verified(result)
+    unused = step.num_drafts - verified if has_drafts else verified
+    # They had ended before the step.
+    gone = executor.rows.ended[step.index] & (result.num_accepted == 0)
+    unused = np.where(gone, step.num_scheduled, unused).astype(np.int64)
+    num_tokens = step.num_tokens - int(unused.sum())
+    if not num_tokens:
+        return
+    num_pairs = step.num_pairs - int((unused * step.num_scheduled_after - unused * (unused - 1) // 2).sum())
+    if has_drafts:
         speculation.observe_drafting(int(verified.max(initial=0)), timings.draft_ns)
         plain = step.num_scheduled_after - step.num_scheduled + 1
         plain_ns = executor.step_time.predict_ns(len(step.index), int(plain.sum()))
         speculation.observe_speedup(_mean(landed.num_accepted), plain_ns, timings.busy_ns)
-    elif speculation.max_drafts:
-        num_drafts = 0
-        if num_tokens == len(step.index):
-            speculation.observe_speedup(1.0, 1.0, 1.0)
+    elif speculation.max_drafts and num_tokens == len(step.index):
+        speculation.observe_speedup(1.0, 1.0, 1.0)
+    num_drafts = int(verified.sum()) if speculation.max_drafts else None
     executor.step_time.observe(num_tokens, num_pairs, timings.busy_ns - timings.draft_ns, num_drafts)
 
 
@@ -252,13 +247,13 @@ def _progress_of_suspects(executor: ExecutorState) -> list[tuple[int, LiveReques
 
 
 def _end_finished(
-    executor: ExecutorState, result: StepResult, landed: Landed, now: float
+    executor: ExecutorState, rows: RowIndex, landed: StepResult, now: float
 ) -> tuple[dict[int, FinishNotice], tuple[Failure, ...], tuple[LiveRequest, ...]]:
     if not np.count_nonzero(landed.finishes):
         return {}, (), ()
     notices: dict[int, FinishNotice] = {}
     failures, ended = [], []
-    for row, finish in zip(landed.rows.tolist(), landed.finishes.tolist(), strict=True):
+    for row, finish in zip(rows.tolist(), landed.finishes.tolist(), strict=True):
         if finish == RowFinish.GOES_ON:
             continue
         live = _live(executor, row)
@@ -268,7 +263,7 @@ def _end_finished(
         live.phases.stop(now)
         executor.end_row(row, FinalRelease(num_output, reason))
         if reason is FinishReason.ERROR:
-            error = _row_error(result, row)
+            error = _row_error(landed, row)
             failures.append(Failure(live.request.handle, error))
             if error.reason == NUMERIC_FAULT:
                 executor.distrust(row)
@@ -296,16 +291,15 @@ def _queue_tags(executor: ExecutorState, landed_rows: RowIndex) -> None:
 
 
 def _outputs(
-    executor: ExecutorState,
-    result: StepResult,
-    landed: Landed,
+    columns: RowColumns,
+    rows: RowIndex,
+    landed: StepResult,
     offsets: Int32Array,
     notices: dict[int, FinishNotice],
     times: _TokenTimes,
 ) -> TokenOutputs | None:
     """Returns None when nobody waits for any."""
-    columns = executor.rows
-    rows, num_tokens, intervals_s = landed.rows, landed.num_accepted, times.intervals_s
+    num_tokens, intervals_s = landed.num_accepted, times.intervals_s
     if np.count_nonzero(num_tokens) < len(num_tokens):
         # Chunks that did not reach the end tell nothing; failures are told apart from tokens.
         has_news = (num_tokens > 0) | ((landed.finishes != 0) & (landed.finishes != int(RowFinish.ERROR)))
@@ -324,7 +318,7 @@ def _outputs(
         finishes=notices,
         intervals_s=intervals_s,
         first_tokens_s=times.first_tokens_s,
-        logprobs=_logprobs(columns, result, rows, offsets) if result.logprobs else {},
+        logprobs=_logprobs(columns, landed, rows, offsets) if landed.logprobs else {},
         prompt_logprobs=_prompt_logprobs(columns, rows[num_tokens > 0]) if columns.prompt_logprobs else {},
     )
 

@@ -23,7 +23,7 @@ from paceline.plan.values import (
     RecordId,
     Release,
 )
-from paceline_scheduler.core.executors import ExecutorDescription, Placement, RequestContext
+from paceline_scheduler.core.executors import ExecutorDescription, History, Placement
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import HeldRow, LiveRequest, Status
 from paceline_scheduler.core.phases import Phase
@@ -336,8 +336,8 @@ class ExecutorState:
         self.speculation.acceptance.begin(row)
         self.suspects.placed(row, live)
         self.rows.set_table(row, table, self.block_size, len(admission.fit.hits))
-        context = _context(live, now)
-        return Placement.of(context, row, live.attempt, live.output.token_ids, max_tokens, num_cached)
+        history, output = _history(live, now), live.output.token_ids
+        return Placement.of(live.request, history, row, live.attempt, output, max_tokens, num_cached)
 
     def _grow(self, rows: RowIndex) -> BlockGrants:
         """A row gets one block for each time it is named."""
@@ -359,12 +359,11 @@ class ExecutorState:
         return live
 
 
-def _context(live: LiveRequest, now: float) -> RequestContext:
-    request = live.request
-    return RequestContext(
-        request=request,
+def _history(live: LiveRequest, now: float) -> History:
+    deadline_s = live.request.deadline_s
+    return History(
         waited_s=max(0.0, now - live.phases.submitted_s),
-        deadline_left_s=None if request.deadline_s is None else request.deadline_s - now,
+        deadline_left_s=None if deadline_s is None else deadline_s - now,
         num_preemptions=live.preemptions.count,
         num_executor_deaths=live.suspicion.num_executor_deaths,
         last_death_offset=live.suspicion.last_death_offset,

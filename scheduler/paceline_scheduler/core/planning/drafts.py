@@ -57,7 +57,9 @@ def best_drafts(
         return np.zeros_like(most), 0.0  # waiting for any costs more than it brings
     gains = acceptance.survival(decode_rows, num_places)
     gains[place >= most[:, np.newaxis]] = 0.0
-    min_chance = round(_CHANCE_STEPS * min(1.0, float(least.mean()))) / _CHANCE_STEPS
+    # Its time would bring tokens as fast as drafts do.
+    worth = float(least.mean()) * max(1.0, view.speculation.speedup)
+    min_chance = round(_CHANCE_STEPS * min(1.0, worth)) / _CHANCE_STEPS
     return most_per_time(gains, costs, view.speculation.round_ns, budget), min_chance
 
 

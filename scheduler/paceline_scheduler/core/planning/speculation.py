@@ -84,6 +84,7 @@ class Speculation:
         for some counts at most for twice what was expected.
         """
         if not num_rounds:
+            self._num_in_a_row = 0
             return
         self._num_drafted += 1
         error = draft_ns / num_rounds - self.round_ns

@@ -19,34 +19,34 @@ _ENDS_FOR_CLIENTS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCEL
 
 def is_adoptable(seen: SeenRow) -> bool:
     """A client may come back for it, and it can be finished or replayed."""
-    if seen.request_context is None or not seen.request_context.request.is_resumable:
+    if seen.request is None or not seen.request.is_resumable:
         return False
     return seen.released is None or seen.released.reason in _ENDS_FOR_CLIENTS
 
 
 def adopted(seen: SeenRow, model: str, handle: int, arrival_number: int, now: float) -> LiveRequest:
     """Returns it off its row; `model` is the executor's."""
-    context = seen.request_context
-    assert context is not None, "only what is_adoptable is adopted"
-    left_s = context.deadline_left_s
+    assert seen.request is not None, "only what is_adoptable is adopted"
+    history = seen.history
+    left_s = history.deadline_left_s
     request = replace(
-        context.request,
+        seen.request,
         handle=handle,
         model=model,
         prompt_token_ids=seen.prompt_token_ids,
         deadline_s=None if left_s is None else now + left_s,
     )
-    submitted_s = now - min(context.waited_s, MAX_WAITED_S)
+    submitted_s = now - min(history.waited_s, MAX_WAITED_S)
     return LiveRequest(
         request,
         queue_key_of(request, arrival_number, submitted_s),
-        PhaseClock.inherit(context.times, now - context.waited_s, _phase_of(seen), now),
+        PhaseClock.inherit(history.times, now - history.waited_s, _phase_of(seen), now),
         status=Status.WAITING if seen.released is None else Status.FINISHED,
         attempt=seen.attempt,
-        preemptions=Preemptions(context.num_preemptions),
-        suspicion=Suspicion(context.num_executor_deaths, context.last_death_offset),
-        num_prompt_cached_tokens=context.num_prompt_cached_tokens,
-        output=replace(RetainedOutput.of(seen.output_token_ids, _retained_logprobs(seen)), drafts=context.drafts),
+        preemptions=Preemptions(history.num_preemptions),
+        suspicion=Suspicion(history.num_executor_deaths, history.last_death_offset),
+        num_prompt_cached_tokens=history.num_prompt_cached_tokens,
+        output=replace(RetainedOutput.of(seen.output_token_ids, _retained_logprobs(seen)), drafts=history.drafts),
         final=seen.released,
     )
 
@@ -75,7 +75,7 @@ def has_ended_elsewhere(seen: SeenRow, live: LiveRequest) -> bool:
 
 
 def _retained_logprobs(seen: SeenRow) -> RetainedLogprobs | None:
-    if seen.request_context is None or seen.request_context.request.num_logprobs is None or seen.logprobs is None:
+    if seen.request is None or seen.request.num_logprobs is None or seen.logprobs is None:
         return None
     columns = seen.logprobs
     return RetainedLogprobs(columns.offset, columns.of(columns.offset, seen.output_token_ids[columns.offset :]))

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, Int32Array
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.request import Request, ResumePoint, Resumption
+from paceline_scheduler.core.request import Request, ResumePoint
 from paceline_scheduler.errors import DuplicateRequestError, ResumeMismatchError, StaleAttachmentError
 
 _NO_TOKENS: Int32Array = np.zeros(0, dtype=np.int32)
@@ -23,11 +23,11 @@ class ResumeMode(Enum):
     START = "there is none: queue it"
 
 
-def resume_mode(live: LiveRequest | None, output: Int32Array, resumption: Resumption) -> ResumeMode:
+def resume_mode(live: LiveRequest | None, output: Int32Array, request: Request) -> ResumeMode:
     """`live` has the same key and has generated `output`. Raises StaleAttachmentError, ResumeMismatchError or
     DuplicateRequestError.
     """
-    request, point = resumption.request, resumption.point
+    point = request.point
     if live is None or (live.final is not None and live.final.reason is FinishReason.ERROR):
         return _from_prior(ResumeMode.START, point, "is unknown")
     has_ended = live.final is not None
@@ -37,15 +37,16 @@ def resume_mode(live: LiveRequest | None, output: Int32Array, resumption: Resump
     if live.final is not None and live.final.reason is FinishReason.CANCELLED and request.attachment == 1:
         return _from_prior(ResumeMode.START, point, "is unknown")  # a new request is meant
     if not has_ended:
-        _check_body(live, request, point)
+        _check_body(live, request)
         _check_attachment(live, request)
     if holds_beginning(output, point) and _has_rest(live, output, point):
         return ResumeMode.ATTACH
     return _from_prior(ResumeMode.START if has_ended else ResumeMode.RECOMPUTE, point, "has other output")
 
 
-def prior_of(point: ResumePoint) -> Int32Array:
-    return _NO_TOKENS if point.prior_output_token_ids is None else point.prior_output_token_ids
+def prior_of(request: Request) -> Int32Array:
+    prior = request.point.prior_output_token_ids
+    return _NO_TOKENS if prior is None else prior
 
 
 def end_of_prior(request: Request, prior: Int32Array, num_allowed: int) -> FinishReason:
@@ -73,10 +74,10 @@ def _check_attachment(live: LiveRequest, request: Request) -> None:
         )
 
 
-def _check_body(live: LiveRequest, request: Request, point: ResumePoint) -> None:
+def _check_body(live: LiveRequest, request: Request) -> None:
     if live.request.body_digest == request.body_digest:
         return
-    if request.attachment > 1 or point.resume_from:
+    if request.attachment > 1 or request.point.resume_from:
         raise ResumeMismatchError(
             f"request_id {request.key.request_id!r} belongs to a request with another body; choose another one"
         )
