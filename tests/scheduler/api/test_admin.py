@@ -327,7 +327,7 @@ async def test_one_watcher_too_many_is_refused_and_no_other_is_disturbed(stub, b
     """It is told what to do; the place of one that leaves is free."""
     calls = [stub.WatchSteps(pb.WatchStepsRequest()) for _ in range(MAX_WATCHERS)]
     await wait_until(lambda: len(backend.watch.sinks) == MAX_WATCHERS)
-    code, details = await refusal(stub.WatchSteps(pb.WatchStepsRequest()).read())
+    code, _, details = await refusal_of(stub.WatchSteps(pb.WatchStepsRequest()).read())
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHERS")
     for sink in tuple(backend.watch.sinks):
         sink.step_finished(step(7))
