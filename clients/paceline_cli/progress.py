@@ -118,7 +118,6 @@ class BarView:
         )
 
     def on_event(self, event: ChildEvent) -> None:
-        """Move the child's bar, or print a line above the bars; once settled, only lines."""
         if self._is_settled:
             self._lines.on_event(event)
             return
@@ -137,7 +136,6 @@ class BarView:
                 self._lines.on_event(event)
 
     def settle(self) -> None:
-        """Leave the bars as they are and go on below them."""
         self._is_settled = True
         self._progress.stop()
 

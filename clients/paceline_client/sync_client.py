@@ -5,11 +5,12 @@ may be used from several threads at once.
 """
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from paceline_client.addresses import Target
 from paceline_client.async_client import DEFAULT_TARGET, AsyncClient, AsyncStream
@@ -24,10 +25,11 @@ from paceline_client.requests import (
     StoppingLike,
     TimeoutLike,
 )
-from paceline_client.results import Delta, Estimate, Explanation, Model, Result, Tokens
+from paceline_client.results import Delta, Result
 from paceline_client.tracebacks import at_the_call
 
 Answer = TypeVar("Answer")
+_P = ParamSpec("_P")
 
 
 class Stream:
@@ -81,6 +83,18 @@ class Stream:
         self.close()
 
 
+def _waited_for(
+    method: Callable[Concatenate[AsyncClient, _P], Coroutine[Any, Any, Answer]],
+) -> Callable[Concatenate["Client", _P], Answer]:
+    """The same call for threads."""
+
+    @functools.wraps(method)
+    def wait(self: "Client", /, *args: _P.args, **kwargs: _P.kwargs) -> Answer:
+        return _wait_for(self._loop_thread, method(self._client, *args, **kwargs))
+
+    return wait
+
+
 class Client:
     """Talks to a scheduler. Made without I/O; connects when it is first used, and again whenever that is needed.
 
@@ -127,47 +141,22 @@ class Client:
             raise
         return client
 
-    def ensure_connected(self) -> None:
-        """Connect now rather than at the first request. `ConnectFailedError` when the server cannot be reached."""
-        _wait_for(self._loop_thread, self._client.ensure_connected())
+    # As AsyncClient has them, one parameter like the other.
+    ensure_connected = _waited_for(AsyncClient.ensure_connected)
+    generate = _waited_for(AsyncClient.generate)
+    estimate = _waited_for(AsyncClient.estimate)
+    explain = _waited_for(AsyncClient.explain)
+    cancel = _waited_for(AsyncClient.cancel)
+    list_models = _waited_for(AsyncClient.list_models)
+    get_model = _waited_for(AsyncClient.get_model)
+    tokenize = _waited_for(AsyncClient.tokenize)
+    detokenize = _waited_for(AsyncClient.detokenize)
+    wait_until_ready = _waited_for(AsyncClient.wait_until_ready)
 
     @property
     def trouble(self) -> str:
         """What keeps the client from a server at this moment, in words; empty while nothing does."""
         return self._client.trouble
-
-    def generate(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Sequence[MessageLike] | None = None,
-        token_ids: Sequence[int] | None = None,
-        sampling: SamplingLike | None = None,
-        stopping: StoppingLike | None = None,
-        output: OutputLike | None = None,
-        scheduling: SchedulingLike | None = None,
-        model: str | None = None,
-        tenant: str = "",
-        request_id: str | None = None,
-        timeout: TimeoutLike | None = None,
-    ) -> Result:
-        """The whole output for a text, a chat or token ids, exactly one of them. Raises a `PacelineError`."""
-        return _wait_for(
-            self._loop_thread,
-            self._client.generate(
-                prompt,
-                messages=messages,
-                token_ids=token_ids,
-                sampling=sampling,
-                stopping=stopping,
-                output=output,
-                scheduling=scheduling,
-                model=model,
-                tenant=tenant,
-                request_id=request_id,
-                timeout=timeout,
-            ),
-        )
 
     def stream(
         self,
@@ -199,78 +188,6 @@ class Client:
             timeout=timeout,
         )
         return Stream(stream, self._loop_thread)
-
-    def estimate(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Sequence[MessageLike] | None = None,
-        token_ids: Sequence[int] | None = None,
-        sampling: SamplingLike | None = None,
-        stopping: StoppingLike | None = None,
-        output: OutputLike | None = None,
-        scheduling: SchedulingLike | None = None,
-        model: str | None = None,
-        tenant: str = "",
-        timeout: TimeoutLike | None = None,
-    ) -> Estimate:
-        """What would become of a request if it were sent now; nothing is run."""
-        return _wait_for(
-            self._loop_thread,
-            self._client.estimate(
-                prompt,
-                messages=messages,
-                token_ids=token_ids,
-                sampling=sampling,
-                stopping=stopping,
-                output=output,
-                scheduling=scheduling,
-                model=model,
-                tenant=tenant,
-                timeout=timeout,
-            ),
-        )
-
-    def explain(self, request_id: str, *, tenant: str = "") -> Explanation:
-        """Where a request is and what it waits for. `NotFoundError` when it is unknown or forgotten."""
-        return _wait_for(self._loop_thread, self._client.explain(request_id, tenant=tenant))
-
-    def cancel(self, request_id: str, *, tenant: str = "") -> None:
-        """End a request wherever it is, also one of another client. `NotFoundError` when it is unknown or finished."""
-        _wait_for(self._loop_thread, self._client.cancel(request_id, tenant=tenant))
-
-    def list_models(self) -> list[Model]:
-        """The models that can be used now."""
-        return _wait_for(self._loop_thread, self._client.list_models())
-
-    def get_model(self, model: str | None = None) -> Model:
-        """One model; None is the only one there is. `NotFoundError` when it is not served."""
-        return _wait_for(self._loop_thread, self._client.get_model(model))
-
-    def tokenize(
-        self,
-        text: str | None = None,
-        *,
-        messages: Sequence[MessageLike] | None = None,
-        model: str | None = None,
-        with_texts: bool = False,
-    ) -> Tokens:
-        """The tokens that `generate` would make of a text or a chat."""
-        return _wait_for(
-            self._loop_thread, self._client.tokenize(text, messages=messages, model=model, with_texts=with_texts)
-        )
-
-    def detokenize(
-        self, token_ids: Sequence[int], *, model: str | None = None, skip_special_tokens: bool | None = None
-    ) -> str:
-        """The text of token ids. `InvalidRequestError` when one is outside the vocabulary."""
-        return _wait_for(
-            self._loop_thread, self._client.detokenize(token_ids, model=model, skip_special_tokens=skip_special_tokens)
-        )
-
-    def wait_until_ready(self, timeout_seconds: float, *, num_executors: int = 1) -> list[Model]:
-        """The models, once this many executors serve any. `UnavailableError` when that does not come in time."""
-        return _wait_for(self._loop_thread, self._client.wait_until_ready(timeout_seconds, num_executors=num_executors))
 
     def close(self) -> None:
         """Cancel what runs, disconnect, and join the thread. Closing twice does nothing."""

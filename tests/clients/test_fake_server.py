@@ -10,17 +10,7 @@ from paceline_client import ConflictError
 from paceline_client.hashing import EMPTY_HASH, rolling_hash
 from paceline_client.testing import End, Hold, Tokens
 from paceline_client.testing.rig import MemoryRig
-from paceline_scheduler.testing.virtual_time import run_in_virtual_time
-
-
-def play(scenario, *args):
-    """Run a scenario in virtual time, with a limit that no pause of the client reaches."""
-    return run_in_virtual_time(asyncio.wait_for(scenario(*args), 3600))
-
-
-def now():
-    """Virtual seconds."""
-    return asyncio.get_running_loop().time()
+from paceline_scheduler.testing.virtual_time import in_virtual_time
 
 
 def _raw_session(rig):
@@ -69,55 +59,46 @@ async def _told(responses):
     ],
     ids=["equal", "hash", "offset", "body", "tenant", "prior"],
 )
-def test_the_fake_server_refuses_what_is_not_held(fields, code):
+@in_virtual_time
+async def test_the_fake_server_refuses_what_is_not_held(fields, code):
     """Or the tests above would pass whatever the client says."""
-
-    async def scenario():
-        rig = MemoryRig([Tokens((1,), "a"), Tokens((2,), "b"), Hold()])
-        stream = rig.stream()
-        await anext(stream)
-        messages, responses = _raw_session(rig)
-        messages.put_nowait(_resume(rig, **fields))
-        [failure] = (await _told(responses)).failures
-        assert failure.error.code == code.value[0]
-
-    play(scenario)
+    rig = MemoryRig([Tokens((1,), "a"), Tokens((2,), "b"), Hold()])
+    stream = rig.stream()
+    await anext(stream)
+    messages, responses = _raw_session(rig)
+    messages.put_nowait(_resume(rig, **fields))
+    [failure] = (await _told(responses)).failures
+    assert failure.error.code == code.value[0]
 
 
-def test_the_fake_server_refuses_an_older_attachment():
+@in_virtual_time
+async def test_the_fake_server_refuses_an_older_attachment():
     """The newer one stays."""
-
-    async def scenario():
-        rig = MemoryRig([Tokens((1,), "a"), Hold()], break_after=[1])
-        stream = rig.stream()
-        reading = asyncio.create_task(stream.collect())
-        await rig.until(lambda seen: len(seen.requests) == 1)
-        rig.server.go_down()
-        rig.server.come_up()
-        await rig.until(lambda seen: len(seen.requests) == 2)
-        messages, responses = _raw_session(rig)
-        messages.put_nowait(_resume(rig, attachment=1))
-        [failure] = (await _told(responses)).failures
-        assert failure.error.code == grpc.StatusCode.ABORTED.value[0]
-        reading.cancel()
-
-    play(scenario)
+    rig = MemoryRig([Tokens((1,), "a"), Hold()], break_after=[1])
+    stream = rig.stream()
+    reading = asyncio.create_task(stream.collect())
+    await rig.until(lambda seen: len(seen.requests) == 1)
+    rig.server.go_down()
+    rig.server.come_up()
+    await rig.until(lambda seen: len(seen.requests) == 2)
+    messages, responses = _raw_session(rig)
+    messages.put_nowait(_resume(rig, attachment=1))
+    [failure] = (await _told(responses)).failures
+    assert failure.error.code == grpc.StatusCode.ABORTED.value[0]
+    reading.cancel()
 
 
-def test_a_newer_attachment_takes_the_request_over():
+@in_virtual_time
+async def test_a_newer_attachment_takes_the_request_over():
     """Whoever had it until then is told, and leaves it alone."""
-
-    async def scenario():
-        rig = MemoryRig([Tokens((1,), "a"), Hold(), Tokens((2,), "b"), End()])
-        older = rig.stream()
-        await anext(older)
-        messages, responses = _raw_session(rig)
-        messages.put_nowait(_resume(rig, attachment=2, resume_from=1, resume_hash=rolling_hash([1])))
-        newer = asyncio.create_task(_told(responses))
-        with pytest.raises(ConflictError, match="newer attachment"):
-            await older.collect()
-        rig.servicer.released.set()
-        assert (await newer).deltas[0].delta.offset == 1
-        assert rig.seen.cancelled == []
-
-    play(scenario)
+    rig = MemoryRig([Tokens((1,), "a"), Hold(), Tokens((2,), "b"), End()])
+    older = rig.stream()
+    await anext(older)
+    messages, responses = _raw_session(rig)
+    messages.put_nowait(_resume(rig, attachment=2, resume_from=1, resume_hash=rolling_hash([1])))
+    newer = asyncio.create_task(_told(responses))
+    with pytest.raises(ConflictError, match="newer attachment"):
+        await older.collect()
+    rig.servicer.released.set()
+    assert (await newer).deltas[0].delta.offset == 1
+    assert rig.seen.cancelled == []

@@ -19,337 +19,274 @@ from paceline_client import (
 )
 from paceline_client.testing import Break, Drain, End, Fail, Hold, Tokens, say
 from paceline_client.testing.rig import MemoryRig
-from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+from paceline_scheduler.testing.virtual_time import in_virtual_time, now
 
 FULL = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full", "QUEUE_FULL", retry_after_seconds=7)
 LETTERS = [*(Tokens((number,), letter, logprob=-number) for number, letter in enumerate("abcdef", start=1)), End()]
 
 
-def play(scenario, *args):
-    """Run a scenario in virtual time, with a limit that no pause of the client reaches."""
-    return run_in_virtual_time(asyncio.wait_for(scenario(*args), 3600))
-
-
-def now():
-    """Virtual seconds."""
-    return asyncio.get_running_loop().time()
-
-
 # How long
 
 
-def test_a_waiting_request_keeps_its_place():
+@in_virtual_time
+async def test_a_waiting_request_keeps_its_place():
     """Nothing has come of it: it is sent again with the time it has waited, and nothing else."""
-
-    async def scenario():
-        rig = MemoryRig([Hold(), *LETTERS])
-        waiting = asyncio.create_task(rig.stream().collect())
-        await rig.until(lambda seen: seen.requests)
-        await asyncio.sleep(10)
-        rig.server.go_down()
-        await asyncio.sleep(2)
-        rig.server.come_up()
-        await rig.until(lambda seen: len(seen.requests) == 2)
-        rig.servicer.released.set()
-        assert (await waiting).text == "abcdef"
-        return rig.seen.requests[1]
-
-    again = play(scenario)
+    rig = MemoryRig([Hold(), *LETTERS])
+    waiting = asyncio.create_task(rig.stream().collect())
+    await rig.until(lambda seen: seen.requests)
+    await asyncio.sleep(10)
+    rig.server.go_down()
+    await asyncio.sleep(2)
+    rig.server.come_up()
+    await rig.until(lambda seen: len(seen.requests) == 2)
+    rig.servicer.released.set()
+    assert (await waiting).text == "abcdef"
+    again = rig.seen.requests[1]
     assert (again.attachment, again.HasField("resume_from"), again.HasField("last_attempt")) == (2, False, False)
     assert 12 <= again.waited.ToMilliseconds() / 1000 < 15
 
 
 @pytest.mark.parametrize(("outage_seconds", "most_seconds"), [(0.5, 0.101), (1, 0.11), (10, 1.1)])
-def test_a_server_that_is_back_is_soon_found(outage_seconds, most_seconds):
+@in_virtual_time
+async def test_a_server_that_is_back_is_soon_found(outage_seconds, most_seconds):
     """A pause is the shortest one or a tenth of the outage, so nobody waits for long who missed little."""
-
-    async def scenario():
-        rig = MemoryRig([Tokens((1,), "a"), Hold(), End()])
-        stream = rig.stream()
-        await anext(stream)
-        rig.servicer.released.set()
-        rig.server.go_down()
-        ending = asyncio.create_task(stream.collect())
-        await asyncio.sleep(outage_seconds)
-        came_back = now()
-        rig.server.come_up()
-        await ending
-        return now() - came_back
-
-    assert play(scenario) <= most_seconds
+    rig = MemoryRig([Tokens((1,), "a"), Hold(), End()])
+    stream = rig.stream()
+    await anext(stream)
+    rig.servicer.released.set()
+    rig.server.go_down()
+    ending = asyncio.create_task(stream.collect())
+    await asyncio.sleep(outage_seconds)
+    came_back = now()
+    rig.server.come_up()
+    await ending
+    assert now() - came_back <= most_seconds
 
 
-def test_an_outage_has_an_end():
+@in_virtual_time
+async def test_an_outage_has_an_end():
     """The error says what was lost and what is the matter since; the time counts from the last output."""
-
-    async def scenario():
-        rig = MemoryRig([Tokens((1,), "a"), Hold(), Tokens((2,), "b"), Hold()])
-        stream = rig.stream()
-        await anext(stream)
-        rig.server.go_down()
-        began = now()
-        with pytest.raises(
-            ConnectionLostError, match=r"connection reset.*since then: cannot reach memory: conn.*refused"
-        ):
-            await stream.collect()
-        return now() - began
-
-    assert 58 <= play(scenario) <= 60
+    rig = MemoryRig([Tokens((1,), "a"), Hold(), Tokens((2,), "b"), Hold()])
+    stream = rig.stream()
+    await anext(stream)
+    rig.server.go_down()
+    began = now()
+    with pytest.raises(ConnectionLostError, match=r"connection reset.*since then: cannot reach memory: conn.*refused"):
+        await stream.collect()
+    assert 58 <= now() - began <= 60
 
 
-def test_each_output_ends_an_outage():
+@in_virtual_time
+async def test_each_output_ends_an_outage():
     """Several of 50 s are survived by a client that bears 60 s, with a token between them."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, break_after=[1, 1, 1])
-        stream = rig.stream()
-        for _ in range(3):
-            await anext(stream)
-            rig.servicer.resume_refusals = [FULL] * 7
-        began = now()
-        assert (await stream.collect()).text == "abcdef"
-        return now() - began
-
-    assert 49 <= play(scenario) <= 60
+    rig = MemoryRig(LETTERS, break_after=[1, 1, 1])
+    stream = rig.stream()
+    for _ in range(3):
+        await anext(stream)
+        rig.servicer.resume_refusals = [FULL] * 7
+    began = now()
+    assert (await stream.collect()).text == "abcdef"
+    assert 49 <= now() - began <= 60
 
 
-def test_a_request_with_a_timeout_waits_until_then():
+@in_virtual_time
+async def test_a_request_with_a_timeout_waits_until_then():
     """Longer than an outage may last else, and then it is the time that is up."""
-
-    async def scenario():
-        rig = MemoryRig([Tokens((1,), "a"), Hold()])
-        stream = rig.stream(total_seconds=200)
-        began = now()
-        await anext(stream)
-        rig.server.go_down()
-        with pytest.raises(RequestTimeoutError, match=r"connection reset.*since then: cannot reach memory"):
-            await stream.collect()
-        return now() - began
-
-    assert 198 <= play(scenario) <= 200
+    rig = MemoryRig([Tokens((1,), "a"), Hold()])
+    stream = rig.stream(total_seconds=200)
+    began = now()
+    await anext(stream)
+    rig.server.go_down()
+    with pytest.raises(RequestTimeoutError, match=r"connection reset.*since then: cannot reach memory"):
+        await stream.collect()
+    assert 198 <= now() - began <= 200
 
 
-def test_a_server_that_breaks_every_session_is_given_up():
+@in_virtual_time
+async def test_a_server_that_breaks_every_session_is_given_up():
     """It answers, and takes the request, and is gone again: the pauses grow, and are counted together."""
+    rig = MemoryRig([Tokens((1,), "a"), Hold()])
 
-    async def scenario():
-        rig = MemoryRig([Tokens((1,), "a"), Hold()])
+    async def keep_breaking():
+        while True:
+            await asyncio.sleep(0.7)
+            rig.server.go_down()
+            rig.server.come_up()
 
-        async def keep_breaking():
-            while True:
-                await asyncio.sleep(0.7)
-                rig.server.go_down()
-                rig.server.come_up()
-
-        breaking = asyncio.create_task(keep_breaking())
-        with pytest.raises(ConnectionLostError, match="connection reset"):
-            await rig.stream().collect()
-        breaking.cancel()
-        return rig.seen.num_sessions
-
-    assert 15 <= play(scenario) <= 40
+    breaking = asyncio.create_task(keep_breaking())
+    with pytest.raises(ConnectionLostError, match="connection reset"):
+        await rig.stream().collect()
+    breaking.cancel()
+    assert 15 <= rig.seen.num_sessions <= 40
 
 
-def test_a_server_that_takes_no_session_is_given_up():
+@in_virtual_time
+async def test_a_server_that_takes_no_session_is_given_up():
     """A standby, say: it is asked again, on another connection each time, and then its own words are the error."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, retry=Retry(max_outage_seconds=3))
-        rig.servicer.session_refusal = Break(message="not the leader")
-        with pytest.raises(UnavailableError, match="not the leader"):
-            await rig.stream().collect()
-        assert rig.seen.num_sessions == rig.server.num_dialled
-        return rig.seen.num_sessions
-
-    assert 10 <= play(scenario) <= 25
+    rig = MemoryRig(LETTERS, retry=Retry(max_outage_seconds=3))
+    rig.servicer.session_refusal = Break(message="not the leader")
+    with pytest.raises(UnavailableError, match="not the leader"):
+        await rig.stream().collect()
+    assert rig.seen.num_sessions == rig.server.num_dialled
+    assert 10 <= rig.seen.num_sessions <= 25
 
 
-def test_a_server_that_falls_silent_is_left_for_a_new_connection():
+@in_virtual_time
+async def test_a_server_that_falls_silent_is_left_for_a_new_connection():
     """A frozen process, or a cable that was pulled: the old channel leads nowhere, so another one is dialled."""
-
-    async def scenario():
-        rig = MemoryRig([Tokens((1,), "a"), Hold(), Tokens((2,), "b"), End()], heartbeat_seconds=None)
-        stream = rig.stream()
-        await anext(stream)
-        began = now()
-        reading = asyncio.create_task(stream.collect())
-        await rig.until(lambda seen: seen.num_sessions == 2)
-        assert rig.server.num_dialled == 2
-        assert now() - began == pytest.approx(1.5, abs=0.1)
-        rig.servicer.released.set()
-        assert (await reading).text == "ab"
-
-    play(scenario)
+    rig = MemoryRig([Tokens((1,), "a"), Hold(), Tokens((2,), "b"), End()], heartbeat_seconds=None)
+    stream = rig.stream()
+    await anext(stream)
+    began = now()
+    reading = asyncio.create_task(stream.collect())
+    await rig.until(lambda seen: seen.num_sessions == 2)
+    assert rig.server.num_dialled == 2
+    assert now() - began == pytest.approx(1.5, abs=0.1)
+    rig.servicer.released.set()
+    assert (await reading).text == "ab"
 
 
-def test_what_drains_and_then_ends_is_gone_on_with_elsewhere():
+@in_virtual_time
+async def test_what_drains_and_then_ends_is_gone_on_with_elsewhere():
     """The session that was opened for new requests takes over what the drained one did not finish."""
-
-    async def scenario():
-        rig = MemoryRig(
-            lambda request: (
-                say("new")
-                if request.text == "new"
-                else [Tokens((1,), "a"), Drain(), Hold(), Break(grpc.StatusCode.OK, ""), Tokens((2,), "b"), End()]
-            )
+    rig = MemoryRig(
+        lambda request: (
+            say("new")
+            if request.text == "new"
+            else [Tokens((1,), "a"), Drain(), Hold(), Break(grpc.StatusCode.OK, ""), Tokens((2,), "b"), End()]
         )
-        old = rig.stream("old", text="old")
-        await anext(old)
-        assert (await rig.stream("new", text="new").collect()).text == "new"
-        rig.servicer.released.set()
-        assert (await old.collect()).text == "ab"
-        assert (rig.seen.num_sessions, rig.server.num_dialled) == (2, 2)
-
-    play(scenario)
+    )
+    old = rig.stream("old", text="old")
+    await anext(old)
+    assert (await rig.stream("new", text="new").collect()).text == "new"
+    rig.servicer.released.set()
+    assert (await old.collect()).text == "ab"
+    assert (rig.seen.num_sessions, rig.server.num_dialled) == (2, 2)
 
 
 # Leaving
 
 
-def test_leaving_during_an_outage_is_final():
+@in_virtual_time
+async def test_leaving_during_an_outage_is_final():
     """Whoever reads is woken, nothing is sent again, and the next session cancels it."""
-
-    async def scenario():
-        rig = MemoryRig(lambda request: say("next") if request.text == "next" else [Tokens((1,), "a"), Hold()])
-        stream = rig.stream()
-        await anext(stream)
-        rig.server.go_down()
-        reading = asyncio.create_task(anext(stream, "the end"))
-        await asyncio.sleep(1)
-        await stream.aclose()
-        assert await reading == "the end"
-        with pytest.raises(RequestCancelledError):
-            _ = stream.result
-        rig.server.come_up()
-        assert (await rig.stream("next", text="next").collect()).text == "next"
-        assert rig.seen.cancelled == ["r"]
-        assert [request.request_id for request in rig.seen.requests] == ["r", "next"]
-
-    play(scenario)
+    rig = MemoryRig(lambda request: say("next") if request.text == "next" else [Tokens((1,), "a"), Hold()])
+    stream = rig.stream()
+    await anext(stream)
+    rig.server.go_down()
+    reading = asyncio.create_task(anext(stream, "the end"))
+    await asyncio.sleep(1)
+    await stream.aclose()
+    assert await reading == "the end"
+    with pytest.raises(RequestCancelledError):
+        _ = stream.result
+    rig.server.come_up()
+    assert (await rig.stream("next", text="next").collect()).text == "next"
+    assert rig.seen.cancelled == ["r"]
+    assert [request.request_id for request in rig.seen.requests] == ["r", "next"]
 
 
-def test_a_reader_that_is_cancelled_during_an_outage_cancels_the_request():
+@in_virtual_time
+async def test_a_reader_that_is_cancelled_during_an_outage_cancels_the_request():
     """Also before its first token, as a server may have taken it."""
-
-    async def scenario():
-        rig = MemoryRig([Hold()])
-        reading = asyncio.create_task(rig.stream().collect())
-        await rig.until(lambda seen: seen.requests)
-        rig.server.go_down()
-        await asyncio.sleep(1)
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-        rig.server.come_up()
-        await rig.connection.session(connect_seconds=5)
-        await rig.until(lambda seen: seen.cancelled == ["r"])
-
-    play(scenario)
+    rig = MemoryRig([Hold()])
+    reading = asyncio.create_task(rig.stream().collect())
+    await rig.until(lambda seen: seen.requests)
+    rig.server.go_down()
+    await asyncio.sleep(1)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    rig.server.come_up()
+    await rig.connection.session(connect_seconds=5)
+    await rig.until(lambda seen: seen.cancelled == ["r"])
 
 
-def test_leaving_what_broke_off_unnoticed_cancels_it():
+@in_virtual_time
+async def test_leaving_what_broke_off_unnoticed_cancels_it():
     """Nobody was reading when the session broke; another one is open by now, and hears of it."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, break_after=[2])
-        stream = rig.stream()
-        await anext(stream)
-        await asyncio.sleep(1)
-        await rig.stream("other").collect()
-        await stream.aclose()
-        await rig.until(lambda seen: seen.cancelled == ["r"])
-        assert [request.request_id for request in rig.seen.requests] == ["r", "other"]
-
-    play(scenario)
+    rig = MemoryRig(LETTERS, break_after=[2])
+    stream = rig.stream()
+    await anext(stream)
+    await asyncio.sleep(1)
+    await rig.stream("other").collect()
+    await stream.aclose()
+    await rig.until(lambda seen: seen.cancelled == ["r"])
+    assert [request.request_id for request in rig.seen.requests] == ["r", "other"]
 
 
-def test_what_servers_have_forgotten_anyway_is_not_cancelled():
+@in_virtual_time
+async def test_what_servers_have_forgotten_anyway_is_not_cancelled():
     """Half a minute after it was left no server has it any more."""
-
-    async def scenario():
-        rig = MemoryRig([Tokens((1,), "a"), Hold()])
-        stream = rig.stream()
-        await anext(stream)
-        rig.server.go_down()
-        await asyncio.sleep(1)
-        await stream.aclose()
-        await asyncio.sleep(31)
-        rig.server.come_up()
-        await rig.connection.session(connect_seconds=5)
-        await asyncio.sleep(1)
-        assert rig.seen.cancelled == []
-
-    play(scenario)
+    rig = MemoryRig([Tokens((1,), "a"), Hold()])
+    stream = rig.stream()
+    await anext(stream)
+    rig.server.go_down()
+    await asyncio.sleep(1)
+    await stream.aclose()
+    await asyncio.sleep(31)
+    rig.server.come_up()
+    await rig.connection.session(connect_seconds=5)
+    await asyncio.sleep(1)
+    assert rig.seen.cancelled == []
 
 
-def test_closing_the_client_during_an_outage_ends_its_requests():
+@in_virtual_time
+async def test_closing_the_client_during_an_outage_ends_its_requests():
     """At once, whatever pause they are in."""
-
-    async def scenario():
-        rig = MemoryRig([Tokens((1,), "a"), Hold()])
-        stream = rig.stream()
-        await anext(stream)
-        rig.server.go_down()
-        reading = asyncio.create_task(stream.collect())
-        await asyncio.sleep(20)
-        closed = now()
-        await rig.connection.close()
-        with pytest.raises(ClientClosedError):
-            await reading
-        assert now() == closed
-
-    play(scenario)
+    rig = MemoryRig([Tokens((1,), "a"), Hold()])
+    stream = rig.stream()
+    await anext(stream)
+    rig.server.go_down()
+    reading = asyncio.create_task(stream.collect())
+    await asyncio.sleep(20)
+    closed = now()
+    await rig.connection.close()
+    with pytest.raises(ClientClosedError):
+        await reading
+    assert now() == closed
 
 
-def test_a_reader_that_pauses_is_not_hurried():
+@in_virtual_time
+async def test_a_reader_that_pauses_is_not_hurried():
     """What arrived is read first; then, and not before, it is sent again."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, break_after=[2])
-        stream = rig.stream()
-        assert (await anext(stream)).text == "a"
-        await asyncio.sleep(100)
-        assert (await anext(stream)).text == "b"
-        assert rig.seen.num_sessions == 1
-        assert (await stream.collect()).text == "abcdef"
-
-    play(scenario)
+    rig = MemoryRig(LETTERS, break_after=[2])
+    stream = rig.stream()
+    assert (await anext(stream)).text == "a"
+    await asyncio.sleep(100)
+    assert (await anext(stream)).text == "b"
+    assert rig.seen.num_sessions == 1
+    assert (await stream.collect()).text == "abcdef"
 
 
 # The limits of a message, and of this client
 
 
-def test_tokens_that_no_message_can_hold_are_left_out():
+@in_virtual_time
+async def test_tokens_that_no_message_can_hold_are_left_out():
     """A server that has the record needs only the hash."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, break_after=[6], limits=Limits(max_request_bytes=60))
-        assert (await rig.stream(text="x" * 40).collect()).text == "abcdef"
-        again = rig.seen.requests[1]
-        assert (again.resume_from, len(again.prior_output_token_ids)) == (6, 0)
-
-    play(scenario)
+    rig = MemoryRig(LETTERS, break_after=[6], limits=Limits(max_request_bytes=60))
+    assert (await rig.stream(text="x" * 40).collect()).text == "abcdef"
+    again = rig.seen.requests[1]
+    assert (again.resume_from, len(again.prior_output_token_ids)) == (6, 0)
 
 
-def test_a_client_that_is_full_waits_for_room():
+@in_virtual_time
+async def test_a_client_that_is_full_waits_for_room():
     """Coming back it finds others in its place: that is no reason to fail."""
-
-    async def scenario():
-        rig = MemoryRig(
-            lambda request: [Tokens((1,), "a"), Hold(), Tokens((2,), "b"), End()],
-            limits=Limits(max_concurrent_requests=1),
-        )
-        first = rig.stream("first")
-        await anext(first)
-        rig.server.go_down()
-        rig.server.come_up()
-        await asyncio.sleep(0)
-        second = rig.stream("second")
-        await anext(second)
-        reading = asyncio.create_task(first.collect())
-        await asyncio.sleep(5)
-        await second.aclose()
-        rig.servicer.released.set()
-        assert (await reading).text == "ab"
-
-    play(scenario)
+    rig = MemoryRig(
+        lambda request: [Tokens((1,), "a"), Hold(), Tokens((2,), "b"), End()],
+        limits=Limits(max_concurrent_requests=1),
+    )
+    first = rig.stream("first")
+    await anext(first)
+    rig.server.go_down()
+    rig.server.come_up()
+    await asyncio.sleep(0)
+    second = rig.stream("second")
+    await anext(second)
+    reading = asyncio.create_task(first.collect())
+    await asyncio.sleep(5)
+    await second.aclose()
+    rig.servicer.released.set()
+    assert (await reading).text == "ab"

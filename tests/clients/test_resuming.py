@@ -26,22 +26,12 @@ from paceline_client import (
 from paceline_client.hashing import rolling_hash
 from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens
 from paceline_client.testing.rig import MemoryRig
-from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+from paceline_scheduler.testing.virtual_time import in_virtual_time, now
 
 GIVEN_UP = Fail(grpc.StatusCode.UNAVAILABLE, "the executor is gone", "GIVEN_UP", retry_after_seconds=1)
 NO_EXECUTOR = Fail(grpc.StatusCode.UNAVAILABLE, "no executor serves the model", "NO_EXECUTOR", retry_after_seconds=7)
 FULL = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full", "QUEUE_FULL", retry_after_seconds=7)
 LETTERS = [*(Tokens((number,), letter, logprob=-number) for number, letter in enumerate("abcdef", start=1)), End()]
-
-
-def play(scenario, *args):
-    """Run a scenario in virtual time, with a limit that no pause of the client reaches."""
-    return run_in_virtual_time(asyncio.wait_for(scenario(*args), 3600))
-
-
-def now():
-    """Virtual seconds."""
-    return asyncio.get_running_loop().time()
 
 
 async def collect(script=LETTERS, *, n=None, break_after=()):
@@ -101,32 +91,26 @@ def scripts_with_faults(draw):
 
 
 @given(scripts_with_faults())
-def test_the_output_is_that_of_an_undisturbed_request(case):
+@in_virtual_time
+async def test_the_output_is_that_of_an_undisturbed_request(case):
     """Broken sessions, and servers that lose all memory, any number of them: nothing lost, doubled or changed."""
     num_completions, steps, faulty, break_after = case
-
-    async def scenario():
-        undisturbed, expected, _ = await collect(steps, n=num_completions)
-        disturbed, deltas, rig = await collect(faulty, n=num_completions, break_after=break_after)
-        assert untroubled(disturbed) == undisturbed
-        for index in range(num_completions):
-            assert joined(deltas, index) == joined(expected, index)
-        assert sum(bool(delta.prompt_logprobs) for delta in deltas) == bool(undisturbed.prompt_logprobs)
-        # Not at all where the session broke behind the last end: records are forgotten anyway, only later.
-        assert rig.seen.acknowledged in (["r"], [])
-
-    play(scenario)
+    undisturbed, expected, _ = await collect(steps, n=num_completions)
+    disturbed, deltas, rig = await collect(faulty, n=num_completions, break_after=break_after)
+    assert untroubled(disturbed) == undisturbed
+    for index in range(num_completions):
+        assert joined(deltas, index) == joined(expected, index)
+    assert sum(bool(delta.prompt_logprobs) for delta in deltas) == bool(undisturbed.prompt_logprobs)
+    # Not at all where the session broke behind the last end: records are forgotten anyway, only later.
+    assert rig.seen.acknowledged in (["r"], [])
 
 
-def test_each_attachment_says_what_is_held():
+@in_virtual_time
+async def test_each_attachment_says_what_is_held():
     """Cut after two deltas, at once, and after three more: numbered, with offset, hash, attempt and tokens."""
-
-    async def scenario():
-        _, _, rig = await collect(break_after=[2, 0, 3])
-        assert rig.seen.acknowledged == ["r"]
-        return rig.seen.requests
-
-    first, *others = play(scenario)
+    _, _, rig = await collect(break_after=[2, 0, 3])
+    assert rig.seen.acknowledged == ["r"]
+    first, *others = rig.seen.requests
     assert (first.resumable, first.attachment, first.HasField("resume_from"), first.HasField("waited")) == (
         (True, 1, False, False)
     )
@@ -137,16 +121,13 @@ def test_each_attachment_says_what_is_held():
         assert (request.last_attempt, request.resumable, request.text, request.tenant) == (1, True, "?", "blue")
 
 
-def test_each_completion_says_what_is_held_of_it():
+@in_virtual_time
+async def test_each_completion_says_what_is_held_of_it():
     """Also one that has ended, and none of which nothing has come; what has ended is told to nobody twice."""
     script = [Tokens((1,), "a"), End(), Tokens((7, 8), "xy", completion=2), Break(), *_ends_of(1, 2)]
-
-    async def scenario():
-        result, deltas, rig = await collect(script, n=3)
-        assert [joined(deltas, index)[3] for index in range(3)] == [1, 1, 1]
-        return result, rig.seen.requests[1]
-
-    result, request = play(scenario)
+    result, deltas, rig = await collect(script, n=3)
+    assert [joined(deltas, index)[3] for index in range(3)] == [1, 1, 1]
+    request = rig.seen.requests[1]
     assert (request.resume_from, list(request.prior_output_token_ids)) == (1, [1])
     [point] = request.resume_points
     assert (request.resume_finished, point.resume_finished) == (True, False)
@@ -159,114 +140,91 @@ def _ends_of(*completions):
     return [End(completion=index) for index in completions]
 
 
-def test_a_completion_that_has_its_end_is_not_begun_anew_by_a_server_that_lost_all_memory():
+@in_virtual_time
+async def test_a_completion_that_has_its_end_is_not_begun_anew_by_a_server_that_lost_all_memory():
     """Nobody wants more of it: the server is told of the end, and the rest is all there is to do."""
 
     def script(request):
         end = Tokens((2,), "b") if request.resume_from else End()
         return [Tokens((1,), "a"), end, Tokens((5,), "x", completion=1), Die(), *_ends_of(1), Hold()]
 
-    async def scenario():
-        result, deltas, rig = await collect(script, n=2)
-        assert [completion.text for completion in result.completions] == ["a", "x"]
-        assert joined(deltas, 0)[1] == (1,)
-        assert (rig.seen.cancelled, rig.seen.acknowledged) == ([], ["r"])
-
-    play(scenario)
+    result, deltas, rig = await collect(script, n=2)
+    assert [completion.text for completion in result.completions] == ["a", "x"]
+    assert joined(deltas, 0)[1] == (1,)
+    assert (rig.seen.cancelled, rig.seen.acknowledged) == ([], ["r"])
 
 
-def test_an_attempt_after_all_memory_was_lost_is_counted():
+@in_virtual_time
+async def test_an_attempt_after_all_memory_was_lost_is_counted():
     """The result says that the request was placed again; its tokens and their log-probabilities are there once."""
-
-    async def scenario():
-        result, _, rig = await collect([*LETTERS[:3], Die(), *LETTERS[3:]])
-        assert (result.text, result.attempt, rig.seen.requests[1].last_attempt) == ("abcdef", 2, 1)
-        assert result.logprobs == tuple(TokenLogprobs(number, -number, ()) for number in range(1, 7))
-
-    play(scenario)
+    result, _, rig = await collect([*LETTERS[:3], Die(), *LETTERS[3:]])
+    assert (result.text, result.attempt, rig.seen.requests[1].last_attempt) == ("abcdef", 2, 1)
+    assert result.logprobs == tuple(TokenLogprobs(number, -number, ()) for number in range(1, 7))
 
 
 # What the server says instead
 
 
 @pytest.mark.parametrize("refusal", [FULL, NO_EXECUTOR, GIVEN_UP], ids=lambda refusal: refusal.reason)
-def test_a_refused_resume_is_tried_again(refusal):
+@in_virtual_time
+async def test_a_refused_resume_is_tried_again(refusal):
     """After the pause the server asks for, however long it is, and as often as there is time."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, break_after=[3])
-        rig.servicer.resume_refusals = [refusal] * 5
-        began = now()
-        assert (await rig.stream().collect()).text == "abcdef"
-        assert [request.attachment for request in rig.seen.requests] == list(range(1, 8))
-        return now() - began
-
-    assert play(scenario) >= 5 * refusal.retry_after_seconds
+    rig = MemoryRig(LETTERS, break_after=[3])
+    rig.servicer.resume_refusals = [refusal] * 5
+    began = now()
+    assert (await rig.stream().collect()).text == "abcdef"
+    assert [request.attachment for request in rig.seen.requests] == list(range(1, 8))
+    assert now() - began >= 5 * refusal.retry_after_seconds
 
 
-def test_who_drives_no_executor_is_asked_on_a_new_connection():
+@in_virtual_time
+async def test_who_drives_no_executor_is_asked_on_a_new_connection():
     """Behind the same name there may be another scheduler by now: the one that has the executors."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, break_after=[3])
-        rig.servicer.resume_refusals = [NO_EXECUTOR, FULL]
-        assert (await rig.stream().collect()).text == "abcdef"
-        assert rig.server.num_dialled == 3
-
-    play(scenario)
+    rig = MemoryRig(LETTERS, break_after=[3])
+    rig.servicer.resume_refusals = [NO_EXECUTOR, FULL]
+    assert (await rig.stream().collect()).text == "abcdef"
+    assert rig.server.num_dialled == 3
 
 
-def test_a_resume_that_is_refused_for_too_long_fails_with_the_refusal():
+@in_virtual_time
+async def test_a_resume_that_is_refused_for_too_long_fails_with_the_refusal():
     """The server's own words, and when it would like to be asked again."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, break_after=[3])
-        rig.servicer.resume_refusals = [FULL] * 100
-        began = now()
-        with pytest.raises(OverloadedError, match="queue is full") as caught:
-            await rig.stream().collect()
-        assert caught.value.retry_after == 7
-        return now() - began
-
-    assert 49 <= play(scenario) <= 60
+    rig = MemoryRig(LETTERS, break_after=[3])
+    rig.servicer.resume_refusals = [FULL] * 100
+    began = now()
+    with pytest.raises(OverloadedError, match="queue is full") as caught:
+        await rig.stream().collect()
+    assert caught.value.retry_after == 7
+    assert 49 <= now() - began <= 60
 
 
-def test_a_request_that_was_taken_and_given_up_comes_back_as_known():
+@in_virtual_time
+async def test_a_request_that_was_taken_and_given_up_comes_back_as_known():
     """Before its first token too: it has a place to keep, so no limit on new requests applies to it."""
-
-    async def scenario():
-        rig = MemoryRig(lambda request: LETTERS if request.attachment == 6 else [GIVEN_UP])
-        assert (await rig.stream().collect()).text == "abcdef"
-        assert rig.seen.requests[5].waited.ToMilliseconds() >= 5000
-
-    play(scenario)
+    rig = MemoryRig(lambda request: LETTERS if request.attachment == 6 else [GIVEN_UP])
+    assert (await rig.stream().collect()).text == "abcdef"
+    assert rig.seen.requests[5].waited.ToMilliseconds() >= 5000
 
 
-def test_a_draining_server_is_asked_again_for_as_long_as_an_outage_may_last():
+@in_virtual_time
+async def test_a_draining_server_is_asked_again_for_as_long_as_an_outage_may_last():
     """It never had the request, so that comes as a new one, to whoever is there after it."""
-
-    async def scenario():
-        rig = MemoryRig(lambda request: LETTERS if request.waited.seconds >= 20 else [_draining()])
-        assert (await rig.stream().collect()).text == "abcdef"
-        assert {request.attachment for request in rig.seen.requests} == {1}
-
-    play(scenario)
+    rig = MemoryRig(lambda request: LETTERS if request.waited.seconds >= 20 else [_draining()])
+    assert (await rig.stream().collect()).text == "abcdef"
+    assert {request.attachment for request in rig.seen.requests} == {1}
 
 
 def _draining():
     return Fail(grpc.StatusCode.UNAVAILABLE, "shutting down", "DRAINING", retry_after_seconds=1)
 
 
-def test_a_slow_consumer_that_was_cut_gets_the_rest():
+@in_virtual_time
+async def test_a_slow_consumer_that_was_cut_gets_the_rest():
     """The server dropped what it could not send, and nothing is missing."""
     cut = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "read faster", "SLOW_CONSUMER")
-
-    async def scenario():
-        rig = MemoryRig(lambda request: LETTERS if request.resume_from else [*LETTERS[:2], cut])
-        assert (await rig.stream().collect()).text == "abcdef"
-        assert rig.seen.requests[1].attachment == 2
-
-    play(scenario)
+    rig = MemoryRig(lambda request: LETTERS if request.resume_from else [*LETTERS[:2], cut])
+    assert (await rig.stream().collect()).text == "abcdef"
+    assert rig.seen.requests[1].attachment == 2
 
 
 @pytest.mark.parametrize(
@@ -279,31 +237,25 @@ def test_a_slow_consumer_that_was_cut_gets_the_rest():
     ],
     ids=lambda value: str(value),
 )
-def test_what_cannot_be_gone_on_with_ends(code, reason, error):
+@in_virtual_time
+async def test_what_cannot_be_gone_on_with_ends(code, reason, error):
     """It is not sent again, and not cancelled: it ended, or belongs to somebody else now."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, break_after=[3])
-        rig.servicer.resume_refusals = [Fail(code, "no", reason)]
-        with pytest.raises(error) as caught:
-            await rig.stream().collect()
-        await asyncio.sleep(5)
-        assert (caught.value.reason, len(rig.seen.requests), rig.seen.cancelled) == (reason, 2, [])
-
-    play(scenario)
+    rig = MemoryRig(LETTERS, break_after=[3])
+    rig.servicer.resume_refusals = [Fail(code, "no", reason)]
+    with pytest.raises(error) as caught:
+        await rig.stream().collect()
+    await asyncio.sleep(5)
+    assert (caught.value.reason, len(rig.seen.requests), rig.seen.cancelled) == (reason, 2, [])
 
 
-def test_a_corrupted_token_is_not_gone_on_with():
+@in_virtual_time
+async def test_a_corrupted_token_is_not_gone_on_with():
     """What arrives after a loss must continue what came before it, or the stream ends: the hash spans both."""
-
-    async def scenario():
-        rig = MemoryRig(lambda request: [Tokens((1,), "a"), Die(), Tokens((2,), "b", hash_error=1), Hold()])
-        stream = rig.stream()
-        with pytest.raises(StreamCorruptedError, match="rolling hash"):
-            await stream.collect()
-        await rig.until(lambda seen: seen.cancelled == ["r"])
-
-    play(scenario)
+    rig = MemoryRig(lambda request: [Tokens((1,), "a"), Die(), Tokens((2,), "b", hash_error=1), Hold()])
+    stream = rig.stream()
+    with pytest.raises(StreamCorruptedError, match="rolling hash"):
+        await stream.collect()
+    await rig.until(lambda seen: seen.cancelled == ["r"])
 
 
 # Over sockets, and with threads

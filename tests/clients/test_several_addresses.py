@@ -18,7 +18,7 @@ from paceline_client import (
 )
 from paceline_client.testing import Break, Drain, End, Fail, FakeServer, Hold, Tokens, say, standby
 from paceline_client.testing.rig import MemoryRig
-from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+from paceline_scheduler.testing.virtual_time import in_virtual_time, now
 
 LETTERS = [*(Tokens((number,), letter) for number, letter in enumerate("abcdef", start=1)), End()]
 HALF = [Tokens((1,), "a"), Hold(), Tokens((2,), "b"), End()]
@@ -26,327 +26,255 @@ GIVEN_UP = Fail(grpc.StatusCode.UNAVAILABLE, "the executor is gone", "GIVEN_UP",
 DRAINING = Fail(grpc.StatusCode.UNAVAILABLE, "the server is going away", "DRAINING", retry_after_seconds=5)
 
 
-def play(scenario, *args):
-    """Run a scenario in virtual time, with a limit that no pause of the client reaches."""
-    return run_in_virtual_time(asyncio.wait_for(scenario(*args), 3600))
-
-
-def now():
-    """Virtual seconds."""
-    return asyncio.get_running_loop().time()
-
-
 def num_dialled(rig):
     """How often each server was dialled."""
     return {name: server.num_dialled for name, server in rig.servers.items()}
 
 
-def test_the_first_address_that_answers_is_taken():
+@in_virtual_time
+async def test_the_first_address_that_answers_is_taken():
     """Those before it cost no pause, those behind it are left alone."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names="abc")
-        rig.servers["a"].go_down()
-        assert (await rig.stream().collect()).text == "abcdef"
-        assert num_dialled(rig) == {"a": 1, "b": 1, "c": 0}
-        return now()
-
-    assert play(scenario) == 0
+    rig = MemoryRig(LETTERS, names="abc")
+    rig.servers["a"].go_down()
+    assert (await rig.stream().collect()).text == "abcdef"
+    assert num_dialled(rig) == {"a": 1, "b": 1, "c": 0}
+    assert now() == 0
 
 
-def test_a_server_that_dies_costs_no_pause_where_there_is_another():
+@in_virtual_time
+async def test_a_server_that_dies_costs_no_pause_where_there_is_another():
     """The next one is asked at once, and has the request as its next attachment."""
-
-    async def scenario():
-        rig = MemoryRig(HALF, names="ab")
-        rig.servers["b"].servicer.released.set()
-        stream = rig.stream()
-        await anext(stream)
-        rig.servers["a"].go_down()
-        assert (await stream.collect()).text == "ab"
-        [again] = rig.servers["b"].servicer.seen.requests
-        assert (again.attachment, again.resume_from) == (2, 1)
-        return now()
-
-    assert play(scenario) == 0
+    rig = MemoryRig(HALF, names="ab")
+    rig.servers["b"].servicer.released.set()
+    stream = rig.stream()
+    await anext(stream)
+    rig.servers["a"].go_down()
+    assert (await stream.collect()).text == "ab"
+    [again] = rig.servers["b"].servicer.seen.requests
+    assert (again.attachment, again.resume_from) == (2, 1)
+    assert now() == 0
 
 
-def test_a_connection_that_was_only_cut_is_made_again_to_the_same_server():
+@in_virtual_time
+async def test_a_connection_that_was_only_cut_is_made_again_to_the_same_server():
     """It has the request: the standby would only wait to see whether it has died."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names="ab", break_after=[2])
-        assert (await rig.stream().collect()).text == "abcdef"
-        assert num_dialled(rig) == {"a": 2, "b": 0}
-
-    play(scenario)
+    rig = MemoryRig(LETTERS, names="ab", break_after=[2])
+    assert (await rig.stream().collect()).text == "abcdef"
+    assert num_dialled(rig) == {"a": 2, "b": 0}
 
 
-def test_a_server_that_is_frozen_is_left_for_the_next():
+@in_virtual_time
+async def test_a_server_that_is_frozen_is_left_for_the_next():
     """It falls silent, and does not take the new connection that it is offered."""
-
-    async def scenario():
-        rig = MemoryRig(HALF, names="ab", heartbeat_seconds=None)
-        rig.servers["b"].servicer.released.set()
-        stream = rig.stream()
-        await anext(stream)
-        rig.server.is_up = False
-        assert (await stream.collect()).text == "ab"
-        assert num_dialled(rig) == {"a": 2, "b": 1}
-        return now()
-
-    assert play(scenario) == pytest.approx(1.5, abs=0.1)
+    rig = MemoryRig(HALF, names="ab", heartbeat_seconds=None)
+    rig.servers["b"].servicer.released.set()
+    stream = rig.stream()
+    await anext(stream)
+    rig.server.is_up = False
+    assert (await stream.collect()).text == "ab"
+    assert num_dialled(rig) == {"a": 2, "b": 1}
+    assert now() == pytest.approx(1.5, abs=0.1)
 
 
-def test_a_standby_leads_to_the_server_that_it_names():
+@in_virtual_time
+async def test_a_standby_leads_to_the_server_that_it_names():
     """Without a pause, without counting as an attempt, and past others in between; it stays the first from then on."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names="abc", retry=Retry(max_attempts=1))
-        rig.servers["a"].servicer.refusal = standby("c")
-        rig.servers["b"].servicer.refusal = standby("c")
-        assert (await rig.stream("first").collect()).text == "abcdef"
-        rig.servers["c"].servicer.die()
-        assert (await rig.stream("second").collect()).text == "abcdef"
-        assert num_dialled(rig) == {"a": 1, "b": 0, "c": 2}
-        return now()
-
-    assert play(scenario) == 0
+    rig = MemoryRig(LETTERS, names="abc", retry=Retry(max_attempts=1))
+    rig.servers["a"].servicer.refusal = standby("c")
+    rig.servers["b"].servicer.refusal = standby("c")
+    assert (await rig.stream("first").collect()).text == "abcdef"
+    rig.servers["c"].servicer.die()
+    assert (await rig.stream("second").collect()).text == "abcdef"
+    assert num_dialled(rig) == {"a": 1, "b": 0, "c": 2}
+    assert now() == 0
 
 
-def test_a_standby_that_names_nobody_known_leads_to_the_next_address():
+@in_virtual_time
+async def test_a_standby_that_names_nobody_known_leads_to_the_next_address():
     """The name may be one from inside another network."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names="ab")
-        rig.servicer.refusal = standby("10.0.0.7:50051")
-        assert (await rig.stream().collect()).text == "abcdef"
-        return now()
-
-    assert play(scenario) == 0
+    rig = MemoryRig(LETTERS, names="ab")
+    rig.servicer.refusal = standby("10.0.0.7:50051")
+    assert (await rig.stream().collect()).text == "abcdef"
+    assert now() == 0
 
 
-def test_a_standby_that_is_the_only_address_leads_to_the_server_that_it_names():
+@in_virtual_time
+async def test_a_standby_that_is_the_only_address_leads_to_the_server_that_it_names():
     """After a takeover the usual address is the standby's. The one that serves is kept while it does."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names=["a:1"], others=["b:1"])
-        rig.servicer.refusal = standby("b:1")
-        assert (await rig.stream("first").collect()).text == "abcdef"
-        rig.servers["b:1"].servicer.die()
-        assert (await rig.stream("second").collect()).text == "abcdef"
-        assert num_dialled(rig) == {"a:1": 1, "b:1": 2}
-        return now()
-
-    assert play(scenario) == 0
+    rig = MemoryRig(LETTERS, names=["a:1"], others=["b:1"])
+    rig.servicer.refusal = standby("b:1")
+    assert (await rig.stream("first").collect()).text == "abcdef"
+    rig.servers["b:1"].servicer.die()
+    assert (await rig.stream("second").collect()).text == "abcdef"
+    assert num_dialled(rig) == {"a:1": 1, "b:1": 2}
+    assert now() == 0
 
 
-def test_what_is_named_outside_the_target_is_tried_after_all_of_the_target():
+@in_virtual_time
+async def test_what_is_named_outside_the_target_is_tried_after_all_of_the_target():
     """The target is what the caller trusts."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names=["a:1", "b:1"], others=["c:1"])
-        rig.servicer.refusal = standby("c:1")
-        assert (await rig.stream().collect()).text == "abcdef"
-        assert num_dialled(rig) == {"a:1": 1, "b:1": 1, "c:1": 0}
-
-    play(scenario)
+    rig = MemoryRig(LETTERS, names=["a:1", "b:1"], others=["c:1"])
+    rig.servicer.refusal = standby("c:1")
+    assert (await rig.stream().collect()).text == "abcdef"
+    assert num_dialled(rig) == {"a:1": 1, "b:1": 1, "c:1": 0}
 
 
-def test_one_step_leads_outside_the_target_and_no_second():
+@in_virtual_time
+async def test_one_step_leads_outside_the_target_and_no_second():
     """Who is there only because another one named it is not believed about a third."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names=["a:1"], others=["b:1", "c:1"], retry=Retry(max_outage_seconds=3))
-        rig.servicer.refusal = standby("b:1")
-        rig.servers["b:1"].servicer.refusal = standby("c:1")
-        with pytest.raises(UnavailableError, match="stands by"):
-            await rig.stream().collect()
-        assert rig.servers["b:1"].num_dialled > 0
-        assert rig.servers["c:1"].num_dialled == 0
-
-    play(scenario)
+    rig = MemoryRig(LETTERS, names=["a:1"], others=["b:1", "c:1"], retry=Retry(max_outage_seconds=3))
+    rig.servicer.refusal = standby("b:1")
+    rig.servers["b:1"].servicer.refusal = standby("c:1")
+    with pytest.raises(UnavailableError, match="stands by"):
+        await rig.stream().collect()
+    assert rig.servers["b:1"].num_dialled > 0
+    assert rig.servers["c:1"].num_dialled == 0
 
 
-def test_a_server_outside_the_target_that_goes_is_left_for_the_target():
+@in_virtual_time
+async def test_a_server_outside_the_target_that_goes_is_left_for_the_target():
     """The roles may have changed back."""
-
-    async def scenario():
-        rig = MemoryRig(HALF, names=["a:1"], others=["b:1"])
-        rig.servicer.refusal = standby("b:1")
-        rig.servicer.released.set()
-        stream = rig.stream()
-        await anext(stream)
-        rig.servicer.refusal = None
-        rig.servers["b:1"].go_down()
-        assert (await stream.collect()).text == "ab"
-        assert num_dialled(rig) == {"a:1": 2, "b:1": 2}
-
-    play(scenario)
+    rig = MemoryRig(HALF, names=["a:1"], others=["b:1"])
+    rig.servicer.refusal = standby("b:1")
+    rig.servicer.released.set()
+    stream = rig.stream()
+    await anext(stream)
+    rig.servicer.refusal = None
+    rig.servers["b:1"].go_down()
+    assert (await stream.collect()).text == "ab"
+    assert num_dialled(rig) == {"a:1": 2, "b:1": 2}
 
 
-def test_where_the_server_that_a_standby_names_is_not_reached_both_are_said():
+@in_virtual_time
+async def test_where_the_server_that_a_standby_names_is_not_reached_both_are_said():
     """So that who reads it knows what to mend."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names=["a:1"])
-        rig.servicer.refusal = standby("b:1")
-        waiting = asyncio.create_task(rig.stream().collect())
-        await asyncio.sleep(1)
-        trouble = rig.connection.trouble
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        return trouble
-
-    trouble = play(scenario)
+    rig = MemoryRig(LETTERS, names=["a:1"])
+    rig.servicer.refusal = standby("b:1")
+    waiting = asyncio.create_task(rig.stream().collect())
+    await asyncio.sleep(1)
+    trouble = rig.connection.trouble
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    trouble = trouble
     assert trouble == "cannot reach a:1 (this scheduler stands by; b:1 serves), b:1 (connection refused)"
 
 
-def test_while_nothing_is_wrong_there_is_no_trouble():
+@in_virtual_time
+async def test_while_nothing_is_wrong_there_is_no_trouble():
     """Neither before a connection nor with one."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS)
-        before = rig.connection.trouble
-        await rig.stream().collect()
-        return before, rig.connection.trouble
-
-    assert play(scenario) == ("", "")
+    rig = MemoryRig(LETTERS)
+    before = rig.connection.trouble
+    await rig.stream().collect()
+    assert (before, rig.connection.trouble) == ("", "")
 
 
 @pytest.mark.parametrize("refusal", [GIVEN_UP, DRAINING], ids=lambda refusal: refusal.reason)
-def test_who_gives_up_or_drains_leads_to_the_next_address_at_once(refusal):
+@in_virtual_time
+async def test_who_gives_up_or_drains_leads_to_the_next_address_at_once(refusal):
     """The pause that it asks for is about itself."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names="ab")
-        rig.servicer.refusal = refusal
-        assert (await rig.stream().collect()).text == "abcdef"
-        return now()
-
-    assert play(scenario) == 0
+    rig = MemoryRig(LETTERS, names="ab")
+    rig.servicer.refusal = refusal
+    assert (await rig.stream().collect()).text == "abcdef"
+    assert now() == 0
 
 
-def test_new_requests_leave_a_server_that_drains():
+@in_virtual_time
+async def test_new_requests_leave_a_server_that_drains():
     """What runs there ends there; what is new goes to the next address."""
     scripts = {"old": [Tokens((1,), "a"), Drain(), Hold(), Tokens((2,), "b"), End()], "new": say("new")}
-
-    async def scenario():
-        rig = MemoryRig(lambda request: scripts[request.text], names="ab")
-        old = rig.stream("old", text="old")
-        await anext(old)
-        await asyncio.sleep(0.1)
-        assert (await rig.stream("new", text="new").collect()).text == "new"
-        assert [request.text for request in rig.servers["b"].servicer.seen.requests] == ["new"]
-        rig.servicer.released.set()
-        assert (await old.collect()).text == "ab"
-
-    play(scenario)
+    rig = MemoryRig(lambda request: scripts[request.text], names="ab")
+    old = rig.stream("old", text="old")
+    await anext(old)
+    await asyncio.sleep(0.1)
+    assert (await rig.stream("new", text="new").collect()).text == "new"
+    assert [request.text for request in rig.servers["b"].servicer.seen.requests] == ["new"]
+    rig.servicer.released.set()
+    assert (await old.collect()).text == "ab"
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc"])
-def test_standbys_that_name_each_other_are_asked_in_rounds_with_pauses(names):
+@in_virtual_time
+async def test_standbys_that_name_each_other_are_asked_in_rounds_with_pauses(names):
     """Not back and forth as fast as the network goes; and for as long as an outage may take, whatever attempts say."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names=names, retry=Retry(max_attempts=1, draw=lambda: 0.5))
-        for name, follower in zip(names, names[1:] + names[0], strict=True):
-            rig.servers[name].servicer.refusal = standby(follower, retry_after_seconds=0.15)
-        waiting = asyncio.create_task(rig.stream().collect())
-        await asyncio.sleep(3)
-        assert set(num_dialled(rig).values()) <= set(range(10, 21))
-        rig.servers[names[-1]].servicer.refusal = None
-        woken = now()
-        assert (await waiting).text == "abcdef"
-        return now() - woken
-
-    assert play(scenario) <= 0.5
+    rig = MemoryRig(LETTERS, names=names, retry=Retry(max_attempts=1, draw=lambda: 0.5))
+    for name, follower in zip(names, names[1:] + names[0], strict=True):
+        rig.servers[name].servicer.refusal = standby(follower, retry_after_seconds=0.15)
+    waiting = asyncio.create_task(rig.stream().collect())
+    await asyncio.sleep(3)
+    assert set(num_dialled(rig).values()) <= set(range(10, 21))
+    rig.servers[names[-1]].servicer.refusal = None
+    woken = now()
+    assert (await waiting).text == "abcdef"
+    assert now() - woken <= 0.5
 
 
-def test_a_request_that_nobody_takes_ends_with_the_words_of_a_standby():
+@in_virtual_time
+async def test_a_request_that_nobody_takes_ends_with_the_words_of_a_standby():
     """When the outage has lasted for as long as it may."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names="ab", retry=Retry(max_outage_seconds=3))
-        for server in rig.servers.values():
-            server.servicer.refusal = standby("elsewhere:1")
-        with pytest.raises(UnavailableError, match="stands by; elsewhere:1 serves") as caught:
-            await rig.stream().collect()
-        assert caught.value.reason == "STANDBY"
-        return now()
-
-    assert 2 <= play(scenario) <= 3
+    rig = MemoryRig(LETTERS, names="ab", retry=Retry(max_outage_seconds=3))
+    for server in rig.servers.values():
+        server.servicer.refusal = standby("elsewhere:1")
+    with pytest.raises(UnavailableError, match="stands by; elsewhere:1 serves") as caught:
+        await rig.stream().collect()
+    assert caught.value.reason == "STANDBY"
+    assert 2 <= now() <= 3
 
 
-def test_a_request_held_by_a_standby_stays_while_new_ones_go_elsewhere():
+@in_virtual_time
+async def test_a_request_held_by_a_standby_stays_while_new_ones_go_elsewhere():
     """Who comes back is made to wait there and then served; who is new is refused at once, which ends nothing."""
     scripts = {"old": HALF, "new": say("new")}
-
-    async def scenario():
-        rig = MemoryRig(lambda request: scripts[request.text], names="ab")
-        old = rig.stream("old", text="old")
-        await anext(old)
-        rig.servers["a"].go_down()
-        reading = asyncio.create_task(old.collect())
-        standing_by = rig.servers["b"].servicer
-        await asyncio.sleep(0.1)
-        standing_by.refusal = standby("a")
-        waiting = asyncio.create_task(rig.stream("new", text="new").collect())
-        await asyncio.sleep(0.3)
-        standing_by.refusal = None
-        standing_by.released.set()
-        assert (await reading).text == "ab"
-        assert (await waiting).text == "new"
-        assert [request.attachment for request in standing_by.seen.requests if request.text == "old"] == [2]
-
-    play(scenario)
+    rig = MemoryRig(lambda request: scripts[request.text], names="ab")
+    old = rig.stream("old", text="old")
+    await anext(old)
+    rig.servers["a"].go_down()
+    reading = asyncio.create_task(old.collect())
+    standing_by = rig.servers["b"].servicer
+    await asyncio.sleep(0.1)
+    standing_by.refusal = standby("a")
+    waiting = asyncio.create_task(rig.stream("new", text="new").collect())
+    await asyncio.sleep(0.3)
+    standing_by.refusal = None
+    standing_by.released.set()
+    assert (await reading).text == "ab"
+    assert (await waiting).text == "new"
+    assert [request.attachment for request in standing_by.seen.requests if request.text == "old"] == [2]
 
 
-def test_the_error_says_of_each_address_what_the_matter_is():
+@in_virtual_time
+async def test_the_error_says_of_each_address_what_the_matter_is():
     """In one line."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names="ab", retry=Retry(max_outage_seconds=3))
-        stream = rig.stream()
-        for server in rig.servers.values():
-            server.go_down()
-        with pytest.raises(
-            ConnectFailedError, match=r"^cannot reach a \(connection refused\), b \(connection refused\)$"
-        ):
-            await stream.collect()
-
-    play(scenario)
+    rig = MemoryRig(LETTERS, names="ab", retry=Retry(max_outage_seconds=3))
+    stream = rig.stream()
+    for server in rig.servers.values():
+        server.go_down()
+    with pytest.raises(ConnectFailedError, match=r"^cannot reach a \(connection refused\), b \(connection refused\)$"):
+        await stream.collect()
 
 
-def test_an_outage_of_all_servers_is_waited_out():
+@in_virtual_time
+async def test_an_outage_of_all_servers_is_waited_out():
     """Whichever comes back has the request."""
-
-    async def scenario():
-        rig = MemoryRig(HALF, names="ab")
-        rig.servers["b"].servicer.released.set()
-        stream = rig.stream()
-        await anext(stream)
-        for server in rig.servers.values():
-            server.go_down()
-        reading = asyncio.create_task(stream.collect())
-        await asyncio.sleep(20)
-        rig.servers["b"].come_up()
-        assert (await reading).text == "ab"
-        return now()
-
-    assert 20 <= play(scenario) <= 22.5
+    rig = MemoryRig(HALF, names="ab")
+    rig.servers["b"].servicer.released.set()
+    stream = rig.stream()
+    await anext(stream)
+    for server in rig.servers.values():
+        server.go_down()
+    reading = asyncio.create_task(stream.collect())
+    await asyncio.sleep(20)
+    rig.servers["b"].come_up()
+    assert (await reading).text == "ab"
+    assert 20 <= now() <= 22.5
 
 
-def test_a_session_that_nobody_takes_leads_to_the_next_address():
+@in_virtual_time
+async def test_a_session_that_nobody_takes_leads_to_the_next_address():
     """A server that ends it before it has said anything, again and again, is not the only one that is asked."""
-
-    async def scenario():
-        rig = MemoryRig(LETTERS, names="ab")
-        rig.servicer.session_refusal = Break(message="not now")
-        assert (await rig.stream().collect()).text == "abcdef"
-        return now()
-
-    assert play(scenario) == 0
+    rig = MemoryRig(LETTERS, names="ab")
+    rig.servicer.session_refusal = Break(message="not now")
+    assert (await rig.stream().collect()).text == "abcdef"
+    assert now() == 0
 
 
 async def test_short_calls_follow_to_the_server_that_serves():
@@ -390,16 +318,13 @@ async def test_a_server_that_dies_between_short_calls():
         assert [model.name for model in await client.list_models()] == ["fake"]
 
 
-def test_losing_the_last_server_is_still_an_error_of_the_connection():
+@in_virtual_time
+async def test_losing_the_last_server_is_still_an_error_of_the_connection():
     """With what became of each."""
-
-    async def scenario():
-        rig = MemoryRig(HALF, names="ab", retry=Retry(max_outage_seconds=2))
-        stream = rig.stream()
-        await anext(stream)
-        for server in rig.servers.values():
-            server.go_down()
-        with pytest.raises(ConnectionLostError, match=r"connection reset.*since then: cannot reach a \(.*\), b \("):
-            await stream.collect()
-
-    play(scenario)
+    rig = MemoryRig(HALF, names="ab", retry=Retry(max_outage_seconds=2))
+    stream = rig.stream()
+    await anext(stream)
+    for server in rig.servers.values():
+        server.go_down()
+    with pytest.raises(ConnectionLostError, match=r"connection reset.*since then: cannot reach a \(.*\), b \("):
+        await stream.collect()

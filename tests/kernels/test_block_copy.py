@@ -5,11 +5,7 @@ import torch
 
 from paceline_kernels.block_copy import block_copy, reference
 from paceline_kernels.errors import KernelArgumentError
-
-
-def int32(*values):
-    """A tensor of block ids."""
-    return torch.tensor(values, dtype=torch.int32)
+from paceline_kernels.testing.tensors import int32
 
 
 def test_block_copy_equals_the_reference():

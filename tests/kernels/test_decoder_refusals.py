@@ -18,15 +18,11 @@ from paceline_kernels.testing.decoders import (
     llama_weights,
 )
 from paceline_kernels.testing.packed import random_packed_weight
+from paceline_kernels.testing.tensors import int32
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 16
 WEIGHTS = llama_weights()
 LAYER = WEIGHTS.layers[0]
-
-
-def int32(*numbers):
-    """As the batch has them."""
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 SOUND = {

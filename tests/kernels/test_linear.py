@@ -6,14 +6,10 @@ import torch
 from paceline_kernels.compiler import jit
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.linear import linear, reference
+from paceline_kernels.testing.tensors import normal
 
 # (tokens, out, in): around the sizes of tiles, vectors and row blocks.
 SHAPES = [(1, 1, 1), (1, 3, 8), (2, 5, 7), (3, 4, 9), (4, 6, 64), (5, 7, 63), (17, 100, 100), (130, 31, 1000)]
-
-
-def normal(*shape, seed=0):
-    """Standard normal float32."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(("num_tokens", "num_out", "num_in"), SHAPES)

@@ -5,11 +5,7 @@ import torch
 
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.rms_norm import reference, rms_norm, rms_norm_heads
-
-
-def normal(*shape, seed=0):
-    """Standard normal float32."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from paceline_kernels.testing.tensors import normal
 
 
 @pytest.mark.parametrize(("num_tokens", "hidden"), [(1, 1), (3, 7), (31, 63), (32, 100), (33, 576)])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paceline_kernels.compiler.jit import compiled_for_python
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.sampling import SampleOutcome, SamplingParameters, noise, reference, sample, token_logprobs
+from paceline_kernels.testing.tensors import random_logits
 from paceline_kernels.vector.philox import NUM_COUNTERS, NUM_WORDS, philox4x32
 from paceline_kernels.vector.simd import address
 
@@ -42,12 +43,6 @@ def parameters(num_rows, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed
         offsets=torch.arange(num_rows, dtype=torch.int32) if offsets is None else offsets,
         num_logprobs=column(num_logprobs, torch.int32),
     )
-
-
-def random_logits(num_rows, vocab_size, seed=0, spread=3.0):
-    """Normal logits with a few exact ties."""
-    logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
-    return (logits * 4).round() / 4
 
 
 @compiled_for_python

@@ -69,7 +69,6 @@ class BarView:
 
 
 def describe(run: RungRun, now: float) -> str:
-    """What runs, what failed and how fast tokens come, in a few words."""
     num_running = sum(record.outcome is None for record in run.records)
     num_failed = sum(isinstance(record.outcome, Failure) for record in run.records)
     num_tokens = sum(

@@ -56,7 +56,6 @@ def figures_by_kind(windows: Sequence[Window]) -> list[KindFigures]:
 
 
 def figures_of(kind: str, windows: Sequence[Window]) -> KindFigures:
-    """One row over some windows."""
     stalls = [stall for window in windows for stall in window.stalls.values()]
     failures, mismatches = Counter[str](), Mismatches()
     for window in windows:
@@ -88,7 +87,7 @@ def spread_of(seconds: Iterable[float]) -> Spread | None:
 
 
 def report_fields(windows: Sequence[Window]) -> dict[str, object]:
-    """Everything as JSON has it: each fault, and the figures of each kind. Pauses are in seconds."""
+    """Pauses are in seconds."""
     return {
         "faults": [_fault_fields(window) for window in windows],
         "kinds": [_kind_fields(figures) for figures in figures_by_kind(windows)],

@@ -36,7 +36,6 @@ def table_of(windows: Sequence[Window]) -> Table:
 
 
 def print_summary(console: Console, ledger: Ledger) -> None:
-    """The table, the sum of it in a sentence, and what went wrong first."""
     console.print()
     console.print(table_of(ledger.windows))
     console.print(f"\n{LEGEND}\n", markup=False, style="dim")

@@ -30,7 +30,7 @@ class ChaosView(Observer, Protocol):
 
 
 def make_chaos_view(num_faults: int | None) -> ChaosView:
-    """The view for this stderr. `num_faults`: how many there will be, where that is known."""
+    """`num_faults`: None where it is not known how many there will be."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if console.is_terminal:
         return TableView(console, num_faults)
@@ -97,7 +97,6 @@ class TableView:
         self._live.start()
 
     def on_fault(self, window: Window) -> None:
-        """It is shown below the table."""
         self._latest = window
 
     def on_settled(self, window: Window) -> None:

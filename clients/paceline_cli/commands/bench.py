@@ -32,30 +32,7 @@ from paceline_cli.bench.rungs import Rung
 from paceline_cli.bench.tables import print_ladder, print_rung
 from paceline_cli.bench.targets import Served, Target
 from paceline_cli.bench.workload import num_too_long
-from paceline_cli.commands.bench_options import (
-    Backend,
-    BackendOption,
-    BaseUrlOption,
-    BenchSeedOption,
-    BenchTemperatureOption,
-    BurstinessOption,
-    CostOption,
-    GoodputOption,
-    IgnoreEosOption,
-    InputLenOption,
-    MaxConcurrencyOption,
-    MoreGoodputArgument,
-    NumPromptsOption,
-    NumWarmupsOption,
-    OutputFileOption,
-    OutputLenOption,
-    PlotOption,
-    RequestRateOption,
-    ScaleLengthsOption,
-    ScaleRateOption,
-    SharedPrefixLenOption,
-    TraceOption,
-)
+from paceline_cli.commands import bench_options
 from paceline_cli.config import DEFAULT_TARGET, TargetOption, openai_api_key, token_of
 from paceline_cli.failures import EXIT_INTERRUPTED, print_error, reported
 from paceline_cli.options import ServedModelOption, TlsDirOption, TokenFileOption, tls_of
@@ -65,31 +42,31 @@ _PIPE_WIDTH = 120
 
 
 def bench(
-    more_goodput: MoreGoodputArgument = None,
+    more_goodput: bench_options.MoreGoodputArgument = None,
     target: TargetOption = DEFAULT_TARGET,
     tls_dir: TlsDirOption = None,
     token_file: TokenFileOption = None,
-    backend: BackendOption = Backend.PACELINE,
-    base_url: BaseUrlOption = None,
+    backend: bench_options.BackendOption = bench_options.Backend.PACELINE,
+    base_url: bench_options.BaseUrlOption = None,
     model: ServedModelOption = None,
-    max_concurrency: MaxConcurrencyOption = None,
-    request_rate: RequestRateOption = None,
-    burstiness: BurstinessOption = None,
-    trace: TraceOption = None,
-    scale_lengths: ScaleLengthsOption = None,
-    scale_rate: ScaleRateOption = None,
-    input_len: InputLenOption = None,
-    output_len: OutputLenOption = None,
-    shared_prefix_len: SharedPrefixLenOption = None,
-    num_prompts: NumPromptsOption = None,
-    num_warmups: NumWarmupsOption = 1,
-    seed: BenchSeedOption = 0,
-    ignore_eos: IgnoreEosOption = True,
-    temperature: BenchTemperatureOption = 0.0,
-    goodput: GoodputOption = None,
-    cost_per_hour: CostOption = None,
-    output: OutputFileOption = None,
-    plot: PlotOption = None,
+    max_concurrency: bench_options.MaxConcurrencyOption = None,
+    request_rate: bench_options.RequestRateOption = None,
+    burstiness: bench_options.BurstinessOption = None,
+    trace: bench_options.TraceOption = None,
+    scale_lengths: bench_options.ScaleLengthsOption = None,
+    scale_rate: bench_options.ScaleRateOption = None,
+    input_len: bench_options.InputLenOption = None,
+    output_len: bench_options.OutputLenOption = None,
+    shared_prefix_len: bench_options.SharedPrefixLenOption = None,
+    num_prompts: bench_options.NumPromptsOption = None,
+    num_warmups: bench_options.NumWarmupsOption = 1,
+    seed: bench_options.BenchSeedOption = 0,
+    ignore_eos: bench_options.IgnoreEosOption = True,
+    temperature: bench_options.BenchTemperatureOption = 0.0,
+    goodput: bench_options.GoodputOption = None,
+    cost_per_hour: bench_options.CostOption = None,
+    output: bench_options.OutputFileOption = None,
+    plot: bench_options.PlotOption = None,
 ) -> None:
     """Measure how fast a server answers.
 
@@ -125,7 +102,7 @@ def bench(
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    backend: Backend
+    backend: bench_options.Backend
     address: str
     base_url: str | None
     model: str | None
@@ -135,7 +112,7 @@ class _Where:
     token_file: Path | None
 
     async def connect(self, clock: Clock) -> Target:
-        if self.backend is Backend.PACELINE:
+        if self.backend is bench_options.Backend.PACELINE:
             if self.base_url is not None:
                 raise WorkloadError("--base-url belongs to --backend openai; a scheduler's address is --target")
             return await PacelineTarget.connect(
@@ -181,7 +158,7 @@ class _Results:
 
     @contextmanager
     def written_to(self, path: Path | None) -> Iterator[None]:
-        """Write lines of JSON to a file while inside the block. `ReportError` when it cannot be written."""
+        """`ReportError` when it cannot be written."""
         if path is None:
             yield
             return
@@ -243,7 +220,6 @@ async def _measure(
 
 
 def _finish(results: _Results, *, is_interrupted: bool) -> None:
-    """Say the last words and end with the exit code that fits."""
     results.conclude()
     if is_interrupted:
         typer.echo("Interrupted; the figures are of what had ended by then.", err=True)

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from paceline_cli import options
 from paceline_cli.chaos.campaign import FaultTiming
 from paceline_cli.chaos.experiment import Experiment, Setting
 from paceline_cli.chaos.faults import FaultKind
@@ -20,14 +21,6 @@ from paceline_cli.chaos.report import figures_of, report_fields
 from paceline_cli.chaos.tables import print_summary
 from paceline_cli.chaos.views import ChaosView, make_chaos_view
 from paceline_cli.failures import EXIT_INTERRUPTED, print_error, reported
-from paceline_cli.options import (
-    ModelIfAnyOption,
-    NumExecutorsOption,
-    NumThreadsOption,
-    RunnerOption,
-    StandbyOption,
-    model_for,
-)
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports
 from paceline_cli.supervisor.signals import StopSignals
 
@@ -70,11 +63,11 @@ JsonFileOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", h
 
 
 def chaos(
-    model: ModelIfAnyOption = None,
-    num_executors: NumExecutorsOption = 2,
-    standby: StandbyOption = False,
-    num_threads: NumThreadsOption = None,
-    runner: RunnerOption = None,
+    model: options.ModelIfAnyOption = None,
+    num_executors: options.NumExecutorsOption = 2,
+    standby: options.StandbyOption = False,
+    num_threads: options.NumThreadsOption = None,
+    runner: options.RunnerOption = None,
     faults: FaultsOption = _DEFAULT_FAULTS,
     count: CountOption = None,
     duration: DurationOption = None,
@@ -94,7 +87,7 @@ def chaos(
     num_faults = count if count is not None or duration is not None else _DEFAULT_COUNT
     setting = Setting(
         deployment=Deployment(
-            model=model_for(runner, model),
+            model=options.model_for(runner, model),
             host=LOOPBACK,
             ports=free_ports(num_executors),
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,

@@ -5,28 +5,10 @@ from collections.abc import Iterator
 
 import typer
 
+from paceline_cli import options
 from paceline_cli.client import cli_client
 from paceline_cli.config import DEFAULT_TARGET, TargetOption
 from paceline_cli.failures import describe, exit_code_of, print_error, reported
-from paceline_cli.options import (
-    FrequencyPenaltyOption,
-    MaxTokensOption,
-    MinPOption,
-    PresencePenaltyOption,
-    PriorityOption,
-    RepetitionPenaltyOption,
-    RequestTimeoutOption,
-    SeedOption,
-    ServedModelOption,
-    SystemOption,
-    TemperatureOption,
-    TlsDirOption,
-    TokenFileOption,
-    TopKOption,
-    TopPOption,
-    sampling_of,
-    timeout_of,
-)
 from paceline_cli.waiting import WaitingNotice
 from paceline_client.config import Timeout
 from paceline_client.errors import InvalidRequestError, PacelineError
@@ -38,22 +20,22 @@ _COMMANDS = ("/reset", "/exit", "/quit", "/help")
 
 
 def chat(
-    system: SystemOption = None,
-    max_tokens: MaxTokensOption = None,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    min_p: MinPOption = None,
-    seed: SeedOption = None,
-    presence_penalty: PresencePenaltyOption = None,
-    frequency_penalty: FrequencyPenaltyOption = None,
-    repetition_penalty: RepetitionPenaltyOption = None,
-    timeout: RequestTimeoutOption = None,
-    priority: PriorityOption = None,
-    model: ServedModelOption = None,
+    system: options.SystemOption = None,
+    max_tokens: options.MaxTokensOption = None,
+    temperature: options.TemperatureOption = None,
+    top_p: options.TopPOption = None,
+    top_k: options.TopKOption = None,
+    min_p: options.MinPOption = None,
+    seed: options.SeedOption = None,
+    presence_penalty: options.PresencePenaltyOption = None,
+    frequency_penalty: options.FrequencyPenaltyOption = None,
+    repetition_penalty: options.RepetitionPenaltyOption = None,
+    timeout: options.RequestTimeoutOption = None,
+    priority: options.PriorityOption = None,
+    model: options.ServedModelOption = None,
     target: TargetOption = DEFAULT_TARGET,
-    tls_dir: TlsDirOption = None,
-    token_file: TokenFileOption = None,
+    tls_dir: options.TlsDirOption = None,
+    token_file: options.TokenFileOption = None,
 ) -> None:
     """Talk to a model. It remembers the conversation.
 
@@ -69,12 +51,12 @@ def chat(
             client,
             served.name,
             system=system,
-            sampling=sampling_of(
+            sampling=options.sampling_of(
                 temperature, top_p, top_k, min_p, seed, presence_penalty, frequency_penalty, repetition_penalty
             ),
             stopping=Stopping(max_tokens=max_tokens),
             scheduling=Scheduling(priority=priority),
-            timeout=timeout_of(timeout),
+            timeout=options.timeout_of(timeout),
         )
         if sys.stdin.isatty():
             typer.secho(f"Talking to {served.name} at {target}. {_HELP}", err=True, dim=True)

@@ -47,7 +47,6 @@ def demo(model: ModelOption = DEFAULT_MODEL, num_threads: NumThreadsOption = Non
 
 
 async def ask_and_print(target: str, model: Model) -> None:
-    """Ask the question as a chat, print the answer as it comes, then how fast it came."""
     typer.echo(f"\nSystem: {_INSTRUCTION}\nYou: {_QUESTION}\n{model.name}: ", nl=False)
     async with AsyncClient(target) as client:
         await client.ensure_connected()

@@ -6,22 +6,12 @@ from typing import Annotated
 
 import typer
 
+from paceline_cli import options
 from paceline_cli.client import cli_client
 from paceline_cli.commands.generate import PromptArgument, as_chat, read_prompt
 from paceline_cli.commands.replay import run_recording_tool
 from paceline_cli.config import DEFAULT_TARGET, TargetOption
 from paceline_cli.failures import describe, reported
-from paceline_cli.options import (
-    MaxTokensOption,
-    PriorityOption,
-    RequestTimeoutOption,
-    ServedModelOption,
-    SystemOption,
-    TenantOption,
-    TlsDirOption,
-    TokenFileOption,
-    timeout_of,
-)
 from paceline_cli.output import echo_json
 from paceline_cli.waiting import WaitingNotice
 from paceline_client.requests import Scheduling, Stopping
@@ -39,11 +29,11 @@ def explain(
         str | None,
         typer.Argument(metavar="REQUEST", help="With a file: the request, or how its id begins. None: list them all."),
     ] = None,
-    tenant: TenantOption = "",
+    tenant: options.TenantOption = "",
     as_json: _JsonOption = False,
     target: TargetOption = DEFAULT_TARGET,
-    tls_dir: TlsDirOption = None,
-    token_file: TokenFileOption = None,
+    tls_dir: options.TlsDirOption = None,
+    token_file: options.TokenFileOption = None,
 ) -> None:
     """Say where a request is and what it waits for.
 
@@ -65,15 +55,15 @@ def estimate(
     is_chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.")
     ] = True,
-    system: SystemOption = None,
-    max_tokens: MaxTokensOption = None,
-    timeout: RequestTimeoutOption = None,
-    priority: PriorityOption = None,
+    system: options.SystemOption = None,
+    max_tokens: options.MaxTokensOption = None,
+    timeout: options.RequestTimeoutOption = None,
+    priority: options.PriorityOption = None,
     as_json: _JsonOption = False,
-    model: ServedModelOption = None,
+    model: options.ServedModelOption = None,
     target: TargetOption = DEFAULT_TARGET,
-    tls_dir: TlsDirOption = None,
-    token_file: TokenFileOption = None,
+    tls_dir: options.TlsDirOption = None,
+    token_file: options.TokenFileOption = None,
 ) -> None:
     """Say how soon an answer would come. Nothing is run.
 
@@ -88,7 +78,7 @@ def estimate(
                 stopping=Stopping(max_tokens=max_tokens),
                 scheduling=Scheduling(priority=priority),
                 model=model,
-                timeout=timeout_of(timeout),
+                timeout=options.timeout_of(timeout),
             )
         if as_json:
             echo_json(estimate_fields(expected))
@@ -111,7 +101,7 @@ def explained(explanation: Explanation) -> str:
 
 
 def expectation(expected: Estimate) -> str:
-    """An estimate in one line for people; it is of a request that would be taken."""
+    """It is of a request that would be taken."""
     first, gap = expected.time_to_first_token_seconds or 0.0, expected.inter_token_seconds or 0.0
     prompt = f"{expected.num_prompt_tokens} prompt tokens, {expected.num_cached_tokens} of them cached"
     return f"first token in {_shown(first)}, then one every {_shown(gap)}; {prompt}"

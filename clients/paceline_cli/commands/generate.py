@@ -7,33 +7,10 @@ from typing import Annotated
 
 import typer
 
+from paceline_cli import options
 from paceline_cli.client import cli_client
 from paceline_cli.config import DEFAULT_TARGET, TargetOption
 from paceline_cli.failures import reported
-from paceline_cli.options import (
-    FrequencyPenaltyOption,
-    LogprobsOption,
-    MaxNumDraftTokensOption,
-    MaxTokensOption,
-    MinPOption,
-    MinTokensOption,
-    NumCompletionsOption,
-    PresencePenaltyOption,
-    PriorityOption,
-    RepetitionPenaltyOption,
-    RequestTimeoutOption,
-    SeedOption,
-    ServedModelOption,
-    StopOption,
-    SystemOption,
-    TemperatureOption,
-    TlsDirOption,
-    TokenFileOption,
-    TopKOption,
-    TopPOption,
-    sampling_of,
-    timeout_of,
-)
 from paceline_cli.output import echo_json
 from paceline_cli.stopwatch import Stopwatch
 from paceline_cli.waiting import WaitingNotice
@@ -58,33 +35,33 @@ def generate(
     is_chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Ask through the model's chat template, or continue the text as it is.")
     ] = True,
-    system: SystemOption = None,
-    max_tokens: MaxTokensOption = None,
-    min_tokens: MinTokensOption = None,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    min_p: MinPOption = None,
-    seed: SeedOption = None,
-    presence_penalty: PresencePenaltyOption = None,
-    frequency_penalty: FrequencyPenaltyOption = None,
-    repetition_penalty: RepetitionPenaltyOption = None,
-    stop: StopOption = None,
-    num_completions: NumCompletionsOption = None,
-    logprobs: LogprobsOption = None,
-    timeout: RequestTimeoutOption = None,
-    priority: PriorityOption = None,
-    max_draft_tokens: MaxNumDraftTokensOption = None,
+    system: options.SystemOption = None,
+    max_tokens: options.MaxTokensOption = None,
+    min_tokens: options.MinTokensOption = None,
+    temperature: options.TemperatureOption = None,
+    top_p: options.TopPOption = None,
+    top_k: options.TopKOption = None,
+    min_p: options.MinPOption = None,
+    seed: options.SeedOption = None,
+    presence_penalty: options.PresencePenaltyOption = None,
+    frequency_penalty: options.FrequencyPenaltyOption = None,
+    repetition_penalty: options.RepetitionPenaltyOption = None,
+    stop: options.StopOption = None,
+    num_completions: options.NumCompletionsOption = None,
+    logprobs: options.LogprobsOption = None,
+    timeout: options.RequestTimeoutOption = None,
+    priority: options.PriorityOption = None,
+    max_draft_tokens: options.MaxNumDraftTokensOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead.")] = False,
-    model: ServedModelOption = None,
+    model: options.ServedModelOption = None,
     target: TargetOption = DEFAULT_TARGET,
-    tls_dir: TlsDirOption = None,
-    token_file: TokenFileOption = None,
+    tls_dir: options.TlsDirOption = None,
+    token_file: options.TokenFileOption = None,
 ) -> None:
     """Ask one question and stream the answer to stdout."""
     with reported(), cli_client(target, tls_dir, token_file) as client:
         text = read_prompt(prompt)
-        sampling = sampling_of(
+        sampling = options.sampling_of(
             temperature, top_p, top_k, min_p, seed, presence_penalty, frequency_penalty, repetition_penalty
         )
         stopwatch = Stopwatch(time.monotonic)
@@ -96,7 +73,7 @@ def generate(
             output=Output(logprobs=logprobs),
             scheduling=Scheduling(priority=priority, max_num_draft_tokens=max_draft_tokens),
             model=model,
-            timeout=timeout_of(timeout),
+            timeout=options.timeout_of(timeout),
         )
         with stream, WaitingNotice(client) as notice:
             # Answers that come side by side can only be read one after another.
@@ -148,7 +125,6 @@ def write_answer(stream: Stream, stopwatch: Stopwatch, notice: WaitingNotice, *,
 
 
 def show_end(result: Result, stopwatch: Stopwatch, *, as_json: bool) -> None:
-    """What comes after the last delta: JSON, several answers, or how fast one came."""
     if as_json:
         echo_json(result_fields(result, stopwatch))
         return

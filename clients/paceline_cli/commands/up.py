@@ -5,31 +5,9 @@ from collections.abc import Iterable
 
 import typer
 
+from paceline_cli import options
 from paceline_cli.config import DEFAULT_TARGET
 from paceline_cli.failures import reported
-from paceline_cli.options import (
-    ExecutorPortOption,
-    HostOption,
-    InsecureOption,
-    KvCacheDtypeOption,
-    KvCacheMemoryOption,
-    LogDirOption,
-    MaxNumSeqsOption,
-    ModelIfAnyOption,
-    NumExecutorsOption,
-    NumThreadsOption,
-    OfflineOption,
-    OwnTlsDirOption,
-    PortOption,
-    QuantizationOption,
-    RevisionOption,
-    RunnerOption,
-    ShutdownOption,
-    SpeculationOption,
-    StandbyOption,
-    TokensOption,
-    model_for,
-)
 from paceline_cli.services import run_deployment
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, fixed_ports
 from paceline_cli.supervisor.supervisor import Restarts
@@ -37,26 +15,26 @@ from paceline_client.results import Model
 
 
 def up(
-    model: ModelIfAnyOption = None,
-    revision: RevisionOption = None,
-    offline: OfflineOption = False,
-    num_executors: NumExecutorsOption = 1,
-    standby: StandbyOption = False,
-    host: HostOption = LOOPBACK,
-    insecure: InsecureOption = False,
-    tls_dir: OwnTlsDirOption = None,
-    tokens: TokensOption = None,
-    port: PortOption = 50051,
-    executor_port: ExecutorPortOption = 50061,
-    max_num_seqs: MaxNumSeqsOption = None,
-    num_threads: NumThreadsOption = None,
-    kv_cache_memory: KvCacheMemoryOption = None,
-    kv_cache_dtype: KvCacheDtypeOption = None,
-    quantization: QuantizationOption = None,
-    runner: RunnerOption = None,
-    speculation: SpeculationOption = None,
-    shutdown_timeout: ShutdownOption = 30,
-    log_dir: LogDirOption = None,
+    model: options.ModelIfAnyOption = None,
+    revision: options.RevisionOption = None,
+    offline: options.OfflineOption = False,
+    num_executors: options.NumExecutorsOption = 1,
+    standby: options.StandbyOption = False,
+    host: options.HostOption = LOOPBACK,
+    insecure: options.InsecureOption = False,
+    tls_dir: options.OwnTlsDirOption = None,
+    tokens: options.TokensOption = None,
+    port: options.PortOption = 50051,
+    executor_port: options.ExecutorPortOption = 50061,
+    max_num_seqs: options.MaxNumSeqsOption = None,
+    num_threads: options.NumThreadsOption = None,
+    kv_cache_memory: options.KvCacheMemoryOption = None,
+    kv_cache_dtype: options.KvCacheDtypeOption = None,
+    quantization: options.QuantizationOption = None,
+    runner: options.RunnerOption = None,
+    speculation: options.SpeculationOption = None,
+    shutdown_timeout: options.ShutdownOption = 30,
+    log_dir: options.LogDirOption = None,
 ) -> None:
     """Run a scheduler and executors on this machine.
 
@@ -68,7 +46,7 @@ def up(
     where nothing was given up.
     """
     deployment = Deployment(
-        model=model_for(runner, model),
+        model=options.model_for(runner, model),
         host=host,
         insecure=insecure,
         tls_dir=tls_dir,
@@ -97,7 +75,6 @@ def up(
 
 
 def ready_text(deployment: Deployment, models: list[Model]) -> str:
-    """What to know once everything is ready: where things are, and what to try."""
     host, schedulers = deployment.host, deployment.schedulers
     names = ", ".join(model.name for model in models) or deployment.model or "simulated"
     apis = _addresses(host, (scheduler.api for scheduler in schedulers))

@@ -15,7 +15,6 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from paceline_kernels.compiler.llvm import (
     FLOAT,
@@ -30,6 +29,7 @@ from paceline_kernels.compiler.llvm import (
     fma,
     load,
     loop,
+    operation,
     pointers,
     splat,
     store,
@@ -85,29 +85,30 @@ def score_tile(num_rows: int, processor: Processor) -> Any:  # noqa: ANN401
     keys' pairs, the scales of the slots, and out.
     """
 
-    def typed(
-        _c: Ir, _x: Ir, _xs: Ir, _n: Ir, _ks: Ir, _r: Ir, _os: Ir, _k: Ir, _s: Ir, _o: Ir, _k1: Ir, _s1: Ir, _o1: Ir
-    ) -> Ir:
-        def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-            x, x_stride, num_pairs, stride, row_scales, out_stride = args[:6]
-            products = Products(builder, processor)
-            rows = pointers(builder, x, x_stride, num_rows, INT16)
-            columns = [builder.inttoptr(keys, INT8.as_pointer()) for keys in args[6::3]]
-            sums = _emit_products(
-                products, builder, rows, num_pairs, columns, stride, [products.zeros] * (2 * num_rows)
-            )
-            of_rows = builder.inttoptr(row_scales, FLOAT.as_pointer())
-            for j, (slots, out) in enumerate(zip(args[7::3], args[8::3], strict=True)):
-                of_slots = load(builder, builder.inttoptr(slots, FLOAT.as_pointer()), constant(0), products.floats)
-                for i, target in enumerate(pointers(builder, out, out_stride, num_rows)):
-                    scale = splat(builder, load(builder, of_rows, constant(i), FLOAT), products.floats)
-                    exact = builder.sitofp(sums[2 * i + j], products.floats)
-                    store(builder, builder.fmul(builder.fmul(exact, scale), of_slots), target, constant(0))
-            return context.get_dummy_value()
+    @operation(types.void, *[types.int64] * 12)
+    def tile(
+        builder: Ir,
+        x: Ir,
+        x_stride: Ir,
+        num_pairs: Ir,
+        stride: Ir,
+        row_scales: Ir,
+        out_stride: Ir,
+        *vectors: Ir,
+    ) -> None:
+        products = Products(builder, processor)
+        rows = pointers(builder, x, x_stride, num_rows, INT16)
+        columns = [builder.inttoptr(keys, INT8.as_pointer()) for keys in vectors[::3]]
+        sums = _emit_products(products, builder, rows, num_pairs, columns, stride, [products.zeros] * (2 * num_rows))
+        of_rows = builder.inttoptr(row_scales, FLOAT.as_pointer())
+        for j, (slots, out) in enumerate(zip(vectors[1::3], vectors[2::3], strict=True)):
+            of_slots = load(builder, builder.inttoptr(slots, FLOAT.as_pointer()), constant(0), products.floats)
+            for i, target in enumerate(pointers(builder, out, out_stride, num_rows)):
+                scale = splat(builder, load(builder, of_rows, constant(i), FLOAT), products.floats)
+                exact = builder.sitofp(sums[2 * i + j], products.floats)
+                store(builder, builder.fmul(builder.fmul(exact, scale), of_slots), target, constant(0))
 
-        return types.void(*[types.int64] * 12), generate
-
-    return intrinsic(typed)
+    return tile
 
 
 def value_tile(num_rows: int, processor: Processor) -> Any:  # noqa: ANN401
@@ -119,37 +120,44 @@ def value_tile(num_rows: int, processor: Processor) -> Any:  # noqa: ANN401
     vector lies behind the first.
     """
 
-    def typed(
-        _c: Ir, _w: Ir, _ws: Ir, _t: Ir, _nb: Ir, _v: Ir, _bb: Ir, _n: Ir, _vs: Ir, _s: Ir, _o: Ir, _os: Ir, _apart: Ir
-    ) -> Ir:
-        def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-            weights, weight_stride, table, num_blocks, values, block_bytes = args[:6]
-            num_pairs, stride, scales, out, out_stride, apart = args[6:]
-            products = Products(builder, processor)
-            rows = pointers(builder, weights, weight_stride, num_rows, INT16)
-            ids, starts = builder.inttoptr(table, INT32.as_pointer()), (constant(0), apart)
-            block_0 = builder.inttoptr(values, INT8.as_pointer())
-            columns = [builder.gep(block_0, [builder.mul(start, constant(2))]) for start in starts]
+    @operation(types.void, *[types.int64] * 12)
+    def tile(
+        builder: Ir,
+        weights: Ir,
+        weight_stride: Ir,
+        table: Ir,
+        num_blocks: Ir,
+        values: Ir,
+        block_bytes: Ir,
+        num_pairs: Ir,
+        stride: Ir,
+        scales: Ir,
+        out: Ir,
+        out_stride: Ir,
+        apart: Ir,
+    ) -> None:
+        products = Products(builder, processor)
+        rows = pointers(builder, weights, weight_stride, num_rows, INT16)
+        ids, starts = builder.inttoptr(table, INT32.as_pointer()), (constant(0), apart)
+        block_0 = builder.inttoptr(values, INT8.as_pointer())
+        columns = [builder.gep(block_0, [builder.mul(start, constant(2))]) for start in starts]
 
-            def add_block(index: Ir, sums: list[Ir]) -> list[Ir]:
-                block = builder.mul(builder.sext(load(builder, ids, index, INT32), INT64), block_bytes)
-                pairs = [builder.gep(column, [block]) for column in columns]
-                first = builder.mul(index, builder.mul(num_pairs, constant(2)))
-                here = [builder.gep(row, [first]) for row in rows]
-                return _emit_products(products, builder, here, num_pairs, pairs, stride, sums)
+        def add_block(index: Ir, sums: list[Ir]) -> list[Ir]:
+            block = builder.mul(builder.sext(load(builder, ids, index, INT32), INT64), block_bytes)
+            pairs = [builder.gep(column, [block]) for column in columns]
+            first = builder.mul(index, builder.mul(num_pairs, constant(2)))
+            here = [builder.gep(row, [first]) for row in rows]
+            return _emit_products(products, builder, here, num_pairs, pairs, stride, sums)
 
-            sums = loop(builder, constant(0), num_blocks, 1, [products.zeros] * (2 * num_rows), add_block)
-            of_rows = builder.inttoptr(scales, FLOAT.as_pointer())
-            for i, target in enumerate(pointers(builder, out, out_stride, num_rows)):
-                scale = splat(builder, load(builder, of_rows, constant(i), FLOAT), products.floats)
-                for j, start in enumerate(starts):
-                    exact = builder.sitofp(sums[2 * i + j], products.floats)
-                    store(builder, builder.fmul(exact, scale), target, start)
-            return context.get_dummy_value()
+        sums = loop(builder, constant(0), num_blocks, 1, [products.zeros] * (2 * num_rows), add_block)
+        of_rows = builder.inttoptr(scales, FLOAT.as_pointer())
+        for i, target in enumerate(pointers(builder, out, out_stride, num_rows)):
+            scale = splat(builder, load(builder, of_rows, constant(i), FLOAT), products.floats)
+            for j, start in enumerate(starts):
+                exact = builder.sitofp(sums[2 * i + j], products.floats)
+                store(builder, builder.fmul(exact, scale), target, start)
 
-        return types.void(*[types.int64] * 12), generate
-
-    return intrinsic(typed)
+    return tile
 
 
 def _exponential(builder: Ir, x: Ir) -> Ir:
@@ -184,37 +192,34 @@ def weigh_by(processor: Processor) -> Any:  # noqa: ANN401
     lanes = processor.lanes
     floats, ints = ir.VectorType(FLOAT, lanes), ir.VectorType(INT32, lanes)
 
-    def typed(_context: Ir, _scores: Ir, _count: Ir, _largest: Ir, _scales: Ir) -> Ir:
-        def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-            scores, count, largest, scales = args
-            row, of_slots = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (scores, scales))
-            most, none = splat(builder, largest, floats), ir.Constant(ints, [0] * lanes)
+    @operation(types.UniTuple(types.float32, 2), types.int64, types.int64, types.float32, types.int64)
+    def weigh(builder: Ir, scores: Ir, count: Ir, largest: Ir, scales: Ir) -> Ir:
+        row, of_slots = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (scores, scales))
+        most, none = splat(builder, largest, floats), ir.Constant(ints, [0] * lanes)
 
-            def larger(a: Ir, b: Ir) -> Ir:
-                return builder.select(builder.icmp_signed(">", a, b), a, b)
+        def larger(a: Ir, b: Ir) -> Ir:
+            return builder.select(builder.icmp_signed(">", a, b), a, b)
 
-            def step(index: Ir, carried: list[Ir]) -> list[Ir]:
-                total, best = carried
-                below = builder.fsub(load(builder, row, index, floats), most)
-                counts = builder.fcmp_unordered(">=", below, _floats(_SMALLEST, lanes))
-                exponential = _exponential(builder, below)
-                weight = builder.fmul(exponential, load(builder, of_slots, index, floats))
-                kept = [builder.select(counts, builder.bitcast(value, ints), none) for value in (exponential, weight)]
-                store(builder, kept[1], row, index)
-                for eight in _eights(builder, builder.bitcast(kept[0], floats)):
-                    total = builder.fadd(total, eight)
-                # Weights are not negative, so they order as integers do; a NaN of either sign has to be the largest.
-                magnitude = builder.and_(kept[1], ir.Constant(ints, [0x7FFFFFFF] * lanes))
-                return [total, larger(magnitude, best)]
+        def step(index: Ir, carried: list[Ir]) -> list[Ir]:
+            total, best = carried
+            below = builder.fsub(load(builder, row, index, floats), most)
+            counts = builder.fcmp_unordered(">=", below, _floats(_SMALLEST, lanes))
+            exponential = _exponential(builder, below)
+            weight = builder.fmul(exponential, load(builder, of_slots, index, floats))
+            kept = [builder.select(counts, builder.bitcast(value, ints), none) for value in (exponential, weight)]
+            store(builder, kept[1], row, index)
+            for eight in _eights(builder, builder.bitcast(kept[0], floats)):
+                total = builder.fadd(total, eight)
+            # Weights are not negative, so they order as integers do; a NaN of either sign has to be the largest.
+            magnitude = builder.and_(kept[1], ir.Constant(ints, [0x7FFFFFFF] * lanes))
+            return [total, larger(magnitude, best)]
 
-            sums, best = loop(builder, constant(0), count, lanes, [_floats(0.0, LANES), none], step)
-            total = combine_lanes(builder, sums, builder.fadd)
-            highest = builder.bitcast(combine_lanes(builder, best, larger), FLOAT)
-            return cgutils.pack_array(builder, [total, highest])
+        sums, best = loop(builder, constant(0), count, lanes, [_floats(0.0, LANES), none], step)
+        total = combine_lanes(builder, sums, builder.fadd)
+        highest = builder.bitcast(combine_lanes(builder, best, larger), FLOAT)
+        return cgutils.pack_array(builder, [total, highest])
 
-        return types.UniTuple(types.float32, 2)(types.int64, types.int64, types.float32, types.int64), generate
-
-    return intrinsic(typed)
+    return weigh
 
 
 def round_to_words_by(processor: Processor) -> Any:  # noqa: ANN401
@@ -225,45 +230,35 @@ def round_to_words_by(processor: Processor) -> Any:  # noqa: ANN401
     lanes = processor.lanes
     floats, words = ir.VectorType(FLOAT, lanes), ir.VectorType(INT16, lanes)
 
-    def typed(_context: Ir, _x: Ir, _count: Ir, _factor: Ir, _out: Ir) -> Ir:
-        def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-            x, count, factor, out = args
-            row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, INT16.as_pointer())
-            factors = splat(builder, factor, floats)
-
-            def step(index: Ir, carried: list[Ir]) -> list[Ir]:
-                # The sum's lowest bits are the integer.
-                shifted = fma(builder, load(builder, row, index, floats), factors, _floats(_INTEGER, lanes))
-                integers = builder.bitcast(shifted, ir.VectorType(INT32, lanes))
-                store(builder, builder.trunc(integers, words), target, index)
-                return carried
-
-            loop(builder, constant(0), count, lanes, [], step)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.float32, types.int64), generate
-
-    return intrinsic(typed)
-
-
-def _typed_copy(_context: Ir, _x: Ir, _count: Ir, _out: Ir) -> Ir:
-    """out[i] = x[i] for `count` floats, a multiple of 8."""
-
-    def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        x, count, out = args
-        row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, FLOAT.as_pointer())
+    @operation(types.void, types.int64, types.int64, types.float32, types.int64)
+    def round_to_words(builder: Ir, x: Ir, count: Ir, factor: Ir, out: Ir) -> None:
+        row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, INT16.as_pointer())
+        factors = splat(builder, factor, floats)
 
         def step(index: Ir, carried: list[Ir]) -> list[Ir]:
-            store(builder, load(builder, row, index, ir.VectorType(FLOAT, LANES)), target, index)
+            # The sum's lowest bits are the integer.
+            shifted = fma(builder, load(builder, row, index, floats), factors, _floats(_INTEGER, lanes))
+            integers = builder.bitcast(shifted, ir.VectorType(INT32, lanes))
+            store(builder, builder.trunc(integers, words), target, index)
             return carried
 
-        loop(builder, constant(0), count, LANES, [], step)
-        return context.get_dummy_value()
+        loop(builder, constant(0), count, lanes, [], step)
 
-    return types.void(types.int64, types.int64, types.int64), generate
+    return round_to_words
 
 
-copy: Any = intrinsic(_typed_copy)
+@operation(types.void, types.int64, types.int64, types.int64)
+def copy(builder: Ir, x: Ir, count: Ir, out: Ir) -> None:
+    """out[i] = x[i] for `count` floats, a multiple of 8."""
+    row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, FLOAT.as_pointer())
+
+    def step(index: Ir, carried: list[Ir]) -> list[Ir]:
+        store(builder, load(builder, row, index, ir.VectorType(FLOAT, LANES)), target, index)
+        return carried
+
+    loop(builder, constant(0), count, LANES, [], step)
+
+
 _THIS = this_processor()
 WIDTH = _THIS.lanes
 round_to_words, weigh = round_to_words_by(_THIS), weigh_by(_THIS)

@@ -4,11 +4,15 @@ Knows llvmlite's builder. It refuses to know what is computed. Addresses and off
 says address and in elements where it says index; bounds are the caller's to keep.
 """
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic
 
 LANES = 8
 FLOAT_BYTES = 4
@@ -23,6 +27,25 @@ VECTOR = ir.VectorType(FLOAT, LANES)
 
 # llvmlite has no types: this stands for its builder and its values.
 Ir = Any
+
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
+
+
+def operation(returned: Ir, *kinds: Ir) -> Callable[[Callable[..., Ir]], Any]:
+    """Lets compiled code call what a function emits, which takes a builder and values of these types of numba's."""
+
+    def made(emit: Callable[..., Ir]) -> Any:  # noqa: ANN401
+        def generate(context: Ir, builder: Ir, _signature: Ir, arguments: Ir) -> Ir:
+            value = emit(builder, *arguments)
+            return context.get_dummy_value() if returned is types.void else value
+
+        typed: Any = functools.wraps(emit)(lambda _context, *_kinds: (returned(*kinds), generate))
+        # numba makes one tuple of arguments that have no parameters of their own.
+        names = [f"_{i}" for i in range(1 + len(kinds))]
+        typed.__signature__ = inspect.Signature([inspect.Parameter(name, _POSITIONAL) for name in names])
+        return intrinsic(typed)
+
+    return made
 
 
 def constant(value: int) -> Ir:

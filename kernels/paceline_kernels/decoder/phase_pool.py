@@ -12,16 +12,14 @@ Counters lie 64 bytes apart, so that claiming does not disturb those who wait.
 """
 
 import time
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from paceline_kernels.compiler.jit import compiled
-from paceline_kernels.compiler.llvm import INT32, INT64, Ir, call
+from paceline_kernels.compiler.llvm import INT32, INT64, Ir, call, operation
 from paceline_kernels.vector import simd
 
 _LINE = 8  # int64 per cache line
@@ -32,59 +30,35 @@ _NUM_LOOKS = 2000
 Counters = npt.NDArray[np.int64]
 
 
-def _typed_add(_context: Ir, _address: Ir, _count: Ir) -> Ir:
+@operation(types.int64, types.int64, types.int64)
+def _add(builder: Ir, address: Ir, count: Ir) -> Ir:
     """Add to the int64 at the address, at once for all workers; returns what it was."""
-
-    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        address, count = args
-        return builder.atomic_rmw("add", builder.inttoptr(address, INT64.as_pointer()), count, "acq_rel")
-
-    return types.int64(types.int64, types.int64), generate
+    return builder.atomic_rmw("add", builder.inttoptr(address, INT64.as_pointer()), count, "acq_rel")
 
 
-def _typed_read(_context: Ir, _address: Ir) -> Ir:
+@operation(types.int64, types.int64)
+def _read(builder: Ir, address: Ir) -> Ir:
     """The int64 at the address; what its writers wrote before is seen by who reads it."""
-
-    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        return builder.load_atomic(builder.inttoptr(args[0], INT64.as_pointer()), "acquire", 8)
-
-    return types.int64(types.int64), generate
+    return builder.load_atomic(builder.inttoptr(address, INT64.as_pointer()), "acquire", 8)
 
 
-def _typed_pause(_context: Ir) -> Ir:
+@operation(types.void)
+def _pause(builder: Ir) -> None:
     """Tell the processor that this is a waiting loop, where it has a word for that."""
-
-    def generate(context: Ir, builder: Ir, _signature: Ir, _args: Ir) -> Ir:
-        if "x86" in builder.module.triple:
-            call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    if "x86" in builder.module.triple:
+        call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
 
 
-def _typed_yield(_context: Ir) -> Ir:
+@operation(types.int32)
+def _yield(builder: Ir) -> Ir:
     """Let another process have this core, if one waits for it."""
-
-    def generate(_: Ir, builder: Ir, _signature: Ir, _args: Ir) -> Ir:
-        return call(builder, "sched_yield", INT32, [])
-
-    return types.int32(), generate
+    return call(builder, "sched_yield", INT32, [])
 
 
-def _typed_time(_context: Ir, _address: Ir) -> Ir:
+@operation(types.int32, types.int64)
+def _put_time(builder: Ir, address: Ir) -> Ir:
     """Put the monotonic clock, seconds and nanoseconds, at the address."""
-
-    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        return call(builder, "clock_gettime", INT32, [INT32(time.CLOCK_MONOTONIC), args[0]])
-
-    return types.int32(types.int64), generate
-
-
-_add: Any = intrinsic(_typed_add)
-_read: Any = intrinsic(_typed_read)
-_pause: Any = intrinsic(_typed_pause)
-_yield: Any = intrinsic(_typed_yield)
-_put_time: Any = intrinsic(_typed_time)
+    return call(builder, "clock_gettime", INT32, [INT32(time.CLOCK_MONOTONIC), address])
 
 
 def new_counters(count: int) -> Counters:

@@ -193,7 +193,6 @@ def _store_key(x: Float32Array, cache: attention.Cache, block: int, head: int, o
 
 @jit.compiled
 def _store_value(x: Float32Array, cache: attention.Cache, block: int, head: int, offset: int) -> None:
-    """The same for a value."""
     if cache.itemsize == 1:
         int8.store_value(x, cache, block, head, offset)
     else:
@@ -202,7 +201,6 @@ def _store_value(x: Float32Array, cache: attention.Cache, block: int, head: int,
 
 @jit.compiled
 def _add(x: Float32Array, bias: Float32Array) -> None:
-    """x += as much of the bias."""
     for i in range(x.shape[0]):
         x[i] += bias[i]
 
@@ -320,7 +318,6 @@ def _add_product(
 
 @jit.compiled
 def _add_bias(piece: int, bias: Float32Array, num_tokens: int, out: Float32Array) -> None:
-    """The bias of the same outputs."""
     width, blocks = OUTPUT_TILES * TILE, num_blocks(num_tokens)
     first, column = piece % blocks * TOKENS_PER_PIECE, piece // blocks * width
     for token in range(first, min(first + TOKENS_PER_PIECE, num_tokens)):
@@ -401,7 +398,6 @@ def project_down(
 
 @jit.compiled
 def num_logit_pieces(weights: Weights) -> int:
-    """How many pieces the vocabulary makes."""
     return int((weights.lm_head.shape[0] + LOGIT_TILES - 1) // LOGIT_TILES)
 
 

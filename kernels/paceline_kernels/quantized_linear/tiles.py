@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from paceline_kernels.compiler.llvm import (
     FLOAT,
@@ -30,6 +29,7 @@ from paceline_kernels.compiler.llvm import (
     load,
     load_floats,
     loop,
+    operation,
     pointers,
     prefetch_line,
     splat,
@@ -93,51 +93,57 @@ def dot_tile(num_rows: int, num_tiles: int, bits: int, processor: Processor) -> 
     """
     group_bytes, ahead_bytes = INT4_GROUP_BYTES if bits == 4 else INT8_GROUP_BYTES, _PLANS[processor].ahead_bytes
 
-    def typed(
-        _c: Ir, _x: Ir, _xs: Ir, _scales: Ir, _sums: Ir, _rs: Ir, _w: Ir, _ws: Ir, _n: Ir, _out: Ir, _os: Ir
-    ) -> Ir:
-        def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-            x, x_stride, scales, sums, row_stride, w, w_stride, num_groups, out, out_stride = args
-            group_sums = GroupSums(builder, processor, bits)
-            xs = pointers(builder, x, x_stride, num_rows, INT8)
-            row_scales, row_sums = (pointers(builder, start, row_stride, num_rows) for start in (scales, sums))
-            tiles = pointers(builder, w, w_stride, num_tiles, INT8)
-            floats = ir.VectorType(FLOAT, group_sums.lanes)
-            excess = ir.Constant(floats, [-float(group_sums.excess)] * floats.count)
-            per_row = group_sums.vectors * num_tiles
+    @operation(types.void, *[types.int64] * 10)
+    def tile(
+        builder: Ir,
+        x: Ir,
+        x_stride: Ir,
+        scales: Ir,
+        sums: Ir,
+        row_stride: Ir,
+        w: Ir,
+        w_stride: Ir,
+        num_groups: Ir,
+        out: Ir,
+        out_stride: Ir,
+    ) -> None:
+        group_sums = GroupSums(builder, processor, bits)
+        xs = pointers(builder, x, x_stride, num_rows, INT8)
+        row_scales, row_sums = (pointers(builder, start, row_stride, num_rows) for start in (scales, sums))
+        tiles = pointers(builder, w, w_stride, num_tiles, INT8)
+        floats = ir.VectorType(FLOAT, group_sums.lanes)
+        excess = ir.Constant(floats, [-float(group_sums.excess)] * floats.count)
+        per_row = group_sums.vectors * num_tiles
 
-            def add_group(group: Ir, totals: list[Ir]) -> list[Ir]:
-                start = builder.mul(group, constant(group_bytes))
-                _ask_for(builder, tiles, builder.add(start, constant(ahead_bytes)), group_bytes if ahead_bytes else 0)
-                integers = group_sums.emit(tiles, start, xs, builder.mul(group, constant(GROUP)))
-                columns = _Columns(builder, tiles, start, floats, bits)
-                following = []
-                for i in range(num_rows):
-                    scale, row_sum = (
-                        splat(builder, load(builder, of_rows[i], group, FLOAT), floats)
-                        for of_rows in (row_scales, row_sums)
-                    )
-                    for j in range(per_row):
-                        exact = builder.sitofp(integers[per_row * i + j], floats)
-                        if group_sums.excess:
-                            exact = fma(builder, row_sum, excess, exact)
-                        product = builder.fmul(columns.scales[j], exact)
-                        if columns.minima:
-                            below = builder.fmul(columns.minima[j], row_sum)
-                            product = fma(builder, columns.scales[j], exact, below)
-                        following.append(fma(builder, product, scale, totals[per_row * i + j]))
-                return following
-
-            zeros = [ir.Constant(floats, [0.0] * floats.count)] * (per_row * num_rows)
-            totals = loop(builder, constant(0), num_groups, 1, zeros, add_group)
-            for i, row in enumerate(pointers(builder, out, out_stride, num_rows)):
+        def add_group(group: Ir, totals: list[Ir]) -> list[Ir]:
+            start = builder.mul(group, constant(group_bytes))
+            _ask_for(builder, tiles, builder.add(start, constant(ahead_bytes)), group_bytes if ahead_bytes else 0)
+            integers = group_sums.emit(tiles, start, xs, builder.mul(group, constant(GROUP)))
+            columns = _Columns(builder, tiles, start, floats, bits)
+            following = []
+            for i in range(num_rows):
+                scale, row_sum = (
+                    splat(builder, load(builder, of_rows[i], group, FLOAT), floats)
+                    for of_rows in (row_scales, row_sums)
+                )
                 for j in range(per_row):
-                    store(builder, totals[per_row * i + j], row, constant(floats.count * j))
-            return context.get_dummy_value()
+                    exact = builder.sitofp(integers[per_row * i + j], floats)
+                    if group_sums.excess:
+                        exact = fma(builder, row_sum, excess, exact)
+                    product = builder.fmul(columns.scales[j], exact)
+                    if columns.minima:
+                        below = builder.fmul(columns.minima[j], row_sum)
+                        product = fma(builder, columns.scales[j], exact, below)
+                    following.append(fma(builder, product, scale, totals[per_row * i + j]))
+            return following
 
-        return types.void(*[types.int64] * 10), generate
+        zeros = [ir.Constant(floats, [0.0] * floats.count)] * (per_row * num_rows)
+        totals = loop(builder, constant(0), num_groups, 1, zeros, add_group)
+        for i, row in enumerate(pointers(builder, out, out_stride, num_rows)):
+            for j in range(per_row):
+                store(builder, totals[per_row * i + j], row, constant(floats.count * j))
 
-    return intrinsic(typed)
+    return tile
 
 
 _THIS = this_processor()

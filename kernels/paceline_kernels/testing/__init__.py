@@ -72,7 +72,6 @@ class Context:
 
 
 def random_context(length: int, num_heads: int, num_kv_heads: int, head_dim: int, seed: int) -> Context:
-    """A context of standard normal numbers."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(heads: int) -> torch.Tensor:

@@ -87,5 +87,4 @@ class BoundedMemory:
 
 
 def unwritten(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory that nothing was written to."""
     return torch.full(shape, unwritten_value(dtype), dtype=dtype, device=device)

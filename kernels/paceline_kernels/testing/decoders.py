@@ -50,7 +50,6 @@ def weights_with_everything() -> DecoderWeights:
 
 
 def _norm(seed: int, size: int = HIDDEN) -> torch.Tensor:
-    """Weights around 1."""
     return 1 + 0.1 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
@@ -59,7 +58,6 @@ def _table(theta: float) -> torch.Tensor:
 
 
 def _layer(formats: tuple[WeightFormat, WeightFormat, WeightFormat, WeightFormat], seed: int) -> DecoderLayer:
-    """One layer, each of its four matrices in its own format."""
     shapes = [((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM, HIDDEN), (HIDDEN, NUM_HEADS * HEAD_DIM)]
     shapes += [(2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)]
     qkv, output, gate_up, down = (

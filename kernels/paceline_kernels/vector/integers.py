@@ -11,7 +11,6 @@ import llvmlite.binding
 import numba
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from paceline_kernels.compiler.llvm import (
     FLOAT,
@@ -24,6 +23,7 @@ from paceline_kernels.compiler.llvm import (
     constant,
     load,
     loop,
+    operation,
     splat,
     store,
 )
@@ -130,50 +130,38 @@ class Products:
         return self._builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), mask)
 
 
-def _typed_largest(_context: Ir, _x: Ir, _count: Ir) -> Ir:
+@operation(types.float32, types.int64, types.int64)
+def largest_magnitude(builder: Ir, x: Ir, count: Ir) -> Ir:
     """The largest magnitude of `count` floats, a multiple of 8; NaN if one is NaN."""
+    row, magnitude = builder.inttoptr(x, FLOAT.as_pointer()), ir.Constant(INTS, [0x7FFFFFFF] * 8)
 
-    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        x, count = args
-        row, magnitude = builder.inttoptr(x, FLOAT.as_pointer()), ir.Constant(INTS, [0x7FFFFFFF] * 8)
+    def larger(a: Ir, b: Ir) -> Ir:
+        # Magnitudes order as integers do, and a NaN is above all others.
+        return builder.select(builder.icmp_signed(">", a, b), a, b)
 
-        def larger(a: Ir, b: Ir) -> Ir:
-            # Magnitudes order as integers do, and a NaN is above all others.
-            return builder.select(builder.icmp_signed(">", a, b), a, b)
+    def step(index: Ir, best: list[Ir]) -> list[Ir]:
+        bits = builder.bitcast(load(builder, row, index, VECTOR), INTS)
+        return [larger(builder.and_(bits, magnitude), best[0])]
 
-        def step(index: Ir, best: list[Ir]) -> list[Ir]:
-            bits = builder.bitcast(load(builder, row, index, VECTOR), INTS)
-            return [larger(builder.and_(bits, magnitude), best[0])]
-
-        best = loop(builder, constant(0), count, 8, [ir.Constant(INTS, [0] * 8)], step)[0]
-        for distance in (4, 2, 1):
-            mask = ir.Constant(INTS, [(lane + distance) % 8 for lane in range(8)])
-            best = larger(best, builder.shuffle_vector(best, ir.Constant(INTS, ir.Undefined), mask))
-        return builder.bitcast(builder.extract_element(best, INT32(0)), FLOAT)
-
-    return types.float32(types.int64, types.int64), generate
+    best = loop(builder, constant(0), count, 8, [ir.Constant(INTS, [0] * 8)], step)[0]
+    for distance in (4, 2, 1):
+        mask = ir.Constant(INTS, [(lane + distance) % 8 for lane in range(8)])
+        best = larger(best, builder.shuffle_vector(best, ir.Constant(INTS, ir.Undefined), mask))
+    return builder.bitcast(builder.extract_element(best, INT32(0)), FLOAT)
 
 
-def _typed_round(_context: Ir, _x: Ir, _count: Ir, _factor: Ir, _out: Ir) -> Ir:
+@operation(types.int32, types.int64, types.int64, types.float32, types.int64)
+def round_to_int8(builder: Ir, x: Ir, count: Ir, factor: Ir, out: Ir) -> Ir:
     """out[i] = x[i] * factor, rounded to even, as int8, 0 for NaN; returns their sum. `count` is a multiple of 8."""
+    row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, INT8.as_pointer())
+    factors, zeros = splat(builder, factor, VECTOR), ir.Constant(VECTOR, [0.0] * 8)
 
-    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        x, count, factor, out = args
-        row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, INT8.as_pointer())
-        factors, zeros = splat(builder, factor, VECTOR), ir.Constant(VECTOR, [0.0] * 8)
+    def step(index: Ir, total: list[Ir]) -> list[Ir]:
+        scaled = builder.fmul(load(builder, row, index, VECTOR), factors)
+        ordered = builder.select(builder.fcmp_ordered("ord", scaled, scaled), scaled, zeros)
+        integers = builder.fptosi(call(builder, "llvm.rint.v8f32", VECTOR, [ordered]), INTS)
+        store(builder, builder.trunc(integers, ir.VectorType(INT8, 8)), target, index)
+        return [builder.add(total[0], integers)]
 
-        def step(index: Ir, total: list[Ir]) -> list[Ir]:
-            scaled = builder.fmul(load(builder, row, index, VECTOR), factors)
-            ordered = builder.select(builder.fcmp_ordered("ord", scaled, scaled), scaled, zeros)
-            integers = builder.fptosi(call(builder, "llvm.rint.v8f32", VECTOR, [ordered]), INTS)
-            store(builder, builder.trunc(integers, ir.VectorType(INT8, 8)), target, index)
-            return [builder.add(total[0], integers)]
-
-        total = loop(builder, constant(0), count, 8, [ir.Constant(INTS, [0] * 8)], step)[0]
-        return call(builder, "llvm.vector.reduce.add.v8i32", INT32, [total])
-
-    return types.int32(types.int64, types.int64, types.float32, types.int64), generate
-
-
-largest_magnitude: Any = intrinsic(_typed_largest)
-round_to_int8: Any = intrinsic(_typed_round)
+    total = loop(builder, constant(0), count, 8, [ir.Constant(INTS, [0] * 8)], step)[0]
+    return call(builder, "llvm.vector.reduce.add.v8i32", INT32, [total])

@@ -3,13 +3,10 @@
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, https://doi.org/10.1145/2063384.2063405.
 """
 
-from typing import Any
-
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from paceline_kernels.compiler.llvm import INT32, INT64, LANES, Ir, constant, splat, store
+from paceline_kernels.compiler.llvm import INT32, INT64, LANES, Ir, constant, operation, splat, store
 
 # Counters that are worked on at once, and the words that come of them.
 NUM_COUNTERS = LANES
@@ -55,20 +52,12 @@ def _side_by_side(builder: Ir, words: list[Ir]) -> Ir:
     return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(INT32, NUM_WORDS), fours))
 
 
-def _typed_philox(_context: Ir, _address: Ir, _c0: Ir, _c1: Ir, _k0: Ir, _k1: Ir) -> Ir:
+@operation(types.void, types.int64, *[types.uint32] * 4)
+def philox4x32(builder: Ir, address: Ir, c0: Ir, c1: Ir, k0: Ir, k1: Ir) -> None:
     """Write the NUM_WORDS words of the counters (c0 + i, c1, 0, 0), i < NUM_COUNTERS, under the key (k0, k1)."""
-
-    def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        address, c0, c1, k0, k1 = args
-        ascending = ir.Constant(ir.VectorType(INT32, NUM_COUNTERS), list(range(NUM_COUNTERS)))
-        first = builder.add(splat(builder, c0, ascending.type), ascending)
-        zero = ir.Constant(_WIDE, [0] * NUM_COUNTERS)
-        counter = [builder.zext(first, _WIDE), splat(builder, builder.zext(c1, INT64), _WIDE), zero, zero]
-        words = _side_by_side(builder, _rounds(builder, counter, [k0, k1]))
-        store(builder, words, builder.inttoptr(address, INT32.as_pointer()), constant(0))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, *[types.uint32] * 4), generate
-
-
-philox4x32: Any = intrinsic(_typed_philox)
+    ascending = ir.Constant(ir.VectorType(INT32, NUM_COUNTERS), list(range(NUM_COUNTERS)))
+    first = builder.add(splat(builder, c0, ascending.type), ascending)
+    zero = ir.Constant(_WIDE, [0] * NUM_COUNTERS)
+    counter = [builder.zext(first, _WIDE), splat(builder, builder.zext(c1, INT64), _WIDE), zero, zero]
+    words = _side_by_side(builder, _rounds(builder, counter, [k0, k1]))
+    store(builder, words, builder.inttoptr(address, INT32.as_pointer()), constant(0))

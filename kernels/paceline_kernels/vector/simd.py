@@ -39,6 +39,7 @@ from paceline_kernels.compiler.llvm import (
     load,
     load_floats,
     loop,
+    operation,
     pointers,
     prefetch_line,
     splat,
@@ -162,126 +163,87 @@ def _weighted_sum_tile(num_rows: int, num_vectors: int, lanes: int) -> Any:  # n
     return intrinsic(typed)
 
 
-def _typed_dot(_context: Ir, _x: Ir, _w: Ir, _length: Ir) -> Ir:
+@operation(types.float32, types.int64, types.int64, types.int64)
+def dot(builder: Ir, x: Ir, w: Ir, length: Ir) -> Ir:
     """The dot product of two rows at these addresses, as float32."""
-
-    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        x, w, length = args
-        one = constant(0)
-        return _emit_dots(builder, pointers(builder, x, one, 1), pointers(builder, w, one, 1), length)[0]
-
-    return types.float32(types.int64, types.int64, types.int64), generate
+    one = constant(0)
+    return _emit_dots(builder, pointers(builder, x, one, 1), pointers(builder, w, one, 1), length)[0]
 
 
-def _typed_maximum(_context: Ir, _x: Ir, _length: Ir) -> Ir:
+@operation(types.float32, types.int64, types.int64)
+def maximum(builder: Ir, x: Ir, length: Ir) -> Ir:
     """The largest of `length` floats at this address, -inf when there is none; NaNs are passed over."""
+    row = builder.inttoptr(x, FLOAT.as_pointer())
 
-    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        x, length = args
-        row = builder.inttoptr(x, FLOAT.as_pointer())
+    def larger(a: Ir, b: Ir) -> Ir:
+        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
-        def larger(a: Ir, b: Ir) -> Ir:
-            return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+    def step(kind: Ir) -> Callable[[Ir, list[Ir]], list[Ir]]:
+        return lambda index, best: [larger(load(builder, row, index, kind), best[0])]
 
-        def step(kind: Ir) -> Callable[[Ir, list[Ir]], list[Ir]]:
-            return lambda index, best: [larger(load(builder, row, index, kind), best[0])]
-
-        full = builder.and_(length, constant(-LANES))
-        lowest = ir.Constant(VECTOR, [float("-inf")] * LANES)
-        lanes = loop(builder, constant(0), full, LANES, [lowest], step(VECTOR))
-        best = combine_lanes(builder, lanes[0], larger)
-        return loop(builder, full, length, 1, [best], step(FLOAT))[0]
-
-    return types.float32(types.int64, types.int64), generate
+    full = builder.and_(length, constant(-LANES))
+    lowest = ir.Constant(VECTOR, [float("-inf")] * LANES)
+    lanes = loop(builder, constant(0), full, LANES, [lowest], step(VECTOR))
+    best = combine_lanes(builder, lanes[0], larger)
+    return loop(builder, full, length, 1, [best], step(FLOAT))[0]
 
 
-def _typed_blend(_context: Ir, _x: Ir, _share: Ir, _out: Ir, _out_share: Ir, _length: Ir) -> Ir:
+@operation(types.void, types.int64, types.float32, types.int64, types.float32, types.int64)
+def blend(builder: Ir, x: Ir, share: Ir, out: Ir, out_share: Ir, length: Ir) -> None:
     """out = out * out_share + x * share, for `length` floats at these addresses."""
+    row, target = (builder.inttoptr(address, FLOAT.as_pointer()) for address in (x, out))
 
-    def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        x, share, out, out_share, length = args
-        row, target = (builder.inttoptr(address, FLOAT.as_pointer()) for address in (x, out))
+    def step(kind: Ir) -> Callable[[Ir, list[Ir]], list[Ir]]:
+        shares = [splat(builder, factor, kind) for factor in (share, out_share)]
 
-        def step(kind: Ir) -> Callable[[Ir, list[Ir]], list[Ir]]:
-            shares = [splat(builder, factor, kind) for factor in (share, out_share)]
+        def blend(index: Ir, carried: list[Ir]) -> list[Ir]:
+            kept = builder.fmul(load(builder, target, index, kind), shares[1])
+            store(builder, fma(builder, load(builder, row, index, kind), shares[0], kept), target, index)
+            return carried
 
-            def blend(index: Ir, carried: list[Ir]) -> list[Ir]:
-                kept = builder.fmul(load(builder, target, index, kind), shares[1])
-                store(builder, fma(builder, load(builder, row, index, kind), shares[0], kept), target, index)
-                return carried
+        return blend
 
-            return blend
-
-        full = builder.and_(length, constant(-LANES))
-        loop(builder, constant(0), full, LANES, [], step(VECTOR))
-        loop(builder, full, length, 1, [], step(FLOAT))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32, types.int64, types.float32, types.int64), generate
+    full = builder.and_(length, constant(-LANES))
+    loop(builder, constant(0), full, LANES, [], step(VECTOR))
+    loop(builder, full, length, 1, [], step(FLOAT))
 
 
-def _typed_half(_context: Ir, _address: Ir) -> Ir:
+@operation(types.float32, types.int64)
+def half(builder: Ir, address: Ir) -> Ir:
     """The float16 at this address, as float32."""
-
-    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        return load_floats(builder, builder.inttoptr(args[0], HALF.as_pointer()), constant(0), FLOAT)
-
-    return types.float32(types.int64), generate
+    return load_floats(builder, builder.inttoptr(address, HALF.as_pointer()), constant(0), FLOAT)
 
 
-def _typed_prefetch(_context: Ir, _address: Ir, _num_bytes: Ir) -> Ir:
+@operation(types.void, types.int64, types.int64)
+def prefetch(builder: Ir, address: Ir, num_bytes: Ir) -> None:
     """Ask for this much memory, soon to be read. Any address will do: nothing is read through it now."""
+    pointer = builder.inttoptr(address, INT8.as_pointer())
 
-    def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        address, num_bytes = args
-        pointer = builder.inttoptr(address, INT8.as_pointer())
+    def step(index: Ir, carried: list[Ir]) -> list[Ir]:
+        prefetch_line(builder, pointer, index)
+        return carried
 
-        def step(index: Ir, carried: list[Ir]) -> list[Ir]:
-            prefetch_line(builder, pointer, index)
-            return carried
-
-        loop(builder, constant(0), num_bytes, _CACHE_LINE_BYTES, [], step)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    loop(builder, constant(0), num_bytes, _CACHE_LINE_BYTES, [], step)
 
 
-def _typed_narrow(_context: Ir, _x: Ir, _count: Ir, _out: Ir) -> Ir:
+@operation(types.void, types.int64, types.int64, types.int64)
+def narrow(builder: Ir, x: Ir, count: Ir, out: Ir) -> None:
     """Write `count` floats, a multiple of 8, as float16, rounded to even."""
+    row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, HALF.as_pointer())
 
-    def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        x, count, out = args
-        row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, HALF.as_pointer())
+    def step(index: Ir, carried: list[Ir]) -> list[Ir]:
+        halves = builder.fptrunc(load(builder, row, index, VECTOR), ir.VectorType(HALF, LANES))
+        store(builder, halves, target, index)
+        return carried
 
-        def step(index: Ir, carried: list[Ir]) -> list[Ir]:
-            halves = builder.fptrunc(load(builder, row, index, VECTOR), ir.VectorType(HALF, LANES))
-            store(builder, halves, target, index)
-            return carried
-
-        loop(builder, constant(0), count, LANES, [], step)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    loop(builder, constant(0), count, LANES, [], step)
 
 
-def _typed_put(_context: Ir, _address: Ir, _index: Ir, _value: Ir) -> Ir:
+@operation(types.void, types.int64, types.int64, types.float32)
+def put(builder: Ir, address: Ir, index: Ir, value: Ir) -> None:
     """Write a float32 as the element `index` of what lies at the address."""
+    store(builder, value, builder.inttoptr(address, FLOAT.as_pointer()), index)
 
-    def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        address, index, value = args
-        store(builder, value, builder.inttoptr(address, FLOAT.as_pointer()), index)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.float32), generate
-
-
-blend: Any = intrinsic(_typed_blend)
-half: Any = intrinsic(_typed_half)
-narrow: Any = intrinsic(_typed_narrow)
-prefetch: Any = intrinsic(_typed_prefetch)
-put: Any = intrinsic(_typed_put)
-dot: Any = intrinsic(_typed_dot)
-maximum: Any = intrinsic(_typed_maximum)
 
 # Three rows by four columns fill the sixteen vector registers of AVX2: twelve sums, three rows, one column.
 _dot_3x4, _dot_2x4, _dot_1x4 = (_dot_tile(rows, 4) for rows in (3, 2, 1))
@@ -310,7 +272,6 @@ def _dot_columns(
     out_stride: int,
     like: Stored,
 ) -> None:
-    """All rows with one column, or four."""
     row = 0
     while row < num_rows:
         x_row, out_row = x + FLOAT_BYTES * x_stride * row, out + FLOAT_BYTES * out_stride * row

@@ -459,7 +459,7 @@ class Claim:
 
 
 class Approach(Enum):
-    """How a scheduler comes to an executor that another one drives; TAKE_OVER displaces a live one of a lower claim."""
+    """How a scheduler comes to a driven executor; TAKE_OVER displaces a live one of a lower claim."""
 
     WAIT = "wait"
     TAKE_OVER = "take over"

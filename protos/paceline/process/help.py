@@ -35,7 +35,7 @@ class HelpParser(argparse.ArgumentParser):
 
     @override
     def format_usage(self) -> str:
-        """Return nothing: it says no more than the error below it, which names what is wrong."""
+        """Return nothing: the error below it says more."""
         return ""
 
     @override

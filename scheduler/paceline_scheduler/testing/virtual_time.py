@@ -1,11 +1,14 @@
 """An event loop whose time passes only when nothing else is left to do, so that timeouts cost a test nothing."""
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
+_LIMIT_S = 3600
 _Ready = list[tuple[selectors.SelectorKey, int]]
 
 
@@ -38,3 +41,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 def run_in_virtual_time(main: Coroutine[Any, Any, _T]) -> _T:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
+
+
+def in_virtual_time(test: Callable[_P, Coroutine[Any, Any, None]]) -> Callable[_P, None]:
+    """Runs a coroutine, an hour at most."""
+
+    @functools.wraps(test)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        run_in_virtual_time(asyncio.wait_for(test(*args, **kwargs), _LIMIT_S))
+
+    return run
+
+
+def now() -> float:
+    """Seconds of the loop that runs."""
+    return asyncio.get_running_loop().time()

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -12,7 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from paceline_scheduler.testing.measured_processes import NO_BUDGETS, room_for
+from paceline_cli.supervisor.programs import LOOPBACK, free_ports
+from paceline_scheduler.testing.measured_processes import NO_BUDGETS, cpu_ns, room_for
 
 _GIVE_UP_S = 30.0
 _STEP_MS = 25
@@ -50,8 +50,7 @@ class _Process:
     @property
     def cpu_s(self) -> float:
         """The CPU time it has taken so far, of all its threads, in seconds."""
-        # The clock of another process's CPU time, as clock_getcpuclockid(3) makes it.
-        return time.clock_gettime((~self._process.pid << 3) | 2)
+        return cpu_ns(self._process) / 1e9
 
     async def line(self, *words: str) -> str:
         """Return the first line that has all these words, waiting for it."""
@@ -91,21 +90,13 @@ class System:
                 executors.append(await _Process.start("cold_start.executor", *device))
                 stack.push_async_callback(executors[-1].kill)
             addresses = [(await executor.line("listening")).split()[-1] for executor in executors]
-            port, admin, health, metrics = _free_ports()
-            cache_dir = stack.enter_context(tempfile.TemporaryDirectory())
+            ports = free_ports(0).scheduler
             own = (
-                "--cache-dir",
-                cache_dir,
-                "--port",
-                str(port),
-                "--admin-port",
-                str(admin),
-                "--health-port",
-                str(health),
-                "--metrics-port",
-                str(metrics),
+                *("--cache-dir", stack.enter_context(tempfile.TemporaryDirectory())),
+                *("--port", str(ports.api), "--admin-port", str(ports.admin)),
+                *("--health-port", str(ports.health), "--metrics-port", str(ports.metrics)),
             )
-            system = System(executors, addresses, own, f"127.0.0.1:{port}")
+            system = System(executors, addresses, own, f"{LOOPBACK}:{ports.api}")
             stack.push_async_callback(system.kill_scheduler)
             await system.start_scheduler()
             await system.scheduler.line('"ready"')
@@ -145,11 +136,3 @@ class System:
         attached = max(parts.pop(name) for name in list(parts) if name.startswith("executor "))
         plans = [float((await executor.line("first plan")).split()[-1]) - killed_s for executor in self.executors]
         return parts | {"attached to all": attached, "first plan": min(plans), "first plan of all": max(plans)}
-
-
-def _free_ports() -> tuple[int, int, int, int]:
-    """Return ports that are free now, outside of the range that the system gives out by itself."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        first = 21000 + probe.getsockname()[1] % 5000
-    return first, first + 1, first + 2, first + 3

@@ -51,7 +51,7 @@ class KvUse:
 async def main() -> None:
     """Measure one row after another, and print the table."""
     print(f"measuring; load average {os.getloadavg()[0]:.1f} before the start", file=sys.stderr)
-    cold_starts = [scheduler_cold_start_s() for _ in range(_NUM_COLD_STARTS)]
+    cold_starts = [await scheduler_cold_start_s() for _ in range(_NUM_COLD_STARTS)]
     planning = _planning_cost()
     with running_system() as addresses:
         async with AsyncClient(addresses.api) as client:

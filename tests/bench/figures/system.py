@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline_client import Client
+from paceline_scheduler.testing.measured_processes import event, module_process
 
 _BIN = Path(sys.executable).parent
 _START_S = 300.0
@@ -39,26 +40,13 @@ def running_system() -> Iterator[Addresses]:
         process.wait(60)
 
 
-def scheduler_cold_start_s() -> float:
-    """Return the time from starting the scheduler's process until its port takes connections."""
-    port = _free_port()
-    ports = ["--port", str(port), "--admin-port", str(port + 1), "--health-port", str(port + 2), "--metrics-port", "0"]
+async def scheduler_cold_start_s() -> float:
+    """Return the time from starting the scheduler's process until its ports take connections."""
     start = time.perf_counter()
-    process = subprocess.Popen(
-        [str(_BIN / "paceline-scheduler"), "--executors", "127.0.0.1:1", *ports], stdout=subprocess.DEVNULL
-    )
-    try:
-        while time.perf_counter() - start < _START_S:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            except ConnectionRefusedError:
-                time.sleep(0.005)
-            else:
-                return time.perf_counter() - start
-        raise TimeoutError("the scheduler did not listen")
-    finally:
-        process.terminate()
-        process.wait(60)
+    ports = ("--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0")
+    async with module_process("paceline_scheduler", "--executors", "127.0.0.1:1", *ports) as process:
+        await event(process, "listening")
+        return time.perf_counter() - start
 
 
 def _free_port() -> int:

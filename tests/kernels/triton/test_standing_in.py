@@ -11,17 +11,13 @@ from paceline_kernels.rms_norm import rms_norm
 from paceline_kernels.scaled_linear import quantize_rows, scaled_linear
 from paceline_kernels.take_rows import take_rows
 from paceline_kernels.testing.bounds import BoundedMemory
+from paceline_kernels.testing.tensors import normal
 
 
 @pytest.fixture(autouse=True)
 def _needs_the_interpreter(device):
     if device.type != "cpu":
         pytest.skip("kernels are compiled here")
-
-
-def normal(*shape):
-    """Standard normal float32."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
 def test_float16_is_computed_only_where_the_cpu_stands_for_a_gpu():

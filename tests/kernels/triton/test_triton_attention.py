@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -32,12 +31,6 @@ def _small_segments(monkeypatch):
     monkeypatch.setattr(attention, "FIXED_QUANTUM", 128)
     monkeypatch.setattr(attention, "ROW_STEP", 2)
     monkeypatch.setattr(attention, "FOLD_PARTS", 2)
-
-
-@pytest.fixture
-def _products_by_row(monkeypatch):
-    """What the interpreter multiplies with: numpy's own product rounds a row by its place in the tile."""
-    monkeypatch.setattr(np, "matmul", lambda a, b, dtype: np.einsum("ik,kj->ij", a, b, dtype=dtype))
 
 
 def batch_of(rows, heads=(4, 2, 16), block_size=16, seed=0):

@@ -14,13 +14,9 @@ from paceline_kernels.sampling import SampleOutcome, Samples
 from paceline_kernels.step_inputs import PlanColumns, RowState
 from paceline_kernels.step_inputs import reference as step_inputs_reference
 from paceline_kernels.testing.bounds import BoundedMemory
+from paceline_kernels.testing.tensors import int32, placed
 
 MAX_TOKENS, BLOCK_SIZE, END = 20, 4, 99
-
-
-def int32(*values):
-    """A column."""
-    return torch.tensor(values, dtype=torch.int32)
 
 
 @dataclasses.dataclass
@@ -69,12 +65,6 @@ def columns_of(*rows):
 def copied(columns):
     """The same columns in other memory."""
     return placed(torch.clone, columns)
-
-
-def placed(place, columns):
-    """The same columns where `place` puts them, nested ones too."""
-    values = (getattr(columns, field.name) for field in dataclasses.fields(columns))
-    return type(columns)(*(placed(place, v) if dataclasses.is_dataclass(v) else place(v) for v in values))
 
 
 def assert_equal(ours, expected):

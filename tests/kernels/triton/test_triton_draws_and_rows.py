@@ -29,6 +29,7 @@ from paceline_kernels.sampling import reference as sampling_reference
 from paceline_kernels.sampling import triton as sampling_kernels
 from paceline_kernels.sampling.draw_rules import rules_of_draws
 from paceline_kernels.step_inputs import PlanColumns, RowState, reference, step_inputs
+from paceline_kernels.testing.tensors import placed
 
 LIMITS = RowLimits(num_rows=5, max_model_len=12, max_num_batched_tokens=64, num_blocks=20, block_size=4, vocab_size=9)
 END = 8
@@ -72,13 +73,6 @@ def random_placement(row, chance):
         end_token_ids=[END, 7][: row % 3],
         sampling=SamplingParams(row / 4, row, 0.5 + row / 10, row / 8, 2**63 + row),
     )
-
-
-def placed(place, columns):
-    """The same columns where kernels may use them, nested ones too."""
-    if isinstance(columns, torch.Tensor):
-        return place(columns)
-    return type(columns)(*(placed(place, getattr(columns, field.name)) for field in dataclasses.fields(columns)))
 
 
 def drawn_output(prepared, token_ids, problems):

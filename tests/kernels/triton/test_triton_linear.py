@@ -1,6 +1,5 @@
 """Matrix products on a GPU: right against float64 at odd sizes and for all weights, within bounds, and invariant."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,16 +14,12 @@ from paceline_kernels.linear.triton.launches import Product, product_of_16_bits
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows, scaled_linear
 from paceline_kernels.scaled_linear import reference as scaled_reference
 from paceline_kernels.scaled_linear import triton as scaled
+from paceline_kernels.testing.tensors import normal, placed
 
 # (tokens, out, in): around the sizes of tiles and of steps.
 SHAPES = [(1, 63, 100), (3, 1, 1), (8, 129, 129), (12, 70, 600), (17, 100, 1025)]
 # Of results of about 1, by the type of x: half a unit in the last place, with a little for float32's own sums.
 ROUNDING = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 5e-6}
-
-
-def normal(*shape, seed=0):
-    """Standard normal float32."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def problem(shape, dtype):
@@ -40,21 +35,10 @@ def scaled_problem(shape, dtype, weight_type):
     return x.to(dtype), quantize_rows(weight, weight_type), bias.to(dtype)
 
 
-def placed(place, weight):
-    """A weight of 8 bits where kernels may use it."""
-    return ScaledWeight(place(weight.values), place(weight.scales))
-
-
 def assert_close(ours, expected, bound=None):
     """Equal but for the rounding of our type."""
     bound = bound or ROUNDING[ours.dtype]
     torch.testing.assert_close(ours.cpu().float(), expected, rtol=bound, atol=bound)
-
-
-@pytest.fixture
-def _products_by_row(monkeypatch):
-    """What the interpreter multiplies with: numpy's own product rounds a row by its place in the tile."""
-    monkeypatch.setattr(np, "matmul", lambda a, b, dtype: np.einsum("ik,kj->ij", a, b, dtype=dtype))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

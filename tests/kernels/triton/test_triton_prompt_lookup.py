@@ -14,6 +14,7 @@ from paceline_kernels.prompt_lookup import lookup_drafts, reference
 from paceline_kernels.prompt_lookup import triton as kernels
 from paceline_kernels.step_inputs import PlanColumns, RowState
 from paceline_kernels.testing.bounds import BoundedMemory
+from paceline_kernels.testing.tensors import int32, placed
 
 MAX_TOKENS = 40
 
@@ -22,11 +23,6 @@ MAX_TOKENS = 40
 def _few_at_a_time(monkeypatch):
     """So that every loop goes round more than once."""
     monkeypatch.setattr(kernels, "_BLOCK", 16)
-
-
-def int32(*values):
-    """A column."""
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def columns_of(rows):
@@ -42,15 +38,10 @@ def columns_of(rows):
     return state, RowDraws(ints, num_known, ints, ends, nothing, ints, nothing, nothing, nothing.long(), ints)
 
 
-def moved(place, columns):
-    """The same columns where `place` puts them."""
-    return type(columns)(*(place(getattr(columns, name)) for name in columns.__slots__))
-
-
 def drafts_of(memory, rows, planned, max_drafts, min_chance=0.0):
     """Kernel and CPU write what the reference writes; returns the drafts of each row."""
     columns = (*columns_of(rows), PlanColumns(int32(*(row for row, _ in planned)), int32(*(n for _, n in planned))))
-    there, here = ([moved(put, each) for each in columns] for put in (memory.place, torch.clone))
+    there, here = ([placed(put, each) for each in columns] for put in (memory.place, torch.clone))
     chance = torch.tensor([min_chance])
     kernels.lookup_drafts(*there, max_drafts, memory.place(chance))
     lookup_drafts(*here, max_drafts, chance)
@@ -132,6 +123,6 @@ def test_other_devices_and_other_shapes_are_refused():
     plan = PlanColumns(int32(0), int32(2))
     with pytest.raises(KernelArgumentError, match="0 to 63 drafts, not 64"):
         lookup_drafts(state, rows, plan, 64, torch.zeros(1))
-    meta = [moved(lambda tensor: tensor.to("meta"), columns) for columns in (state, rows, plan)]
+    meta = [placed(lambda tensor: tensor.to("meta"), columns) for columns in (state, rows, plan)]
     with pytest.raises(UnsupportedDeviceError):
         lookup_drafts(*meta, 1, torch.zeros(1, device="meta"))

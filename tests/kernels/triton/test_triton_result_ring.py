@@ -18,6 +18,7 @@ from paceline_kernels.result_ring import ResultRing, RingReader, new_ring, refer
 from paceline_kernels.result_ring import triton as kernels
 from paceline_kernels.sampling import SampleOutcome, Samples, SamplingParameters
 from paceline_kernels.testing.bounds import BoundedMemory
+from paceline_kernels.testing.tensors import int32, placed
 
 MAX_PLANNED, MAX_DRAWS, MAX_LOGPROBS = 20, 60, 3
 CLOCK = torch.tensor([11, 2**40])
@@ -28,11 +29,6 @@ def _few_at_a_time(monkeypatch):
     """So that every loop goes round more than once."""
     monkeypatch.setattr(kernels, "_ROWS_AT_A_TIME", 4)
     monkeypatch.setattr(kernels, "_TOPS_AT_A_TIME", 16)
-
-
-def int32(*values):
-    """A column."""
-    return torch.tensor(values, dtype=torch.int32)
 
 
 @dataclasses.dataclass
@@ -72,17 +68,10 @@ def columns_of(rows, num_draws, num_logprobs=2):
     return Advanced(int32(*(row.num_accepted for row in rows)), finish), draws, samples
 
 
-def placed(memory, columns):
-    """The same columns where a kernel may use them, nested ones too."""
-    if isinstance(columns, torch.Tensor):
-        return memory.place(columns)
-    return type(columns)(*(placed(memory, getattr(columns, field.name)) for field in dataclasses.fields(columns)))
-
-
 def ring_on(memory, device, num_slots):
     """A ring that a kernel may write and the host may read."""
     ring = new_ring(num_slots, MAX_PLANNED, MAX_DRAWS, MAX_LOGPROBS, pinned=device.type == "cuda")
-    return ring if device.type == "cuda" else placed(memory, ring)
+    return ring if device.type == "cuda" else placed(memory.place, ring)
 
 
 def number_of(step):
@@ -93,7 +82,7 @@ def number_of(step):
 def written(memory, device, ring, step, columns, *, with_logprobs=False):
     """One step's results, in the ring; returns what is the next step for the device."""
     number = memory.place(number_of(step))
-    columns = [placed(memory, column) for column in columns]
+    columns = [placed(memory.place, column) for column in columns]
     kernels.write_results(ring, number, *columns, memory.place(CLOCK), with_logprobs=with_logprobs)
     if device.type == "cuda":
         torch.cuda.synchronize()

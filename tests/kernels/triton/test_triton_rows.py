@@ -18,15 +18,11 @@ from paceline_kernels.rms_norm import triton as rms_norm
 from paceline_kernels.take_rows import reference as take_rows_reference
 from paceline_kernels.take_rows import triton as take_rows
 from paceline_kernels.testing.bounds import BoundedMemory
+from paceline_kernels.testing.tensors import normal
 
 WIDTHS = [1, 63, 100, 129, 1025]
 # Half a unit in the last place of each type, with a little for float32's own sums.
 ROUNDING = {torch.float16: 6e-4, torch.bfloat16: 5e-3, torch.float32: 3e-6}
-
-
-def normal(*shape, dtype, seed=0):
-    """Standard normal numbers of a type."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def assert_close(ours, expected):

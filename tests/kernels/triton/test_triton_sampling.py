@@ -26,6 +26,7 @@ from paceline_kernels.sampling.triton.noise import (
     random_words,
 )
 from paceline_kernels.testing.bounds import BoundedMemory
+from paceline_kernels.testing.tensors import placed, random_logits
 
 CLOSE = 1e-5
 LISTS = ("allowed", "forbidden", "biased", "prompt", "output")
@@ -80,12 +81,6 @@ def parameters(filters, num_logprobs=-1):
     )
 
 
-def random_logits(num_rows, vocab_size, seed=0, spread=3.0):
-    """Normal logits with a few exact ties."""
-    logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
-    return (logits * 4).round() / 4
-
-
 def rules(*rows):
     """The rules of rows, each with the lists and penalties that it names; biases are 1, 2 and so on."""
 
@@ -105,15 +100,6 @@ def rules(*rows):
         frequency_penalty=penalty("frequency", 0.0),
         repetition_penalty=penalty("repetition", 1.0),
     )
-
-
-def placed(place, columns):
-    """The same columns on the device; None stays."""
-    if isinstance(columns, torch.Tensor):
-        return place(columns)
-    if columns is None:
-        return None
-    return type(columns)(*(placed(place, getattr(columns, field.name)) for field in dataclasses.fields(columns)))
 
 
 def kept(scaled, row, widened):

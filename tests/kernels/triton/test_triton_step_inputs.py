@@ -11,14 +11,10 @@ from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.step_inputs import PlanColumns, RowState, reference, step_inputs
 from paceline_kernels.step_inputs import triton as kernels
 from paceline_kernels.testing.bounds import BoundedMemory
+from paceline_kernels.testing.tensors import int32, placed
 
 NUM_ROWS, MAX_TOKENS, BLOCK_SIZE = 5, 600, 4
 MAX_BLOCKS = MAX_TOKENS // BLOCK_SIZE
-
-
-def int32(*values):
-    """A column."""
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def row_state(num_held, num_computed, finish=(0,) * NUM_ROWS):
@@ -39,11 +35,6 @@ def _small_programs(monkeypatch):
     """So that every loop goes round more than once."""
     monkeypatch.setattr(kernels, "BLOCK", dict.fromkeys(kernels.BLOCK, 16))
     monkeypatch.setattr(kernels, "_PROGRAMS_PER_ROW", 2)
-
-
-def placed(place, columns):
-    """The same columns on the device."""
-    return type(columns)(*(place(getattr(columns, field.name)) for field in dataclasses.fields(columns)))
 
 
 def check(place, state, plan, num_tokens):

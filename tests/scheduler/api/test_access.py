@@ -21,11 +21,9 @@ from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.errors import PermissionDeniedError
 from paceline_scheduler.testing.edge_server import serve_edge, wait_until
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+from paceline_scheduler.testing.tiny import LONG_MODEL
 from paceline_scheduler.tokens import Token, parse_tokens
 
-TOKENIZER = byte_level_tokenizer()
-MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"), max_model_len=4096)
 METHODS = methods_of(inference_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
 OPERATORS = ("Cancel", "Explain", "GetModel", "ListModels")
 LINES = "\n".join(
@@ -77,7 +75,7 @@ def tokens():
 @pytest.fixture
 def backend():
     """A backend with one model."""
-    return ScriptedBackend(MODEL)
+    return ScriptedBackend(LONG_MODEL)
 
 
 @pytest.fixture

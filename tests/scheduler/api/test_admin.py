@@ -6,7 +6,6 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
-from google.rpc.status_pb2 import Status
 
 from paceline.process.metrics import Meter
 from paceline.v1 import admin_pb2 as pb
@@ -21,6 +20,7 @@ from paceline_scheduler.observers.definitions import COUNTED
 from paceline_scheduler.observers.steps import MAX_WATCHERS, DraftTotals, StepRecord, StepTotals
 from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
 from paceline_scheduler.testing.edge_server import serve_edge, wait_until
+from paceline_scheduler.testing.refusals import refusal_of
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import served_model
@@ -66,29 +66,9 @@ async def server():
 
 
 @pytest.fixture
-def backend(server):
-    """Its backend."""
-    return server.backend
-
-
-@pytest.fixture
-async def stub(server):
+def stub(channel):
     """An operator."""
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield AdminServiceStub(channel)
-
-
-async def refusal(awaitable):
-    """The code of a failed call and its details, by kind."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await awaitable
-    packed = Status.FromString(dict(caught.value.trailing_metadata())["grpc-status-details-bin"])
-    details = {}
-    for detail in packed.details:
-        for kind in (ErrorInfo, BadRequest):
-            if detail.Is(kind.DESCRIPTOR):
-                details[kind] = kind.FromString(detail.value)
-    return caught.value.code(), details
+    return AdminServiceStub(channel)
 
 
 async def test_executors_are_listed_with_all_their_counts(stub):
@@ -187,7 +167,7 @@ async def test_requests_come_in_pages(stub, backend):
 )
 async def test_a_page_that_cannot_be_is_refused_by_its_field(stub, wrong):
     """Not taken for the first page, or for all states."""
-    code, details = await refusal(stub.ListRequests(pb.ListRequestsRequest(**wrong)))
+    code, _, details = await refusal_of(stub.ListRequests(pb.ListRequestsRequest(**wrong)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert [violation.field for violation in details[BadRequest].field_violations] == list(wrong)
 
@@ -196,7 +176,7 @@ async def test_an_executor_is_drained_by_its_address(stub, backend):
     """An unknown one is NOT_FOUND, with the known ones in the message."""
     response = await stub.DrainExecutor(pb.DrainExecutorRequest(address=EXECUTOR.address))
     assert (response.num_running_requests, backend.asked.drained) == (5, [EXECUTOR.address])
-    code, details = await refusal(stub.DrainExecutor(pb.DrainExecutorRequest(address="nowhere")))
+    code, _, details = await refusal_of(stub.DrainExecutor(pb.DrainExecutorRequest(address="nowhere")))
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR")
 
 
@@ -204,7 +184,7 @@ async def test_an_executor_that_is_not_attached_now_is_not_called_unknown(stub, 
     """There is nothing to drain yet, and it may attach at any time."""
     backend.known_executors = (replace(EXECUTOR, state=pb.EXECUTOR_STATE_CONNECTING, incarnation=0),)
     call = stub.DrainExecutor(pb.DrainExecutorRequest(address=EXECUTOR.address))
-    code, details = await refusal(call)
+    code, _, details = await refusal_of(call)
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
     assert await call.details() == f"executor '{EXECUTOR.address}' is known but not attached now; try again"
 
@@ -220,7 +200,7 @@ async def test_a_drain_is_taken_back(stub, backend):
 async def test_an_address_that_nobody_knows_is_answered_with_those_there_are(stub, backend, method, address):
     """However long it is: a status has to fit into headers."""
     call = getattr(stub, method)(getattr(pb, f"{method}Request")(address=address))
-    code, details = await refusal(call.read() if method == "WatchSteps" else call)
+    code, _, details = await refusal_of(call.read() if method == "WatchSteps" else call)
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR")
     assert (await call.details()).endswith(f"known are {EXECUTOR.address}")
     assert not backend.watch.sinks
@@ -245,7 +225,7 @@ async def test_a_limit_out_of_range_changes_nothing(stub, backend, name, value):
         value *= 2**32
     wrong = pb.Limits(max_num_queued_reqs=9, max_num_queued_tokens=9, max_num_batched_tokens=9)
     setattr(wrong, name, value)
-    code, details = await refusal(stub.SetLimits(pb.SetLimitsRequest(limits=wrong)))
+    code, _, details = await refusal_of(stub.SetLimits(pb.SetLimitsRequest(limits=wrong)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details[BadRequest].field_violations[0].field == f"limits.{name}"
     assert backend.limit_values == LimitValues(1024, 4_194_304, 2048)
@@ -283,7 +263,7 @@ async def test_bounds_of_tenants_change_as_a_whole_and_others_keep_theirs(stub, 
 async def test_a_bound_of_a_tenant_out_of_range_changes_nothing(stub, backend, sent, field):
     """It is named."""
     before = backend.limit_values
-    code, details = await refusal(stub.SetLimits(pb.SetLimitsRequest(limits={**sent, "max_num_queued_reqs": 9})))
+    code, _, details = await refusal_of(stub.SetLimits(pb.SetLimitsRequest(limits={**sent, "max_num_queued_reqs": 9})))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details[BadRequest].field_violations[0].field == field
     assert backend.limit_values == before
@@ -293,7 +273,7 @@ async def test_a_weight_is_refused_by_name(stub, backend):
     """It comes with a later version."""
     before = backend.limit_values
     limits = {"any_tenant": {"weight": 2}, "max_num_queued_reqs": 9}
-    code, details = await refusal(stub.SetLimits(pb.SetLimitsRequest(limits=limits)))
+    code, _, details = await refusal_of(stub.SetLimits(pb.SetLimitsRequest(limits=limits)))
     assert (code, details[ErrorInfo].metadata["feature"]) == (grpc.StatusCode.UNIMPLEMENTED, "limits.any_tenant.weight")
     assert backend.limit_values == before
 
@@ -347,7 +327,7 @@ async def test_one_watcher_too_many_is_refused_and_no_other_is_disturbed(stub, b
     """It is told what to do; the place of one that leaves is free."""
     calls = [stub.WatchSteps(pb.WatchStepsRequest()) for _ in range(MAX_WATCHERS)]
     await wait_until(lambda: len(backend.watch.sinks) == MAX_WATCHERS)
-    code, details = await refusal(stub.WatchSteps(pb.WatchStepsRequest()).read())
+    code, _, details = await refusal_of(stub.WatchSteps(pb.WatchStepsRequest()).read())
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHERS")
     for sink in tuple(backend.watch.sinks):
         sink.step_finished(step(7))
@@ -362,6 +342,6 @@ async def test_one_watcher_too_many_is_refused_and_no_other_is_disturbed(stub, b
 
 async def test_without_a_folder_no_plans_are_recorded(stub):
     """Which option it takes is said."""
-    code, details = await refusal(stub.SetPlanRecording(pb.SetPlanRecordingRequest(name="x")))
+    code, _, details = await refusal_of(stub.SetPlanRecording(pb.SetPlanRecordingRequest(name="x")))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert details[ErrorInfo].reason == "NO_RECORD_DIR"

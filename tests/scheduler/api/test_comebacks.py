@@ -6,29 +6,19 @@ from contextlib import aclosing
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
-from google.rpc.status_pb2 import Status
 
 from paceline.plan.values import FinishReason, RecordId
 from paceline.process.callers import ANYBODY
 from paceline.v1 import inference_pb2 as pb
-from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_session import serve_session
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.testing.edge_server import NOON, serve_edge, wait_until
+from paceline_scheduler.testing.refusals import refusal_of
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+from paceline_scheduler.testing.tiny import END, MODEL, encode
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
-
-TOKENIZER = byte_level_tokenizer()
-END = TOKENIZER.token_to_id("<|im_end|>")
-MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"))
-
-
-def encode(text):
-    """The tokens of a text."""
-    return TOKENIZER.encode(text).ids
 
 
 def generate(**fields):
@@ -54,19 +44,6 @@ async def server():
     """A server with one model, for whose sessions a tenth of a second is a long silence."""
     async with serve_edge(ScriptedBackend(MODEL), EdgeLimits(heartbeat_s=0.02, silence_s=0.1)) as server:
         yield server
-
-
-@pytest.fixture
-def backend(server):
-    """Its backend."""
-    return server.backend
-
-
-@pytest.fixture
-async def stub(server):
-    """A client of it."""
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield InferenceServiceStub(channel)
 
 
 @pytest.fixture
@@ -124,11 +101,8 @@ async def test_a_generate_call_is_resumed_by_a_session_and_ends_with_aborted(stu
     assert (await call.read()).delta.text == "a"
     session = stub.Session()
     await session.write(comeback())
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.read()
-    assert caught.value.code() is grpc.StatusCode.ABORTED
-    details = Status.FromString(dict(caught.value.trailing_metadata())["grpc-status-details-bin"]).details
-    assert ErrorInfo.FromString(details[0].value).reason == "STALE_ATTACHMENT"
+    code, _, details = await refusal_of(call.read())
+    assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.ABORTED, "STALE_ATTACHMENT")
     backend.step({handle: encode("b")})
     assert (await read(session)).deltas[0].delta.text == "b"
     session.cancel()

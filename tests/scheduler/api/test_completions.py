@@ -20,16 +20,7 @@ from paceline_scheduler.errors import (
     UnknownRequestError,
 )
 from paceline_scheduler.testing.edge_client import EdgeClient, scripted_edge
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
-
-TOKENIZER = byte_level_tokenizer()
-END = TOKENIZER.token_to_id("<|im_end|>")
-MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"), max_model_len=4096)
-
-
-def encode(text):
-    """The tokens of a text."""
-    return TOKENIZER.encode(text).ids
+from paceline_scheduler.testing.tiny import END, LONG_MODEL, encode
 
 
 def asking(n=None, request_id="r1", stopping=None, **output):
@@ -51,7 +42,7 @@ def shape(content):
 async def edge():
     """An edge over a scripted backend with one model."""
     async with scripted_edge(
-        MODEL, EdgeLimits(max_stream_bytes=4096, max_session_requests=16, max_held_tokens=8)
+        LONG_MODEL, EdgeLimits(max_stream_bytes=4096, max_session_requests=16, max_held_tokens=8)
     ) as edge:
         yield edge
 

@@ -23,18 +23,10 @@ from paceline_scheduler.errors import (
 )
 from paceline_scheduler.testing.edge_client import EdgeClient, scripted_edge
 from paceline_scheduler.testing.returning_client import ReturningClient
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+from paceline_scheduler.testing.tiny import END, LONG_MODEL, encode
 
-TOKENIZER = byte_level_tokenizer()
-END = TOKENIZER.token_to_id("<|im_end|>")
-MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"), max_model_len=4096)
 KEY = RecordId("", "r1")
 STOP = FinishReason.STOP
-
-
-def encode(text):
-    """The tokens of a text."""
-    return TOKENIZER.encode(text).ids
 
 
 def asking(n=None, **fields):
@@ -45,7 +37,7 @@ def asking(n=None, **fields):
 @pytest.fixture
 async def edge():
     """An edge over a scripted backend with one model."""
-    async with scripted_edge(MODEL, EdgeLimits(max_stream_bytes=4096, max_session_requests=8)) as edge:
+    async with scripted_edge(LONG_MODEL, EdgeLimits(max_stream_bytes=4096, max_session_requests=8)) as edge:
         yield edge
 
 

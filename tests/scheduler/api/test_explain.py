@@ -7,15 +7,7 @@ from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.testing.edge_server import serve_edge
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
-
-TOKENIZER = byte_level_tokenizer()
-MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"))
-
-
-def encode(text):
-    """The tokens of a text."""
-    return TOKENIZER.encode(text).ids
+from paceline_scheduler.testing.tiny import MODEL, encode
 
 
 @pytest.fixture

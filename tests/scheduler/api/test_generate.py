@@ -6,7 +6,6 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
-from google.rpc.status_pb2 import Status
 from structlog.testing import capture_logs
 
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
@@ -16,17 +15,9 @@ from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.errors import DeadlineExceededError, QueueFullError
 from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, serve_edge, wait_until
+from paceline_scheduler.testing.refusals import refusal_of
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
-
-TOKENIZER = byte_level_tokenizer()
-END = TOKENIZER.token_to_id("<|im_end|>")
-MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"))
-
-
-def encode(text):
-    """The tokens of a text."""
-    return TOKENIZER.encode(text).ids
+from paceline_scheduler.testing.tiny import END, MODEL, TOKENIZER, encode
 
 
 @pytest.fixture
@@ -36,36 +27,9 @@ async def server():
         yield server
 
 
-@pytest.fixture
-def backend(server):
-    """Its backend."""
-    return server.backend
-
-
-@pytest.fixture
-async def stub(server):
-    """A client of it."""
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield InferenceServiceStub(channel)
-
-
-async def refusal(call):
-    """The code of a failed call and its details, by kind."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in call:
-            pass
-    return caught.value.code(), details_of(caught.value)
-
-
-def details_of(error):
-    """The google.rpc details of a status."""
-    packed = Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
-    found = {}
-    for detail in packed.details:
-        for kind in (ErrorInfo, BadRequest):
-            if detail.Is(kind.DESCRIPTOR):
-                found[kind] = kind.FromString(detail.value)
-    return found
+async def rest_of(call):
+    """Read to the end."""
+    return [message async for message in call]
 
 
 async def serve_one(stub, backend):
@@ -73,7 +37,7 @@ async def serve_one(stub, backend):
     call = stub.Generate(pb.GenerateRequest(text="hi"))
     handle = (await backend.next_request()).handle
     backend.step({handle: encode("Paris")}, {handle: FinishReason.LENGTH})
-    return "".join([response.delta.text async for response in call])
+    return "".join(response.delta.text for response in await rest_of(call))
 
 
 async def test_tokens_stream_as_they_come(stub, backend):
@@ -149,7 +113,7 @@ async def test_logprobs_arrive_with_their_tokens(stub, backend):
 )
 async def test_a_bad_request_names_its_field_and_the_next_request_works(stub, backend, fields, name):
     """INVALID_ARGUMENT with BadRequest."""
-    code, details = await refusal(stub.Generate(pb.GenerateRequest(**fields)))
+    code, _, details = await refusal_of(stub.Generate(pb.GenerateRequest(**fields)).read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert [violation.field for violation in details[BadRequest].field_violations] == [name]
     assert await serve_one(stub, backend) == "Paris"
@@ -164,7 +128,7 @@ async def test_a_bad_request_names_its_field_and_the_next_request_works(stub, ba
 )
 async def test_an_unsupported_field_names_itself(stub, fields, feature):
     """UNIMPLEMENTED with ErrorInfo."""
-    code, details = await refusal(stub.Generate(pb.GenerateRequest(text="hi", **fields)))
+    code, _, details = await refusal_of(stub.Generate(pb.GenerateRequest(text="hi", **fields)).read())
     assert code is grpc.StatusCode.UNIMPLEMENTED
     assert details[ErrorInfo].metadata["feature"] == feature
 
@@ -175,10 +139,10 @@ async def test_an_unsupported_field_names_itself(stub, fields, feature):
      (b"\x98\x3f\x01" * 1_000_000, "prompt")],
     ids=["truncated", "not-utf-8", "half-a-surrogate-pair", "a-million-unknown-fields"],
 )  # fmt: skip
-async def test_bytes_that_are_no_message_end_their_call_only(server, stub, backend, data, name):
+async def test_bytes_that_are_no_message_end_their_call_only(channel, stub, backend, data, name):
     """INVALID_ARGUMENT; fields that nobody knows are ignored."""
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        code, details = await refusal(channel.unary_stream("/paceline.v1.InferenceService/Generate")(data))
+    call = channel.unary_stream("/paceline.v1.InferenceService/Generate")(data)
+    code, _, details = await refusal_of(call.read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details[BadRequest].field_violations[0].field == name
     assert await serve_one(stub, backend) == "Paris"
@@ -186,23 +150,16 @@ async def test_bytes_that_are_no_message_end_their_call_only(server, stub, backe
 
 async def test_a_message_beyond_the_limit_is_refused_before_it_is_read(stub, backend):
     """4 MiB."""
-    code, _ = await refusal_without_details(stub.Generate(pb.GenerateRequest(text="x" * (4 * 1024 * 1024))))
+    code, _, _ = await refusal_of(stub.Generate(pb.GenerateRequest(text="x" * (4 * 1024 * 1024))).read())
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert await serve_one(stub, backend) == "Paris"
-
-
-async def refusal_without_details(call):
-    """The code and text of a call that gRPC itself refused."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.read()
-    return caught.value.code(), caught.value.details()
 
 
 async def test_a_refusal_by_the_backend_says_when_to_come_back(stub, backend):
     """In gRPC's own form too."""
     backend.refusal = QueueFullError("the queue is full", 0.5)
     call = stub.Generate(pb.GenerateRequest(text="hi"))
-    code, details = await refusal(call)
+    code, _, details = await refusal_of(call.read())
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
     assert 400 <= int(dict(await call.trailing_metadata())["grpc-retry-pushback-ms"]) <= 600
 
@@ -214,15 +171,8 @@ async def test_a_failure_ends_the_call_after_its_output(stub, backend):
     backend.step({handle: encode("Pa")})
     backend.fail(handle, DeadlineExceededError("the timeout passed"))
     assert (await call.read()).delta.text == "Pa"
-    code, details = await refusal_of_read(call)
+    code, _, details = await refusal_of(call.read())
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
-
-
-async def refusal_of_read(call):
-    """As `refusal`, for a call that is being read."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.read()
-    return caught.value.code(), details_of(caught.value)
 
 
 async def test_an_unexpected_error_shows_nothing_of_itself(stub, backend, monkeypatch):
@@ -235,7 +185,7 @@ async def test_an_unexpected_error_shows_nothing_of_itself(stub, backend, monkey
     request = pb.GenerateRequest(request_id="r", tenant="t", text="hi", trace_parent=f"00-{'a' * 32}-{'b' * 16}-01")
     with capture_logs() as lines:
         call = stub.Generate(request)
-        code, details = await refusal(call)
+        code, _, details = await refusal_of(call.read())
     ((event, *about),) = [[line[key] for key in ("event", "request_id", "tenant", "trace_id")] for line in lines]
     assert (event, about) == ("call_failed", ["r", "t", "a" * 32])
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
@@ -283,9 +233,8 @@ async def test_cancel_ends_a_request_of_the_same_tenant(stub, backend):
         ("t", "x" * 129, grpc.StatusCode.INVALID_ARGUMENT),
         ("t", "", grpc.StatusCode.INVALID_ARGUMENT),
     ):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Cancel(pb.CancelRequest(tenant=tenant, request_id=request_id))
-        assert caught.value.code() is code
+        refusal = await refusal_of(stub.Cancel(pb.CancelRequest(tenant=tenant, request_id=request_id)))
+        assert refusal.code is code
     await stub.Cancel(pb.CancelRequest(tenant="t", request_id="r"))
     assert (await call.read()).delta.finish.reason == sampling_pb2.FINISH_REASON_CANCELLED
     assert await call.read() is grpc.aio.EOF
@@ -310,7 +259,7 @@ async def test_a_client_that_does_not_read_is_cut_and_others_are_not(server, stu
         backend.step({other_handle: encode("z")}, {other_handle: FinishReason.LENGTH})
         assert (await other.read()).delta.text == "z"
         assert [(handle, reason) for handle, _, reason in backend.asked.ended] == [(slow_handle, FinishReason.ERROR)]
-        code, details = await refusal(slow)
+        code, _, details = await refusal_of(rest_of(slow))
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER")
 
 
@@ -330,13 +279,9 @@ async def test_models_are_listed_and_described(stub, backend):
     assert (list(model.end_token_ids), model.has_chat_template, model.num_executors) == ([END], True, 1)
     assert not model.default_sampling.HasField("temperature")
     assert (await stub.GetModel(pb.GetModelRequest())).model == model
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.GetModel(pb.GetModelRequest(model="missing"))
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert (await refusal_of(stub.GetModel(pb.GetModelRequest(model="missing")))).code is grpc.StatusCode.NOT_FOUND
     backend.served = ()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.GetModel(pb.GetModelRequest())
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert (await refusal_of(stub.GetModel(pb.GetModelRequest()))).code is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_tokenize_and_detokenize_are_inverse(stub):
@@ -369,10 +314,9 @@ async def test_detokenize_skips_special_tokens_unless_told_otherwise(stub):
 )
 async def test_the_short_calls_name_a_wrong_field_too(stub, method, request_, name):
     """The same rules as for Generate."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await getattr(stub, method)(request_)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert [violation.field for violation in details_of(caught.value)[BadRequest].field_violations] == [name]
+    code, _, details = await refusal_of(getattr(stub, method)(request_))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert [violation.field for violation in details[BadRequest].field_violations] == [name]
 
 
 async def test_a_generate_call_ends_with_its_last_completion(stub, backend):

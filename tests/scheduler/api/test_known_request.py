@@ -10,10 +10,7 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.testing.edge_client import scripted_edge
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.returning_client import ReturningClient
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
-
-TOKENIZER = byte_level_tokenizer()
-MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"))
+from paceline_scheduler.testing.tiny import MODEL, TOKENIZER
 
 
 @pytest.fixture

@@ -5,22 +5,20 @@ from types import SimpleNamespace
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
-from google.rpc.status_pb2 import Status
 from structlog.testing import capture_logs
 
 from paceline.plan.values import FinishReason
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
-from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.servicer_guard import Guard
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.testing.edge_server import serve_edge
+from paceline_scheduler.testing.refusals import refusal_of
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+from paceline_scheduler.testing.tiny import MODEL
 
-MODEL = served_model(tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>"))
 A_MILLION_UNKNOWN_FIELDS = b"\xf8\x07\x01" * 1_000_000
 
 
@@ -31,37 +29,14 @@ async def server():
         yield server
 
 
-@pytest.fixture
-async def channel(server):
-    """A client's connection to it."""
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield channel
-
-
-@pytest.fixture
-def stub(channel):
-    """That client."""
-    return InferenceServiceStub(channel)
-
-
-async def refusal(awaitable):
-    """The code, the sentence and the details, by kind, of a call that fails."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await awaitable
-    packed = Status.FromString(dict(caught.value.trailing_metadata())["grpc-status-details-bin"])
-    kinds = (ErrorInfo, BadRequest, RetryInfo)
-    details = {kind: kind.FromString(d.value) for d in packed.details for kind in kinds if d.Is(kind.DESCRIPTOR)}
-    return caught.value.code(), caught.value.details(), details
-
-
 async def test_every_refusal_is_told_once_with_its_reason(server, stub):
     """Whether it is refused before its prompt is read, or after; what is taken is not told."""
     told = []
     server.edge.on_refusal(lambda key, model, trace, error: told.append((key.request_id, model, trace, type(error))))
-    await refusal(stub.Generate(pb.GenerateRequest(request_id="a" * 1000, text="x")).read())
-    await refusal(stub.Generate(pb.GenerateRequest(request_id="b", text="x", model="none", trace_parent="t")).read())
+    await refusal_of(stub.Generate(pb.GenerateRequest(request_id="a" * 1000, text="x")).read())
+    await refusal_of(stub.Generate(pb.GenerateRequest(request_id="b", text="x", model="none", trace_parent="t")).read())
     server.backend.refusal = NoExecutorError("no executor", 1.0)
-    await refusal(stub.Generate(pb.GenerateRequest(request_id="c", text="x")).read())
+    await refusal_of(stub.Generate(pb.GenerateRequest(request_id="c", text="x")).read())
     running = stub.Generate(pb.GenerateRequest(request_id="d", text="x"))
     request = await server.backend.next_request()
     server.backend.step({request.handle: [5]}, {request.handle: FinishReason.LENGTH})
@@ -77,7 +52,7 @@ async def test_every_refusal_is_told_once_with_its_reason(server, stub):
 async def test_a_standby_refuses_what_is_new_before_it_looks_at_it(server, stub):
     """It names the active scheduler, whatever else is wrong with the request."""
     server.backend.active = Holder("a", 7, "host:1")
-    code, sentence, details = await refusal(stub.Generate(pb.GenerateRequest()).read())
+    code, sentence, details = await refusal_of(stub.Generate(pb.GenerateRequest()).read())
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "STANDBY")
     assert sentence == "this scheduler stands by; host:1 serves (term 7)"
     assert 0.1 <= details[RetryInfo].retry_delay.ToMilliseconds() / 1000 <= 0.2
@@ -127,7 +102,7 @@ async def test_the_largest_request_of_known_fields_is_taken(server, stub):
 async def test_a_model_whose_executors_all_drain_is_unavailable_for_now(server, stub):
     """It is still listed, as what runs there finishes; the client is told to come back."""
     server.backend.refusal = NoExecutorError("every executor of the model drains; try again", 1.0)
-    code, _, details = await refusal(stub.Generate(pb.GenerateRequest(text="hi")).read())
+    code, _, details = await refusal_of(stub.Generate(pb.GenerateRequest(text="hi")).read())
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
     assert 800 <= details[RetryInfo].retry_delay.ToMilliseconds() <= 1200
     assert len(server.edge.requests) == 0
@@ -136,7 +111,7 @@ async def test_a_model_whose_executors_all_drain_is_unavailable_for_now(server, 
 async def test_a_prompt_that_never_fits_the_queue_is_invalid_and_not_to_be_sent_again(server, stub):
     """The backend knows the queue; its refusal names the field."""
     server.backend.refusal = InvalidRequestError("prompt", "has 50 tokens, the queue takes at most 40")
-    code, _, details = await refusal(stub.Generate(pb.GenerateRequest(text="hi")).read())
+    code, _, details = await refusal_of(stub.Generate(pb.GenerateRequest(text="hi")).read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details[BadRequest].field_violations[0].field == "prompt"
     assert RetryInfo not in details
@@ -144,9 +119,9 @@ async def test_a_prompt_that_never_fits_the_queue_is_invalid_and_not_to_be_sent_
 
 async def test_tokenize_names_only_prompts_it_takes(stub):
     """It takes no token ids."""
-    code, sentence, _ = await refusal(stub.Tokenize(pb.TokenizeRequest()))
+    code, sentence, _ = await refusal_of(stub.Tokenize(pb.TokenizeRequest()))
     assert (code, sentence) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt: is missing: set one of text and chat")
-    code, sentence, _ = await refusal(stub.Generate(pb.GenerateRequest()).read())
+    code, sentence, _ = await refusal_of(stub.Generate(pb.GenerateRequest()).read())
     assert sentence == "prompt: is missing: set one of text, chat and token_ids"
 
 

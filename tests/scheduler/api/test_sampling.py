@@ -3,38 +3,26 @@
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest
-from google.rpc.status_pb2 import Status
 
 from paceline.plan.values import FinishReason, TokenLogprobs
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
-from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.testing.edge_server import serve_edge
+from paceline_scheduler.testing.refusals import refusal_of
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
-
-TOKENS = byte_level_tokenizer()
-END_ID = TOKENS.token_to_id("<|im_end|>")
-SERVED = served_model(tokenizer_source(TOKENS, eos_token="<|im_end|>"))
+from paceline_scheduler.testing.tiny import END, MODEL, encode
 
 
 @pytest.fixture
 async def server():
     """A server with one model."""
-    async with serve_edge(ScriptedBackend(SERVED)) as server:
+    async with serve_edge(ScriptedBackend(MODEL)) as server:
         yield server
-
-
-@pytest.fixture
-async def stub(server):
-    """A client of it."""
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield InferenceServiceStub(channel)
 
 
 def spelt(text):
     """The tokens of a part of a text."""
-    return tuple(TOKENS.encode(text).ids)
+    return tuple(encode(text))
 
 
 async def submitted(stub, server, **fields):
@@ -45,13 +33,9 @@ async def submitted(stub, server, **fields):
 
 async def field_at_fault(call):
     """The field that an INVALID_ARGUMENT names."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.read()
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    packed = Status.FromString(dict(caught.value.trailing_metadata())["grpc-status-details-bin"])
-    violations = BadRequest()
-    assert any(detail.Unpack(violations) for detail in packed.details)
-    return violations.field_violations[0].field
+    code, _, details = await refusal_of(call.read())
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    return details[BadRequest].field_violations[0].field
 
 
 async def test_penalties_and_lists_reach_the_core_as_they_were_sent(stub, server):
@@ -73,7 +57,7 @@ async def test_a_minimum_masks_the_models_end_tokens_even_where_they_are_ignored
     """They do not end the completion, and before the minimum they are not drawn either."""
     stopping = sampling_pb2.StoppingParams(min_tokens=3, stop_token_ids=[7], ignore_eos=True)
     sent = await submitted(stub, server, stopping=stopping)
-    assert (sent.min_tokens, sent.end_token_ids, sent.ignored_end_token_ids) == (3, (7,), (END_ID,))
+    assert (sent.min_tokens, sent.end_token_ids, sent.ignored_end_token_ids) == (3, (7,), (END,))
 
 
 async def test_a_stop_text_before_the_minimum_is_text(stub, server):

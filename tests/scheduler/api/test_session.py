@@ -19,16 +19,7 @@ from paceline_scheduler.api.servicer_session import serve_session
 from paceline_scheduler.errors import DeadlineExceededError
 from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, serve_edge, wait_until
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
-
-TOKENIZER = byte_level_tokenizer()
-END = TOKENIZER.token_to_id("<|im_end|>")
-MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"), max_model_len=4096)
-
-
-def encode(text):
-    """The tokens of a text."""
-    return TOKENIZER.encode(text).ids
+from paceline_scheduler.testing.tiny import END, LONG_MODEL, encode
 
 
 class Session:
@@ -61,21 +52,8 @@ class Session:
 async def server():
     """A server with one model."""
     limits = EdgeLimits(max_stream_bytes=16 * 1024, max_session_requests=100, heartbeat_s=0.05)
-    async with serve_edge(ScriptedBackend(MODEL), limits) as server:
+    async with serve_edge(ScriptedBackend(LONG_MODEL), limits) as server:
         yield server
-
-
-@pytest.fixture
-def backend(server):
-    """Its backend."""
-    return server.backend
-
-
-@pytest.fixture
-async def stub(server):
-    """A client of it."""
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield InferenceServiceStub(channel)
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, serve_edge
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+from paceline_scheduler.testing.tiny import MODEL, encode
+from paceline_scheduler.testing.tokenizers import served_model
 
 NUM_SLOW, NUM_FAST = 100, 8
 MAX_STREAM_BYTES = 16 * 1024
-TOKENIZER = byte_level_tokenizer()
-MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"), max_model_len=1 << 20)
-LETTER = TOKENIZER.encode("y").ids
-PART = TOKENIZER.encode("x" * 20).ids  # a step's output of one slow client, most of whose bytes are log-probabilities
+ENDLESS_MODEL = served_model(MODEL.tokenizer, max_model_len=1 << 20)
+LETTER = encode("y")
+PART = encode("x" * 20)  # a step's output of one slow client, most of whose bytes are log-probabilities
 NUM_TOP = 20
 LOGPROBS = tuple(TokenLogprobs(token, -1.0, tuple((top, -1.0) for top in range(NUM_TOP))) for token in PART)
 PART_BYTES = 8 * 1024  # at most
@@ -58,7 +58,7 @@ async def test_a_hundred_clients_that_do_not_read_are_cut_and_find_every_token_l
     """What waits for each stays in bounds, and those that read get every step at once."""
     async with AsyncExitStack() as stack:
         limits = EdgeLimits(max_stream_bytes=MAX_STREAM_BYTES)
-        server = await stack.enter_async_context(serve_edge(ScriptedBackend(MODEL), limits))
+        server = await stack.enter_async_context(serve_edge(ScriptedBackend(ENDLESS_MODEL), limits))
         backend, slow = server.backend, []
         for number in range(NUM_SLOW):
             channel = grpc.aio.insecure_channel(server.address, options=SLOW_CHANNEL)

@@ -6,11 +6,11 @@ from urllib.parse import quote
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
-from google.rpc.status_pb2 import Status
 
 from paceline_scheduler import errors
 from paceline_scheduler.api import status
 from paceline_scheduler.holder import Holder
+from paceline_scheduler.testing.refusals import details_of
 
 REFUSALS_AND_FAILURES = [
     (errors.InvalidRequestError("sampling.top_p", "is 2"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"),
@@ -48,13 +48,7 @@ REFUSALS_AND_FAILURES = [
 
 def details(error):
     """The google.rpc details of an error, by kind, as a client unpacks them."""
-    metadata = dict(status.trailing_metadata(status.describe(error)))
-    found = {}
-    for packed in Status.FromString(metadata["grpc-status-details-bin"]).details:
-        for kind in (ErrorInfo, BadRequest, RetryInfo):
-            if packed.Is(kind.DESCRIPTOR):
-                found[kind] = kind.FromString(packed.value)
-    return found
+    return details_of(status.trailing_metadata(status.describe(error)))
 
 
 @pytest.mark.parametrize(("error", "code", "reason"), REFUSALS_AND_FAILURES)

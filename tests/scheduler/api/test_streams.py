@@ -21,16 +21,7 @@ from paceline_scheduler.errors import (
     UnknownRequestError,
 )
 from paceline_scheduler.testing.edge_client import EdgeClient, scripted_edge
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
-
-TOKENIZER = byte_level_tokenizer()
-END = TOKENIZER.token_to_id("<|im_end|>")
-MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"), max_model_len=4096)
-
-
-def encode(text):
-    """The tokens of a text."""
-    return TOKENIZER.encode(text).ids
+from paceline_scheduler.testing.tiny import END, LONG_MODEL, TOKENIZER, encode
 
 
 def rolling_hash(token_ids):
@@ -54,7 +45,7 @@ class Client(EdgeClient):
 @pytest.fixture
 async def edge():
     """An edge over a scripted backend with one model."""
-    async with scripted_edge(MODEL, EdgeLimits(max_stream_bytes=4096, max_session_requests=4)) as edge:
+    async with scripted_edge(LONG_MODEL, EdgeLimits(max_stream_bytes=4096, max_session_requests=4)) as edge:
         yield edge
 
 
@@ -341,7 +332,7 @@ async def test_draining_refuses_new_requests_and_waits_for_running_ones(client, 
 
 async def test_a_request_may_wait_for_a_replaced_model(client, backend):
     """Each request is checked against the models served when it came."""
-    backend.served = (replace(MODEL, name="other", max_model_len=8),)
+    backend.served = (replace(LONG_MODEL, name="other", max_model_len=8),)
     assert (await client.start()).model == "other"
     with pytest.raises(InvalidRequestError, match="at most 7 fit"):
         await client.start("r2", token_ids={"ids": [1] * 8})

@@ -11,17 +11,7 @@ from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.testing.edge_client import scripted_edge
 from paceline_scheduler.testing.returning_client import ReturningClient
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
-
-TOKENIZER = byte_level_tokenizer()
-END = TOKENIZER.token_to_id("<|im_end|>")
-MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"))
-
-
-def encode(text):
-    """The tokens of a text."""
-    return TOKENIZER.encode(text).ids
-
+from paceline_scheduler.testing.tiny import END, MODEL, TOKENIZER, encode
 
 # Tokens that make characters, stop texts, special tokens and ends lie across every border.
 LETTERS = (*encode("ab€ab€ab"), TOKENIZER.token_to_id("<|im_start|>"), END)

@@ -17,7 +17,7 @@ from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
-from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+from paceline_scheduler.testing.virtual_time import in_virtual_time
 
 HONEST, LIAR = "executor:1", "liar:1"
 MADE_UP = "evil.example:1"
@@ -86,36 +86,30 @@ def liar_of(rig):
 
 
 @pytest.mark.parametrize("term", [MAX_TERM - 1, MAX_TERM, 2**63 - 1, 2**63, 2**64 - 1])
-def test_a_term_that_nobody_can_have_come_to_is_that_executors_own_trouble(term):
+@in_virtual_time
+async def test_a_term_that_nobody_can_have_come_to_is_that_executors_own_trouble(term):
     """The claim made at the honest one stays one above which the next scheduler can rise."""
-
-    async def main():
-        async with beside(told_term=lambda _: term) as (deployment, rig, _):
-            await rig.until_ready()
-            await asyncio.sleep(5)
-            await assert_served(rig)
-            assert (rig.leadership.claim.term, deployment[HONEST].epoch) == (1, 1)
-            assert liar_of(rig).state == ShownState.LOST
-            assert f"term {term}, which no scheduler can have reached" in liar_of(rig).last_error
-
-    run_in_virtual_time(main())
+    async with beside(told_term=lambda _: term) as (deployment, rig, _):
+        await rig.until_ready()
+        await asyncio.sleep(5)
+        await assert_served(rig)
+        assert (rig.leadership.claim.term, deployment[HONEST].epoch) == (1, 1)
+        assert liar_of(rig).state == ShownState.LOST
+        assert f"term {term}, which no scheduler can have reached" in liar_of(rig).last_error
 
 
 @pytest.mark.parametrize("term", [0, 1, MAX_TERM - 1, MAX_TERM, 2**62, 2**64 - 1, 10**30])
-def test_superseded_by_a_term_that_cannot_be_is_that_executors_own_trouble(term):
+@in_virtual_time
+async def test_superseded_by_a_term_that_cannot_be_is_that_executors_own_trouble(term):
     """Nothing is given up, and nobody is sent to the address that was made up."""
-
-    async def main():
-        async with beside(refused_by=lambda _: term) as (deployment, rig, _):
-            await rig.until_ready()
-            await asyncio.sleep(5)
-            await assert_served(rig)
-            assert (rig.leadership.claim.term, deployment[HONEST].epoch) == (1, 1)
-            assert rig.executors.readiness == Readiness(ServingStatus.SERVING)
-            assert (liar_of(rig).state, liar_of(rig).holder) == (ShownState.LOST, None)
-            assert "restart this executor" in liar_of(rig).last_error
-
-    run_in_virtual_time(main())
+    async with beside(refused_by=lambda _: term) as (deployment, rig, _):
+        await rig.until_ready()
+        await asyncio.sleep(5)
+        await assert_served(rig)
+        assert (rig.leadership.claim.term, deployment[HONEST].epoch) == (1, 1)
+        assert rig.executors.readiness == Readiness(ServingStatus.SERVING)
+        assert (liar_of(rig).state, liar_of(rig).holder) == (ShownState.LOST, None)
+        assert "restart this executor" in liar_of(rig).last_error
 
 
 @pytest.mark.parametrize(
@@ -126,43 +120,34 @@ def test_superseded_by_a_term_that_cannot_be_is_that_executors_own_trouble(term)
     ],
     ids=["superseded by the next term", "claimed by the next term"],
 )
-def test_who_makes_up_the_next_term_again_and_again_is_believed_less_and_less_often(lies):
+@in_virtual_time
+async def test_who_makes_up_the_next_term_again_and_again_is_believed_less_and_less_often(lies):
     """It cannot be told from the truth; without a welcome it is heeded after 5 s, 10 s, 20 s and so on."""
-
-    async def main():
-        async with beside(**lies) as (deployment, rig, liar):
-            await rig.until_ready()
-            await asyncio.sleep(600)
-            assert next(liar.incarnations) > 100
-            assert deployment[HONEST].epoch <= 10
-            await assert_served(rig)
-
-    run_in_virtual_time(main())
+    async with beside(**lies) as (deployment, rig, liar):
+        await rig.until_ready()
+        await asyncio.sleep(600)
+        assert next(liar.incarnations) > 100
+        assert deployment[HONEST].epoch <= 10
+        await assert_served(rig)
 
 
-def test_after_a_liar_the_next_scheduler_gets_the_honest_executor():
+@in_virtual_time
+async def test_after_a_liar_the_next_scheduler_gets_the_honest_executor():
     """What is made up here is not passed on as a claim."""
-
-    async def main():
-        async with beside(told_term=lambda _: MAX_TERM - 1) as (deployment, rig, _):
-            await rig.until_ready()
-            await rig.stop()
-            async with deployment.rig(scheduler_id="scheduler-b") as after:
-                await after.until_ready()
-                await assert_served(after)
-
-    run_in_virtual_time(main())
+    async with beside(told_term=lambda _: MAX_TERM - 1) as (deployment, rig, _):
+        await rig.until_ready()
+        await rig.stop()
+        async with deployment.rig(scheduler_id="scheduler-b") as after:
+            await after.until_ready()
+            await assert_served(after)
 
 
-def test_a_lone_executor_is_believed_up_to_the_highest_term():
+@in_virtual_time
+async def test_a_lone_executor_is_believed_up_to_the_highest_term():
     """There are no others to be spared."""
-
-    async def main():
-        async with Deployment(HONEST) as deployment:
-            stream = await deployment.stranger(HONEST, "stranger", MAX_TERM - 1)
-            stream.cancel()
-            async with deployment.rig() as rig:
-                await rig.until_ready()
-                assert deployment[HONEST].fence.holder.term == MAX_TERM
-
-    run_in_virtual_time(main())
+    async with Deployment(HONEST) as deployment:
+        stream = await deployment.stranger(HONEST, "stranger", MAX_TERM - 1)
+        stream.cancel()
+        async with deployment.rig() as rig:
+            await rig.until_ready()
+            assert deployment[HONEST].fence.holder.term == MAX_TERM

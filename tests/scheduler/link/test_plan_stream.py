@@ -22,7 +22,7 @@ from paceline.plan.versions import ProtocolRange
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.plan_stream import PlanStream, Steps
 from paceline_scheduler.testing.requests import column
-from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+from paceline_scheduler.testing.virtual_time import in_virtual_time
 
 MODEL = Model("simulated", "simulated", 256, 300)
 HELLO = Hello(Claim(1, "scheduler"))
@@ -135,16 +135,6 @@ class Link:
         self.executor.say(replace(executor.execute(BatchPlan(1, 1, 1, column(), column(), 0)), step_id=step_id))
 
 
-def virtual(main):
-    """Run a test in virtual time."""
-
-    def test():
-        run_in_virtual_time(asyncio.wait_for(main(), 600))
-
-    test.__name__, test.__doc__ = main.__name__, main.__doc__
-    return test
-
-
 async def end_of(task):
     """How a stream ended, and when."""
     with pytest.raises((LinkError, DivergenceError)) as failure:
@@ -152,7 +142,7 @@ async def end_of(task):
     return failure.value, asyncio.get_running_loop().time()
 
 
-@virtual
+@in_virtual_time
 async def test_silence_is_noticed_within_a_second_and_a_half_in_every_phase():
     """After the hello, in line and as the driver: 1.2 s, and a heartbeat's time to look."""
     for phase in ("greeting", "queued", "ready"):
@@ -168,7 +158,7 @@ async def test_silence_is_noticed_within_a_second_and_a_half_in_every_phase():
         assert 1.2 <= end_s - start_s <= 1.5, phase
 
 
-@virtual
+@in_virtual_time
 async def test_a_step_within_its_bound_raises_no_alarm_however_long_it_is_predicted():
     """2.4 times the prediction, at least 1.2 s; heartbeats go on meanwhile."""
     link = Link()
@@ -184,7 +174,7 @@ async def test_a_step_within_its_bound_raises_no_alarm_however_long_it_is_predic
     task.cancel()
 
 
-@virtual
+@in_virtual_time
 async def test_the_second_plan_in_flight_is_timed_from_the_result_of_the_first():
     """Two that take a second each are no step of two seconds."""
     link = Link()
@@ -200,7 +190,7 @@ async def test_the_second_plan_in_flight_is_timed_from_the_result_of_the_first()
     task.cancel()
 
 
-@virtual
+@in_virtual_time
 async def test_a_step_beyond_its_bound_is_noticed_although_heartbeats_come():
     """A wedged device, or an executor that hears nothing: half a connection is down."""
     link = Link()
@@ -216,29 +206,26 @@ async def test_a_step_beyond_its_bound_is_noticed_although_heartbeats_come():
 
 
 @pytest.mark.parametrize("standstill_s", [0.9, 1.1, 1.3, 60.0])
-def test_a_standstill_of_this_process_blames_nobody(standstill_s):
+@in_virtual_time
+async def test_a_standstill_of_this_process_blames_nobody(standstill_s):
     """Neither the executor's silence, whose messages lie unread, nor the step that stood still as well."""
+    link = Link()
+    task = await link.ready()
+    link.plan(1, 0.001)
+    await link.executor.beat(0.4)
+    await asyncio.sleep(0.15)
+    link.standstill_s += standstill_s  # the clock has moved on when the process looks again
+    await asyncio.sleep(0.1)
+    assert not task.done()
+    await link.executor.beat(0.4)
+    link.finish(1)
+    await asyncio.sleep(0.1)
 
-    async def main():
-        link = Link()
-        task = await link.ready()
-        link.plan(1, 0.001)
-        await link.executor.beat(0.4)
-        await asyncio.sleep(0.15)
-        link.standstill_s += standstill_s  # the clock has moved on when the process looks again
-        await asyncio.sleep(0.1)
-        assert not task.done()
-        await link.executor.beat(0.4)
-        link.finish(1)
-        await asyncio.sleep(0.1)
-
-        assert not task.done()
-        task.cancel()
-
-    run_in_virtual_time(main())
+    assert not task.done()
+    task.cancel()
 
 
-@virtual
+@in_virtual_time
 async def test_an_executor_that_died_during_our_standstill_is_noticed_soon_after_it():
     """What was excused once is not excused again."""
     link = Link()
@@ -251,7 +238,7 @@ async def test_an_executor_that_died_during_our_standstill_is_noticed_soon_after
     assert 0.8 <= end_s - start_s <= 1.5
 
 
-@virtual
+@in_virtual_time
 async def test_a_network_that_takes_nothing_ends_the_stream():
     """The outbox has a bound, also when words still come from the other side."""
     link = Link()
@@ -264,7 +251,7 @@ async def test_a_network_that_takes_nothing_ends_the_stream():
     assert "takes no more messages" in str(error)
 
 
-@virtual
+@in_virtual_time
 async def test_a_welcome_in_a_protocol_that_was_not_offered_is_a_divergence():
     """The executor may pick from what it was given only."""
     link = Link()
@@ -276,7 +263,7 @@ async def test_a_welcome_in_a_protocol_that_was_not_offered_is_a_divergence():
     assert "protocol 3, not one of 1 to 2" in str(error)
 
 
-@virtual
+@in_virtual_time
 async def test_the_snapshot_of_a_welcome_in_an_offered_protocol_is_handed_over():
     """Whichever it picked."""
     link = Link()
@@ -288,7 +275,7 @@ async def test_the_snapshot_of_a_welcome_in_an_offered_protocol_is_handed_over()
     task.cancel()
 
 
-@virtual
+@in_virtual_time
 async def test_plans_made_together_travel_as_one_message_but_for_prompts():
     """Where the executor knows messages of several plans; the bound of a message is meant for one plan's prompts."""
     for protocol, together in ((2, [[1, 2], [3], [4]]), (1, [[1], [2], [3], [4]])):

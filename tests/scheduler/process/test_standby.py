@@ -6,8 +6,7 @@ import signal
 
 import grpc
 import grpc.aio
-import pytest
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.bytes_tokenizer import PRINTABLE
@@ -15,6 +14,7 @@ from paceline.v1 import admin_pb2, admin_pb2_grpc, executor_pb2, executor_pb2_gr
 from paceline_executor.testing.hash_executor import simulated_executor
 from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.testing.processes import SchedulerTestProcess
+from paceline_scheduler.testing.refusals import refusal_of
 
 PROMPT, MAX_TOKENS = (5, 1, 2), 120
 EXPECTED = continuation(PROMPT, MAX_TOKENS, PRINTABLE, seed=7)
@@ -53,18 +53,11 @@ async def generate(channel, attachment, received=()):
             yield token_id
 
 
-async def refusal_of(call):
+async def where_to(call):
     """The status and the reason with which a call is refused, and where it is sent."""
-    with pytest.raises(grpc.aio.AioRpcError) as refusal:
-        await call
-    error = refusal.value
-    (details,) = (value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin")
-    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-    packed = status_pb2.Status.FromString(details).details
-    assert packed[0].Unpack(info)
-    assert packed[1].Unpack(retry)
-    assert 0 < retry.retry_delay.ToMilliseconds() <= 200
-    return error.code(), info.reason, dict(info.metadata)
+    code, _, details = await refusal_of(call)
+    assert 0 < details[RetryInfo].retry_delay.ToMilliseconds() <= 200
+    return code, details[ErrorInfo].reason, dict(details[ErrorInfo].metadata)
 
 
 async def test_a_standby_is_ready_and_sends_clients_to_the_active_scheduler():
@@ -77,11 +70,11 @@ async def test_a_standby_is_ready_and_sends_clients_to_the_active_scheduler():
         async with channel_to(told) as channel, channel_to(told, "admin_port") as operators:
             service = inference_pb2_grpc.InferenceServiceStub(channel)
             elsewhere = grpc.StatusCode.UNAVAILABLE, "STANDBY", {"active_address": address, "active_term": "1"}
-            assert await refusal_of(anext(generate(channel, attachment=1))) == elsewhere
-            assert await refusal_of(service.ListModels(inference_pb2.ListModelsRequest())) == elsewhere
-            assert await refusal_of(service.Tokenize(inference_pb2.TokenizeRequest(text="hi"))) == elsewhere
-            assert await refusal_of(service.Estimate(inference_pb2.EstimateRequest())) == elsewhere
-            assert await refusal_of(service.Explain(inference_pb2.ExplainRequest(request_id="r"))) == elsewhere
+            assert await where_to(anext(generate(channel, attachment=1))) == elsewhere
+            assert await where_to(service.ListModels(inference_pb2.ListModelsRequest())) == elsewhere
+            assert await where_to(service.Tokenize(inference_pb2.TokenizeRequest(text="hi"))) == elsewhere
+            assert await where_to(service.Estimate(inference_pb2.EstimateRequest())) == elsewhere
+            assert await where_to(service.Explain(inference_pb2.ExplainRequest(request_id="r"))) == elsewhere
             request = health_pb2.HealthCheckRequest(service="paceline.v1.InferenceService")
             health = await health_pb2_grpc.HealthStub(channel).Check(request)
             assert health.status == health_pb2.HealthCheckResponse.SERVING

@@ -1,0 +1,31 @@
+"""Small tensors for tests. Apart, because most tests need no paged batch."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def int32(*values: int) -> torch.Tensor:
+    """[values]"""
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Standard normal numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def random_logits(num_rows: int, vocab_size: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
+    """[num_rows, vocab_size] normal numbers with a few exact ties."""
+    return (normal(num_rows, vocab_size, seed=seed) * spread * 4).round() / 4
+
+
+def placed(place: Callable[[torch.Tensor], torch.Tensor], columns: Any) -> Any:  # noqa: ANN401  of its type
+    """The same columns where `place` puts each, nested ones too; None stays."""
+    if columns is None:
+        return None
+    if isinstance(columns, torch.Tensor):
+        return place(columns)
+    return type(columns)(*(placed(place, getattr(columns, field.name)) for field in dataclasses.fields(columns)))
