@@ -16,7 +16,7 @@ from paceline_executor.config import Config
 from paceline_executor.errors import PortError
 from paceline_executor.link.description import Description
 from paceline_executor.link.service import ExecutorService, ServiceConfig
-from paceline_executor.loading import load
+from paceline_executor.start.loading import load
 
 _log = structlog.get_logger()
 

@@ -15,7 +15,7 @@ from paceline.process.help import HelpParser, port_or_off
 from paceline.process.tls_folder import TlsFolder, TlsFolderError, is_loopback
 from paceline_scheduler.errors import ConfigError
 from paceline_scheduler.link.discovery import Endpoint, ExecutorAddresses, parse_endpoint, parse_executors
-from paceline_scheduler.trace_sampler import UNSET, TraceSampler, trace_sampler
+from paceline_scheduler.spans.sampler import UNSET, TraceSampler, trace_sampler
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _MAX_PORT = 65535

@@ -26,7 +26,7 @@ from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_admin import AdminServicer, Observed
 from paceline_scheduler.api.servicer_inference import InferenceServicer
-from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.config import Config, RecordingConfig
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import BeginDrain, SetTenants

@@ -18,12 +18,12 @@ from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.config import Config, Traces
 from paceline_scheduler.observers.traces import TraceObserver
 from paceline_scheduler.runtime import Runtime
-from paceline_scheduler.spans import Span
-from paceline_scheduler.trace_ids import SpanContext, context_below
-from paceline_scheduler.trace_sampler import TraceSampler
+from paceline_scheduler.spans.sampler import TraceSampler
+from paceline_scheduler.spans.trace_ids import SpanContext, context_below
+from paceline_scheduler.spans.values import Span
 
 if TYPE_CHECKING:
-    from paceline_scheduler.span_export import SpanExport
+    from paceline_scheduler.spans.export import SpanExport
 
 _LOAD_AFTER_S = 1.0
 """Importing OpenTelemetry takes 0.1 s, which whoever waits for a successor would notice."""
@@ -57,7 +57,7 @@ class LateSpans:
     def load(self) -> None:
         """Send what waits, and all that comes; or nothing, if that cannot be."""
         try:
-            from paceline_scheduler.span_export import SpanExport
+            from paceline_scheduler.spans.export import SpanExport
 
             export = SpanExport(self.clock, self._scheduler_id)
         except ImportError as error:

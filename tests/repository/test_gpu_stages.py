@@ -52,8 +52,8 @@ from gpu.rigs import LLAMA_8B, find_place, make_rig, random_model
 from gpu.stage import Task
 from gpu.stages import NEEDED, Stage, run_command
 from gpu.wheels import install_wheels, missing_modules
-from paceline_executor import kernel_compiling
 from paceline_executor.link import servicer_views
+from paceline_executor.start import kernel_compiling
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.testing.plans import GREEDY
 from paceline_executor.weights import default_cache_dir
@@ -362,6 +362,7 @@ class Missing:
         if name.partition(".")[0] in ("numba", "llvmlite"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
-import gpu.engine_side, gpu.bench_stage, gpu.e2e_stage, paceline_executor.process, paceline_executor.loading_device
+import gpu.engine_side, gpu.bench_stage, gpu.e2e_stage
+import paceline_executor.process, paceline_executor.start.loading_device
 """
     assert run_command([sys.executable, "-c", code], stage_environment(tmp_path, None), 60)[0] == 0

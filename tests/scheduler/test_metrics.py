@@ -19,7 +19,7 @@ from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.status import reason_of
-from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.events import Cancel, Effects, End, ExecutorAttached, StepFinished, Tick
 from paceline_scheduler.core.outputs import TokenOutputs

@@ -15,7 +15,6 @@ from opentelemetry.sdk.trace.sampling import Decision
 
 from both_sides.deployment import Deployment, scenario
 from paceline.v1.inference_pb2 import GenerateRequest
-from paceline_scheduler import span_names as names
 from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.request_spans import RequestSpans
 from paceline_scheduler.api.status import reason_of
@@ -24,10 +23,11 @@ from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import DeadlineExceededError
 from paceline_scheduler.observers import traces
 from paceline_scheduler.observers.traces import TraceObserver
-from paceline_scheduler.spans import Span
+from paceline_scheduler.spans import names
+from paceline_scheduler.spans.sampler import TraceSampler, trace_sampler
+from paceline_scheduler.spans.trace_ids import SpanContext, read_trace_parent, trace_fields, write_trace_parent
+from paceline_scheduler.spans.values import Span
 from paceline_scheduler.testing.requests import make_request
-from paceline_scheduler.trace_ids import SpanContext, read_trace_parent, trace_fields, write_trace_parent
-from paceline_scheduler.trace_sampler import TraceSampler, trace_sampler
 from paceline_scheduler.tracing import LateSpans
 
 ADDRESS = "executor:1"

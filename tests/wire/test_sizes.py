@@ -8,7 +8,8 @@ from paceline.v1 import inference_pb2
 from paceline_executor import limits
 from paceline_executor.limits import MAX_CONTEXT_BYTES
 from paceline_executor.link import service as executor_service
-from paceline_scheduler.api import texts, validation
+from paceline_scheduler.api import validation
+from paceline_scheduler.api.text import texts
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
 from paceline_scheduler.link import transport_grpc
 from paceline_scheduler.link.wire_contexts import with_contexts

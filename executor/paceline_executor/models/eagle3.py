@@ -18,7 +18,7 @@ from paceline_executor.models.llama import GATES
 from paceline_executor.models.rope import rope_tables
 from paceline_executor.numerics import WeightKind
 from paceline_executor.weights.checkpoint import Float32Array
-from paceline_executor.weights.eagle3_folder import Eagle3Checkpoint
+from paceline_executor.weights.hf.eagle3 import Eagle3Checkpoint
 from paceline_kernels.activation import gate_and_multiply
 from paceline_kernels.attention import Splits, paged_attention
 from paceline_kernels.quantized_linear import pack_int8, quantize, unpack_rows

@@ -17,10 +17,12 @@ from paceline_executor.limits import MAX_LOGPROBS, RowLimits
 from paceline_executor.models.interface import DeviceModel, KvCache
 from paceline_executor.profiling.bandwidth import ATTENTION, LINEAR, context_bytes
 from paceline_executor.profiling.profiler import Profiler
-from paceline_executor.runner.buckets import Bucket, Buckets
-from paceline_executor.runner.device import Device
-from paceline_executor.runner.device_drafts import MakeDrafting, WantedDrafts, lookups
-from paceline_executor.runner.device_steps import DeviceSteps, Rings
+from paceline_executor.runner.device.buckets import Bucket, Buckets
+from paceline_executor.runner.device.device import Device
+from paceline_executor.runner.device.drafts import MakeDrafting, WantedDrafts, lookups
+from paceline_executor.runner.device.kept_rules import KeptRules
+from paceline_executor.runner.device.row_words import RowWords, WordChanges
+from paceline_executor.runner.device.steps import DeviceSteps, Rings
 from paceline_executor.runner.inputs import row_problem
 from paceline_executor.runner.interface import (
     BlockCells,
@@ -37,11 +39,9 @@ from paceline_executor.runner.interface import (
     TokenLogprobs,
     WarmUpProgress,
 )
-from paceline_executor.runner.kept_rules import KeptRules
 from paceline_executor.runner.measuring import chunk, fastest_ns
 from paceline_executor.runner.prompt_logprobs import Cut, Piece, by_row, cut
 from paceline_executor.runner.row_rules import NO_TOKENS
-from paceline_executor.runner.row_words import RowWords, WordChanges
 from paceline_kernels.attention import Splits
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.plan_ring import PlanWriter, new_plan_ring, write_words

@@ -24,8 +24,8 @@ from paceline_executor.runner.kv_cache import allocate_kv_cache
 from paceline_executor.runner.row_rules import NO_TOKENS
 from paceline_executor.runner.rule_columns import Ruled
 from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
-from paceline_executor.weights.eagle3_config import eagle3_bytes_per_token
-from paceline_executor.weights.eagle3_folder import Eagle3Checkpoint
+from paceline_executor.weights.hf.eagle3 import Eagle3Checkpoint
+from paceline_executor.weights.hf.eagle3_config import eagle3_bytes_per_token
 from paceline_kernels.compiler import jit
 from paceline_kernels.sampling import SampleOutcome, sample
 

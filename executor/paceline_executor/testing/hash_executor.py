@@ -12,10 +12,10 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.service import ExecutorService, ServiceConfig
-from paceline_executor.loading import describe_simulated, load_simulated
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
 from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.start.loading import describe_simulated, load_simulated
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.stepping import as_seen
 from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle

@@ -5,9 +5,9 @@ Everything raised is a `paceline_executor.errors.ModelError`.
 
 from paceline.plan.values import GenerationDefaults
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, RopeScaling
-from paceline_executor.weights.fetch import default_cache_dir, resolve_model
-from paceline_executor.weights.fetching import FetchOptions, FetchPhase, FetchProgress
-from paceline_executor.weights.known_models import DEFAULT_MODEL, KnownModel, list_known_models
+from paceline_executor.weights.fetch.fetch import default_cache_dir, resolve_model
+from paceline_executor.weights.fetch.fetching import FetchOptions, FetchPhase, FetchProgress
+from paceline_executor.weights.fetch.known_models import DEFAULT_MODEL, KnownModel, list_known_models
 from paceline_executor.weights.loading import load_checkpoint, load_dummy, load_model, load_tokenizer
 from paceline_executor.weights.tokenizer import TokenizerBundle
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
-from paceline_executor.weights.hf_config import read_hf_config
-from paceline_executor.weights.safetensors_folder import CONFIG_FILE
+from paceline_executor.weights.hf.config import read_hf_config
+from paceline_executor.weights.hf.safetensors_folder import CONFIG_FILE
 from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_executor.weights.dummy import dummy_checkpoint
-from paceline_executor.weights.gguf_file import checkpoint_from_gguf
-from paceline_executor.weights.gguf_header import GgufHeader, read_gguf_header
+from paceline_executor.weights.gguf.file import checkpoint_from_gguf
+from paceline_executor.weights.gguf.header import GgufHeader, read_gguf_header
+from paceline_executor.weights.gguf.tokenizer import tokenizer_from_gguf
+from paceline_executor.weights.hf.safetensors_folder import checkpoint_from_folder, is_safetensors_folder
+from paceline_executor.weights.hf.tokenizer import tokenizer_from_folder
 from paceline_executor.weights.refusals import UNSAFE_SUFFIXES, unreadable, unsupported
-from paceline_executor.weights.safetensors_folder import checkpoint_from_folder, is_safetensors_folder
 from paceline_executor.weights.tokenizer import TokenizerBundle
-from paceline_executor.weights.tokenizer_folder import tokenizer_from_folder
-from paceline_executor.weights.tokenizer_gguf import tokenizer_from_gguf
 
 
 def load_model(path: Path) -> tuple[Checkpoint, TokenizerBundle]:

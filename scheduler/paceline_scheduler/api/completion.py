@@ -5,8 +5,8 @@ It does not depend on how the tokens were grouped.
 
 from dataclasses import dataclass
 
-from paceline_scheduler.api.detokenizer import Detokenizer
-from paceline_scheduler.api.stop_texts import MatchedText, StopScanner
+from paceline_scheduler.api.text.detokenizer import Detokenizer
+from paceline_scheduler.api.text.stop_texts import MatchedText, StopScanner
 
 
 @dataclass(frozen=True, slots=True)

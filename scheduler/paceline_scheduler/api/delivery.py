@@ -28,7 +28,7 @@ from paceline_scheduler.core.events import Detach, End
 from paceline_scheduler.core.outputs import NO_DRAFTS, Failure, FinishNotice, Resumed, TokenOutputs
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import ExecutorFailedError, RequestFailedError, SlowConsumerError, SupersededError
-from paceline_scheduler.trace_ids import trace_fields
+from paceline_scheduler.spans.trace_ids import trace_fields
 
 _SLOW_CONSUMER = "too much output was left unread; send the request again and read faster, or ask for less"
 _SUPERSEDED = "the client has attached to the request anew; its output goes on there"

@@ -16,7 +16,6 @@ from random import SystemRandom
 from paceline.plan.values import RecordId
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.delivery import Delivery
-from paceline_scheduler.api.detokenizer import Detokenizer
 from paceline_scheduler.api.fan_out import core_requests
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.outbox import DrainNotice, Outbox
@@ -24,8 +23,9 @@ from paceline_scheduler.api.registry import OpenRequests
 from paceline_scheduler.api.request_spans import RequestSpans
 from paceline_scheduler.api.resumption import ValidResumption, check_resumption, is_begun, number_of
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
-from paceline_scheduler.api.texts import Texts
-from paceline_scheduler.api.tokenizer import TextModel
+from paceline_scheduler.api.text.detokenizer import Detokenizer
+from paceline_scheduler.api.text.texts import Texts
+from paceline_scheduler.api.text.tokenizer import TextModel
 from paceline_scheduler.api.validation import (
     MAX_COMPLETIONS,
     TextOptions,

@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 from paceline.plan.values import FinishReason, RecordId
 from paceline.v1.inference_pb2 import GenerateRequest
-from paceline_scheduler import span_names as names
 from paceline_scheduler.api.completion import CompletionText, StopMatch
-from paceline_scheduler.api.detokenizer import Detokenizer
 from paceline_scheduler.api.outbox import Finish
 from paceline_scheduler.api.resumption import number_of
-from paceline_scheduler.api.stop_texts import MatchedText
+from paceline_scheduler.api.text.detokenizer import Detokenizer
+from paceline_scheduler.api.text.stop_texts import MatchedText
 from paceline_scheduler.errors import SchedulerError
-from paceline_scheduler.spans import AttributeValue, Span, SpanSink
-from paceline_scheduler.trace_ids import MAX_TRACE_PARENT_BYTES, read_trace_parent, write_trace_parent
+from paceline_scheduler.spans import names
+from paceline_scheduler.spans.trace_ids import MAX_TRACE_PARENT_BYTES, read_trace_parent, write_trace_parent
+from paceline_scheduler.spans.values import AttributeValue, Span, SpanSink
 
 _SETTINGS = (
     ("stopping", "max_tokens", names.MAX_TOKENS),

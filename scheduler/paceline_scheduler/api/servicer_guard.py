@@ -21,7 +21,7 @@ from paceline_scheduler.api import status
 from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.errors import InvalidRequestError, SchedulerError
-from paceline_scheduler.trace_ids import trace_fields
+from paceline_scheduler.spans.trace_ids import trace_fields
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 

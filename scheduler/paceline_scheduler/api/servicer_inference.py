@@ -24,7 +24,7 @@ from paceline_scheduler.api.stream import StreamState
 from paceline_scheduler.api.validation import check_prompt, choose_model
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.errors import InvalidRequestError
-from paceline_scheduler.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES, trace_fields
+from paceline_scheduler.spans.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES, trace_fields
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _TRACE_FIELDS = {

@@ -35,7 +35,7 @@ from paceline_scheduler.errors import (
     SchedulerError,
     UnknownRequestError,
 )
-from paceline_scheduler.trace_ids import trace_fields
+from paceline_scheduler.spans.trace_ids import trace_fields
 
 _ACKNOWLEDGED_AT_ONCE = 4096
 # Acknowledgements name requests without their tenant. A finish that stays unacknowledged for so many later requests

@@ -21,7 +21,7 @@ from paceline.v1 import inference_pb2, sampling_pb2
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.resumption import ValidResumption, body_of, number_of
 from paceline_scheduler.api.rules import check_count, check_ids, check_num_bytes, check_range, check_texts
-from paceline_scheduler.api.stop_texts import MatchedText
+from paceline_scheduler.api.text.stop_texts import MatchedText
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import (
@@ -31,7 +31,7 @@ from paceline_scheduler.errors import (
     UnknownModelError,
     UnsupportedError,
 )
-from paceline_scheduler.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES
+from paceline_scheduler.spans.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES
 
 Prompt = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 

@@ -14,7 +14,7 @@ from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.events import Effects, Event
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.observers.serving import end_name
-from paceline_scheduler.trace_ids import trace_fields
+from paceline_scheduler.spans.trace_ids import trace_fields
 
 _log = structlog.get_logger(__name__)
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.plan.values import BatchPlan, RecordId, StepResult
-from paceline_scheduler import span_names as names
 from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.events import (
     BeginAnew,
@@ -31,8 +30,9 @@ from paceline_scheduler.core.live import HeldRow, LiveRequest
 from paceline_scheduler.core.phases import Phase
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.views import CoreViews
-from paceline_scheduler.spans import Attributes, Span, SpanSink
-from paceline_scheduler.trace_ids import SpanContext, read_trace_parent
+from paceline_scheduler.spans import names
+from paceline_scheduler.spans.trace_ids import SpanContext, read_trace_parent
+from paceline_scheduler.spans.values import Attributes, Span, SpanSink
 
 MAX_FOLLOWED = 4096
 MAX_CHUNKS = 64

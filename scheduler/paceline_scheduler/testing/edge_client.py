@@ -8,7 +8,7 @@ from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.outbox import MessageContent, PendingDelta
-from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 

@@ -17,7 +17,7 @@ from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.api.servicer_admin import AdminServicer, Observed
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.api.servicer_inference import InferenceServicer
-from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.backend import PlanRecording
 from paceline_scheduler.observers.definitions import COUNTED
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend

@@ -28,7 +28,7 @@ async def refusal_of(call: Awaitable[object]) -> Refusal:
 
 
 def details_of(trailing_metadata: Iterable[tuple[str, str | bytes]]) -> Details:
-    """None of what gRPC refused by itself."""
+    """None of gRPC's own."""
     packed = dict(trailing_metadata).get("grpc-status-details-bin", b"")
     assert isinstance(packed, bytes)
     kinds = (ErrorInfo, BadRequest, RetryInfo)

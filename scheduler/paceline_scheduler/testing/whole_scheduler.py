@@ -12,7 +12,7 @@ from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.api.servicer_inference import InferenceServicer
-from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.runtime import Runtime

@@ -19,7 +19,7 @@ from gpu.report import Figure
 from gpu.rigs import Rig
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.llama import LlamaModel
-from paceline_executor.runner.row_words import RowWords
+from paceline_executor.runner.device.row_words import RowWords
 from paceline_kernels.step_inputs import PlanColumns
 
 _WARM_STEPS = 8
@@ -27,7 +27,7 @@ _STEP_OF_COST = 0.8  # the acceptance at which a step's time is told
 
 
 class ScriptedDrafter:
-    """See `paceline_executor.runner.device_drafts.DeviceDrafter`: drafts are what is written at their places."""
+    """See `paceline_executor.runner.device.drafts.DeviceDrafter`: drafts are what is written at their places."""
 
     def __init__(self, limits: RowLimits, device: torch.device) -> None:
         shape = (limits.num_rows, limits.max_model_len)

@@ -24,7 +24,7 @@ from gpu.rigs import Place
 from paceline_executor.models.registry import upload_model
 from paceline_executor.upload.staging import HostTransfer, Staging
 from paceline_executor.weights.checkpoint import ModelConfig
-from paceline_executor.weights.safetensors_folder import WEIGHTS_FILE, checkpoint_from_folder
+from paceline_executor.weights.hf.safetensors_folder import WEIGHTS_FILE, checkpoint_from_folder
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
 
 _PART_NUMBERS = 16 << 20  # written at a time

@@ -17,13 +17,13 @@ from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, upload_model
 from paceline_executor.numerics import KvDtype
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.buckets import Buckets, buckets_of
 from paceline_executor.runner.cuda import DeviceRunner
-from paceline_executor.runner.device import CudaDevice, Device
-from paceline_executor.runner.device_drafts import DeviceDrafter, launching
+from paceline_executor.runner.device.buckets import Buckets, buckets_of
+from paceline_executor.runner.device.device import CudaDevice, Device
+from paceline_executor.runner.device.drafts import DeviceDrafter, launching
+from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.interface import WarmUpProgress
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
-from paceline_executor.runner.twin_device import TwinDevice
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, Rope
 from paceline_kernels.attention import Splits

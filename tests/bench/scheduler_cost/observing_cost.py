@@ -36,8 +36,8 @@ from paceline_scheduler.observers.serving import ServingObserver
 from paceline_scheduler.observers.traces import TraceObserver
 from paceline_scheduler.recording.recorder import Recorder
 from paceline_scheduler.runtime import PlanObserver
+from paceline_scheduler.spans.sampler import trace_sampler
 from paceline_scheduler.testing.measured_processes import event, module_process
-from paceline_scheduler.trace_sampler import trace_sampler
 from paceline_scheduler.tracing import LateSpans
 from scheduler_cost import wire
 from scheduler_cost.planning_cost import answer, describe

@@ -16,13 +16,13 @@ from paceline.plan.values import StepPoint, StepResult, StepTimings
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Loaded
 from paceline_executor.link.engine import Engine
-from paceline_executor.loading import describe_simulated
-from paceline_executor.opening import simulated_tokenizer
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Int32Array, StepBatch, StepOutput
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.speculation.drafter import MAX_NUM_DRAFT_TOKENS
+from paceline_executor.start.loading import describe_simulated
+from paceline_executor.start.opening import simulated_tokenizer
 from paceline_executor.testing.plans import int32
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.testing.requests import make_request

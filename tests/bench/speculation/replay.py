@@ -22,7 +22,7 @@ from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.testing.plans import int32, placement, plan
 from paceline_executor.weights import load_checkpoint, load_tokenizer
-from paceline_scheduler.api.chat_template import ChatTemplate
+from paceline_scheduler.api.text.chat_template import ChatTemplate
 from speculation.playback import MAX_TOKENS, Answer, Costs, play
 from speculation.prompts import PROMPTS
 

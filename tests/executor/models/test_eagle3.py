@@ -12,7 +12,7 @@ from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.numerics import WeightKind
 from paceline_executor.testing.eagle3 import Dialect, random_head
 from paceline_executor.testing.models import TINY_CONFIG
-from paceline_executor.weights.eagle3_folder import eagle3_from_folder
+from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_kernels.compiler import jit
 
 TARGET = replace(TINY_CONFIG, num_layers=4, vocab_size=100)

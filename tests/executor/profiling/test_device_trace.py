@@ -16,10 +16,10 @@ from paceline_executor.models.llama import LlamaModel
 from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.profiling.profiler import StepMark
 from paceline_executor.profiling.torch_trace import TorchProfiler
-from paceline_executor.runner.buckets import buckets_of
 from paceline_executor.runner.cuda import DeviceRunner
+from paceline_executor.runner.device.buckets import buckets_of
+from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
-from paceline_executor.runner.twin_device import TwinDevice
 from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded, serving
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
 from paceline_executor.testing.plan_client import attached, grants, request

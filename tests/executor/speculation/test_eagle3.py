@@ -27,7 +27,7 @@ from paceline_executor.testing.eagle3 import random_head
 from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.testing.plans import int32
 from paceline_executor.testing.random_plans import LIMITS, Request, Scheduler
-from paceline_executor.weights.eagle3_folder import eagle3_from_folder
+from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_kernels.decoder import AuxHidden
 from paceline_kernels.sampling.reference import gumbel_noise
 

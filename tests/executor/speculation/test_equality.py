@@ -24,7 +24,7 @@ from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
 from paceline_executor.testing.eagle3 import Dialect, random_head
 from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.testing.plans import GREEDY, placement, plan
-from paceline_executor.weights.eagle3_folder import eagle3_from_folder
+from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_kernels.testing import poisoned
 
 BLOCK_SIZE, BLOCKS_PER_ROW, NUM_ROWS, VOCAB_SIZE = 16, 4, 3, 512

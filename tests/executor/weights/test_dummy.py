@@ -7,7 +7,7 @@ import pytest
 
 from paceline_executor.config import parse_config
 from paceline_executor.errors import ModelNotFoundError
-from paceline_executor.loading import load
+from paceline_executor.start.loading import load
 from paceline_executor.weights import load_dummy
 
 SHAPE = {

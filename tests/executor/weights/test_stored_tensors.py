@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from paceline_executor.errors import ModelCorruptError
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_name, gguf_parts
-from paceline_executor.weights.gguf_header import read_gguf_header
+from paceline_executor.weights.gguf.header import read_gguf_header
+from paceline_executor.weights.hf.safetensors_folder import _read_header
 from paceline_executor.weights.loading import load_checkpoint
-from paceline_executor.weights.safetensors_folder import _read_header
 from paceline_executor.weights.stored_checkpoint import FLOAT8_NUMBERS, as_float32
 from paceline_executor.weights.stored_tensor import FileBytes, FloatType, MemoryBytes, StoredTensor
 

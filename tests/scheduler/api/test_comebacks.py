@@ -13,7 +13,7 @@ from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_session import serve_session
-from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.testing.edge_server import NOON, serve_edge, wait_until
 from paceline_scheduler.testing.refusals import refusal_of
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend

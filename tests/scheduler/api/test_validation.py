@@ -10,7 +10,7 @@ from paceline.plan.values import GenerationDefaults, RecordId
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.resumption import body_of, check_resumption
-from paceline_scheduler.api.stop_texts import MatchedText
+from paceline_scheduler.api.text.stop_texts import MatchedText
 from paceline_scheduler.api.validation import (
     MAX_ORIGIN_BYTES,
     TextOptions,

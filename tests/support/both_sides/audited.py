@@ -22,12 +22,12 @@ from paceline_executor.errors import StepFailedError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Loaded
 from paceline_executor.link.engine import Engine
-from paceline_executor.loading import describe_simulated
-from paceline_executor.opening import simulated_tokenizer
 from paceline_executor.rows.table import Launched
 from paceline_executor.runner.interface import RowProblem, StepOutput
 from paceline_executor.runner.simulated import logprobs_of
 from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.start.loading import describe_simulated
+from paceline_executor.start.opening import simulated_tokenizer
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.core.request import Request
 from simulation.audit import AuditedTable, PlanAudit

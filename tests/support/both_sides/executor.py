@@ -22,12 +22,12 @@ from paceline_executor.link.description import Load, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.failure_attribution import FailureAttribution
 from paceline_executor.link.plan_streams import MAX_PART_BYTES
-from paceline_executor.loading import describe_simulated
-from paceline_executor.opening import simulated_tokenizer
 from paceline_executor.rows import snapshot
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.start.loading import describe_simulated
+from paceline_executor.start.opening import simulated_tokenizer
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.link.snapshots import SnapshotJoiner
 from paceline_scheduler.link.wire_contexts import with_contexts

@@ -28,7 +28,7 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_admin import AdminServicer, Observed
 from paceline_scheduler.api.servicer_guard import Guard
 from paceline_scheduler.api.servicer_inference import InferenceServicer
-from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.observers.definitions import COUNTED
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source

@@ -22,15 +22,15 @@ from paceline_executor.runner.step_times import read_step_times
 from paceline_executor.testing.eagle3 import Dialect, random_head
 from paceline_executor.testing.models import TINY_CONFIG, GgufParts, MetadataInput, byte_level_metadata
 from paceline_executor.weights import load_checkpoint, load_tokenizer
-from paceline_executor.weights.eagle3_folder import eagle3_from_folder
-from paceline_executor.weights.fetching import FetchOptions
-from paceline_executor.weights.gguf_header import read_gguf_header
-from paceline_executor.weights.hub import fetch_from_hub
-from paceline_executor.weights.hub_client import HubClient
-from paceline_executor.weights.hub_id import HubId
-from paceline_executor.weights.safetensors_folder import checkpoint_from_folder
-from paceline_executor.weights.tokenizer_folder import tokenizer_from_folder
-from paceline_scheduler.api.tokenizer import read_text_model
+from paceline_executor.weights.fetch.fetching import FetchOptions
+from paceline_executor.weights.fetch.hub import fetch_from_hub
+from paceline_executor.weights.fetch.hub_client import HubClient
+from paceline_executor.weights.fetch.hub_id import HubId
+from paceline_executor.weights.gguf.header import read_gguf_header
+from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
+from paceline_executor.weights.hf.safetensors_folder import checkpoint_from_folder
+from paceline_executor.weights.hf.tokenizer import tokenizer_from_folder
+from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer, tokenizer_source

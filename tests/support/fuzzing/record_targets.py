@@ -11,7 +11,7 @@ from typing import Any
 from both_sides.audited import make_executor
 from both_sides.recorded import RecordedHarness, Recordings
 from fuzzing.target import Target, scratch
-from paceline_scheduler.api.tokenizer import read_text_model
+from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.disk_cache import AsyncDiskCache

@@ -11,9 +11,9 @@ from fuzzing.target import Target, scratch
 from paceline_cli.bench.errors import TraceError
 from paceline_cli.bench.traces import Scale, read_trace, replay
 from paceline_cli.supervisor.log_lines import Level, parse_line
-from paceline_scheduler.api.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
-from paceline_scheduler.api.spelling_file import TokenTexts, pack
-from paceline_scheduler.api.tokenizer import read_text_model
+from paceline_scheduler.api.text.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
+from paceline_scheduler.api.text.spelling_file import TokenTexts, pack
+from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.config import read_speculation
 from paceline_scheduler.errors import ConfigError, TokenFileError, UnsupportedError
 from paceline_scheduler.testing.tokenizers import CHAT_TEMPLATE, byte_level_tokenizer, tokenizer_source

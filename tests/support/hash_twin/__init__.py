@@ -14,9 +14,11 @@ import torch
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.runner.acceptance import first_draws
-from paceline_executor.runner.buckets import buckets_of
 from paceline_executor.runner.cuda import DeviceRunner
-from paceline_executor.runner.device_drafts import DeviceDrafter, launching
+from paceline_executor.runner.device.buckets import buckets_of
+from paceline_executor.runner.device.drafts import DeviceDrafter, launching
+from paceline_executor.runner.device.row_words import RowWords
+from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.interface import (
     Int32Array,
     RowProblem,
@@ -25,9 +27,7 @@ from paceline_executor.runner.interface import (
     StepOutput,
     TokenLogprobs,
 )
-from paceline_executor.runner.row_words import RowWords
 from paceline_executor.runner.simulated import logprobs_of, prompt_logprobs_of
-from paceline_executor.runner.twin_device import TwinDevice
 from paceline_executor.speculation.drafter import Drafter
 from paceline_executor.testing.drafters import wanted_drafts
 from paceline_executor.testing.hash_runner import HashRunner

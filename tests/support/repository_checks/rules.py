@@ -310,7 +310,7 @@ def _is_at_the_border(source: Source) -> bool:
     stem = source.path.stem
     if source.package == "paceline_client" and stem == "errors":
         return True
-    if source.package == "paceline_scheduler" and source.path.parent.name == "api":
+    if source.package == "paceline_scheduler" and "api" in source.path.parent.parts:
         return True  # it works on requests as they were sent
     return (
         stem in {"wire", "_wire", "__main__"}

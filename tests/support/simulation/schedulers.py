@@ -15,7 +15,7 @@ from paceline_scheduler.api import status
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_session import serve_session
-from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import BeginAnew, BeginDrain, Effects, Event, ExecutorAttached, ReplyT, StepFinished
 from paceline_scheduler.core.limits import CoreLimits

@@ -1,0 +1,1 @@
+"""What the CUDA runner is made of; `runner.cuda` puts it together."""

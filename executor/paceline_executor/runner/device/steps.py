@@ -1,0 +1,188 @@
+"""Steps on a device: what they launch, captured for every bucket, or launched one by one where none fits.
+
+A step is two captures: `forward` up to the hidden states that tokens are drawn after, and `draw`, so that what the host
+decides in between (rules, later masks of grammars) needs no capture of its own. Where there may be drafts, the plan is
+read by one before them, and drafting, which is launched if a row may have any, lies between. Steps begin and end in
+memory that host and device share: nothing is copied, and nothing is waited for. Refuses to know plans and results.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from paceline_executor.models.interface import DeviceModel, ForwardInputs, KvCache
+from paceline_executor.runner.device.buckets import Bucket, Buckets
+from paceline_executor.runner.device.device import Capture, Captured, Device, Uncaptured, capture_filled
+from paceline_executor.runner.device.drafts import Drafting, WantedDrafts
+from paceline_executor.runner.device.row_words import RowWords
+from paceline_kernels.attention import Splits
+from paceline_kernels.clock import new_clock, stamp
+from paceline_kernels.draws import DrawInputs, advance_rows, draw_inputs
+from paceline_kernels.plan_ring import PlanRing, read_plan
+from paceline_kernels.result_ring import ResultRing, write_results
+from paceline_kernels.sampling import DrawRules, RowRules, sample
+from paceline_kernels.step_inputs import PlanColumns, StepInputs, step_inputs
+
+T = TypeVar("T")
+
+_FORWARD_ENDED = 1  # a place of the clock
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """Host and device share them."""
+
+    plans: PlanRing
+    results: ResultRing
+    max_logprobs: int  # alternatives that a result has room for
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """The draws behind it need this."""
+
+    plan: PlanColumns
+    batch: StepInputs
+    draws: DrawInputs
+    hidden: torch.Tensor  # [num_draws, hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class _Graphs:
+    """`draws` are keyed by whether they have log-probabilities."""
+
+    plan: Captured[PlanColumns] | None  # None: `forward` reads it
+    forward: Captured[Forwarded]
+    draws: dict[bool, Captured[None]]
+
+
+class DeviceSteps:
+    """One model on one device: its KV cache, its rows, and its captured steps."""
+
+    def __init__(
+        self,
+        device: Device,
+        model: DeviceModel,
+        kv_cache: KvCache,
+        rows: RowWords,
+        rings: Rings,
+        block_size: int,
+        splits: Splits,
+        drafting: Drafting,
+    ) -> None:
+        self._device = device
+        self._model = model
+        self._kv_cache = kv_cache
+        self._rows = rows
+        self._rings = rings
+        self._block_size = block_size
+        self._splits = splits
+        self.drafting = drafting
+        self._step = torch.zeros(1, dtype=torch.int64, device=device.torch_device)
+        self._clock = new_clock(device.torch_device)
+        self._graphs: dict[Bucket, _Graphs] = {}
+
+    @property
+    def num_steps(self) -> int:
+        """Counts captures, too. Waits for the steps."""
+        self._device.synchronize()
+        return int(self._step.item())
+
+    def capture(self, buckets: Buckets) -> Iterator[Bucket]:
+        """Largest first; yields each before it is captured. No row may be planned."""
+        plans: dict[int, Captured[PlanColumns]] = {}
+        for bucket in buckets:
+            yield bucket
+            num_rows = bucket.num_rows
+            if not bucket.is_decode and num_rows not in plans:
+                plans[num_rows] = capture_filled(self._device, partial(self._read_plan, num_rows))
+                self.drafting.capture(plans[num_rows], num_rows)
+            plan = None if bucket.is_decode else plans[num_rows]
+            forward = capture_filled(self._device, self._forwarding(bucket, plan))
+            self._graphs[bucket] = self._with_draws(plan, forward, self._device.capture)
+
+    def launch(
+        self, size: Bucket, *, with_logprobs: bool, rules: RowRules | None, wanted: WantedDrafts | None = None
+    ) -> None:
+        """Its plan is in the ring. size: one that was captured, or any other. wanted: None where no row may have a
+        draft.
+        """
+        graphs, span = self._graphs.get(size) or self._uncaptured(size), self._device.profiler.span
+        if graphs.plan is not None:
+            graphs.plan.replay()
+            if wanted is not None:
+                with span("draft"):
+                    self.drafting.launch(graphs.plan, size.num_rows, wanted, rules)
+        with span("forward"):
+            graphs.forward.replay()
+        with span("draw"):
+            if rules is None:
+                graphs.draws[with_logprobs].replay()
+            else:
+                forward = graphs.forward
+                self._device.launch(lambda: self._draw(forward.outputs, with_logprobs=with_logprobs, rules=rules))
+
+    def logits_of(self, plan: PlanColumns, num_tokens: int) -> torch.Tensor:
+        """Computes the planned row's next tokens; returns the logits after each. To be launched."""
+        batch = step_inputs(self._rows.state, plan, num_tokens, self._block_size)
+        places = torch.arange(num_tokens, dtype=torch.int32, device=self._device.torch_device)
+        inputs = self._inputs(batch, places, None)
+        return self._model.logits(self._model.hidden(inputs, self._kv_cache), self._splits)
+
+    def _uncaptured(self, size: Bucket) -> _Graphs:
+        def launched(work: Callable[[], T]) -> Uncaptured[T]:
+            return Uncaptured(self._device.launch, work)
+
+        plan = None if size.is_decode else launched(lambda: self._read_plan(size.num_rows))
+        return self._with_draws(plan, launched(self._forwarding(size, plan)), launched)
+
+    def _forwarding(self, size: Bucket, plan: Captured[PlanColumns] | None) -> Callable[[], Forwarded]:
+        return lambda: self._forward(size, self._read_plan(size.num_rows) if plan is None else plan.outputs)
+
+    def _with_draws(
+        self, plan: Captured[PlanColumns] | None, forward: Captured[Forwarded], captured: Capture
+    ) -> _Graphs:
+        def drawing(*, with_logprobs: bool) -> Captured[None]:
+            return captured(lambda: self._draw(forward.outputs, with_logprobs=with_logprobs, rules=None))
+
+        return _Graphs(plan, forward, {False: drawing(with_logprobs=False), True: drawing(with_logprobs=True)})
+
+    def _read_plan(self, num_rows: int) -> PlanColumns:
+        return read_plan(self._rings.plans, self._step, self._rows.words, num_rows, self._clock)
+
+    def _forward(self, size: Bucket, plan: PlanColumns) -> Forwarded:
+        rows = self._rows
+        batch = step_inputs(rows.state, plan, size.num_tokens, self._block_size)
+        draws = draw_inputs(rows.state, rows.draws, plan, batch, size.num_draws, self.drafting.max_drafts)
+        inputs = self._inputs(batch, draws.places, size.max_query_len)
+        hidden = self._model.hidden(inputs, self._kv_cache)
+        stamp(self._clock, _FORWARD_ENDED)
+        return Forwarded(plan, batch, draws, hidden)
+
+    def _draw(self, forwarded: Forwarded, *, with_logprobs: bool, rules: RowRules | None) -> None:
+        rows, draws = self._rows, forwarded.draws
+        logits = self._model.logits(forwarded.hidden, self._splits)
+        drawn = None if rules is None else DrawRules(rules, draws.rows, rows.state.token_ids, rows.draws.num_prompt)
+        max_logprobs = self._rings.max_logprobs if with_logprobs else -1
+        samples = sample(logits, draws.parameters, drawn, max_logprobs=max_logprobs)
+        columns = rows.state, rows.draws, forwarded.plan, forwarded.batch, draws, samples
+        advanced = advance_rows(*columns, self.drafting.max_drafts)
+        results, step, clock = self._rings.results, self._step, self._clock
+        write_results(results, step, advanced, draws, samples, clock, with_logprobs=with_logprobs)
+
+    def _inputs(self, batch: StepInputs, places: torch.Tensor, max_query_len: int | None) -> ForwardInputs:
+        return ForwardInputs(
+            token_ids=batch.token_ids,
+            positions=batch.positions,
+            slot_mapping=batch.slot_mapping,
+            cu_seqlens=batch.cu_seqlens,
+            context_lens=batch.context_lens,
+            block_tables=batch.block_tables,
+            logit_tokens=places,
+            splits=self._splits,
+            short_tokens=max_query_len or 1,
+            max_query_len=max_query_len,
+        )

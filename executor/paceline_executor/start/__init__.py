@@ -1,0 +1,1 @@
+"""Start: from a configuration to an engine that serves."""

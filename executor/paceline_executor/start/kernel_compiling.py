@@ -1,0 +1,134 @@
+"""Kernels for a GPU, compiled before anything launches them, by as many processes as there are cores.
+
+Apart from `loading_device`, which says when. Knows how a model without weights is put together, and where compiled code
+is kept. It refuses to know kernels.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import triton
+
+import paceline_kernels
+from paceline_executor.device_numerics import DeviceNumerics
+from paceline_executor.errors import StartError
+from paceline_executor.limits import RowLimits
+from paceline_executor.models.interface import KvCache
+from paceline_executor.models.llama import LlamaModel
+from paceline_executor.models.shapes import META, ShapeWeights
+from paceline_executor.runner.cores import usable_cores
+from paceline_executor.runner.device.buckets import Buckets
+from paceline_executor.runner.device.draft_model import DeviceDraftModel, DraftModelParts
+from paceline_executor.runner.device.rehearsal import rehearse
+from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
+from paceline_executor.weights.checkpoint import ModelConfig
+from paceline_executor.weights.stored_tensor import StoredType
+from paceline_kernels.errors import KernelCompileError
+from paceline_kernels.linear import Splits
+from paceline_kernels.warm_up.triton_kernels import settle_keys
+from paceline_kernels.warm_up.triton_launches import Launch, launches_of
+from paceline_kernels.warm_up.triton_processes import Compiled, compile_launches
+
+_FOLDER = "triton"
+_ALIGNED_LAYERS = 4  # scales of a layer's heads lie at a multiple of 4 bytes, and alignments count up to 16
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelShape:
+    """stored: as in `Steps`."""
+
+    model: ModelConfig
+    numerics: DeviceNumerics
+    stored: Mapping[str, StoredType]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What the launches of a device's steps depend on. stored: how the file has tensors, by name."""
+
+    model: ModelConfig
+    numerics: DeviceNumerics
+    stored: Mapping[str, StoredType]
+    limits: RowLimits
+    sizes: Buckets
+    splits: Splits
+    draft_model: DraftModelShape | None = None
+
+
+def launches_of_steps(steps: Steps) -> list[Launch]:
+    limits, splits, draft = steps.limits, steps.splits, steps.draft_model
+
+    def built(
+        whole: ModelConfig, numerics: DeviceNumerics, stored: Mapping[str, StoredType]
+    ) -> tuple[LlamaModel, KvCache]:
+        model = first_layers(whole, stored)
+        geometry = kv_geometry(model, limits.num_blocks, limits.block_size, numerics)
+        weights = ShapeWeights(model, numerics.dtype, numerics.matrices, stored)
+        return LlamaModel(weights, limits.max_model_len), allocate_on_device(geometry, numerics.kv, META)
+
+    def go_through() -> None:
+        drafting = None
+        if draft is not None:
+            of_draft = built(draft.model, draft.numerics, draft.stored)
+            parts = DraftModelParts(*of_draft, draft.model.vocab_size, limits.max_model_len)
+            drafting = partial(DeviceDraftModel, parts, limits, splits)
+        rehearse(*built(steps.model, steps.numerics, steps.stored), limits, steps.sizes, splits, drafting)
+
+    return launches_of(go_through)
+
+
+def have_compiled(
+    steps: Steps, capability: tuple[int, int], cache_dir: Path, on_progress: Callable[[str, float], None]
+) -> Compiled:
+    """This process finds it from now on. on_progress: told what is done, and which part of it. Raises StartError for a
+    kernel that the compiler refuses.
+    """
+    folder, (major, minor) = cache_dir / _FOLDER, capability
+    triton.knobs.cache.dir = str(folder)
+    on_progress("find kernels", 0.0)
+    settle_keys()
+    launches = launches_of_steps(steps)
+    mark = folder / f"all-{_digest(launches, capability)}"
+    if mark.exists():
+        return Compiled(num_compiled=0, num_kept=len(launches), num_lost=0)
+
+    def on_done(num_done: int) -> None:
+        on_progress("compile kernels", num_done / len(launches))
+
+    on_done(0)
+    try:
+        compiled = compile_launches(launches, 10 * major + minor, folder, usable_cores(), on_done)
+    except KernelCompileError as error:
+        sentence = f"a kernel cannot be compiled for this GPU, of compute capability {major}.{minor}: {error}"
+        raise StartError(f"{sentence}; install another version of Triton, or choose --runner cpu") from error
+    if not compiled.num_lost:
+        with contextlib.suppress(OSError):  # then processes are started again next time
+            mark.touch()
+    return compiled
+
+
+def _digest(launches: list[Launch], capability: tuple[int, int]) -> str:
+    digest = hashlib.sha256(repr((launches, capability, triton.__version__)).encode())
+    for source in sorted(Path(paceline_kernels.__file__).parent.rglob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def first_layers(model: ModelConfig, stored: Mapping[str, StoredType]) -> ModelConfig:
+    """The same model up to the layer behind which none is launched otherwise than one before."""
+    kinds = [
+        (
+            model.window(layer),
+            layer % _ALIGNED_LAYERS,
+            tuple(
+                stored[name] for name in model.tensor_shapes() if name.startswith(f"model.layers.{layer}.") and stored
+            ),
+        )
+        for layer in range(model.num_layers)
+    ]
+    num_layers = next(count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == set(kinds))
+    return replace(model, num_layers=num_layers)

@@ -1,0 +1,133 @@
+"""From a configuration to a loaded model: fetch, read, allocate, warm up. Runs in the step thread.
+
+Refuses to know file formats and computing, and imports the latter, with torch, only when it is needed.
+"""
+
+from dataclasses import replace
+
+import structlog
+
+from paceline.bytes_tokenizer import PRINTABLE, VOCAB_SIZE
+from paceline_executor.config import Config, LoadFormat, RunnerKind
+from paceline_executor.limits import RowLimits
+from paceline_executor.link.description import Description, Loaded
+from paceline_executor.link.engine import Engine
+from paceline_executor.memory import available_bytes
+from paceline_executor.numerics import choose_numerics
+from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.interface import KvGeometry, Runner, WarmUpProgress
+from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
+from paceline_executor.runner.simulated import SimulatedRunner
+from paceline_executor.runner.step_times import StepTimes, read_step_times
+from paceline_executor.start.drafter_choice import open_drafter
+from paceline_executor.start.opening import (
+    Opened,
+    ProgressLog,
+    num_parameters,
+    open_model,
+    served_name,
+    simulated_tokenizer,
+)
+from paceline_executor.start.runner_choice import choose_runner
+from paceline_executor.start.sizing import NO_DRAFTER, DrafterNeeds, ModelNeeds, limits_for, limits_within
+from paceline_executor.weights.tokenizer import TokenizerBundle
+
+_SIMULATED_MODEL_LEN = 8192
+
+
+def load(config: Config) -> Loaded:
+    """Raises ModelError for the model's faults, StartError for the configuration's."""
+    kind = choose_runner(config)
+    if kind is RunnerKind.SIMULATED:
+        return load_simulated(config, read_step_times(config.step_times) if config.step_times else StepTimes())
+    progress = ProgressLog()
+    opened = open_model(config, progress)
+    if kind is RunnerKind.CPU:
+        return _load_on_cpu(config, opened, progress)
+
+    from paceline_executor.start.loading_device import load_on_device  # with torch, which takes seconds to import
+
+    return load_on_device(config, kind, opened, progress)
+
+
+def load_simulated(
+    config: Config, step_times: StepTimes, vocab_size: int = VOCAB_SIZE, engine: type[Engine] = Engine
+) -> Loaded:
+    """The tokenizer is one of bytes, and of words if the vocabulary is larger."""
+    max_model_len = config.max_model_len or _SIMULATED_MODEL_LEN
+    needs = ModelNeeds(0, SIMULATED_TOKEN_BYTES, max_model_len, vocab_size)
+    limits = limits_within(config, needs, available_bytes())
+    runner = SimulatedRunner(limits.num_blocks, limits.block_size, vocab_size, drawn=PRINTABLE, step_times=step_times)
+    tokenizer = simulated_tokenizer(vocab_size)
+    description = describe_simulated(config.served_model_name or "simulated", runner, limits, tokenizer)
+    return Loaded(engine(RowTable(limits), runner), description)
+
+
+def describe_simulated(name: str, runner: Runner, limits: RowLimits, tokenizer: TokenizerBundle) -> Description:
+    return Description(
+        model=name,
+        architecture="simulated",
+        num_parameters=0,
+        quantization="",
+        limits=limits,
+        geometry=runner.kv_geometry,
+        kv_dtype="int32",
+        tokenizer=tokenizer,
+        step_points=runner.warm_up(),
+        device="simulated",
+        num_threads=0,
+    )
+
+
+def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loaded:
+    checkpoint = opened.checkpoint
+    numerics = choose_numerics(config.quantization, config.kv_cache_dtype, checkpoint.config, config.block_size)
+    opened_drafter = open_drafter(config, opened, numerics, progress)
+    drafter_needs = NO_DRAFTER if opened_drafter is None else opened_drafter.needs
+    limits = limits_for(config, checkpoint.config, numerics, available_bytes(), drafter_needs)
+
+    from paceline_executor.runner.cpu import CpuRunner
+
+    def on_warm_up(warm_up: WarmUpProgress) -> None:
+        progress.log("warm_up", warm_up.step, warm_up.index / warm_up.num_steps)
+
+    progress.log("model_load", "weights", 0.5)
+    runner = CpuRunner(
+        checkpoint,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        numerics=numerics,
+        max_model_len=limits.max_model_len,
+        num_threads=config.num_threads,
+        on_progress=on_warm_up,
+    )
+    progress.log("model_load", "done", 1.0)
+    step_points = runner.warm_up()
+    drafter = None if opened_drafter is None else opened_drafter.read(runner, limits, progress)
+    progress.log("warm_up", "done", 1.0)
+    structlog.get_logger().info(
+        "numerics",
+        weights=numerics.weights.value,
+        kv_cache=numerics.kv.value,
+        instructions=runner.instructions,
+        num_threads=runner.num_threads,
+    )
+    description = Description(
+        model=served_name(config, opened.path),
+        architecture=checkpoint.config.architecture,
+        num_parameters=num_parameters(checkpoint.config),
+        quantization=checkpoint.quantization,
+        limits=limits,
+        geometry=_with_drafter(runner.kv_geometry, drafter_needs),
+        kv_dtype=numerics.kv.value,
+        tokenizer=opened.tokenizer,
+        step_points=step_points,
+        device="cpu",
+        num_threads=runner.num_threads,
+        has_dummy_weights=config.load_format is LoadFormat.DUMMY,
+    )
+    return Loaded(Engine(RowTable(limits, drafter), runner), description)
+
+
+def _with_drafter(geometry: KvGeometry, drafter: DrafterNeeds) -> KvGeometry:
+    return replace(geometry, bytes_per_block=geometry.bytes_per_block + geometry.block_size * drafter.bytes_per_token)

@@ -1,0 +1,109 @@
+"""Finding and opening the configured model: its files, its names, its tokenizer, and how far that is.
+
+Refuses to know devices and memory.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import structlog
+
+from paceline.bytes_tokenizer import CHAT_TEMPLATE, END_TOKEN_IDS, VOCAB_SIZE, make_bytes_tokenizer
+from paceline.plan.texts import MAX_NAME_BYTES, readable
+from paceline.plan.values import GenerationDefaults
+from paceline_executor.config import Config, LoadFormat
+from paceline_executor.weights import (
+    Checkpoint,
+    FetchOptions,
+    FetchProgress,
+    ModelConfig,
+    load_dummy,
+    load_model,
+    resolve_model,
+)
+from paceline_executor.weights.fetch.known_models import KNOWN_MODELS
+from paceline_executor.weights.tokenizer import SpecialTokens, TokenizerBundle, make_bundle, with_defaults
+
+_MIN_EVENT_S = 0.5
+
+
+class ProgressLog:
+    """Logs when a phase of loading begins and ends, and at most twice a second between."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._log = structlog.get_logger()
+        self._clock_s = clock_s
+        self._last = ("", "")
+        self._last_s = 0.0
+
+    def fetch(self, progress: FetchProgress) -> None:
+        fraction = progress.num_bytes / progress.total_bytes if progress.total_bytes else 0.0
+        self.log("model_fetch", progress.phase.value, fraction)
+
+    def log(self, event: str, phase: str, fraction: float) -> None:
+        now_s = self._clock_s()
+        if (event, phase) == self._last and fraction < 1 and now_s - self._last_s < _MIN_EVENT_S:
+            return
+        self._last, self._last_s = (event, phase), now_s
+        self._log.info(event, phase=phase, fraction=round(fraction, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Its headers are read and its weights are not."""
+
+    path: Path
+    checkpoint: Checkpoint
+    tokenizer: TokenizerBundle
+
+
+def open_model(config: Config, progress: ProgressLog) -> Opened:
+    """Fetches it unless it is here. Raises ModelError."""
+    path = resolve_model(
+        config.model,
+        cache_dir=config.cache_dir,
+        on_progress=progress.fetch,
+        options=FetchOptions(config.revision, config.hub_endpoint, config.offline),
+    )
+    structlog.get_logger().info("model", path=str(path))
+    progress.log("model_load", "reading", 0.0)
+    return Opened(path, *_read(config, path))
+
+
+def _read(config: Config, path: Path) -> tuple[Checkpoint, TokenizerBundle]:
+    if config.load_format is LoadFormat.DUMMY:
+        dummy, own = load_dummy(path)
+        return dummy, own or simulated_tokenizer(dummy.config.vocab_size)
+    checkpoint, tokenizer = load_model(path)
+    return checkpoint, recommend(config.model, tokenizer)
+
+
+def recommend(model: str, tokenizer: TokenizerBundle) -> TokenizerBundle:
+    """Adds known sampling values where its own files have none."""
+    if model not in KNOWN_MODELS or tokenizer.defaults != GenerationDefaults():
+        return tokenizer
+    return with_defaults(tokenizer, KNOWN_MODELS[model].defaults)
+
+
+def served_name(config: Config, path: Path) -> str:
+    """The configured name, else the known one or that on the hub, else that of the file or folder."""
+    if config.served_model_name is not None:
+        return config.served_model_name
+    is_fetched = path != Path(config.model).expanduser()
+    if config.model in KNOWN_MODELS or is_fetched:
+        return config.model
+    return readable(path.resolve().name if path.is_dir() else path.stem, MAX_NAME_BYTES)
+
+
+def num_parameters(model: ModelConfig) -> int:
+    return sum(math.prod(shape) for shape in model.tensor_shapes().values())
+
+
+@cache
+def simulated_tokenizer(vocab_size: int = VOCAB_SIZE) -> TokenizerBundle:
+    special = SpecialTokens(None, END_TOKEN_IDS[0], None, END_TOKEN_IDS, add_bos=False)
+    return make_bundle(make_bytes_tokenizer(vocab_size), CHAT_TEMPLATE, special, GenerationDefaults())

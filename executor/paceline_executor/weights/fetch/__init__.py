@@ -1,0 +1,1 @@
+"""From what a user calls a model to a file or folder here."""

@@ -1,0 +1,1 @@
+"""Models out of Hugging Face folders: config.json, safetensors, tokenizer.json."""

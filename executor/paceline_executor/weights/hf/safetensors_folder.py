@@ -1,0 +1,184 @@
+"""A model out of a Hugging Face folder: config.json and safetensors files, one or several with an index.
+
+The safetensors library checks the headers: every tensor inside its file, no two on the same bytes, none left over.
+Refuses to know tokenizers, and how a model computes.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from paceline_executor.errors import UnsupportedModelError
+from paceline_executor.weights.checkpoint import ModelConfig
+from paceline_executor.weights.hf.config import read_hf_config
+from paceline_executor.weights.hf.json_fields import JsonFields
+from paceline_executor.weights.hf.kv_scales import take_kv_scales
+from paceline_executor.weights.refusals import damaged, shown, unreadable, unsupported
+from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
+from paceline_executor.weights.stored_tensor import FileBytes, FloatType, StoredIntegers, StoredTensor
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20
+MAX_HEADER_BYTES = 32 << 20  # the largest models in use need a twentieth of it
+MAX_FILES = 1 << 12
+_LENGTH_BYTES = 8  # the header's length, little-endian, comes first in a file
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
+_DTYPES = {
+    "F32": FloatType.FLOAT32,
+    "F16": FloatType.FLOAT16,
+    "BF16": FloatType.BFLOAT16,
+    "F8_E4M3": FloatType.FLOAT8_E4M3FN,
+}
+_INTEGERS: Mapping[str, np.dtype[np.generic]] = {
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "BOOL": np.dtype(np.bool_),
+}
+# Scales of activations are measured anew in each step.
+_SCALE, _IGNORED_SCALE = "_scale", ".input_scale"
+# So an image model names its text model's tensors; its other tensors are not read.
+_TEXT_PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.": ""}
+_IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # older files carry this table and everybody computes it anew
+
+
+def is_safetensors_folder(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (INDEX_FILE, WEIGHTS_FILE))
+
+
+def checkpoint_from_folder(folder: Path) -> StoredCheckpoint:
+    """Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError, before memory is taken for any weight."""
+    config = read_hf_config(folder / CONFIG_FILE)
+    tensors: dict[str, StoredTensor] = {}
+    for stored_name, tensor in read_headers(folder):
+        known_as = _known_as(stored_name)
+        if isinstance(tensor, StoredIntegers):
+            raise _not_read(tensor.source.path, stored_name, str(tensor.dtype))
+        if known_as in tensors:
+            raise damaged(tensor.source.path, f"tensor {shown(stored_name)} appears twice")
+        if known_as is not None:
+            tensors[known_as] = tensor
+    kv_scales = take_kv_scales(config, tensors)
+    tensors = _with_scales(tensors)
+    _check_tensors(folder, config, tensors)
+    return StoredCheckpoint(config, tensors, kv_scales)
+
+
+def read_headers(folder: Path) -> Iterator[tuple[str, StoredTensor | StoredIntegers]]:
+    """The tensors of all files by their names there. Raises as `checkpoint_from_folder` does."""
+    for name in shard_names(folder):
+        yield from _read_header(folder / name)
+
+
+def shard_names(folder: Path) -> list[str]:
+    """Those that the index names, else the only one. Plain names, without folders.
+
+    Raises ModelCorruptError for an index that names anything else.
+    """
+    path = folder / INDEX_FILE
+    if not path.is_file():
+        return [WEIGHTS_FILE]
+    places = JsonFields.read(path, MAX_INDEX_BYTES).get("weight_map")
+    names = set(places.values()) if isinstance(places, dict) and _are_texts(places) else set()
+    if not 1 <= len(names) <= MAX_FILES:
+        raise damaged(path, "weight_map does not say in which files the tensors are")
+    for name in names:
+        if _SHARD_NAME.fullmatch(name) is None:
+            raise damaged(path, f"it names {shown(name)}, which is not a safetensors file beside it")
+    return sorted(names)
+
+
+def _are_texts(places: dict[object, object]) -> bool:
+    return all(isinstance(name, str) for name in places.values())
+
+
+def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor | StoredIntegers]]:
+    """Yields them in the order of their bytes."""
+    start = _LENGTH_BYTES + _header_length(path)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name in file.offset_keys():
+                part = file.get_slice(name)
+                dtype = part.get_dtype()
+                place = (tuple(part.get_shape()), FileBytes(path), start)
+                tensor: StoredTensor | StoredIntegers
+                if dtype in _DTYPES:
+                    tensor = StoredTensor(name, _DTYPES[dtype], *place)
+                elif dtype in _INTEGERS:
+                    tensor = StoredIntegers(name, _INTEGERS[dtype], *place)
+                else:
+                    raise _not_read(path, name, dtype)
+                # The library has checked that the next tensor begins here.
+                start += tensor.num_bytes
+                yield name, tensor
+    except (SafetensorError, OSError) as error:
+        raise damaged(path, f"the safetensors library refuses it ({shown(str(error))})") from error
+
+
+def _not_read(path: Path, name: str, dtype: str) -> UnsupportedModelError:
+    return unsupported(path, f"tensor {shown(name)} is of type {shown(dtype)}; {', '.join(_DTYPES)} are read")
+
+
+def _header_length(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if length > MAX_HEADER_BYTES:
+        raise damaged(path, f"it announces a header of {length} bytes, more than the {MAX_HEADER_BYTES} allowed")
+    return length
+
+
+def _known_as(stored_name: str) -> str | None:
+    """None for what is not read."""
+    if stored_name.startswith(_IMAGE_PREFIXES) or stored_name.endswith(_IGNORED_SUFFIXES):
+        return None
+    for prefix, instead in _TEXT_PREFIXES.items():
+        if stored_name.startswith(prefix):
+            return instead + stored_name.removeprefix(prefix)
+    return stored_name
+
+
+def _with_scales(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Raises ModelCorruptError for a float8 tensor whose scale is missing or of a wrong shape."""
+    scaled = {}
+    for name, tensor in tensors.items():
+        if tensor.stored is not FloatType.FLOAT8_E4M3FN:
+            continue
+        scale = tensors.get(name + _SCALE)
+        if scale is None:
+            raise damaged(tensor.source.path, f"float8 tensor {shown(tensor.name)} has no {_SCALE} beside it")
+        if scale.stored is FloatType.FLOAT8_E4M3FN or scale.shape not in (
+            (),
+            (1,),
+            tensor.shape[:1],
+            (*tensor.shape[:1], 1),
+        ):
+            kind = f"of shape {scale.shape}, neither one number nor one for each of {tensor.num_rows} rows"
+            raise damaged(scale.source.path, f"tensor {shown(scale.name)} is {kind}")
+        scaled[name] = replace(tensor, scales=scale)
+    taken = {name + _SCALE for name in scaled} | {name.removesuffix(".weight") + _IGNORED_SCALE for name in scaled}
+    return {name: tensor for name, tensor in tensors.items() if name not in taken} | scaled
+
+
+def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
+    shapes = config.tensor_shapes()
+    for name, shape in shapes.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise damaged(folder, f"tensor {name} is missing")
+        if tensor.shape != shape:
+            raise damaged(folder, f"tensor {name} has shape {tensor.shape} where {shape} is needed")
+    # A tied model's file may hold the output matrix all the same.
+    surplus = tensors.keys() - shapes.keys() - {"lm_head.weight"}
+    if surplus:
+        raise unsupported(
+            folder, f"it has a tensor {shown(min(surplus))} that a {config.architecture} model does not use"
+        )

@@ -1,0 +1,114 @@
+"""Prompts to tokens and tokens to text, for any model that is served.
+
+The one place that joins tokenizers, chat templates and their bounds.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+
+import numpy as np
+
+from paceline.plan.values import Int32Array
+from paceline.v1 import inference_pb2
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.rules import check_token_ids
+from paceline_scheduler.api.text.chat_renderer import ChatRenderers, RenderLimits, TemplateSource
+from paceline_scheduler.api.text.tokenizer import TextModel, TextModels, TextThreads
+from paceline_scheduler.api.validation import Prompt, check_prompt_length, max_prompt_chars
+from paceline_scheduler.backend import ServedModel, TokenizerSource
+from paceline_scheduler.disk_cache import AsyncDiskCache
+from paceline_scheduler.errors import InvalidRequestError
+
+_MAX_INLINE_TOKENS = 4096
+MAX_BAD_WORD_TOKENS = 8192  # what executors take
+NUM_WAYS_TO_SPELL = 3  # of each bad word, at most
+
+
+class Texts:
+    """Templates are told `local_time`.
+
+    `cache` keeps on disk what tokens spell. `is_at_rest`: see `TextModels`.
+    """
+
+    def __init__(
+        self,
+        limits: EdgeLimits,
+        local_time: Callable[[], datetime],
+        render_limits: RenderLimits | None = None,
+        cache: AsyncDiskCache | None = None,
+        is_at_rest: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._limits = limits
+        self._threads = TextThreads(limits)
+        self._models = TextModels(self._threads, cache or AsyncDiskCache(), is_at_rest)
+        self._chats = ChatRenderers(limits, local_time, render_limits)
+
+    async def prepare(self, source: TokenizerSource, vocab_size: int) -> None:
+        """Building it blocks everything else. Raises UnsupportedError."""
+        await self._models.get(source, vocab_size)
+
+    async def model(self, model: ServedModel) -> TextModel:
+        """Raises UnsupportedError."""
+        return await self._models.get(model.tokenizer, model.vocab_size)
+
+    async def token_ids(self, prompt: Prompt, model: ServedModel) -> Int32Array:
+        """Raises InvalidRequestError for too many, and QueueFullError."""
+        if isinstance(prompt, inference_pb2.GenerateRequest) and prompt.HasField("token_ids"):
+            given = prompt.token_ids.ids
+            token_ids = np.fromiter(given, dtype=np.int32, count=len(given))
+            check_token_ids("token_ids.ids", token_ids, model.vocab_size)
+        else:
+            text_model = await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
+            if prompt.HasField("chat"):
+                messages, mark = text_model.marked(prompt.chat)
+                rendered = await self._render(messages, text_model, model)
+                token_ids = await self._encode(partial(text_model.encode_rendered_chat, mark=mark), rendered)
+            else:
+                token_ids = await self._encode(text_model.encode_text, prompt.text)
+        check_prompt_length(len(token_ids), model)
+        return token_ids
+
+    async def bad_word_token_ids(self, words: tuple[str, ...], model: ServedModel) -> tuple[tuple[int, ...], ...]:
+        """A word is spelt at the beginning of a text, after a space, and after another character. The same letters in
+        another case or cut otherwise are not found. Raises InvalidRequestError, QueueFullError.
+        """
+        bare = [word.lstrip(" ") or word for word in words]
+        spell = (await self._models.get_for_prompt(model.tokenizer, model.vocab_size)).ways_to_spell
+        is_short = NUM_WAYS_TO_SPELL * sum(map(len, bare)) <= self._limits.max_inline_chars
+        spelt = spell(bare) if is_short else await self._threads.run(lambda: spell(bare))
+        num_tokens = sum(map(len, spelt))
+        if num_tokens > MAX_BAD_WORD_TOKENS:
+            sentence = f"take {num_tokens} tokens to spell, at most {MAX_BAD_WORD_TOKENS} are allowed; name fewer"
+            raise InvalidRequestError("sampling.bad_words", sentence)
+        return tuple(spelt)
+
+    async def decode(self, token_ids: Int32Array, model: ServedModel, skip_special_tokens: bool) -> str:
+        """Raises InvalidRequestError."""
+        check_token_ids("token_ids", token_ids, model.vocab_size)
+        spelling = (await self.model(model)).spelling
+        if len(token_ids) <= _MAX_INLINE_TOKENS:
+            return spelling.decode(token_ids.tolist(), skip_special_tokens)
+        return await self._threads.run(lambda: spelling.decode(token_ids.tolist(), skip_special_tokens))
+
+    async def token_texts(self, token_ids: Int32Array, model: ServedModel) -> list[str]:
+        text_model = await self.model(model)
+        return await self._threads.run(lambda: [text_model.text_of(token_id) for token_id in token_ids.tolist()])
+
+    async def close(self) -> None:
+        self._models.close()
+        self._threads.close()
+        await self._chats.close()
+
+    async def _encode(self, encode: Callable[[str], Int32Array], text: str) -> Int32Array:
+        if len(text) <= self._limits.max_inline_chars:
+            return encode(text)
+        return await self._threads.run(lambda: encode(text))
+
+    async def _render(
+        self, messages: Sequence[inference_pb2.ChatMessage], text_model: TextModel, model: ServedModel
+    ) -> str:
+        assert model.tokenizer.chat_template is not None, "checked before"
+        source = TemplateSource(model.tokenizer.chat_template, text_model.bos_token, text_model.eos_token)
+        # A template may repeat its input once.
+        return await self._chats.render(source, messages, 2 * max_prompt_chars(model, self._limits))

@@ -1,0 +1,223 @@
+"""Tokenizers by digest: from text to token ids and back, long texts off the event loop.
+
+Reading a vocabulary keeps all Python threads waiting, 0.1 to 0.2 s for 49,152 tokens. A scheduler that comes back reads
+what tokens spell from a cache on disk, and the vocabulary later.
+"""
+
+import asyncio
+import ctypes
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import TypeVar
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from paceline.plan.texts import readable
+from paceline.plan.values import Int32Array
+from paceline.v1 import inference_pb2
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.text.detokenizer import Spelling, read_spelling
+from paceline_scheduler.api.text.special_texts import SpecialTexts
+from paceline_scheduler.api.text.spelling_file import TokenTexts, pack, unpack
+from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.disk_cache import AsyncDiskCache
+from paceline_scheduler.errors import InvalidRequestError, QueueFullError, SchedulerError, UnsupportedError
+
+_T = TypeVar("_T")
+_MAX_TOKENIZERS = 8
+# Hardly a token joins a line's end and letters.
+_BEFORE = "\n"
+_RETRY_AFTER_S = 0.5
+_LOOK_FOR_REST_S = 0.05
+_COMEBACKS_S = 0.3  # streams that come back get their first tokens first
+_FILE_FORMAT = 1
+# Of 37 MiB 15 are free after reading a vocabulary; glibc would keep them.
+_give_back = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
+
+
+class TextThreads:
+    def __init__(self, limits: EdgeLimits) -> None:
+        self._max_num_waiting = limits.max_num_waiting_texts
+        self._num_waiting = 0
+        self._pool = ThreadPoolExecutor(limits.num_tokenizer_threads, thread_name_prefix="tokenizer")
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """Raises QueueFullError when too much is waiting."""
+        if self._num_waiting >= self._max_num_waiting:
+            raise QueueFullError(
+                f"{self._num_waiting} long texts wait to be tokenised, which is the limit; try again", _RETRY_AFTER_S
+            )
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        finally:
+            self._num_waiting -= 1
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class TextModel:
+    def __init__(self, source: TokenizerSource, texts: TokenTexts, tokenizer: Tokenizer | None) -> None:
+        """`tokenizer` is built on first use unless it is given."""
+        self._source = source
+        self._loaded = None if tokenizer is None else (tokenizer, SpecialTexts(tokenizer))
+        self._making = threading.Lock()
+        self._prefix = [] if source.bos_token_id is None or not source.add_bos else [source.bos_token_id]
+        self.loaded_s = 0.0  # on the event loop's clock
+        self.texts = texts
+        self.bos_token, self.eos_token = texts.bos_token, texts.eos_token
+        self.spelling: Spelling = texts.spelling
+
+    @property
+    def is_complete(self) -> bool:
+        return self._loaded is not None
+
+    def complete(self) -> tuple[Tokenizer, SpecialTexts]:
+        with self._making:
+            if self._loaded is None:
+                tokenizer = Tokenizer.from_buffer(self._source.json)
+                self._loaded = tokenizer, SpecialTexts(tokenizer)
+                _give_back(0)
+            return self._loaded
+
+    def encode_text(self, text: str) -> Int32Array:
+        (token_ids,) = self._encode([text])
+        return np.array(token_ids if token_ids[:1] == self._prefix else self._prefix + token_ids, dtype=np.int32)
+
+    def marked(self, chat: inference_pb2.Chat) -> tuple[Sequence[inference_pb2.ChatMessage], str]:
+        """Raises InvalidRequestError. See `SpecialTexts`."""
+        return self.complete()[1].marked(chat.messages)
+
+    def encode_rendered_chat(self, text: str, mark: str) -> Int32Array:
+        """The template has added the special tokens."""
+        if not mark:
+            return np.array(self._encode([text])[0], dtype=np.int32)
+        tokenizer, specials = self.complete()
+        with _refused_prompt():
+            return np.array(specials.encode(tokenizer, text, mark), dtype=np.int32)
+
+    def ways_to_spell(self, words: list[str]) -> list[tuple[int, ...]]:
+        """Each once, none empty: at the beginning of a text, behind a space and behind a line's end. Some tokenizers
+        put a word's mark before every text, so only the last lacks it.
+        """
+        texts = [*words, *(f" {word}" for word in words), _BEFORE, *(_BEFORE + word for word in words)]
+        token_ids = [tuple(ids) for ids in self._encode(texts)]
+        *alone, before = token_ids[: 2 * len(words) + 1]
+        behind = [ids[len(before) :] for ids in token_ids[len(alone) + 1 :] if ids[: len(before)] == before]
+        return [way for way in dict.fromkeys((*alone, *behind)) if way]
+
+    def text_of(self, token_id: int) -> str:
+        """Bytes that are no character become U+FFFD."""
+        return self.spelling.token_bytes[token_id].decode("utf-8", "replace")
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        tokenizer, _ = self.complete()
+        with _refused_prompt():
+            # Only the batched calls let other threads run meanwhile.
+            return [text.ids for text in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+@contextmanager
+def _refused_with(refusal: Callable[[str], SchedulerError]) -> Iterator[None]:
+    try:
+        yield
+    except (SchedulerError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # it has no type of its own, and a panic in it is not even an Exception
+        raise refusal(readable(str(error))) from error
+
+
+def _refused_prompt() -> AbstractContextManager[None]:
+    return _refused_with(lambda why: InvalidRequestError("prompt", f"the model's tokenizer fails at it: {why}"))
+
+
+def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | None = None) -> TextModel:
+    """Raises UnsupportedError for one that cannot be read or whose text cannot be streamed."""
+    if spelt is not None:
+        try:
+            return TextModel(source, unpack(spelt), None)
+        except ValueError:
+            pass  # an older version wrote it
+    with _refused_with(lambda why: UnsupportedError("tokenizer_json", f"the tokenizers library cannot read it: {why}")):
+        tokenizer = Tokenizer.from_buffer(source.json)
+        bos_token, eos_token = (
+            None if token_id is None else tokenizer.id_to_token(token_id)
+            for token_id in (source.bos_token_id, source.eos_token_id)
+        )
+        texts = TokenTexts(read_spelling(tokenizer, vocab_size), bos_token, eos_token)
+        model = TextModel(source, texts, tokenizer)
+    _give_back(0)
+    return model
+
+
+class TextModels:
+    """The least recently used are forgotten.
+
+    `is_at_rest`: everything may stand still, because nobody is served and nobody can come back.
+    """
+
+    def __init__(
+        self, threads: TextThreads, cache: AsyncDiskCache, is_at_rest: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._threads = threads
+        self._cache = cache
+        self._is_at_rest = is_at_rest
+        self._loading: OrderedDict[tuple[str, int], asyncio.Future[TextModel]] = OrderedDict()
+        self._completing: dict[asyncio.Task[None], None] = {}
+
+    async def get(self, source: TokenizerSource, vocab_size: int) -> TextModel:
+        """Raises UnsupportedError if its text cannot be streamed."""
+        key = (source.digest, vocab_size)
+        loading = self._loading.get(key)
+        if loading is None:
+            loading = asyncio.ensure_future(self._load(source, vocab_size))
+            loading.add_done_callback(lambda done: self._drop_unfinished(key, done))
+            self._loading[key] = loading
+            while len(self._loading) > _MAX_TOKENIZERS:
+                self._loading.popitem(last=False)
+        self._loading.move_to_end(key)
+        # A caller that goes away must not end it for the others.
+        return await asyncio.shield(loading)
+
+    def close(self) -> None:
+        for task in self._completing:
+            task.cancel()
+
+    async def get_for_prompt(self, source: TokenizerSource, vocab_size: int) -> TextModel:
+        """Waits until its vocabulary may be read. Raises UnsupportedError."""
+        model = await self.get(source, vocab_size)
+        if not model.is_complete and not self._is_at_rest():
+            await asyncio.sleep(max(0.0, model.loaded_s + _COMEBACKS_S - asyncio.get_running_loop().time()))
+        return model
+
+    async def _load(self, source: TokenizerSource, vocab_size: int) -> TextModel:
+        name = f"spelling {_FILE_FORMAT} {source.digest} {vocab_size}"
+        spelt = await self._cache.load(name)
+        model = await self._threads.run(lambda: read_text_model(source, vocab_size, spelt))
+        model.loaded_s = asyncio.get_running_loop().time()
+        if model.is_complete:
+            self._cache.store(name, lambda: pack(model.texts))
+        else:
+            task = asyncio.create_task(self._complete_later(model, (source.digest, vocab_size)))
+            self._completing[task] = None
+            task.add_done_callback(self._completing.pop)
+        return model
+
+    async def _complete_later(self, model: TextModel, key: tuple[str, int]) -> None:
+        """Streams must not stand still for it."""
+        while not model.is_complete and key in self._loading:
+            await asyncio.sleep(_LOOK_FOR_REST_S)
+            if self._is_at_rest():
+                with suppress(QueueFullError):  # a prompt will
+                    await self._threads.run(model.complete)
+
+    def _drop_unfinished(self, key: tuple[str, int], done: "asyncio.Future[TextModel]") -> None:
+        # A tokenizer that cannot be used stays that way.
+        is_tried = not done.cancelled() and isinstance(done.exception(), UnsupportedError | None)
+        if not is_tried and self._loading.get(key) is done:
+            del self._loading[key]

@@ -1,0 +1,1 @@
+"""Spans. `tracing` switches them on."""

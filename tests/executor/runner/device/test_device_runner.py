@@ -1,0 +1,250 @@
+"""The GPU runner on its twin: rows on the device, rings, captures and steps in flight change nothing of what comes out.
+
+The other side of every comparison is the CPU runner, one step at a time, all of whose inputs the host makes anew.
+"""
+
+from collections import Counter, deque
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.plan.values import SamplingParams
+from paceline_executor.errors import DeviceFaultError
+from paceline_executor.link.engine import Engine
+from paceline_executor.models.layers import HostWeights
+from paceline_executor.models.llama import LlamaModel
+from paceline_executor.numerics import FLOAT32_NUMERICS
+from paceline_executor.rows.table import RowTable
+from paceline_executor.runner import cuda
+from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.runner.cuda import DeviceRunner
+from paceline_executor.runner.device.buckets import Buckets, buckets_of
+from paceline_executor.runner.device.twin import TwinDevice
+from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
+from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
+from paceline_executor.testing.plans import placement, plan
+from paceline_executor.testing.random_plans import LIMITS, Request, Scheduler
+from paceline_executor.testing.stepping import outcome_of
+
+CONFIG = replace(TINY_CONFIG, vocab_size=LIMITS.vocab_size)
+CHECKPOINT = RandomCheckpoint(CONFIG)
+MODEL = LlamaModel(HostWeights(CHECKPOINT), LIMITS.max_model_len)
+BUCKETS = buckets_of(LIMITS.num_rows, LIMITS.max_num_batched_tokens)
+
+
+@cache
+def device_runner(buckets=BUCKETS):
+    """A warm runner, and its device. Tables come and go; it remembers rows that it must forget."""
+    device = TwinDevice()
+    geometry = kv_geometry(CONFIG, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
+    kv_cache = allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv)
+    runner = DeviceRunner(device, MODEL, kv_cache, geometry, LIMITS, buckets=buckets)
+    runner.warm_up()
+    return runner, device
+
+
+class FailingCpuRunner(CpuRunner):
+    """A CPU runner whose next launch fails if told so."""
+
+    fails = False
+
+    def launch(self, batch):
+        """Fail, or compute."""
+        if self.fails:
+            raise MemoryError("of the test")
+        return super().launch(batch)
+
+    def copy_blocks(self, sources, destinations):
+        """Fail, or copy."""
+        if self.fails:
+            raise MemoryError("of the test")
+        super().copy_blocks(sources, destinations)
+
+
+CPU = FailingCpuRunner(CHECKPOINT, num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size, num_threads=1)
+SAMPLINGS = (
+    SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0),
+    SamplingParams(temperature=0.8, top_k=7, top_p=0.9, min_p=0.01, seed=2**63 + 1),
+    SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5, repetition_penalty=1.6),
+    SamplingParams(
+        temperature=0.7, top_k=0, top_p=1.0, min_p=0.0, seed=9, presence_penalty=0.5, logit_bias=((3, 4.0), (7, -2.0))
+    ),
+    SamplingParams(temperature=1.2, top_k=0, top_p=1.0, min_p=0.0, seed=4, allowed_token_ids=(1, 2, 3, 4, 5)),
+)
+
+
+def asking(placed, of_name):
+    """A placement that asks for what its request asks for."""
+    index = of_name[placed.record_id.request_id]
+    wants_prompt = index % 4 == 0 and placed.num_cached_tokens == 0
+    return replace(
+        placed,
+        sampling=SAMPLINGS[index % len(SAMPLINGS)],
+        num_logprobs=None if index % 3 else index % 5,
+        num_prompt_logprobs=2 if wants_prompt else None,
+        bad_word_token_ids=((2, 3), (4,)) if index % 2 else (),
+        min_tokens=2 if index % 3 == 1 else 0,
+    )
+
+
+class Pair:
+    """The same plans on a device, launched ahead, and on the CPU, one by one."""
+
+    def __init__(self, wanted, seed, buckets):
+        self.random = Random(seed)  # noqa: S311  # reproducible on purpose
+        runner, self.device = device_runner(buckets)
+        self.device.late_by(seed)
+        self.ahead = Engine(RowTable(LIMITS), runner)
+        self.one_by_one = Engine(RowTable(LIMITS), CPU)
+        self.scheduler = Scheduler(self.random, [Request(f"request-{i}", *one) for i, one in enumerate(wanted)])
+        self.kinds = {f"request-{i}": self.random.randrange(60) for i in range(len(wanted))}
+        self.in_flight = deque()  # plan, ticket, whether its launch failed
+
+    def run(self, failing, reached):
+        """Plan, launch and land at random until every request is done."""
+        for _ in range(2000):
+            if self.scheduler.is_done and not self.in_flight:
+                return
+            if len(self.in_flight) < self.ahead.max_in_flight and self.random.random() < 0.75:
+                planned = self.scheduler.plan()
+                placed = tuple(asking(place, self.kinds) for place in planned.new_requests)
+                self.launch(replace(planned, new_requests=placed), failing, reached)
+            elif self.in_flight:
+                self.land(reached)
+
+    def launch(self, planned, failing, reached):
+        """Launch a plan; where it needs what has not landed, that lands first."""
+        while not self.ahead.can_launch(planned):
+            if not self.land(reached):
+                return  # the plan is of an epoch that is over
+        fails = self.random.random() < failing
+        self.device.fail_next = MemoryError("of the test") if fails else None
+        ticket = self.ahead.launch(planned)
+        self.in_flight.append((planned, ticket, fails and self.device.fail_next is None))
+        self.device.fail_next = None
+        reached["in flight", len(self.in_flight)] += 1
+
+    def land(self, reached):
+        """Land the oldest step and execute it on the other side; says whether it did not fail."""
+        planned, ticket, CPU.fails = self.in_flight.popleft()
+        result = outcome_of(lambda: self.ahead.collect(ticket))
+        expected = outcome_of(lambda: self.one_by_one.collect(self.one_by_one.launch(planned)))
+        CPU.fails = False
+        assert repr(result) == repr(expected)
+        if result is None:
+            reached["failed"] += 1
+            self.in_flight.clear()
+            self.scheduler.rebuild(self.ahead.table.states())
+            return False
+        reached["log-probabilities"] += bool(result.logprobs)
+        reached["prompt log-probabilities"] += bool(result.prompt_logprobs)
+        self.scheduler.take(planned, result)
+        assert self.in_flight or repr(self.ahead.table.states()) == repr(self.one_by_one.table.states())
+        return True
+
+
+wanted = st.tuples(st.lists(st.integers(0, 49), min_size=1, max_size=10), st.integers(1, 8), st.integers(0, 49))
+requests = st.lists(wanted, min_size=2, max_size=6)
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("failing", [0.0, 0.1])
+@pytest.mark.parametrize("buckets", [BUCKETS, Buckets([])], ids=["captured", "launched one by one"])
+def test_a_device_that_keeps_rows_says_what_the_cpu_says(buckets, failing):
+    """Tokens, finishes and log-probabilities bit by bit, with rules, shared blocks, preemption and failed launches."""
+    reached = Counter()
+
+    @settings(max_examples=settings.default.max_examples // 5)
+    @given(requests, st.integers(0, 2**32))
+    def both_say_the_same(wanted, seed):
+        pair = Pair(wanted, seed, buckets)
+        pair.run(failing, reached)
+        assert pair.scheduler.is_done
+
+    both_say_the_same()
+    branches = [("in flight", 2), "log-probabilities", "prompt log-probabilities", *(["failed"] if failing else [])]
+    assert all(reached[branch] >= 5 for branch in branches), reached
+
+
+def launched_steps(engine, num_steps):
+    """A row's prompt and so many tokens behind it, one step at a time; returns the tokens."""
+    place, cells = [placement(0, [5, 6], max_tokens=20)], [(0, index, index) for index in range(6)]
+    plans = [plan([(0, 2)], place=place, grants=cells)]
+    plans += [plan([(0, 1)], step_id=step_id) for step_id in range(2, 2 + num_steps)]
+    return [engine.collect(engine.launch(planned)).token_ids.tolist() for planned in plans]
+
+
+def test_a_row_that_decodes_needs_not_a_word(monkeypatch):
+    """It is described once, with its prompt and blocks; then the device knows all but which rows to run."""
+    runner, _ = device_runner()
+    words = []
+    write = cuda.PlanWriter.write
+    monkeypatch.setattr(
+        cuda.PlanWriter, "write", lambda self, *plan: [words.append(plan[-1].size), write(self, *plan)][1]
+    )
+    launched_steps(Engine(RowTable(LIMITS), runner), 10)
+    assert words[0] > 0
+    assert words[1:] == [0] * 10
+
+
+def test_what_a_slot_has_no_room_for_comes_before_the_step(monkeypatch):
+    """By a launch of its own."""
+    expected = launched_steps(Engine(RowTable(LIMITS), device_runner()[0]), 5)
+    monkeypatch.setattr(cuda, "_WORDS_PER_ROW", 0)
+    device_runner.cache_clear()
+    assert launched_steps(Engine(RowTable(LIMITS), device_runner()[0]), 5) == expected
+    device_runner.cache_clear()
+
+
+@pytest.fixture
+def lost_device():
+    """An engine whose device fails, as CUDA's do, at whatever it is asked from the call on."""
+    device_runner.cache_clear()
+    runner, device = device_runner()
+    yield Engine(RowTable(LIMITS), runner), lambda: setattr(device, "lost", RuntimeError("an illegal memory access"))
+    device_runner.cache_clear()
+
+
+def test_a_device_that_fails_while_it_computes_ends_the_executor(lost_device):
+    """Nothing can go on with what it holds. Who looks whether the step has ended goes on to hear why."""
+    engine, lose = lost_device
+    ticket = engine.launch(plan([(0, 2)], place=[placement(0, [5, 6])], grants=[(0, 0, 2)]))
+    lose()
+    assert engine.is_done(ticket)
+    with pytest.raises(DeviceFaultError, match="this executor ends"):
+        engine.collect(ticket)
+
+
+@pytest.mark.parametrize("copies", [[], [(0, 1)]])
+def test_a_device_that_has_failed_when_a_step_is_launched_ends_the_executor(lost_device, copies):
+    """It is no step that could be taken back: the next one would fail, too."""
+    engine, lose = lost_device
+    lose()
+    granted = [(0, 0, 2), *([(0, 1, 1)] if copies else [])]
+    ticket = engine.launch(plan([(0, 2)], place=[placement(0, [5, 6])], grants=granted, copies=copies))
+    with pytest.raises(DeviceFaultError, match="this executor ends"):
+        engine.collect(ticket)
+
+
+def test_the_warm_up_captures_every_bucket_and_measures_steps():
+    """What it is about to do is told before."""
+    told = []
+    geometry = kv_geometry(CONFIG, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
+    kv_cache = allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv)
+    runner = DeviceRunner(TwinDevice(), MODEL, kv_cache, geometry, LIMITS, buckets=BUCKETS, on_progress=told.append)
+    points = runner.warm_up()
+    assert [size for size, _ in points] == [1, 16]
+    assert all(step_ns > 0 for _, step_ns in points)
+    assert [progress.index for progress in told] == list(range(len(list(BUCKETS)) + 2))
+    assert kv_cache.keys.isfinite().all()
+
+
+def test_nothing_is_in_a_capture_before_its_first_replay():
+    """On a GPU whatever lay there: a row taken from it would be written to. Its twin refuses to show it."""
+    captured = TwinDevice().capture(lambda: None)
+    with pytest.raises(RuntimeError, match="replay it"):
+        _ = captured.outputs

@@ -1,0 +1,216 @@
+"""Which drafter an executor has: what --speculation takes and refuses, and what a model that drafts takes of memory."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from paceline_executor.__main__ import ExitCode, _code_of
+from paceline_executor.config import DrafterKind, SpeculationChoice, parse_config
+from paceline_executor.errors import (
+    DrafterError,
+    LimitError,
+    ModelNotFoundError,
+    ShortMemoryError,
+    UnsupportedModelError,
+)
+from paceline_executor.numerics import FLOAT32_NUMERICS
+from paceline_executor.start.loading import load
+from paceline_executor.start.runner_choice import choose_runner
+from paceline_executor.start.sizing import DrafterNeeds, limits_for
+from paceline_executor.testing.eagle3 import Dialect, random_head
+from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, byte_level_metadata, gguf_parts
+from paceline_executor.testing.plans import placement, plan
+
+WIDE_CONFIG = replace(TINY_CONFIG, head_dim=32)  # of sizes that can be packed
+DEEP_CONFIG = replace(WIDE_CONFIG, num_layers=4)
+SMALL_CONFIG = replace(WIDE_CONFIG, num_layers=1, max_model_len=128)
+# Keys and values, of 2 KV heads of 32 dimensions: in float32, and in int8 with a scale for each slot.
+FLOAT32_LAYER_BYTES = 16 * 2 * 2 * 32 * 4
+INT8_LAYER_BYTES = 16 * 2 * 2 * (32 + 4)
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A target, a smaller model of the same vocabulary, and one of another."""
+    folder = tmp_path_factory.mktemp("models")
+    paths = {}
+    configs = {"target": WIDE_CONFIG, "small": SMALL_CONFIG, "other": SMALL_CONFIG, "deep": DEEP_CONFIG}
+    for name, config in configs.items():
+        parts = gguf_parts(RandomCheckpoint(config))
+        if name == "other":
+            parts.metadata |= byte_level_metadata(merges=("l l", "Ġ t", "Ġt ll"))
+        paths[name] = str(parts.write(folder / f"{name}.gguf"))
+    odd = gguf_parts(RandomCheckpoint(TINY_CONFIG)).write(folder / "odd.gguf")
+    return paths | {"odd": str(odd)}
+
+
+def loaded(model, speculation, *options):
+    """What an executor with these options serves."""
+    common = ["--model", model, "--max-num-seqs", "2", "--kv-cache-memory", "192KiB", "--runner", "cpu"]
+    return load(parse_config([*common, "--speculation", json.dumps(speculation), *options]))
+
+
+def output_of(engine, row, num_drafts):
+    """The tokens of a prompt on a free row, and how many drafts were verified and accepted."""
+    prompt, tokens, num_verified, num_accepted = list(range(5, 15)), [], 0, 0
+    grants = [(row, index, 4 * row + index) for index in range(4)]
+    cells = {"place": [placement(row, prompt, max_tokens=40)], "grants": grants}
+    scheduled, step_id = len(prompt), 0
+    while len(tokens) < 40:
+        step_id += 1
+        drafts = min(num_drafts, 40 - len(tokens) - 1) if tokens else 0
+        step = plan([(row, scheduled + drafts)], step_id=step_id, drafts=[drafts] if drafts else (), **cells)
+        result = engine.collect(engine.launch(step))
+        tokens += result.token_ids.tolist()
+        if drafts:
+            num_verified += int(result.num_draft_tokens[0])
+            num_accepted += int(result.num_accepted[0]) - 1
+        cells, scheduled = {}, 1
+    return tokens, num_verified, num_accepted
+
+
+def test_a_smaller_model_drafts_and_a_block_holds_what_both_keep_in_it(models):
+    """Outputs are those without drafts."""
+    with capture_logs() as events:
+        drafting = loaded(models["target"], {"drafter": "draft_model", "model": models["small"]})
+    assert {"event": "drafter", "kind": "draft_model", "path": models["small"], "log_level": "info"} in events
+
+    num_layers = WIDE_CONFIG.num_layers + SMALL_CONFIG.num_layers
+    assert drafting.description.kv_geometry().bytes_per_block == num_layers * INT8_LAYER_BYTES
+    assert drafting.description.limits.num_blocks == 192 * 1024 // (num_layers * INT8_LAYER_BYTES)
+
+    tokens, num_verified, _ = output_of(drafting.engine, 0, 4)
+    assert tokens == output_of(drafting.engine, 1, 0)[0]
+    assert num_verified >= 100
+
+
+def test_a_smaller_model_drafts_on_a_device(models):
+    """On its twin, where both are float32: the same blocks, and the tokens that come without drafts."""
+    options = ["--runner", "twin", "--block-size", "16", "--max-num-batched-tokens", "64", "--max-model-len", "64"]
+    drafting = loaded(models["target"], {"drafter": "draft_model", "model": models["small"]}, *options)
+    num_layers = WIDE_CONFIG.num_layers + SMALL_CONFIG.num_layers
+    assert drafting.description.kv_geometry().bytes_per_block == num_layers * FLOAT32_LAYER_BYTES
+
+    tokens, num_verified, _ = output_of(drafting.engine, 0, 4)
+    assert tokens == output_of(drafting.engine, 1, 0)[0]
+    assert num_verified >= 100
+
+
+def test_a_packed_copy_drafts_for_a_target_in_float32(models):
+    """It is right most of the time."""
+    drafting = loaded(models["target"], {"drafter": "target_copy"}, "--quantization", "none")
+    bytes_per_block = drafting.description.kv_geometry().bytes_per_block
+    assert bytes_per_block == WIDE_CONFIG.num_layers * (FLOAT32_LAYER_BYTES + INT8_LAYER_BYTES)
+
+    tokens, num_verified, num_accepted = output_of(drafting.engine, 0, 4)
+    assert tokens == output_of(drafting.engine, 1, 0)[0]
+    assert num_accepted > num_verified / 2
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("quantization", ["auto", "none"])
+def test_a_head_drafts_from_what_the_model_computes(models, tmp_path, dialect, quantization):
+    """Of either dialect, over a reduced vocabulary; a block holds its keys, values and a feature."""
+    head = random_head(WIDE_CONFIG, aux_layers=(3, 2), draft_vocab_size=100).write(tmp_path / "head", dialect)
+    speculation = {"drafter": "eagle3", "model": str(head)}
+    with capture_logs() as events:
+        drafting = loaded(models["deep"], speculation, "--quantization", quantization, "--kv-cache-memory", "512KiB")
+    assert {"event": "drafter", "kind": "eagle3", "path": str(head), "log_level": "info"} in events
+    block_bytes = INT8_LAYER_BYTES if quantization == "auto" else FLOAT32_LAYER_BYTES
+    head_bytes = 16 * (2 * 2 * 32 * 4 + 64 * 4 // 16 + 1)
+    assert drafting.description.kv_geometry().bytes_per_block == 4 * block_bytes + head_bytes
+
+    tokens, num_verified, _ = output_of(drafting.engine, 0, 4)
+    assert tokens == output_of(drafting.engine, 1, 0)[0]
+    assert num_verified >= 100
+
+
+def test_a_head_of_another_model_is_refused(models, tmp_path):
+    """Before weights are read."""
+    head = random_head(replace(WIDE_CONFIG, vocab_size=300), aux_layers=(3, 2)).write(tmp_path / "head")
+    with pytest.raises(UnsupportedModelError, match="vocab_size is 300, and that of the model is 272; choose one"):
+        loaded(models["deep"], {"drafter": "eagle3", "model": str(head)})
+
+
+def test_blocks_and_weights_of_both_models_fit_into_memory():
+    """A drafter costs blocks, and memory that is left for them."""
+    config = parse_config(["--max-num-seqs", "2000", "--kv-cache-memory", "1MiB"])
+    block_bytes = 16 * FLOAT32_NUMERICS.bytes_per_token(TINY_CONFIG)
+    needs = DrafterNeeds(weight_bytes=10 * MIB, bytes_per_token=block_bytes // 16)
+    assert limits_for(config, TINY_CONFIG, FLOAT32_NUMERICS, 100 * MIB).num_blocks == MIB // block_bytes
+    assert limits_for(config, TINY_CONFIG, FLOAT32_NUMERICS, 100 * MIB, needs).num_blocks == MIB // block_bytes // 2
+    with pytest.raises(ShortMemoryError, match="10 MiB of weights"):
+        limits_for(config, TINY_CONFIG, FLOAT32_NUMERICS, 11 * MIB, needs)
+
+
+def test_a_model_of_another_vocabulary_is_refused(models):
+    """The sentence shows where they differ, and says what to do."""
+    with pytest.raises(
+        DrafterError, match=r"token 259 is 'll' in one and 'he' in the other.* of the same family"
+    ) as info:
+        loaded(models["target"], {"drafter": "draft_model", "model": models["other"]})
+    assert _code_of(info.value) is ExitCode.USAGE
+
+
+def test_a_copy_that_would_be_no_smaller_is_refused(models):
+    """Of a packed target, and of one that cannot be packed."""
+    with pytest.raises(DrafterError, match="target_copy is for --quantization none, and this model is packed: name"):
+        loaded(models["target"], {"drafter": "target_copy"})
+    with pytest.raises(DrafterError, match="32 does not divide the sizes of this model's layers"):
+        loaded(models["odd"], {"drafter": "target_copy"})
+
+
+def test_a_draft_model_that_is_not_there_is_an_error_of_the_model(models):
+    """As that of --model is."""
+    with pytest.raises(ModelNotFoundError):
+        loaded(models["target"], {"drafter": "draft_model", "model": "/nowhere.gguf"})
+
+
+@pytest.mark.parametrize("runner", ["simulated", "twin"])
+def test_models_draft_on_a_cpu_alone(runner):
+    """Other devices verify no drafts of theirs."""
+    config = parse_config(["--runner", runner, "--speculation", '{"drafter": "target_copy"}'])
+    with pytest.raises(LimitError, match=f"target_copy is for --runner cpu, and this is {runner}: leave it out"):
+        choose_runner(config)
+
+
+@pytest.mark.parametrize(
+    ("value", "choice"),
+    [
+        ({"drafter": "prompt_lookup"}, SpeculationChoice()),
+        ({"drafter": "target_copy"}, SpeculationChoice(DrafterKind.TARGET_COPY)),
+        ({"drafter": "draft_model", "model": "a/b"}, SpeculationChoice(DrafterKind.DRAFT_MODEL, "a/b")),
+        ({"drafter": "eagle3", "model": "a/b"}, SpeculationChoice(DrafterKind.EAGLE3, "a/b")),
+    ],
+)
+def test_the_option_is_json_or_a_file_with_it(value, choice, tmp_path):
+    """As the scheduler's of this name."""
+    path = tmp_path / "speculation.json"
+    path.write_text(json.dumps(value))
+    assert parse_config(["--speculation", json.dumps(value)]).speculation == choice
+    assert parse_config(["--speculation", str(path)]).speculation == choice
+    assert parse_config([]).speculation == SpeculationChoice()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("nowhere.json", "cannot read nowhere.json"),
+        ("{", "write JSON such as"),
+        ('{"drafters": 1}', "it has fields drafter and model alone"),
+        ('{"model": "a"}', "'None' is not one of prompt_lookup, draft_model, target_copy, eagle3"),
+        ('{"drafter": "draft_model"}', "draft_model needs a model"),
+        ('{"drafter": "eagle3"}', "eagle3 needs a model"),
+        ('{"drafter": "draft_model", "model": 7}', "draft_model needs a model"),
+        ('{"drafter": "target_copy", "model": "a"}', "target_copy has no model of its own: leave model out"),
+    ],
+)
+def test_what_the_option_does_not_take_is_explained(text, sentence, capsys):
+    """On stderr, with an example."""
+    with pytest.raises(SystemExit) as exit_info:
+        parse_config(["--speculation", text])
+    assert exit_info.value.code == ExitCode.USAGE
+    assert sentence in " ".join(capsys.readouterr().err.split())

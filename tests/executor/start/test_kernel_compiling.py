@@ -1,0 +1,328 @@
+"""Kernels are compiled before steps launch them: all of them, by several processes, once."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from paceline.plan.values import SamplingParams
+from paceline_executor.device_numerics import DeviceNumerics
+from paceline_executor.errors import StartError
+from paceline_executor.limits import RowLimits
+from paceline_executor.models.registry import upload_model
+from paceline_executor.numerics import KvDtype
+from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.cuda import DeviceRunner
+from paceline_executor.runner.device.buckets import buckets_of
+from paceline_executor.runner.device.draft_model import DeviceDraftModel, DraftModelParts
+from paceline_executor.runner.device.twin import TwinDevice
+from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
+from paceline_executor.start import kernel_compiling
+from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
+from paceline_executor.testing.plans import GREEDY, placement, plan
+from paceline_executor.testing.stepping import SteppingEngine
+from paceline_executor.upload.matrices import MatrixKind
+from paceline_kernels.devices import cpu_stands_for_gpu
+from paceline_kernels.errors import KernelCompileError
+from paceline_kernels.gpu.no_gpu import NoGpu
+from paceline_kernels.linear import Splits
+from paceline_kernels.warm_up.triton_launches import Launch
+from paceline_kernels.warm_up.triton_processes import Compiled
+
+LIMITS = RowLimits(
+    num_rows=2,
+    max_model_len=64,
+    max_num_batched_tokens=16,
+    num_blocks=12,
+    block_size=16,
+    vocab_size=272,
+    max_num_draft_tokens=5,
+)
+CPU, NUMERICS = torch.device("cpu"), DeviceNumerics(torch.float16, MatrixKind.DENSE, KvDtype.FLOAT16)
+RULED = SamplingParams(
+    temperature=0.8, top_k=7, top_p=0.9, min_p=0.01, seed=3, repetition_penalty=1.5, logit_bias=((3, 4.0),)
+)
+# What a process without an interpreter finds: the launches of a tiny model's steps on a GPU of sm_90, one per line.
+FIND = """
+import json
+from dataclasses import replace
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from paceline_executor.device_numerics import DeviceNumerics
+from paceline_executor.start.kernel_compiling import DraftModelShape, Steps, launches_of_steps
+from paceline_executor.limits import RowLimits
+from paceline_executor.runner.device import rehearsal
+from paceline_executor.runner.device.buckets import buckets_of
+from paceline_executor.numerics import KvDtype
+from paceline_executor.testing.models import TINY_CONFIG
+from paceline_executor.upload.matrices import MatrixKind
+from paceline_kernels.gpu.no_gpu import compile_for
+from paceline_kernels.linear import Splits
+compile_for(90)
+
+
+class Watched(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        result = operation(*arguments, **(options or {}))
+        tensors = [one for one in tree_leaves((arguments, options, result)) if isinstance(one, torch.Tensor)]
+        noted["all"].append(str(operation))
+        if any(tensor.device.type != "meta" for tensor in tensors):
+            noted["host"].append(str(operation))
+        return result
+
+
+noted = {"all": [], "host": []}
+capture = rehearsal.RehearsalDevice.capture
+
+
+def watched_capture(device, work):
+    with Watched():
+        return capture(device, work)
+
+
+rehearsal.RehearsalDevice.capture = watched_capture
+limits = RowLimits(
+    num_rows=2, max_model_len=64, max_num_batched_tokens=16, num_blocks=12, block_size=16, vocab_size=272,
+    max_num_draft_tokens=5
+)
+more_blocks = replace(limits, num_blocks=4097)
+numerics = DeviceNumerics(torch.float16, MatrixKind.DENSE, KvDtype.FLOAT16)
+steps = Steps(TINY_CONFIG, numerics, {}, limits, buckets_of(2, 16, 5), Splits.EVEN)
+found = launches_of_steps(steps)
+small = DraftModelShape(replace(TINY_CONFIG, hidden_size=32, num_layers=1), numerics, {})
+of_drafts = [launch for launch in launches_of_steps(replace(steps, draft_model=small)) if launch not in found]
+# How many blocks there are depends on the memory that is free.
+assert launches_of_steps(replace(steps, limits=more_blocks)) == found
+for launch in [*found, *of_drafts]:
+    print(json.dumps([launch.kernel, launch.specialization]))
+print(json.dumps({name: sorted(set(operations)) for name, operations in noted.items()}))
+"""
+
+
+# A few quick kernels, twice by several processes that get them in other orders; then what cannot be compiled.
+COMPILE = """
+import sys
+from pathlib import Path
+from paceline_kernels.activation import Gate, gate_and_multiply
+from paceline_kernels.errors import KernelCompileError
+from paceline_kernels.sampling import token_logprobs
+from paceline_kernels.take_rows import take_rows
+from paceline_kernels.warm_up.triton_launches import Launch, launches_of
+from paceline_kernels.warm_up.triton_processes import compile_launches
+
+
+def meta(*shape, dtype=torch.float16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def call():
+    take_rows(meta(8, 64), meta(2, dtype=torch.int32))
+    take_rows(meta(8, 64), meta(3, dtype=torch.int32))
+    gate_and_multiply(meta(2, 64), Gate.SILU)
+    token_logprobs(meta(2, 300), meta(2, dtype=torch.int32), meta(2, dtype=torch.int32), max_logprobs=1)
+
+
+def counts(compiled):
+    return compiled.num_compiled, compiled.num_kept, compiled.num_lost
+
+
+launches, folder, told = launches_of(call), Path(sys.argv[1]), []
+print(len(launches))
+print(*counts(compile_launches(launches, 90, folder, 2, told.append)))
+print(sorted(told) == list(range(1, len(launches) + 1)))
+kept = sorted(folder.rglob("*"))
+spoilt = Launch(launches[0].kernel, launches[1].specialization)
+try:
+    compile_launches([*launches[::-1], spoilt], 90, folder, 1)
+except KernelCompileError as error:
+    print(error)
+print(sorted(folder.rglob("*")) == kept)
+"""
+
+
+def run(code, *arguments):
+    """The output of a process that compiles kernels as on a GPU."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What one such process says: its imports take longer than all else."""
+    return run(FIND + COMPILE, tmp_path_factory.mktemp("compiled")).splitlines()
+
+
+@pytest.fixture
+def found(said):
+    """What is compiled beforehand: kernels, each with all that its code depends on."""
+    return [tuple(json.loads(line)) for line in said if line.startswith("[")]
+
+
+class Recorder:
+    """Has interpreted launches say what they would have had compiled."""
+
+    def __init__(self, monkeypatch):
+        self.seen = set()
+        self._compiled = {}
+        interpret = InterpretedFunction.run
+
+        def run(function, *arguments, grid, warmup, **options):
+            self._record(function, arguments, options)
+            return interpret(function, *arguments, grid=grid, warmup=warmup, **options)
+
+        monkeypatch.setattr(InterpretedFunction, "run", run)
+        monkeypatch.setattr(triton.runtime.driver, "_active", NoGpu(90), raising=False)
+        monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", self._note)
+
+    def _record(self, function, arguments, options):
+        compiled = self._compiled.setdefault(function.fn, JITFunction(function.fn, **function.kwargs))
+        # Only the interpreter is told the time.
+        names = function.arg_names[: len(arguments)]
+        told = [None if name == "interpreted" else value for name, value in zip(names, arguments, strict=True)]
+        compiled.run(*told, grid=(1,), warmup=False, **options)
+
+    def _note(self, *, fn, compile, **_):  # noqa: A002  Triton names it so
+        self.seen.add((f"{fn.module}.{fn.name}", compile["specialization_data"]))
+        return True
+
+
+def draft_model():
+    """A smaller one than the target, that drafts for it."""
+    checkpoint = RandomCheckpoint(replace(TINY_CONFIG, hidden_size=32, num_layers=1))
+    geometry = kv_geometry(checkpoint.config, LIMITS.num_blocks, LIMITS.block_size, NUMERICS)
+    model = upload_model(checkpoint, CPU, LIMITS.max_model_len, NUMERICS.dtype, NUMERICS.matrices)
+    cache = allocate_on_device(geometry, NUMERICS.kv, CPU)
+    parts = DraftModelParts(model, cache, checkpoint.config.vocab_size, LIMITS.max_model_len)
+    return partial(DeviceDraftModel, parts, LIMITS, Splits.EVEN)
+
+
+def run_whole_model(drafting=None):
+    """Prompts in chunks beside decodes, with rules, and with log-probabilities of output and prompt; drafts of every
+    depth, some beside a chunk; copies of blocks.
+    """
+    geometry = kv_geometry(TINY_CONFIG, LIMITS.num_blocks, LIMITS.block_size, NUMERICS)
+    cache = allocate_on_device(geometry, NUMERICS.kv, CPU)
+    model = upload_model(RandomCheckpoint(), CPU, LIMITS.max_model_len, NUMERICS.dtype, NUMERICS.matrices)
+    sizes = buckets_of(2, 16, 5)
+    runner = DeviceRunner(TwinDevice(), model, cache, geometry, LIMITS, buckets=sizes, drafting=drafting)
+    engine = SteppingEngine(RowTable(LIMITS), runner)
+    asking = {"num_logprobs": 2, "num_prompt_logprobs": 1, "bad_words": [(5, 6)], "min_tokens": 2}
+    first = placement(0, range(5, 25), sampling=RULED, end_token_ids=(1,), **asking)
+    engine.execute(plan([(0, 16)], step_id=1, place=[first], grants=[(0, 0, 0), (0, 1, 1)]))
+    second = placement(1, range(40, 47), sampling=GREEDY)
+    engine.execute(plan([(0, 4), (1, 7)], step_id=2, place=[second], grants=[(1, 0, 2)]))
+    engine.execute(plan([(0, 1), (1, 1)], step_id=3))
+    engine.execute(plan([(0, 2), (1, 4)], step_id=4, drafts=[1, 3], copies=[(2, 7)], grants=[(1, 1, 7)]))
+    engine.execute(plan([(1, 6)], step_id=5, drafts=[5]))
+
+
+@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
+def test_whatever_a_whole_model_launches_was_compiled_before(found, monkeypatch):
+    """Down to the alignment of every pointer: what is missing would be compiled while requests wait."""
+    recorder = Recorder(monkeypatch)
+    with np.errstate(all="ignore"), cpu_stands_for_gpu():
+        run_whole_model()
+        run_whole_model(draft_model())
+    kernels = {name.rpartition(".")[2] for name, _ in recorder.seen}
+
+    assert recorder.seen <= set(found)
+    assert kernels >= {"attend_splits", "attend_chunks", "apply_rules_kernel", "take_logprobs_kernel"}
+    assert kernels >= {"block_copy_kernel", "lookup_drafts_kernel"}
+
+
+def test_nothing_that_is_captured_has_to_do_with_the_host(said):
+    """A capture refuses to copy from memory that is not pinned, and to wait for the device. On a device without numbers
+    whatever reads one fails.
+    """
+    (noted,) = (json.loads(line) for line in said if line.startswith("{"))
+    assert "aten.empty.memory_format" in noted["all"]
+    assert noted["host"] == []
+
+
+def test_kernels_are_compiled_once_whoever_compiles_which_and_in_whatever_order(said):
+    """What one process has compiled another finds. A refusal names its kernel, and hinders no other."""
+    num_launches, counted, is_told, refusal, is_all_kept = (line for line in said if not line.startswith(("[", "{")))
+    assert (num_launches, counted) == ("4", "4 0 0")  # rows are taken in one way, however many
+    assert (is_told, is_all_kept) == ("True", "True")
+    assert refusal.startswith("paceline_kernels.take_rows.triton.take_rows_kernel: RuntimeError: Specialization data")
+
+
+STEPS = kernel_compiling.Steps(TINY_CONFIG, NUMERICS, {}, LIMITS, buckets_of(2, 16, 5), Splits.EVEN)
+
+
+class Processes:
+    """What is compiled, without compiling it."""
+
+    def __init__(self, num_lost=0, error=None):
+        self.num_lost, self.error, self.asked = num_lost, error, []
+
+    def __call__(self, launches, capability, folder, num_processes, on_done):
+        self.asked.append(capability)
+        folder.mkdir(exist_ok=True)
+        for num_done in range(1, len(launches) + 1):
+            on_done(num_done)
+        if self.error:
+            raise KernelCompileError(self.error)
+        return Compiled(len(launches) - self.num_lost, 0, self.num_lost)
+
+
+@pytest.fixture
+def compiling(monkeypatch, tmp_path):
+    """Compile by such processes: returns what the start is told, and what became of it."""
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(kernel_compiling, "settle_keys", lambda: None)
+    monkeypatch.setattr(kernel_compiling, "launches_of_steps", lambda _: [Launch("a", "1"), Launch("b", "2")])
+
+    def compile_by(processes, capability=(9, 0)):
+        told = []
+        monkeypatch.setattr(kernel_compiling, "compile_launches", processes)
+        progress = lambda phase, fraction: told.append((phase, fraction))  # noqa: E731
+        return told, kernel_compiling.have_compiled(STEPS, capability, tmp_path, progress)
+
+    return compile_by
+
+
+def test_a_start_shows_how_far_it_is_and_the_next_one_starts_no_process(compiling):
+    """Unless the GPU is another one, or what was compiled was lost."""
+    processes = Processes()
+    told, compiled = compiling(processes)
+    assert told == [("find kernels", 0.0), ("compile kernels", 0.0), ("compile kernels", 0.5), ("compile kernels", 1.0)]
+    assert (compiled.num_compiled, processes.asked) == (2, [90])
+
+    assert compiling(processes) == ([("find kernels", 0.0)], Compiled(0, 2, 0))
+    compiling(Processes(num_lost=1), (8, 9))
+    compiling(processes, (8, 9))
+    assert processes.asked == [90, 89]
+
+
+def test_a_kernel_that_the_compiler_refuses_ends_the_start(compiling):
+    """The user is told for which GPU, and what to do."""
+    with pytest.raises(StartError, match=r"compute capability 9\.0: kernel: no such.*another version of Triton"):
+        compiling(Processes(error="kernel: no such instruction"))
+
+
+def test_layers_that_launch_the_same_are_gone_through_once():
+    """One of each window at each alignment: a model of 26 layers with every sixth unlike the others."""
+    sliding = tuple(layer % 6 != 5 for layer in range(26))
+    deep = replace(TINY_CONFIG, num_layers=26, sliding_window=20, sliding_layers=sliding)
+    first = kernel_compiling.first_layers(deep, {})
+    kinds = {(deep.window(layer), layer % 4) for layer in range(26)}
+
+    assert {(first.window(layer), layer % 4) for layer in range(first.num_layers)} == kinds
+    assert first.num_layers == 12
+    assert kernel_compiling.first_layers(replace(TINY_CONFIG, num_layers=32), {}).num_layers == 4

@@ -1,0 +1,344 @@
+"""A model onto a device: what the runner is made of, what is logged, and what is said where memory runs out."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from gpu.rigs import LLAMA_8B
+from paceline.plan.values import GraphSizes
+from paceline_executor.config import RunnerKind, parse_config
+from paceline_executor.device_numerics import TWIN_NUMERICS, choose_device_numerics
+from paceline_executor.errors import LimitError, ShortMemoryError
+from paceline_executor.memory import is_out_of_memory
+from paceline_executor.models.registry import build_model
+from paceline_executor.numerics import WeightKind
+from paceline_executor.runner.device.memory_plan import DeviceMemory
+from paceline_executor.runner.simulated import SimulatedRunner
+from paceline_executor.start import kernel_compiling, loading_device
+from paceline_executor.start.loading_device import Place, load_on_device, plan_device
+from paceline_executor.start.opening import Opened, ProgressLog, num_parameters, open_model, simulated_tokenizer
+from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, tiny_checkpoint
+from paceline_executor.upload.matrices import MatrixKind
+from paceline_executor.weights.checkpoint import KvScales
+from paceline_executor.weights.stored_tensor import FloatType
+from paceline_kernels.linear import Splits
+from paceline_kernels.scaled_linear import ScaledWeight
+from paceline_kernels.warm_up.triton_processes import Compiled
+
+GIB = 2**30
+CPU = torch.device("cpu")
+H100 = Place(CPU, "NVIDIA H100", DeviceMemory(80 * GIB, 79 * GIB), (9, 0))
+SMALL = ["--max-num-seqs", "2", "--max-num-batched-tokens", "128", "--kv-cache-memory", "1MiB"]
+COMPILE_KERNELS = loading_device._compile_kernels
+MEASURED = KvScales(np.full((2, 2), 3.0, np.float32), np.full((2, 2), 2.0, np.float32))
+
+
+def size(num_rows, num_tokens, *, is_decode=False):
+    """A size that steps are captured in."""
+    return SimpleNamespace(num_rows=num_rows, num_tokens=num_tokens, num_draws=num_rows, is_decode=is_decode)
+
+
+class Sizes(list):
+    """Decodes of one and two rows; two rows with 64 or 128 tokens."""
+
+    token_sizes = (64, 128)
+
+    def __init__(self):
+        super().__init__([size(2, 128), size(2, 64), size(2, 2, is_decode=True), size(1, 1, is_decode=True)])
+
+
+class Built(SimulatedRunner):
+    """A runner that is built of parts and computes nothing."""
+
+    def __init__(self, parts):
+        super().__init__(parts.geometry.num_blocks, parts.geometry.block_size, 300, drawn=(65, 66))
+        self.parts = parts
+
+    @property
+    def kv_geometry(self):
+        """As it was told."""
+        return self.parts.geometry
+
+
+@pytest.fixture(autouse=True)
+def built(monkeypatch):
+    """The runners that are built, instead of one that computes."""
+    runners = []
+
+    def build(parts):
+        runners.append(Built(parts))
+        return runners[-1]
+
+    monkeypatch.setattr(loading_device, "buckets_of", lambda *_: Sizes())
+    monkeypatch.setattr(loading_device, "build_runner", build)
+    monkeypatch.setattr(loading_device, "this_gpu", lambda: H100)
+    monkeypatch.setattr(loading_device, "_compile_kernels", lambda *_: None)
+    monkeypatch.setattr(loading_device, "measured_scales", lambda *_: MEASURED)
+    return runners
+
+
+def opened(checkpoint):
+    """A model as it is found, with a tokenizer of bytes."""
+    return Opened(SimpleNamespace(stem="tiny"), checkpoint, simulated_tokenizer(checkpoint.config.vocab_size))
+
+
+def loaded(checkpoint, *arguments, kind=RunnerKind.CUDA):
+    """What an executor with these options loads."""
+    config = parse_config([*SMALL, "--served-model-name", "tiny", *arguments])
+    return load_on_device(config, kind, opened(checkpoint), ProgressLog())
+
+
+WIDE = tiny_checkpoint(head_dim=32, intermediate_size=96)
+
+
+def test_the_twin_has_the_float32_weights_of_the_cpu(built):
+    """And a KV cache of float32 that is planned within the host's memory."""
+    checkpoint = RandomCheckpoint()
+    description = loaded(checkpoint, kind=RunnerKind.TWIN).description
+    (runner,) = built
+    expected = build_model(checkpoint, 256, WeightKind.FLOAT32)
+
+    assert runner.parts.is_twin
+    assert torch.equal(runner.parts.model._embedding, expected._embedding)
+    assert torch.equal(runner.parts.model._layers[1].qkv.weight, expected._layers[1].qkv.weight)
+    assert runner.parts.kv_cache.keys.dtype == torch.float32
+    assert (description.device, description.kv_dtype, description.quantization) == ("twin", "float32", "")
+    assert description.graphs == GraphSizes((1, 2), (64, 128))
+    assert runner.parts.limits == description.limits
+    assert description.limits.num_blocks == 2 * 256 // 64
+
+
+@pytest.mark.parametrize("kind", [RunnerKind.CUDA, RunnerKind.TWIN])
+def test_blocks_have_64_slots_on_a_gpu_unless_others_are_asked_for(built, kind):
+    """A CPU's have 16."""
+    assert loaded(WIDE, kind=kind).description.limits.block_size == built[0].parts.geometry.block_size == 64
+    assert loaded(WIDE, "--block-size", "16", kind=kind).description.limits.block_size == 16
+    assert loaded(WIDE, "--block-size", "32", kind=kind).description.geometry.block_size == 32
+    assert parse_config([]).block_size == 16
+
+
+def test_rows_are_drafted_for_unless_bits_may_not_depend_on_the_step(built):
+    """Tokens verified together are multiplied by other tiles than one by one."""
+    assert loaded(WIDE).description.limits.max_num_draft_tokens == 7
+    assert loaded(WIDE, "--batch-invariant").description.limits.max_num_draft_tokens == 0
+
+
+@pytest.mark.parametrize(("arguments", "splits"), [([], Splits.EVEN), (["--batch-invariant"], Splits.FIXED)])
+def test_results_depend_on_batch_mates_only_where_that_is_allowed(built, arguments, splits):
+    """By how the kernels divide their work."""
+    loaded(WIDE, *arguments)
+    assert built[0].parts.splits is splits
+
+
+def test_a_gpu_gets_16_bits_or_float8_as_asked_for(built):
+    """Weights, keys and values each; said in the description."""
+    plain = loaded(WIDE).description
+    small = loaded(WIDE, "--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3").description
+    first, second = (runner.parts for runner in built)
+
+    assert not first.is_twin
+    assert first.model._layers[0].down.weight.dtype == torch.float16
+    assert first.kv_cache.keys.dtype == torch.float16
+    assert isinstance(second.model._layers[0].down.weight, ScaledWeight)
+    assert second.kv_cache.keys.dtype == torch.float8_e4m3fn
+    assert (plain.quantization, plain.kv_dtype) == ("", "float16")
+    assert (small.quantization, small.kv_dtype) == ("float8_e4m3fn", "fp8_e4m3")
+    assert small.geometry.bytes_per_block * 2 == plain.geometry.bytes_per_block
+    assert plain.device == "NVIDIA H100"
+
+
+class Scaled(RandomCheckpoint):
+    """A checkpoint that brings scales of keys and values."""
+
+    kv_scales = KvScales(np.full((2, 2), 0.5, np.float32), np.full((2, 2), 0.25, np.float32))
+
+
+def test_scales_of_the_checkpoint_or_measured_ones_reach_the_kv_cache(built):
+    """Where it is of float8."""
+    checkpoint = Scaled(WIDE.config)
+    loaded(checkpoint, "--kv-cache-dtype", "fp8_e4m3")
+    loaded(checkpoint)
+    loaded(WIDE, "--kv-cache-dtype", "fp8_e4m3")
+    assert built[2].parts.kv_cache.key_scales.unique().tolist() == [3.0]
+    assert built[2].parts.kv_cache.value_scales.unique().tolist() == [2.0]
+    assert built[0].parts.kv_cache.key_scales.unique().tolist() == [0.5]
+    assert built[0].parts.kv_cache.value_scales.unique().tolist() == [0.25]
+    assert built[1].parts.kv_cache.key_scales is None
+
+
+@pytest.mark.parametrize("kind", [RunnerKind.CUDA, RunnerKind.TWIN])
+def test_dummy_weights_are_made_on_the_device_without_asking_the_host_for_any(built, tmp_path, kind, monkeypatch):
+    """16 GB of them would take it most of a minute."""
+    shape = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **shape, **heads}))
+    config = parse_config([*SMALL, "--model", str(tmp_path), "--load-format", "dummy"])
+    found = open_model(config, ProgressLog())
+    monkeypatch.setattr(type(found.checkpoint), "tensor", lambda *_: pytest.fail("the host made weights"))
+    description = load_on_device(config, kind, found, ProgressLog()).description
+
+    assert description.has_dummy_weights
+    dtype = torch.float32 if kind is RunnerKind.TWIN else torch.bfloat16
+    assert built[0].parts.model._embedding.dtype == dtype
+    assert abs(built[0].parts.model._embedding.float().std().item() - 64**-0.5) < 0.01
+
+
+def test_a_start_says_what_takes_memory_and_in_which_numbers_it_computes():
+    """One line each, and how far it is."""
+    with capture_logs() as events:
+        loaded(WIDE, "--quantization", "fp8")
+    (memory,) = (event for event in events if event["event"] == "memory")
+    (numerics,) = (event for event in events if event["event"] == "numerics")
+    phases = [(event["event"], event["phase"]) for event in events if "phase" in event]
+
+    assert {"weights", "activations", "rows", "rings", "graphs", "kv_cache"} < memory.keys()
+    assert memory["kv_cache"] == 2**20 // 8192 * 8192
+    assert (numerics["weights"], numerics["computed_in"], numerics["kv_cache"]) == ("float8", "float16", "float16")
+    assert phases[0] == ("model_load", "weights")
+    assert phases[-2:] == [("model_load", "done"), ("warm_up", "done")]
+
+
+def test_progress_is_that_of_the_bytes_uploaded():
+    """From none to all."""
+    seen = []
+    progress = SimpleNamespace(log=lambda event, phase, fraction: seen.append((event, phase, fraction)))
+    load_on_device(parse_config(SMALL), RunnerKind.CUDA, opened(WIDE), progress)
+    fractions = [fraction for event, phase, fraction in seen if (event, phase) == ("model_load", "weights")]
+    assert fractions == sorted(fractions)
+    assert (fractions[0], fractions[-1]) == (0, 1)
+    assert len(fractions) > 5
+
+
+@pytest.mark.parametrize("kind", [RunnerKind.CUDA, RunnerKind.TWIN])
+def test_kernels_are_compiled_for_a_gpu_before_weights_are_read(monkeypatch, kind):
+    """Of these steps, in these numbers, into the cache folder; the twin has none."""
+    asked = []
+
+    def have_compiled(steps, capability, cache_dir, on_progress):
+        on_progress("compile kernels", 0.5)
+        asked.append((steps.numerics.matrices, steps.splits, steps.limits.num_rows, capability, cache_dir.name))
+        return Compiled(1, 0, 0)
+
+    monkeypatch.setattr(loading_device, "_compile_kernels", COMPILE_KERNELS)
+    monkeypatch.setattr(kernel_compiling, "have_compiled", have_compiled)
+    arguments = ["--cache-dir", "/somewhere/cache", *(["--batch-invariant"] if kind is RunnerKind.CUDA else [])]
+    with capture_logs() as events:
+        loaded(WIDE, *arguments, kind=kind)
+    phases = [(event["event"], event["phase"]) for event in events if "phase" in event]
+
+    if kind is RunnerKind.CUDA:
+        assert asked == [(MatrixKind.AS_STORED, Splits.FIXED, 2, (9, 0), "cache")]
+        assert phases[:2] == [("warm_up", "compile kernels"), ("model_load", "weights")]
+    else:
+        assert not asked
+
+
+def test_what_the_device_does_not_take_is_refused_before_weights_are_read(monkeypatch):
+    """And before memory is planned."""
+    monkeypatch.setattr(loading_device, "upload_model", lambda *_: pytest.fail("weights were read"))
+    with pytest.raises(LimitError, match="--kv-cache-dtype float32"):
+        loaded(WIDE, "--kv-cache-dtype", "float32")
+    with pytest.raises(ShortMemoryError, match="lower --kv-cache-memory"):
+        loaded(WIDE, "--kv-cache-memory", "79GiB")
+
+
+def out_of_memory(*_):
+    """As torch has it."""
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("upload_model", "while weights were loaded: choose --quantization fp8 or a smaller model, or end other"),
+        ("allocate_on_device", "for the KV cache: lower --gpu-memory-utilization or --kv-cache-memory"),
+        ("build_runner", "for what is kept of rows: lower --max-model-len or --max-num-seqs"),
+    ],
+)
+def test_memory_that_runs_out_says_what_to_lower(monkeypatch, name, sentence):
+    """Another process may have taken it after it was planned with."""
+    monkeypatch.setattr(loading_device, name, out_of_memory)
+    with pytest.raises(ShortMemoryError, match=f"the device's memory ran out {sentence}"):
+        loaded(WIDE)
+
+
+def test_memory_that_runs_out_while_steps_are_captured_says_what_to_lower(monkeypatch):
+    """Their sizes."""
+    monkeypatch.setattr(Built, "warm_up", out_of_memory)
+    with pytest.raises(ShortMemoryError, match="while steps were captured: lower --max-num-batched-tokens or --max-nu"):
+        loaded(WIDE)
+
+
+def test_other_failures_of_a_start_stay_what_they_are(monkeypatch):
+    """They are mistakes, and their traceback is needed."""
+
+    def fail(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Built, "warm_up", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        loaded(WIDE)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+    ],
+)
+def test_allocations_that_fail_are_known_by_their_words(error, is_memory):
+    """torch has one type for several of them, and none for the others."""
+    assert is_out_of_memory(error) is is_memory
+
+
+def planned(*arguments, place=H100, model=LLAMA_8B, stored=FloatType.BFLOAT16):
+    """What takes which memory of an 8B model on an 80 GiB GPU."""
+    config = parse_config(["--max-model-len", "8192", *arguments])
+    types = dict.fromkeys(model.tensor_shapes(), stored)
+    numerics = choose_device_numerics(config.quantization, config.kv_cache_dtype, model, types, place.capability)
+    return plan_device(loading_device._on_device(config), place, RandomCheckpoint(model), numerics, types, Sizes())
+
+
+def test_an_8b_model_leaves_most_of_a_large_gpu_to_its_kv_cache():
+    """16 GB of weights; 128 KiB a token in bfloat16, half of that in float8."""
+    plan, limits = planned()
+    assert plan.table["weights"] == num_parameters(LLAMA_8B) * 2 + 8192 * 128 * 4  # and a table of rotations
+    assert sum(plan.table.values()) <= 0.9 * H100.memory.total_bytes
+    assert plan.table["kv_cache"] > 52 * GIB
+    assert limits.num_blocks * 64 * 128 * 1024 == plan.table["kv_cache"]
+    assert limits.max_model_len == 8192
+    half = planned("--kv-cache-dtype", "fp8_e4m3")[1]
+    assert abs(half.num_blocks - 2 * limits.num_blocks) <= 1
+    assert planned("--quantization", "fp8")[0].table["weights"] < 0.6 * plan.table["weights"]
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_to_do():
+    """A 24 GiB GPU, of which another process has half."""
+    small = replace(H100, memory=DeviceMemory(24 * GIB, 12 * GIB))
+    with pytest.raises(ShortMemoryError, match=r"of weights .* --quantization fp8 .* end other processes on the GPU"):
+        planned(place=small)
+
+
+def test_fixed_splits_take_memory_for_partial_results():
+    """Of every row, cut at fixed positions."""
+    assert planned("--batch-invariant")[0].table["activations"] > planned()[0].table["activations"] + GIB // 2
+
+
+def test_the_twin_takes_no_more_of_the_host_than_a_cpu_would():
+    """Unless it is asked to."""
+    place = replace(H100, capability=None, memory=DeviceMemory(16 * GIB, 16 * GIB))
+    checkpoint = RandomCheckpoint(replace(TINY_CONFIG, max_model_len=2**18))
+    plan, _ = plan_device(parse_config([]), place, checkpoint, TWIN_NUMERICS, {}, Sizes())
+    assert plan.table["kv_cache"] == 2 * GIB
+    asked, _ = plan_device(parse_config(["--kv-cache-memory", "3GiB"]), place, checkpoint, TWIN_NUMERICS, {}, Sizes())
+    assert asked.table["kv_cache"] == 3 * GIB

@@ -1,0 +1,377 @@
+"""A model of the Hugging Face hub is fetched whole and checked, goes on where it stopped, and is found offline.
+
+The hub is a stand-in on this machine that answers as the real one does.
+"""
+
+import errno
+import json
+import threading
+
+import pytest
+from huggingface_hub import close_session, constants, file_download
+
+from paceline_executor.config import parse_config
+from paceline_executor.errors import HubUnreachableError, ModelFetchError, ModelNotFoundError, UnsupportedModelError
+from paceline_executor.start.opening import served_name
+from paceline_executor.testing.hub import MAIN_COMMIT, OTHER_COMMIT, hub_stand_in
+from paceline_executor.weights import FetchOptions, FetchPhase, resolve_model
+from paceline_executor.weights.fetch import fetching, hub, hub_client
+from paceline_executor.weights.fetch.hub_id import HubId, parse_hub_id
+
+LARGE = bytes(range(256)) * (12 << 10)  # 3 MiB: longer than what is written at once
+INDEX = json.dumps({"weight_map": {"x": "part-1.safetensors", "y": "part-2.safetensors"}}).encode()
+FOLDER = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
+    "generation_config.json": b"{}",
+    "model.safetensors.index.json": INDEX,
+    "part-1.safetensors": b"more weights",
+    "part-2.safetensors": b"weights",
+    "consolidated.safetensors": b"the same weights once more",
+    "pytorch_model.bin": b"pickle",
+    "modeling_own.py": b"raise SystemExit",
+    "original/params.json": b"{}",
+}
+GGUF = {"README.md": b"#", "tiny-Q4_K_M.gguf": b"GGUF 4", "tiny-Q8_0.gguf": b"GGUF 8", "tiny-IQ4_K_M.gguf": b"GGUF i"}
+
+
+class Place:
+    """A hub, a cache, and everything that was reported."""
+
+    def __init__(self, folder, hub):
+        self.hub = hub
+        self.cache = folder / "cache"
+        self.progress = []
+
+    def resolve(self, name="org/folder", *, on_progress=None, revision=None, offline=False):
+        """Ask for a model."""
+        return resolve_model(
+            name,
+            cache_dir=self.cache,
+            on_progress=on_progress or self.progress.append,
+            options=FetchOptions(revision, self.hub.endpoint, offline),
+        )
+
+    def contents(self, path):
+        """What is in a folder."""
+        return {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A hub that runs and an empty cache; nobody is logged in."""
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    with hub_stand_in({"org/folder": dict(FOLDER), "org/gguf": dict(GGUF)}) as hub:
+        yield Place(tmp_path, hub)
+        close_session()
+
+
+@pytest.fixture
+def large(place, monkeypatch):
+    """The same with a file that arrives in several parts; nobody waits between attempts."""
+    monkeypatch.setattr(file_download.time, "sleep", lambda _: None)
+    place.hub.repositories["org/folder"]["part-1.safetensors"] = LARGE
+    return place
+
+
+NEEDED = {
+    name: FOLDER[name]
+    for name in (
+        *("config.json", "tokenizer.json", "generation_config.json"),
+        *("model.safetensors.index.json", "part-1.safetensors", "part-2.safetensors"),
+    )
+}
+
+
+def test_a_model_is_fetched_into_a_folder_of_its_commit(place):
+    """Its configuration, tokenizer and the weights that the index names; no code, no pickle, no second copy."""
+    path = place.resolve()
+    assert path == place.cache / "hub" / "org--folder" / MAIN_COMMIT
+    assert place.contents(path) == NEEDED
+    last = place.progress[-1]
+    assert last.phase is FetchPhase.DOWNLOADING
+    assert last.num_bytes == last.total_bytes == sum(map(len, NEEDED.values())) - len(INDEX)  # which comes first
+
+
+def test_a_head_is_fetched_without_a_tokenizer(place):
+    """It has none, or one that is the model's."""
+    options = FetchOptions(None, place.hub.endpoint, has_tokenizer=False)
+    names = ("config.json", "model.safetensors")
+    place.hub.repositories["org/head"] = dict.fromkeys((*names, "tokenizer_config.json", "d2t.npy"), b"{}")
+    path = resolve_model("org/head", cache_dir=place.cache, on_progress=place.progress.append, options=options)
+    assert place.contents(path).keys() == set(names)
+    with pytest.raises(UnsupportedModelError, match=r"it has no 'tokenizer\.json'"):
+        place.resolve("org/head")
+
+
+def test_what_is_there_is_not_fetched_again(place):
+    """Only the branch is looked up; a commit needs not even that."""
+    path = place.resolve()
+    place.hub.requests.clear()
+    place.progress.clear()
+    assert place.resolve() == path
+    assert place.resolve(revision=MAIN_COMMIT) == path
+    assert place.hub.requests == [("/api/models/org/folder", 0)]
+    assert place.progress == []
+
+
+@pytest.mark.parametrize("revision", ["v1", "refs/pr/1", OTHER_COMMIT])
+def test_a_revision_leads_to_its_commit(place, revision):
+    """A tag, a reference with slashes, a commit: each is in the path."""
+    assert place.resolve(revision=revision).name == OTHER_COMMIT
+    assert place.resolve().name == MAIN_COMMIT
+
+
+def test_a_cut_connection_goes_on_where_it_broke(large):
+    """With a Range; twice here, and the file is whole."""
+    large.hub.cut_after = [(1 << 20) + 1000, (1 << 20) + 5]
+    path = large.resolve()
+    assert (path / "part-1.safetensors").read_bytes() == LARGE
+    starts = [start for name, start in large.hub.downloads() if name == "part-1.safetensors"]
+    assert starts == [0, 1 << 20, 2 << 20]
+    verified = [progress.num_bytes for progress in large.progress if progress.phase is FetchPhase.VERIFYING]
+    assert verified == [1 << 20, 2 << 20, 3 << 20]
+
+
+def test_a_reset_connection_goes_on_where_it_broke(large):
+    """What had arrived is kept then, too."""
+    large.hub.cut_after, large.hub.resets = [(2 << 20) + 1000, 0], True
+    assert (large.resolve() / "part-1.safetensors").read_bytes() == LARGE
+    assert [name for name, _ in large.hub.downloads()].count("part-1.safetensors") == 3
+
+
+def test_a_later_start_goes_on_where_an_earlier_one_was_ended(large):
+    """Ctrl-C arrives as an exception; what had arrived is not fetched again."""
+
+    def interrupt(progress):
+        if progress.phase is FetchPhase.DOWNLOADING and progress.num_bytes > 1 << 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        large.resolve(on_progress=interrupt)
+    large.hub.requests.clear()
+    assert large.contents(large.resolve()) == NEEDED | {"part-1.safetensors": LARGE}
+    starts = dict(large.hub.downloads())
+    assert starts["part-1.safetensors"] >= 1 << 20
+    assert "config.json" not in starts
+
+
+def test_a_connection_that_is_always_cut_is_an_error(large):
+    """After a few attempts without a byte."""
+    large.hub.cut_after = [0] * 100
+    with pytest.raises(HubUnreachableError, match="start again, which goes on where this stopped"):
+        large.resolve()
+
+
+def test_without_a_network_the_cache_is_used(place):
+    """By --offline, or because the hub gave no usable answer."""
+    path = place.resolve()
+    place.hub.requests.clear()
+    assert place.resolve(offline=True) == place.resolve(offline=True, revision=MAIN_COMMIT) == path
+    assert place.hub.requests == []
+    place.hub.refusals["/api/models/org/folder"] = (503, "")
+    assert place.resolve() == path
+
+
+def test_offline_what_is_not_there_is_refused(place):
+    """A model never fetched, a revision never fetched, a file that is gone."""
+    with pytest.raises(ModelFetchError, match=r"revision main of org/folder is not in .* --offline forbids"):
+        place.resolve(offline=True)
+    (place.resolve() / "part-2.safetensors").unlink()
+    with pytest.raises(ModelFetchError, match="revision v1 of org/folder is not in"):
+        place.resolve(offline=True, revision="v1")
+    with pytest.raises(ModelFetchError, match=r"part-2\.safetensors of org/folder is not in .* start once without"):
+        place.resolve(offline=True)
+    with pytest.raises(ModelFetchError, match="smollm2-135m-instruct is not in"):
+        place.resolve("smollm2-135m-instruct", offline=True)
+
+
+def test_a_hub_that_does_not_answer_is_an_error(place):
+    """A closed port, and a hub that fails itself, when nothing is in the cache."""
+    place.hub.refusals["/api/models/org/folder"] = (503, "")
+    with pytest.raises(HubUnreachableError, match="answers 503"):
+        place.resolve()
+    with pytest.raises(HubUnreachableError, match="gave no usable answer"):
+        resolve_model(
+            "org/folder",
+            cache_dir=place.cache,
+            on_progress=print,
+            options=FetchOptions(endpoint="http://127.0.0.1:9"),
+        )
+
+
+LISTING, FILE = "/api/models/org/folder", f"/org/folder/resolve/{MAIN_COMMIT}/config.json"
+REFUSALS = {
+    "unknown": (LISTING, 401, "RepoNotFound", ModelNotFoundError, "no path org/folder here and no such model"),
+    "gated": (
+        FILE,
+        403,
+        "GatedRepo",
+        ModelFetchError,
+        "accept its terms at https://huggingface.co/org/folder, then set",
+    ),
+    "gated to a stranger": (FILE, 401, "GatedRepo", ModelFetchError, "set HF_TOKEN or run 'hf auth login'"),
+    "forbidden": (FILE, 403, "", ModelFetchError, r"refuses access to org/folder \(403\): set HF_TOKEN"),
+    "gone": (FILE, 404, "EntryNotFound", ModelNotFoundError, "lacks a file"),
+    "too many": (LISTING, 429, "", HubUnreachableError, "answers 429"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_the_hub_refuses_is_said_with_what_to_do(place, name):
+    """In one line of its own, not the library's paragraphs."""
+    path, status, code, error, message = REFUSALS[name]
+    place.hub.refusals[path] = (status, code)
+    with pytest.raises(error, match=message) as refusal:
+        place.resolve()
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_wrong_revision_is_named(place):
+    """Nothing is fetched for it; elsewhere than on the hub there are none at all."""
+    with pytest.raises(ModelNotFoundError, match="org/folder has no revision 'v9': check --revision"):
+        place.resolve(revision="v9")
+    assert place.hub.downloads() == []
+    with pytest.raises(ModelNotFoundError, match="only models of the Hugging Face hub have revisions"):
+        place.resolve("smollm2-135m-instruct", revision="v1")
+
+
+def test_a_token_is_sent_to_the_hub(place, monkeypatch):
+    """The one of the environment, by the library."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    place.resolve()
+    assert place.hub.tokens == {"Bearer hf_secret"}
+
+
+@pytest.mark.parametrize("name", ["part-2.safetensors", "config.json"])
+def test_a_damaged_file_is_not_kept(place, name):
+    """Large ones are known by SHA-256, small ones by git's hash; the next start fetches them anew."""
+    place.hub.damaged[name] = bytes(reversed(FOLDER[name]))
+    with pytest.raises(ModelFetchError, match=rf"{name} of org/folder has digest .* was published"):
+        place.resolve()
+    place.hub.damaged.clear()
+    assert place.contents(place.resolve()) == NEEDED
+
+
+def test_a_model_in_a_cache_that_cannot_be_written_to_is_used(place, monkeypatch):
+    """As in a container whose image brings the model along; the hub still says which commit is meant."""
+    path = place.resolve()
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(hub.tempfile, "NamedTemporaryFile", read_only)
+    monkeypatch.setattr(hub, "locked", read_only)
+
+    assert place.resolve() == path
+
+
+def test_a_full_disk_is_said_before_the_download(place, monkeypatch):
+    """With what is needed and where."""
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: fetching.shutil._ntuple_diskusage(1, 1, 1))
+    with pytest.raises(ModelFetchError, match=r"to fetch org/folder: make room, or set PACELINE_CACHE_DIR"):
+        place.resolve()
+
+
+def test_a_disk_that_fills_up_is_said(place, monkeypatch):
+    """Not taken for a fault of the hub."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(hub_client, "http_get", full)
+    with pytest.raises(ModelFetchError, match=r"cannot store org/folder in .*No space left on device\): make room"):
+        place.resolve()
+
+
+def test_several_at_once_download_once(place):
+    """The others find the files when their turn comes."""
+    threads = [threading.Thread(target=place.resolve) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    names = [name for name, _ in place.hub.downloads()]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("choice", ["Q4_K_M", "q4_k_m", "tiny-Q4_K_M.gguf"])
+def test_a_gguf_file_is_chosen_by_its_name_or_quantisation(place, choice):
+    """As llama.cpp and vLLM write it; only that file is fetched."""
+    path = place.resolve(f"org/gguf:{choice}")
+    assert path == place.cache / "hub" / "org--gguf" / MAIN_COMMIT / "tiny-Q4_K_M.gguf"
+    assert place.contents(path.parent) == {"tiny-Q4_K_M.gguf": b"GGUF 4"}
+
+
+def test_a_choice_that_is_not_clear_is_refused_with_the_choices(place):
+    """Several files and none chosen, or none of that name."""
+    with pytest.raises(ModelNotFoundError, match=r"org/gguf has several GGUF files: give one as .* tiny-Q8_0\.gguf"):
+        place.resolve("org/gguf")
+    with pytest.raises(ModelNotFoundError, match="org/gguf has no GGUF file 'Q2_K'"):
+        place.resolve("org/gguf:Q2_K")
+    place.hub.repositories["org/gguf"] = {"only.gguf": b"GGUF"}
+    place.cache = place.cache / "another"
+    assert place.resolve("org/gguf").name == "only.gguf"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"pytorch_model.bin": b""}, r"weights are in pytorch_model\.bin, a kind of file that may contain code"),
+        ({"README.md": b""}, r"neither model\.safetensors nor a GGUF file"),
+        ({"model.safetensors": b"", "tokenizer.json": b""}, r"it has no 'config\.json'"),
+        ({"model.safetensors": b"", "config.json": b""}, r"it has no 'tokenizer\.json'"),
+        ({"sub/model.safetensors": b"", "../../x.gguf": b""}, "neither"),
+    ],
+)
+def test_a_repository_without_a_model_says_what_is_missing(place, files, message):
+    """Before anything is downloaded; a name that leaves the folder is no name."""
+    place.hub.repositories["org/folder"] = files
+    with pytest.raises(UnsupportedModelError, match=message):
+        place.resolve()
+    assert place.hub.downloads() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("org/name", HubId("org/name")),
+        ("Qwen/Qwen2.5-0.5B_x", HubId("Qwen/Qwen2.5-0.5B_x")),
+        ("org/name:Q4_K_M", HubId("org/name", "Q4_K_M")),
+        ("org/name:a-b.gguf", HubId("org/name", "a-b.gguf")),
+        ("models/own.gguf", None),
+        ("name", None),
+        ("a/b/c", None),
+        ("/a/b", None),
+        ("./a/b", None),
+        ("../b", None),
+        ("org/..", None),
+        ("org/name:../x", None),
+        ("org/name:", None),
+        ("org/name\n", None),
+        ("~/name", None),
+    ],
+)
+def test_names_of_the_hub_are_told_from_paths(text, expected):
+    """A path that does not exist is not asked for on the hub."""
+    assert parse_hub_id(text) == expected
+
+
+def test_requests_call_a_model_of_the_hub_as_it_was_asked_for(place):
+    """Not by the commit that its folder is called after."""
+    for name in ("org/folder", "org/gguf:Q8_0"):
+        assert served_name(parse_config(["--model", name]), place.resolve(name)) == name
+    folder = place.cache / "My-Model-1.5"
+    folder.mkdir()
+    assert served_name(parse_config(["--model", str(folder)]), folder) == "My-Model-1.5"
+
+
+@pytest.mark.parametrize(("value", "expected"), [("", False), ("0", False), ("1", True), ("TRUE", True)])
+def test_the_environment_may_forbid_and_redirect_fetching(monkeypatch, value, expected):
+    """With the variables that Hugging Face's own tools know."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
+    config = parse_config(["--revision", "v1"])
+    assert (config.offline, config.hub_endpoint, config.revision) == (expected, "https://hub.example", "v1")
+    assert parse_config(["--offline"]).offline

@@ -1,0 +1,312 @@
+"""Chat templates: rendered as Hugging Face transformers does, and harmless whatever they contain."""
+
+import asyncio
+import contextlib
+import os
+import resource
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from paceline_executor.testing.models import default_model_path
+from paceline_executor.weights import load_tokenizer
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.text.chat_renderer import ChatRenderers, RenderLimits, TemplateSource
+from paceline_scheduler.api.text.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
+from paceline_scheduler.errors import InvalidRequestError, QueueFullError
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer
+
+NOON = datetime(2026, 11, 21, 12, 0)  # noqa: DTZ001 (templates are told the local time)
+CONVERSATION = [
+    {"role": "system", "content": "Be brief.\n"},
+    {"role": "user", "content": ' What is "2 < 3"?  '},
+    {"role": "assistant", "content": "True — ☃"},
+    {"role": "user", "content": "<|im_end|>\n{{ messages }}"},
+]
+TEMPLATES = {
+    # trim_blocks, lstrip_blocks, whitespace control and a name set inside the template
+    "llama-2": """{% if messages[0]['role'] == 'system' %}
+    {% set loop_messages = messages[1:] %}
+    {% set system_message = messages[0]['content'] %}
+{% else %}
+    {% set loop_messages = messages %}
+    {% set system_message = false %}
+{% endif %}
+{% for message in loop_messages %}
+    {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {% endif %}
+    {% if loop.index0 == 0 and system_message != false %}
+        {% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}
+    {% else %}
+        {% set content = message['content'] %}
+    {% endif %}
+    {% if message['role'] == 'user' %}
+{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}
+    {% elif message['role'] == 'assistant' %}
+{{ ' ' + content.strip() + ' ' + eos_token }}
+    {% endif %}
+{% endfor %}
+""",
+    # namespaces, filters, the date, tools that are none
+    "llama-3.1": """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%d %b %Y") %}
+    {%- endif %}
+{%- endif %}
+{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- set ns = namespace(system="", count=0) %}
+{%- for message in messages if message.role == "system" %}
+    {%- set ns.system = ns.system ~ message.content | trim %}
+{%- endfor %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday: " + date_string + "\\n\\n" + ns.system + "<|eot_id|>" }}
+{%- if tools is not none %}{{- tools | tojson }}{%- endif %}
+{%- for message in messages %}
+    {%- if message['role'] == 'system' %}{%- continue %}{%- endif %}
+    {%- set ns.count = ns.count + 1 %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+""",
+    # tojson with its options, macros, methods of strings and dictionaries, break, marked generations
+    "tools-and-marks": """{%- macro turn(message) -%}
+<|im_start|>{{ message.role | upper }}
+{% generation %}{{ message.content }}{% endgeneration %}<|im_end|>
+{% endmacro -%}
+{%- for message in messages %}
+    {{- turn(message) }}
+    {{- message | tojson(indent=2, sort_keys=true) }}
+    {%- for key, value in message.items() %}
+        {%- if value.startswith("True") %}{%- break %}{%- endif %}
+        {{- key.split("o")[-1] ~ "," ~ value.replace("☃", "*").rstrip() | length }}
+    {%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n" }}{%- endif %}
+""",
+}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn, as the edge has it."""
+
+    role: str
+    content: str
+
+
+HELLO = (Turn("user", "hello"),)
+
+
+class NoonDatetime(datetime):
+    """The clock that transformers reads while a test compares with it."""
+
+    @classmethod
+    def now(cls, tz=None):
+        """Noon."""
+        return NOON
+
+
+@pytest.fixture(scope="module")
+def templates():
+    """The templates above, and that of the default model."""
+    return TEMPLATES | {"smollm2": load_tokenizer(default_model_path(os.environ)).chat_template}
+
+
+@pytest.fixture
+async def renderers():
+    """Renderers with short limits."""
+    limits = RenderLimits(max_render_s=1.0, max_bytes=256 * 1024 * 1024)
+    renderers = ChatRenderers(EdgeLimits(), lambda: NOON, limits)
+    yield renderers
+    await renderers.close()
+
+
+def render(renderers, template, messages=HELLO, max_chars=10_000):
+    """Render a chat in the renderer's process."""
+    return renderers.render(TemplateSource(template, "<s>", "</s>"), messages, max_chars)
+
+
+@pytest.mark.parametrize("name", ["smollm2", *TEMPLATES])
+@pytest.mark.parametrize("num_messages", [1, 2, 4])
+def test_templates_render_as_in_transformers(templates, name, num_messages, monkeypatch):
+    """Character for character, with and without a system message."""
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", NoonDatetime)
+    messages = CONVERSATION[1:2] if num_messages == 1 else CONVERSATION[:num_messages]
+    oracle = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_tokenizer(), bos_token="<s>", eos_token="</s>", chat_template=templates[name]
+    )
+    expected = oracle.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    template = ChatTemplate(templates[name], {"bos_token": "<s>", "eos_token": "</s>"})
+
+    assert template.render(messages, NOON, max_chars=10_000) == expected
+
+
+def test_a_template_refuses_a_conversation_in_its_own_words():
+    """`raise_exception` is how templates speak to users."""
+    template = ChatTemplate(TEMPLATES["llama-2"], {"bos_token": "<s>", "eos_token": "</s>"})
+    with pytest.raises(ChatRefusedError, match="roles must alternate"):
+        template.render(CONVERSATION[2:3], NOON, max_chars=1000)
+
+
+def test_a_missing_token_is_undefined_and_not_none():
+    """A model without a bos token must not get the text "None"."""
+    template = ChatTemplate("{{ bos_token }}x", {"bos_token": None})
+    assert template.render([], NOON, max_chars=10) == "x"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if",
+        "{{ undefined_name.attribute }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception.__globals__['x'] }}",
+        "{% include '/etc/passwd' %}",
+        "{% for i in range(1000000) %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ " + "(" * 10_000,
+        "x" * 1001,
+        "{{ 'x' * 1001 }}",
+        " " * 2**20 + "x",
+    ],
+)
+def test_a_template_that_fails_says_so(source):
+    """Whatever fails inside, one error comes out."""
+    with pytest.raises(TemplateFailedError):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}], NOON, max_chars=1000)
+
+
+async def test_a_chat_is_rendered_in_a_process_of_its_own(renderers):
+    """Twice by the same process, with the local time."""
+    template = (
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %} {{ strftime_now('%H') }}"
+    )
+    assert await render(renderers, template) == "<s>user: hello 12"
+    assert await render(renderers, template, (Turn("user", "☃ \x00"),)) == "<s>user: ☃ \x00 12"
+
+
+async def test_chats_at_the_same_time_get_their_own_answers(renderers):
+    """One process answers them one after another."""
+    chats = [(Turn("user", str(number)),) for number in range(20)]
+    texts = await asyncio.gather(*(render(renderers, "{{ messages[0].content }}", chat) for chat in chats))
+    assert texts == [str(number) for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for a in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
+        "{{ messages[0].content | center(10 ** 10) }}",
+        "{{ (10 ** 10) ** (10 ** 8) }}",
+        "{{ '\\ud800' }}",
+    ],
+    ids=["endless", "doubling", "wide", "endless-to-compile", "half-a-character"],
+)
+async def test_a_hostile_template_hurts_only_its_own_chat(renderers, template):
+    """It is named as the cause, the event loop runs on, and other templates work while it fails."""
+    hostile = asyncio.create_task(render(renderers, template))
+    assert await render(renderers, "{{ messages[0].content }}") == "hello"
+    with pytest.raises(InvalidRequestError) as caught:
+        await hostile
+    assert caught.value.field == "chat"
+    assert await render(renderers, "{{ messages[0].content }}") == "hello"
+
+
+async def test_a_template_that_failed_once_works_for_the_next_chat(renderers):
+    """Its process is replaced."""
+    template = "{% if messages[0].content == 'bad' %}{{ 'x' | center(10 ** 10) }}{% endif %}fine"
+    with pytest.raises(InvalidRequestError):
+        await render(renderers, template, (Turn("user", "bad"),))
+    assert await render(renderers, template) == "fine"
+
+
+async def test_what_a_template_says_is_cut_and_made_printable(renderers):
+    """It becomes part of a status."""
+    with pytest.raises(InvalidRequestError) as caught:
+        await render(renderers, "{{ raise_exception('\\ud800' ~ 'x' * 10000) }}")
+    assert "?xxx" in caught.value.message
+    assert len(caught.value.message) < 1000
+
+
+async def test_a_process_that_died_meanwhile_is_replaced(renderers):
+    """Nobody's chat fails for it."""
+    template = "{{ messages[0].content }}"
+    assert await render(renderers, template) == "hello"
+    process = renderers._renderers[TemplateSource(template, "<s>", "</s>")]._worker._process
+    process.kill()
+    process.wait()
+    assert await render(renderers, template) == "hello"
+
+
+def num_files():
+    """How many descriptors this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_a_machine_out_of_descriptors_refuses_chats_for_a_while_and_loses_none(renderers):
+    """Each with a hint to come back; what was opened for a process that did not start is closed again."""
+    limit, at_most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_before = num_files()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_before + 100, at_most))
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(4):
+            with pytest.raises(QueueFullError, match="Too many open files"):
+                await render(renderers, "{{ messages[0].content }}")
+            os.close(taken.pop())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, at_most))
+        for number in taken:
+            os.close(number)
+    await asyncio.sleep(0)  # closing takes a turn of the loop
+    assert num_files() == num_before
+    assert await render(renderers, "{{ messages[0].content }}") == "hello"
+
+
+async def test_a_refusal_names_the_messages(renderers):
+    """They are at fault, not the template."""
+    with pytest.raises(InvalidRequestError, match="be polite") as caught:
+        await render(renderers, "{{ raise_exception('be polite') }}")
+    assert caught.value.field == "chat.messages"
+
+
+async def test_a_chat_whose_caller_goes_away_leaves_the_renderer_usable(renderers):
+    """Its half-read answer is nobody else's."""
+    for _ in range(3):
+        abandoned = asyncio.create_task(render(renderers, "{{ messages[0].content }}", (Turn("user", "abandoned"),)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        abandoned.cancel()
+        assert await render(renderers, "{{ messages[0].content }}") == "hello"
+
+
+async def test_the_least_used_renderer_ends_when_there_are_too_many(renderers):
+    """And starts again when it is needed."""
+    for number in range(10):
+        assert await render(renderers, f"{{{{ messages[0].content }}}}{number}") == f"hello{number}"
+    assert len(renderers._renderers) == 8
+    assert await render(renderers, "{{ messages[0].content }}0") == "hello0"
+
+
+async def test_too_many_waiting_chats_are_refused():
+    """With a hint to come back."""
+    renderers = ChatRenderers(EdgeLimits(max_num_waiting_texts=1), lambda: NOON)
+    first = asyncio.create_task(render(renderers, "{{ messages[0].content }}"))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFullError) as caught:
+        await render(renderers, "{{ messages[0].content }}")
+    assert caught.value.retry_after_s > 0
+    assert await first == "hello"
+    await renderers.close()
