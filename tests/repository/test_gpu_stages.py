@@ -5,6 +5,7 @@ The figures of a rehearsal mean nothing, and none is looked at.
 
 import json
 import math
+import subprocess
 import sys
 import time
 import zipfile
@@ -295,9 +296,27 @@ def test_stages_run_in_order_and_one_that_fails_fails_the_run(tmp_path, capsys, 
         ["runner", "failed"],
         ["e2e", "passed"],
     ]
+    written = [json.loads((tmp_path / f"{stage.value}.json").read_text(encoding="utf-8")) for stage in codes]
+    assert [each["outcome"].split()[0] for each in written] == ["passed", "failed", "passed"]
     assert program.main([*options, "kernels"]) == 0
     with pytest.raises(SystemExit, match="2"):
         program.main(["--stages", "speed"])
+
+
+def test_a_stage_that_wrote_nothing_in_its_time_leaves_no_figures_of_an_earlier_run(tmp_path, monkeypatch):
+    """Its file says that it was ended."""
+    file = tmp_path / "bench.json"
+    file.write_text('{"is_good": true, "figures": [1]}', encoding="utf-8")
+    monkeypatch.setattr(program, "command_of", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
+    assert program.main(["--rehearse", "--out", str(tmp_path), "--stages", "bench", "--seconds", "0.1"]) == 1
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert written == {"is_good": False, "outcome": "was ended after 0 s"}
+
+
+def test_a_checkout_travels_at_once():
+    """To a machine without a network, which may be far: at most 64 MiB at a time, wheels by themselves."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert sum((ROOT / name).lstat().st_size for name in tracked.split("\0") if name) < 64 * 2**20
 
 
 def test_a_stage_whose_modules_are_missing_says_which_wheels_it_needs(tmp_path, capsys, monkeypatch):

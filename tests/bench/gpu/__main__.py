@@ -6,6 +6,7 @@ out of a folder. Without a GPU it says so and ends with 0.
 
 import argparse
 import importlib.util
+import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -60,7 +61,10 @@ def _run(stages: Sequence[Stage], asked: Asked, wheels: Path | None, scratch: Pa
     outcomes = {}
     for stage in sorted(set(stages), key=list(Stage).index):
         print(f"== {stage.value}", flush=True)
+        file = asked.folder / f"{stage.value}.json"
+        file.unlink(missing_ok=True)  # of an earlier run
         outcomes[stage] = _outcome(stage, asked, environment)
+        _add_outcome(file, outcomes[stage])
     print("== outcome", flush=True)
     for stage, outcome in outcomes.items():
         print(f"{stage.value:<8} {outcome}", flush=True)
@@ -76,6 +80,15 @@ def _outcome(stage: Stage, asked: Asked, environment: dict[str, str]) -> str:
     if code is None:
         return f"was ended after {seconds:.0f} s"
     return f"{'passed' if code == 0 else f'failed with code {code}'} after {seconds:.0f} s"
+
+
+def _add_outcome(file: Path, outcome: str) -> None:
+    """A stage that was ended may have written nothing, or the half of it."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        found = {"is_good": False}
+    file.write_text(json.dumps({**found, "outcome": outcome}, indent=1) + "\n", encoding="utf-8")
 
 
 def _write_scripts(folder: Path) -> Path:
