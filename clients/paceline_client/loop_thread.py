@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from paceline_client.errors import ClientClosedError
 
 Answer = TypeVar("Answer")
+_LOOK_SECONDS = 0.5
 _JOIN_SECONDS = 5.0
 _CANCEL_SECONDS = 5.0
 
@@ -75,6 +76,9 @@ class LoopThread:
                 # Under the lock: what is begun before `close` is begun before the loop is told to stop.
                 loop = self._started_loop()
                 loop.call_soon_threadsafe(call.start)
+            while not call.outcome.done():
+                # By turns: an interrupt just before a wait does not end it.
+                concurrent.futures.wait([call.outcome], timeout=_LOOK_SECONDS)
             return call.outcome.result()
         except BaseException:
             if loop is None:

@@ -1,5 +1,6 @@
 """The private event loop: results, errors and interrupts pass through it, a fork does not."""
 
+import _thread
 import asyncio
 import inspect
 import os
@@ -85,6 +86,18 @@ def test_an_interrupt_ends_the_work_before_it_reaches_the_caller(loop_thread):
     with pytest.raises(KeyboardInterrupt):
         loop_thread.run(work())
     assert events == ["ended"]
+
+
+@pytest.mark.timeout(30)
+def test_an_interrupt_that_wakes_nobody_reaches_the_caller_too(loop_thread):
+    """As one does that arrives between the last look for signals and the wait."""
+
+    async def work():
+        _thread.interrupt_main()
+        await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        loop_thread.run(work())
 
 
 def test_a_forked_child_is_told_to_make_its_own(loop_thread, monkeypatch):
