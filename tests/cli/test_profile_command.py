@@ -138,5 +138,5 @@ async def test_the_executor_is_the_one_that_a_scheduler_knows(executor, tmp_path
         async with profiling("--admin-target", served.address, "-o", tmp_path / "trace.json") as process:
             await recorded(executor)
             process.send_signal(signal.SIGINT)
-            code, _, _ = await ended(process)
-    assert code == 130
+            code, _, errors = await ended(process)
+    assert code == 130, errors

@@ -213,8 +213,9 @@ def _count_drafts(executor: ExecutorState, rows: RowIndex, landed: StepResult) -
 
 def _learn(executor: ExecutorState, step: StepInFlight, result: StepResult, landed: StepResult) -> None:
     timings, speculation = result.timings, executor.speculation
-    has_drafts, verified = len(step.num_drafts) > 0, _num_verified(result)
-    unused = step.num_drafts - verified if has_drafts else verified
+    has_drafts = len(step.num_drafts) > 0
+    verified = _num_verified(result) if has_drafts else np.zeros_like(result.rows)
+    unused = step.num_drafts - verified if has_drafts else np.zeros_like(step.index)
     # They had ended before the step.
     gone = executor.rows.ended[step.index] & (result.num_accepted == 0)
     unused = np.where(gone, step.num_scheduled, unused).astype(np.int64)

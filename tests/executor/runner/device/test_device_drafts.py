@@ -294,6 +294,7 @@ def test_a_step_that_verifies_is_replayed_in_its_size():
 
 def test_nobody_looks_for_drafts_in_a_step_that_has_none(monkeypatch):
     """Not beside a chunk either."""
+    device_runner(BUCKETS, LOOKUP)  # captures look, too
     looked = []
     monkeypatch.setattr(LookupDrafter, "draft", lambda *_: looked.append(True))
     for num_drafts, times in ((0, 0), (2, 1)):
