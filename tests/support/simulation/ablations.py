@@ -29,6 +29,7 @@ from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
 from paceline_scheduler.core.executors import SeenRow
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Resumed
+from paceline_scheduler.core.planning import planner
 from paceline_scheduler.core.planning.capacity import Capacity
 from paceline_scheduler.core.planning.planner import Decision
 from paceline_scheduler.core.prefix import PrefixChain
@@ -241,6 +242,7 @@ ABLATIONS: dict[str, Ablation] = {
     "acceptance": Ablation(
         "a draft is accepted while it is what is drawn", ((simulated, "counting_draws", _accept_all),)
     ),
+    "drafts": Ablation("drafts take no prompt's turn", ((planner, "_all_decode", _yes),)),
     "late-tags": Ablation(
         "blocks are tagged when they are known to be full",
         ((ExecutorState, "_tag_filled", _tag_planned), (ExecutorState, "settle", _settle_early)),

@@ -63,6 +63,8 @@ class PlanAudit:
             self._check_place(place, plan, table)
         if plan.tags.block_ids.size:
             self._check_tags(plan, table)
+        if plan.num_draft_tokens.any():
+            self._check_drafts(plan, table)
 
     def launched(self, launched: Launched, table: RowTable) -> None:
         """Check what a plan made of the rows and their blocks."""
@@ -121,6 +123,15 @@ class PlanAudit:
         self._require(is_open, plan, "at least one token is left to generate", where)
         is_whole = place.num_prompt_logprobs is None or not place.num_cached_tokens
         self._require(is_whole, plan, "what has log-probabilities is computed", where)
+
+    def _check_drafts(self, plan: BatchPlan, table: RowTable) -> None:
+        """They take no prompt's turn. Whether a decoding row could run is known to its scheduler alone."""
+        columns = table._columns
+        (with_prompt,) = np.nonzero(columns.in_use & (columns.computed_bound < columns.num_prompt))
+        waiting = set(with_prompt.tolist()) - {release.row for release in plan.releases}
+        self._require(not waiting, plan, "drafts while a prompt waits", f"rows {sorted(waiting)}")
+        are_alone = not plan.new_requests and (plan.num_scheduled_tokens == 1 + plan.num_draft_tokens).all()
+        self._require(bool(are_alone), plan, "drafts beside a prompt", f"step {plan.step_id}")
 
     def _check_tags(self, plan: BatchPlan, table: RowTable) -> None:
         owners = {

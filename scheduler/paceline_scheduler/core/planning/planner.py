@@ -122,6 +122,12 @@ def _without_suspects(
     return _decide(view, decoding, prefilling, replace(waiting, queue=queue), limits)
 
 
+def _all_decode(
+    decode_rows: RowIndex, decoding: RowIndex, prefilling: RowIndex, chunks: Sequence[tuple[int, int]]
+) -> bool:
+    return not chunks and not len(prefilling) and len(decode_rows) == len(decoding)
+
+
 def _decide(
     view: ExecutorView, decoding: RowIndex, prefilling: RowIndex, waiting: Waiting, limits: CoreLimits
 ) -> Decision:
@@ -157,8 +163,8 @@ def _decide(
     chunks += [(admission.row, admission.num_tokens) for admission in admissions]
     decode_drafts, min_draft_chance = NO_COLUMN, 0.0
     if limits.max_num_draft_tokens and np.count_nonzero(rows.max_drafts):
-        has_decodes_only = not chunks and not len(prefilling) and len(decode_rows) == len(decoding)
-        if has_decodes_only and not (preemptions or share_preemptions or view.suspect_rows or view.is_doubted):
+        is_busy = preemptions or share_preemptions or view.suspect_rows or view.is_doubted
+        if not is_busy and _all_decode(decode_rows, decoding, prefilling, chunks):
             # A block for each row's next token stays, and all that somebody waits for.
             num_spare = 0 if queue else max(0, min(num_available - len(decode_rows), shares.least_room()))
             fitted = fit_drafts(view, decode_rows, growing_rows, num_spare, budget, limits)
