@@ -28,6 +28,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 if os.environ["TRITON_INTERPRET"] == "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+# What a shell runs in the background ignores Ctrl-C, and its children do, too: programs that are sent one would hang.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # On a busy machine an example may be slow: time is never asserted, so there is no deadline. The same examples every
 # run: a failure of `make test` is about the change at hand. `make soak` searches further, from a new seed each time.
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
