@@ -38,12 +38,12 @@ class Uncaptured(Generic[T]):
 
     outputs: T  # once it has run
 
-    def __init__(self, launch: Callable[[Callable[[], object]], None], work: Callable[[], T]) -> None:
-        self._launch = launch
+    def __init__(self, device: "Device", work: Callable[[], T]) -> None:
+        self._device = device
         self._work = work
 
     def replay(self) -> None:
-        self._launch(self._run)
+        self._device.launch(self._run)
 
     def _run(self) -> None:
         self.outputs = self._work()

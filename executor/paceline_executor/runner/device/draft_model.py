@@ -147,7 +147,7 @@ class DeviceDraftModel:
         return capture_filled(self._device, work)
 
     def _uncaptured(self, work: Callable[[], T]) -> Uncaptured[T]:
-        return Uncaptured(self._device.launch, work)
+        return Uncaptured(self._device, work)
 
     def _near_tokens(self, num_rows: int) -> int:
         return max(num_rows, min(num_rows * self._most_near, MAX_VERIFIED_TOKENS))

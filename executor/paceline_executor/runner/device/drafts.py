@@ -96,13 +96,14 @@ class LaunchedDrafter:
         """Its rows say all."""
 
     def capture(self, plan: Captured[PlanColumns], num_rows: int) -> None:
-        self._graphs[num_rows] = self._device.capture(lambda: self._drafter.draft(self._rows, plan.outputs))
+        self._graphs[num_rows] = self._device.capture(self._drafting(plan))
 
     def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RowRules | None) -> None:  # noqa: ARG002  a lookup needs neither
-        drafted = self._graphs.get(num_rows)
-        if drafted is None:
-            drafted = Uncaptured(self._device.launch, lambda: self._drafter.draft(self._rows, plan.outputs))
+        drafted = self._graphs.get(num_rows) or Uncaptured(self._device, self._drafting(plan))
         drafted.replay()
+
+    def _drafting(self, plan: Captured[PlanColumns]) -> Callable[[], None]:
+        return lambda: self._drafter.draft(self._rows, plan.outputs)
 
 
 MakeDrafting = Callable[[Device, RowWords], Drafting]

@@ -134,7 +134,7 @@ class DeviceSteps:
 
     def _uncaptured(self, size: Bucket) -> _Graphs:
         def launched(work: Callable[[], T]) -> Uncaptured[T]:
-            return Uncaptured(self._device.launch, work)
+            return Uncaptured(self._device, work)
 
         plan = None if size.is_decode else launched(lambda: self._read_plan(size.num_rows))
         return self._with_draws(plan, launched(self._forwarding(size, plan)), launched)
