@@ -1,7 +1,10 @@
 """The options that several commands share, each with the one sentence of its help."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -198,27 +201,36 @@ def model_for(runner: str | None, model: str | None) -> str | None:
     return model if model is not None or is_simulated else DEFAULT_MODEL
 
 
-def sampling_of(
-    temperature: float | None,
-    top_p: float | None,
-    top_k: int | None,
-    min_p: float | None,
-    seed: int | None,
-    presence_penalty: float | None,
-    frequency_penalty: float | None,
-    repetition_penalty: float | None,
-) -> Sampling:
-    """The options as the library wants them. Ranges are the server's to check."""
-    return Sampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        repetition_penalty=repetition_penalty,
-    )
+_SAMPLING_OPTIONS: dict[str, Any] = {
+    "temperature": TemperatureOption,
+    "top_p": TopPOption,
+    "top_k": TopKOption,
+    "min_p": MinPOption,
+    "seed": SeedOption,
+    "presence_penalty": PresencePenaltyOption,
+    "frequency_penalty": FrequencyPenaltyOption,
+    "repetition_penalty": RepetitionPenaltyOption,
+}
+
+
+def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
+    """Where the command takes `sampling`, users find an option for each parameter. Ranges are the server's to check."""
+
+    @functools.wraps(command)
+    def with_options(**values: object) -> None:
+        chosen: dict[str, Any] = {name: values.pop(name) for name in _SAMPLING_OPTIONS}
+        command(sampling=Sampling(**chosen), **values)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [
+        inspect.Parameter(name, keyword, default=None, annotation=option) for name, option in _SAMPLING_OPTIONS.items()
+    ]
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        parameters += own if parameter.name == "sampling" else [parameter.replace(kind=keyword)]
+    vars(with_options)["__signature__"] = inspect.Signature(parameters)
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_options
 
 
 def tls_of(folder: Path | None) -> Tls | None:

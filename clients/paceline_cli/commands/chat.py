@@ -19,17 +19,12 @@ _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves. Ctrl-C stops a
 _COMMANDS = ("/reset", "/exit", "/quit", "/help")
 
 
+@options.takes_sampling
 def chat(
     system: options.SystemOption = None,
     max_tokens: options.MaxTokensOption = None,
-    temperature: options.TemperatureOption = None,
-    top_p: options.TopPOption = None,
-    top_k: options.TopKOption = None,
-    min_p: options.MinPOption = None,
-    seed: options.SeedOption = None,
-    presence_penalty: options.PresencePenaltyOption = None,
-    frequency_penalty: options.FrequencyPenaltyOption = None,
-    repetition_penalty: options.RepetitionPenaltyOption = None,
+    *,
+    sampling: Sampling,
     timeout: options.RequestTimeoutOption = None,
     priority: options.PriorityOption = None,
     model: options.ServedModelOption = None,
@@ -51,9 +46,7 @@ def chat(
             client,
             served.name,
             system=system,
-            sampling=options.sampling_of(
-                temperature, top_p, top_k, min_p, seed, presence_penalty, frequency_penalty, repetition_penalty
-            ),
+            sampling=sampling,
             stopping=Stopping(max_tokens=max_tokens),
             scheduling=Scheduling(priority=priority),
             timeout=options.timeout_of(timeout),

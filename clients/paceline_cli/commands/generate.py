@@ -15,7 +15,7 @@ from paceline_cli.output import echo_json
 from paceline_cli.stopwatch import Stopwatch
 from paceline_cli.waiting import WaitingNotice
 from paceline_client.errors import PacelineError
-from paceline_client.requests import Message, Output, Scheduling, Stopping, invalid
+from paceline_client.requests import Message, Output, Sampling, Scheduling, Stopping, invalid
 from paceline_client.results import Completion, Result
 from paceline_client.sync_client import Stream
 
@@ -30,6 +30,7 @@ PromptArgument = Annotated[
 _MAX_STDIN_BYTES = 4 * 1024 * 1024
 
 
+@options.takes_sampling
 def generate(
     prompt: PromptArgument = None,
     is_chat: Annotated[
@@ -38,14 +39,8 @@ def generate(
     system: options.SystemOption = None,
     max_tokens: options.MaxTokensOption = None,
     min_tokens: options.MinTokensOption = None,
-    temperature: options.TemperatureOption = None,
-    top_p: options.TopPOption = None,
-    top_k: options.TopKOption = None,
-    min_p: options.MinPOption = None,
-    seed: options.SeedOption = None,
-    presence_penalty: options.PresencePenaltyOption = None,
-    frequency_penalty: options.FrequencyPenaltyOption = None,
-    repetition_penalty: options.RepetitionPenaltyOption = None,
+    *,
+    sampling: Sampling,
     stop: options.StopOption = None,
     num_completions: options.NumCompletionsOption = None,
     logprobs: options.LogprobsOption = None,
@@ -61,9 +56,6 @@ def generate(
     """Ask one question and stream the answer to stdout."""
     with reported(), cli_client(target, tls_dir, token_file) as client:
         text = read_prompt(prompt)
-        sampling = options.sampling_of(
-            temperature, top_p, top_k, min_p, seed, presence_penalty, frequency_penalty, repetition_penalty
-        )
         stopwatch = Stopwatch(time.monotonic)
         stream = client.stream(
             None if is_chat else text,

@@ -5,7 +5,7 @@ Knows arrays only: requests, plans, rows' histories and gRPC stay on the other s
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import numpy as np
@@ -92,6 +92,16 @@ class SamplingColumns:
     offsets: Int32Array  # [num_draws]
     num_logprobs: Int32Array  # [num_draws]
     rules: LogitRuleColumns | None = None
+
+    @classmethod
+    def greedy(cls, num_draws: int) -> "SamplingColumns":
+        zeros: Int32Array = np.zeros(num_draws, dtype=np.int32)
+        none: Float32Array = np.zeros(num_draws, dtype=np.float32)
+        return cls(none, zeros, none + 1, none, zeros.astype(np.uint64), zeros, zeros - 1)
+
+    def of(self, draws: Sequence[int] | Int32Array | BoolArray) -> "SamplingColumns":
+        """Those of these draws, without rules."""
+        return SamplingColumns(*(getattr(self, column.name)[draws] for column in fields(self)[:-1]))
 
 
 @dataclass(frozen=True, slots=True)

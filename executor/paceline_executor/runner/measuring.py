@@ -22,15 +22,7 @@ def chunk(num_tokens: int, block_size: int) -> StepBatch:
         context_lens=one * num_tokens,
         block_tables=np.arange(-(-num_tokens // block_size), dtype=np.int32)[None],
         sampled=zero,
-        sampling=SamplingColumns(
-            temperature=zero.astype(np.float32),
-            top_k=zero,
-            top_p=one.astype(np.float32),
-            min_p=zero.astype(np.float32),
-            seeds=zero.astype(np.uint64),
-            offsets=zero,
-            num_logprobs=-one,
-        ),
+        sampling=SamplingColumns.greedy(1),
     )
 
 

@@ -107,12 +107,4 @@ def _rest(batch: StepBatch, num_cut: Int32Array) -> tuple[StepBatch, Int32Array]
     return rest, rows
 
 
-_NOTHING_SAMPLED = SamplingColumns(
-    temperature=np.zeros(0, dtype=np.float32),
-    top_k=np.zeros(0, dtype=np.int32),
-    top_p=np.zeros(0, dtype=np.float32),
-    min_p=np.zeros(0, dtype=np.float32),
-    seeds=np.zeros(0, dtype=np.uint64),
-    offsets=np.zeros(0, dtype=np.int32),
-    num_logprobs=np.zeros(0, dtype=np.int32),
-)
+_NOTHING_SAMPLED = SamplingColumns.greedy(0)

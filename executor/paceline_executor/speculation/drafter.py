@@ -1,7 +1,7 @@
 """The seam between rows and drafters. Knows rows by number, tokens, blocks, and how tokens are drawn."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -42,13 +42,10 @@ def draws_behind(
     sampling: SamplingColumns, places: Sequence[int], num_drafted: Int32Array, ruled: Sequence[Ruled | None]
 ) -> SamplingColumns:
     """How the target will draw what follows the drafts of rows. places: of the rows in `sampling`, in any order."""
-    return SamplingColumns(
-        temperature=sampling.temperature[places],
-        top_k=sampling.top_k[places],
-        top_p=sampling.top_p[places],
-        min_p=sampling.min_p[places],
-        seeds=sampling.seeds[places],
-        offsets=sampling.offsets[places] + num_drafted,
+    drawn = sampling.of(places)
+    return replace(
+        drawn,
+        offsets=drawn.offsets + num_drafted,
         num_logprobs=np.full(len(places), -1, dtype=np.int32),
         rules=rule_columns(ruled),
     )

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -193,8 +194,7 @@ def kept_rows(batch: StepBatch, is_kept: BoolArray) -> StepBatch:
 
 
 def _kept_sampling(columns: SamplingColumns, is_kept: BoolArray) -> SamplingColumns:
-    kept = {field.name: getattr(columns, field.name)[is_kept] for field in fields(columns) if field.name != "rules"}
-    return SamplingColumns(**kept, rules=None if columns.rules is None else _kept_rules(columns.rules, is_kept))
+    return replace(columns.of(is_kept), rules=None if columns.rules is None else _kept_rules(columns.rules, is_kept))
 
 
 def _kept_rules(rules: LogitRuleColumns, is_kept: BoolArray) -> LogitRuleColumns:
@@ -203,17 +203,13 @@ def _kept_rules(rules: LogitRuleColumns, is_kept: BoolArray) -> LogitRuleColumns
         cu_lens = np.concatenate(([0], np.cumsum(lens[is_kept]))).astype(np.int32)
         return TokenLists(cu_lens, of_rows.token_ids[np.repeat(is_kept, lens)])
 
-    return LogitRuleColumns(
-        allowed=lists(rules.allowed),
-        forbidden=lists(rules.forbidden),
-        biased=lists(rules.biased),
-        biases=rules.biases[np.repeat(is_kept, np.diff(rules.biased.cu_lens))],
-        presence_penalty=rules.presence_penalty[is_kept],
-        frequency_penalty=rules.frequency_penalty[is_kept],
-        repetition_penalty=rules.repetition_penalty[is_kept],
-        prompt=lists(rules.prompt),
-        output=lists(rules.output),
-    )
+    columns = {column.name: getattr(rules, column.name) for column in fields(rules)}
+    kept: dict[str, Any] = {
+        name: lists(column) if isinstance(column, TokenLists) else column[is_kept]
+        for name, column in columns.items()
+        if name != "biases"
+    }
+    return LogitRuleColumns(**kept, biases=rules.biases[np.repeat(is_kept, np.diff(rules.biased.cu_lens))])
 
 
 def _kept_targets(targets: PromptTargets | None, is_kept: BoolArray, number: Int32Array) -> PromptTargets | None:

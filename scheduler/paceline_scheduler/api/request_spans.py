@@ -18,16 +18,6 @@ from paceline_scheduler.spans import names
 from paceline_scheduler.spans.trace_ids import MAX_TRACE_PARENT_BYTES, read_trace_parent, write_trace_parent
 from paceline_scheduler.spans.values import AttributeValue, Span, SpanSink
 
-_SETTINGS = (
-    ("stopping", "max_tokens", names.MAX_TOKENS),
-    ("sampling", "temperature", names.TEMPERATURE),
-    ("sampling", "top_p", names.TOP_P),
-    ("sampling", "top_k", names.TOP_K),
-    ("sampling", "presence_penalty", names.PRESENCE_PENALTY),
-    ("sampling", "frequency_penalty", names.FREQUENCY_PENALTY),
-    ("sampling", "n", names.CHOICE_COUNT),
-)
-
 
 class RequestSpan:
     """What a stream tells of itself; this one, of a request that nobody follows, keeps nothing."""
@@ -191,7 +181,7 @@ def _of_request(request: GenerateRequest, operation: str) -> dict[str, Attribute
     }
     if request.resume_from:
         attributes[names.RESUMED_FROM] = request.resume_from
-    for part, field, name in _SETTINGS:
+    for part, field, name in names.SETTINGS:
         values = getattr(request, part)
         if values.HasField(field):
             attributes[name] = getattr(values, field)

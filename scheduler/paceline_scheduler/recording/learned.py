@@ -100,7 +100,7 @@ class Learned:
 
 
 def _fit(inputs: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> tuple[float, ...]:
-    """Return base and slopes of least squares, twice: the second time without steps that were far from the first."""
+    """Base and slopes of least squares, fitted again without steps far from the first."""
     columns = np.column_stack((np.ones(len(inputs)), inputs))
     weights = _least_squares(columns, seconds)
     distance = np.abs(columns @ weights - seconds)

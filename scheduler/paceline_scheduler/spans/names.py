@@ -26,13 +26,16 @@ PACELINE = "paceline"
 REQUEST_MODEL = "gen_ai.request.model"
 RESPONSE_MODEL = "gen_ai.response.model"
 RESPONSE_ID = "gen_ai.response.id"
-MAX_TOKENS = "gen_ai.request.max_tokens"
-TEMPERATURE = "gen_ai.request.temperature"
-TOP_P = "gen_ai.request.top_p"
-TOP_K = "gen_ai.request.top_k"
-PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
-FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
-CHOICE_COUNT = "gen_ai.request.choice.count"
+# Part of a request's message, field there, attribute.
+SETTINGS = (
+    ("stopping", "max_tokens", "gen_ai.request.max_tokens"),
+    ("sampling", "temperature", "gen_ai.request.temperature"),
+    ("sampling", "top_p", "gen_ai.request.top_p"),
+    ("sampling", "top_k", "gen_ai.request.top_k"),
+    ("sampling", "presence_penalty", "gen_ai.request.presence_penalty"),
+    ("sampling", "frequency_penalty", "gen_ai.request.frequency_penalty"),
+    ("sampling", "n", "gen_ai.request.choice.count"),
+)
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
