@@ -62,11 +62,12 @@ _TOKEN_BYTES = 32  # ids, positions and slots of a captured step
 
 @dataclass(frozen=True, slots=True)
 class DeviceDraft:
-    """A draft model: its headers are read, its weights are not. Its keys and values are of the type it computes in."""
+    """A draft model: its headers are read, its weights are not. Keys and values are of the type it computes in."""
 
     checkpoint: Checkpoint
     numerics: DeviceNumerics
     stored: Mapping[str, StoredType]
+    is_copy: bool = False  # of the target
 
     @property
     def bytes_per_token(self) -> int:
@@ -108,7 +109,7 @@ def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: P
     checkpoint, log = opened.checkpoint, structlog.get_logger()
     stored = _stored_types(config, checkpoint)
     numerics = _choose_numerics(config, place, checkpoint, stored)
-    draft = _open_draft(config, place, opened, progress)
+    draft = _open_draft(config, place, opened, numerics, progress)
     sizes = buckets_of(config.max_num_seqs, config.max_num_batched_tokens, _max_drafts(config))
     plan, limits = plan_device(config, place, checkpoint, numerics, stored, sizes, draft)
     log.info("memory", device=place.name, total=place.memory.total_bytes, **plan.table)
@@ -222,8 +223,12 @@ def draft_bytes(draft: DeviceDraft | None, limits: RowLimits, sizes: Buckets) ->
     )
 
 
-def _open_draft(config: Config, place: Place, target: Opened, progress: ProgressLog) -> DeviceDraft | None:
-    """None for prompt lookup."""
+def _open_draft(
+    config: Config, place: Place, target: Opened, numerics: DeviceNumerics, progress: ProgressLog
+) -> DeviceDraft | None:
+    """None for prompt lookup. numerics: the target's."""
+    if config.speculation.drafter is DrafterKind.TARGET_COPY:
+        return _open_copy(config, place, target, numerics)
     if config.speculation.drafter is not DrafterKind.DRAFT_MODEL:
         return None
     checkpoint = open_draft_model(config, target, progress).checkpoint
@@ -232,11 +237,21 @@ def _open_draft(config: Config, place: Place, target: Opened, progress: Progress
     return DeviceDraft(checkpoint, numerics, stored)
 
 
+def _open_copy(config: Config, place: Place, target: Opened, numerics: DeviceNumerics) -> DeviceDraft:
+    """The twin's has such numbers in float32."""
+    stored = _stored_types(config, target.checkpoint)
+    mine = numerics if place.capability is None else numerics.rounded(stored, place.capability)
+    structlog.get_logger().info("drafter", kind=DrafterKind.TARGET_COPY.value, path=str(target.path))
+    return DeviceDraft(target.checkpoint, mine, stored, is_copy=True)
+
+
 def _draft_model(
     config: Config, place: Place, draft: DeviceDraft, limits: RowLimits, progress: ProgressLog
 ) -> MakeDrafting:
     model, max_model_len = draft.checkpoint.config, draft.max_model_len(limits)
-    loaded = _load_weights(config, place, draft.checkpoint, draft.numerics, max_model_len, progress)
+    loaded = _load_weights(
+        config, place, draft.checkpoint, draft.numerics, max_model_len, progress, is_rounded=draft.is_copy
+    )
     geometry = kv_geometry(model, limits.num_blocks, limits.block_size, draft.numerics)
     cache = allocate_on_device(geometry, draft.numerics.kv, place.device)
     parts = DraftModelParts(loaded, cache, model.vocab_size, max_model_len)
@@ -362,6 +377,8 @@ def _load_weights(
     numerics: DeviceNumerics,
     max_model_len: int,
     progress: ProgressLog,
+    *,
+    is_rounded: bool = False,
 ) -> LlamaModel:
     def on_progress(num_bytes: int, total_bytes: int) -> None:
         progress.log("model_load", "weights", num_bytes / total_bytes)
@@ -370,7 +387,7 @@ def _load_weights(
     if config.load_format is LoadFormat.DUMMY:
         return dummy_model(checkpoint.config, place.device, max_model_len, dtype, matrices)
     if place.is_twin:
-        return twin_model(checkpoint, max_model_len)
+        return twin_model(checkpoint, max_model_len, is_rounded=is_rounded)
     return upload_model(checkpoint, place.device, max_model_len, dtype, matrices, on_progress)
 
 
