@@ -91,7 +91,7 @@ def _check_options(config: Config, kind: RunnerKind) -> None:
 
 
 def _check_drafter(config: Config, drafter: DrafterKind, kind: RunnerKind, *, is_for_gpu: bool) -> None:
-    if not is_for_gpu or drafter is DrafterKind.EAGLE3:
+    if not is_for_gpu:
         raise LimitError(f"--speculation {drafter.value} is for --runner cpu, and this is {kind.value}: leave it out")
     if config.batch_invariant:
         raise LimitError(

@@ -141,6 +141,23 @@ def test_a_head_drafts_from_what_the_model_computes(models, tmp_path, dialect, q
     assert num_verified >= 100
 
 
+@pytest.mark.parametrize("dialect", Dialect)
+def test_a_head_drafts_on_a_device(models, tmp_path, dialect):
+    """On its twin, over a reduced vocabulary; a block holds its keys, values and the features of its slots."""
+    head = random_head(WIDE_CONFIG, aux_layers=(3, 2), draft_vocab_size=100).write(tmp_path / "head", dialect)
+    options = ["--runner", "twin", "--block-size", "16", "--max-num-batched-tokens", "64", "--max-model-len", "64"]
+    speculation = {"drafter": "eagle3", "model": str(head)}
+    with capture_logs() as events:
+        drafting = loaded(models["deep"], speculation, *options, "--kv-cache-memory", "1MiB")
+    assert {"event": "drafter", "kind": "eagle3", "path": str(head), "log_level": "info"} in events
+    head_bytes = 16 * 4 * (2 * 2 * 32 + 64)
+    assert drafting.description.kv_geometry().bytes_per_block == 4 * FLOAT32_LAYER_BYTES + head_bytes
+
+    tokens, num_verified, _ = output_of(drafting.engine, 0, 4)
+    assert tokens == output_of(drafting.engine, 1, 0)[0]
+    assert num_verified >= 100
+
+
 def test_a_head_of_another_model_is_refused(models, tmp_path):
     """Before weights are read."""
     head = random_head(replace(WIDE_CONFIG, vocab_size=300), aux_layers=(3, 2)).write(tmp_path / "head")
@@ -182,18 +199,10 @@ def test_a_draft_model_that_is_not_there_is_an_error_of_the_model(models):
         loaded(models["target"], {"drafter": "draft_model", "model": "/nowhere.gguf"})
 
 
-@pytest.mark.parametrize(("drafter", "runner"), [("target_copy", "simulated"), ("eagle3", "twin")])
-def test_models_draft_where_there_is_a_runner_for_them(drafter, runner):
-    """Elsewhere none is verified."""
-    config = parse_config(
-        [
-            "--runner",
-            runner,
-            "--speculation",
-            json.dumps({"drafter": drafter} | ({"model": "a"} if drafter == "eagle3" else {})),
-        ]
-    )
-    with pytest.raises(LimitError, match=f"{drafter} is for --runner cpu, and this is {runner}: leave it out"):
+def test_models_draft_where_there_is_a_runner_for_them():
+    """A simulated one verifies no drafts of theirs."""
+    config = parse_config(["--runner", "simulated", "--speculation", '{"drafter": "target_copy"}'])
+    with pytest.raises(LimitError, match="target_copy is for --runner cpu, and this is simulated: leave it out"):
         choose_runner(config)
 
 
