@@ -5,17 +5,18 @@ Refuses to know kernels and how weights come to a device.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from paceline_executor.errors import LimitError, UnsupportedModelError
+from paceline_executor.errors import DrafterError, LimitError, UnsupportedModelError
 from paceline_executor.numerics import KvDtype, Quantization
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights import ModelConfig
 from paceline_executor.weights.stored_tensor import FloatType, StoredType
 
 _FIRST_WITH_FP8 = (8, 9)
+_OTHER_DRAFTER = "name a smaller model, with drafter draft_model"
 _MAX_HEAD_DIM, _HEAD_DIM_STEP = 256, 8
 _SCALE_BYTES = 4
 _BEYOND_FLOAT16 = frozenset(("gemma2", "gemma3"))  # what flows between their layers exceeds 65,504
@@ -47,6 +48,17 @@ class DeviceNumerics:
         if is_multiplied and (stays_float8 or self.matrices is MatrixKind.FLOAT8):
             return math.prod(shape) + _SCALE_BYTES * shape[0]
         return math.prod(shape) * self.dtype.itemsize
+
+    def rounded(self, stored: Mapping[str, StoredType], capability: tuple[int, int]) -> "DeviceNumerics":
+        """Of a float8 copy. Raises DrafterError where that is no smaller, or not multiplied with."""
+        is_float8 = FloatType.FLOAT8_E4M3FN in stored.values() and self.matrices is MatrixKind.AS_STORED
+        if is_float8 or self.matrices is MatrixKind.FLOAT8:
+            raise DrafterError(
+                f"--speculation target_copy: the model's own matrices are float8 already: {_OTHER_DRAFTER}"
+            )
+        if capability < _FIRST_WITH_FP8:
+            raise DrafterError(f"--speculation target_copy {_needs_fp8(capability)}: {_OTHER_DRAFTER}")
+        return replace(self, matrices=MatrixKind.FLOAT8, kv=self.dense_kv)
 
 
 TWIN_NUMERICS = DeviceNumerics(torch.float32, MatrixKind.DENSE, KvDtype.FLOAT32)

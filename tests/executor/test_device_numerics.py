@@ -11,7 +11,7 @@ from paceline_executor.device_numerics import (
     choose_device_numerics,
     choose_twin_numerics,
 )
-from paceline_executor.errors import LimitError, UnsupportedModelError
+from paceline_executor.errors import DrafterError, LimitError, UnsupportedModelError
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.registry import upload_model
 from paceline_executor.models.rope import rotation_bytes
@@ -33,6 +33,19 @@ def stored_as(kind):
 
 BFLOAT16, FLOAT16 = stored_as(FloatType.BFLOAT16), stored_as(FloatType.FLOAT16)
 FLOAT8 = stored_as(FloatType.FLOAT8_E4M3FN)
+
+
+def test_a_copy_of_a_model_has_float8_matrices_where_that_is_smaller_and_multiplied():
+    """Its keys and values are of the type that both compute in."""
+    target = choose(kv=KvDtype.INT8)
+    copy = target.rounded(BFLOAT16, H100)
+    assert copy == DeviceNumerics(torch.bfloat16, MatrixKind.FLOAT8, KvDtype.BFLOAT16)
+    assert copy.weight_bytes(WIDE, BFLOAT16) < 0.7 * target.weight_bytes(WIDE, BFLOAT16)
+    for quantization, stored in ((Quantization.FP8, BFLOAT16), (Quantization.AUTO, FLOAT8)):
+        with pytest.raises(DrafterError, match="matrices are float8 already: name a smaller model"):
+            choose(quantization, stored=stored).rounded(stored, H100)
+    with pytest.raises(DrafterError, match=r"target_copy needs compute capability 8\.9, and this GPU has 8\.0"):
+        choose(capability=A100).rounded(BFLOAT16, A100)
 
 
 def choose(quantization=Quantization.AUTO, kv=None, model=WIDE, stored=BFLOAT16, capability=H100):

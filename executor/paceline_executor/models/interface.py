@@ -90,10 +90,10 @@ class DeviceModel(Protocol):
         """How many positions a token sees in each layer; None for all."""
         ...
 
-    def hidden(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+    def hidden(self, inputs: ForwardInputs, kv_cache: KvCache, aux: AuxHidden | None = None) -> torch.Tensor:
         """Write the batch's keys and values to their slots; returns [num_logits, hidden], normalised, for `logits`.
 
-        A place of -1 among logit_tokens is padding, and NaN.
+        aux: of the type that is computed with. A place of -1 among logit_tokens is padding, and NaN.
         """
         ...
 

@@ -13,7 +13,7 @@ import torch
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 from paceline_kernels.linear import Splits, linear
 from paceline_kernels.quantized_linear import PackedWeight, quantized_linear
-from paceline_kernels.scaled_linear import ScaledWeight, scaled_linear
+from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows, scaled_linear
 
 
 class Linear(Protocol):
@@ -98,9 +98,10 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostWeights:
-    """Weights are float32 on the CPU."""
+    """float32 on the CPU. is_rounded: to what float8 holds."""
 
     checkpoint: Checkpoint
+    is_rounded: bool = False
 
     @property
     def config(self) -> ModelConfig:
@@ -119,7 +120,11 @@ class HostWeights:
     def linear(self, names: tuple[str, ...], bias: torch.Tensor | None = None) -> Linear:
         matrices = [self.checkpoint.tensor(name) for name in names]
         stacked = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
-        return DenseLinear(torch.from_numpy(stacked), bias)
+        weight = torch.from_numpy(stacked)
+        if self.is_rounded:
+            rounded = quantize_rows(weight, torch.float8_e4m3fn)
+            weight = rounded.values.float() * rounded.scales[:, None]
+        return DenseLinear(weight, bias)
 
 
 # The matrices of a layer that take the same input.

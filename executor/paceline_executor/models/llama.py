@@ -87,8 +87,7 @@ class LlamaModel:
         next_norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             if aux is not None and index in aux.layers:
-                # Not by torch, which would copy with threads of its own.
-                aux.states.numpy()[:, aux.layers.index(index)] = stream.numpy()
+                _put_states(aux.states[:, aux.layers.index(index)], stream)
             attended = self._attend(layer, hidden, inputs, kv_cache.layer(index))
             hidden = rms_norm(attended, layer.feed_forward_norm, eps, residual=stream)
             hidden = rms_norm(self._feed(layer, hidden, inputs), next_norm, eps, residual=stream)
@@ -147,6 +146,14 @@ class LlamaModel:
         )
         output = layer.attention_output(attended.view(num_tokens, num_heads * config.head_dim), inputs.splits)
         return self._normalised(output, layer.attention_post_norm)
+
+
+def _put_states(states: torch.Tensor, stream: torch.Tensor) -> None:
+    """On a CPU not by torch, which would copy with threads of its own."""
+    if stream.device.type == "cpu" and stream.dtype == torch.float32:
+        states.numpy()[:] = stream.numpy()
+    else:
+        states.copy_(stream)
 
 
 def _read_layer(reader: LayerReader, rope_table: torch.Tensor) -> LlamaLayer:

@@ -65,10 +65,10 @@ def upload_model(
     return model
 
 
-def twin_model(checkpoint: Checkpoint, max_model_len: int) -> LlamaModel:
-    """It is in the CPU's memory, in float32. Raises as `build_model` does."""
+def twin_model(checkpoint: Checkpoint, max_model_len: int, *, is_rounded: bool = False) -> LlamaModel:
+    """In float32; see HostWeights. Raises as `build_model` does."""
     _builders(checkpoint.config.architecture)
-    return _llama_in_float32(checkpoint, max_model_len)
+    return LlamaModel(HostWeights(checkpoint, is_rounded), max_model_len)
 
 
 def dummy_model(

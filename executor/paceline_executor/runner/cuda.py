@@ -185,9 +185,7 @@ class DeviceRunner:
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
         """It runs in order with the steps."""
         pairs = self._device.upload(sources), self._device.upload(destinations)
-        tensors = [
-            of_blocks for cache in (self._kv_cache, *self._steps.drafting.kv_caches) for of_blocks in cache.of_blocks
-        ]
+        tensors = (*self._kv_cache.of_blocks, *self._steps.drafting.block_tensors)
 
         def copy() -> None:
             for tensor in tensors:

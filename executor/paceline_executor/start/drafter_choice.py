@@ -100,7 +100,7 @@ def open_drafter(
     if choice.drafter is DrafterKind.PROMPT_LOOKUP:
         return None
     if choice.drafter is DrafterKind.EAGLE3:
-        return _open_head(config, target, numerics, progress)
+        return OpenedHead(open_head(config, target, progress), numerics, config.block_size)
     opened = target if choice.model is None else open_draft_model(config, target, progress)
     # Drafts need not be exact: the smallest numbers there are.
     mine = choose_numerics(Quantization.AUTO, None, opened.checkpoint.config, config.block_size)
@@ -121,14 +121,15 @@ def open_draft_model(config: Config, target: Opened, progress: ProgressLog) -> O
     return opened
 
 
-def _open_head(config: Config, target: Opened, numerics: Numerics, progress: ProgressLog) -> OpenedHead:
+def open_head(config: Config, target: Opened, progress: ProgressLog) -> Eagle3Checkpoint:
+    """It is named by --speculation. Raises ModelError."""
     assert config.speculation.model is not None
     options = FetchOptions(None, config.hub_endpoint, config.offline, has_tokenizer=False)
     path = resolve_model(
         config.speculation.model, cache_dir=config.cache_dir, on_progress=progress.fetch, options=options
     )
     structlog.get_logger().info("drafter", kind=config.speculation.drafter.value, path=str(path))
-    return OpenedHead(eagle3_from_folder(path, target.checkpoint.config), numerics, config.block_size)
+    return eagle3_from_folder(path, target.checkpoint.config)
 
 
 def _check_copy(copy: Numerics, target: Numerics) -> None:

@@ -11,21 +11,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 import triton
 
 import paceline_kernels
 from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
+from paceline_executor.models.device_eagle3 import EMBEDDING, DeviceEagle3Head
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.shapes import META, ShapeWeights
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.device.buckets import Buckets
 from paceline_executor.runner.device.draft_model import DeviceDraftModel, DraftModelParts
+from paceline_executor.runner.device.eagle3 import DeviceHead, head_geometry
 from paceline_executor.runner.device.rehearsal import rehearse
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
+from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import ModelConfig
+from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_executor.weights.stored_tensor import StoredType
 from paceline_kernels.errors import KernelCompileError
 from paceline_kernels.linear import Splits
@@ -47,6 +52,14 @@ class DraftModelShape:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    config: Eagle3Config
+    numerics: DeviceNumerics
+    has_embedding: bool
+    has_ids: bool  # of its own
+
+
+@dataclass(frozen=True, slots=True)
 class Steps:
     """What the launches of a device's steps depend on. stored: how the file has tensors, by name."""
 
@@ -56,7 +69,7 @@ class Steps:
     limits: RowLimits
     sizes: Buckets
     splits: Splits
-    draft_model: DraftModelShape | None = None
+    draft_model: DraftModelShape | HeadShape | None = None
 
 
 def launches_of_steps(steps: Steps) -> list[Launch]:
@@ -71,14 +84,33 @@ def launches_of_steps(steps: Steps) -> list[Launch]:
         return LlamaModel(weights, limits.max_model_len), allocate_on_device(geometry, numerics.kv, META)
 
     def go_through() -> None:
-        drafting = None
-        if draft is not None:
+        drafting, target = None, built(steps.model, steps.numerics, steps.stored)
+        if isinstance(draft, HeadShape):
+            head = _head_of_shape(draft, target[0], limits)
+            drafting = partial(DeviceDraftModel, head, limits, splits, observer=head)
+        elif draft is not None:
             of_draft = built(draft.model, draft.numerics, draft.stored)
             parts = DraftModelParts(*of_draft, draft.model.vocab_size, limits.max_model_len)
             drafting = partial(DeviceDraftModel, parts, limits, splits)
-        rehearse(*built(steps.model, steps.numerics, steps.stored), limits, steps.sizes, splits, drafting)
+        rehearse(*target, limits, steps.sizes, splits, drafting)
 
     return launches_of(go_through)
+
+
+def _head_of_shape(shape: HeadShape, target: LlamaModel, limits: RowLimits) -> DeviceHead:
+    config, numerics = shape.config, shape.numerics
+    shapes = config.tensor_shapes() | {EMBEDDING: (config.layer.vocab_size, config.layer.hidden_size)}
+
+    def tensor(name: str) -> torch.Tensor:
+        return torch.empty(shapes[name], dtype=numerics.dtype, device=META)
+
+    embed = None if shape.has_embedding else target.embed
+    is_float8 = numerics.matrices is MatrixKind.FLOAT8
+    head = DeviceEagle3Head(config, tensor, embed, limits.max_model_len, is_float8=is_float8)
+    ids = torch.empty(config.draft_vocab_size, dtype=torch.int64, device=META) if shape.has_ids else None
+    geometry = head_geometry(config, limits.num_blocks, limits.block_size, numerics)
+    cache = allocate_on_device(geometry, numerics.dense_kv, META)
+    return DeviceHead(head, ids, cache, limits.num_rows, limits.max_model_len)
 
 
 def have_compiled(

@@ -18,6 +18,7 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.memory import available_bytes, is_out_of_memory
+from paceline_executor.models.device_eagle3 import DeviceEagle3Head
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, twin_model, upload_model
 from paceline_executor.models.rope import rotation_bytes
@@ -26,6 +27,7 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.device.buckets import Buckets, buckets_of
 from paceline_executor.runner.device.draft_model import NUM_PASSES, DeviceDraftModel, DraftModelParts, most_tokens
 from paceline_executor.runner.device.drafts import MakeDrafting
+from paceline_executor.runner.device.eagle3 import DeviceHead, head_geometry
 from paceline_executor.runner.device.kv_scales import measured_scales
 from paceline_executor.runner.device.memory_plan import (
     BlockNeeds,
@@ -40,7 +42,7 @@ from paceline_executor.runner.interface import KvGeometry, Runner, WarmUpProgres
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
 from paceline_executor.start.device_runner import RunnerParts, build_runner, graph_sizes
-from paceline_executor.start.drafter_choice import open_draft_model
+from paceline_executor.start.drafter_choice import open_draft_model, open_head
 from paceline_executor.start.opening import Opened, ProgressLog, num_parameters, served_name
 from paceline_executor.start.sizing import (
     MAX_DEFAULT_KV_BYTES,
@@ -51,6 +53,7 @@ from paceline_executor.start.sizing import (
 )
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import Checkpoint, KvScales
+from paceline_executor.weights.hf.eagle3 import Eagle3Checkpoint
 from paceline_executor.weights.stored_tensor import FloatType, StoredType
 from paceline_kernels.linear import Splits
 
@@ -62,11 +65,12 @@ _TOKEN_BYTES = 32  # ids, positions and slots of a captured step
 
 @dataclass(frozen=True, slots=True)
 class DeviceDraft:
-    """A draft model: its headers are read, its weights are not. Its keys and values are of the type it computes in."""
+    """A draft model: its headers are read, its weights are not. Keys and values are of the type it computes in."""
 
     checkpoint: Checkpoint
     numerics: DeviceNumerics
     stored: Mapping[str, StoredType]
+    is_copy: bool = False  # of the target
 
     @property
     def bytes_per_token(self) -> int:
@@ -75,6 +79,33 @@ class DeviceDraft:
 
     def max_model_len(self, limits: RowLimits) -> int:
         return min(limits.max_model_len, self.checkpoint.config.max_model_len)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHeadDraft:
+    """An EAGLE-3 head: its headers are read, its weights are not."""
+
+    checkpoint: Eagle3Checkpoint
+    numerics: DeviceNumerics  # the target's
+
+    @property
+    def bytes_per_token(self) -> int:
+        return head_geometry(self.checkpoint.config, 1, 1, self.numerics).bytes_per_block
+
+    @property
+    def weight_bytes(self) -> int:
+        """At most."""
+        return self.checkpoint.num_parameters() * self.numerics.dtype.itemsize
+
+    @property
+    def step_bytes_per_token(self) -> int:
+        """Of the target's: hidden states, and the feature that they become."""
+        config = self.checkpoint.config
+        width = len(config.aux_layers) * config.target_hidden_size + config.layer.hidden_size
+        return width * self.numerics.dtype.itemsize
+
+
+Draft = DeviceDraft | DeviceHeadDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +139,7 @@ def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: P
     checkpoint, log = opened.checkpoint, structlog.get_logger()
     stored = _stored_types(config, checkpoint)
     numerics = _choose_numerics(config, place, checkpoint, stored)
-    draft = _open_draft(config, place, opened, progress)
+    draft = _open_draft(config, place, opened, numerics, progress)
     sizes = buckets_of(config.max_num_seqs, config.max_num_batched_tokens, _max_drafts(config))
     plan, limits = plan_device(config, place, checkpoint, numerics, stored, sizes, draft)
     log.info("memory", device=place.name, total=place.memory.total_bytes, **plan.table)
@@ -152,7 +183,7 @@ def plan_device(
     numerics: DeviceNumerics,
     stored: Mapping[str, StoredType],
     sizes: Buckets,
-    draft: DeviceDraft | None = None,
+    draft: Draft | None = None,
 ) -> tuple[MemoryPlan, RowLimits]:
     """stored: as in `choose_device_numerics`.
 
@@ -162,10 +193,12 @@ def plan_device(
     max_model_len = longest_row(config, model.max_model_len)
     fillable = fillable_blocks(config, max_model_len)
     most = _row_limits(config, model.vocab_size, max_model_len, fillable)
+    drafting = draft_bytes(draft, most, sizes)
 
     def step_bytes(num_draws: int, num_tokens: int) -> int:
         number_bytes, fixed = numerics.dtype.itemsize, config.batch_invariant
-        return activation_bytes(model, num_tokens, num_draws, number_bytes, is_batch_invariant=fixed)
+        seen = num_tokens * drafting.per_step_token
+        return seen + activation_bytes(model, num_tokens, num_draws, number_bytes, is_batch_invariant=fixed)
 
     # A captured step keeps tables of blocks, hidden states, a few columns.
     kept = [
@@ -174,7 +207,6 @@ def plan_device(
         + size.num_tokens * _TOKEN_BYTES
         for size in sizes
     ]
-    drafting = draft_bytes(draft, most, sizes)
     activations = step_bytes(max(most.max_device_draws, MAX_PIECE_TOKENS), config.max_num_batched_tokens)
     uses = MemoryUses(
         weights=numerics.weight_bytes(model, stored) + rotation_bytes(model, max_model_len) + drafting.weights,
@@ -205,25 +237,39 @@ class DraftBytes:
     per_token: int = 0  # of KV cache
     activations: int = 0
     kept: tuple[int, ...] = ()  # of each captured pass
+    per_step_token: int = 0  # of the target's steps
 
 
-def draft_bytes(draft: DeviceDraft | None, limits: RowLimits, sizes: Buckets) -> DraftBytes:
+def draft_bytes(draft: Draft | None, limits: RowLimits, sizes: Buckets) -> DraftBytes:
     if draft is None:
         return DraftBytes()
-    model, numerics = draft.checkpoint.config, draft.numerics
+    numerics, per_step_token = draft.numerics, 0
+    if isinstance(draft, DeviceHeadDraft):
+        model, per_step_token = draft.checkpoint.config.layer, draft.step_bytes_per_token
+        weights = draft.weight_bytes + rotation_bytes(model, limits.max_model_len)
+    else:
+        model = draft.checkpoint.config
+        weights = numerics.weight_bytes(model, draft.stored) + rotation_bytes(model, draft.max_model_len(limits))
     num_tokens, num_bytes = most_tokens(limits.max_num_batched_tokens), numerics.dtype.itemsize
     num_rows = sorted({size.num_rows for size in sizes if not size.is_decode})
     of_row = 4 * limits.max_blocks_per_row + model.hidden_size * num_bytes
     return DraftBytes(
-        weights=numerics.weight_bytes(model, draft.stored) + rotation_bytes(model, draft.max_model_len(limits)),
+        weights=weights,
         per_token=draft.bytes_per_token,
         activations=activation_bytes(model, num_tokens, limits.num_rows, num_bytes, is_batch_invariant=False),
         kept=tuple(rows * of_row + num_tokens * _TOKEN_BYTES for rows in num_rows for _ in range(NUM_PASSES)),
+        per_step_token=per_step_token,
     )
 
 
-def _open_draft(config: Config, place: Place, target: Opened, progress: ProgressLog) -> DeviceDraft | None:
-    """None for prompt lookup."""
+def _open_draft(
+    config: Config, place: Place, target: Opened, numerics: DeviceNumerics, progress: ProgressLog
+) -> Draft | None:
+    """None for prompt lookup. numerics: the target's."""
+    if config.speculation.drafter is DrafterKind.TARGET_COPY:
+        return _open_copy(config, place, target, numerics)
+    if config.speculation.drafter is DrafterKind.EAGLE3:
+        return DeviceHeadDraft(open_head(config, target, progress), numerics)
     if config.speculation.drafter is not DrafterKind.DRAFT_MODEL:
         return None
     checkpoint = open_draft_model(config, target, progress).checkpoint
@@ -232,18 +278,55 @@ def _open_draft(config: Config, place: Place, target: Opened, progress: Progress
     return DeviceDraft(checkpoint, numerics, stored)
 
 
+def _open_copy(config: Config, place: Place, target: Opened, numerics: DeviceNumerics) -> DeviceDraft:
+    """The twin's has such numbers in float32."""
+    stored = _stored_types(config, target.checkpoint)
+    mine = numerics if place.capability is None else numerics.rounded(stored, place.capability)
+    structlog.get_logger().info("drafter", kind=DrafterKind.TARGET_COPY.value, path=str(target.path))
+    return DeviceDraft(target.checkpoint, mine, stored, is_copy=True)
+
+
 def _draft_model(
     config: Config, place: Place, draft: DeviceDraft, limits: RowLimits, progress: ProgressLog
 ) -> MakeDrafting:
     model, max_model_len = draft.checkpoint.config, draft.max_model_len(limits)
-    loaded = _load_weights(config, place, draft.checkpoint, draft.numerics, max_model_len, progress)
+    loaded = _load_weights(
+        config, place, draft.checkpoint, draft.numerics, max_model_len, progress, is_rounded=draft.is_copy
+    )
     geometry = kv_geometry(model, limits.num_blocks, limits.block_size, draft.numerics)
     cache = allocate_on_device(geometry, draft.numerics.kv, place.device)
     parts = DraftModelParts(loaded, cache, model.vocab_size, max_model_len)
     return partial(DeviceDraftModel, parts, limits, _splits(config))
 
 
-def _with_draft(geometry: KvGeometry, draft: DeviceDraft | None) -> KvGeometry:
+def _drafting(
+    config: Config, place: Place, draft: Draft | None, limits: RowLimits, target: LlamaModel, progress: ProgressLog
+) -> MakeDrafting | None:
+    if draft is None:
+        return None
+    if isinstance(draft, DeviceHeadDraft):
+        return _head(config, place, draft, limits, target)
+    return _draft_model(config, place, draft, limits, progress)
+
+
+def _head(config: Config, place: Place, draft: DeviceHeadDraft, limits: RowLimits, target: LlamaModel) -> MakeDrafting:
+    checkpoint, numerics = draft.checkpoint, draft.numerics
+
+    def tensor(name: str) -> torch.Tensor:
+        return torch.from_numpy(checkpoint.tensor(name)).to(place.device, numerics.dtype)
+
+    embed = None if checkpoint.has_embedding else target.embed
+    is_float8 = numerics.matrices is MatrixKind.FLOAT8
+    head = DeviceEagle3Head(checkpoint.config, tensor, embed, limits.max_model_len, is_float8=is_float8)
+    ids = checkpoint.target_ids
+    target_ids = None if ids is None else torch.from_numpy(ids).to(place.device, torch.int64)
+    geometry = head_geometry(checkpoint.config, limits.num_blocks, limits.block_size, numerics)
+    cache = allocate_on_device(geometry, numerics.dense_kv, place.device)
+    parts = DeviceHead(head, target_ids, cache, limits.num_rows, limits.max_model_len)
+    return partial(DeviceDraftModel, parts, limits, _splits(config), observer=parts)
+
+
+def _with_draft(geometry: KvGeometry, draft: Draft | None) -> KvGeometry:
     """Its blocks hold what both keep in them."""
     if draft is None:
         return geometry
@@ -286,7 +369,7 @@ def _runner(
     numerics: DeviceNumerics,
     limits: RowLimits,
     sizes: Buckets,
-    draft: DeviceDraft | None,
+    draft: Draft | None,
     progress: ProgressLog,
 ) -> Runner:
     if place.is_twin:
@@ -299,7 +382,7 @@ def _runner(
     with _explained("for the KV cache", "lower --gpu-memory-utilization or --kv-cache-memory"):
         scales = _kv_scales(place, checkpoint, numerics, limits, model)
         kv_cache = allocate_on_device(geometry, numerics.kv, place.device, scales)
-        drafting = None if draft is None else _draft_model(config, place, draft, limits, progress)
+        drafting = _drafting(config, place, draft, limits, model, progress)
     progress.log("model_load", "done", 1.0)
 
     def on_warm_up(step: WarmUpProgress) -> None:
@@ -319,16 +402,21 @@ def _compile_kernels(
     stored: Mapping[str, StoredType],
     limits: RowLimits,
     sizes: Buckets,
-    draft: DeviceDraft | None,
+    draft: Draft | None,
     progress: ProgressLog,
 ) -> None:
     """Of a GPU, where Triton is."""
-    from paceline_executor.start.kernel_compiling import DraftModelShape, Steps, have_compiled
+    from paceline_executor.start.kernel_compiling import DraftModelShape, HeadShape, Steps, have_compiled
 
     def on_progress(phase: str, fraction: float) -> None:
         progress.log("warm_up", phase, fraction)
 
-    shape = None if draft is None else DraftModelShape(draft.checkpoint.config, draft.numerics, draft.stored)
+    shape: DraftModelShape | HeadShape | None = None
+    if isinstance(draft, DeviceHeadDraft):
+        head = draft.checkpoint
+        shape = HeadShape(head.config, draft.numerics, head.has_embedding, head.target_ids is not None)
+    elif draft is not None:
+        shape = DraftModelShape(draft.checkpoint.config, draft.numerics, draft.stored)
     steps = Steps(checkpoint.config, numerics, stored, limits, sizes, _splits(config), shape)
     compiled = have_compiled(steps, capability, config.cache_dir, on_progress)
     structlog.get_logger().info("kernels", compiled=compiled.num_compiled, kept=compiled.num_kept)
@@ -362,6 +450,8 @@ def _load_weights(
     numerics: DeviceNumerics,
     max_model_len: int,
     progress: ProgressLog,
+    *,
+    is_rounded: bool = False,
 ) -> LlamaModel:
     def on_progress(num_bytes: int, total_bytes: int) -> None:
         progress.log("model_load", "weights", num_bytes / total_bytes)
@@ -370,7 +460,7 @@ def _load_weights(
     if config.load_format is LoadFormat.DUMMY:
         return dummy_model(checkpoint.config, place.device, max_model_len, dtype, matrices)
     if place.is_twin:
-        return twin_model(checkpoint, max_model_len)
+        return twin_model(checkpoint, max_model_len, is_rounded=is_rounded)
     return upload_model(checkpoint, place.device, max_model_len, dtype, matrices, on_progress)
 
 

@@ -91,9 +91,9 @@ def _check_options(config: Config, kind: RunnerKind) -> None:
 
 
 def _check_drafter(config: Config, drafter: DrafterKind, kind: RunnerKind, *, is_for_gpu: bool) -> None:
-    if not is_for_gpu or drafter is not DrafterKind.DRAFT_MODEL:
+    if not is_for_gpu:
         raise LimitError(f"--speculation {drafter.value} is for --runner cpu, and this is {kind.value}: leave it out")
     if config.batch_invariant:
         raise LimitError(
-            "--speculation draft_model does not go with --batch-invariant, which drafts nothing: leave it out"
+            f"--speculation {drafter.value} does not go with --batch-invariant, which drafts nothing: leave it out"
         )

@@ -3,6 +3,7 @@
 import functools
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -13,12 +14,21 @@ from hypothesis import strategies as st
 
 from paceline_executor.errors import StepFailedError
 from paceline_executor.link.engine import Engine
+from paceline_executor.models.device_eagle3 import DeviceEagle3Head
 from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.layers import HostWeights
+from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.runner.cuda import DeviceRunner
+from paceline_executor.runner.device.buckets import buckets_of
+from paceline_executor.runner.device.draft_model import DeviceDraftModel
+from paceline_executor.runner.device.eagle3 import DeviceHead
+from paceline_executor.runner.device.twin import TwinDevice
+from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
 from paceline_executor.speculation.eagle3 import Eagle3Drafter
 from paceline_executor.testing.drafters import wanted_drafts
@@ -28,6 +38,7 @@ from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.testing.plans import int32
 from paceline_executor.testing.random_plans import LIMITS, Request, Scheduler
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
+from paceline_kernels.attention import Splits
 from paceline_kernels.decoder import AuxHidden
 from paceline_kernels.sampling.reference import gumbel_noise
 
@@ -228,8 +239,46 @@ def test_a_head_that_has_learnt_is_right(tmp_path, numerics, wanted, share):
     Among chunks, mixed rows, wrong numbers of drafts and preemptions all its drafts are right, as are those behind
     drafts. In a block that others began it may see what they go on with: those who share blocks have fewer.
     """
-    runner, counts = runner_in(numerics), Counter()
-    requests = Run(runner, None, wanted, 0).everyone
+    runner = runner_in(numerics)
+    outputs, parts = learnt_head(tmp_path, numerics, wanted)
+    drafter = drafter_for(runner, parts.write(tmp_path / "head"), numerics.weights)
+    assert_right(runner, drafter, wanted, outputs, share)
+
+
+@pytest.mark.parametrize(("wanted", "share"), [(APART, 1.0), (SHARING, 0.75)], ids=["apart", "sharing"])
+def test_a_head_that_has_learnt_is_right_on_a_device(tmp_path, wanted, share):
+    """The same head and requests on the twin."""
+    outputs, parts = learnt_head(tmp_path, FLOAT32_NUMERICS, wanted)
+    runner = device_runner(parts.write(tmp_path / "head"))
+    assert_right(runner, None, wanted, outputs, share)
+
+
+def device_runner(folder):
+    """The target, for which the head in this folder drafts, on the twin of a device."""
+    checkpoint, limits = eagle3_from_folder(folder, TARGET.config), replace(LIMITS, max_num_draft_tokens=MAX_DRAFTS)
+    model, layer = LlamaModel(HostWeights(TARGET), LIMITS.max_model_len), checkpoint.config.layer
+    tensors = lambda name: torch.from_numpy(checkpoint.tensor(name))  # noqa: E731
+    head = DeviceEagle3Head(checkpoint.config, tensors, model.embed, LIMITS.max_model_len)
+    geometry = kv_geometry(TARGET.config, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
+    of_head = allocate_kv_cache(replace(geometry, num_layers=1, num_kv_heads=layer.num_kv_heads), KvDtype.FLOAT32)
+    ids = None if checkpoint.target_ids is None else torch.from_numpy(checkpoint.target_ids).long()
+    parts = DeviceHead(head, ids, of_head, LIMITS.num_rows, LIMITS.max_model_len)
+    runner = DeviceRunner(
+        TwinDevice(),
+        model,
+        allocate_kv_cache(geometry, KvDtype.FLOAT32),
+        geometry,
+        limits,
+        buckets=buckets_of(LIMITS.num_rows, LIMITS.max_num_batched_tokens, MAX_DRAFTS),
+        drafting=partial(DeviceDraftModel, parts, limits, Splits.EVEN, observer=parts),
+    )
+    runner.warm_up()
+    return runner
+
+
+def learnt_head(tmp_path, numerics, wanted):
+    """The outputs of these requests, and a head that knows them."""
+    requests = Run(runner_in(numerics), None, wanted, 0).everyone
     outputs = [expected(numerics, request) for request in requests]
     target_ids = np.array(sorted({*np.concatenate(outputs).tolist(), *range(0, LIMITS.vocab_size, 3)}))
     parts = random_head(TARGET.config, aux_layers=AUX_LAYERS, draft_vocab_size=target_ids.size)
@@ -239,7 +288,12 @@ def test_a_head_that_has_learnt_is_right(tmp_path, numerics, wanted, share):
     parts.tensors["lm_head.weight"] = lessons.lm_head(target_ids)
     parts.tensors["d2t"] = target_ids - np.arange(target_ids.size)
     parts.tensors["t2d"] = np.isin(np.arange(LIMITS.vocab_size), target_ids)
-    drafter = drafter_for(runner, parts.write(tmp_path / "head"), numerics.weights)
+    return outputs, parts
+
+
+def assert_right(runner, drafter, wanted, outputs, share):
+    """So many of what it drafts for these requests, however they are served."""
+    counts = Counter()
     for seed in range(20):
         run = Run(runner, drafter, wanted, seed)
         assert run.serve() == outputs

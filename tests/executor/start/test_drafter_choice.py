@@ -99,6 +99,19 @@ def test_a_smaller_model_drafts_on_a_device(models):
     assert num_verified >= 100
 
 
+def test_a_rounded_copy_drafts_on_a_device(models):
+    """On its twin: in float32 with the numbers that float8 holds, which errs, and is right most of the time."""
+    options = ["--runner", "twin", "--block-size", "16", "--max-num-batched-tokens", "64", "--max-model-len", "64"]
+    with capture_logs() as events:
+        drafting = loaded(models["target"], {"drafter": "target_copy"}, *options, "--kv-cache-memory", "512KiB")
+    assert {"event": "drafter", "kind": "target_copy", "path": models["target"], "log_level": "info"} in events
+    assert drafting.description.kv_geometry().bytes_per_block == 2 * WIDE_CONFIG.num_layers * FLOAT32_LAYER_BYTES
+
+    tokens, num_verified, num_accepted = output_of(drafting.engine, 0, 4)
+    assert tokens == output_of(drafting.engine, 1, 0)[0]
+    assert num_verified / 2 < num_accepted < num_verified
+
+
 def test_a_packed_copy_drafts_for_a_target_in_float32(models):
     """It is right most of the time."""
     drafting = loaded(models["target"], {"drafter": "target_copy"}, "--quantization", "none")
@@ -122,6 +135,23 @@ def test_a_head_drafts_from_what_the_model_computes(models, tmp_path, dialect, q
     block_bytes = INT8_LAYER_BYTES if quantization == "auto" else FLOAT32_LAYER_BYTES
     head_bytes = 16 * (2 * 2 * 32 * 4 + 64 * 4 // 16 + 1)
     assert drafting.description.kv_geometry().bytes_per_block == 4 * block_bytes + head_bytes
+
+    tokens, num_verified, _ = output_of(drafting.engine, 0, 4)
+    assert tokens == output_of(drafting.engine, 1, 0)[0]
+    assert num_verified >= 100
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_a_head_drafts_on_a_device(models, tmp_path, dialect):
+    """On its twin, over a reduced vocabulary; a block holds its keys, values and the features of its slots."""
+    head = random_head(WIDE_CONFIG, aux_layers=(3, 2), draft_vocab_size=100).write(tmp_path / "head", dialect)
+    options = ["--runner", "twin", "--block-size", "16", "--max-num-batched-tokens", "64", "--max-model-len", "64"]
+    speculation = {"drafter": "eagle3", "model": str(head)}
+    with capture_logs() as events:
+        drafting = loaded(models["deep"], speculation, *options, "--kv-cache-memory", "1MiB")
+    assert {"event": "drafter", "kind": "eagle3", "path": str(head), "log_level": "info"} in events
+    head_bytes = 16 * 4 * (2 * 2 * 32 + 64)
+    assert drafting.description.kv_geometry().bytes_per_block == 4 * FLOAT32_LAYER_BYTES + head_bytes
 
     tokens, num_verified, _ = output_of(drafting.engine, 0, 4)
     assert tokens == output_of(drafting.engine, 1, 0)[0]
@@ -169,11 +199,10 @@ def test_a_draft_model_that_is_not_there_is_an_error_of_the_model(models):
         loaded(models["target"], {"drafter": "draft_model", "model": "/nowhere.gguf"})
 
 
-@pytest.mark.parametrize("runner", ["simulated", "twin"])
-def test_models_draft_on_a_cpu_alone(runner):
-    """Other devices verify no drafts of theirs."""
-    config = parse_config(["--runner", runner, "--speculation", '{"drafter": "target_copy"}'])
-    with pytest.raises(LimitError, match=f"target_copy is for --runner cpu, and this is {runner}: leave it out"):
+def test_models_draft_where_there_is_a_runner_for_them():
+    """A simulated one verifies no drafts of theirs."""
+    config = parse_config(["--runner", "simulated", "--speculation", '{"drafter": "target_copy"}'])
+    with pytest.raises(LimitError, match="target_copy is for --runner cpu, and this is simulated: leave it out"):
         choose_runner(config)
 
 

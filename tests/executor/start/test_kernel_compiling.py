@@ -21,12 +21,14 @@ from paceline.plan.values import SamplingParams
 from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
+from paceline_executor.models.device_eagle3 import DeviceEagle3Head
 from paceline_executor.models.registry import upload_model
 from paceline_executor.numerics import KvDtype
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.draft_model import DeviceDraftModel, DraftModelParts
+from paceline_executor.runner.device.eagle3 import DeviceHead, head_geometry
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.start import kernel_compiling
@@ -34,6 +36,7 @@ from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
 from paceline_executor.testing.plans import GREEDY, placement, plan
 from paceline_executor.testing.stepping import SteppingEngine
 from paceline_executor.upload.matrices import MatrixKind
+from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_kernels.devices import cpu_stands_for_gpu
 from paceline_kernels.errors import KernelCompileError
 from paceline_kernels.gpu.no_gpu import NoGpu
@@ -62,13 +65,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from paceline_executor.device_numerics import DeviceNumerics
-from paceline_executor.start.kernel_compiling import DraftModelShape, Steps, launches_of_steps
+from paceline_executor.start.kernel_compiling import DraftModelShape, HeadShape, Steps, launches_of_steps
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner.device import rehearsal
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.numerics import KvDtype
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.upload.matrices import MatrixKind
+from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_kernels.gpu.no_gpu import compile_for
 from paceline_kernels.linear import Splits
 compile_for(90)
@@ -104,9 +108,15 @@ steps = Steps(TINY_CONFIG, numerics, {}, limits, buckets_of(2, 16, 5), Splits.EV
 found = launches_of_steps(steps)
 small = DraftModelShape(replace(TINY_CONFIG, hidden_size=32, num_layers=1), numerics, {})
 of_drafts = [launch for launch in launches_of_steps(replace(steps, draft_model=small)) if launch not in found]
+copy = DraftModelShape(TINY_CONFIG, replace(numerics, matrices=MatrixKind.FLOAT8), {})
+of_copy = launches_of_steps(replace(steps, draft_model=copy))
+assert any("fp8e4" in one.specialization for one in of_copy), "8-bit products"
+layer = replace(TINY_CONFIG, hidden_size=32, num_layers=1)
+of_head = HeadShape(Eagle3Config(layer, 100, 64, (1,), False), numerics, True, True)
+of_head = [launch for launch in launches_of_steps(replace(steps, draft_model=of_head)) if launch not in found]
 # How many blocks there are depends on the memory that is free.
 assert launches_of_steps(replace(steps, limits=more_blocks)) == found
-for launch in [*found, *of_drafts]:
+for launch in [*found, *of_drafts, *of_head]:
     print(json.dumps([launch.kernel, launch.specialization]))
 print(json.dumps({name: sorted(set(operations)) for name, operations in noted.items()}))
 """
@@ -210,6 +220,19 @@ def draft_model():
     return partial(DeviceDraftModel, parts, LIMITS, Splits.EVEN)
 
 
+def head():
+    """A drafter of another size than the target, which has fewer ids and an embedding of its own."""
+    config = Eagle3Config(replace(TINY_CONFIG, hidden_size=32, num_layers=1), 100, 64, (1,), norm_before_residual=False)
+    shapes = config.tensor_shapes() | {"embed_tokens.weight": (272, 32)}
+    of_head = DeviceEagle3Head(
+        config, lambda name: torch.full(shapes[name], 0.01, dtype=NUMERICS.dtype), None, LIMITS.max_model_len
+    )
+    geometry = head_geometry(config, LIMITS.num_blocks, LIMITS.block_size, NUMERICS)
+    cache = allocate_on_device(geometry, NUMERICS.kv, CPU)
+    parts = DeviceHead(of_head, torch.arange(100), cache, LIMITS.num_rows, LIMITS.max_model_len)
+    return partial(DeviceDraftModel, parts, LIMITS, Splits.EVEN, observer=parts)
+
+
 def run_whole_model(drafting=None):
     """Prompts in chunks beside decodes, with rules, and with log-probabilities of output and prompt; drafts of every
     depth, some beside a chunk; copies of blocks.
@@ -238,6 +261,7 @@ def test_whatever_a_whole_model_launches_was_compiled_before(found, monkeypatch)
     with np.errstate(all="ignore"), cpu_stands_for_gpu():
         run_whole_model()
         run_whole_model(draft_model())
+        run_whole_model(head())
     kernels = {name.rpartition(".")[2] for name, _ in recorder.seen}
 
     assert recorder.seen <= set(found)

@@ -33,6 +33,7 @@ from paceline_executor.testing.drafters import wanted_drafts
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.random_plans import FragileRunner
 from paceline_kernels.attention import Splits
+from paceline_kernels.decoder import AuxHidden
 from paceline_kernels.step_inputs import PlanColumns
 
 _APART = 1e4  # logits of neighbours: no noise, bias or penalty comes near
@@ -55,7 +56,12 @@ class HashModel:
         self._reads = reads
         self._ids = torch.arange(vocab_size)
 
-    def hidden(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+    def hidden(
+        self,
+        inputs: ForwardInputs,
+        kv_cache: KvCache,
+        aux: AuxHidden | None = None,  # noqa: ARG002
+    ) -> torch.Tensor:
         """See DeviceModel. Returns [num_logits, 1] float32: what is no number is no token."""
         slots, num_tokens = kv_cache.keys.numpy()[0], int(inputs.cu_seqlens[-1])
         places = inputs.slot_mapping.numpy()[:num_tokens]

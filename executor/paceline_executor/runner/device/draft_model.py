@@ -7,7 +7,7 @@ how drafts are verified.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import torch
 from paceline_executor.limits import MAX_VERIFIED_TOKENS, RowLimits
 from paceline_executor.models.interface import DeviceModel, ForwardInputs, KvCache
 from paceline_executor.runner.device.device import Capture, Captured, Device, Uncaptured, capture_filled
-from paceline_executor.runner.device.drafts import WantedDrafts
+from paceline_executor.runner.device.drafts import StatesObserver, WantedDrafts
 from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.interface import Int32Array
 from paceline_kernels.attention import Splits
@@ -35,12 +35,51 @@ def most_tokens(max_num_batched_tokens: int) -> int:
     return max(MAX_VERIFIED_TOKENS, min(_CATCH_UP, max_num_batched_tokens))
 
 
+class DraftingModel(Protocol):
+    """What drafts are computed with."""
+
+    @property
+    def shift(self) -> int:
+        """How many tokens its rows are behind the target's: 1 if a position takes the token behind it."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int:
+        """In tokens: longer rows have no drafts."""
+        ...
+
+    @property
+    def block_tensors(self) -> tuple[torch.Tensor, ...]: ...
+
+    def hidden(self, inputs: ForwardInputs, rows: torch.Tensor, *, is_first: bool) -> torch.Tensor:
+        """rows: [num_logits] of the executor, -1 in padding. is_first: not of a step's further drafts."""
+        ...
+
+    def logits(self, hidden: torch.Tensor, splits: Splits) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class DraftModelParts:
+    """See DraftingModel."""
+
     model: DeviceModel
     kv_cache: KvCache  # under the target's block ids
     vocab_size: int
-    max_model_len: int  # in tokens: longer rows have no drafts
+    max_model_len: int
+    shift: int = 0
+
+    @property
+    def block_tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.kv_cache.of_blocks
+
+    def hidden(self, inputs: ForwardInputs, rows: torch.Tensor, *, is_first: bool) -> torch.Tensor:  # noqa: ARG002
+        return self.model.hidden(inputs, self.kv_cache)
+
+    def logits(self, hidden: torch.Tensor, splits: Splits) -> torch.Tensor:
+        return self.model.logits(hidden, splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +108,16 @@ class DeviceDraftModel:
     """See Drafting. What a row is behind is computed within a step's bound, the least behind first."""
 
     def __init__(
-        self, parts: DraftModelParts, limits: RowLimits, splits: Splits, device: Device, rows: RowWords
+        self,
+        parts: DraftingModel,
+        limits: RowLimits,
+        splits: Splits,
+        device: Device,
+        rows: RowWords,
+        *,
+        observer: StatesObserver | None = None,
     ) -> None:
+        self.observer = observer
         num_rows, torch_device = limits.num_rows, device.torch_device
         self.max_drafts = limits.max_num_draft_tokens
         self._parts = parts
@@ -83,19 +130,25 @@ class DeviceDraftModel:
             torch.zeros(num_rows + 1, dtype=torch.int32, device=torch_device) for _ in range(2)
         )
         self._ones = torch.ones(num_rows, dtype=torch.int32, device=torch_device)
-        self._state = replace(rows.state, num_computed=torch.zeros_like(self._ones), finish=self._finish[:num_rows])
+        self._state = replace(
+            rows.state,
+            token_ids=rows.next_token_ids if parts.shift else rows.state.token_ids,
+            num_computed=torch.zeros_like(self._ones),
+            finish=self._finish[:num_rows],
+        )
         self._draws = replace(
             rows.draws,
+            num_prompt=torch.zeros_like(self._ones),
             num_known=torch.zeros_like(self._ones),
             max_known=self._until[:num_rows],
             num_logprobs=-self._ones,
         )
-        self._behind = _Behind(num_rows, self._most_near)
+        self._behind = _Behind(num_rows, self._most_near, parts.shift)
         self._graphs: dict[int, _Graphs] = {}
 
     @property
-    def kv_caches(self) -> tuple[KvCache, ...]:
-        return (self._parts.kv_cache,)
+    def block_tensors(self) -> tuple[torch.Tensor, ...]:
+        return self._parts.block_tensors
 
     @property
     def _longest(self) -> int:
@@ -166,20 +219,24 @@ class DeviceDraftModel:
         # The target draws a row's last token without a draft.
         until = torch.minimum(known + wanted, rows.draws.max_known[index] - 1).clamp(max=self._longest)
         wants = exists & (finish == 0) & (until > known)
-        self._draws.num_known.copy_(rows.draws.num_known)
+        shift = self._parts.shift
+        if shift:  # all that it reads has to be computed
+            wants &= (known > shift) & (known - rows.state.num_computed[index] == 1)
+        self._draws.num_known.copy_(rows.draws.num_known - shift)
+        self._draws.num_prompt.copy_(rows.draws.num_prompt - shift)
         self._state.num_computed.copy_(rows.num_drafted)
-        self._until.scatter_(0, places, until)
+        self._until.scatter_(0, places, until - shift)
         self._finish.fill_(RowFinish.ERROR).scatter_(0, places, torch.where(wants, 0, RowFinish.ERROR).int())
-        behind = torch.where(wants, known - rows.num_drafted[index], 0)
+        behind = torch.where(wants, known - shift - rows.num_drafted[index], 0)
         shares = _shares(behind, self._most_near, num_tokens, max_query_len)
-        return self._forward(PlanColumns(plan.rows, shares), num_tokens, max_query_len)
+        return self._forward(PlanColumns(plan.rows, shares), num_tokens, max_query_len, is_first=True)
 
     def _go_on(self, plan: PlanColumns) -> _Forwarded:
         """A row that has its drafts, or an end token among them, has ended here."""
         num_rows = plan.rows.shape[0]
-        return self._forward(PlanColumns(plan.rows, self._ones[:num_rows]), num_rows, 1)
+        return self._forward(PlanColumns(plan.rows, self._ones[:num_rows]), num_rows, 1, is_first=False)
 
-    def _forward(self, plan: PlanColumns, num_tokens: int, max_query_len: int | None) -> _Forwarded:
+    def _forward(self, plan: PlanColumns, num_tokens: int, max_query_len: int | None, *, is_first: bool) -> _Forwarded:
         batch = step_inputs(self._state, plan, num_tokens, self._limits.block_size)
         draws = draw_inputs(self._state, self._draws, plan, batch, plan.rows.shape[0])
         inputs = ForwardInputs(
@@ -195,12 +252,12 @@ class DeviceDraftModel:
             short_tokens=max_query_len or 1,
             max_query_len=max_query_len,
         )
-        return _Forwarded(plan, batch, draws, self._parts.model.hidden(inputs, self._parts.kv_cache))
+        return _Forwarded(plan, batch, draws, self._parts.hidden(inputs, draws.rows, is_first=is_first))
 
     def _draw(self, forwarded: _Forwarded, rules: RowRules | None, *, is_first: bool) -> None:
         """The rules are by the target's vocabulary."""
         rows, draws, vocab_size = self._rows, forwarded.draws, self._limits.vocab_size
-        logits = self._parts.model.logits(forwarded.hidden, self._splits)
+        logits = self._parts.logits(forwarded.hidden, self._splits)
         if logits.shape[1] > vocab_size:
             logits = logits[:, :vocab_size].contiguous()
         drawn = None
@@ -210,7 +267,7 @@ class DeviceDraftModel:
         advance_rows(self._state, self._draws, forwarded.plan, forwarded.batch, draws, samples)
         # An end token is right or wrong without being verified.
         is_end = (self._state.finish == RowFinish.END_TOKEN).int()
-        rows.state.num_held.copy_(self._draws.num_known - is_end)
+        rows.state.num_held.copy_(self._draws.num_known + self._parts.shift - is_end)
         if is_first:
             rows.num_drafted.copy_(self._state.num_computed)
 
@@ -218,7 +275,8 @@ class DeviceDraftModel:
 class _Behind:
     """How far rows are behind at most, by what the host knows of them."""
 
-    def __init__(self, num_rows: int, most_near: int) -> None:
+    def __init__(self, num_rows: int, most_near: int, shift: int) -> None:
+        self._shift = shift
         self._computed: Int32Array = np.zeros(num_rows, dtype=np.int32)  # at least
         self._most_near = most_near
 
@@ -226,15 +284,16 @@ class _Behind:
         self._computed[rows] = 0
 
     def is_far(self, wanted: WantedDrafts) -> bool:
-        return bool((wanted.num_known - self._computed[wanted.rows]).max() > _FAR_BEHIND * self._most_near)
+        behind = wanted.num_known - self._shift - self._computed[wanted.rows]
+        return bool(behind.max() > _FAR_BEHIND * self._most_near)
 
     def take(self, wanted: WantedDrafts, num_tokens: int, most: int | None) -> None:
         """A first pass of so many tokens, and so many of a row, was launched."""
-        rows = wanted.rows
-        behind = torch.from_numpy(wanted.num_known - self._computed[rows])
+        rows, num_known = wanted.rows, np.maximum(wanted.num_known - self._shift, 0)
+        behind = torch.from_numpy(np.maximum(num_known - self._computed[rows], 0))
         shares: Int32Array = _shares(behind, self._most_near, num_tokens, most).numpy()
         # The step in flight may bring this much less than it may.
-        least_known = wanted.num_known - self._most_near + 1
+        least_known = num_known - self._most_near + 1
         self._computed[rows] = np.maximum(np.minimum(self._computed[rows] + shares, least_known), 0)
 
 

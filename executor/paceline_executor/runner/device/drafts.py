@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from paceline_executor.limits import RowLimits
-from paceline_executor.models.interface import KvCache
 from paceline_executor.runner.device.device import Captured, Device, Uncaptured
 from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.interface import Int32Array
+from paceline_kernels.decoder import AuxHidden
 from paceline_kernels.prompt_lookup import lookup_drafts
 from paceline_kernels.sampling import RowRules
 from paceline_kernels.step_inputs import PlanColumns
@@ -26,6 +28,14 @@ class WantedDrafts:
     num_wanted: Int32Array  # [num_wanting], at least 1
 
 
+class StatesObserver(Protocol):
+    def states(self, num_tokens: int) -> AuxHidden:
+        """Where a step of so many tokens is to put them."""
+        ...
+
+    def observe(self, aux: AuxHidden, slot_mapping: torch.Tensor) -> None: ...
+
+
 class Drafting(Protocol):
     """Puts drafts behind known tokens and counts them as held: at most as many as more tokens are planned."""
 
@@ -35,8 +45,13 @@ class Drafting(Protocol):
         ...
 
     @property
-    def kv_caches(self) -> tuple[KvCache, ...]:
-        """Those of its own, under the target's blocks."""
+    def block_tensors(self) -> tuple[torch.Tensor, ...]:
+        """Those of its own whose second dimension is the target's blocks."""
+        ...
+
+    @property
+    def observer(self) -> StatesObserver | None:
+        """It sees all steps of the target."""
         ...
 
     def tell(self, rows: Int32Array) -> None:
@@ -54,7 +69,8 @@ class Drafting(Protocol):
 
 class NoDrafting:
     max_drafts = 0
-    kv_caches = ()
+    block_tensors = ()
+    observer = None
 
     def tell(self, rows: Int32Array) -> None:
         """See Drafting."""
@@ -83,7 +99,8 @@ class LookupDrafter:
 class LaunchedDrafter:
     """See Drafting."""
 
-    kv_caches = ()
+    block_tensors = ()
+    observer = None
 
     def __init__(self, drafter: DeviceDrafter, device: Device, rows: RowWords, max_drafts: int) -> None:
         self.max_drafts = max_drafts

@@ -101,9 +101,8 @@ def rehearse(
         for num_top in (0, 1):
             token_logprobs(logits, _ints(num_tokens), _ints(num_tokens), max_logprobs=num_top)
     write_words(rows.words, _ints(1), _ints(1))
-    for cache in (kv_cache, *drafting.kv_caches):
-        for tensor in cache.of_blocks:
-            block_copy(tensor, _ints(1), _ints(1))
+    for tensor in (*kv_cache.of_blocks, *drafting.block_tensors):
+        block_copy(tensor, _ints(1), _ints(1))
 
 
 def _wanted(limits: RowLimits) -> Iterator[WantedDrafts]:

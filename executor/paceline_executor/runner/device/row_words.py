@@ -70,6 +70,9 @@ class RowWords:
             finish=self._column("finish"),
             block_table=self._matrix("block_table", layout.max_blocks),
         )
+        start, size = layout.starts["token_ids"] + 1, layout.num_rows * layout.max_model_len
+        # At p the token of p + 1; the last place is of the next row.
+        self.next_token_ids = self.words[start : start + size].view(layout.num_rows, layout.max_model_len)
         self.draws = RowDraws(
             num_prompt=self._column("num_prompt"),
             num_known=self._column("num_known"),

@@ -130,7 +130,7 @@ class DeviceSteps:
         batch = step_inputs(self._rows.state, plan, num_tokens, self._block_size)
         places = torch.arange(num_tokens, dtype=torch.int32, device=self._device.torch_device)
         inputs = self._inputs(batch, places, None)
-        return self._model.logits(self._model.hidden(inputs, self._kv_cache), self._splits)
+        return self._model.logits(self._hidden(inputs), self._splits)
 
     def _uncaptured(self, size: Bucket) -> _Graphs:
         def launched(work: Callable[[], T]) -> Uncaptured[T]:
@@ -158,9 +158,18 @@ class DeviceSteps:
         batch = step_inputs(rows.state, plan, size.num_tokens, self._block_size)
         draws = draw_inputs(rows.state, rows.draws, plan, batch, size.num_draws, self.drafting.max_drafts)
         inputs = self._inputs(batch, draws.places, size.max_query_len)
-        hidden = self._model.hidden(inputs, self._kv_cache)
+        hidden = self._hidden(inputs)
         stamp(self._clock, _FORWARD_ENDED)
         return Forwarded(plan, batch, draws, hidden)
+
+    def _hidden(self, inputs: ForwardInputs) -> torch.Tensor:
+        observer = self.drafting.observer
+        if observer is None:
+            return self._model.hidden(inputs, self._kv_cache)
+        states = observer.states(inputs.token_ids.shape[0])
+        hidden = self._model.hidden(inputs, self._kv_cache, states)
+        observer.observe(states, inputs.slot_mapping)
+        return hidden
 
     def _draw(self, forwarded: Forwarded, *, with_logprobs: bool, rules: RowRules | None) -> None:
         rows, draws = self._rows, forwarded.draws

@@ -10,10 +10,13 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_executor.device_numerics import TWIN_NUMERICS
 from paceline_executor.link.engine import Engine
+from paceline_executor.models.device_eagle3 import DeviceEagle3Head
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.numerics import FLOAT32_NUMERICS
@@ -24,6 +27,7 @@ from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import Buckets, buckets_of
 from paceline_executor.runner.device.draft_model import DeviceDraftModel, DraftModelParts
 from paceline_executor.runner.device.drafts import LookupDrafter, launching
+from paceline_executor.runner.device.eagle3 import DeviceHead, head_geometry
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter, wanted_drafts
@@ -32,6 +36,7 @@ from paceline_executor.testing.plans import GREEDY, placement, plan
 from paceline_executor.testing.random_plans import LIMITS as PLAIN_LIMITS
 from paceline_executor.testing.random_plans import Request, Scheduler
 from paceline_executor.testing.stepping import outcome_of
+from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_kernels.attention import Splits
 
 MAX_DRAFTS = 5
@@ -83,9 +88,27 @@ def draft_model(checkpoint):
     return partial(DeviceDraftModel, parts, LIMITS, Splits.EVEN)
 
 
+def head():
+    """Drafts by a head of random weights, of the target's vocabulary."""
+    layer = replace(CONFIG, num_layers=1)
+    config = Eagle3Config(layer, CONFIG.vocab_size, CONFIG.hidden_size, (1,), norm_before_residual=True)
+    random = torch.Generator().manual_seed(0)
+    of_head = DeviceEagle3Head(
+        config,
+        lambda name: torch.randn(config.tensor_shapes()[name], generator=random) / 8,
+        MODEL.embed,
+        LIMITS.max_model_len,
+    )
+    geometry = head_geometry(config, LIMITS.num_blocks, LIMITS.block_size, TWIN_NUMERICS)
+    cache_of_head = allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv)
+    parts = DeviceHead(of_head, None, cache_of_head, LIMITS.num_rows, LIMITS.max_model_len)
+    return partial(DeviceDraftModel, parts, LIMITS, Splits.EVEN, observer=parts)
+
+
 CHOSEN = ChosenDrafter()
 OF_CHOSEN, LOOKUP = launching(CHOSEN, MAX_DRAFTS), launching(LookupDrafter(MAX_DRAFTS), MAX_DRAFTS)
 TARGET_ITSELF = draft_model(CHECKPOINT)  # so all its drafts are right
+OF_DEVICE = {"lookup": LOOKUP, "itself": TARGET_ITSELF, "head": head()}
 FEW = (1, 2, 3, 4, 5)  # so that lookups find something, and words are met
 SAMPLINGS = (
     GREEDY,
@@ -221,14 +244,14 @@ def test_a_device_that_drafts_says_what_plain_decoding_says(buckets):
     """Greedy and seeded, with rules, log-probabilities, chunks in the same step, shared blocks, preemption, failed
     launches; two steps in flight that both verify drafts; whoever drafts.
     """
-    reached = {kind: Counter() for kind in ("right", "erring", "wrong", "useless", "lookup", "itself")}
+    reached = {kind: Counter() for kind in ("right", "erring", "wrong", "useless", "lookup", "itself", "head")}
 
     @settings(max_examples=settings.default.max_examples // 10)
     @given(requests, st.integers(0, 2**32))
     def nobody_notices(wanted, seed):
         expected = None
         for kind, seen in reached.items():
-            ahead = Ahead(wanted, seed, buckets, {"lookup": LOOKUP, "itself": TARGET_ITSELF}.get(kind, OF_CHOSEN))
+            ahead = Ahead(wanted, seed, buckets, OF_DEVICE.get(kind, OF_CHOSEN))
             if expected is None:
                 expected = [vars(plain_outcome(*each)) for each in zip(ahead.requests, ahead.kinds, strict=True)]
                 answers = [of[0] + one["tokens"] for of, one in zip(wanted, expected, strict=True)]
@@ -242,6 +265,7 @@ def test_a_device_that_drafts_says_what_plain_decoding_says(buckets):
     assert reached["wrong"]["verified"] >= 20, reached
     assert reached["lookup"]["accepted"] >= 5, reached
     assert reached["itself"]["verified"] == reached["itself"]["accepted"] >= 20, reached
+    assert reached["head"]["verified"] > reached["head"]["accepted"] >= 5, reached
     for branch in ("chunks beside drafts", "drafts behind drafts", "failed"):
         assert sum(seen[branch] for seen in reached.values()) >= 5, reached
 
