@@ -4,12 +4,14 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec
 
 import typer
 
 from paceline_client.config import Timeout, Tls
 from paceline_client.requests import Sampling, invalid
+
+_P = ParamSpec("_P")
 
 _CONNECT_SECONDS = 1.0
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -213,13 +215,14 @@ _SAMPLING_OPTIONS: dict[str, Any] = {
 }
 
 
-def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
+def takes_sampling(command: Callable[_P, None]) -> Callable[_P, None]:
     """Where the command takes `sampling`, users find an option for each parameter. Ranges are the server's to check."""
 
     @functools.wraps(command)
-    def with_options(**values: object) -> None:
+    def with_options(*args: _P.args, **values: _P.kwargs) -> None:
         chosen: dict[str, Any] = {name: values.pop(name) for name in _SAMPLING_OPTIONS}
-        command(sampling=Sampling(**chosen), **values)
+        values["sampling"] = Sampling(**chosen)
+        command(*args, **values)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = [
