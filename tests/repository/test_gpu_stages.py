@@ -41,7 +41,8 @@ from gpu.cells import (
 )
 from gpu.config import compiling_into, stage_environment
 from gpu.cpu_model import CpuModel, RoundedCheckpoint, agreement
-from gpu.drafted_cells import DraftedCells, ScriptedDrafter, tell_nothing_apart
+from gpu.drafted_cells import DraftedCells, ScriptedDrafter, overwriting, tell_nothing_apart
+from gpu.drafting_models import HEAD, MODEL, drafters_of, drafting_model
 from gpu.engine_cells import flops_of
 from gpu.equality import _p_value, fits_distribution, limits_of, prompts_of
 from gpu.errors import CheckFailedError, PeerError, WheelsError
@@ -54,6 +55,7 @@ from gpu.stage import Task
 from gpu.stages import NEEDED, Stage, run_command
 from gpu.wheels import install_wheels, missing_modules
 from paceline_executor.link import servicer_views
+from paceline_executor.runner.device.drafts import launching
 from paceline_executor.start import kernel_compiling
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.testing.plans import GREEDY
@@ -102,7 +104,10 @@ def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
     start = figures.pop((START, ""))
     assert start.system > 0
     drafted = [figures.pop(place) for place in list(figures) if "drafts" in " ".join(place)]
-    assert len(drafted) == len(TINY.drafted) * (3 + 2 * len(ACCEPTANCES))
+    num_modelled, num_acceptances = 2 * len(TINY.modelled), len(ACCEPTANCES)
+    of_each = (len(TINY.drafted) + num_modelled) * (3 + 2 * num_acceptances)
+    best = num_acceptances * (len({rows for rows, _ in TINY.drafted}) + num_modelled // len(TINY.modelled))
+    assert len(drafted) == of_each + best + num_modelled
     assert all(figure.engine is not None for figure in drafted)
     mixed = [figures.pop(place) for place in list(figures) if place[0] == mixed_of(TINY.mixed_prompt)]
     assert [figure.engine is not None for figure in mixed] == [True] * len(TINY.mixed)
@@ -121,14 +126,19 @@ def test_the_stage_of_the_whole_system_passes_on_the_twin(task):
     assert failures(e2e_stage.work(task, report_in(task, "e2e"))) == []
 
 
-def test_drafts_of_a_script_are_right_as_often_as_it_says():
-    """Every draft of an acceptance of 1, none of 0; tokens are those of steps without drafts."""
+@pytest.mark.parametrize("drafter", ["", MODEL, HEAD])
+def test_drafts_of_a_script_are_right_as_often_as_it_says(drafter):
+    """Every draft of an acceptance of 1, none of 0; tokens are those of steps without drafts. Whoever drafts before."""
     place, what = find_place(rehearses=True), timed(rehearses=True)
     limits = what.drafted_limits()
     model = random_model(place, what.config, place.numerics["float32"], limits.max_model_len)
     tell_nothing_apart(model)
-    drafter = ScriptedDrafter(limits, torch.device("cpu"))
-    cells = DraftedCells("float32", make_rig(place, model, what.config, limits, drafter=drafter), drafter, what.shapes)
+    script = ScriptedDrafter(limits, torch.device("cpu"))
+    drafting = launching(script, limits.max_num_draft_tokens)
+    if drafter:
+        found = drafting_model(drafters_of(what.config)[drafter], place, place.numerics["float32"], limits, model)
+        drafting = overwriting(found.make, drafting)
+    cells = DraftedCells("float32", make_rig(place, model, what.config, limits, drafting=drafting), script, what.shapes)
     assert {step.num_output for step in cells._steps(2, 0)} == {2}
     for acceptance, num_tokens in ((1.0, 4), (0.0, 1)):
         cells._write(acceptance)
@@ -385,3 +395,24 @@ import gpu.engine_side, gpu.bench_stage, gpu.e2e_stage
 import paceline_executor.process, paceline_executor.start.loading_device
 """
     assert run_command([sys.executable, "-c", code], stage_environment(tmp_path, None), 60)[0] == 0
+
+
+def test_a_model_that_is_overwritten_has_drafted_before():
+    """It is asked for as many drafts as a step verifies: what they take is in the time."""
+    place, what = find_place(rehearses=True), timed(rehearses=True)
+    limits, launched = what.drafted_limits(), []
+    model = random_model(place, what.config, place.numerics["float32"], limits.max_model_len)
+    found = drafting_model(drafters_of(what.config)[MODEL], place, place.numerics["float32"], limits, model)
+
+    def counted(device, rows):
+        drafting = found.make(device, rows)
+        launch = drafting.launch
+        drafting.launch = lambda *step: (launched.append(step[2].num_wanted.tolist()), launch(*step))
+        return drafting
+
+    tell_nothing_apart(model)
+    script = ScriptedDrafter(limits, torch.device("cpu"))
+    drafting = overwriting(counted, launching(script, limits.max_num_draft_tokens))
+    cells = DraftedCells("float32", make_rig(place, model, what.config, limits, drafting=drafting), script, what.shapes)
+    steps = cells._steps(1, 3)
+    assert launched.count([3]) >= len(steps)

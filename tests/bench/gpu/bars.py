@@ -17,6 +17,8 @@ from gpu.cells import (
     START,
     VERIFY_COST,
     WARM_START,
+    best_speedup_at,
+    drafting_rows,
     drafts_at,
     gap_of,
     gap_spread_of,
@@ -25,6 +27,7 @@ from gpu.cells import (
     share_at,
     throughput_of,
 )
+from gpu.drafting_models import HEAD, MODEL
 from gpu.peer import Place
 from gpu.report import Figure
 
@@ -85,6 +88,8 @@ BARS = (
     Bar(gap_of(32, 8192), 30.0, is_least=False),
     Bar(VERIFY_COST, 1.12, is_least=False, numbers="bf16", shape=drafts_at(1, 3)),
     *(Bar(share_at(acceptance), 0.9, is_least=True) for acceptance in ACCEPTANCES),
+    Bar(best_speedup_at(0.8), 1.6, is_least=True, numbers="bf16", shape=drafting_rows(1, MODEL)),
+    Bar(best_speedup_at(0.8), 2.2, is_least=True, numbers="bf16", shape=drafting_rows(1, HEAD)),
 )
 """Decode steps within 3 % of what kernels alone reached, mixed ones within 5 %."""
 PEER_BARS = {DECODE: 1.05, throughput_of(256): 1.1, PREFILL: 1.1}

@@ -19,6 +19,7 @@ WARM_START_PHASE = "phase of a start, compiled before"
 ACCEPTANCES = (0.8, 0.6, 0.9)
 VERIFY = "step that verifies drafts"
 VERIFY_COST = "step that verifies drafts, in plain steps"
+VERIFY_FLOORS = "step that verifies drafts, in the time that reading what it reads takes"
 LOADING = "weights to the device"
 LOADING_SHARE = "weights from the disk to the device, of what the disk gives"
 WARM_START = "process start to first token, dummy weights, compiled before"
@@ -49,14 +50,28 @@ def speedup_at(acceptance: float) -> str:
     return f"speed-up by drafts of acceptance {acceptance:g}"
 
 
+def best_speedup_at(acceptance: float) -> str:
+    """The same with the best number of drafts."""
+    return f"best {speedup_at(acceptance)}"
+
+
 def share_at(acceptance: float) -> str:
     """The same in what the expected number of tokens and the step's time would bring."""
     return f"{speedup_at(acceptance)}, of what they should bring"
 
 
-def drafts_at(num_rows: int, num_drafts: int) -> str:
-    """A shape of steps that verify."""
-    return f"rows {num_rows} drafts {num_drafts}"
+def drafts_at(num_rows: int, num_drafts: int, drafter: str = "") -> str:
+    """A shape of steps that verify. drafter: what computes the drafts; empty where nothing does."""
+    return f"rows {num_rows} drafts {num_drafts}{_by(drafter)}"
+
+
+def drafting_rows(num_rows: int, drafter: str) -> str:
+    """The shapes of so many rows."""
+    return f"rows {num_rows}{_by(drafter)}"
+
+
+def _by(drafter: str) -> str:
+    return drafter and f" by {drafter}"
 
 
 def rows_at(num_rows: int, context: int) -> str:
@@ -92,6 +107,7 @@ class Shapes:
     arrival_context: int
     num_requests: int
     drafted: tuple[tuple[int, int], ...]  # rows, drafts of each; by the engine alone
+    modelled: tuple[tuple[int, int], ...]  # the same, where a model computes the drafts
     drafted_context: int
     requests: tuple[tuple[int, int], ...]  # tokens in, out
     mixed: tuple[tuple[int, int], ...]  # rows that decode, context; by the engine alone
@@ -160,6 +176,7 @@ FULL = Shapes(
     arrival_context=512,
     num_requests=256,
     drafted=(*((1, drafts) for drafts in (3, 5, 7, 1, 2, 4, 6)), *itertools.product((8, 32), (1, 3, 5, 7))),
+    modelled=tuple((1, drafts) for drafts in (4, 3, 5, 7, 2, 6, 1)),
     drafted_context=512,
     requests=((128, 128), (512, 512)),
     mixed=((64, 512), (64, 2048), (255, 512)),
@@ -176,6 +193,7 @@ TINY = Shapes(
     arrival_context=8,
     num_requests=4,
     drafted=((1, 3), (3, 1)),
+    modelled=((1, 2), (1, 3)),
     drafted_context=8,
     requests=((6, 5),),
     mixed=((2, 8),),

@@ -6,20 +6,36 @@ the script says. All weights are read and multiplied all the same.
 
 import itertools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
 import torch
 
-from gpu.cells import ACCEPTANCES, IDLE, VERIFY, VERIFY_COST, Shapes, drafts_at, share_at, speedup_at
+from gpu.cells import (
+    ACCEPTANCES,
+    IDLE,
+    VERIFY,
+    VERIFY_COST,
+    VERIFY_FLOORS,
+    Shapes,
+    best_speedup_at,
+    drafting_rows,
+    drafts_at,
+    share_at,
+    speedup_at,
+)
 from gpu.errors import CheckFailedError
 from gpu.feed import Feed, Step
 from gpu.report import Figure
 from gpu.rigs import Rig
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.llama import LlamaModel
+from paceline_executor.runner.device.device import Captured
+from paceline_executor.runner.device.drafts import Drafting, MakeDrafting, WantedDrafts
 from paceline_executor.runner.device.row_words import RowWords
+from paceline_executor.runner.interface import Int32Array
+from paceline_kernels.sampling import RowRules
 from paceline_kernels.step_inputs import PlanColumns
 
 _WARM_STEPS = 8
@@ -50,6 +66,34 @@ class ScriptedDrafter:
         state.num_held.copy_(known + wanted)
 
 
+class OverwrittenDrafting:
+    """See `paceline_executor.runner.device.drafts.Drafting`: `script` replaces what `inner` drafts."""
+
+    def __init__(self, inner: Drafting, script: Drafting) -> None:
+        self.max_drafts, self.block_tensors, self.observer = inner.max_drafts, inner.block_tensors, inner.observer
+        self._both = (inner, script)
+
+    def tell(self, rows: Int32Array) -> None:
+        """See Drafting."""
+        for drafting in self._both:
+            drafting.tell(rows)
+
+    def capture(self, plan: Captured[PlanColumns], num_rows: int) -> None:
+        """See Drafting."""
+        for drafting in self._both:
+            drafting.capture(plan, num_rows)
+
+    def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RowRules | None) -> None:
+        """See Drafting."""
+        for drafting in self._both:
+            drafting.launch(plan, num_rows, wanted, rules)
+
+
+def overwriting(inner: MakeDrafting, script: MakeDrafting) -> MakeDrafting:
+    """Both are made for the same rows."""
+    return lambda device, rows: OverwrittenDrafting(inner(device, rows), script(device, rows))
+
+
 def tell_nothing_apart(model: LlamaModel) -> None:
     """All logits are zero from now on."""
     model._final_norm.zero_()  # noqa: SLF001  no model is served like this
@@ -57,15 +101,18 @@ def tell_nothing_apart(model: LlamaModel) -> None:
 
 @dataclass(slots=True)
 class DraftedCells:
-    """Measures one engine, whose drafter is the script's."""
+    """Measures one engine, whose drafts are the script's."""
 
     numbers: str
     rig: Rig
-    drafter: ScriptedDrafter
+    script: ScriptedDrafter
     shapes: Shapes
+    drafter: str = ""  # whose work is done before
+    floor_ms: Callable[[int, int], float] | None = None  # of a step of so many rows, with so many drafts each
     _feed: Feed = field(init=False)
     _random: Random = field(default_factory=lambda: Random(0))  # noqa: S311  repeatable, not secret
     _plain_ms: dict[int, float] = field(default_factory=dict)  # by rows
+    _speedups: dict[float, dict[int, list[float]]] = field(default_factory=dict)  # by acceptance, then by rows
     _drawn: int = 0
 
     def __post_init__(self) -> None:
@@ -78,7 +125,7 @@ class DraftedCells:
         return list(self._figures(num_rows, num_drafts, self._plain_ms[num_rows]))
 
     def _figures(self, num_rows: int, num_drafts: int, plain_ms: float) -> Iterator[Figure]:
-        shape = drafts_at(num_rows, num_drafts)
+        shape = drafts_at(num_rows, num_drafts, self.drafter)
         for acceptance in ACCEPTANCES:
             self._write(acceptance)
             steps = self._steps(num_rows, num_drafts)
@@ -89,10 +136,22 @@ class DraftedCells:
                 busy_ns = sum(step.forward_ns + step.sample_ns for step in steps[1:])
                 yield Figure(self.numbers, VERIFY, shape, "ms", engine=step_ms)
                 yield Figure(self.numbers, VERIFY_COST, shape, "x", engine=step_ms / plain_ms)
+                if self.floor_ms is not None:
+                    floor_ms = self.floor_ms(num_rows, num_drafts)
+                    yield Figure(self.numbers, VERIFY_FLOORS, shape, "x", engine=step_ms / floor_ms)
                 yield Figure(self.numbers, IDLE, shape, "%", engine=max(0.0, 100 * (1 - busy_ns / 1e9 / seconds)))
+            self._speedups.setdefault(acceptance, {}).setdefault(num_rows, []).append(speedup)
             yield Figure(self.numbers, speedup_at(acceptance), shape, "x", engine=speedup)
             share = speedup / (expected / (step_ms / plain_ms))
             yield Figure(self.numbers, share_at(acceptance), shape, "x", engine=share)
+
+    def best(self) -> list[Figure]:
+        """Of what was measured."""
+        return [
+            Figure(self.numbers, best_speedup_at(acceptance), drafting_rows(rows, self.drafter), "x", engine=max(found))
+            for acceptance, of_rows in self._speedups.items()
+            for rows, found in of_rows.items()
+        ]
 
     def _steps(self, num_rows: int, num_drafts: int) -> list[Step]:
         """Those in which all rows ran, without the first ones."""
@@ -114,7 +173,7 @@ class DraftedCells:
         return [step for step in steps if step.num_rows == num_rows][_WARM_STEPS:]
 
     def _write(self, acceptance: float) -> None:
-        script = self.drafter.script
+        script = self.script.script
         is_right = torch.rand(script.shape, device=script.device) < acceptance
         script.copy_(torch.where(is_right, self._drawn, self._drawn + 1))
 

@@ -12,14 +12,17 @@ from pathlib import Path
 
 from gpu.bench_models import Timed, timed
 from gpu.cells import drafts_at
-from gpu.drafted_cells import DraftedCells, ScriptedDrafter, tell_nothing_apart
+from gpu.drafted_cells import DraftedCells, ScriptedDrafter, overwriting, tell_nothing_apart
+from gpu.drafting_models import DraftingModel, bytes_read, drafters_of, drafting_model
 from gpu.engine_cells import EngineCells
 from gpu.report import Figure, Report
-from gpu.rigs import Place, find_place, free_unused_memory, make_rig, random_model
+from gpu.rigs import Place, copy_rate, find_place, free_unused_memory, make_rig, random_model
+from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.llama import LlamaModel
+from paceline_executor.runner.device.drafts import launching
 
-_FOR_DRAFTS = 0.25  # of the time
+_FOR_DRAFTS = 0.4  # of the time
 
 
 def main() -> int:
@@ -39,9 +42,11 @@ def main() -> int:
     _measure_cells(report, place, what, options.numbers, model, limits)
     free_unused_memory()
     report.deadline = deadline
-    report.check(
-        f"{options.numbers} engine with drafts", partial(_prepare, report, place, what, options.numbers, model)
-    )
+    tell_nothing_apart(model)
+    for drafter in ("", *drafters_of(what.config)):
+        name = f"{options.numbers} engine with drafts{drafter and f' by {drafter}'}"
+        report.check(name, partial(_measure_drafts, report, place, what, options.numbers, model, drafter))
+        free_unused_memory()
     return 0 if report.is_good else 1
 
 
@@ -59,17 +64,31 @@ def _measure_cells(
         report.check(name, partial(_measured, report, partial(cells.mixed, rows, context)))
 
 
-def _prepare(report: Report, place: Place, what: Timed, numbers: str, model: LlamaModel) -> str:
-    """Another engine for steps that verify drafts; its cells are checks of their own."""
-    tell_nothing_apart(model)
-    limits = what.drafted_limits()
-    drafter = ScriptedDrafter(limits, place.device.torch_device)
-    rig = make_rig(place, model, what.config, limits, place.numerics[numbers], drafter=drafter)
-    cells = DraftedCells(numbers, rig, drafter, what.shapes)
-    for num_rows, num_drafts in what.shapes.drafted:
-        name = f"{numbers} engine {drafts_at(num_rows, num_drafts)}"
+def _measure_drafts(report: Report, place: Place, what: Timed, numbers: str, model: LlamaModel, drafter: str) -> str:
+    """Another engine for steps that verify drafts; its cells are checks of their own. drafter: empty for none."""
+    limits, numerics = what.drafted_limits(), place.numerics[numbers]
+    script = ScriptedDrafter(limits, place.device.torch_device)
+    drafting, floor_ms = launching(script, limits.max_num_draft_tokens), None
+    if drafter:
+        found = drafting_model(drafters_of(what.config)[drafter], place, numerics, limits, model)
+        drafting = overwriting(found.make, drafting)
+        floor_ms = partial(_floor_ms, copy_rate(place), what, numerics, found)
+    rig = make_rig(place, model, what.config, limits, numerics, drafting=drafting)
+    cells = DraftedCells(numbers, rig, script, what.shapes, drafter, floor_ms)
+    for num_rows, num_drafts in what.shapes.modelled if drafter else what.shapes.drafted:
+        name = f"{numbers} engine {drafts_at(num_rows, num_drafts, drafter)}"
         report.check(name, partial(_measured, report, partial(cells.measure, num_rows, num_drafts)))
+    report.add(cells.best())
     return f"{limits.num_rows} rows with up to {limits.max_num_draft_tokens} drafts"
+
+
+def _floor_ms(
+    rate: float, what: Timed, numerics: DeviceNumerics, found: DraftingModel, num_rows: int, num_drafts: int
+) -> float:
+    """What target and drafter read at the rate of a copy: the weights once a pass, and the target's KV cache."""
+    slots = num_rows * what.shapes.drafted_context
+    target = bytes_read(what.config, numerics) + slots * numerics.bytes_per_token(what.config)
+    return 1e3 * (target + found.step_bytes + num_drafts * found.pass_bytes) / rate
 
 
 def _measured(report: Report, measure: Callable[[], list[Figure]]) -> str:

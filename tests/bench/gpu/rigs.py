@@ -4,6 +4,7 @@ Knows how a runner is put together, and which numbers there are. It refuses to k
 """
 
 import gc
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import Buckets, buckets_of
 from paceline_executor.runner.device.device import CudaDevice, Device
-from paceline_executor.runner.device.drafts import DeviceDrafter, launching
+from paceline_executor.runner.device.drafts import MakeDrafting
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.interface import WarmUpProgress
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
@@ -42,6 +43,8 @@ LLAMA_8B = ModelConfig(
     rope=Rope(500_000.0),
     tie_word_embeddings=False,
 )
+_COPIED_BYTES = 1 << 30
+_NUM_COPIES = 5
 _BF16 = DeviceNumerics(torch.bfloat16, MatrixKind.DENSE, KvDtype.BFLOAT16)
 _FP8 = DeviceNumerics(torch.bfloat16, MatrixKind.FLOAT8, KvDtype.FP8_E4M3)
 
@@ -84,6 +87,21 @@ def find_place(*, rehearses: bool) -> Place:
     return Place(CudaDevice(), torch.cuda.get_device_name(), numerics)
 
 
+def copy_rate(place: Place) -> float:
+    """Bytes per second that the device reads and writes, at best of a few copies."""
+    size = _COPIED_BYTES if place.is_cuda else _COPIED_BYTES >> 8
+    source, target = (torch.ones(size, dtype=torch.uint8, device=place.device.torch_device) for _ in range(2))
+    seconds = []
+    for _ in range(_NUM_COPIES):
+        place.synchronize()
+        begun = time.perf_counter()
+        for _ in range(_NUM_COPIES):
+            target.copy_(source)
+        place.synchronize()
+        seconds.append((time.perf_counter() - begun) / _NUM_COPIES)
+    return 2 * size / min(seconds)
+
+
 def uploaded(place: Place, checkpoint: Checkpoint, max_model_len: int) -> DeviceModel:
     """A checkpoint's model in the numbers that are compared with the CPU."""
     numerics = next(iter(place.numerics.values()))
@@ -114,7 +132,7 @@ def make_rig(
     *,
     splits: Splits = Splits.EVEN,
     is_captured: bool = True,
-    drafter: DeviceDrafter | None = None,
+    drafting: MakeDrafting | None = None,
     on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
 ) -> Rig:
     """Allocated, captured and warm. Its KV cache holds random numbers, never zeros: those take less power and time."""
@@ -135,7 +153,7 @@ def make_rig(
         limits,
         buckets=buckets,
         splits=splits,
-        drafting=None if drafter is None else launching(drafter, limits.max_num_draft_tokens),
+        drafting=drafting,
         on_progress=on_progress,
     )
     runner.warm_up()
