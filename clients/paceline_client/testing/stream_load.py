@@ -24,7 +24,7 @@ _REPORT_SECONDS = 0.25
 
 
 @dataclass(slots=True)
-class Progress:
+class LoadProgress:
     """What was read since the start; `cpu_ns` is this process's CPU time in nanoseconds, all threads."""
 
     num_tokens: int = 0
@@ -36,14 +36,14 @@ class Progress:
         self.num_deltas += 1
 
 
-async def stream_in_session(client: AsyncClient, number: int, max_tokens: int, progress: Progress) -> None:
+async def stream_in_session(client: AsyncClient, number: int, max_tokens: int, progress: LoadProgress) -> None:
     stopping = Stopping(max_tokens=max_tokens, ignore_eos=True)
     stream = client.stream(token_ids=_prompt(number), sampling=Sampling(temperature=0.0), stopping=stopping)
     async for delta in stream:
         progress.add(len(delta.token_ids))
 
 
-async def stream_in_call(channel: grpc.aio.Channel, number: int, max_tokens: int, progress: Progress) -> None:
+async def stream_in_call(channel: grpc.aio.Channel, number: int, max_tokens: int, progress: LoadProgress) -> None:
     request = pb.GenerateRequest(
         token_ids=pb.TokenIds(ids=_prompt(number)),
         sampling=sampling_pb.SamplingParams(temperature=0.0),
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 async def _stream(target: str, num_streams: int, max_tokens: int, call: str) -> None:
-    progress, numbers = Progress(), itertools.count()
+    progress, numbers = LoadProgress(), itertools.count()
     async with (
         AsyncClient(target) as client,
         grpc.aio.insecure_channel(target) as channel,

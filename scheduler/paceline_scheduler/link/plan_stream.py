@@ -26,7 +26,7 @@ from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.errors import DivergenceError, LateStepError, LinkError, StreamEndedError
 from paceline_scheduler.link.snapshots import SnapshotJoiner
-from paceline_scheduler.link.transport import PlanStream as PlanCalls
+from paceline_scheduler.link.transport import PlanCall
 
 HEARTBEAT_S = 0.2
 MAX_SILENCE_S = 1.2
@@ -83,7 +83,7 @@ class _PeerTimes:
 class PlanStream:
     """Its end is always an error."""
 
-    def __init__(self, stream: PlanCalls, events: StreamEvents, steps: Steps, clock: Callable[[], float]) -> None:
+    def __init__(self, stream: PlanCall, events: StreamEvents, steps: Steps, clock: Callable[[], float]) -> None:
         self._stream = stream
         self._events = events
         self._steps = steps

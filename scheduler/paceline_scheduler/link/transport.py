@@ -10,7 +10,7 @@ from paceline.plan.values import BatchPlan, ExecutorInfo, FromExecutor, ToExecut
 from paceline_scheduler.backend import TokenizerSource
 
 
-class PlanStream(Protocol):
+class PlanCall(Protocol):
     """`read` and `write` may run at the same time, each once."""
 
     async def write(self, message: ToExecutor, *more: BatchPlan) -> None:
@@ -29,7 +29,7 @@ class Connection(Protocol):
 
     async def get_tokenizer(self, timeout_s: float) -> TokenizerSource: ...
 
-    def attach(self) -> PlanStream: ...
+    def attach(self) -> PlanCall: ...
 
     async def close(self) -> None: ...
 

@@ -101,15 +101,15 @@ class GrpcConnection:
                 raise _link_error(error) from error
         raise StreamEndedError("the tokenizer ended before its last part")
 
-    def attach(self) -> "GrpcPlanStream":
+    def attach(self) -> "GrpcPlanCall":
         call: _AttachCall = self._channel.stream_stream(wire.ATTACH_METHOD)()
-        return GrpcPlanStream(call)
+        return GrpcPlanCall(call)
 
     async def close(self) -> None:
         await self._channel.close()
 
 
-class GrpcPlanStream:
+class GrpcPlanCall:
     def __init__(self, call: _AttachCall) -> None:
         self._call = call
         self._unread: deque[FromExecutor] = deque()

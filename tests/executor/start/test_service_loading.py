@@ -130,6 +130,14 @@ def test_requests_call_the_model_by_its_name(arguments, name):
     assert served_name(config, Path(config.model)) == name
 
 
+@pytest.mark.parametrize("name", ["", "two\nlines", "x" * 257])
+def test_a_name_that_nobody_could_ask_for_is_refused(name, capsys):
+    """Before anything is loaded."""
+    with pytest.raises(SystemExit, match="2"):
+        parse_config(["--served-model-name", name])
+    assert "--served-model-name: a name has 1 to 256 bytes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
     [("1GiB", GIB), ("1.5 gib", 3 * GIB // 2), ("2MB", 2_000_000), ("512mib", 512 * MIB), ("77", 77), ("77b", 77)],

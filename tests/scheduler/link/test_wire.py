@@ -30,7 +30,7 @@ from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.errors import DivergenceError, StillLoadingError, StreamEndedError
 from paceline_scheduler.link import wire
 from paceline_scheduler.link.snapshots import MAX_SNAPSHOT_BYTES, SnapshotJoiner
-from paceline_scheduler.link.transport_grpc import GrpcPlanStream
+from paceline_scheduler.link.transport_grpc import GrpcPlanCall
 from paceline_scheduler.link.wire_contexts import read_context, with_contexts, write_context
 from paceline_scheduler.testing.requests import column, make_placement, make_request
 
@@ -64,7 +64,7 @@ class Call:
 async def test_bytes_that_are_no_message_are_a_divergence(data):
     """Truncated columns, broken protobuf, a message of no kind: the stream ends, and is opened again."""
     with pytest.raises(DivergenceError):
-        await GrpcPlanStream(Call(data)).read()
+        await GrpcPlanCall(Call(data)).read()
 
 
 async def test_a_welcome_without_geometry_is_refused():
@@ -72,7 +72,7 @@ async def test_a_welcome_without_geometry_is_refused():
     welcome = plan_pb2.AttachResponse.FromString(encode_response(WELCOME))
     welcome.welcome.ClearField("geometry")
     with pytest.raises(DivergenceError, match="num_blocks is 0"):
-        await GrpcPlanStream(Call(welcome.SerializeToString())).read()
+        await GrpcPlanCall(Call(welcome.SerializeToString())).read()
 
 
 def test_a_refusal_with_broken_details_is_a_divergence():

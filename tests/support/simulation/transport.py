@@ -12,7 +12,7 @@ from paceline.plan.values import ExecutorInfo
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import StreamEndedError, UnreachableError
 from paceline_scheduler.link import wire
-from paceline_scheduler.link.transport_grpc import GrpcPlanStream
+from paceline_scheduler.link.transport_grpc import GrpcPlanCall
 from simulation.executors import ATTACH, GET_INFO, GET_TOKENIZER
 from simulation.loop import Node
 from simulation.network import Call, CallEndedError, End, Network
@@ -51,10 +51,10 @@ class SimulatedConnection:
         parts = [wire.decode_tokenizer_part(data)[0] for data in await self._ask(GET_TOKENIZER, timeout_s)]
         return replace(parts[0], json=b"".join(part.json for part in parts))
 
-    def attach(self) -> GrpcPlanStream:
+    def attach(self) -> GrpcPlanCall:
         """Open a plan stream."""
         call = SimulatedAttachCall(self._network.call(self._node, self._name, ATTACH))
-        return GrpcPlanStream(cast("grpc.aio.StreamStreamCall[bytes, bytes]", call))
+        return GrpcPlanCall(cast("grpc.aio.StreamStreamCall[bytes, bytes]", call))
 
     async def close(self) -> None:
         """Nothing is held."""
