@@ -24,9 +24,11 @@ from gpu.cells import (
     ACCEPTANCES,
     DECODE,
     FULL,
+    HEAD,
     IDLE,
     LOADING,
     LOADING_SHARE,
+    MODEL,
     PREFILL,
     START,
     START_PHASE,
@@ -42,7 +44,7 @@ from gpu.cells import (
 from gpu.config import compiling_into, stage_environment
 from gpu.cpu_model import CpuModel, RoundedCheckpoint, agreement
 from gpu.drafted_cells import DraftedCells, ScriptedDrafter, overwriting, tell_nothing_apart
-from gpu.drafting_models import HEAD, MODEL, drafters_of, drafting_model
+from gpu.drafting_models import timed_drafter
 from gpu.engine_cells import flops_of
 from gpu.equality import _p_value, fits_distribution, limits_of, prompts_of
 from gpu.errors import CheckFailedError, PeerError, WheelsError
@@ -126,19 +128,25 @@ def test_the_stage_of_the_whole_system_passes_on_the_twin(task):
     assert failures(e2e_stage.work(task, report_in(task, "e2e"))) == []
 
 
-@pytest.mark.parametrize("drafter", ["", MODEL, HEAD])
-def test_drafts_of_a_script_are_right_as_often_as_it_says(drafter):
-    """Every draft of an acceptance of 1, none of 0; tokens are those of steps without drafts. Whoever drafts before."""
+def scripted_cells(drafter, seen=lambda make: make):
+    """Cells whose drafts a script chooses. drafter: what drafts before it, empty for nothing, made by `seen` of it."""
     place, what = find_place(rehearses=True), timed(rehearses=True)
-    limits = what.drafted_limits()
-    model = random_model(place, what.config, place.numerics["float32"], limits.max_model_len)
+    limits, numerics = what.drafted_limits(), place.numerics["float32"]
+    model = random_model(place, what.config, numerics, limits.max_model_len)
     tell_nothing_apart(model)
     script = ScriptedDrafter(limits, torch.device("cpu"))
     drafting = launching(script, limits.max_num_draft_tokens)
     if drafter:
-        found = drafting_model(drafters_of(what.config)[drafter], place, place.numerics["float32"], limits, model)
-        drafting = overwriting(found.make, drafting)
-    cells = DraftedCells("float32", make_rig(place, model, what.config, limits, drafting=drafting), script, what.shapes)
+        found = timed_drafter(what.drafters[drafter], place, numerics, limits, model)
+        drafting = overwriting(seen(found.make), drafting)
+    rig = make_rig(place, model, what.config, limits, drafting=drafting)
+    return DraftedCells("float32", rig, script, what.shapes)
+
+
+@pytest.mark.parametrize("drafter", ["", MODEL, HEAD])
+def test_drafts_of_a_script_are_right_as_often_as_it_says(drafter):
+    """Every draft of an acceptance of 1, none of 0; tokens are those of steps without drafts. Whoever drafts before."""
+    cells = scripted_cells(drafter)
     assert {step.num_output for step in cells._steps(2, 0)} == {2}
     for acceptance, num_tokens in ((1.0, 4), (0.0, 1)):
         cells._write(acceptance)
@@ -399,20 +407,16 @@ import paceline_executor.process, paceline_executor.start.loading_device
 
 def test_a_model_that_is_overwritten_has_drafted_before():
     """It is asked for as many drafts as a step verifies: what they take is in the time."""
-    place, what = find_place(rehearses=True), timed(rehearses=True)
-    limits, launched = what.drafted_limits(), []
-    model = random_model(place, what.config, place.numerics["float32"], limits.max_model_len)
-    found = drafting_model(drafters_of(what.config)[MODEL], place, place.numerics["float32"], limits, model)
+    launched = []
 
-    def counted(device, rows):
-        drafting = found.make(device, rows)
-        launch = drafting.launch
-        drafting.launch = lambda *step: (launched.append(step[2].num_wanted.tolist()), launch(*step))
-        return drafting
+    def counted(make):
+        def made(device, rows):
+            drafting = make(device, rows)
+            launch = drafting.launch
+            drafting.launch = lambda *step: (launched.append(step[2].num_wanted.tolist()), launch(*step))
+            return drafting
 
-    tell_nothing_apart(model)
-    script = ScriptedDrafter(limits, torch.device("cpu"))
-    drafting = overwriting(counted, launching(script, limits.max_num_draft_tokens))
-    cells = DraftedCells("float32", make_rig(place, model, what.config, limits, drafting=drafting), script, what.shapes)
-    steps = cells._steps(1, 3)
+        return made
+
+    steps = scripted_cells(MODEL, counted)._steps(1, 3)
     assert launched.count([3]) >= len(steps)

@@ -58,7 +58,11 @@ class DeviceEagle3Head:
         self._down = linear("midlayer.mlp.down_proj.weight")
         self._final_norm = tensors("norm.weight")
         self._lm_head = linear("lm_head.weight")
-        self._rope_table = rope_tables(config.layer, max_model_len)[0][0].to(self._final_norm.device)
+        self._rope_table = rope_tables(config.layer, max_model_len)[0][0].to(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._final_norm.device
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """states: [num_tokens, layers of the target, its hidden]. Returns [num_tokens, hidden]."""

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,13 +18,13 @@ from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.device_eagle3 import EMBEDDING, DeviceEagle3Head
-from paceline_executor.models.interface import KvCache
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.shapes import META, ShapeWeights
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.device.buckets import Buckets
-from paceline_executor.runner.device.draft_model import DeviceDraftModel, DraftModelParts
-from paceline_executor.runner.device.eagle3 import DeviceHead, head_geometry
+from paceline_executor.runner.device.draft_model import drafting_by_model
+from paceline_executor.runner.device.drafts import MakeDrafting
+from paceline_executor.runner.device.eagle3 import drafting_by_head
 from paceline_executor.runner.device.rehearsal import rehearse
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.upload.matrices import MatrixKind
@@ -74,30 +73,30 @@ class Steps:
 
 def launches_of_steps(steps: Steps) -> list[Launch]:
     limits, splits, draft = steps.limits, steps.splits, steps.draft_model
+    shape, numerics = first_layers(steps.model, steps.stored), steps.numerics
 
-    def built(
-        whole: ModelConfig, numerics: DeviceNumerics, stored: Mapping[str, StoredType]
-    ) -> tuple[LlamaModel, KvCache]:
-        model = first_layers(whole, stored)
-        geometry = kv_geometry(model, limits.num_blocks, limits.block_size, numerics)
-        weights = ShapeWeights(model, numerics.dtype, numerics.matrices, stored)
-        return LlamaModel(weights, limits.max_model_len), allocate_on_device(geometry, numerics.kv, META)
+    def model_of(shape: ModelConfig, numerics: DeviceNumerics, stored: Mapping[str, StoredType]) -> LlamaModel:
+        return LlamaModel(ShapeWeights(shape, numerics.dtype, numerics.matrices, stored), limits.max_model_len)
+
+    def drafting_for(target: LlamaModel) -> MakeDrafting | None:
+        if draft is None:
+            return None
+        if isinstance(draft, HeadShape):
+            return _drafting_of_head(draft, target, limits, splits)
+        shape, max_len = first_layers(draft.model, draft.stored), limits.max_model_len
+        model = model_of(shape, draft.numerics, draft.stored)
+        return drafting_by_model(model, shape, draft.numerics, limits, max_len, splits, META)
 
     def go_through() -> None:
-        drafting, target = None, built(steps.model, steps.numerics, steps.stored)
-        if isinstance(draft, HeadShape):
-            head = _head_of_shape(draft, target[0], limits)
-            drafting = partial(DeviceDraftModel, head, limits, splits, observer=head)
-        elif draft is not None:
-            of_draft = built(draft.model, draft.numerics, draft.stored)
-            parts = DraftModelParts(*of_draft, draft.model.vocab_size, limits.max_model_len)
-            drafting = partial(DeviceDraftModel, parts, limits, splits)
-        rehearse(*target, limits, steps.sizes, splits, drafting)
+        target = model_of(shape, numerics, steps.stored)
+        geometry = kv_geometry(shape, limits.num_blocks, limits.block_size, numerics)
+        kv_cache = allocate_on_device(geometry, numerics.kv, META)
+        rehearse(target, kv_cache, limits, steps.sizes, splits, drafting_for(target))
 
     return launches_of(go_through)
 
 
-def _head_of_shape(shape: HeadShape, target: LlamaModel, limits: RowLimits) -> DeviceHead:
+def _drafting_of_head(shape: HeadShape, target: LlamaModel, limits: RowLimits, splits: Splits) -> MakeDrafting:
     config, numerics = shape.config, shape.numerics
     shapes = config.tensor_shapes() | {EMBEDDING: (config.layer.vocab_size, config.layer.hidden_size)}
 
@@ -108,9 +107,7 @@ def _head_of_shape(shape: HeadShape, target: LlamaModel, limits: RowLimits) -> D
     is_float8 = numerics.matrices is MatrixKind.FLOAT8
     head = DeviceEagle3Head(config, tensor, embed, limits.max_model_len, is_float8=is_float8)
     ids = torch.empty(config.draft_vocab_size, dtype=torch.int64, device=META) if shape.has_ids else None
-    geometry = head_geometry(config, limits.num_blocks, limits.block_size, numerics)
-    cache = allocate_on_device(geometry, numerics.dense_kv, META)
-    return DeviceHead(head, ids, cache, limits.num_rows, limits.max_model_len)
+    return drafting_by_head(head, ids, numerics, limits, splits)
 
 
 def have_compiled(

@@ -6,7 +6,6 @@ Refuses to know how bytes come to a device and in which numbers they are compute
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import structlog
 import torch
@@ -25,9 +24,9 @@ from paceline_executor.models.rope import rotation_bytes
 from paceline_executor.numerics import KvDtype
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.device.buckets import Buckets, buckets_of
-from paceline_executor.runner.device.draft_model import NUM_PASSES, DeviceDraftModel, DraftModelParts, most_tokens
+from paceline_executor.runner.device.draft_model import NUM_PASSES, drafting_by_model, most_tokens
 from paceline_executor.runner.device.drafts import MakeDrafting
-from paceline_executor.runner.device.eagle3 import DeviceHead, head_geometry
+from paceline_executor.runner.device.eagle3 import drafting_by_head, head_geometry
 from paceline_executor.runner.device.kv_scales import measured_scales
 from paceline_executor.runner.device.memory_plan import (
     BlockNeeds,
@@ -293,10 +292,7 @@ def _draft_model(
     loaded = _load_weights(
         config, place, draft.checkpoint, draft.numerics, max_model_len, progress, is_rounded=draft.is_copy
     )
-    geometry = kv_geometry(model, limits.num_blocks, limits.block_size, draft.numerics)
-    cache = allocate_on_device(geometry, draft.numerics.kv, place.device)
-    parts = DraftModelParts(loaded, cache, model.vocab_size, max_model_len)
-    return partial(DeviceDraftModel, parts, limits, _splits(config))
+    return drafting_by_model(loaded, model, draft.numerics, limits, max_model_len, _splits(config), place.device)
 
 
 def _drafting(
@@ -320,10 +316,7 @@ def _head(config: Config, place: Place, draft: DeviceHeadDraft, limits: RowLimit
     head = DeviceEagle3Head(checkpoint.config, tensor, embed, limits.max_model_len, is_float8=is_float8)
     ids = checkpoint.target_ids
     target_ids = None if ids is None else torch.from_numpy(ids).to(place.device, torch.int64)
-    geometry = head_geometry(checkpoint.config, limits.num_blocks, limits.block_size, numerics)
-    cache = allocate_on_device(geometry, numerics.dense_kv, place.device)
-    parts = DeviceHead(head, target_ids, cache, limits.num_rows, limits.max_model_len)
-    return partial(DeviceDraftModel, parts, limits, _splits(config), observer=parts)
+    return drafting_by_head(head, target_ids, numerics, limits, _splits(config))
 
 
 def _with_draft(geometry: KvGeometry, draft: Draft | None) -> KvGeometry:

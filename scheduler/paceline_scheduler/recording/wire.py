@@ -196,7 +196,7 @@ def _read_header(header: pb.RecordingHeader) -> Header:
 
 
 def _outline(plan: BatchPlan, form: TokenForm) -> tuple[plan_pb2.BatchPlan, bytes]:
-    """As above, with the digest only if that may be known."""
+    """See RecordedPlan; the digest only if it may be known."""
     is_raw = form is TokenForm.RAW
     tags = plan.tags if is_raw or not len(plan.tags.block_ids) else _without_keys(plan.tags)
     if not plan.new_requests:

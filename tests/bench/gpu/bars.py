@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from gpu.cells import (
     ACCEPTANCES,
     DECODE,
+    HEAD,
     IDLE,
     LOADING,
     LOADING_SHARE,
+    MODEL,
     PREFILL,
     PREFILL_RATE,
     START,
@@ -27,7 +29,6 @@ from gpu.cells import (
     share_at,
     throughput_of,
 )
-from gpu.drafting_models import HEAD, MODEL
 from gpu.peer import Place
 from gpu.report import Figure
 

@@ -4,12 +4,14 @@ Apart from `rigs`, which takes any model. Weights are random and made on the dev
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from gpu.cells import FULL, TINY, Shapes
+from gpu.drafting_models import DrafterConfig, drafters_of_8b, tiny_drafters
 from gpu.rigs import LLAMA_8B, Place
 from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.limits import RowLimits
@@ -28,6 +30,7 @@ class Timed:
     shapes: Shapes
     block_size: int
     max_tokens: int  # of a step
+    drafters: Mapping[str, DrafterConfig]
 
     def limits(self, place: Place, numerics: DeviceNumerics) -> RowLimits:
         """As many blocks as the cells need, or as fit beside weights and graphs."""
@@ -66,8 +69,9 @@ class Timed:
 def timed(*, rehearses: bool) -> Timed:
     """Llama-3-8B's shape, or a tiny one."""
     if rehearses:
-        return Timed(replace(TINY_CONFIG, max_model_len=1024), TINY, block_size=16, max_tokens=32)
-    return Timed(LLAMA_8B, FULL, block_size=64, max_tokens=2048)
+        tiny = replace(TINY_CONFIG, max_model_len=1024)
+        return Timed(tiny, TINY, block_size=16, max_tokens=32, drafters=tiny_drafters(tiny))
+    return Timed(LLAMA_8B, FULL, block_size=64, max_tokens=2048, drafters=drafters_of_8b())
 
 
 def write_config(config: ModelConfig, folder: Path) -> Path:

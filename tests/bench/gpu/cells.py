@@ -16,6 +16,7 @@ IDLE = "GPU idle, by its own clock, of a decode step"
 START = "process start to first token, dummy weights, nothing compiled before"
 START_PHASE = "phase of a start, nothing compiled before"
 WARM_START_PHASE = "phase of a start, compiled before"
+MODEL, HEAD = "a 1B model", "an EAGLE-3 head"  # what drafts
 ACCEPTANCES = (0.8, 0.6, 0.9)
 VERIFY = "step that verifies drafts"
 VERIFY_COST = "step that verifies drafts, in plain steps"

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpu.bench_models import Timed, timed
 from gpu.cells import drafts_at
 from gpu.drafted_cells import DraftedCells, ScriptedDrafter, overwriting, tell_nothing_apart
-from gpu.drafting_models import DraftingModel, bytes_read, drafters_of, drafting_model
+from gpu.drafting_models import TimedDrafter, bytes_read, timed_drafter
 from gpu.engine_cells import EngineCells
 from gpu.report import Figure, Report
 from gpu.rigs import Place, copy_rate, find_place, free_unused_memory, make_rig, random_model
@@ -43,7 +43,7 @@ def main() -> int:
     free_unused_memory()
     report.deadline = deadline
     tell_nothing_apart(model)
-    for drafter in ("", *drafters_of(what.config)):
+    for drafter in ("", *what.drafters):
         name = f"{options.numbers} engine with drafts{drafter and f' by {drafter}'}"
         report.check(name, partial(_measure_drafts, report, place, what, options.numbers, model, drafter))
         free_unused_memory()
@@ -70,7 +70,7 @@ def _measure_drafts(report: Report, place: Place, what: Timed, numbers: str, mod
     script = ScriptedDrafter(limits, place.device.torch_device)
     drafting, floor_ms = launching(script, limits.max_num_draft_tokens), None
     if drafter:
-        found = drafting_model(drafters_of(what.config)[drafter], place, numerics, limits, model)
+        found = timed_drafter(what.drafters[drafter], place, numerics, limits, model)
         drafting = overwriting(found.make, drafting)
         floor_ms = partial(_floor_ms, copy_rate(place), what, numerics, found)
     rig = make_rig(place, model, what.config, limits, numerics, drafting=drafting)
@@ -83,7 +83,7 @@ def _measure_drafts(report: Report, place: Place, what: Timed, numbers: str, mod
 
 
 def _floor_ms(
-    rate: float, what: Timed, numerics: DeviceNumerics, found: DraftingModel, num_rows: int, num_drafts: int
+    rate: float, what: Timed, numerics: DeviceNumerics, found: TimedDrafter, num_rows: int, num_drafts: int
 ) -> float:
     """What target and drafter read at the rate of a copy: the weights once a pass, and the target's KV cache."""
     slots = num_rows * what.shapes.drafted_context

@@ -3,7 +3,6 @@
 import functools
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from random import Random
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_executor.device_numerics import TWIN_NUMERICS
 from paceline_executor.errors import StepFailedError
 from paceline_executor.link.engine import Engine
 from paceline_executor.models.device_eagle3 import DeviceEagle3Head
@@ -25,8 +25,7 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import buckets_of
-from paceline_executor.runner.device.draft_model import DeviceDraftModel
-from paceline_executor.runner.device.eagle3 import DeviceHead
+from paceline_executor.runner.device.eagle3 import drafting_by_head
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
@@ -256,13 +255,11 @@ def test_a_head_that_has_learnt_is_right_on_a_device(tmp_path, wanted, share):
 def device_runner(folder):
     """The target, for which the head in this folder drafts, on the twin of a device."""
     checkpoint, limits = eagle3_from_folder(folder, TARGET.config), replace(LIMITS, max_num_draft_tokens=MAX_DRAFTS)
-    model, layer = LlamaModel(HostWeights(TARGET), LIMITS.max_model_len), checkpoint.config.layer
+    model = LlamaModel(HostWeights(TARGET), LIMITS.max_model_len)
     tensors = lambda name: torch.from_numpy(checkpoint.tensor(name))  # noqa: E731
     head = DeviceEagle3Head(checkpoint.config, tensors, model.embed, LIMITS.max_model_len)
     geometry = kv_geometry(TARGET.config, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
-    of_head = allocate_kv_cache(replace(geometry, num_layers=1, num_kv_heads=layer.num_kv_heads), KvDtype.FLOAT32)
     ids = None if checkpoint.target_ids is None else torch.from_numpy(checkpoint.target_ids).long()
-    parts = DeviceHead(head, ids, of_head, LIMITS.num_rows, LIMITS.max_model_len)
     runner = DeviceRunner(
         TwinDevice(),
         model,
@@ -270,7 +267,7 @@ def device_runner(folder):
         geometry,
         limits,
         buckets=buckets_of(LIMITS.num_rows, LIMITS.max_num_batched_tokens, MAX_DRAFTS),
-        drafting=partial(DeviceDraftModel, parts, limits, Splits.EVEN, observer=parts),
+        drafting=drafting_by_head(head, ids, TWIN_NUMERICS, limits, Splits.EVEN),
     )
     runner.warm_up()
     return runner

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -27,8 +26,8 @@ from paceline_executor.numerics import KvDtype
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import buckets_of
-from paceline_executor.runner.device.draft_model import DeviceDraftModel, DraftModelParts
-from paceline_executor.runner.device.eagle3 import DeviceHead, head_geometry
+from paceline_executor.runner.device.draft_model import drafting_by_model
+from paceline_executor.runner.device.eagle3 import drafting_by_head
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.start import kernel_compiling
@@ -213,11 +212,8 @@ class Recorder:
 def draft_model():
     """A smaller one than the target, that drafts for it."""
     checkpoint = RandomCheckpoint(replace(TINY_CONFIG, hidden_size=32, num_layers=1))
-    geometry = kv_geometry(checkpoint.config, LIMITS.num_blocks, LIMITS.block_size, NUMERICS)
     model = upload_model(checkpoint, CPU, LIMITS.max_model_len, NUMERICS.dtype, NUMERICS.matrices)
-    cache = allocate_on_device(geometry, NUMERICS.kv, CPU)
-    parts = DraftModelParts(model, cache, checkpoint.config.vocab_size, LIMITS.max_model_len)
-    return partial(DeviceDraftModel, parts, LIMITS, Splits.EVEN)
+    return drafting_by_model(model, checkpoint.config, NUMERICS, LIMITS, LIMITS.max_model_len, Splits.EVEN, CPU)
 
 
 def head():
@@ -227,10 +223,7 @@ def head():
     of_head = DeviceEagle3Head(
         config, lambda name: torch.full(shapes[name], 0.01, dtype=NUMERICS.dtype), None, LIMITS.max_model_len
     )
-    geometry = head_geometry(config, LIMITS.num_blocks, LIMITS.block_size, NUMERICS)
-    cache = allocate_on_device(geometry, NUMERICS.kv, CPU)
-    parts = DeviceHead(of_head, torch.arange(100), cache, LIMITS.num_rows, LIMITS.max_model_len)
-    return partial(DeviceDraftModel, parts, LIMITS, Splits.EVEN, observer=parts)
+    return drafting_by_head(of_head, torch.arange(100), NUMERICS, LIMITS, Splits.EVEN)
 
 
 def run_whole_model(drafting=None):

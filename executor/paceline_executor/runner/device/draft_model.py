@@ -7,17 +7,21 @@ how drafts are verified.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
+from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.limits import MAX_VERIFIED_TOKENS, RowLimits
 from paceline_executor.models.interface import DeviceModel, ForwardInputs, KvCache
 from paceline_executor.runner.device.device import Capture, Captured, Device, Uncaptured, capture_filled
-from paceline_executor.runner.device.drafts import StatesObserver, WantedDrafts
+from paceline_executor.runner.device.drafts import MakeDrafting, StatesObserver, WantedDrafts
 from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.interface import Int32Array
+from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
+from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_kernels.attention import Splits
 from paceline_kernels.draws import DrawInputs, RowFinish, advance_rows, draw_inputs
 from paceline_kernels.sampling import DrawRules, RowRules, sample
@@ -33,6 +37,22 @@ _FAR_BEHIND = 2  # times what a row is behind after a step of drafts: less is ca
 def most_tokens(max_num_batched_tokens: int) -> int:
     """Of a pass."""
     return max(MAX_VERIFIED_TOKENS, min(_CATCH_UP, max_num_batched_tokens))
+
+
+def drafting_by_model(
+    model: DeviceModel,
+    config: ModelConfig,
+    numerics: DeviceNumerics,
+    limits: RowLimits,
+    max_model_len: int,
+    splits: Splits,
+    device: torch.device,
+) -> MakeDrafting:
+    """Allocates its KV cache."""
+    geometry = kv_geometry(config, limits.num_blocks, limits.block_size, numerics)
+    kv_cache = allocate_on_device(geometry, numerics.kv, device)
+    parts = DraftModelParts(model, kv_cache, config.vocab_size, max_model_len)
+    return partial(DeviceDraftModel, parts, limits, splits)
 
 
 class DraftingModel(Protocol):

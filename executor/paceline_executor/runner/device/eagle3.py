@@ -4,12 +4,18 @@ The feature of position p goes with the token of p + 1, so its rows are one toke
 rows beyond that, and how a head computes.
 """
 
+from functools import partial
+
 import torch
 
 from paceline_executor.device_numerics import DeviceNumerics
+from paceline_executor.limits import RowLimits
 from paceline_executor.models.device_eagle3 import DeviceEagle3Head
 from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.runner.device.draft_model import DeviceDraftModel
+from paceline_executor.runner.device.drafts import MakeDrafting
 from paceline_executor.runner.interface import KvGeometry
+from paceline_executor.runner.kv_cache import allocate_on_device
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_kernels.attention import Splits
 from paceline_kernels.decoder import AuxHidden
@@ -23,6 +29,20 @@ def head_geometry(config: Eagle3Config, num_blocks: int, block_size: int, numeri
     layer, num_bytes = config.layer, numerics.dtype.itemsize
     per_token = num_bytes * (2 * layer.num_kv_heads * layer.head_dim + layer.hidden_size)
     return KvGeometry(num_blocks, block_size, 1, layer.num_kv_heads, layer.head_dim, block_size * per_token)
+
+
+def drafting_by_head(
+    head: DeviceEagle3Head,
+    target_ids: torch.Tensor | None,
+    numerics: DeviceNumerics,
+    limits: RowLimits,
+    splits: Splits,
+) -> MakeDrafting:
+    """Allocates what it keeps of rows. target_ids: as in `DeviceHead`. numerics: the target's."""
+    geometry = head_geometry(head.config, limits.num_blocks, limits.block_size, numerics)
+    kv_cache = allocate_on_device(geometry, numerics.dense_kv, head.device)
+    parts = DeviceHead(head, target_ids, kv_cache, limits.num_rows, limits.max_model_len)
+    return partial(DeviceDraftModel, parts, limits, splits, observer=parts)
 
 
 class DeviceHead:

@@ -1,7 +1,6 @@
 """A draft model on a device, on its twin: it drafts what it drafts on a CPU, and first computes what it lacks."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline_executor.device_numerics import TWIN_NUMERICS
 from paceline_executor.link.engine import Engine
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
@@ -17,7 +17,7 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import buckets_of
-from paceline_executor.runner.device.draft_model import DeviceDraftModel, DraftModelParts, _shares
+from paceline_executor.runner.device.draft_model import _shares, drafting_by_model
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.speculation.draft_model import DraftModel
@@ -37,12 +37,8 @@ CELLS = [(0, cell, cell) for cell in range(LIMITS.max_blocks_per_row)]
 
 def drafting(checkpoint, max_model_len=LIMITS.max_model_len):
     """By this model, with a KV cache of its own."""
-    config = checkpoint.config
-    geometry = kv_geometry(config, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
-    model = LlamaModel(HostWeights(checkpoint), LIMITS.max_model_len)
-    cache = allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv)
-    parts = DraftModelParts(model, cache, config.vocab_size, max_model_len)
-    return partial(DeviceDraftModel, parts, LIMITS, Splits.EVEN)
+    model, device = LlamaModel(HostWeights(checkpoint), LIMITS.max_model_len), torch.device("cpu")
+    return drafting_by_model(model, checkpoint.config, TWIN_NUMERICS, LIMITS, max_model_len, Splits.EVEN, device)
 
 
 def device_engine(checkpoint, **limits):

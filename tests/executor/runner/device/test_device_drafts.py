@@ -5,7 +5,7 @@ The other side is the CPU runner without drafts, each request alone.
 
 from collections import Counter, deque
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from random import Random
 
 import numpy as np
@@ -25,9 +25,9 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import Buckets, buckets_of
-from paceline_executor.runner.device.draft_model import DeviceDraftModel, DraftModelParts
+from paceline_executor.runner.device.draft_model import drafting_by_model
 from paceline_executor.runner.device.drafts import LookupDrafter, launching
-from paceline_executor.runner.device.eagle3 import DeviceHead, head_geometry
+from paceline_executor.runner.device.eagle3 import drafting_by_head
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter, wanted_drafts
@@ -81,11 +81,9 @@ def device_runner(buckets, drafting):
 
 def draft_model(checkpoint):
     """Drafts by this model, whose KV cache is its own."""
-    geometry = kv_geometry(checkpoint.config, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
-    model = LlamaModel(HostWeights(checkpoint), LIMITS.max_model_len)
-    vocab_size, cache_of_its_own = checkpoint.config.vocab_size, allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv)
-    parts = DraftModelParts(model, cache_of_its_own, vocab_size, LIMITS.max_model_len)
-    return partial(DeviceDraftModel, parts, LIMITS, Splits.EVEN)
+    model, max_len = LlamaModel(HostWeights(checkpoint), LIMITS.max_model_len), LIMITS.max_model_len
+    device = torch.device("cpu")
+    return drafting_by_model(model, checkpoint.config, TWIN_NUMERICS, LIMITS, max_len, Splits.EVEN, device)
 
 
 def head():
@@ -99,10 +97,7 @@ def head():
         MODEL.embed,
         LIMITS.max_model_len,
     )
-    geometry = head_geometry(config, LIMITS.num_blocks, LIMITS.block_size, TWIN_NUMERICS)
-    cache_of_head = allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv)
-    parts = DeviceHead(of_head, None, cache_of_head, LIMITS.num_rows, LIMITS.max_model_len)
-    return partial(DeviceDraftModel, parts, LIMITS, Splits.EVEN, observer=parts)
+    return drafting_by_head(of_head, None, TWIN_NUMERICS, LIMITS, Splits.EVEN)
 
 
 CHOSEN = ChosenDrafter()
