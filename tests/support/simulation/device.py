@@ -6,7 +6,7 @@ Knows the production's seam to a step thread and to a runner. Refuses to know pl
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline_executor.link.engine import Ticket
 from paceline_executor.link.step_loop import Command
@@ -72,6 +72,7 @@ class _Timed:
     """A launched step and when it will have ended."""
 
     handle: StepHandle
+    took_ns: int
     end_ns: int
     is_lost: bool
 
@@ -123,11 +124,12 @@ class TimedRunner:
     def launch(self, batch: StepBatch) -> StepHandle:
         """Let a step begin when the one before it has ended."""
         late_ns, self._late_ns = self._late_ns, 0
-        self._end_ns = max(self._end_ns, self._clock_ns()) + self._step_ns(batch.token_ids.size) + late_ns
+        took_ns = self._step_ns(batch.token_ids.size) + late_ns
+        self._end_ns = max(self._end_ns, self._clock_ns()) + took_ns
         fails, self.fails_next = self.fails_next, False
         if fails and not self._fails_late:
             raise InjectedError("a fault lets this step fail")
-        return _Timed(self._inner.launch(batch), self._end_ns, is_lost=fails)
+        return _Timed(self._inner.launch(batch), took_ns, self._end_ns, is_lost=fails)
 
     def is_done(self, handle: StepHandle) -> bool:
         """Whether its time is over, and the runner inside says so too."""
@@ -135,12 +137,12 @@ class TimedRunner:
         return self._clock_ns() >= handle.end_ns and self._inner.is_done(handle.handle)
 
     def wait(self, handle: StepHandle) -> StepOutput:
-        """What the step produced; its time is over."""
+        """What the step produced, and how long it took by the virtual clock; its time is over."""
         assert isinstance(handle, _Timed), "launch() made it"
         assert self._clock_ns() >= handle.end_ns, "whoever runs the steps has waited"
         if handle.is_lost:
             raise InjectedError("a fault lets the device fail")
-        return self._inner.wait(handle.handle)
+        return replace(self._inner.wait(handle.handle), forward_ns=handle.took_ns, sample_ns=0)
 
     def end_of(self, ticket: Ticket) -> int:
         """When a step has ended; a failed one is the last that was launched."""

@@ -21,6 +21,7 @@ _CLOCK_JUMP_S = 10.0
 _POLL_S = 0.05
 _MAX_POLLS = 20
 _SLOW_ANSWER_S = (0.1, 0.2)
+_LEASE_RUNS_OUT_S = (1.0, 1.2)  # FenceTimes.lease_ns, the plan stream's MAX_SILENCE_S
 
 
 class Faults:
@@ -134,7 +135,9 @@ class Faults:
         await self._freeze(hit.random.choice(self._stage.schedulers).node, hit.lasts_s)
 
     async def _freeze_executor(self, hit: Hit) -> None:
-        await self._freeze(hit.random.choice(self._stage.executors).node, hit.lasts_s)
+        """Often just so long that it wakes when a lease has run out and its scheduler has not given it up yet."""
+        node = hit.random.choice(self._stage.executors).node
+        await self._freeze(node, hit.random.choice((hit.lasts_s, hit.random.uniform(*_LEASE_RUNS_OUT_S))))
 
     async def _freeze(self, node: Node | None, seconds: float) -> None:
         if node is None or node.state is not NodeState.RUNNING:

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from random import Random
 from typing import NoReturn
 
+import numpy as np
+
 from paceline.plan.values import Approach, BatchPlan, RecordId
 from paceline.plan.versions import ProtocolRange
 from paceline.process.callers import ANYBODY
@@ -43,8 +45,9 @@ _LIMITS = EdgeLimits()
 
 
 class _CheckedCore(Core):
-    """A core that looks after every event whether its tables agree, and whether attempts only rise; and that no plan
-    gives a tenant more than its share of the blocks, but to a request that runs alone.
+    """A core that looks after every event whether its tables agree, and whether attempts only rise; that no plan
+    gives a tenant more than its share of the blocks, but to a request that runs alone; and that nobody who could have a
+    token goes without one where others have drafts.
     """
 
     def __init__(self, limits: CoreLimits) -> None:
@@ -62,7 +65,22 @@ class _CheckedCore(Core):
         return effects
 
     def plan(self, address: str, now: float) -> BatchPlan | None:
-        """Return the next step, after looking at what tenants hold then."""
+        """Return the next step, after looking at whose turn it was."""
+        ready = self._ready(address)
+        plan = self._plan_within_shares(address, now)
+        if plan is not None and plan.num_draft_tokens.any():
+            left = ready.difference(plan.rows.tolist(), (release.row for release in plan.releases))
+            assert not left, f"rows {sorted(left)} of {address} go without a token where others have drafts"
+        return plan
+
+    def _ready(self, address: str) -> set[int]:
+        """Return the rows of an executor that could compute a token now."""
+        if self.views.description(address) is None:
+            return set()
+        rows = self.views.executor(address).rows
+        return set(np.flatnonzero((rows.state == RUNNING) & (rows.num_scheduled < rows.limit)).tolist())
+
+    def _plan_within_shares(self, address: str, now: float) -> BatchPlan | None:
         bounds = self.views.limits().tenants
         if not bounds.has_kv_shares:
             return super().plan(address, now)
