@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from paceline.plan.values import RecordId
+from paceline.process.trace_ids import SpanContext, context_below
 from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.request_spans import RequestSpans
@@ -19,7 +20,6 @@ from paceline_scheduler.config import Config, Traces
 from paceline_scheduler.observers.traces import TraceObserver
 from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.spans.sampler import TraceSampler
-from paceline_scheduler.spans.trace_ids import SpanContext, context_below
 from paceline_scheduler.spans.values import Span
 
 if TYPE_CHECKING:

@@ -76,4 +76,4 @@ async def test_every_line_about_a_request_names_it_and_its_trace(monkeypatch):
         assert line.get("trace_id", "") == "".join(TRACE_IDS[name] for name in named), line
         assert [key for key in line if key != "exception"] == FIRST + sorted(line.keys() - {*FIRST, "exception"}), line
     failed = [line for line in executors_lines if line["event"] == "step_failed"]
-    assert {line.get("request_id") for line in failed} == {"r-failed"}
+    assert {(line.get("request_id"), line.get("trace_id")) for line in failed} == {("r-failed", TRACE_IDS["failed"])}

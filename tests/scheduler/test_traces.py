@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision
 
 from both_sides.deployment import Deployment, scenario
+from paceline.process.trace_ids import SpanContext, read_trace_parent, trace_fields, write_trace_parent
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.request_spans import RequestSpans
@@ -25,7 +26,6 @@ from paceline_scheduler.observers import traces
 from paceline_scheduler.observers.traces import TraceObserver
 from paceline_scheduler.spans import names
 from paceline_scheduler.spans.sampler import TraceSampler, trace_sampler
-from paceline_scheduler.spans.trace_ids import SpanContext, read_trace_parent, trace_fields, write_trace_parent
 from paceline_scheduler.spans.values import Span
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.tracing import LateSpans

@@ -3,7 +3,7 @@
 Refuses to know why they failed and who drives.
 """
 
-from paceline.plan.values import BatchPlan, RecordId
+from paceline.plan.values import BatchPlan, NewRequest, RecordId
 from paceline_executor.errors import DeviceError
 from paceline_executor.rows.table import RowTable
 
@@ -25,7 +25,8 @@ class FailureAttribution:
         """Raises DeviceError when more requests failed alone than can be at fault."""
         if plan.rows.size > 1:
             return
-        record_id = request_alone(plan, table)
+        alone = request_alone(plan, table)
+        record_id = None if alone is None else alone.record_id
         if any(_are_one_request(record_id, blamed) for blamed in self._blamed):
             return
         self._blamed.append(record_id)
@@ -41,10 +42,10 @@ def _are_one_request(one: RecordId | None, other: RecordId | None) -> bool:
     return one is not None and other is not None and (one.tenant, one.request_id) == (other.tenant, other.request_id)
 
 
-def request_alone(plan: BatchPlan, table: RowTable) -> RecordId | None:
+def request_alone(plan: BatchPlan, table: RowTable) -> NewRequest | None:
     """Return the only request of a plan, which may have placed it itself; None where there are none or several."""
     if plan.rows.size != 1:
         return None
     row = int(plan.rows[0])
-    placed = next((placement.record_id for placement in plan.new_requests if placement.row == row), None)
-    return placed if placed is not None else table.record_id_on(row)
+    placed = next((placement for placement in plan.new_requests if placement.row == row), None)
+    return placed if placed is not None else table.placement_on(row)

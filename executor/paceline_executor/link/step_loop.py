@@ -20,7 +20,8 @@ from typing import TypeVar
 
 import structlog
 
-from paceline.plan.values import BatchPlan, FailedStep, StepResult
+from paceline.plan.values import BatchPlan, FailedStep, NewRequest, StepResult
+from paceline.process.trace_ids import trace_fields
 from paceline_executor.errors import DeviceError, ServiceError, StepFailedError
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.engine import Engine, Ticket
@@ -278,7 +279,7 @@ class StepLoop:
         self._failed_epoch = plan.epoch
         if error.__cause__ is not None:
             alone = request_alone(plan, engine.table)
-            about = {} if alone is None else {"request_id": alone.request_id, "tenant": alone.tenant}
+            about = {} if alone is None else _names(alone)
             _log.error("step_failed", step_id=plan.step_id, **about, exc_info=error.__cause__)
         told = StepFailedError(str(error)) if isinstance(error, DeviceError) else error
         is_failure = isinstance(told, StepFailedError)
@@ -293,6 +294,11 @@ class StepLoop:
     def _post(self, callback: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has gone; so will this thread
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _names(alone: NewRequest) -> dict[str, str]:
+    record_id = alone.record_id
+    return {"request_id": record_id.request_id, "tenant": record_id.tenant, **trace_fields(alone.trace_parent)}
 
 
 def _mark(launched: _Launched, waited_ns: int, end_ns: int) -> StepMark:

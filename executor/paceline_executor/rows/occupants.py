@@ -34,6 +34,9 @@ class Occupants:
         placement = self._placements.get(row)
         return None if placement is None else placement.record_id
 
+    def placement_on(self, row: int) -> NewRequest | None:
+        return self._placements.get(row)
+
     def row_of(self, record_id: RecordId) -> int | None:
         return self._rows.get(record_id)
 

@@ -87,6 +87,9 @@ class RowTable:
     def record_id_on(self, row: int) -> RecordId | None:
         return self._occupants.id_on(row)
 
+    def placement_on(self, row: int) -> NewRequest | None:
+        return self._occupants.placement_on(row)
+
     def begin_epoch(self) -> None:
         self._grant_hash = HASH_START
 

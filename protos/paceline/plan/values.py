@@ -314,6 +314,7 @@ class NewRequest:
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()  # each way to spell a bad word
     ignored_end_token_ids: tuple[int, ...] = ()  # end tokens of the model that do not end the row
     unsupported_fields: tuple[str, ...] = ()  # names of fields that are set, and that no executor honours yet
+    trace_parent: str = ""  # of W3C, for log lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -830,6 +830,7 @@ class NewRequest(_message.Message):
     BAD_WORD_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORED_END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ADAPTER_SLOT_FIELD_NUMBER: _builtins.int
+    TRACE_PARENT_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """row is the index; it must be free."""
     attempt: _builtins.int
@@ -859,6 +860,8 @@ class NewRequest(_message.Message):
     """adapter_slot is the slot of the adapter to run with, whose load was confirmed; unset: the model alone. Not
     supported yet: set, it fails the request with UNSUPPORTED_FIELD.
     """
+    trace_parent: _builtins.str
+    """trace_parent is the W3C traceparent of the request, for the executor's log lines; empty for none."""
     @_builtins.property
     def id(self) -> Global___RecordId:
         """id names the request."""
@@ -911,10 +914,11 @@ class NewRequest(_message.Message):
         bad_word_token_ids: _abc.Iterable[_inference_pb2.TokenIds] | None = ...,
         ignored_end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         adapter_slot: _builtins.int | None = ...,
+        trace_parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_min_tokens", b"_min_tokens", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "adapter_slot", b"adapter_slot", "id", b"id", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "structured", b"structured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_min_tokens", b"_min_tokens", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "adapter_slot", b"adapter_slot", "attempt", b"attempt", "bad_word_token_ids", b"bad_word_token_ids", "context", b"context", "end_token_ids", b"end_token_ids", "id", b"id", "ignored_end_token_ids", b"ignored_end_token_ids", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_cached_tokens", b"num_cached_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "row", b"row", "sampling", b"sampling", "structured", b"structured"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_min_tokens", b"_min_tokens", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "adapter_slot", b"adapter_slot", "attempt", b"attempt", "bad_word_token_ids", b"bad_word_token_ids", "context", b"context", "end_token_ids", b"end_token_ids", "id", b"id", "ignored_end_token_ids", b"ignored_end_token_ids", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_cached_tokens", b"num_cached_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "row", b"row", "sampling", b"sampling", "structured", b"structured", "trace_parent", b"trace_parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_slot: _TypeAlias = _typing.Literal["adapter_slot"]  # noqa: Y015
     _WhichOneofArgType__adapter_slot: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot"]  # noqa: Y015

@@ -5,10 +5,10 @@ would be a trace. Requests have `request_spans`.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from paceline.process.trace_ids import read_trace_parent
 from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.spans import names
-from paceline_scheduler.spans.trace_ids import read_trace_parent
 from paceline_scheduler.spans.values import Span, SpanSink
 
 Metadata = Iterable[tuple[str, str | bytes]]

@@ -18,6 +18,7 @@ import structlog
 
 from paceline.plan.hashes import rolling_hash
 from paceline.plan.values import FinishReason
+from paceline.process.trace_ids import trace_fields
 from paceline_scheduler.api.completion import StopMatch
 from paceline_scheduler.api.outbox import Finish, Outbox, PendingDelta
 from paceline_scheduler.api.registry import OpenRequests
@@ -28,7 +29,6 @@ from paceline_scheduler.core.events import Detach, End
 from paceline_scheduler.core.outputs import NO_DRAFTS, Failure, FinishNotice, Resumed, TokenOutputs
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import ExecutorFailedError, RequestFailedError, SlowConsumerError, SupersededError
-from paceline_scheduler.spans.trace_ids import trace_fields
 
 _SLOW_CONSUMER = "too much output was left unread; send the request again and read faster, or ask for less"
 _SUPERSEDED = "the client has attached to the request anew; its output goes on there"

@@ -7,6 +7,7 @@ and to executors, where a successor finds it. Knows requests as they were sent; 
 from collections.abc import Callable
 
 from paceline.plan.values import FinishReason, RecordId
+from paceline.process.trace_ids import MAX_TRACE_PARENT_BYTES, read_trace_parent, write_trace_parent
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.completion import CompletionText, StopMatch
 from paceline_scheduler.api.outbox import Finish
@@ -15,7 +16,6 @@ from paceline_scheduler.api.text.detokenizer import Detokenizer
 from paceline_scheduler.api.text.stop_texts import MatchedText
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.spans import names
-from paceline_scheduler.spans.trace_ids import MAX_TRACE_PARENT_BYTES, read_trace_parent, write_trace_parent
 from paceline_scheduler.spans.values import AttributeValue, Span, SpanSink
 
 

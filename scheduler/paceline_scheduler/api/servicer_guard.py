@@ -17,11 +17,11 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from paceline.process import ports
+from paceline.process.trace_ids import trace_fields
 from paceline_scheduler.api import status
 from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.errors import InvalidRequestError, SchedulerError
-from paceline_scheduler.spans.trace_ids import trace_fields
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 

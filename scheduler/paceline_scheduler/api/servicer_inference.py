@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from paceline.plan.values import RecordId
 from paceline.process.callers import ANYBODY
+from paceline.process.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES, trace_fields
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceServicer
 from paceline_scheduler.api import wire
@@ -24,7 +25,6 @@ from paceline_scheduler.api.stream import StreamState
 from paceline_scheduler.api.validation import check_prompt, choose_model
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.errors import InvalidRequestError
-from paceline_scheduler.spans.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES, trace_fields
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _TRACE_FIELDS = {

@@ -20,6 +20,7 @@ import structlog
 
 from paceline.plan.values import RecordId
 from paceline.process.callers import Caller
+from paceline.process.trace_ids import trace_fields
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api import status, wire
 from paceline_scheduler.api.edge import Edge
@@ -35,7 +36,6 @@ from paceline_scheduler.errors import (
     SchedulerError,
     UnknownRequestError,
 )
-from paceline_scheduler.spans.trace_ids import trace_fields
 
 _ACKNOWLEDGED_AT_ONCE = 4096
 # Acknowledgements name requests without their tenant. A finish that stays unacknowledged for so many later requests

@@ -17,6 +17,7 @@ from paceline.plan.codec.requests import SAMPLING_NUMBERS
 from paceline.plan.durations import read_duration
 from paceline.plan.ranges import Range
 from paceline.plan.values import MAX_LOGIT_BIAS, SAMPLING_RANGES, Int32Array, RecordId, SamplingParams
+from paceline.process.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES
 from paceline.v1 import inference_pb2, sampling_pb2
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.resumption import ValidResumption, body_of, number_of
@@ -31,7 +32,6 @@ from paceline_scheduler.errors import (
     UnknownModelError,
     UnsupportedError,
 )
-from paceline_scheduler.spans.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES
 
 Prompt = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 

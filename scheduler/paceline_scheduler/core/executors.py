@@ -109,6 +109,7 @@ class Placement(NewRequest):
             num_prompt_logprobs=None if len(output_token_ids) else request.num_prompt_logprobs,
             bad_word_token_ids=request.bad_words,
             ignored_end_token_ids=request.ignored_end_token_ids if request.min_tokens else (),
+            trace_parent=request.trace_parent,
             request=request,
             history=history,
         )

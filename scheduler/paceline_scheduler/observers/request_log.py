@@ -10,11 +10,11 @@ from typing import Any
 import structlog
 
 from paceline.plan.values import RecordId
+from paceline.process.trace_ids import trace_fields
 from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.events import Effects, Event
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.observers.serving import end_name
-from paceline_scheduler.spans.trace_ids import trace_fields
 
 _log = structlog.get_logger(__name__)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.plan.values import BatchPlan, RecordId, StepResult
+from paceline.process.trace_ids import SpanContext, read_trace_parent
 from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.events import (
     BeginAnew,
@@ -31,7 +32,6 @@ from paceline_scheduler.core.phases import Phase
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.spans import names
-from paceline_scheduler.spans.trace_ids import SpanContext, read_trace_parent
 from paceline_scheduler.spans.values import Attributes, Span, SpanSink
 
 MAX_FOLLOWED = 4096

@@ -30,7 +30,7 @@ def _fields_but(kind: type, *names: str) -> "attrgetter[Any]":
     return attrgetter(*(field.name for field in fields(kind) if field.name not in names))
 
 
-_NUMBERS = _fields_but(NewRequest, "prompt_token_ids", "output_token_ids", "sampling", "context")
+_NUMBERS = _fields_but(NewRequest, "prompt_token_ids", "output_token_ids", "sampling", "context", "trace_parent")
 _SAMPLING = _fields_but(SamplingParams)
 _HISTORY = _fields_but(History)
 

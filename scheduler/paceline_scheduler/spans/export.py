@@ -18,8 +18,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace.span import TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
+from paceline.process.trace_ids import SpanContext
 from paceline_scheduler.spans.names import PACELINE
-from paceline_scheduler.spans.trace_ids import SpanContext
 from paceline_scheduler.spans.values import Span
 
 _SERVICE = "paceline-scheduler"

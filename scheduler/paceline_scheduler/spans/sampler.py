@@ -6,7 +6,7 @@ Apart from the SDK, which is not there yet when the first requests come, and tak
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from paceline_scheduler.spans.trace_ids import SpanContext
+from paceline.process.trace_ids import SpanContext
 
 _ALL = 1 << 64
 

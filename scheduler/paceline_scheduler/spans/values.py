@@ -6,7 +6,7 @@ Refuses to know who takes them.
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from paceline_scheduler.spans.trace_ids import SpanContext
+from paceline.process.trace_ids import SpanContext
 
 AttributeValue = str | int | float | bool | tuple[str, ...]
 Attributes = Mapping[str, AttributeValue]

@@ -243,6 +243,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "bad_word_token_ids": Many(1 << 12),
         "ignored_end_token_ids": _FEW_TOKENS,
         "adapter_slot": Whole(0, 1 << 10),
+        "trace_parent": Text(0, 128, is_name=False),
     },
     plan_pb2.RecordId: {"tenant": _KEY_PART, "request_id": _KEY_PART, "index": _INT},
     inference_pb2.TokenIds: {"ids": Many(1 << 14, _TOKEN)},

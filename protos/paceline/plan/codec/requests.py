@@ -194,6 +194,7 @@ def write_new_request(new: NewRequest) -> plan_pb2.NewRequest:
         num_prompt_logprobs=new.num_prompt_logprobs,
         bad_word_token_ids=[inference_pb2.TokenIds(ids=word) for word in new.bad_word_token_ids],
         ignored_end_token_ids=new.ignored_end_token_ids,
+        trace_parent=new.trace_parent,
     )
 
 
@@ -217,6 +218,7 @@ def read_new_request(message: plan_pb2.NewRequest) -> NewRequest:
         bad_word_token_ids=tuple(tuple(word.ids) for word in message.bad_word_token_ids),
         ignored_end_token_ids=tuple(message.ignored_end_token_ids),
         unsupported_fields=_unsupported_fields(message),
+        trace_parent=message.trace_parent,
     )
 
 

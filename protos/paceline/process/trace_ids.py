@@ -1,7 +1,4 @@
-"""W3C trace contexts: what a request says of its trace, for log lines and spans.
-
-Apart from those that write these, in the edge and beside the core. Knows nothing of OpenTelemetry.
-"""
+"""W3C trace contexts: what a request says of its trace, for log lines and spans. Knows nothing of OpenTelemetry."""
 
 import random
 import re
