@@ -84,9 +84,6 @@ class RowTable:
     def num_records(self) -> int:
         return len(self._records)
 
-    def record_id_on(self, row: int) -> RecordId | None:
-        return self._occupants.id_on(row)
-
     def placement_on(self, row: int) -> NewRequest | None:
         return self._occupants.placement_on(row)
 

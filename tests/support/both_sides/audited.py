@@ -95,9 +95,11 @@ class AuditedRows(AuditedTable):
         """See RowTable."""
         launched = super().launch(plan, now_ns, is_carried=is_carried)
         if self._problems and not self.device.fails_next:
-            keys = map(self.record_id_on, launched.prepared.rows.tolist())
+            placements = map(self.placement_on, launched.prepared.rows.tolist())
             self.slots.problems = {
-                index: self._problems.pop(key) for index, key in enumerate(keys) if key in self._problems
+                index: self._problems.pop(placement.record_id)
+                for index, placement in enumerate(placements)
+                if placement is not None and placement.record_id in self._problems
             }
         return launched
 

@@ -74,9 +74,9 @@ class PlanAudit:
         for block in plan.grants.block_ids.tolist():
             self._tenants.pop(block, None)
         for row, block in zip(plan.shared.rows.tolist(), plan.shared.block_ids.tolist(), strict=True):
-            where, record_id = f"block {block} to row {row}", table.record_id_on(row)
+            where, placement = f"block {block} to row {row}", table.placement_on(row)
             self._require(bool(keys[block].any()), plan, "share of a block without a tag", where)
-            is_own = record_id is not None and self._tenants.get(block) == record_id.tenant
+            is_own = placement is not None and self._tenants.get(block) == placement.record_id.tenant
             self._require(is_own, plan, "share across tenants", where)
             self._require(self._is_full(block), plan, "share of an unfilled block", where)
         for place in plan.new_requests:
@@ -207,8 +207,8 @@ class AuditedTable(RowTable):
         self._applied(plan)
         self._audit.launched(launched, self)
         self.slots.forget(np.setdiff1d(plan.grants.block_ids, plan.copies.sources))
-        running = (self.record_id_on(row) for row in launched.prepared.rows.tolist())
-        self._device.fails_next = any(record_id in self._failing for record_id in running)
+        running = map(self.placement_on, launched.prepared.rows.tolist())
+        self._device.fails_next = any(place is not None and place.record_id in self._failing for place in running)
         return launched
 
     def _fingerprint(self) -> tuple[bytes, ...]:
