@@ -16,7 +16,6 @@ from paceline.plan.values import (
     BatchPlan,
     BlockTags,
     NewRequest,
-    RecordId,
     Release,
     RowError,
     RowState,

@@ -142,7 +142,8 @@ class TimedRunner:
         assert self._clock_ns() >= handle.end_ns, "whoever runs the steps has waited"
         if handle.is_lost:
             raise InjectedError("a fault lets the device fail")
-        return replace(self._inner.wait(handle.handle), forward_ns=handle.took_ns, sample_ns=0)
+        output = self._inner.wait(handle.handle)
+        return replace(output, forward_ns=output.forward_ns + handle.took_ns)
 
     def end_of(self, ticket: Ticket) -> int:
         """When a step has ended; a failed one is the last that was launched."""
