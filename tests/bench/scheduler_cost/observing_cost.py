@@ -2,8 +2,9 @@
 
 Full batches whose requests end after 256 tokens and are replaced, in one process without network and edge. Steps that
 nobody observes take turns with steps that are counted, traced and recorded, each alone and all together, so that all
-meet the same load. Prints CPU time per step: of the observers' calls in the loop, of their threads, and what the rest
-of a step takes longer than where nobody observes. The receiver of the spans is a process of its own.
+meet the same load. Prints how much later the next plan is ready, counted from a result; and CPU time per step: of the
+observers' calls in the loop, and of their threads, which work while the executor computes. The receiver of the spans is
+a process of its own.
 """
 
 import argparse
@@ -54,19 +55,18 @@ OBSERVED: Mapping[str, tuple[str, ...]] = {
 _ADDRESS = "here"
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 64, 256
 _STEP_NS = 10_000_000
-_IDLE_S = 0.001  # of the loop after each step, in which others of the process may run
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class Cost:
-    """CPU times of each turn in microseconds per step: of observing in the loop, and of all else there. `threads_us` is
-    that of the observers' threads over all turns.
+    """Microseconds per step: from a result to the next plan by the clock, one for each step; CPU time of observing in
+    the loop, one for each turn; CPU time of the observers' threads over all turns.
     """
 
+    planned_us: list[float] = field(default_factory=list)
     observing_us: list[float] = field(default_factory=list)
-    rest_us: list[float] = field(default_factory=list)
     threads_us: float = 0.0
 
 
@@ -102,15 +102,19 @@ class _Steps:
             self._submit()
         self._plan = self._planned()
 
-    def run(self, num_steps: int) -> tuple[float, float]:
-        """Return microseconds of CPU per step: of observing here, and of all the rest here. Ends with a scrape."""
-        begun_ns, self._observing_ns = time.thread_time_ns(), 0
+    def run(self, num_steps: int, step_s: float) -> tuple[list[float], float]:
+        """Return microseconds from each result to the next plan, and of CPU per step for observing here. Ends with a
+        scrape. step_s: how long the executor computes.
+        """
+        self._observing_ns, planned_us = 0, []
         for _ in range(num_steps):
-            self._step()
-            time.sleep(_IDLE_S)
+            result = StepFinished(_ADDRESS, self._result(self._plan))
+            begun_ns = time.perf_counter_ns()
+            self._step(result)
+            planned_us.append((time.perf_counter_ns() - begun_ns) / 1e3)
+            time.sleep(step_s)
         self._observing(self._meter.read)
-        spent_ns = time.thread_time_ns() - begun_ns
-        return self._observing_ns / num_steps / 1e3, (spent_ns - self._observing_ns) / num_steps / 1e3
+        return planned_us, self._observing_ns / num_steps / 1e3
 
     def close(self) -> None:
         """Let the threads end."""
@@ -119,8 +123,8 @@ class _Steps:
         if self._recorder is not None:
             self._recorder.close()
 
-    def _step(self) -> None:
-        ended = self._feed(StepFinished(_ADDRESS, self._result(self._plan)))
+    def _step(self, result: StepFinished) -> None:
+        ended = self._feed(result)
         for key in ended:
             if key in self._open:
                 self._observing(self._end, self._open.pop(key))
@@ -195,7 +199,7 @@ class _Steps:
 
 
 async def measure(
-    ratio: float, num_rows: int, num_steps: int, num_turns: int
+    ratio: float, num_rows: int, num_steps: int, num_turns: int, step_s: float
 ) -> tuple[dict[str, Cost], dict[str, int]]:
     """Return what each of OBSERVED costs, and what became of the spans where all is observed."""
     with tempfile.TemporaryDirectory() as folder:
@@ -204,13 +208,13 @@ async def measure(
                 systems = {name: _Steps(num_rows, observers, Path(folder)) for name, observers in OBSERVED.items()}
             costs = {name: Cost() for name in systems}
             for steps in systems.values():
-                steps.run(2 * _OUTPUT_TOKENS)  # until requests end and begin all the time
+                steps.run(2 * _OUTPUT_TOKENS, 0.0)  # until requests end and begin all the time
             before_ns = {name: steps.threads_ns() for name, steps in systems.items()}
             for _ in range(num_turns):
                 for name, steps in systems.items():
-                    observing_us, rest_us = steps.run(num_steps)
+                    planned_us, observing_us = steps.run(num_steps, step_s)
+                    costs[name].planned_us.extend(planned_us)
                     costs[name].observing_us.append(observing_us)
-                    costs[name].rest_us.append(rest_us)
             for name, steps in systems.items():
                 costs[name].threads_us = (steps.threads_ns() - before_ns[name]) / num_turns / num_steps / 1e3
                 steps.close()
@@ -239,20 +243,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what metrics, traces and recordings cost the scheduler.")
     parser.add_argument("--ratio", type=float, default=0.1, help="share of the requests that has spans (default 0.1)")
     parser.add_argument("--num-rows", type=int, default=256, help="running requests (default 256)")
-    parser.add_argument("--num-steps", type=int, default=200, help="steps of a turn (default 200)")
-    parser.add_argument("--num-turns", type=int, default=20, help="turns of each (default 20)")
+    parser.add_argument("--num-steps", type=int, default=100, help="steps of a turn (default 100)")
+    parser.add_argument("--num-turns", type=int, default=12, help="turns of each (default 12)")
+    parser.add_argument("--step-ms", type=float, default=8.0, help="how long a step computes (default 8)")
     options = parser.parse_args()
-    costs, spans = asyncio.run(measure(options.ratio, options.num_rows, options.num_steps, options.num_turns))
-    alone_us = statistics.median(costs["nobody"].rest_us)
-    print(
-        f"{options.num_rows} rows, ratio {options.ratio}, spans {spans}; a step that nobody observes {alone_us:.0f} us"
+    costs, spans = asyncio.run(
+        measure(options.ratio, options.num_rows, options.num_steps, options.num_turns, options.step_ms / 1e3)
     )
+    alone_us = costs["nobody"].planned_us
+    median_us = statistics.median(alone_us)
+    print(f"{options.num_rows} rows, ratio {options.ratio}, spans {spans}; unobserved, a plan takes {median_us:.0f} us")
     for name, cost in costs.items():
-        observing_us, rest_us = statistics.median(cost.observing_us), statistics.median(cost.rest_us)
+        # All run the same requests, so that a step is the same step in each.
+        later_us = statistics.median(np.subtract(cost.planned_us, alone_us))
+        observing_us = statistics.median(cost.observing_us)
         if OBSERVED[name]:
             print(
-                f"{name}: {observing_us + cost.threads_us:.0f} us per step ({observing_us:.0f} in the loop, least "
-                f"{min(cost.observing_us):.0f}, {cost.threads_us:.0f} in threads), rest {rest_us - alone_us:+.0f} us"
+                f"{name}: plans {later_us:+.0f} us; CPU {observing_us:.0f} us per step in the loop, "
+                f"{cost.threads_us:.0f} in threads"
             )
 
 
