@@ -34,7 +34,7 @@ from paceline_executor.testing.drafters import wanted_drafts
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.eagle3 import random_head
 from paceline_executor.testing.models import tiny_checkpoint
-from paceline_executor.testing.plans import int32
+from paceline_executor.testing.plans import GREEDY, int32, placement, plan
 from paceline_executor.testing.random_plans import LIMITS, Request, Scheduler
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_kernels.attention import Splits
@@ -257,7 +257,8 @@ def device_runner(folder):
     checkpoint, limits = eagle3_from_folder(folder, TARGET.config), replace(LIMITS, max_num_draft_tokens=MAX_DRAFTS)
     model = LlamaModel(HostWeights(TARGET), LIMITS.max_model_len)
     tensors = lambda name: torch.from_numpy(checkpoint.tensor(name))  # noqa: E731
-    head = DeviceEagle3Head(checkpoint.config, tensors, model.embed, LIMITS.max_model_len)
+    embed = None if checkpoint.has_embedding else model.embed
+    head = DeviceEagle3Head(checkpoint.config, tensors, embed, LIMITS.max_model_len)
     geometry = kv_geometry(TARGET.config, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
     ids = None if checkpoint.target_ids is None else torch.from_numpy(checkpoint.target_ids).long()
     runner = DeviceRunner(
@@ -297,6 +298,38 @@ def assert_right(runner, drafter, wanted, outputs, share):
         counts.update(run.counts)
     assert counts["verified"] >= 100
     assert counts["accepted"] >= share * counts["verified"]
+
+
+def steps_of(engine, sampling):
+    """Drafts verified and tokens brought of each step of a request, whose steps may have so many, and all tokens."""
+    cells = [(0, cell, cell) for cell in range(LIMITS.max_blocks_per_row)]
+    contents = {"place": [placement(0, [1, 2, 3], max_tokens=24, sampling=sampling)], "grants": cells}
+    steps, tokens, num_known = [], [], 3
+    for most in (0, 1, 2, 5, 3, 0, 4):
+        num_drafts = max(0, min(most, LIMITS.max_model_len - 3 - len(tokens) - 2))
+        drafts = [num_drafts] if num_drafts else ()
+        result = engine.collect(engine.launch(plan([(0, num_known + num_drafts)], drafts=drafts, **contents)))
+        steps.append((int(result.num_draft_tokens.sum()), int(result.num_accepted[0])))
+        tokens += result.token_ids.tolist()
+        contents, num_known = {}, 1
+    return steps, tokens
+
+
+@pytest.mark.parametrize("has_embedding", [False, True])
+def test_a_device_drafts_what_a_cpu_drafts(tmp_path, has_embedding):
+    """A head that knows nothing, for requests of three tokens: each step verifies and accepts as many."""
+    parts = random_head(TARGET.config, aux_layers=AUX_LAYERS, has_embedding=has_embedding)
+    folder, limits = parts.write(tmp_path / "head"), replace(LIMITS, max_num_draft_tokens=MAX_DRAFTS)
+    on_device, steps = device_runner(folder), []
+    for seed in range(6):
+        sampling = replace(GREEDY, temperature=1.0, seed=seed, allowed_token_ids=(1, 2, 3))
+        runner = runner_in(FLOAT32_NUMERICS)
+        drafter = drafter_for(runner, folder, WeightKind.FLOAT32)
+        expected_steps = steps_of(Engine(RowTable(limits, drafter), runner), sampling)
+        assert steps_of(Engine(RowTable(limits), on_device), sampling) == expected_steps
+        steps += expected_steps[0]
+    verified, brought = (sum(column) for column in zip(*steps, strict=True))
+    assert 0 < brought - len(steps) < verified
 
 
 @pytest.mark.parametrize("seed", range(5))

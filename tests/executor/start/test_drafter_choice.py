@@ -158,6 +158,22 @@ def test_a_head_drafts_on_a_device(models, tmp_path, dialect):
     assert num_verified >= 100
 
 
+def test_a_head_drafts_for_dummy_weights_on_a_device(tmp_path):
+    """Of which there is a config.json, and no file with weights."""
+    shape = {"vocab_size": 272, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "head_dim": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **shape, **heads}), encoding="utf-8")
+    head = random_head(DEEP_CONFIG, aux_layers=(3, 2)).write(tmp_path / "head")
+    options = ["--runner", "twin", "--block-size", "16", "--max-num-batched-tokens", "64", "--max-model-len", "64"]
+    dummy = ["--load-format", "dummy", "--kv-cache-memory", "1MiB"]
+    drafting = loaded(str(tmp_path), {"drafter": "eagle3", "model": str(head)}, *options, *dummy)
+    assert drafting.description.has_dummy_weights
+
+    tokens, num_verified, _ = output_of(drafting.engine, 0, 4)
+    assert tokens == output_of(drafting.engine, 1, 0)[0]
+    assert num_verified >= 50
+
+
 def test_a_head_of_another_model_is_refused(models, tmp_path):
     """Before weights are read."""
     head = random_head(replace(WIDE_CONFIG, vocab_size=300), aux_layers=(3, 2)).write(tmp_path / "head")

@@ -1,6 +1,7 @@
 """A model onto a device: what the runner is made of, what is logged, and what is said where memory runs out."""
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,19 +13,32 @@ from structlog.testing import capture_logs
 from gpu.rigs import LLAMA_8B
 from paceline.plan.values import GraphSizes
 from paceline_executor.config import RunnerKind, parse_config
-from paceline_executor.device_numerics import TWIN_NUMERICS, choose_device_numerics
+from paceline_executor.device_numerics import TWIN_NUMERICS, DeviceNumerics, choose_device_numerics
 from paceline_executor.errors import LimitError, ShortMemoryError
+from paceline_executor.limits import RowLimits
 from paceline_executor.memory import is_out_of_memory
 from paceline_executor.models.registry import build_model
-from paceline_executor.numerics import WeightKind
+from paceline_executor.models.rope import rotation_bytes
+from paceline_executor.numerics import KvDtype, WeightKind
+from paceline_executor.runner.device.buckets import buckets_of
+from paceline_executor.runner.device.draft_model import NUM_PASSES
 from paceline_executor.runner.device.memory_plan import DeviceMemory
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.start import kernel_compiling, loading_device
-from paceline_executor.start.loading_device import Place, load_on_device, plan_device
+from paceline_executor.start.loading_device import (
+    DeviceHeadDraft,
+    DraftBytes,
+    Place,
+    draft_bytes,
+    load_on_device,
+    plan_device,
+)
 from paceline_executor.start.opening import Opened, ProgressLog, num_parameters, open_model, simulated_tokenizer
+from paceline_executor.testing.eagle3 import random_head
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, tiny_checkpoint
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import KvScales
+from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.linear import Splits
 from paceline_kernels.scaled_linear import ScaledWeight
@@ -35,6 +49,7 @@ CPU = torch.device("cpu")
 H100 = Place(CPU, "NVIDIA H100", DeviceMemory(80 * GIB, 79 * GIB), (9, 0))
 SMALL = ["--max-num-seqs", "2", "--max-num-batched-tokens", "128", "--kv-cache-memory", "1MiB"]
 COMPILE_KERNELS = loading_device._compile_kernels
+BFLOAT16 = DeviceNumerics(torch.bfloat16, MatrixKind.DENSE, KvDtype.BFLOAT16)
 MEASURED = KvScales(np.full((2, 2), 3.0, np.float32), np.full((2, 2), 2.0, np.float32))
 
 
@@ -320,6 +335,21 @@ def test_an_8b_model_leaves_most_of_a_large_gpu_to_its_kv_cache():
     half = planned("--kv-cache-dtype", "fp8_e4m3")[1]
     assert abs(half.num_blocks - 2 * limits.num_blocks) <= 1
     assert planned("--quantization", "fp8")[0].table["weights"] < 0.6 * plan.table["weights"]
+
+
+def test_a_head_takes_memory_of_its_own_and_of_each_token(tmp_path):
+    """Its weights; keys, values and a feature of each slot; hidden states of the target's steps and their features."""
+    model = replace(TINY_CONFIG, num_layers=4)
+    draft = DeviceHeadDraft(eagle3_from_folder(random_head(model, aux_layers=(3, 2)).write(tmp_path), model), BFLOAT16)
+    limits = RowLimits(8, 256, 64, num_blocks=64, block_size=16, vocab_size=model.vocab_size)
+    sizes, config = buckets_of(8, 64, 7), draft.checkpoint.config
+    bytes_of = draft_bytes(draft, limits, sizes)
+    num_weights = sum(math.prod(shape) for shape in config.tensor_shapes().values())
+    assert bytes_of.weights == 2 * num_weights + rotation_bytes(config.layer, limits.max_model_len)
+    assert bytes_of.per_token == 2 * (2 * model.num_kv_heads * model.head_dim + model.hidden_size)
+    assert bytes_of.per_step_token == 2 * (2 * model.hidden_size + model.hidden_size)
+    assert len(bytes_of.kept) == NUM_PASSES * len({size.num_rows for size in sizes if not size.is_decode})
+    assert draft_bytes(None, limits, sizes) == DraftBytes()
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_to_do():
