@@ -35,12 +35,15 @@ class Metrics:
         executors: Executors,
         num_lost_log_lines: Callable[[], int],
         span_counts: Callable[[], Mapping[str, int]] = dict,
+        idle_ns: Callable[[str], int] = lambda _: 0,
     ) -> None:
+        """`idle_ns` tells how long an executor had no step up to now, by its address."""
         self._meter = meter
         self._views = views
         self._executors = executors
         self._num_lost_log_lines = num_lost_log_lines
         self._span_counts = span_counts
+        self._idle_ns = idle_ns
         self._port = MetricsPort(self.read)
 
     async def listen(self, host: str, port: int | None) -> int | None:
@@ -65,6 +68,7 @@ class Metrics:
             gauges[definitions.EXECUTORS][state.name.lower(),] = states[state.name.lower()]
         for status in statuses:
             _read_executor(status, gauges)
+            gauges[definitions.IDLE][status.address,] = self._idle_ns(status.address) / 1e9
         self._read_models(statuses, gauges)
         return [*self._meter.read(), *(Reading(definition, values) for definition, values in gauges.items())]
 
@@ -90,13 +94,17 @@ def observe(runtime: Runtime, edge: Edge, log_requests: float) -> Meter:
     request_log = RequestLog(log_requests, reason_of)
 
     def refused(key: RecordId, model: str, trace_parent: str, error: SchedulerError) -> None:
-        meter.add("admission_rejections_total", 1, reason_of(error))
+        count_refusal(meter, error)
         request_log.refused(key, model, trace_parent, error)
 
     runtime.show_plans(ServingObserver(meter))
     runtime.show(request_log)
     edge.on_refusal(refused)
     return meter
+
+
+def count_refusal(meter: Meter, error: SchedulerError) -> None:
+    meter.add("admission_rejections_total", 1, reason_of(error))
 
 
 def _read_executor(status: ExecutorStatus, gauges: dict[Definition, dict[Labels, float]]) -> None:
@@ -110,7 +118,6 @@ def _read_executor(status: ExecutorStatus, gauges: dict[Definition, dict[Labels,
         gauges[definitions.KV_BLOCKS][address, state] = num_blocks
     gauges[definitions.KV_SLOTS_FILLED][address,] = status.num_filled_slots / max(1, status.num_owned_slots)
     gauges[definitions.PLANS_IN_FLIGHT][address,] = status.num_plans_in_flight
-    gauges[definitions.IDLE][address,] = status.steps.idle_ns / 1e9
     gauges[definitions.STARVED][address,] = status.steps.starved_ns / 1e9
     _read_drafts(address, status.steps, gauges)
 

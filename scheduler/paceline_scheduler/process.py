@@ -13,6 +13,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import structlog
@@ -41,7 +42,7 @@ from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport_grpc import GrpcTransport
-from paceline_scheduler.metrics import Metrics, observe
+from paceline_scheduler.metrics import Metrics, count_refusal, observe
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.servicer_ports import SchedulerPorts
@@ -160,6 +161,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     edge = Edge(runtime, executors, texts, edge_limits)
     runtime.deliver_to(edge.delivery)
     meter = observe(runtime, edge, config.log_requests)
+    ports.on_refusal = partial(count_refusal, meter)
     spans = trace(config, runtime, edge, ports.calls, clock, claim.scheduler_id)
     observed = Observed(steps.watch, meter, lambda: log.num_lost, recorder)
     admin = AdminServicer(runtime, executors, claim.scheduler_id, observed)
@@ -177,7 +179,11 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
         tokenizers,
     )
     span_counts = dict[str, int] if spans is None else spans.counts
-    metrics = Metrics(meter, runtime.views, executors, lambda: log.num_lost, span_counts)
+
+    def idle_ns(address: str) -> int:
+        return steps.idle_ns(address, runtime.now_s())
+
+    metrics = Metrics(meter, runtime.views, executors, lambda: log.num_lost, span_counts, idle_ns)
     statistics = Statistics(meter, executors, lambda: runtime.views.num_waiting()[0], clock)
     return _Parts(runtime, executors, listener, edge, services, fleet, metrics, statistics, spans, recorder)
 

@@ -18,7 +18,7 @@ from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.config import Config
-from paceline_scheduler.errors import PortError
+from paceline_scheduler.errors import PortError, SchedulerError
 from paceline_scheduler.tenant_limits import TenantBounds
 from paceline_scheduler.tokens import TokenFile
 
@@ -84,6 +84,7 @@ class SchedulerPorts:
         self.tokens = None if config.tokens is None else TokenFile(config.tokens)
         self.bounds: Callable[[], TenantBounds] = TenantBounds  # in force; whoever knows them says so
         self.calls = CallSpans()
+        self.on_refusal: Callable[[SchedulerError], None] = lambda _: None  # of calls whose request is not read
         self._named = asyncio.Event()
         has_tls = config.tls_dir is not None
         self._servers = [
@@ -118,11 +119,12 @@ class SchedulerPorts:
 
     def _access(self, *, asks_certificates: bool) -> Access:
         if self.tokens is None:
-            return Access(has_certificates=asks_certificates)
+            return Access(has_certificates=asks_certificates, on_refusal=lambda error: self.on_refusal(error))
         access = Access(
             self.tokens.find,
             has_certificates=asks_certificates,
             max_num_streams=lambda tenant: self.bounds().of(tenant).max_num_streams,
+            on_refusal=lambda error: self.on_refusal(error),
         )
         self.tokens.on_change(access.revoke)
         return access

@@ -40,23 +40,25 @@ class Statistics:
             self.tell()
 
     def tell(self) -> None:
-        """About the time since the last line, if anything happened or waits."""
+        """About the time since the last line, if anything happened, runs or waits."""
         before, now = self._before, self._sums()
         self._before = now
         num_waiting = self._num_waiting()
-        if now.generation_tokens == before.generation_tokens and now.refused == before.refused and not num_waiting:
-            return
         statuses, seconds = self._executors.statuses(), max(1e-9, now.at_s - before.at_s)
+        num_running = sum(status.num_running_requests for status in statuses)
+        is_quiet = now.generation_tokens == before.generation_tokens and now.refused == before.refused
+        if is_quiet and not num_waiting and not num_running:
+            return
         num_queries = now.cache_queries - before.cache_queries
         _log.info(
             "statistics",
-            num_running_requests=sum(status.num_running_requests for status in statuses),
+            num_running_requests=num_running,
             num_waiting_requests=num_waiting,
             num_refused_requests=int(now.refused - before.refused),
             prompt_tokens_per_s=round((now.prompt_tokens - before.prompt_tokens) / seconds, 1),
             generation_tokens_per_s=round((now.generation_tokens - before.generation_tokens) / seconds, 1),
             prefix_cache_hit_ratio=round((now.cache_hits - before.cache_hits) / max(1, num_queries), 3),
-            kv_cache_usage_ratio=round(
+            kv_cache_usage_perc=round(
                 sum(status.num_used_blocks for status in statuses)
                 / max(1, sum(status.num_total_blocks for status in statuses)),
                 3,

@@ -54,7 +54,7 @@ def first_tokens(in_time, late):
 def preemptions(values):
     """Among 60 requests that end each minute, 20 of them otherwise than the rest."""
     return [
-        series("preemptions_total", values, model_name="m"),
+        series("num_preemptions_total", values, model_name="m"),
         series("request_success_total", "0+40x40", model_name="m", finished_reason="stop"),
         series("request_success_total", "0+20x40", model_name="m", finished_reason="length"),
     ]
@@ -64,11 +64,11 @@ def refused(values, reason):
     return [series("admission_rejections_total", values, reason=reason)]
 
 
-KV_FULL = series("kv_cache_usage_ratio", "0.97x40", model_name="m")
+KV_FULL = series("kv_cache_usage_perc", "0.97x40", model_name="m")
 ALL_IS_WELL = [
     *(series("executors", "2x40", state="ready"), series("executors", "0x40", state="lost"), running("6x40")),
     *(waiting("1x40"), *steps("0+900x40"), *first_tokens(60, 0), *preemptions("0x40")),
-    series("kv_cache_usage_ratio", "0.5x40", model_name="m"),
+    series("kv_cache_usage_perc", "0.5x40", model_name="m"),
 ]
 COMES = {
     "queue grows": ("PacelineQueueGrowing", [waiting("0+20x40")]),

@@ -74,7 +74,7 @@ def test_every_query_asks_for_metrics_and_labels_that_there_are():
         ('sum(rate(paceline_tokens_total{job="a"}[5m]))', "no program shows paceline_tokens_total"),
         ('paceline_executors{job="a",model_name="b"}', "paceline_executors has no label model_name"),
         ('paceline_step_seconds{job="a"}', "no program shows paceline_step_seconds"),
-        ('paceline_preemptions_total_count{job="a"}', "no program shows paceline_preemptions_total_count"),
+        ('paceline_num_preemptions_total_count{job="a"}', "no program shows paceline_num_preemptions_total_count"),
         ('sum by (le) (paceline_step_seconds_count{job="a"})', "nothing in it has the label le"),
         ('paceline_executors{job="a"} * on (pool) paceline_executors{job="a"}', "nothing in it has the label pool"),
         ('paceline_executor_rows_total{job="a"}', "is asked of the wrong program"),

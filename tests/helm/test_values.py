@@ -192,7 +192,7 @@ def test_no_value_does_nothing(path):
         (MINIMAL, {"pools.small.model.init": {"image": "a", "securityContext": {}}}, "securityContext"),
         (MINIMAL, {"networkPolicy.metrics": []}, "metrics"),
         (MINIMAL, {"monitoring.serviceMonitor.interval": "2m"}, "interval"),
-        (MINIMAL, {"monitoring.rules.ttftSeconds": 10}, "ttftSeconds"),
+        (MINIMAL, {"monitoring.rules.ttftSeconds": 2560}, "ttftSeconds"),
         (MINIMAL, {"monitoring.rules.queuedRequests": -1}, "queuedRequests"),
         (MINIMAL, {"monitoring.rules.runbookUrl": ""}, "runbookUrl"),
         (MINIMAL, {"monitoring.dashboard.labels": {"grafana_dashboard": 1}}, "grafana_dashboard"),

@@ -58,6 +58,7 @@ class Watched:
             rig.executors,
             lambda: self.num_lost_lines,
             lambda: {"sent": self.num_lost_lines},
+            lambda address: rig.steps.idle_ns(address, rig.runtime.now_s()),
         )
         self.seen = {}  # by name: all that was read
 
@@ -152,7 +153,7 @@ async def test_blocks_and_slots_are_those_of_the_executor():
         counts = rig.runtime.views.counts(ADDRESS)
         filled = counts.num_filled_slots / counts.num_owned_slots
     assert sum(blocks.values()) == 14
-    assert readings["kv_cache_usage_ratio"]["simulated",] == pytest.approx(blocks["used"] / 14)
+    assert readings["kv_cache_usage_perc"]["simulated",] == pytest.approx(blocks["used"] / 14)
     assert readings["kv_slots_filled_ratio"][ADDRESS,] == pytest.approx(filled)
     assert readings["cache_config_info"] == {("simulated", ADDRESS, "4", "14"): 1}
     assert readings["num_requests_running"]["simulated",] == 1
@@ -334,6 +335,42 @@ async def test_the_statistics_say_how_much_was_done():
 
 
 @scenario
+async def test_the_statistics_go_on_while_requests_run_and_nothing_comes():
+    """Of all times then somebody looks for a line."""
+    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready()
+        statistics = Statistics(watched.meter, rig.executors, lambda: 0, asyncio.get_running_loop().time)
+        rig.submit(make_request(5, 200))
+        await rig.until(lambda: rig.runtime.views.counts(ADDRESS).num_filled_slots > 0)
+        with capture_logs() as lines:
+            statistics.tell()
+            statistics.tell()
+    assert [line["num_running_requests"] for line in lines if line["event"] == "statistics"] == [1, 1]
+    assert lines[-1]["generation_tokens_per_s"] == 0
+
+
+@scenario
+async def test_idle_time_goes_on_between_steps():
+    """A scrape need not wait for the next step, and no scrape shows less than the one before it."""
+    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready()
+        rig.submit(make_request(5, 20))
+        await rig.until_idle()
+        shown = [watched.look()["step_idle_seconds_total"][ADDRESS,]]
+        await asyncio.sleep(6.0)
+        shown += [watched.look()["step_idle_seconds_total"][ADDRESS,]]
+        rig.submit(make_request(5, 20))
+        while any(rig.runtime.views.with_listener()):
+            shown += [watched.look()["step_idle_seconds_total"][ADDRESS,]]
+            await asyncio.sleep(0.001)
+    assert shown == sorted(shown)
+    assert 5.9 <= shown[1] - shown[0] <= 6.1
+    assert shown[-1] - shown[1] <= 0.1
+
+
+@scenario
 async def test_statistics_can_be_silenced():
     """With a period of 0."""
     async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
@@ -361,6 +398,48 @@ async def test_every_end_is_told_once():
     assert counts["stop"] == 1
     assert counts["cancelled"] == 1
     assert sum(counts.values()) == len(rig.client.finishes) + 1, "the edge's own end has no finish here"
+
+
+# Of vLLM's engine metrics, without its prefix: what means the same here.
+VLLM_NAMES = {
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "num_preemptions_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "request_success_total",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "cache_config_info",
+    "request_time_per_output_token_seconds",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
+}
+VLLM_BOUNDS = {
+    "time_to_first_token_seconds": "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160",
+    "inter_token_latency_seconds": "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80",
+    "e2e_request_latency_seconds": "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680",
+    "request_prompt_tokens": "1 2 5 10 20 50 100 200 500 1000 2000 5000 10000 20000 50000 100000",
+    "step_tokens": "1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384",  # iteration_tokens_total there
+}
+
+
+def test_dashboards_of_vllm_need_another_prefix_and_no_more():
+    """Its names, and all of its buckets."""
+    definitions = {definition.name: definition for definition in (*READ, *COUNTED)}
+    assert definitions.keys() >= VLLM_NAMES
+    for name, bounds in VLLM_BOUNDS.items():
+        assert set(definitions[name].bounds) >= set(map(float, bounds.split())), name
 
 
 def test_names_are_what_prometheus_takes():

@@ -31,7 +31,6 @@ COUNTED = (
     _counter("draft_tokens_total", "Verified drafts."),
     _counter("accepted_draft_tokens_total", "The part of them that became output."),
     _counter("draft_seconds_total", "Time that drafting took."),
-    _counter("idle_seconds_total", "Time without a step."),
     _counter("plan_wait_seconds_total", "Time that plans lay ready before their step."),
     _counter("refused_plans_total", "Plans that were not executed."),
     _counter("failed_steps_total", "The part of them whose step failed."),
@@ -41,16 +40,18 @@ EPOCH = _gauge("epoch", "How often a scheduler was accepted.")
 INFO = _gauge("info", "Always 1.", *_INFO_LABELS)
 KV_BLOCKS = _gauge("kv_blocks", "Blocks of the KV cache.")
 KV_CACHE_BYTES = _gauge("kv_cache_bytes", "Bytes of the KV cache.")
+IDLE = _counter("idle_seconds_total", "Time without a step.")
 PROFILED_RATE = _gauge("profiled_bytes_per_second", "Bytes that kernels read, in the last profile.", "kernel")
-READ = (IS_DRIVEN, EPOCH, INFO, KV_BLOCKS, KV_CACHE_BYTES, PROFILED_RATE)
+READ = (IS_DRIVEN, EPOCH, INFO, KV_BLOCKS, KV_CACHE_BYTES, IDLE, PROFILED_RATE)
 
 
 class ExecutorMetrics:
-    """`driven` tells whether a scheduler drives it, and the epoch."""
+    """`driven` tells whether a scheduler drives it, and the epoch; `idle_ns` how long it had no step up to now."""
 
-    def __init__(self, driven: Callable[[], tuple[bool, int]]) -> None:
+    def __init__(self, driven: Callable[[], tuple[bool, int]], idle_ns: Callable[[], int]) -> None:
         self._meter = Meter(COUNTED)
         self._driven = driven
+        self._idle_ns = idle_ns
         self._description: Description | None = None
         self._rates: Mapping[str, float] = {}
 
@@ -78,12 +79,12 @@ class ExecutorMetrics:
             right = np.clip(report.num_accepted - 1, 0, report.num_draft_tokens)
             meter.add("executor_accepted_draft_tokens_total", int(right.sum()))
         meter.add("executor_draft_seconds_total", timings.draft_ns / 1e9)
-        meter.add("executor_idle_seconds_total", timings.idle_ns / 1e9)
         meter.add("executor_plan_wait_seconds_total", timings.waited_ns / 1e9)
 
     def read(self) -> list[Reading]:
         is_driven, epoch = self._driven()
         gauges: dict[Definition, dict[Labels, float]] = {IS_DRIVEN: {(): is_driven}, EPOCH: {(): epoch}}
+        gauges[IDLE] = {(): self._idle_ns() / 1e9}
         gauges[PROFILED_RATE] = {(kind,): rate for kind, rate in self._rates.items()}
         description = self._description
         if description is not None:

@@ -67,7 +67,7 @@ class ExecutorService:
         self._config = config
         self._health = HealthServicer(executor_service.SERVICE_NAME)
         self.plan_streams = PlanStreams(Identity.new(), config.max_plans_in_flight, config.times, config.protocols)
-        self.metrics = ExecutorMetrics(self._driven)
+        self.metrics = ExecutorMetrics(self._driven, lambda: self._steps.idle_ns)
         self._servicer = executor_service.ExecutorServicer(self.plan_streams, Profiles(self.metrics.profiled))
         self._steps = StepLoop(load, self._report)
         self._servers: list[grpc.aio.Server] = []

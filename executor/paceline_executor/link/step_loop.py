@@ -119,7 +119,7 @@ class StepLoop:
         self._failed_epoch = 0  # written by the thread only, as everything below
         self._running: tuple[RunningStep, ...] = ()  # in flight, the first with the time of its start
         self._in_flight: deque[_Launched] = deque()
-        self._idle_since_ns = 0
+        self._idle: tuple[int, int | None] = (0, None)  # so long before, and since when it is again
         self._attribution = FailureAttribution()
         self._last_step = (0, 0)
 
@@ -134,6 +134,12 @@ class StepLoop:
         """If each step in flight takes as long as it may; 0 when idle."""
         running = self._running
         return running[0].bound_ns + sum(step.bound_ns - step.started_ns for step in running[1:]) if running else 0
+
+    @property
+    def idle_ns(self) -> int:
+        """How long there was no step since the model was loaded, up to now."""
+        before_ns, since_ns = self._idle
+        return before_ns + (0 if since_ns is None else self._clock_ns() - since_ns)
 
     @property
     def last_step_id(self) -> int:
@@ -196,7 +202,7 @@ class StepLoop:
             self._post(_settle, self.ended, None)
 
     def _serve(self, engine: Engine) -> _Turns[None]:
-        self._idle_since_ns = self._clock_ns()
+        self._begin_idling()
         while not isinstance(command := (yield from self._next_command(engine)), _Stop):
             if isinstance(command, _Question):
                 yield from self._land_all(engine)
@@ -232,7 +238,9 @@ class StepLoop:
     def _launch(self, engine: Engine, submitted: Submitted) -> _Turns[None]:
         plan, start_ns = submitted.plan, self._clock_ns()
         bound_ns = max(MIN_STEP_BOUND_NS, min(plan.predicted_ns, _MAX_PREDICTED_NS) * 12 // 5)
-        idle_ns = 0 if self._in_flight else start_ns - self._idle_since_ns
+        before_ns, since_ns = self._idle
+        idle_ns = 0 if since_ns is None else start_ns - since_ns
+        self._idle = before_ns + idle_ns, None
         before = self._running
         self._running = (*before, RunningStep(plan.step_id, start_ns, start_ns + bound_ns))
         try:
@@ -270,7 +278,7 @@ class StepLoop:
         if engine.profiler.is_on:
             engine.profiler.end_step(_mark(launched, waited_ns, self._clock_ns()))
         self._attribution.succeeded(plan)
-        self._idle_since_ns = self._clock_ns()
+        self._begin_idling()
 
     def _refuse(self, engine: Engine, plan: BatchPlan, error: ServiceError | DeviceError) -> None:
         """No later plan of its epoch runs. Raises DeviceError when none can run. Launched steps have landed, or were
@@ -289,7 +297,11 @@ class StepLoop:
             raise error
         if is_failure:
             self._attribution.failed(plan, engine.table)
-        self._idle_since_ns = self._clock_ns()
+        self._begin_idling()
+
+    def _begin_idling(self) -> None:
+        if not self._in_flight:
+            self._idle = self._idle[0], self._clock_ns()
 
     def _post(self, callback: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has gone; so will this thread

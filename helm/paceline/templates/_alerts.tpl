@@ -14,7 +14,7 @@
     "description" "{{ $value }} requests wait for {{ $labels.model_name }}, and for 10 minutes they have become more.") | nindent 2 }}
 - alert: PacelineKvCacheFull
   expr: |-
-    max by (model_name) (paceline_kv_cache_usage_ratio{ {{- $of -}} }) > 0.95
+    max by (model_name) (paceline_kv_cache_usage_perc{ {{- $of -}} }) > 0.95
     and sum by (model_name) (paceline_num_requests_waiting{ {{- $of -}} }) > 0
   for: 10m
   {{- include "paceline.alert" (dict "values" $values "name" "PacelineKvCacheFull" "severity" "warning"
@@ -29,7 +29,7 @@
     "description" "{{ $value }} executors do not answer, for longer than they may take to start.") | nindent 2 }}
 - alert: PacelinePreemptions
   expr: |-
-    sum by (model_name) (rate(paceline_preemptions_total{ {{- $of -}} }[10m]))
+    sum by (model_name) (rate(paceline_num_preemptions_total{ {{- $of -}} }[10m]))
     / sum by (model_name) (rate(paceline_request_success_total{ {{- $of -}} }[10m])) > 0.08
   for: 10m
   {{- include "paceline.alert" (dict "values" $values "name" "PacelinePreemptions" "severity" "warning"

@@ -14,14 +14,16 @@ from dataclasses import replace
 from random import SystemRandom
 
 from paceline.plan.values import RecordId
+from paceline.process.callers import ANYBODY, Caller
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.delivery import Delivery
 from paceline_scheduler.api.fan_out import core_requests
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.outbox import DrainNotice, Outbox
 from paceline_scheduler.api.registry import OpenRequests
-from paceline_scheduler.api.request_spans import RequestSpans
+from paceline_scheduler.api.request_spans import NO_SPAN, RequestSpans
 from paceline_scheduler.api.resumption import ValidResumption, check_resumption, is_begun, number_of
+from paceline_scheduler.api.servicer_access import tenant_of
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.api.text.detokenizer import Detokenizer
 from paceline_scheduler.api.text.texts import Texts
@@ -133,16 +135,16 @@ class Edge:
         self.require_open()
         self.executors.require_lead()
 
-    def open(self, request: GenerateRequest, outbox: Outbox) -> RequestStream:
-        """A higher attachment ends the stream that the request has here. Raises InvalidRequestError for the key,
-        DrainingError, StandbyError for what is new, QueueFullError, DuplicateRequestError, StaleAttachmentError.
+    def open(self, request: GenerateRequest, outbox: Outbox, by: Caller = ANYBODY) -> RequestStream:
+        """The tenant becomes the caller's. A higher attachment ends the stream that the request has here. Raises
+        PermissionDeniedError for a foreign tenant, InvalidRequestError for the key, DrainingError, StandbyError for
+        what is new, QueueFullError, DuplicateRequestError, StaleAttachmentError.
         """
         try:
+            request.tenant = tenant_of(request.tenant, by)
             return self._open(request, outbox)
         except SchedulerError as error:
-            self._refused(request, error)
-            if self._spans is not None:
-                self._spans.begin(request, key_of(request), self.backend.now_s()).end(error)
+            self.refuse(request, error, self.backend.now_s())
             raise
 
     def _open(self, request: GenerateRequest, outbox: Outbox) -> RequestStream:
@@ -184,12 +186,12 @@ class Edge:
 
     async def start(self, stream: RequestStream, max_seconds: float | None = None) -> None:
         """The stream ends if this raises. `max_seconds` is what the client's call has left."""
-        came_s = self.backend.now_s()
+        came_s, has_span = self.backend.now_s(), False
         try:
             arrival = Arrival.BACK if is_begun(stream.request) else Arrival.NEW
             await self.executors.until_synced(arrival)
             if self._spans is not None:
-                stream.span = self._spans.begin(stream.request, stream.key, came_s)
+                stream.span, has_span = self._spans.begin(stream.request, stream.key, came_s), True
             first, model, resumption = await self._prepare(stream.request, came_s, max_seconds)
             text_model = await self.texts.model(model)
             await self.executors.until_synced(arrival)  # lost meanwhile, perhaps
@@ -198,16 +200,22 @@ class Edge:
         except SchedulerError as error:
             if stream.state is not StreamState.ENDED:
                 self.requests.forget(stream)
-                self._refused(stream.request, error)
-                stream.span.end(error)
+                if has_span:
+                    self._on_refusal(stream.key, stream.request.model, stream.request.trace_parent, error)
+                    stream.span.end(error)
+                else:
+                    self.refuse(stream.request, error, came_s)
                 raise
         except BaseException:
             self.requests.forget(stream)
             stream.span.leave()
             raise
 
-    def _refused(self, request: GenerateRequest, error: SchedulerError) -> None:
+    def refuse(self, request: GenerateRequest, error: SchedulerError, came_s: float) -> None:
+        """Of a request that nothing was told of yet."""
+        span = NO_SPAN if self._spans is None else self._spans.begin(request, key_of(request), came_s)
         self._on_refusal(key_of(request), request.model, request.trace_parent, error)
+        span.end(error)
 
     async def _prepare(
         self, message: GenerateRequest, came_s: float, max_seconds: float | None

@@ -16,7 +16,13 @@ import structlog
 
 from paceline.process.callers import ANYBODY, NOBODY, Caller, Role, caller_of
 from paceline.process.log_bounds import OPERATOR
-from paceline_scheduler.errors import PermissionDeniedError, TenantLimitError, TokenRevokedError, UnauthenticatedError
+from paceline_scheduler.errors import (
+    PermissionDeniedError,
+    SchedulerError,
+    TenantLimitError,
+    TokenRevokedError,
+    UnauthenticatedError,
+)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _METADATA_KEY, _SCHEME = "authorization", "bearer "
@@ -62,10 +68,12 @@ class Access:
         *,
         has_certificates: bool = False,
         max_num_streams: Callable[[str], int | None] = lambda _: None,
+        on_refusal: Callable[[SchedulerError], None] = lambda _: None,
     ) -> None:
         self._find = find
         self._has_certificates = has_certificates
         self._max_num_streams = max_num_streams
+        self._on_refusal = on_refusal  # of requests and sessions, before anything of them is read
         self._calls: dict[bytes, set[_Call]] = {}
         self._num_streams: Counter[str] = Counter()
 
@@ -86,6 +94,8 @@ class Access:
             _check(method, caller)
         except (UnauthenticatedError, PermissionDeniedError) as error:
             _log.info("call_refused", method=method, caller=caller.name, peer=context.peer(), error=str(error))
+            if method in _STREAMS:
+                self._on_refusal(error)
             raise
         _CALLER.set(caller)
         with self._counted(method, caller), self._until_revoked(found):
@@ -118,9 +128,11 @@ class Access:
             return
         at_most = self._max_num_streams(tenant)
         if at_most is not None and self._num_streams[tenant] >= at_most:
-            raise TenantLimitError(
+            error = TenantLimitError(
                 f"this tenant has {self._num_streams[tenant]} calls open, its limit is {at_most}", _RETRY_S
             )
+            self._on_refusal(error)
+            raise error
         self._num_streams[tenant] += 1
         try:
             yield

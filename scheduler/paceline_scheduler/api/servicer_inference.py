@@ -41,13 +41,12 @@ class InferenceServicer(InferenceServiceServicer):
     @override
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> AsyncIterator[pb.GenerateResponse]:
         edge = self._edge
-        request.tenant = tenant_of(request.tenant, caller())
         if not request.request_id:
             request.request_id = secrets.token_hex(16)
         _take_trace(request, context)
         outbox = edge.open_outbox()
         try:
-            stream = edge.open(request, outbox)
+            stream = edge.open(request, outbox, caller())
             await edge.start(stream, context.time_remaining())
             while stream.state is not StreamState.ENDED or not outbox.is_empty:
                 await outbox.wait()

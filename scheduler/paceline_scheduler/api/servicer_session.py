@@ -139,8 +139,7 @@ class _Session:
 
     def _generate(self, message: pb.GenerateRequest) -> None:
         try:
-            message.tenant = tenant_of(message.tenant, self._by)
-            stream = self._edge.open(message, self._outbox)
+            stream = self._edge.open(message, self._outbox, self._by)
         except RequestRefusedError as error:
             self._fail(message.request_id, error)
             return

@@ -1,6 +1,6 @@
 """The metrics of a scheduler by name, as OPERATING.md documents them. Values only.
 
-Names and buckets are vLLM's where the meaning is the same, those of a first token OpenTelemetry's.
+Names and buckets are vLLM's where the meaning is the same; between tokens there are more of them below 10 ms.
 """
 
 from paceline.process.metrics import Definition, Kind
@@ -10,10 +10,11 @@ _EXECUTOR = ("executor",)
 FIRST_TOKEN_BOUNDS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
     *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
 BETWEEN_TOKENS_BOUNDS_S = (
-    *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01),
-    *(0.015, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0),
+    *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.025, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
 REQUEST_BOUNDS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0),
@@ -21,8 +22,8 @@ REQUEST_BOUNDS_S = (
 )
 STEP_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5)
 PLANNING_BOUNDS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
-_TOKEN_BOUNDS = tuple(float(1 << power) for power in range(18))
-_STEP_TOKEN_BOUNDS = tuple(float(1 << power) for power in range(15))
+_TOKEN_BOUNDS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+_STEP_TOKEN_BOUNDS = (1.0, *(float(1 << power) for power in range(3, 15)))
 _PAUSE_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -44,7 +45,7 @@ COUNTED = (
     _counter("generation_tokens_total", "Generated tokens.", *_MODEL),
     _counter("prefix_cache_queries_total", "Tokens looked up in the prefix cache.", *_MODEL),
     _counter("prefix_cache_hits_total", "Tokens found in the prefix cache.", *_MODEL),
-    _counter("preemptions_total", "Requests taken off their row for want of blocks.", *_MODEL),
+    _counter("num_preemptions_total", "Requests taken off their row for want of blocks.", *_MODEL),
     _counter("request_success_total", "Ended requests by how they ended.", *_MODEL, "finished_reason"),
     _counter("admission_rejections_total", "Refused requests by reason.", "reason"),
     _counter("recoveries_total", "Losses that requests survived.", "kind"),
@@ -68,7 +69,7 @@ COUNTED = (
 
 NUM_RUNNING = _gauge("num_requests_running", "Requests on rows.", *_MODEL)
 NUM_WAITING = _gauge("num_requests_waiting", "Requests in the queue.", *_MODEL)
-KV_USAGE = _gauge("kv_cache_usage_ratio", "Blocks that requests own, 0 to 1.", *_MODEL)
+KV_USAGE = _gauge("kv_cache_usage_perc", "Blocks that requests own, 0 to 1.", *_MODEL)
 CACHE_INFO = _gauge("cache_config_info", "Always 1.", *_MODEL, *_EXECUTOR, "block_size", "num_gpu_blocks")
 EXECUTORS = _gauge("executors", "Executors by state.", "state")
 KV_BLOCKS = _gauge("kv_blocks", "KV blocks by state.", *_EXECUTOR, "state")

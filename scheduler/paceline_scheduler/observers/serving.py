@@ -102,7 +102,7 @@ class _Executor:
             self.prepare.add(np.array([each.prepare_ns for each in timings]) / 1e9)
             self.forward.add(np.array([each.forward_ns for each in timings]) / 1e9)
             self.sample.add(np.array([each.sample_ns for each in timings]) / 1e9)
-            meter.add("preemptions_total", sum(step.num_preempted for step in steps), self.model)
+            meter.add("num_preemptions_total", sum(step.num_preempted for step in steps), self.model)
         if self.plannings_ns:
             self.planning.add(np.array(self.plannings_ns) / 1e9)
         if self.first_tokens_s:

@@ -118,6 +118,9 @@ class _Executor:
     totals: StepTotals = field(default_factory=StepTotals)
     plannings: deque[_Planning] = field(default_factory=deque)  # of the plans in flight
     has_just_ended: bool = False  # a step, and what follows it is being planned
+    free_s: float = 0.0  # since when nothing was planned for it, if that is so
+    open_idle_ns: int = 0  # before the steps in flight: the first result will tell
+    shown_idle_ns: int = 0
 
 
 class StepObserver:
@@ -130,14 +133,23 @@ class StepObserver:
         executor = self._executors.get(address)
         return StepTotals() if executor is None else replace(executor.totals)
 
+    def idle_ns(self, address: str, now: float) -> int:
+        """That of the totals, and of now if it is idle: never less than before."""
+        executor = self._executors.get(address)
+        if executor is None:
+            return 0
+        going_on_ns = executor.open_idle_ns if executor.plannings else round((now - executor.free_s) * 1e9)
+        executor.shown_idle_ns = max(executor.shown_idle_ns, executor.totals.idle_ns + going_on_ns)
+        return executor.shown_idle_ns
+
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
         """A step planned in an earlier stream never finishes."""
-        del now
         match event:
             case StepFinished(address, result):
                 executor = self._executors[address]
                 planning = executor.plannings.popleft()
                 executor.has_just_ended = True
+                executor.free_s, executor.open_idle_ns = now, 0
                 _count(executor.totals, planning, result)
                 if self.watch.sinks:
                     self.watch.tell(self._record(address, effects, planning.planning_ns, result))
@@ -145,11 +157,11 @@ class StepObserver:
                 executor = self._executors.setdefault(description.address, _Executor())
                 executor.plannings.clear()
                 executor.has_just_ended = False
+                executor.free_s, executor.open_idle_ns = now, 0
             case ExecutorRemoved(address):
                 self._executors.pop(address, None)
 
     def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
-        del now
         executor = self._executors.get(address)
         if executor is None:
             return
@@ -157,6 +169,8 @@ class StepObserver:
             executor.has_just_ended = False
             return
         follows_work = bool(executor.plannings) or executor.has_just_ended
+        if not executor.plannings:
+            executor.open_idle_ns = round((now - executor.free_s) * 1e9)
         executor.plannings.append(_Planning(planning_ns, plan.predicted_ns, follows_work))
 
     def _record(self, address: str, effects: Effects[StepInFlight], planning_ns: int, result: StepResult) -> StepRecord:

@@ -216,11 +216,14 @@ class TraceObserver:
                 self._chunk(followed, shown, begun_s, now, (num_tokens, end), is_last=is_last)
                 if is_last:
                     self._look(followed, now)
+                    decoding = self._followed.get(followed.key)
+                    if decoding is not None and decoding is not followed:  # its first token is of this step
+                        decoding.links.append(shown)
         if executor.rows and now - executor.shown_s >= DECODE_STEP_EVERY_S:
             executor.shown_s = now
             shown = shown or self._sink.below(None)
             for followed in executor.rows.values():
-                if len(followed.links) < MAX_LINKS:
+                if len(followed.links) < MAX_LINKS and shown not in followed.links[-1:]:
                     followed.links.append(shown)
         if shown is not None:
             self._show_step(address, executor, shown, planning, step, result, now)

@@ -70,6 +70,21 @@ async def test_every_metric_exists_and_moves():
     )
 
 
+async def test_idle_time_goes_on_between_steps():
+    """A scrape need not wait for the next step, and no scrape shows less than the one before it."""
+    shown = []
+    async with serving(load) as (service, address), attached(address) as client:
+        placing = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
+        await client.run([(0, 3)], placing)
+        for _ in range(3):
+            shown += [look(service)["executor_idle_seconds_total"][()]]
+            await asyncio.sleep(0.02)
+        await client.run([(0, 1)])
+        shown += [look(service)["executor_idle_seconds_total"][()]]
+    assert shown == sorted(shown)
+    assert shown[2] - shown[0] >= 0.03
+
+
 async def test_the_model_is_named_once_it_is_loaded():
     """And the size of its cache."""
     async with serving(load) as (service, _):

@@ -18,7 +18,7 @@ from paceline.v1 import inference_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.servicer_access import Access
-from paceline_scheduler.errors import PermissionDeniedError
+from paceline_scheduler.errors import PermissionDeniedError, TenantLimitError, UnauthenticatedError
 from paceline_scheduler.testing.edge_server import serve_edge, wait_until
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tiny import LONG_MODEL
@@ -53,7 +53,12 @@ class Tokens:
     def __init__(self):
         self._tokens = {token.digest: token for token in parse_tokens(LINES).tokens}
         self.at_most = {}
-        self.access = Access(self.find, max_num_streams=lambda tenant: self.at_most.get(tenant))
+        self.refused = []
+        self.access = Access(
+            self.find,
+            max_num_streams=lambda tenant: self.at_most.get(tenant),
+            on_refusal=lambda error: self.refused.append(type(error)),
+        )
 
     def find(self, secret) -> Token | None:
         """Whose it is."""
@@ -119,10 +124,11 @@ def test_no_service_is_forgotten():
 
 
 @pytest.mark.parametrize("method", METHODS, ids=named)
-async def test_no_call_is_answered_without_a_known_token(channel, method):
-    """Nor does the refusal say more than that."""
+async def test_no_call_is_answered_without_a_known_token(channel, method, tokens):
+    """Nor does the refusal say more than that. Refused requests are counted, and sessions of them."""
     assert await outcome(channel, method) == UNAUTHENTICATED
     assert await outcome(channel, method, token="of-nobody") == UNAUTHENTICATED
+    assert tokens.refused == [UnauthenticatedError] * (2 if method.name in ("Generate", "Session") else 0)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=named)
@@ -232,6 +238,7 @@ async def test_a_tenant_has_so_many_calls_open_as_it_may(stub, backend, tokens):
     call = stub.Generate(pb.GenerateRequest(text="hi"), metadata=bearer("of-blue-2"))
     assert await ended(call) == refused
     assert "grpc-retry-pushback-ms" in dict(await call.trailing_metadata())
+    assert tokens.refused == [TenantLimitError]
     of_red = stub.Generate(pb.GenerateRequest(request_id="r", text="hi"), metadata=bearer("of-red"))
     assert (await backend.next_request()).key.tenant == "red"
     of_red.cancel()

@@ -7,12 +7,14 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from structlog.testing import capture_logs
 
-from paceline.plan.values import FinishReason
+from paceline.plan.values import FinishReason, RecordId
+from paceline.process.callers import Caller, Role
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
+from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.servicer_guard import Guard
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
-from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError
+from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, PermissionDeniedError, UnknownModelError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.testing.edge_server import serve_edge
 from paceline_scheduler.testing.refusals import refusal_of
@@ -47,6 +49,15 @@ async def test_every_refusal_is_told_once_with_its_reason(server, stub):
         ("c", "", "", NoExecutorError),
     ]
     assert told == kinds
+
+
+async def test_a_foreign_tenant_is_a_refusal_like_any_other(server):
+    """Its request is named."""
+    told, blue = [], Caller("blue", frozenset({Role.CLIENT}), "blue")
+    server.edge.on_refusal(lambda key, model, trace, error: told.append((key, model, type(error))))
+    with pytest.raises(PermissionDeniedError):
+        server.edge.open(pb.GenerateRequest(request_id="r", tenant="red", model="m"), Outbox(1, 0), blue)
+    assert told == [(RecordId("red", "r"), "m", PermissionDeniedError)]
 
 
 async def test_a_standby_refuses_what_is_new_before_it_looks_at_it(server, stub):
