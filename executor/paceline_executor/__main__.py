@@ -30,10 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     end_quietly_on_signals()
 
     from paceline_executor import errors
-    from paceline_executor.config import let_waiting_threads_sleep, parse_config
+    from paceline_executor.config import RunnerKind, let_waiting_threads_sleep, parse_config
 
     config = parse_config(arguments)
-    check_installed(_PROGRAM, "structlog", "uvloop", "numpy", "numba", "tokenizers", "torch", "prometheus_client")
+    check_installed(_PROGRAM, "structlog", "uvloop", "numpy", "tokenizers", "torch", "prometheus_client")
+    if config.runner is not RunnerKind.CUDA:  # which has other kernels
+        check_installed(_PROGRAM, "numba")
     let_waiting_threads_sleep()
 
     import structlog

@@ -58,7 +58,7 @@ _PANELS = (
             ("PACELINE_CACHE_DIR", "Default of --cache-dir; else XDG_CACHE_HOME/paceline, else ~/.cache/paceline."),
             ("HF_TOKEN", "Token for gated and private models of the Hugging Face hub; else that of 'hf auth login'."),
             ("HF_ENDPOINT", "URL of another hub than https://huggingface.co."),
-            ("HF_HUB_OFFLINE", "1: as --offline."),
+            ("HF_HUB_OFFLINE", "1: fetch nothing, use only models that are here already."),
             ("GOMP_SPINCOUNT", f"How long threads of float32 products spin before they sleep. [default: {_SPINS}]"),
         ),
     ),
@@ -144,6 +144,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     if values.load_format is LoadFormat.DUMMY and values.model is None:
         parser.error("--load-format dummy needs --model: a folder whose config.json says the shape")
     values.model = values.model or DEFAULT_MODEL
+    values.offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
     values.has_default_block_size = values.block_size is None
     values.block_size = values.block_size or _BLOCK_SIZE
     ports = [port for port in (values.port, values.health_port, values.metrics_port) if port]
@@ -180,12 +181,6 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--revision", metavar="NAME", help="Branch, tag or commit of a model of the Hugging Face hub. [default: main]"
-    )
-    group.add_argument(
-        "--offline",
-        action="store_true",
-        default=os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE,
-        help="Fetch nothing: use only models that are here already.",
     )
     group.add_argument(
         "--served-model-name",

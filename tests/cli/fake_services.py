@@ -64,7 +64,6 @@ def executor(arguments):
         parser.add_argument(f"--{name}", required=True)
     for name in ("num-threads", "max-num-seqs", "kv-cache-memory", "kv-cache-dtype", "quantization", "revision"):
         parser.add_argument(f"--{name}")
-    parser.add_argument("--offline", action="store_true")
     options = parser.parse_args(arguments)
     if options.model == "broken":
         print("paceline-executor: error: there is no model 'broken'", file=sys.stderr)

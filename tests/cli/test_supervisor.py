@@ -45,7 +45,7 @@ class Recorder:
 
 def program(*arguments, name="child", stop_stage=0):
     """A fake child that does what the arguments say."""
-    return Program(name, (sys.executable, "-I", "-S", FAKE_CHILD, *map(str, arguments)), stop_stage)
+    return Program(name, (sys.executable, "-I", "-S", FAKE_CHILD, *map(str, arguments)), stop_stage=stop_stage)
 
 
 def supervise(recorder, *programs, restarts=Restarts.ALWAYS, grace_seconds=20.0):

@@ -172,12 +172,13 @@ def test_numbers_that_the_model_forbids_are_one_line_and_the_exit_code_of_usage(
     assert "leave --kv-cache-dtype int8 out" in stderr
 
 
-async def test_an_executor_without_a_model_is_ready_with_nothing_fetched(tmp_path):
+async def test_an_executor_without_a_model_is_ready_with_nothing_fetched(tmp_path, monkeypatch):
     """Its model can be named; steps take the time that the file says."""
     times = tmp_path / "times.json"
     times.write_text('{"points": [{"num_tokens": 1, "duration_us": 2000}]}')
     options = ("--runner", f"simulated:{times}", "--served-model-name", "none", *ANY_PORTS)
-    with _process("--offline", "--cache-dir", tmp_path / "nothing", *options) as process:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with _process("--cache-dir", tmp_path / "nothing", *options) as process:
         ready = _event(process, "ready")
         async with attached(f"127.0.0.1:{ready['port']}") as client:
             placing = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))

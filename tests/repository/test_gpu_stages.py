@@ -5,6 +5,7 @@ The figures of a rehearsal mean nothing, and none is looked at.
 
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ import pytest
 import torch
 
 import gpu.__main__ as program
+import paceline_executor
+import paceline_scheduler
 from gpu import bench_stage, e2e_stage, endurance, runner_stage
 from gpu.bars import BARS, PEER_BARS, ratio, table, verdicts
 from gpu.bench_models import timed
@@ -56,6 +59,7 @@ from gpu.rigs import LLAMA_8B, find_place, make_rig, random_model
 from gpu.stage import Task
 from gpu.stages import NEEDED, Stage, run_command
 from gpu.wheels import install_wheels, missing_modules
+from paceline_executor.__main__ import ExitCode
 from paceline_executor.link import servicer_views
 from paceline_executor.runner.device.drafts import launching
 from paceline_executor.start import kernel_compiling
@@ -401,8 +405,19 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 import gpu.engine_side, gpu.bench_stage, gpu.e2e_stage
 import paceline_executor.process, paceline_executor.start.loading_device
+from paceline_executor.__main__ import main
+main(["--runner", "cuda", "--port", "0", "--health-port", "0", "--metrics-port", "off"])
 """
-    assert run_command([sys.executable, "-c", code], stage_environment(tmp_path, None), 60)[0] == 0
+    assert run_command([sys.executable, "-c", code], stage_environment(tmp_path, None), 60)[0] == ExitCode.MACHINE
+
+
+@pytest.mark.parametrize("program", [paceline_executor, paceline_scheduler])
+def test_a_stage_has_what_its_programs_ask_for(program):
+    """But for the CPU's compiler, which a GPU does without."""
+    source = (Path(program.__file__).parent / "__main__.py").read_text(encoding="utf-8")
+    asked = {name for call in re.findall(r"check_installed\(_PROGRAM, (.*)\)", source) for name in call.split(", ")}
+    asked = {name.strip('"') for name in asked} - {"torch", "numpy", "numba"}
+    assert {"structlog", "prometheus_client"} <= asked <= {*NEEDED[Stage.E2E]}
 
 
 def test_a_model_that_is_overwritten_has_drafted_before():

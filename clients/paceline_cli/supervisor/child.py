@@ -149,5 +149,6 @@ async def start_child(program: Program, listener: Listener) -> Child:
         *program.command,
         stdin=asyncio.subprocess.DEVNULL,
         process_group=0,
+        env={**os.environ, **dict(program.environment)},
     )
     return Child(transport, output)

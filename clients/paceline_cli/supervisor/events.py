@@ -12,6 +12,7 @@ class Program:
 
     name: str
     command: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()  # variables beside this process's
     stop_stage: int = 0
     """When it is asked to end: after all of lower stages have ended, at once with those of its own."""
     min_restart_seconds: float = 0.0

@@ -165,11 +165,17 @@ def programs_of(deployment: Deployment) -> list[Program]:
     scheduler, executor = find_script("paceline-scheduler"), find_script("paceline-executor")
     patience = _STAND_IN_SECONDS if deployment.with_standby else 0.0
     schedulers = [
-        Program(name, (scheduler, *_scheduler_options(deployment, ports)), _SCHEDULERS_STOP, patience)
+        Program(
+            name,
+            (scheduler, *_scheduler_options(deployment, ports)),
+            stop_stage=_SCHEDULERS_STOP,
+            min_restart_seconds=patience,
+        )
         for name, ports in zip(deployment.scheduler_names, deployment.schedulers, strict=True)
     ]
+    environment = (("HF_HUB_OFFLINE", "1"),) if deployment.offline else ()
     executors = [
-        Program(name, (executor, *_executor_options(deployment, ports)), _EXECUTORS_STOP)
+        Program(name, (executor, *_executor_options(deployment, ports)), environment, _EXECUTORS_STOP)
         for name, ports in zip(deployment.executor_names, deployment.ports.executors, strict=True)
     ]
     return schedulers + executors
@@ -242,6 +248,4 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
     ):
         if value is not None:
             options += [name, str(value)]
-    if deployment.offline:
-        options.append("--offline")
     return [*options, *_security_options(deployment), *deployment.executor_options]

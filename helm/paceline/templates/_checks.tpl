@@ -60,7 +60,7 @@
 {{- if and (not .pool.gpu.count) (not (kindIs "invalid" .pool.gpu.memoryUtilization)) -}}
 {{- fail (printf "pools.%s: gpu.memoryUtilization needs gpu.count 1" .name) -}}
 {{- end -}}
-{{- $own := list "model" "revision" "served-model-name" "host" "port" "health-port" "metrics-port" "shutdown-timeout" "cache-dir" "offline" "tls-dir" "insecure" "gpu-memory-utilization" -}}
+{{- $own := list "model" "revision" "served-model-name" "host" "port" "health-port" "metrics-port" "shutdown-timeout" "cache-dir" "tls-dir" "insecure" "gpu-memory-utilization" -}}
 {{- include "paceline.checkArgs" (dict "where" (printf "pools.%s.args" .name) "args" .pool.args "own" (empty .pool.gpu.count | ternary $own (append $own "runner"))) -}}
 {{- end -}}
 

@@ -72,7 +72,7 @@ def _options(task: Task) -> tuple[str, ...]:
     """Of every executor: the model that was named, or random weights."""
     device = _TWIN_OPTIONS if task.rehearses else _GPU_OPTIONS
     if task.model is not None:
-        return (*device, *_SIZES, "--model", task.model, "--offline")
+        return (*device, *_SIZES, "--model", task.model)
     config = replace(TINY_CONFIG, max_model_len=1024) if task.rehearses else replace(_DUMMY, max_model_len=8192)
     model = write_config(config, task.folder)
     return (*device, *_SIZES, "--load-format", "dummy", "--model", str(model))

@@ -27,7 +27,7 @@ class Stage(enum.Enum):
 
 _OF_MODELS = ("gguf", "safetensors", "tokenizers")
 _OF_GRPC = ("grpc", "google.protobuf", "google.rpc", "grpc_health", "grpc_reflection", "grpc_status")
-_OF_SERVICES = (*_OF_MODELS, *_OF_GRPC, "jinja2", "structlog", "uvloop")
+_OF_SERVICES = (*_OF_MODELS, *_OF_GRPC, "jinja2", "prometheus_client", "structlog", "uvloop")
 NEEDED: Mapping[Stage, tuple[str, ...]] = {
     Stage.KERNELS: (),
     Stage.RUNNER: (*_OF_MODELS, "numba"),  # the CPU computes what the GPU's tokens are compared with

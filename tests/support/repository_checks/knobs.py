@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from repository_checks.programs import run
 from repository_checks.sources import ROOT
 
-MAX_KNOBS = 26
+MAX_KNOBS = 25
 NOT_KNOBS = frozenset({"--help", "--version", "--install-completion", "--show-completion"})
 # What belongs together is one option, which names a file or folder; OpenTelemetry has variables of its own.
 ONE_EACH = ("--tls-", "--token-", "--speculati", "--adapter", "--metrics-", "--record-")

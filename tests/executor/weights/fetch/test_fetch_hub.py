@@ -165,7 +165,7 @@ def test_a_connection_that_is_always_cut_is_an_error(large):
 
 
 def test_without_a_network_the_cache_is_used(place):
-    """By --offline, or because the hub gave no usable answer."""
+    """By HF_HUB_OFFLINE, or because the hub gave no usable answer."""
     path = place.resolve()
     place.hub.requests.clear()
     assert place.resolve(offline=True) == place.resolve(offline=True, revision=MAIN_COMMIT) == path
@@ -176,7 +176,7 @@ def test_without_a_network_the_cache_is_used(place):
 
 def test_offline_what_is_not_there_is_refused(place):
     """A model never fetched, a revision never fetched, a file that is gone."""
-    with pytest.raises(ModelFetchError, match=r"revision main of org/folder is not in .* --offline forbids"):
+    with pytest.raises(ModelFetchError, match=r"revision main of org/folder is not in .* HF_HUB_OFFLINE forbids"):
         place.resolve(offline=True)
     (place.resolve() / "part-2.safetensors").unlink()
     with pytest.raises(ModelFetchError, match="revision v1 of org/folder is not in"):
@@ -374,4 +374,3 @@ def test_the_environment_may_forbid_and_redirect_fetching(monkeypatch, value, ex
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
     config = parse_config(["--revision", "v1"])
     assert (config.offline, config.hub_endpoint, config.revision) == (expected, "https://hub.example", "v1")
-    assert parse_config(["--offline"]).offline
