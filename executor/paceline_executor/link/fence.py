@@ -10,7 +10,7 @@ any time, with the same term or a higher one, and replaces its own stream.
 
 from dataclasses import dataclass, replace
 
-from paceline.plan.values import MAX_TERM, Approach, Claim
+from paceline.plan.values import MAX_TERM, MAX_TERM_RISE, Approach, Claim
 from paceline_executor.errors import (
     AttachError,
     EpochEndedError,
@@ -89,6 +89,9 @@ class Fence:
         """Takes a stream's hello."""
         if not 1 <= claim.term <= MAX_TERM:
             return (Refused(stream_id, AttachError(f"hello.term must be 1 to {MAX_TERM}")),)
+        if claim.term > self._highest_term + MAX_TERM_RISE:
+            sentence = f"hello.term is more than {MAX_TERM_RISE} above {self._highest_term}, the highest known here"
+            return (Refused(stream_id, AttachError(sentence)),)
         stream = _Stream(stream_id, claim, now_ns)
         last = self._last
         if last is not None and self._is_superseded(claim, last):

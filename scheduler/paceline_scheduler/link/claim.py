@@ -1,4 +1,5 @@
-"""The claim that this scheduler makes at every executor alike: an id per boot, and a term that only rises.
+"""The claim that this scheduler makes: an id per boot, and a term that only rises, the same at all executors but those
+whose own term nobody else can have come to.
 
 Knows how far an executor is believed about terms. Refuses to know streams and time.
 """
@@ -30,23 +31,26 @@ class OwnClaim:
         self._greeted: dict[str, None] = {}  # that have had a hello
         self._welcomed_by: dict[int, None] = {}  # since it last stepped down
         self._reported_terms: dict[str, int] = {}  # by address; 0 before
+        self._own_terms: dict[str, int] = {}  # by address, of those that need a higher one than the others
 
     def look_for(self, address: str) -> None:
         self._reported_terms.setdefault(address, 0)
 
     def forget(self, address: str) -> None:
         self._reported_terms.pop(address, None)
+        self._own_terms.pop(address, None)
 
     def learn(self, terms: Mapping[str, int]) -> None:
         """Call it before the first claim."""
         self._reported_terms.update(terms)
-        credible = (term for address, term in terms.items() if self._is_credible(address, term))
+        credible = (term for address, term in terms.items() if self.is_credible(address, term))
         self.term = max(self.term, max(credible, default=0) + 1)
 
     def hello(self, address: str) -> Hello:
         takes_over = self.takes_over(address)
         self._greeted[address] = None
-        return Hello(Claim(self.term, self.scheduler_id, self.address), self._protocols, takes_over)
+        term = max(self.term, self._own_terms.get(address, 0))
+        return Hello(Claim(term, self.scheduler_id, self.address), self._protocols, takes_over)
 
     def takes_over(self, address: str) -> bool:
         """The next hello to this executor displaces a live holder."""
@@ -66,9 +70,23 @@ class OwnClaim:
         self.require_credible(address, term)
         self.term = max(self.term, term + 1)
 
+    def rise_there(self, address: str, info: ExecutorInfo) -> None:
+        """Nobody holds this executor, and its term is not credible: a stray claim has raised it, or it lies. Elsewhere
+        the claim stays. Raises IncredibleTermError where no term is above it.
+        """
+        if info.holder_scheduler_id == self.scheduler_id:
+            return
+        if info.term >= MAX_TERM or info.holder_scheduler_id:
+            raise IncredibleTermError(info.term)
+        self._own_terms[address] = max(self._own_terms.get(address, 0), info.term + 1)
+
+    def is_alike(self, address: str) -> None:
+        """This executor takes the claim that all others get."""
+        self._own_terms.pop(address, None)
+
     def require_credible(self, address: str, term: int) -> None:
         """Raises IncredibleTermError."""
-        if not self._is_credible(address, term):
+        if not self.is_credible(address, term):
             raise IncredibleTermError(term)
 
     def is_below(self, holder: Holder) -> bool:
@@ -84,7 +102,7 @@ class OwnClaim:
         self._approach = Approach.WAIT
         self._welcomed_by.clear()
 
-    def _is_credible(self, address: str, term: int) -> bool:
+    def is_credible(self, address: str, term: int) -> bool:
         others = [term for other, term in self._reported_terms.items() if other != address]
         if not others:
             return 0 <= term < MAX_TERM

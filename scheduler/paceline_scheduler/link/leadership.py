@@ -228,8 +228,11 @@ class Leadership:
         return is_behind or now_s < executor.left_alone_until_s
 
     def _rise(self, executor: ExecutorRecord, info: ExecutorInfo, now_s: float) -> Verdicts:
-        """A scheduler has one claim everywhere: it attaches to the others again."""
-        self.claim.require_credible(executor.address, info.term)
+        """A scheduler has one claim at all whose terms are credible: it attaches to the others again."""
+        if not self.claim.is_credible(executor.address, info.term):
+            self.claim.rise_there(executor.address, info)
+            return ()
+        self.claim.is_alike(executor.address)
         if not self.claim.must_rise(info):
             return ()
         executor.let_claim_count(now_s)

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline.plan.values import MAX_TERM, Approach, Claim
+from paceline.plan.values import MAX_TERM, MAX_TERM_RISE, Approach, Claim
 from paceline_executor.errors import AttachError, EpochEndedError, TermSupersededError, TooManySchedulersError
 from paceline_executor.link.fence import Accepted, Fence, FenceTimes, Refused, Waits
 
@@ -47,7 +47,7 @@ def test_a_lower_claim_is_refused_with_the_holders_name(fence, claim, approach):
     assert "'m' of term 5" in str(refused.error)
 
 
-@pytest.mark.parametrize("term", [-1, 0, MAX_TERM + 1, 2**63 - 1])
+@pytest.mark.parametrize("term", [-1, 0, 6 + MAX_TERM_RISE, MAX_TERM, MAX_TERM + 1, 2**63 - 1])
 @pytest.mark.parametrize("approach", list(Approach))
 def test_a_term_out_of_bounds_is_refused_and_leaves_no_trace(fence, term, approach):
     """Not even in the highest term, above which others have to rise."""

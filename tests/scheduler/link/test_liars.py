@@ -9,17 +9,18 @@ import pytest
 
 from both_sides.audited import expected_output
 from both_sides.deployment import Deployment
-from paceline.plan.values import MAX_TERM, ExecutorInfo
+from paceline.plan.values import MAX_TERM, MAX_TERM_RISE, ExecutorInfo
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StreamEndedError, TermSupersededError
 from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.claim import MAX_RISE
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
 from paceline_scheduler.testing.virtual_time import in_virtual_time
 
-HONEST, LIAR = "executor:1", "liar:1"
+HONEST, OTHER, LIAR = "executor:1", "executor:2", "liar:1"
 MADE_UP = "evil.example:1"
 
 
@@ -85,9 +86,15 @@ def liar_of(rig):
     return next(status for status in rig.executors.statuses() if status.address == LIAR)
 
 
-@pytest.mark.parametrize("term", [MAX_TERM - 1, MAX_TERM, 2**63 - 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize(
+    ("term", "trouble"),
+    [
+        (MAX_TERM - 1, "it refuses this scheduler for one of term 0, which does not rank higher"),
+        *((term, f"term {term}, which no scheduler can have reached") for term in (MAX_TERM, 2**63, 2**64 - 1)),
+    ],
+)
 @in_virtual_time
-async def test_a_term_that_nobody_can_have_come_to_is_that_executors_own_trouble(term):
+async def test_a_term_that_nobody_can_have_come_to_is_that_executors_own_trouble(term, trouble):
     """The claim made at the honest one stays one above which the next scheduler can rise."""
     async with beside(told_term=lambda _: term) as (deployment, rig, _):
         await rig.until_ready()
@@ -95,7 +102,7 @@ async def test_a_term_that_nobody_can_have_come_to_is_that_executors_own_trouble
         await assert_served(rig)
         assert (rig.leadership.claim.term, deployment[HONEST].epoch) == (1, 1)
         assert liar_of(rig).state == ShownState.LOST
-        assert f"term {term}, which no scheduler can have reached" in liar_of(rig).last_error
+        assert trouble in liar_of(rig).last_error
 
 
 @pytest.mark.parametrize("term", [0, 1, MAX_TERM - 1, MAX_TERM, 2**62, 2**64 - 1, 10**30])
@@ -143,11 +150,33 @@ async def test_after_a_liar_the_next_scheduler_gets_the_honest_executor():
 
 
 @in_virtual_time
-async def test_a_lone_executor_is_believed_up_to_the_highest_term():
+async def test_a_lone_executor_is_believed():
     """There are no others to be spared."""
     async with Deployment(HONEST) as deployment:
-        stream = await deployment.stranger(HONEST, "stranger", MAX_TERM - 1)
+        stream = await deployment.stranger(HONEST, "stranger", MAX_TERM_RISE)
         stream.cancel()
         async with deployment.rig() as rig:
             await rig.until_ready()
-            assert deployment[HONEST].fence.holder.term == MAX_TERM
+            assert deployment[HONEST].fence.holder.term == MAX_TERM_RISE + 1
+
+
+@pytest.mark.parametrize("rise", [1, MAX_RISE, MAX_RISE + 1, MAX_TERM_RISE - 2])
+@in_virtual_time
+async def test_a_stray_hello_costs_its_executor_the_time_that_it_holds_it(rise):
+    """Of any term that an executor takes: the scheduler gets it back, the next one gets it too, and the other executor
+    is hardly disturbed.
+    """
+    async with Deployment(HONEST, OTHER) as deployment:
+        async with deployment.rig() as rig:
+            await rig.until_ready(2)
+            stray = await deployment.stranger(HONEST, "stray", 1 + rise, takes_over=True)
+            await asyncio.sleep(0.2)
+            stray.cancel()
+            await rig.until_ready(2)
+            assert deployment[HONEST].fence.holder.term == 2 + rise
+            assert deployment[OTHER].epoch <= 3
+            await assert_served(rig)
+            await rig.stop()
+        async with deployment.rig(scheduler_id="scheduler-b") as after:
+            await after.until_ready(2)
+            await assert_served(after)
