@@ -1,6 +1,7 @@
 """What the command line takes from the environment, and nothing else does."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,11 @@ def token_of(file: Path | None) -> str | Path | None:
 def quieten_grpc() -> None:
     """Keep gRPC's own log lines out of the terminal, here and in the processes started from here."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def environment_with(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """This process's, and these."""
+    return {**os.environ, **dict(variables)}
 
 
 def wants_traceback() -> bool:

@@ -37,7 +37,7 @@ class Metrics:
         span_counts: Callable[[], Mapping[str, int]] = dict,
         idle_ns: Callable[[str], int] = lambda _: 0,
     ) -> None:
-        """`idle_ns` tells how long an executor had no step up to now, by its address."""
+        """`idle_ns` is up to now, by address."""
         self._meter = meter
         self._views = views
         self._executors = executors

@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
+from paceline_cli.config import environment_with
 from paceline_cli.supervisor.events import (
     BecameReady,
     FinishingRequests,
@@ -149,6 +150,6 @@ async def start_child(program: Program, listener: Listener) -> Child:
         *program.command,
         stdin=asyncio.subprocess.DEVNULL,
         process_group=0,
-        env={**os.environ, **dict(program.environment)},
+        env=environment_with(program.environment),
     )
     return Child(transport, output)

@@ -29,7 +29,7 @@ KEY_BYTES = 16  # of a prefix-cache key
 NO_KEY = bytes(KEY_BYTES)  # takes a block's prefix-cache key away
 
 MAX_TERM = 2**48  # far above use, since each successor adds one, and far below its type: none is left above the highest
-MAX_TERM_RISE = 2**40  # of one hello above what an executor knows: no stray one leaves others no room above
+MAX_TERM_RISE = 2**40  # of one hello: others can rise above a stray one
 MAX_BLOCKS = 1 << 22  # of an executor: 64 million tokens in blocks of 16
 
 

@@ -1,4 +1,4 @@
-"""W3C trace contexts: what a request says of its trace, for log lines and spans. Knows nothing of OpenTelemetry."""
+"""W3C trace contexts, for log lines and spans. Knows nothing of OpenTelemetry."""
 
 import random
 import re
@@ -32,7 +32,7 @@ def read_trace_parent(trace_parent: str) -> SpanContext | None:
 
 
 def context_below(parent: SpanContext | None) -> SpanContext:
-    """Return the context of another span of a sampled trace; None: of a new one."""
+    """Another span of a sampled trace; None: of a new one."""
     trace_id = random.getrandbits(128) if parent is None else parent.trace_id
     return SpanContext(trace_id, random.getrandbits(64), True)
 

@@ -1,5 +1,4 @@
-"""The claim that this scheduler makes: an id per boot, and a term that only rises, the same at all executors but those
-whose own term nobody else can have come to.
+"""The claim that this scheduler makes: an id per boot, and a term that only rises, alike at all credible executors.
 
 Knows how far an executor is believed about terms. Refuses to know streams and time.
 """
@@ -31,7 +30,7 @@ class OwnClaim:
         self._greeted: dict[str, None] = {}  # that have had a hello
         self._welcomed_by: dict[int, None] = {}  # since it last stepped down
         self._reported_terms: dict[str, int] = {}  # by address; 0 before
-        self._own_terms: dict[str, int] = {}  # by address, of those that need a higher one than the others
+        self._own_terms: dict[str, int] = {}  # by address, where higher than elsewhere
 
     def look_for(self, address: str) -> None:
         self._reported_terms.setdefault(address, 0)
@@ -71,8 +70,8 @@ class OwnClaim:
         self.term = max(self.term, term + 1)
 
     def rise_there(self, address: str, info: ExecutorInfo) -> None:
-        """Nobody holds this executor, and its term is not credible: a stray claim has raised it, or it lies. Elsewhere
-        the claim stays. Raises IncredibleTermError where no term is above it.
+        """Its term is not credible: elsewhere the claim stays. Raises IncredibleTermError if it is held, or no term is
+        above it.
         """
         if info.holder_scheduler_id == self.scheduler_id:
             return
@@ -81,7 +80,6 @@ class OwnClaim:
         self._own_terms[address] = max(self._own_terms.get(address, 0), info.term + 1)
 
     def is_alike(self, address: str) -> None:
-        """This executor takes the claim that all others get."""
         self._own_terms.pop(address, None)
 
     def require_credible(self, address: str, term: int) -> None:

@@ -119,7 +119,7 @@ class _Executor:
     plannings: deque[_Planning] = field(default_factory=deque)  # of the plans in flight
     has_just_ended: bool = False  # a step, and what follows it is being planned
     free_s: float = 0.0  # since when nothing was planned for it, if that is so
-    open_idle_ns: int = 0  # before the steps in flight: the first result will tell
+    open_idle_ns: int = 0  # before the steps in flight
     shown_idle_ns: int = 0
 
 
@@ -134,7 +134,7 @@ class StepObserver:
         return StepTotals() if executor is None else replace(executor.totals)
 
     def idle_ns(self, address: str, now: float) -> int:
-        """That of the totals, and of now if it is idle: never less than before."""
+        """Up to now; never less than before."""
         executor = self._executors.get(address)
         if executor is None:
             return 0
