@@ -37,7 +37,6 @@ class Metrics:
         span_counts: Callable[[], Mapping[str, int]] = dict,
         idle_ns: Callable[[str], int] = lambda _: 0,
     ) -> None:
-        """`idle_ns` is up to now, by address."""
         self._meter = meter
         self._views = views
         self._executors = executors

@@ -84,7 +84,7 @@ class SchedulerPorts:
         self.tokens = None if config.tokens is None else TokenFile(config.tokens)
         self.bounds: Callable[[], TenantBounds] = TenantBounds  # in force; whoever knows them says so
         self.calls = CallSpans()
-        self.on_refusal: Callable[[SchedulerError], None] = lambda _: None  # of calls whose request is not read
+        self.on_refusal: Callable[[SchedulerError], None] = lambda _: None  # of unread requests
         self._named = asyncio.Event()
         has_tls = config.tls_dir is not None
         self._servers = [

@@ -73,7 +73,7 @@ class Access:
         self._find = find
         self._has_certificates = has_certificates
         self._max_num_streams = max_num_streams
-        self._on_refusal = on_refusal  # of requests and sessions, before anything of them is read
+        self._on_refusal = on_refusal  # of unread requests and sessions
         self._calls: dict[bytes, set[_Call]] = {}
         self._num_streams: Counter[str] = Counter()
 

@@ -118,7 +118,7 @@ class _Executor:
     totals: StepTotals = field(default_factory=StepTotals)
     plannings: deque[_Planning] = field(default_factory=deque)  # of the plans in flight
     has_just_ended: bool = False  # a step, and what follows it is being planned
-    free_s: float = 0.0  # since when nothing was planned for it, if that is so
+    free_s: float = 0.0  # since when, if nothing is planned for it
     open_idle_ns: int = 0  # before the steps in flight
     shown_idle_ns: int = 0
 
