@@ -67,6 +67,7 @@ class Transcript:
             usage=finish.usage,
             attempt=self._attempt,
             logprobs=tuple(self._logprobs),
+            times=finish.times,
         )
 
 

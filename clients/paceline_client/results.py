@@ -50,6 +50,19 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Where the time of a completion went, in seconds, over all its placements."""
+
+    queued: float
+    """Until it was placed first."""
+    prefill: float
+    """On an executor, before the first token."""
+    decode: float
+    preempted: float
+    """Off executors after it was placed first, whatever the reason."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New output of one completion. Deltas of a completion follow each other without gap or overlap."""
 
@@ -83,6 +96,8 @@ class Completion:
     attempt: int
     """How often it was placed on an executor: 1 unless something failed on the way."""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    times: Times | None = None
+    """None where a scheduler that is gone had known that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +137,10 @@ class Result:
         return self.completions[0].attempt
 
     @property
+    def times(self) -> Times | None:
+        return self.completions[0].times
+
+    @property
     def logprobs(self) -> tuple[TokenLogprobs, ...]:
         """The log-probabilities of the output's tokens, if asked for."""
         return self.completions[0].logprobs
@@ -157,6 +176,8 @@ class Explanation:
     num_output_tokens: int
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    times: Times | None = None
+    """So far; None while its prompt is being tokenised."""
 
 
 @dataclass(frozen=True, slots=True)

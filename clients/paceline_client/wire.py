@@ -28,6 +28,7 @@ from paceline_client.results import (
     FinishReason,
     Model,
     RequestState,
+    Times,
     TokenLogprob,
     TokenLogprobs,
     Tokens,
@@ -80,6 +81,7 @@ class Finish:
     reason: FinishReason | None
     matched_stop: str | int | None
     usage: Usage
+    times: Times | None = None
 
 
 class ReceivedDelta(NamedTuple):
@@ -264,7 +266,13 @@ def _read_finish(finish: pb.Finish) -> Finish:
         num_draft_tokens=finish.usage.num_draft_tokens,
         num_accepted_draft_tokens=finish.usage.num_accepted_draft_tokens,
     )
-    return Finish(_FINISH_REASONS.get(finish.reason), matched, usage)
+    times = _read_times(finish.times) if finish.HasField("times") else None
+    return Finish(_FINISH_REASONS.get(finish.reason), matched, usage, times)
+
+
+def _read_times(times: pb.PhaseTimes) -> Times:
+    phases = (times.queued, times.prefill, times.decode, times.preempted)
+    return Times(*(phase.ToNanoseconds() / 1e9 for phase in phases))
 
 
 def _read_logprobs(item: sampling_pb.TokenLogprobs) -> TokenLogprobs:
@@ -302,6 +310,7 @@ async def explain(on: CallChannel, *, tenant: str, request_id: str, timeout_seco
         num_output_tokens=response.num_output_tokens,
         num_draft_tokens=response.num_draft_tokens,
         num_accepted_draft_tokens=response.num_accepted_draft_tokens,
+        times=_read_times(response.times) if response.HasField("times") else None,
     )
 
 

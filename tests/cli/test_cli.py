@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from paceline.v1 import inference_pb2 as pb
 from paceline_cli.app import app
 from paceline_cli.commands.explain import explained
-from paceline_client import Client, Explanation, RequestState
+from paceline_client import Client, Explanation, RequestState, Times
 from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say, standby
 
 COMMANDS = [
@@ -95,6 +95,12 @@ def test_an_explanation_names_what_is_waited_for():
         "preempted 2 times, last: a bigger one",
         "5 tokens computed, 4 generated",
     ]
+
+
+def test_an_explanation_says_where_the_time_went():
+    """In the order of its phases, without those that it has not been in."""
+    explanation = Explanation(RequestState.RUNNING, "", 0, 0, "", "here", 9, 8, times=Times(0.25, 1.5, 0.004, 0.0))
+    assert explained(explanation).splitlines()[-1] == "queued 250 ms, prefill 1.5 s, decode 4 ms"
 
 
 def test_an_explanation_tells_of_drafts_where_there_were_any():

@@ -20,9 +20,10 @@ from paceline_client import (
     RequestState,
     Sampling,
     Timeout,
+    Times,
     UnavailableError,
 )
-from paceline_client.testing import Fail, FakeServer, Hold, Tokens, say
+from paceline_client.testing import End, Fail, FakeServer, Hold, Tokens, say
 
 MODEL = pb.Model(name="small", num_executors=1, has_chat_template=True)
 MODEL.default_sampling.temperature = 0.25
@@ -100,6 +101,15 @@ async def test_limits_may_be_infinite(seconds):
     async with FakeServer(say("hi")) as server, AsyncClient(server.target, timeout=timeout) as client:
         assert [model.name for model in await client.list_models()] == ["fake"]
         assert (await client.generate("?")).text == "hi"
+
+
+@pytest.mark.parametrize("times_ms", [None, (250, 1500, 4, 0)])
+async def test_a_result_says_where_its_time_went(times_ms):
+    """If the scheduler that ends it knows."""
+    script = [Tokens((1,), "a"), End(times_ms=times_ms)]
+    async with FakeServer(script) as server, AsyncClient(server.target) as client:
+        result = await client.generate("?")
+    assert result.times == (None if times_ms is None else Times(0.25, 1.5, 0.004, 0.0))
 
 
 async def test_a_request_is_explained_while_it_is_known():

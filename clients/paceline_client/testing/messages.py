@@ -51,6 +51,10 @@ def end_delta(step: End, output: Sequence[int], attempt: int) -> pb.Delta:
             num_accepted_draft_tokens=step.num_accepted_draft_tokens,
         ),
     )
+    if step.times_ms is not None:
+        times = finish.times
+        for phase, ms in zip((times.queued, times.prefill, times.decode, times.preempted), step.times_ms, strict=True):
+            phase.FromMilliseconds(ms)
     if isinstance(step.matched_stop, str):
         finish.stop_text = step.matched_stop
     elif step.matched_stop is not None:

@@ -40,6 +40,8 @@ class End:
     num_cached_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    times_ms: tuple[int, int, int, int] | None = None
+    """Queued, prefill, decode, preempted."""
     completion: int = 0
 
 
