@@ -1,11 +1,11 @@
 """What a recording has in place of token ids: numbers below the vocabulary's size that are equal where all tokens up to
 there are equal, and differ where these first differ.
 
-Each token is moved round the vocabulary by as much as the tokens before it say, under a key that is drawn for the
-recording and written nowhere. So a core that is fed with stand-ins finds the same prefixes equal, and nobody can go
-back from them. The hash of a prefix is multilinear (Lemire and Kaser 2014, "Strongly universal string hashing is
-fast"), what it moves by a tabulation of that (Zobrist 1970): sums over columns, so that 256 rows cost about what one
-does.
+Tokens are shuffled and moved round the vocabulary by as much as those before them say, under a key that is drawn for
+the recording and written nowhere. A core finds the same prefixes equal, and nobody goes back from stand-ins, nor on
+from one request to another. The hash of a prefix is multilinear (Lemire and Kaser 2014, "Strongly universal string
+hashing is fast"), what it moves by a tabulation of that (Zobrist 1970): sums over columns, so that 256 rows cost about
+what one does.
 """
 
 import secrets
@@ -54,6 +54,7 @@ class StandIns:
         self._tables = np.frombuffer(self._stream(b"tables", 4 * 256), dtype=np.uint32)
         self._factors = np.zeros(0, dtype=np.uint64)
         self._vocab_sizes: dict[str, int] = {}  # by model
+        self._shuffles: dict[int, Int32Array] = {}  # by size of the vocabulary
         self._rows: dict[str, tuple[str, Prefixes]] = {}  # by address: the model, and what each row has
 
     # Tokens
@@ -105,10 +106,19 @@ class StandIns:
     def _moved(self, token_ids: Int32Array, hashes: UInt64Array, vocab_size: int) -> Int32Array:
         lanes = hashes.view(np.uint8).reshape(-1, 8).T + _LANES
         by = np.bitwise_xor.reduce(self._tables.take(lanes), axis=0) % np.uint32(vocab_size)
+        if vocab_size != _ANY_VOCAB:
+            token_ids = self._shuffle(vocab_size).take(token_ids, mode="clip")
         moved = token_ids.view(np.uint32) + by
         # Below 0 is above all else.
         hidden: Int32Array = np.minimum(moved, moved - np.uint32(vocab_size)).view(np.int32)
         return hidden
+
+    def _shuffle(self, vocab_size: int) -> Int32Array:
+        found = self._shuffles.get(vocab_size)
+        if found is None:
+            words = np.frombuffer(self._stream(b"shuffle", vocab_size), dtype=np.uint64)
+            found = self._shuffles[vocab_size] = np.argsort(words).astype(np.int32)
+        return found
 
     def _prefix_hashes(self, token_ids: Int32Array) -> UInt64Array:
         """Return the hash before each token, and that of all."""

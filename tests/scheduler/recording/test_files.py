@@ -153,6 +153,15 @@ def test_stand_ins_of_two_recordings_have_nothing_in_common():
     assert np.count_nonzero(hidden[0] == tokens) < 20
 
 
+def test_who_knows_a_request_does_not_know_how_another_one_goes_on():
+    """Behind the same prefix the distance of two stand-ins is not that of their tokens."""
+    made, prefix = stand_ins(1000), [5, 6, 7]
+    ends = [made.of("m", column(*prefix, token))[-1] for token in range(1000)]
+    assert sorted(ends) == list(range(1000))
+    distances = np.diff(ends) % 1000
+    assert np.count_nonzero(distances == distances[0]) < 20
+
+
 @given(prompt=SOME_TOKENS, drawn=st.lists(st.lists(st.integers(0, 6), max_size=3), max_size=6))
 def test_tokens_of_results_get_the_stand_ins_of_the_whole_sequence(prompt, drawn):
     """However many each step gives."""
