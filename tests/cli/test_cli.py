@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from paceline.v1 import inference_pb2 as pb
 from paceline_cli.app import app
-from paceline_cli.commands.explain import explained
+from paceline_cli.sentences import explained
 from paceline_client import Client, Explanation, RequestState, Times
 from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say, standby
 

@@ -20,8 +20,9 @@ def seen_or_hidden(request):
     a GPU on its twin, which draws the same tokens.
 
     Not on the twin: what only the host's drafters do (speculation), what calls a runner without rows (runner,
-    profiling), `test_launch_and_land` and `test_step_loop`, which have a hiding runner to look into, and what skips it
-    with its reason.
+    profiling), `test_launch_and_land` and `test_step_loop`, which have a hiding runner to look into, what comes to no
+    runner (`test_attach_fence`, `test_attach_bounds`, `test_executor_access`, `test_executor_metrics`), and what skips
+    it with its reason.
     """
     view = {"seen": None, "hidden": hidden, "twin": TwinHashRunner}[request.param]
     with runners_seen_as(view) if view else contextlib.nullcontext():

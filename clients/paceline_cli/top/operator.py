@@ -1,7 +1,7 @@
 """Carries out what a key asked for, and says in sentences what became of it."""
 
-from paceline_cli.commands.explain import explained
 from paceline_cli.failures import describe
+from paceline_cli.sentences import explained
 from paceline_cli.top import wire
 from paceline_cli.top.controls import (
     Action,

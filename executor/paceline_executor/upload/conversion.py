@@ -59,6 +59,20 @@ def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
     return _halves(blocks[:, :2]) * _nibbles(blocks[:, 4:]).float() + _halves(blocks[:, 2:4])
 
 
+def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
+    return _halves(blocks[:, :2]) * (_five_bits(blocks[:, 2:6], blocks[:, 6:]).float() - 16)
+
+
+def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
+    return _halves(blocks[:, :2]) * _five_bits(blocks[:, 4:8], blocks[:, 8:]).float() + _halves(blocks[:, 2:4])
+
+
+def _five_bits(fifth: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    """Of 4 bytes of fifth bits and 16 of the others: [blocks, 32]."""
+    eight = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return _nibbles(packed) | (fifth[:, :, None] >> eight & 1).flatten(1) << 4
+
+
 def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
     return blocks[:, 2:].contiguous().view(torch.int8).float() * _halves(blocks[:, :2])
 
@@ -105,6 +119,8 @@ def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
 _BLOCKS: Mapping[GGMLQuantizationType, Callable[[torch.Tensor], torch.Tensor]] = {
     GGMLQuantizationType.Q4_0: _q4_0,
     GGMLQuantizationType.Q4_1: _q4_1,
+    GGMLQuantizationType.Q5_0: _q5_0,
+    GGMLQuantizationType.Q5_1: _q5_1,
     GGMLQuantizationType.Q8_0: _q8_0,
     GGMLQuantizationType.Q4_K: _q4_k,
     GGMLQuantizationType.Q5_K: _q5_k,

@@ -11,7 +11,7 @@ from paceline_executor.upload.conversion import check_convertible, numbers_of
 from paceline_executor.weights.stored_checkpoint import floats_of
 from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
 
-DEQUANTISED = [GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")]
+DEQUANTISED = [GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")]
 
 
 @pytest.mark.parametrize("kind", DEQUANTISED, ids=lambda kind: kind.name)
@@ -46,6 +46,6 @@ def test_another_type_is_refused_by_name(kind):
     if kind in DEQUANTISED:
         check_convertible(tensor)
         return
-    known = "Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0 are dequantised there"
+    known = "Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0 are dequantised there"
     with pytest.raises(UnsupportedModelError, match=rf"blk\.0\.ffn_down\.weight is stored as {kind.name}, and {known}"):
         check_convertible(tensor)

@@ -167,8 +167,8 @@ def test_a_number_beyond_float16_is_named(staging):
 
 def test_a_type_that_no_device_dequantises_is_refused_before_anything_is_read(tmp_path, staging):
     """As the uploader is made."""
-    with pytest.raises(UnsupportedModelError, match="is stored as Q5_0"):
-        Uploader(written(tmp_path, "Q5_0"), CPU, torch.bfloat16, staging)
+    with pytest.raises(UnsupportedModelError, match="is stored as MXFP4"):
+        Uploader(written(tmp_path, "MXFP4"), CPU, torch.bfloat16, staging)
 
 
 def test_progress_counts_every_byte(tmp_path, staging):

@@ -1,8 +1,8 @@
 """Every GPU kernel with every entry of its launch table compiles ahead of time, and fits the GPU it is compiled for.
 
-The tables `resources_sm_80.csv` and `resources_sm_90.csv` are the output of `python -m kernel_resources sm_80` and of
-sm_90: a change of theirs is looked at by whoever makes it. They say what each kernel was compiled from, and what has
-not changed since is not compiled again; with `--soak` everything is. Registers are a compiler's choice, so they are
+The tables `resources_sm_80.csv` and so on are the output of `python -m kernel_resources sm_80`, and so on: a change of
+theirs is looked at by whoever makes it. They say what each kernel was compiled from, and what has not changed since is
+not compiled again; with `--soak` everything is. Registers are a compiler's choice, so they are
 compared only with the version of Triton that the tables were made with.
 """
 
@@ -36,11 +36,7 @@ same_triton = pytest.mark.skipif(
 
 
 # Each is compiled in one of the processes that share the tests, and once.
-TABLES = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("sm_80", "sm_90")]
-OTHERS = [
-    pytest.param(name, marks=[pytest.mark.soak, pytest.mark.xdist_group(name)])
-    for name in ("sm_86", "sm_89", "sm_100", "sm_120")
-]
+TABLES = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in MAX_SHARED_BYTES]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +76,7 @@ def rows(table):
     return [{name: int(value) if value.isdigit() else value for name, value in line.items()} for line in lines]
 
 
-@pytest.mark.parametrize("architecture", [*TABLES, *OTHERS])
+@pytest.mark.parametrize("architecture", TABLES)
 def test_every_kernel_fits_its_gpu(architecture, compile_all):
     """A program's registers and shared memory are those of one multiprocessor; where a launch table was made for the
     GPU, nothing is spilled to memory.
