@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
 from paceline_executor.testing.plans import placement, plan
 from paceline_executor.testing.random_plans import LIMITS, Request, Scheduler
 from paceline_executor.testing.stepping import outcome_of
+from paceline_kernels.devices import cpu_stands_for_gpu
 
 CONFIG = replace(TINY_CONFIG, vocab_size=LIMITS.vocab_size)
 CHECKPOINT = RandomCheckpoint(CONFIG)
@@ -36,13 +38,18 @@ MODEL = LlamaModel(HostWeights(CHECKPOINT), LIMITS.max_model_len)
 BUCKETS = buckets_of(LIMITS.num_rows, LIMITS.max_num_batched_tokens)
 
 
-@cache
-def device_runner(buckets=BUCKETS):
-    """A warm runner, and its device. Tables come and go; it remembers rows that it must forget."""
+def cold_runner(buckets):
+    """A runner that has captured nothing, and its device."""
     device = TwinDevice()
     geometry = kv_geometry(CONFIG, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
     kv_cache = allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv)
-    runner = DeviceRunner(device, MODEL, kv_cache, geometry, LIMITS, buckets=buckets)
+    return DeviceRunner(device, MODEL, kv_cache, geometry, LIMITS, buckets=buckets), device
+
+
+@cache
+def device_runner(buckets=BUCKETS):
+    """A warm runner, and its device. Tables come and go; it remembers rows that it must forget."""
+    runner, device = cold_runner(buckets)
     runner.warm_up()
     return runner, device
 
@@ -168,6 +175,32 @@ def test_a_device_that_keeps_rows_says_what_the_cpu_says(buckets, failing):
     both_say_the_same()
     branches = [("in flight", 2), "log-probabilities", "prompt log-probabilities", *(["failed"] if failing else [])]
     assert all(reached[branch] >= 5 for branch in branches), reached
+
+
+def drawn_by(engine, num_steps):
+    """Results of three rows: prompts together and then decodes, as many steps in flight as there may be."""
+    rows, samplings = range(LIMITS.num_rows), (SAMPLINGS[1], SAMPLINGS[3], SAMPLINGS[4])
+    place = [placement(row, [5, 6, 7 + row], max_tokens=6, sampling=samplings[row]) for row in rows]
+    cells = [(row, index, 3 * row + index) for row in rows for index in range(3)]
+    plans = [plan([(row, 3) for row in rows], place=place, grants=cells)]
+    plans += [plan([(row, 1) for row in rows], step_id=2 + step) for step in range(num_steps)]
+    tickets = deque()
+    for planned in plans:
+        if len(tickets) == engine.max_in_flight:
+            yield engine.collect(tickets.popleft())
+        tickets.append(engine.launch(planned))
+    yield from map(engine.collect, tickets)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
+def test_the_kernels_of_a_gpu_draw_what_the_cpu_draws():
+    """Interpreted, in a runner on the twin: with top-k and top-p, penalties and a mask, to the end of the rows."""
+    cpu = [(step.token_ids.tolist(), step.finishes.tolist()) for step in drawn_by(Engine(RowTable(LIMITS), CPU), 5)]
+    with np.errstate(all="ignore"), cpu_stands_for_gpu():
+        engine = Engine(RowTable(LIMITS), cold_runner(Buckets([]))[0])
+        gpu = [(step.token_ids.tolist(), step.finishes.tolist()) for step in drawn_by(engine, 5)]
+    assert gpu == cpu
+    assert all(gpu[-1][1])
 
 
 def launched_steps(engine, num_steps):
