@@ -132,6 +132,16 @@ async def test_no_call_is_answered_without_a_known_token(channel, method, tokens
 
 
 @pytest.mark.parametrize("method", METHODS, ids=named)
+async def test_bytes_that_are_no_message_are_an_invalid_argument(backend, method):
+    """Of every call, where anybody may call."""
+    async with (
+        serve_edge(backend, access=Access(), recording=NoRecording()) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        assert (await outcome(channel, method, message=b"\xff"))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("method", METHODS, ids=named)
 async def test_each_call_is_for_one_kind_of_caller(channel, method):
     """Clients may not operate, and operators look at no tenant's text."""
     is_admin = method.containing_service.name == "AdminService"

@@ -61,20 +61,22 @@ def message_about(method: MethodDescriptor, path: tuple[str, ...], tenant: str) 
 
 
 async def outcome(
-    channel: grpc.aio.Channel, method: MethodDescriptor, *, token: str = "", message: Message | None = None
+    channel: grpc.aio.Channel, method: MethodDescriptor, *, token: str = "", message: Message | bytes | None = None
 ) -> Outcome:
-    """Make a call with a message, by default an empty one, and return what became of it; of a session, of what it was
-    asked first.
+    """Make a call with a message or its bytes, by default an empty one, and return what became of it; of a session, of
+    what it was asked first.
     """
+    if message is None:
+        message = GetMessageClass(method.input_type)()
+    data = message if isinstance(message, bytes) else message.SerializeToString()
     for _ in range(_MAX_TRIES - 1):
-        became = await _outcome(channel, method, token, message)
+        became = await _outcome(channel, method, token, data)
         if not method.client_streaming or became != _END_MET_BY_A_WRITE:
             return became
-    return await _outcome(channel, method, token, message)
+    return await _outcome(channel, method, token, data)
 
 
-async def _outcome(channel: grpc.aio.Channel, method: MethodDescriptor, token: str, message: Message | None) -> Outcome:
-    data = (message or GetMessageClass(method.input_type)()).SerializeToString()
+async def _outcome(channel: grpc.aio.Channel, method: MethodDescriptor, token: str, data: bytes) -> Outcome:
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     call = _start(channel, method, data, metadata)
     try:
