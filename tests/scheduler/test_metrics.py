@@ -179,15 +179,16 @@ async def test_an_executor_that_comes_back_as_another_process_is_a_recovery():
 
 @scenario
 async def test_a_successor_counts_that_it_took_over():
-    """From the rows that a former scheduler has left."""
-    async with Deployment(ADDRESS) as deployment:
+    """Once, from the rows that a former scheduler has left on all executors."""
+    async with Deployment(ADDRESS, "executor:2") as deployment:
         async with deployment.rig() as before:
-            await before.until_ready()
-            before.submit(make_request(4, 200, is_resumable=True))
+            await before.until_ready(2)
+            before.submit(*(make_request(4, 200, is_resumable=True) for _ in range(4)))
             await asyncio.sleep(0.05)
+            assert all(before.runtime.views.executor(each).rows.num_running for each in (ADDRESS, "executor:2"))
         async with deployment.rig(scheduler_id="scheduler-b") as rig:
             watched = Watched(rig)
-            await rig.until_ready()
+            await rig.until_ready(2)
             assert watched.look()["recoveries_total"] == {("scheduler",): 1}
 
 

@@ -213,6 +213,7 @@ class _Recoveries:
         self._incarnations: dict[str, int] = {}  # by address, of those ever attached
         self._attached: set[str] = set()
         self._ended_s: dict[str, float] = {}  # when the stream to one of these ended
+        self._is_successor = False
 
     def saw(self, event: Event[Any], now: float) -> None:
         match event:
@@ -223,7 +224,8 @@ class _Recoveries:
                 address, incarnation = description.address, description.incarnation
                 before = self._incarnations.get(address)
                 if before is None and any(seen.request is not None for seen in snapshot.rows):
-                    self._meter.add("recoveries_total", 1, "scheduler")
+                    self._meter.add("recoveries_total", not self._is_successor, "scheduler")
+                    self._is_successor = True
                 elif before is not None:
                     self._recovered("stream" if before == incarnation else "executor", address, now)
                 self._incarnations[address] = incarnation
@@ -238,6 +240,7 @@ class _Recoveries:
                 self._incarnations.clear()
                 self._attached.clear()
                 self._ended_s.clear()
+                self._is_successor = False
 
     def _recovered(self, kind: str, address: str, now: float) -> None:
         ended_s = self._ended_s.pop(address, None)
