@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from paceline_scheduler.holder import Holder
+from paceline.plan.values import Claim
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 
 _log = structlog.get_logger(__name__)
@@ -44,7 +44,7 @@ class Announcer:
         elif not self._is_stopping():
             _log.warning("not_ready", reason="no executor takes new requests; they are refused until one does")
 
-    def _stands_by(self, active: Holder, *, is_new: bool) -> None:
+    def _stands_by(self, active: Claim, *, is_new: bool) -> None:
         _log.info(
             "standing_by",
             reason=f"{active} serves",

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from paceline.plan.values import GenerationDefaults
+from paceline.plan.values import Claim, GenerationDefaults
 from paceline_scheduler.core.events import Event, ReplyT
 from paceline_scheduler.core.outputs import Failure, TokenOutputs
 from paceline_scheduler.core.views import CoreViews
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.observers.steps import StepTotals
 
 
@@ -68,7 +67,7 @@ class ExecutorStatus:
     num_plans_in_flight: int
     last_error: str
     steps: StepTotals
-    holder: Holder | None = None
+    holder: Claim | None = None
     max_num_rows: int = 0
     draft_speedup: float = 0.0
 

@@ -51,7 +51,10 @@ SchedulerError
         TermRaisedError
 """
 
-from paceline_scheduler.holder import Holder
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # with numpy, which is not needed before the ports are open
+    from paceline.plan.values import Claim
 
 
 class SchedulerError(Exception):
@@ -146,7 +149,7 @@ class NoExecutorError(RetryableRefusalError):
 
 
 class StandbyError(NoExecutorError):
-    def __init__(self, active: Holder, retry_after_s: float) -> None:
+    def __init__(self, active: "Claim", retry_after_s: float) -> None:
         where = active.address or f"scheduler {active.scheduler_id}, whose address is not known,"
         super().__init__(f"this scheduler stands by; {where} serves (term {active.term})", retry_after_s)
         self.active = active
@@ -216,7 +219,7 @@ class GivenUpError(RequestFailedError):
     Sent again after `retry_after_s` the request is served by whoever is in charge then.
     """
 
-    def __init__(self, message: str, retry_after_s: float, active: Holder | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float, active: "Claim | None" = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.active = active
@@ -281,7 +284,7 @@ class ProtocolMismatchError(LinkError):
 
 
 class TermSupersededError(LinkError):
-    def __init__(self, holder: Holder) -> None:
+    def __init__(self, holder: "Claim") -> None:
         super().__init__(f"{holder} drives it")
         self.holder = holder
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.plan.values import Claim
 from paceline_cli.chaos.proxy import FaultProxy, LinkState
 from paceline_cli.top import wire
 from paceline_cli.top.source import Source
@@ -16,7 +17,6 @@ from paceline_cli.top.values import Limits
 from paceline_client.errors import AccessDeniedError, InvalidRequestError
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.backend import ExecutorStatus
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.observers.steps import StepRecord, StepTotals
 from paceline_scheduler.testing.edge_server import serve_edge, wait_until
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
@@ -25,7 +25,7 @@ from paceline_scheduler.testing.tokenizers import served_model
 CHANCE = random.SystemRandom()
 NUM_STEPS = 20_000
 EXECUTOR = ExecutorStatus("10.0.0.1:50061", 3, 7, 2, "tiny", 1, 100, 60, 10, 30, 0, 3, 4, 2, "", StepTotals())
-HELD = replace(EXECUTOR, state=1, holder=Holder("other", 3, "10.0.0.9:50051"))
+HELD = replace(EXECUTOR, state=1, holder=Claim(3, "other", "10.0.0.9:50051"))
 
 
 def step(number):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from both_sides.audited import expected_output, make_executor
-from paceline.plan.values import ExecutorInfo, FinishReason, Model, StepTimings
+from paceline.plan.values import Claim, ExecutorInfo, FinishReason, Model, StepTimings
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import (
     Acknowledge,
@@ -37,7 +37,6 @@ from paceline_scheduler.errors import (
     TermSupersededError,
     UnknownRequestError,
 )
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
@@ -205,7 +204,7 @@ async def test_a_scheduler_that_waits_in_line_serves_nobody():
     """Whatever the executors run, another one drives them."""
     bench = RuntimeBench()
     bench.look()
-    bench.steward.in_line(ADDRESS, Holder("other", 7, "there:1"))
+    bench.steward.in_line(ADDRESS, Claim(7, "other", "there:1"))
     assert bench.executors.is_at_rest
 
 
@@ -399,7 +398,7 @@ async def test_after_a_displacement_the_scheduler_begins_anew():
     bench = await attached_bench()
     bench.runtime.feed(SetLimits(LimitValues(5, 600, 32)))
     bench.runtime.feed(Submit((make_request(3, 50),)))
-    bench.steward.ended(ADDRESS, TermSupersededError(Holder("scheduler-z", 9)))
+    bench.steward.ended(ADDRESS, TermSupersededError(Claim(9, "scheduler-z")))
     assert bench.executors.models() == ()
     assert bench.executors.statuses()[0].state == ShownState.LOST
     assert bench.statuses == [ServingStatus.SERVING, ServingStatus.STANDBY]

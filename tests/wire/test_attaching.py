@@ -9,7 +9,6 @@ from paceline_executor.link.service import ServiceConfig
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
 from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.errors import LinkError
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.leadership import ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
@@ -80,7 +79,7 @@ async def test_a_takeover_displaces_a_live_scheduler_which_stands_in_line_from_t
             await old.until(lambda: fence.num_waiting == 1)
             (status,) = old.executors.statuses()
 
-            assert status.holder == Holder("scheduler-a", new.leadership.claim.term, "scheduler-a:50051")
+            assert status.holder == Claim(new.leadership.claim.term, "scheduler-a", "scheduler-a:50051")
             assert await served(new)
             assert (fence.holder.scheduler_id, fence.epoch) == ("scheduler-a", 2)
         await old.until_ready()

@@ -12,11 +12,10 @@ from random import Random
 import pytest
 
 from both_sides.audited import make_executor
-from paceline.plan.values import Approach, ExecutorInfo
+from paceline.plan.values import Approach, Claim, ExecutorInfo
 from paceline_executor.errors import TermSupersededError as RefusedByFence
 from paceline_executor.link import fence as executor_side
 from paceline_scheduler.errors import LinkError, StreamEndedError, TermSupersededError, UnreachableError
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.executor_record import Phase
 from paceline_scheduler.link.leadership import EndStream, Leadership, ServingStatus
@@ -223,10 +222,10 @@ class World:
                         self.break_stream(displaced)
                     self.later(self.delay_s(), self.welcome, stream, executor.incarnation)
                 case executor_side.Waits(_, holder):
-                    self.later(self.delay_s(), self.wait, stream, Holder(holder.scheduler_id, holder.term))
+                    self.later(self.delay_s(), self.wait, stream, Claim(holder.term, holder.scheduler_id))
                 case executor_side.Refused(_, RefusedByFence() as error):
                     said = error.metadata
-                    holder = Holder(said["holder_scheduler_id"], int(said["holder_term"]))
+                    holder = Claim(int(said["holder_term"]), said["holder_scheduler_id"])
                     self.break_stream(stream, TermSupersededError(holder))
                 case executor_side.Refused():
                     self.break_stream(stream)

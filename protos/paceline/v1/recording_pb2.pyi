@@ -120,7 +120,7 @@ class RecordingHeader(_message.Message):
     BEGUN_UNIX_S_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     format: _builtins.int
-    """format is 3."""
+    """format is 4."""
     program_version: _builtins.str
     """program_version is that of the scheduler; another one may plan otherwise."""
     scheduler_id: _builtins.str

@@ -7,14 +7,13 @@ can be repeated.
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from paceline.plan.values import FinishReason, RecordId, StepResult
+from paceline.plan.values import Claim, FinishReason, RecordId, StepResult
 from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.outputs import Failure, FinishNotice, Resumed, TokenOutputs
 from paceline_scheduler.core.request import Request
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.tenant_limits import TenantBounds
 
 ReplyT = TypeVar("ReplyT")
@@ -186,5 +185,5 @@ class BeginAnew(Event[None]):
     """
 
     reason: str
-    active: Holder | None
+    active: Claim | None
     addresses: tuple[str, ...]

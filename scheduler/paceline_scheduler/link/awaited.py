@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from paceline_scheduler.holder import Holder
+from paceline.plan.values import Claim
 from paceline_scheduler.link.executor_record import ExecutorRecord
 
 SPLIT_AFTER_S = 1.5  # a dead scheduler would have lost all executors by then
@@ -22,12 +22,12 @@ class Awaited:
         return not self._is_looking and not any(record.is_awaited for record in self._records)
 
     @property
-    def active(self) -> Holder | None:
+    def active(self) -> Claim | None:
         """Returns None if unknown. While this scheduler waits for executors, another one drives them."""
         if self.is_empty or (self._driving_since_s is not None and not self._is_split_possible):
             return None
         holders = [record.holder for record in self._records if record.is_awaited and record.holder is not None]
-        return max(holders, key=lambda holder: (holder.term, holder.scheduler_id), default=None)
+        return max(holders, default=None)
 
     @property
     def split_at_s(self) -> float | None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from paceline.plan.values import MAX_TERM, Approach, Claim, ExecutorInfo, Hello
 from paceline.plan.versions import PROTOCOLS, ProtocolRange
 from paceline_scheduler.errors import IncredibleTermError
-from paceline_scheduler.holder import Holder
 
 # By so much one executor alone may lift the term: the next scheduler has to rise above it.
 MAX_RISE = 2**32
@@ -87,14 +86,14 @@ class OwnClaim:
         if not self.is_credible(address, term):
             raise IncredibleTermError(term)
 
-    def is_below(self, holder: Holder) -> bool:
-        return (holder.term, holder.scheduler_id) > (self.term, self.scheduler_id)
+    def is_below(self, holder: Claim) -> bool:
+        return holder > Claim(self.term, self.scheduler_id)
 
     def is_welcome(self, incarnation: int) -> None:
         """The term of this executor needs no rise."""
         self._welcomed_by[incarnation] = None
 
-    def step_down(self, address: str, holder: Holder) -> None:
+    def step_down(self, address: str, holder: Claim) -> None:
         """It then waits for the executor. Raises IncredibleTermError."""
         self.rise_above(address, max(self.term, holder.term))
         self._approach = Approach.WAIT
@@ -107,6 +106,6 @@ class OwnClaim:
         return 0 <= term < MAX_TERM and term <= max(self.term, *others) + MAX_RISE
 
 
-def outranks(holder: Holder, hello: Hello) -> bool:
+def outranks(holder: Claim, hello: Hello) -> bool:
     """The executor has to refuse the hello."""
-    return (holder.term, holder.scheduler_id) > (hello.claim.term, hello.claim.scheduler_id)
+    return holder > hello.claim

@@ -12,7 +12,6 @@ import structlog
 from paceline.plan.values import Drain, ExecutorInfo, Hello, WaitingInLine, Welcome
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.errors import DivergenceError, LateStepError, LinkError, StreamEndedError
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.plan_stream import PlanStream
 from paceline_scheduler.link.steward import Steward
 from paceline_scheduler.link.tokenizers import TokenizerStore
@@ -96,7 +95,7 @@ class ExecutorLink:
     def waits_in_line(self, notice: WaitingInLine) -> None:
         """Another scheduler is alive and holds the executor."""
         claim = notice.holder
-        self._steward.in_line(self.address, Holder(claim.scheduler_id, claim.term, claim.address))
+        self._steward.in_line(self.address, claim)
 
     async def accepted(self, welcome: Welcome, snapshot: Snapshot) -> None:
         """All others would wait for its tokenizer."""

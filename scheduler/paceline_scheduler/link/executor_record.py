@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from paceline.plan.values import Hello
+from paceline.plan.values import Claim, Hello
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.errors import StreamEndedError
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.redial import Redial
 
 LOST_AFTER_S = 1.5
@@ -29,7 +28,7 @@ class ExecutorRecord:
     address: str
     phase: Phase = Phase.SOUGHT
     is_awaited: bool = False
-    holder: Holder | None = None  # another scheduler that drives it
+    holder: Claim | None = None  # another scheduler that drives it
     lost_at_s: float | None = None
     incarnation: int = 0
     hello: Hello | None = None
@@ -56,7 +55,7 @@ class ExecutorRecord:
     def leave(self) -> None:
         self.phase, self.lost_at_s = Phase.YIELDED, None
 
-    def stand_in_line(self, holder: Holder) -> None:
+    def stand_in_line(self, holder: Claim) -> None:
         self.phase, self.holder, self.lost_at_s = Phase.IN_LINE, holder, None
         self.in_line_at = self.incarnation
         self.redial.reset()
@@ -73,7 +72,7 @@ class ExecutorRecord:
         self.claims_count_from_s, self.rest_s = _NEVER_S, FIRST_REST_S
         self.redial.welcomed(description, now_s)
 
-    def detach(self, holder: Holder | None, now_s: float) -> bool:
+    def detach(self, holder: Claim | None, now_s: float) -> bool:
         """`holder` may be the reason; returns whether it was driven."""
         was_driven = self.redial.ended(now_s)
         if self.phase is Phase.DRIVEN:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from paceline.plan.values import ExecutorInfo, Hello
+from paceline.plan.values import Claim, ExecutorInfo, Hello
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.errors import (
     LinkError,
@@ -26,7 +26,6 @@ from paceline_scheduler.errors import (
     TermSupersededError,
     UnreachableError,
 )
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.awaited import Awaited
 from paceline_scheduler.link.claim import OwnClaim, outranks
 from paceline_scheduler.link.executor_record import LOST_AFTER_S, ExecutorRecord, Phase
@@ -38,7 +37,7 @@ LEFT_ALONE_S = 2.0  # longer than an executor waits for its former holder
 @dataclass(frozen=True, slots=True)
 class InLine:
     address: str
-    holder: Holder
+    holder: Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Detached:
     address: str
     reason: str
     was_driven: bool
-    holder: Holder | None = None
+    holder: Claim | None = None
     is_loading: bool = False
 
 
@@ -65,7 +64,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    active: Holder
+    active: Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Readiness:
     """While it stands by, `active` drives the executors."""
 
     status: ServingStatus
-    active: Holder | None = None
+    active: Claim | None = None
 
 
 class Leadership:
@@ -153,7 +152,7 @@ class Leadership:
         executor.greet(info.incarnation, hello)
         return Greeting(hello, verdicts)
 
-    def in_line(self, address: str, holder: Holder, now_s: float) -> Verdicts:
+    def in_line(self, address: str, holder: Claim, now_s: float) -> Verdicts:
         """Nothing of the executor is ours."""
         executor = self._executors[address]
         self.claim.require_credible(address, holder.term)
@@ -256,7 +255,7 @@ class Leadership:
         executor.redial.after_yielding(now_s, jitter)
         return (detached, *verdicts)
 
-    def _yield_to(self, executor: ExecutorRecord, active: Holder, now_s: float, jitter: float) -> Verdicts:
+    def _yield_to(self, executor: ExecutorRecord, active: Claim, now_s: float, jitter: float) -> Verdicts:
         """Two that start at once would else each hold some executors and wait for the rest."""
         self.claim.step_down(executor.address, active)
         displaced = self._stop_acting(active)
@@ -282,7 +281,7 @@ class Leadership:
                 each.seek(now_s + LOST_AFTER_S)
         return self._stop_acting(active)
 
-    def _stop_acting(self, active: Holder) -> Verdicts:
+    def _stop_acting(self, active: Claim) -> Verdicts:
         """Word of all executors is expected again."""
         was_acting, self.is_acting = self.is_acting, False
         if not was_acting:
@@ -290,7 +289,7 @@ class Leadership:
         self.awaited.expect_all()
         return (Displaced(active),)
 
-    def _detach(self, executor: ExecutorRecord, error: SchedulerError, holder: Holder | None, now_s: float) -> Detached:
+    def _detach(self, executor: ExecutorRecord, error: SchedulerError, holder: Claim | None, now_s: float) -> Detached:
         was_driven = executor.detach(holder, now_s)
         self.awaited.expect_held(executor)
         return Detached(executor.address, str(error), was_driven, holder, isinstance(error, StillLoadingError))

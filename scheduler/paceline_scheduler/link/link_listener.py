@@ -2,10 +2,9 @@
 
 from typing import Protocol
 
-from paceline.plan.values import BatchPlan, Model, Welcome
+from paceline.plan.values import BatchPlan, Claim, Model, Welcome
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.plan_stream import Steps
 
 
@@ -47,6 +46,6 @@ class LinkListener(Protocol):
 
     def lost(self, address: str) -> None: ...
 
-    def displaced(self, active: Holder) -> None: ...
+    def displaced(self, active: Claim) -> None: ...
 
     def changed(self) -> None: ...

@@ -7,7 +7,7 @@ left.
 from functools import partial
 
 from paceline.plan.texts import readable
-from paceline.plan.values import Model, StepResult, Welcome
+from paceline.plan.values import Claim, Model, StepResult, Welcome
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.events import (
     BeginAnew,
@@ -20,7 +20,6 @@ from paceline_scheduler.core.events import (
     StreamEnded,
 )
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.link_listener import PlanPort
 from paceline_scheduler.link.linked_executor import LinkedExecutor
@@ -81,10 +80,10 @@ class Listener:
         self._executors.by_address[address].port = None
         self._runtime.feed(ExecutorLost(address))
 
-    def displaced(self, active: Holder) -> None:
+    def displaced(self, active: Claim) -> None:
         self.give_up(f"another scheduler took over: {active}; send the request again", active)
 
-    def give_up(self, reason: str, active: Holder | None = None) -> None:
+    def give_up(self, reason: str, active: Claim | None = None) -> None:
         """Nothing is driven until a welcome. Executors keep the requests; `active` drives them now, if anybody does."""
         for executor in self._executors.by_address.values():
             executor.give_up(reason)

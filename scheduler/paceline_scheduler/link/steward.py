@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from paceline.plan.values import ExecutorInfo, Hello
+from paceline.plan.values import Claim, ExecutorInfo, Hello
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.errors import LinkError, SchedulerError
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.leadership import Detached, Displaced, EndStream, InLine, Leadership, Lost, Verdict
 from paceline_scheduler.link.link_listener import LinkListener
 
@@ -95,7 +94,7 @@ class Steward:
     async def until_dial(self, address: str) -> None:
         await asyncio.sleep(max(0.0, self._leadership[address].redial.at_s - self.clock()))
 
-    def in_line(self, address: str, holder: Holder) -> None:
+    def in_line(self, address: str, holder: Claim) -> None:
         self._carry_out(self._leadership.in_line(address, holder, self.clock()))
 
     def syncing(self, address: str) -> None:

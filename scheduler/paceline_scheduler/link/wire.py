@@ -13,7 +13,7 @@ from paceline.plan.codec import welcomes
 from paceline.plan.codec.bounds import MAX_PART_BYTES, check, check_size
 from paceline.plan.codec.columns import MalformedError, parse
 from paceline.plan.texts import MAX_NAME_BYTES, readable
-from paceline.plan.values import ExecutorInfo
+from paceline.plan.values import Claim, ExecutorInfo
 from paceline.v1 import executor_pb2
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import (
@@ -24,7 +24,6 @@ from paceline_scheduler.errors import (
     StreamEndedError,
     TermSupersededError,
 )
-from paceline_scheduler.holder import Holder
 
 _SERVICE = "/paceline.v1.ExecutorService"
 ATTACH_METHOD = f"{_SERVICE}/Attach"
@@ -104,4 +103,4 @@ def _superseded(info: error_details_pb2.ErrorInfo) -> TermSupersededError:
     term = int(digits) if digits.isdecimal() and len(digits) <= _MAX_TERM_DIGITS else 0
     names = (readable(said.get(key, ""), MAX_NAME_BYTES) for key in ("holder_scheduler_id", "holder_address"))
     scheduler_id, address = names
-    return TermSupersededError(Holder(scheduler_id, term, address))
+    return TermSupersededError(Claim(term, scheduler_id, address))

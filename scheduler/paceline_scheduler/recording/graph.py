@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from paceline.plan import values
-from paceline_scheduler import holder, tenant_limits
+from paceline_scheduler import tenant_limits
 from paceline_scheduler.core import (
     events,
     executors,
@@ -46,7 +46,7 @@ Node = Any  # of JSON
 Replacements = Mapping[type, Callable[[Value], Value]]
 
 _MODULES: tuple[ModuleType, ...] = (
-    *(values, holder, tenant_limits, events, executors, limits, live, outputs, phases, prefix, request, retained),
+    *(values, tenant_limits, events, executors, limits, live, outputs, phases, prefix, request, retained),
     *(state, suspects, tenants, group, executor_state, growth, speculation, step_time, deadlines, waiting),
     *(request_table, blocks, rows),
 )

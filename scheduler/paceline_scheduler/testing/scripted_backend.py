@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from paceline.plan.hashes import HASH_START, rolling_hash
-from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
+from paceline.plan.values import Claim, FinishReason, RecordId, TokenLogprobs
 from paceline_scheduler.backend import Arrival, ExecutorStatus, OutputSink, ServedModel
 from paceline_scheduler.core.answers import Estimate, Explanation, RequestState
 from paceline_scheduler.core.events import (
@@ -41,7 +41,6 @@ from paceline_scheduler.errors import (
     StandbyError,
     UnknownRequestError,
 )
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.observers.steps import StepWatch
 from paceline_scheduler.testing.clock import ManualClock
 
@@ -147,7 +146,7 @@ class ScriptedBackend:
         self.asked = Asked()
         self.synced = asyncio.Event()
         self.synced.set()
-        self.active: Holder | None = None  # the scheduler behind which this one stands by
+        self.active: Claim | None = None  # the scheduler behind which this one stands by
         self.num_cached_tokens = 0  # what `end` answers
         self.known_executors: tuple[ExecutorStatus, ...] = ()
         self.watch = StepWatch()

@@ -7,7 +7,7 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from structlog.testing import capture_logs
 
-from paceline.plan.values import FinishReason, RecordId
+from paceline.plan.values import Claim, FinishReason, RecordId
 from paceline.process.callers import Caller, Role
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
@@ -15,7 +15,6 @@ from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.servicer_guard import Guard
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, PermissionDeniedError, UnknownModelError
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.testing.edge_server import serve_edge
 from paceline_scheduler.testing.refusals import refusal_of
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
@@ -62,7 +61,7 @@ async def test_a_foreign_tenant_is_a_refusal_like_any_other(server):
 
 async def test_a_standby_refuses_what_is_new_before_it_looks_at_it(server, stub):
     """It names the active scheduler, whatever else is wrong with the request."""
-    server.backend.active = Holder("a", 7, "host:1")
+    server.backend.active = Claim(7, "a", "host:1")
     code, sentence, details = await refusal_of(stub.Generate(pb.GenerateRequest()).read())
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "STANDBY")
     assert sentence == "this scheduler stands by; host:1 serves (term 7)"
@@ -71,7 +70,7 @@ async def test_a_standby_refuses_what_is_new_before_it_looks_at_it(server, stub)
 
 async def test_a_standby_does_not_refuse_what_was_begun_before_it_has_waited(server, stub):
     """Its holder may just have died; the backend decides."""
-    server.backend.active = Holder("a", 7, "host:1")
+    server.backend.active = Claim(7, "a", "host:1")
     stub.Generate(pb.GenerateRequest(text="hi", request_id="r", resumable=True, attachment=2))
     assert (await server.backend.next_request()).key.request_id == "r"
 

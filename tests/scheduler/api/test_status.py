@@ -7,9 +7,9 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 
+from paceline.plan.values import Claim
 from paceline_scheduler import errors
 from paceline_scheduler.api import status
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.testing.refusals import details_of
 
 REFUSALS_AND_FAILURES = [
@@ -32,7 +32,7 @@ REFUSALS_AND_FAILURES = [
     (errors.NoRecordDirError("x"), grpc.StatusCode.FAILED_PRECONDITION, "NO_RECORD_DIR"),
     (errors.TooManyWatchersError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHERS"),
     (errors.NoExecutorError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR"),
-    (errors.StandbyError(Holder("a", 7, "host:1"), 0.5), grpc.StatusCode.UNAVAILABLE, "STANDBY"),
+    (errors.StandbyError(Claim(7, "a", "host:1"), 0.5), grpc.StatusCode.UNAVAILABLE, "STANDBY"),
     (errors.DrainingError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     (errors.DeadlineExceededError("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     (errors.ExecutorFailedError("x", "NAN"), grpc.StatusCode.INTERNAL, "EXECUTOR_FAILED"),
@@ -65,7 +65,7 @@ def test_every_error_has_a_code_and_a_reason(error, code, reason):
 )
 def test_who_is_sent_to_another_scheduler_is_told_where_it_is_if_that_is_known(address, named):
     """Also the client of a request that is given up to it; without an address it tries all it knows."""
-    active = Holder("a", 7, address)
+    active = Claim(7, "a", address)
     for error in (errors.StandbyError(active, 0.5), errors.GivenUpError("x", 0.5, active)):
         assert dict(details(error)[ErrorInfo].metadata) == named
 

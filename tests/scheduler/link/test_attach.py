@@ -7,10 +7,10 @@ from structlog.testing import capture_logs
 
 from both_sides.audited import expected_output, make_executor
 from both_sides.deployment import Deployment, scenario
+from paceline.plan.values import Claim
 from paceline_scheduler.core.events import DrainExecutor, UndrainExecutor
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import ExecutorLeavingError, NoExecutorError
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.testing.requests import make_request
@@ -201,7 +201,7 @@ async def test_a_scheduler_that_was_displaced_gives_up_its_requests_and_stands_b
         assert rig.leadership.claim.term > 9
         assert rig.runtime.views.num_waiting() == (0, 0)
         await rig.until(lambda: deployment[SECOND].holder_scheduler_id == "")
-        assert rig.executors.readiness == Readiness(ServingStatus.STANDBY, Holder("scheduler-z", 9))
+        assert rig.executors.readiness == Readiness(ServingStatus.STANDBY, Claim(9, "scheduler-z"))
 
 
 @scenario

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from both_sides.audited import make_executor
-from paceline.plan.values import MAX_TERM, Approach, ExecutorInfo
+from paceline.plan.values import MAX_TERM, Approach, Claim, ExecutorInfo
 from paceline_scheduler.errors import (
     LinkError,
     ProtocolMismatchError,
@@ -16,7 +16,6 @@ from paceline_scheduler.errors import (
     TermSupersededError,
     UnreachableError,
 )
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.claim import MAX_RISE, OwnClaim
 from paceline_scheduler.link.executor_record import LOST_AFTER_S, Phase
 from paceline_scheduler.link.leadership import (
@@ -32,7 +31,7 @@ from paceline_scheduler.link.leadership import (
 
 FIRST, SECOND = "executor:1", "executor:2"
 BOTH = (FIRST, SECOND)
-OTHER = Holder("scheduler-z", 7, "z:1")
+OTHER = Claim(7, "scheduler-z", "z:1")
 
 
 def nobody_drains(_):
@@ -117,14 +116,14 @@ def test_who_finds_a_higher_claim_yields_everywhere():
 @pytest.mark.parametrize(
     ("holder", "is_believed"),
     [
-        (Holder("scheduler-a", 1), False),  # below (1, scheduler-m)
-        (Holder("scheduler-m", 1), False),
-        (Holder("scheduler-z", 1), True),
-        (Holder("scheduler-a", 2), True),
-        (Holder("scheduler-z", 0), False),
-        (Holder("scheduler-z", 1 + MAX_RISE), True),
-        (Holder("scheduler-z", 2 + MAX_RISE), False),
-        (Holder("scheduler-z", MAX_TERM), False),
+        (Claim(1, "scheduler-a"), False),  # below (1, scheduler-m)
+        (Claim(1, "scheduler-m"), False),
+        (Claim(1, "scheduler-z"), True),
+        (Claim(2, "scheduler-a"), True),
+        (Claim(0, "scheduler-z"), False),
+        (Claim(1 + MAX_RISE, "scheduler-z"), True),
+        (Claim(2 + MAX_RISE, "scheduler-z"), False),
+        (Claim(MAX_TERM, "scheduler-z"), False),
     ],
 )
 def test_superseded_is_believed_by_a_claim_above_the_one_that_was_refused(holder, is_believed):
@@ -158,7 +157,7 @@ def test_one_executor_is_heeded_again_after_a_rest_or_a_welcome():
         now_s = number / 10
         if leadership[SECOND].hello is None:
             find(leadership, SECOND, 2, holder="z", now_s=now_s)
-        above = Holder("scheduler-z", leadership.claim.term + 1)
+        above = Claim(leadership.claim.term + 1, "scheduler-z")
         leadership.ended(SECOND, TermSupersededError(above), now_s, 0.5)
         if leadership.claim.term > above.term:
             refused.append(now_s)
@@ -214,7 +213,7 @@ ENDS = st.sampled_from(
 )
 ADDRESSES = st.sampled_from(["executor:1", "executor:2", "executor:3"])
 TERMS = st.one_of(st.integers(0, 40), st.sampled_from([MAX_RISE, MAX_TERM - 1, MAX_TERM, 2**63, 2**64 - 1]))
-HOLDERS = st.builds(Holder, st.sampled_from(["scheduler-a", "scheduler-z"]), TERMS)
+HOLDERS = st.builds(Claim, TERMS, st.sampled_from(["scheduler-a", "scheduler-z"]))
 
 
 class Whatever(RuleBasedStateMachine):

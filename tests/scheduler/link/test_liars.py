@@ -9,10 +9,9 @@ import pytest
 
 from both_sides.audited import expected_output
 from both_sides.deployment import Deployment
-from paceline.plan.values import MAX_TERM, MAX_TERM_RISE, ExecutorInfo
+from paceline.plan.values import MAX_TERM, MAX_TERM_RISE, Claim, ExecutorInfo
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StreamEndedError, TermSupersededError
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.claim import MAX_RISE
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
@@ -54,7 +53,7 @@ class Liar:
         """End the stream by a claim that nobody has made."""
         await asyncio.sleep(0.001)
         term = self.refused_by(self.hello)
-        raise StreamEndedError("no more") if term is None else TermSupersededError(Holder("evil", term, MADE_UP))
+        raise StreamEndedError("no more") if term is None else TermSupersededError(Claim(term, "evil", MADE_UP))
 
     def cancel(self):
         """Nothing is held."""

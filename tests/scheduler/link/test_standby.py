@@ -7,16 +7,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from both_sides.deployment import Deployment, scenario
-from paceline.plan.values import Approach, Heartbeat
+from paceline.plan.values import Approach, Claim, Heartbeat
 from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StandbyError
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.testing.requests import make_request
 
 FIRST, SECOND = "executor:1", "executor:2"
-ACTIVE = Holder("scheduler-a", 1, "scheduler-a:50051")
+ACTIVE = Claim(1, "scheduler-a", "scheduler-a:50051")
 
 
 @contextlib.asynccontextmanager
@@ -108,7 +107,7 @@ async def test_a_standby_tells_whom_it_stands_behind_and_when_it_takes_over():
         third.cancel()
         await standby.until_ready()
         assert told == [
-            Readiness(ServingStatus.STANDBY, Holder("scheduler-c", 2, "c:1")),
+            Readiness(ServingStatus.STANDBY, Claim(2, "scheduler-c", "c:1")),
             Readiness(ServingStatus.SERVING),
         ]
         assert [status.holder for status in standby.executors.statuses()] == [None]
@@ -123,7 +122,7 @@ async def test_a_displaced_scheduler_stands_by_and_names_the_one_that_took_over(
         old.submit(request)
         async with deployment.rig(scheduler_id="scheduler-b", approach=Approach.TAKE_OVER) as new:
             await old.until(lambda: request.handle in old.client.failures)
-            taken_by = Holder("scheduler-b", new.leadership.claim.term, "scheduler-b:50051")
+            taken_by = Claim(new.leadership.claim.term, "scheduler-b", "scheduler-b:50051")
             assert old.client.failures[request.handle].active == taken_by
             seconds, refusal = await refusal_of(old, Arrival.NEW)
             assert (seconds, refusal.active) == (0, taken_by)
@@ -228,7 +227,7 @@ async def test_a_standby_that_gets_some_executors_from_a_scheduler_that_lives_st
             first.cancel()
             await standby.until_ready(1)
             await asyncio.sleep(2)
-            assert standby.executors.readiness == Readiness(ServingStatus.STANDBY, Holder("scheduler-0", 1, "a:1"))
+            assert standby.executors.readiness == Readiness(ServingStatus.STANDBY, Claim(1, "scheduler-0", "a:1"))
             seconds, refusal = await refusal_of(standby, Arrival.NEW)
             assert (seconds, refusal.active.address) == (0, "a:1")
             alive[1].cancel()
@@ -245,7 +244,7 @@ def test_each_time_a_scheduler_comes_to_stand_by_it_says_that_it_is_ready():
         for readiness in (
             Readiness(ServingStatus.SERVING),
             Readiness(ServingStatus.STANDBY, ACTIVE),
-            Readiness(ServingStatus.STANDBY, Holder("c", 3, "c:1")),
+            Readiness(ServingStatus.STANDBY, Claim(3, "c", "c:1")),
             Readiness(ServingStatus.SERVING),
         ):
             announcer.changed(readiness)

@@ -5,8 +5,7 @@ Terms are the scheduler's own `link/claim.py`; the rest follows its `leadership`
 
 from collections.abc import Iterator
 
-from paceline.plan.values import ExecutorInfo
-from paceline_scheduler.holder import Holder
+from paceline.plan.values import Claim, ExecutorInfo
 from paceline_scheduler.link.claim import OwnClaim
 from protocol_model.attach_state import (
     Damage,
@@ -167,7 +166,7 @@ class LinkMoves:
     ) -> Iterator[Move]:
         here, there = executors
         claim = self._claim(scheduler, here)
-        claim.step_down(self._executor, Holder("", holder_term))
+        claim.step_down(self._executor, Claim(holder_term, ""))
         risen = scheduler._replace(term=claim.term)
         label = f"{self._name} is refused by {self._executor}, whose holder has term {holder_term}"
         if Safeguard.STANDING_DOWN not in self._safeguards:

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 from paceline.plan.hashes import HASH_START
-from paceline.plan.values import BatchPlan, Int32Array, RecordId, Release, StepResult
+from paceline.plan.values import BatchPlan, Claim, Int32Array, RecordId, Release, StepResult
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_executor.link.fence import Fence
 from paceline_executor.link.plan_stream import PlanStream as StreamOfPlans
@@ -38,7 +38,6 @@ from paceline_scheduler.core.requests import resuming
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.suspects import Suspicion
 from paceline_scheduler.core.tables.rows import RUNNING
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.executor_record import ExecutorRecord
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.leadership import Leadership
@@ -194,7 +193,7 @@ def _chain_of_all_tenants(chain: PrefixChain, tag_key: bytes, block_size: int, r
 
 
 def _yield_alone(
-    leadership: Leadership, executor: ExecutorRecord, active: Holder, now_s: float, jitter: float
+    leadership: Leadership, executor: ExecutorRecord, active: Claim, now_s: float, jitter: float
 ) -> tuple[()]:
     """Give up the executor that another scheduler has, and go on with the others."""
     del now_s, jitter
