@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts
@@ -223,6 +225,27 @@ def test_a_buffer_is_filled_again_only_when_the_device_has_taken_it():
         assert not transfer.in_transfer[-2][0].is_taken  # nobody waits for what is not in the way
     assert np.array_equal(found.numpy(), np.concatenate([checkpoint.tensor(name) for name in QKV]))
     assert all(fence.is_taken for fence, _, _ in transfer.in_transfer)
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 64)), min_size=1, max_size=4),
+    spare=st.integers(0, 300),
+    num_readers=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_whatever_is_streamed_arrives_whole_and_in_order(shapes, spare, num_readers, seed):
+    """Tensors one after another, through two buffers that hold at least a row each, by any number of threads."""
+    transfer = DistantTransfer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging_module, "_LEAST_PIECE_BYTES", 32)
+        with Staging(transfer, max(width for _, width in shapes) + spare, num_readers) as staging:
+            for shape in shapes:
+                data = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+                stored = StoredTensor("w", FloatType.FLOAT8_E4M3FN, shape, MemoryBytes(data.tobytes()), 0)
+                parts = [(first, part.clone().numpy()) for first, part in staging.stream(stored)]
+                assert [first for first, _ in parts] == np.cumsum([0, *(len(part) for _, part in parts)])[:-1].tolist()
+                assert np.array_equal(np.concatenate([part for _, part in parts]), data)
+    assert all(fence.is_taken for fence, _, _ in transfer.in_transfer[-2:])
 
 
 def test_the_host_holds_two_buffers_and_no_second_copy_of_the_model(tmp_path):
