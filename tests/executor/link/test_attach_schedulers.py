@@ -1,13 +1,17 @@
 """Two schedulers and one executor, over real gRPC: terms, the line, takeovers."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 import pytest
 
+from hash_twin import TwinHashRunner
 from paceline.v1 import plan_pb2
-from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
-from paceline_executor.testing.hash_runner import continuation
+from paceline_executor.link.engine import Engine
+from paceline_executor.rows.table import RowTable
+from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, loaded, serving
+from paceline_executor.testing.hash_runner import HashRunner, continuation
 from paceline_executor.testing.plan_client import (
     attach_until,
     attached,
@@ -112,6 +116,28 @@ async def test_an_executor_stuck_in_a_step_cannot_be_taken_over(executor, monkey
     executor.runner.gate.set()
     async with attached(executor.address, hello("next", 7)) as client:
         rows = client.rows
+
+    assert refusal == (grpc.StatusCode.UNAVAILABLE, "STEP_WEDGED")
+    assert [row.num_computed_tokens for row in rows] == [6]
+
+
+async def test_a_device_that_never_ends_a_launched_step_cannot_be_taken_over(monkeypatch):
+    """It is a GPU's runner on its twin that hangs. Who comes when it has ended after all is served."""
+    monkeypatch.setattr("paceline_executor.link.plan_streams.MIN_STEP_BOUND_NS", 100_000_000)
+    monkeypatch.setattr("paceline_executor.link.step_loop.MIN_STEP_BOUND_NS", 100_000_000)
+    inner = HashRunner(HASH_LIMITS.num_blocks, HASH_LIMITS.block_size, HASH_LIMITS.vocab_size)
+    runner = TwinHashRunner(inner, HASH_LIMITS)
+    gpu = replace(loaded(inner), engine=Engine(RowTable(HASH_LIMITS), runner))
+    async with serving(lambda: gpu) as (_, address):
+        with monkeypatch.context() as patch:
+            patch.setattr(runner.device, "poll", lambda: None)
+            async with attached(address, DRIVER) as client:
+                await client.step([(0, 6)], _placing())
+                while not (await read(client.call)).heartbeat.running_step_id:
+                    pass
+                refusal = await _reason(attach_until(address, "welcome", TAKEOVER))
+        async with attached(address, hello("next", 7)) as client:
+            rows = client.rows
 
     assert refusal == (grpc.StatusCode.UNAVAILABLE, "STEP_WEDGED")
     assert [row.num_computed_tokens for row in rows] == [6]
