@@ -29,14 +29,12 @@ class OwnClaim:
         self._greeted: dict[str, None] = {}  # that have had a hello
         self._welcomed_by: dict[int, None] = {}  # since it last stepped down
         self._reported_terms: dict[str, int] = {}  # by address; 0 before
-        self._own_terms: dict[str, int] = {}  # by address, where higher than elsewhere
 
     def look_for(self, address: str) -> None:
         self._reported_terms.setdefault(address, 0)
 
     def forget(self, address: str) -> None:
         self._reported_terms.pop(address, None)
-        self._own_terms.pop(address, None)
 
     def learn(self, terms: Mapping[str, int]) -> None:
         """Call it before the first claim."""
@@ -44,10 +42,11 @@ class OwnClaim:
         credible = (term for address, term in terms.items() if self.is_credible(address, term))
         self.term = max(self.term, max(credible, default=0) + 1)
 
-    def hello(self, address: str) -> Hello:
+    def hello(self, address: str, info: ExecutorInfo) -> Hello:
+        """Above a term that is not credible, which elsewhere changes nothing."""
         takes_over = self.takes_over(address)
         self._greeted[address] = None
-        term = max(self.term, self._own_terms.get(address, 0))
+        term = self.term if self.is_credible(address, info.term) else info.term + 1
         return Hello(Claim(term, self.scheduler_id, self.address), self._protocols, takes_over)
 
     def takes_over(self, address: str) -> bool:
@@ -68,18 +67,10 @@ class OwnClaim:
         self.require_credible(address, term)
         self.term = max(self.term, term + 1)
 
-    def rise_there(self, address: str, info: ExecutorInfo) -> None:
-        """Its term is not credible: elsewhere the claim stays. Raises IncredibleTermError if it is held, or no term is
-        above it.
-        """
-        if info.holder_scheduler_id == self.scheduler_id:
-            return
-        if info.term >= MAX_TERM or info.holder_scheduler_id:
+    def require_free(self, info: ExecutorInfo) -> None:
+        """Of a term that is not credible. Raises IncredibleTermError if another holds it, or no term is above."""
+        if info.term >= MAX_TERM or info.holder_scheduler_id not in ("", self.scheduler_id):
             raise IncredibleTermError(info.term)
-        self._own_terms[address] = max(self._own_terms.get(address, 0), info.term + 1)
-
-    def is_alike(self, address: str) -> None:
-        self._own_terms.pop(address, None)
 
     def require_credible(self, address: str, term: int) -> None:
         """Raises IncredibleTermError."""

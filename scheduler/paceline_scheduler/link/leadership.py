@@ -148,7 +148,7 @@ class Leadership:
             executor.redial.look_again(now_s, jitter)
             return None
         verdicts = self._rise(executor, info, now_s)
-        hello = self.claim.hello(address)
+        hello = self.claim.hello(address, info)
         executor.greet(info.incarnation, hello)
         return Greeting(hello, verdicts)
 
@@ -229,9 +229,8 @@ class Leadership:
     def _rise(self, executor: ExecutorRecord, info: ExecutorInfo, now_s: float) -> Verdicts:
         """A scheduler has one claim at all whose terms are credible: it attaches to the others again."""
         if not self.claim.is_credible(executor.address, info.term):
-            self.claim.rise_there(executor.address, info)
+            self.claim.require_free(info)
             return ()
-        self.claim.is_alike(executor.address)
         if not self.claim.must_rise(info):
             return ()
         executor.let_claim_count(now_s)

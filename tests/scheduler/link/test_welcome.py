@@ -4,7 +4,16 @@ import asyncio
 
 import pytest
 
-from paceline.plan.values import Claim, ExecutorLimits, Heartbeat, KvGeometry, Model, WaitingInLine, Welcome
+from paceline.plan.values import (
+    Claim,
+    ExecutorInfo,
+    ExecutorLimits,
+    Heartbeat,
+    KvGeometry,
+    Model,
+    WaitingInLine,
+    Welcome,
+)
 from paceline_scheduler.errors import StreamEndedError
 from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.plan_stream import PlanStream, Steps
@@ -57,7 +66,7 @@ def drive(*messages):
         driver = PlanStream(BeatingStream(*messages), Events(), none, clock)
         try:
             async with asyncio.timeout(60):
-                await driver.run(OwnClaim("scheduler-a").hello("executor:1"))
+                await driver.run(OwnClaim("scheduler-a").hello("executor:1", ExecutorInfo(1, 0, "")))
         except TimeoutError:
             return None
         except StreamEndedError as error:
