@@ -15,9 +15,9 @@ def explained(explanation: Explanation) -> str:
     if explanation.num_preemptions:
         lines.append(f"preempted {explanation.num_preemptions} times, last: {explanation.preemption_reason}")
     lines.append(f"{explanation.num_computed_tokens} tokens computed, {explanation.num_output_tokens} generated")
-    if explanation.times is not None:
-        spent = dataclasses.asdict(explanation.times).items()
-        lines.append(", ".join(f"{phase} {_shown(seconds)}" for phase, seconds in spent if seconds))
+    spent = {} if explanation.times is None else dataclasses.asdict(explanation.times)
+    if any(spent.values()):
+        lines.append(", ".join(f"{phase} {_shown(seconds)}" for phase, seconds in spent.items() if seconds))
     if explanation.num_draft_tokens:
         lines.append(f"{explanation.num_accepted_draft_tokens} of {explanation.num_draft_tokens} drafts became output")
     return "\n".join(lines)

@@ -101,6 +101,8 @@ def test_an_explanation_says_where_the_time_went():
     """In the order of its phases, without those that it has not been in."""
     explanation = Explanation(RequestState.RUNNING, "", 0, 0, "", "here", 9, 8, times=Times(0.25, 1.5, 0.004, 0.0))
     assert explained(explanation).splitlines()[-1] == "queued 250 ms, prefill 1.5 s, decode 4 ms"
+    just_come = dataclasses.replace(explanation, times=Times(0.0, 0.0, 0.0, 0.0))
+    assert explained(just_come) == explained(dataclasses.replace(explanation, times=None))
 
 
 def test_an_explanation_tells_of_drafts_where_there_were_any():
