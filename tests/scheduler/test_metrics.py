@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from both_sides.deployment import Deployment, scenario
 from paceline.plan.values import FinishReason, RecordId, StepTimings
+from paceline.process.callers import ANYBODY
 from paceline.process.metrics import Histogram, Meter
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.edge import Edge
@@ -79,7 +80,7 @@ class Watched:
         """Let a client send a request without an id."""
         outbox = self.edge.open_outbox()
         with pytest.raises(InvalidRequestError):
-            self.edge.open(GenerateRequest(), outbox)
+            self.edge.open(GenerateRequest(), outbox, ANYBODY)
         self.edge.close_outbox(outbox)
 
 

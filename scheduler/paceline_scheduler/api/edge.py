@@ -14,7 +14,7 @@ from dataclasses import replace
 from random import SystemRandom
 
 from paceline.plan.values import RecordId
-from paceline.process.callers import ANYBODY, Caller
+from paceline.process.callers import Caller
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.delivery import Delivery
 from paceline_scheduler.api.fan_out import core_requests
@@ -135,7 +135,7 @@ class Edge:
         self.require_open()
         self.executors.require_lead()
 
-    def open(self, request: GenerateRequest, outbox: Outbox, by: Caller = ANYBODY) -> RequestStream:
+    def open(self, request: GenerateRequest, outbox: Outbox, by: Caller) -> RequestStream:
         """The tenant becomes the caller's. A higher attachment ends the stream that the request has here. Raises
         PermissionDeniedError for a foreign tenant, InvalidRequestError for the key, DrainingError, StandbyError for
         what is new, QueueFullError, DuplicateRequestError, StaleAttachmentError.

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 
+from paceline.process.callers import ANYBODY
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
@@ -32,7 +33,7 @@ class EdgeClient:
 
     async def send(self, request: GenerateRequest) -> tuple[int, ...]:
         """Returns the handles of its completions."""
-        stream = self._edge.open(request, self.outbox)
+        stream = self._edge.open(request, self.outbox, ANYBODY)
         await self._edge.start(stream)
         return stream.handles
 

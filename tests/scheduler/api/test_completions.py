@@ -7,6 +7,7 @@ import pytest
 
 from paceline.plan.hashes import HASH_START
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
+from paceline.process.callers import ANYBODY
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.fan_out import completion_seed
 from paceline_scheduler.api.limits import EdgeLimits
@@ -128,7 +129,7 @@ async def test_a_cancel_ends_all_that_still_run(client, edge, backend):
 
 async def test_a_cancel_before_the_request_was_submitted_ends_every_completion(client, edge, backend):
     """The client waits for as many ends as it asked for."""
-    stream = edge.open(asking(n=2), client.outbox)
+    stream = edge.open(asking(n=2), client.outbox, ANYBODY)
     await edge.cancel(RecordId("", "r1"))
     await edge.start(stream)
     content = client.collect()
@@ -168,9 +169,9 @@ async def test_a_full_queue_refuses_before_anything_is_read(client, edge, backen
     """Nothing of the request is validated, let alone tokenised: refusals must be cheap when there are many."""
     backend.num_places = 1
     with pytest.raises(QueueFullError):
-        edge.open(asking(n=2), client.outbox)
+        edge.open(asking(n=2), client.outbox, ANYBODY)
     assert (client.outbox.num_open, len(edge.requests)) == (0, 0)
-    edge.open(asking(n=1), client.outbox)
+    edge.open(asking(n=1), client.outbox, ANYBODY)
 
 
 async def test_a_slow_client_loses_all_completions_at_once(client, backend):
@@ -309,7 +310,7 @@ async def test_output_of_ended_completions_keeps_the_client_from_being_read(clie
 
 async def test_a_request_is_explained_from_its_arrival_to_its_end(client, edge, backend):
     """Of several completions, the first that has not ended."""
-    stream = edge.open(asking(n=2), client.outbox)
+    stream = edge.open(asking(n=2), client.outbox, ANYBODY)
     preparing = edge.explain(RecordId("", "r1"))
     assert (preparing.state, preparing.waiting_for) == (RequestState.WAITING, "its prompt is being tokenised")
     await edge.start(stream)
