@@ -6,7 +6,7 @@ Apart from `sources`, which says what is ours.
 import ast
 from collections.abc import Iterable, Iterator
 
-from repository_checks.sources import ROOT, Source
+from repository_checks.sources import Source
 
 _ROOTS = ("protos", "scheduler", "executor", "kernels", "clients")
 
@@ -19,8 +19,7 @@ def import_graph(sources: Iterable[Source]) -> dict[str, set[str]]:
 
 def name_of(source: Source) -> str:
     """Return how a module is imported."""
-    path = source.path.relative_to(ROOT) if source.path.is_absolute() else source.path
-    parts = path.with_suffix("").parts
+    parts = source.path.with_suffix("").parts
     parts = parts[1:] if parts[0] in _ROOTS else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
