@@ -82,7 +82,8 @@ def check_space(folder: Path, needed: int, what: str) -> None:
 
 
 def offline_error(what: str, folder: Path) -> ModelFetchError:
-    return ModelFetchError(f"{what} is not in {folder} and HF_HUB_OFFLINE forbids to fetch it: start once without")
+    todo = "start once without it (paceline up: without --offline)"
+    return ModelFetchError(f"{what} is not in {folder} and HF_HUB_OFFLINE forbids to fetch it: {todo}")
 
 
 def storage_error(error: OSError, what: str, folder: Path) -> ModelFetchError:
