@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from paceline.plan.values import ExecutorLimits, GraphSizes, KvGeometry, Model, StepPoint, Welcome
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
-from paceline_executor.runner.interface import KvGeometry as CacheShape
+from paceline_executor.runner.interface import CacheGeometry
 from paceline_executor.weights.tokenizer import TokenizerBundle
 
 
@@ -17,7 +17,7 @@ class Description:
     num_parameters: int
     quantization: str
     limits: RowLimits
-    geometry: CacheShape
+    geometry: CacheGeometry
     kv_dtype: str
     tokenizer: TokenizerBundle
     step_points: tuple[tuple[int, int], ...]  # (num_tokens, duration_ns), measured while warming up

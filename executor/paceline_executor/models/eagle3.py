@@ -83,7 +83,7 @@ class Eagle3Head:
 
         The others as in `ForwardInputs`; kv_cache: of one layer, float32. Returns the features, normalised, and
         [num_tokens, num_heads + 2 * num_kv_heads, head_dim], whose queries are rotated. Raises KernelArgumentError as
-        `Model.forward` does.
+        `LanguageModel.forward` does.
         """
         eps = self._config.layer.rms_norm_eps
         normed = rms_norm(features, self._feature_norm, eps)

@@ -54,7 +54,7 @@ class KvCache:
         return KvCache(self.keys[index], self.values[index], self.key_scales[index], self.value_scales[index])
 
 
-class Model(Protocol):
+class LanguageModel(Protocol):
     def forward(
         self,
         inputs: ForwardInputs,

@@ -43,7 +43,7 @@ class LlamaLayer:
 
 
 class LlamaModel:
-    """See `Model`."""
+    """See `LanguageModel`."""
 
     def __init__(self, weights: Weights, max_model_len: int) -> None:
         """Serves positions below `max_model_len`."""

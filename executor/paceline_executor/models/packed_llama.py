@@ -17,7 +17,7 @@ from paceline_kernels.quantized_linear import PackedWeight, pack_int4, pack_int8
 
 
 class PackedLlamaModel:
-    """See `Model`."""
+    """See `LanguageModel`."""
 
     def __init__(self, checkpoint: Checkpoint, max_model_len: int) -> None:
         config, weights = checkpoint.config, HostWeights(checkpoint)

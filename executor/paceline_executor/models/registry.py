@@ -9,7 +9,7 @@ import torch
 
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.models.dummy import DummyWeights
-from paceline_executor.models.interface import Model
+from paceline_executor.models.interface import LanguageModel
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
@@ -19,7 +19,7 @@ from paceline_executor.upload.matrices import MatrixKind, Uploader
 from paceline_executor.upload.staging import Staging, transfer_to
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 
-_Builder = Callable[[Checkpoint, int], Model]
+_Builder = Callable[[Checkpoint, int], LanguageModel]
 
 
 def _llama_in_float32(checkpoint: Checkpoint, max_model_len: int) -> LlamaModel:
@@ -37,7 +37,7 @@ ARCHITECTURES: Mapping[str, Mapping[WeightKind, _Builder]] = dict.fromkeys(
 )
 
 
-def build_model(checkpoint: Checkpoint, max_model_len: int, weights: WeightKind) -> Model:
+def build_model(checkpoint: Checkpoint, max_model_len: int, weights: WeightKind) -> LanguageModel:
     """The model runs on the CPU, for positions below `max_model_len`.
 
     Raises UnsupportedModelError for an architecture this version does not compute, ModelCorruptError for weights.

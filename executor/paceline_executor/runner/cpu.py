@@ -22,14 +22,14 @@ from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.inputs import forward_inputs, logit_rules, row_problem, sampling_parameters
 from paceline_executor.runner.interface import (
     BoolArray,
+    CacheGeometry,
     Int32Array,
-    KvGeometry,
     SamplingColumns,
     StepBatch,
     StepHandle,
+    StepLogprobs,
     StepObserver,
     StepOutput,
-    TokenLogprobs,
     WarmUpProgress,
     output_of,
 )
@@ -89,7 +89,7 @@ class CpuRunner:
         self._observer: StepObserver | None = None
 
     @property
-    def kv_geometry(self) -> KvGeometry:
+    def kv_geometry(self) -> CacheGeometry:
         return self._geometry
 
     @property
@@ -191,14 +191,14 @@ class CpuRunner:
         assert self._observer is not None
         self._observer.observe(batch, aux.states.numpy(), num_valid)
 
-    def _prompt_logprobs(self, piece: Piece) -> TokenLogprobs:
+    def _prompt_logprobs(self, piece: Piece) -> StepLogprobs:
         num_tokens = piece.batch.token_ids.size
         logits, aux = self._forward(piece.batch, np.arange(num_tokens, dtype=np.int32))
         if aux is not None:
             self._tell(piece.batch, aux, np.array([num_tokens], dtype=np.int32))
         num_top = torch.full((num_tokens,), piece.num_top, dtype=torch.int32)
         values = token_logprobs(logits, torch.from_numpy(np.array(piece.target_token_ids)), num_top)
-        return TokenLogprobs(values.logprobs.numpy(), values.top_token_ids.numpy(), values.top_logprobs.numpy())
+        return StepLogprobs(values.logprobs.numpy(), values.top_token_ids.numpy(), values.top_logprobs.numpy())
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
         """Raises KernelArgumentError for a block that does not exist, or is source and destination."""
@@ -232,9 +232,9 @@ def _without(
     return np.where(is_well, num_accepted, 0).astype(np.int32), counts & np.repeat(is_well, num_draws)
 
 
-def _logprobs(samples: Samples, batch: StepBatch, counts: BoolArray) -> TokenLogprobs | None:
+def _logprobs(samples: Samples, batch: StepBatch, counts: BoolArray) -> StepLogprobs | None:
     """Of draws that count, where any row wants them."""
     if batch.sampling.num_logprobs.max(initial=-1) < 0:
         return None
     columns = (samples.logprobs, samples.top_token_ids, samples.top_logprobs)
-    return TokenLogprobs(*(column.numpy() for column in columns)).where(counts)
+    return StepLogprobs(*(column.numpy() for column in columns)).where(counts)

@@ -27,16 +27,16 @@ from paceline_executor.runner.inputs import row_problem
 from paceline_executor.runner.interface import (
     BlockCells,
     BoolArray,
+    CacheGeometry,
     CarriedRows,
     Int32Array,
-    KvGeometry,
     RowDescriptions,
     RowProblem,
     StepBatch,
     StepHandle,
+    StepLogprobs,
     StepOutput,
     TokenLists,
-    TokenLogprobs,
     WarmUpProgress,
 )
 from paceline_executor.runner.measuring import chunk, fastest_ns
@@ -81,7 +81,7 @@ class DeviceRunner:
         device: Device,
         model: DeviceModel,
         kv_cache: KvCache,
-        geometry: KvGeometry,
+        geometry: CacheGeometry,
         limits: RowLimits,
         *,
         buckets: Buckets,
@@ -118,7 +118,7 @@ class DeviceRunner:
         self._failing: dict[int, RowProblem] = {}
 
     @property
-    def kv_geometry(self) -> KvGeometry:
+    def kv_geometry(self) -> CacheGeometry:
         return self._geometry
 
     @property
@@ -177,7 +177,7 @@ class DeviceRunner:
         results = self._reader.results_of(launched.step, launched.planned.size)
         if self._device.profiler.is_on:
             self._count_bytes(launched.batch)
-        pieces = ((piece.row, TokenLogprobs(*(values.numpy() for values in piece.values))) for piece in launched.pieces)
+        pieces = ((piece.row, StepLogprobs(*(values.numpy() for values in piece.values))) for piece in launched.pieces)
         prompt_logprobs, problems = by_row(pieces)
         self._failed[launched.rows[list(problems)]] = True
         return self._output(launched, results, prompt_logprobs, problems)
@@ -264,7 +264,7 @@ class DeviceRunner:
         self,
         launched: _Launched,
         results: StepResults,
-        prompt_logprobs: dict[int, TokenLogprobs],
+        prompt_logprobs: dict[int, StepLogprobs],
         problems: dict[int, RowProblem],
     ) -> StepOutput:
         """In arrays of their own: the slot is written again."""
@@ -321,8 +321,8 @@ def _kept(tokens: Int32Array, is_kept: BoolArray | None) -> Int32Array:
     return tokens.copy() if is_kept is None else tokens[is_kept]
 
 
-def _logprobs(results: StepResults, is_kept: BoolArray | None) -> TokenLogprobs:
-    values = TokenLogprobs(results.logprobs.copy(), results.top_token_ids.copy(), results.top_logprobs.copy())
+def _logprobs(results: StepResults, is_kept: BoolArray | None) -> StepLogprobs:
+    values = StepLogprobs(results.logprobs.copy(), results.top_token_ids.copy(), results.top_logprobs.copy())
     return values if is_kept is None else values.where(is_kept)
 
 

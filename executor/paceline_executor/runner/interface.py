@@ -27,7 +27,7 @@ UNKNOWN_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class KvGeometry:
+class CacheGeometry:
     """`num_blocks` blocks of `block_size` slots in each of `num_layers` layers."""
 
     num_blocks: int
@@ -186,21 +186,21 @@ class StepBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class StepLogprobs:
     """Natural logarithms, each given the tokens before it, of the distribution as the model made it."""
 
     logprobs: Float32Array  # [num_tokens]
     top_token_ids: Int32Array  # [num_tokens, num_top], best first
     top_logprobs: Float32Array  # [num_tokens, num_top]
 
-    def of(self, tokens: slice, num_top: int) -> "TokenLogprobs":
+    def of(self, tokens: slice, num_top: int) -> "StepLogprobs":
         """Returns views, with so many alternatives."""
-        return TokenLogprobs(
+        return StepLogprobs(
             self.logprobs[tokens], self.top_token_ids[tokens, :num_top], self.top_logprobs[tokens, :num_top]
         )
 
-    def where(self, is_kept: BoolArray) -> "TokenLogprobs":
-        return TokenLogprobs(self.logprobs[is_kept], self.top_token_ids[is_kept], self.top_logprobs[is_kept])
+    def where(self, is_kept: BoolArray) -> "StepLogprobs":
+        return StepLogprobs(self.logprobs[is_kept], self.top_token_ids[is_kept], self.top_logprobs[is_kept])
 
 
 class RowProblem(enum.Enum):
@@ -218,11 +218,11 @@ class StepOutput:
 
     num_accepted: Int32Array  # [num_sampled] tokens of each; 0 also for rows that had ended
     token_ids: Int32Array  # [sum(num_accepted)]
-    logprobs: TokenLogprobs | None  # of `token_ids`; None when no sampled row asked
+    logprobs: StepLogprobs | None  # of `token_ids`; None when no sampled row asked
     problems: dict[int, RowProblem]  # batch row -> what was wrong
     forward_ns: int
     sample_ns: int
-    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # batch row -> of its targets
+    prompt_logprobs: dict[int, StepLogprobs] = field(default_factory=dict)  # batch row -> of its targets
     num_verified: Int32Array | None = None  # [num_sampled] drafts; None: those of the batch
 
 
@@ -264,7 +264,7 @@ class Runner(Protocol):
     def max_in_flight(self) -> int: ...
 
     @property
-    def kv_geometry(self) -> KvGeometry:
+    def kv_geometry(self) -> CacheGeometry:
         """Returns the shape as allocated."""
         ...
 

@@ -7,7 +7,7 @@ from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.errors import StartError
 from paceline_executor.models.interface import KvCache
 from paceline_executor.numerics import KvDtype, Numerics
-from paceline_executor.runner.interface import KvGeometry
+from paceline_executor.runner.interface import CacheGeometry
 from paceline_executor.weights.checkpoint import KvScales, ModelConfig
 
 _ELEMENTS = {KvDtype.FLOAT32: np.float32, KvDtype.FLOAT16: np.float16, KvDtype.INT8: np.int8}
@@ -22,8 +22,8 @@ _DEVICE_TYPES = {
 
 def kv_geometry(
     config: ModelConfig, num_blocks: int, block_size: int, numerics: Numerics | DeviceNumerics
-) -> KvGeometry:
-    return KvGeometry(
+) -> CacheGeometry:
+    return CacheGeometry(
         num_blocks=num_blocks,
         block_size=block_size,
         num_layers=config.num_layers,
@@ -33,12 +33,12 @@ def kv_geometry(
     )
 
 
-def allocate_kv_cache(geometry: KvGeometry, dtype: KvDtype) -> KvCache:
+def allocate_kv_cache(geometry: CacheGeometry, dtype: KvDtype) -> KvCache:
     """Memory is taken when a block is first written to. Raises StartError."""
     return KvCache(_allocate(geometry, dtype), _allocate(geometry, dtype))
 
 
-def _allocate(geometry: KvGeometry, dtype: KvDtype) -> torch.Tensor:
+def _allocate(geometry: CacheGeometry, dtype: KvDtype) -> torch.Tensor:
     element = np.dtype(_ELEMENTS[dtype])
     slot = dtype.slot_bytes(geometry.head_dim) // element.itemsize
     shape = (geometry.num_layers, geometry.num_blocks, geometry.num_kv_heads, geometry.block_size, slot)
@@ -50,7 +50,7 @@ def _allocate(geometry: KvGeometry, dtype: KvDtype) -> torch.Tensor:
 
 
 def allocate_on_device(
-    geometry: KvGeometry, dtype: KvDtype, device: torch.device, scales: KvScales | None = None
+    geometry: CacheGeometry, dtype: KvDtype, device: torch.device, scales: KvScales | None = None
 ) -> KvCache:
     """All zeros. scales: of fp8_e4m3; None is 1.0 for all."""
     cells = (geometry.num_layers, geometry.num_blocks, geometry.num_kv_heads, geometry.block_size)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline_executor.runner.interface import Int32Array, RowProblem, SamplingColumns, StepBatch, TokenLogprobs
+from paceline_executor.runner.interface import Int32Array, RowProblem, SamplingColumns, StepBatch, StepLogprobs
 
 MAX_PIECE_TOKENS = 64
 
@@ -55,10 +55,10 @@ def cut(batch: StepBatch) -> Cut:
 
 
 def by_row(
-    parts: Iterable[tuple[int, TokenLogprobs]],
-) -> tuple[dict[int, TokenLogprobs], dict[int, RowProblem]]:
+    parts: Iterable[tuple[int, StepLogprobs]],
+) -> tuple[dict[int, StepLogprobs], dict[int, RowProblem]]:
     """Parts of a row come in order. A row with a logit that is no number is a problem instead."""
-    taken: dict[int, list[TokenLogprobs]] = {}
+    taken: dict[int, list[StepLogprobs]] = {}
     for row, part in parts:
         taken.setdefault(row, []).append(part)
     whole = {row: _joined(of_row) for row, of_row in taken.items()}
@@ -66,8 +66,8 @@ def by_row(
     return {row: values for row, values in whole.items() if row not in problems}, problems
 
 
-def _joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    return TokenLogprobs(
+def _joined(parts: Sequence[StepLogprobs]) -> StepLogprobs:
+    return StepLogprobs(
         logprobs=np.concatenate([part.logprobs for part in parts]),
         top_token_ids=np.concatenate([part.top_token_ids for part in parts]),
         top_logprobs=np.concatenate([part.top_logprobs for part in parts]),

@@ -16,14 +16,14 @@ import numpy as np
 from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.runner.acceptance import counting_draws, places_of_draws
 from paceline_executor.runner.interface import (
+    CacheGeometry,
     Int32Array,
-    KvGeometry,
     RowProblem,
     StepBatch,
     StepHandle,
+    StepLogprobs,
     StepOutput,
     TokenLists,
-    TokenLogprobs,
     UInt64Array,
     output_of,
 )
@@ -38,16 +38,16 @@ _ANOTHER_SIZE = 512  # by one point nobody knows what a token costs
 _NO_TIME_POINTS = ((1, 1000), (64, 2000))  # what schedulers are told where steps take no time
 
 
-def logprobs_of(token_ids: Sequence[int] | Int32Array, num_top: int) -> TokenLogprobs:
+def logprobs_of(token_ids: Sequence[int] | Int32Array, num_top: int) -> StepLogprobs:
     tokens, ranks = np.array(token_ids, dtype=np.float32), np.arange(num_top)
-    return TokenLogprobs(
+    return StepLogprobs(
         logprobs=np.array(-tokens / 8, dtype=np.float32),
         top_token_ids=np.tile(ranks.astype(np.int32), (tokens.size, 1)),
         top_logprobs=np.array(-tokens[:, None] - ranks / 8, dtype=np.float32),
     )
 
 
-def prompt_logprobs_of(batch: StepBatch) -> dict[int, TokenLogprobs]:
+def prompt_logprobs_of(batch: StepBatch) -> dict[int, StepLogprobs]:
     targets = batch.prompt_targets
     if targets is None:
         return {}
@@ -91,9 +91,9 @@ class SimulatedRunner:
         return 1
 
     @property
-    def kv_geometry(self) -> KvGeometry:
+    def kv_geometry(self) -> CacheGeometry:
         num_blocks, block_size = self._slots.shape
-        return KvGeometry(num_blocks, block_size, 1, 1, 1, block_size * BYTES_PER_TOKEN)
+        return CacheGeometry(num_blocks, block_size, 1, 1, 1, block_size * BYTES_PER_TOKEN)
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
         sizes = [num_tokens for num_tokens, _ in self._step_times.points]

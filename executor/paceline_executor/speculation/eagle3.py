@@ -19,7 +19,7 @@ from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.interface import ForwardInputs
 from paceline_executor.numerics import KvDtype
 from paceline_executor.runner.inputs import logit_rules, sampling_parameters, slots_of
-from paceline_executor.runner.interface import Float32Array, Int32Array, KvGeometry, SamplingColumns, StepBatch
+from paceline_executor.runner.interface import CacheGeometry, Float32Array, Int32Array, SamplingColumns, StepBatch
 from paceline_executor.runner.kv_cache import allocate_kv_cache
 from paceline_executor.runner.row_rules import NO_TOKENS
 from paceline_executor.runner.rule_columns import Ruled
@@ -94,7 +94,7 @@ class Eagle3Drafter:
         config = checkpoint.config
         layer = config.layer
         bytes_per_block = block_size * eagle3_bytes_per_token(config, block_size)
-        geometry = KvGeometry(num_blocks, block_size, 1, layer.num_kv_heads, layer.head_dim, bytes_per_block)
+        geometry = CacheGeometry(num_blocks, block_size, 1, layer.num_kv_heads, layer.head_dim, bytes_per_block)
         self._head = head
         self._aux_layers = config.aux_layers
         self._vocab_size = layer.vocab_size

@@ -15,7 +15,7 @@ from paceline_executor.runner.device.buckets import Buckets
 from paceline_executor.runner.device.device import CudaDevice
 from paceline_executor.runner.device.drafts import MakeDrafting
 from paceline_executor.runner.device.twin import TwinDevice
-from paceline_executor.runner.interface import KvGeometry, Runner, WarmUpProgress
+from paceline_executor.runner.interface import CacheGeometry, Runner, WarmUpProgress
 from paceline_kernels.linear import Splits
 
 
@@ -24,7 +24,7 @@ class RunnerParts:
     is_twin: bool
     model: LlamaModel
     kv_cache: KvCache
-    geometry: KvGeometry
+    geometry: CacheGeometry
     limits: RowLimits
     sizes: Buckets
     splits: Splits

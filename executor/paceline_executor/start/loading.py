@@ -15,7 +15,7 @@ from paceline_executor.link.engine import Engine
 from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import choose_numerics
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.interface import KvGeometry, Runner, WarmUpProgress
+from paceline_executor.runner.interface import CacheGeometry, Runner, WarmUpProgress
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes, read_step_times
@@ -129,5 +129,5 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
     return Loaded(Engine(RowTable(limits, drafter), runner), description)
 
 
-def _with_drafter(geometry: KvGeometry, drafter: DrafterNeeds) -> KvGeometry:
+def _with_drafter(geometry: CacheGeometry, drafter: DrafterNeeds) -> CacheGeometry:
     return replace(geometry, bytes_per_block=geometry.bytes_per_block + geometry.block_size * drafter.bytes_per_token)

@@ -37,7 +37,7 @@ from paceline_executor.runner.device.memory_plan import (
     graph_bytes,
     plan_memory,
 )
-from paceline_executor.runner.interface import KvGeometry, Runner, WarmUpProgress
+from paceline_executor.runner.interface import CacheGeometry, Runner, WarmUpProgress
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
 from paceline_executor.start.device_runner import RunnerParts, build_runner, graph_sizes
@@ -319,7 +319,7 @@ def _head(config: Config, place: Place, draft: DeviceHeadDraft, limits: RowLimit
     return drafting_by_head(head, target_ids, numerics, limits, _splits(config))
 
 
-def _with_draft(geometry: KvGeometry, draft: Draft | None) -> KvGeometry:
+def _with_draft(geometry: CacheGeometry, draft: Draft | None) -> CacheGeometry:
     """Its blocks hold what both keep in them."""
     if draft is None:
         return geometry

@@ -17,9 +17,9 @@ from paceline_executor.profiling.profiler import Profiler
 from paceline_executor.runner.interface import (
     UNKNOWN_TOKEN,
     BoolArray,
+    CacheGeometry,
     CarriedRows,
     Int32Array,
-    KvGeometry,
     LogitRuleColumns,
     PromptTargets,
     Runner,
@@ -75,7 +75,7 @@ class HidingRunner:
         return self._max_in_flight
 
     @property
-    def kv_geometry(self) -> KvGeometry:
+    def kv_geometry(self) -> CacheGeometry:
         return self._inner.kv_geometry
 
     @property

@@ -21,7 +21,7 @@ from paceline_scheduler.link import wire
 from paceline_scheduler.link.wire_contexts import with_contexts
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # the prompts of a plan's new requests, at most
-MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
+MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 _MAX_TOKENIZER_PARTS = MAX_TOKENIZER_BYTES // (512 * 1024)
 _DETAILS_KEY = "grpc-status-details-bin"
 

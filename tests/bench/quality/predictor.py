@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline_executor.models.interface import ForwardInputs, KvCache, Model
+from paceline_executor.models.interface import ForwardInputs, KvCache, LanguageModel
 from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import Numerics, WeightKind
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
@@ -20,7 +20,7 @@ BLOCK_SIZE = 16
 class Predictor:
     """One kind of numbers of a checkpoint, with a KV cache for one window."""
 
-    def __init__(self, model: Model, kv_cache: KvCache) -> None:
+    def __init__(self, model: LanguageModel, kv_cache: KvCache) -> None:
         self._model = model
         self._kv_cache = kv_cache
 
@@ -35,7 +35,7 @@ class Predictor:
 
 def predictors(checkpoint: Checkpoint, kinds: Sequence[Numerics], max_window: int) -> list[Predictor]:
     """A predictor for each kind of numbers, for windows up to `max_window` tokens. Equal weights are read once."""
-    models: dict[WeightKind, Model] = {}
+    models: dict[WeightKind, LanguageModel] = {}
     for numerics in kinds:
         if numerics.weights not in models:
             models[numerics.weights] = build_model(checkpoint, max_window, numerics.weights)

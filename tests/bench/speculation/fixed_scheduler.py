@@ -1,4 +1,4 @@
-"""A scheduler that gives every row as many drafts, for comparison: `python -m speculation.fixed_scheduler NUM ...`.
+"""A scheduler that gives every row the drafts its request allows: `python -m speculation.fixed_scheduler`.
 
 Apart from the program that measures, because it is a process of its own.
 """
@@ -17,16 +17,15 @@ from paceline_scheduler.core.tables.rows import RowIndex
 
 def main() -> None:
     """Run it."""
-    num_drafts = int(sys.argv[1])
+    drafts.best_drafts = _all_allowed
+    program.main(sys.argv[1:])
 
-    def always(
-        view: ExecutorView, decode_rows: RowIndex, most: Int32Array, budget: StepBudget
-    ) -> tuple[Int32Array, float]:
-        del view, decode_rows, budget
-        return np.minimum(most, num_drafts).clip(0).astype(np.int32), 0.0
 
-    drafts.best_drafts = always
-    program.main(sys.argv[2:])
+def _all_allowed(
+    view: ExecutorView, decode_rows: RowIndex, most: Int32Array, budget: StepBudget
+) -> tuple[Int32Array, float]:
+    del view, decode_rows, budget
+    return most.clip(0).astype(np.int32), 0.0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from paceline_executor.errors import DeviceFaultError, PlanError, PlanFault, Ste
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.interface import StepOutput, TokenLogprobs
+from paceline_executor.runner.interface import StepLogprobs, StepOutput
 from paceline_executor.testing.hash_runner import HashRunner, continuation
 from paceline_executor.testing.hiding_runner import MAX_IN_FLIGHT, HidingRunner
 from paceline_executor.testing.plans import int32, placement, plan
@@ -337,7 +337,7 @@ def test_a_row_may_bring_several_tokens_in_a_step():
     columns.known_bound[0] += 2
     columns.computed_bound[0] += 2
     table._in_flight[0] = launched = replace(launched, prepared=prepared)
-    values = TokenLogprobs(
+    values = StepLogprobs(
         np.array([-1, -2, -3], np.float32),
         np.array([[7], [8], [9]], np.int32),
         np.array([[-1], [-2], [-3]], np.float32),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline_executor.errors import StepTimesError
-from paceline_executor.runner.interface import KvGeometry
+from paceline_executor.runner.interface import CacheGeometry
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes, read_step_times
 from paceline_executor.testing.driving import Draw, DrivenRow, Driver, step_batch
@@ -156,7 +156,7 @@ def test_a_copied_block_is_read_like_its_source():
 
 def test_a_slot_holds_a_token_id():
     """Four bytes, as --kv-cache-memory counts them."""
-    assert runner(64, 16).kv_geometry == KvGeometry(64, 16, 1, 1, 1, 64)
+    assert runner(64, 16).kv_geometry == CacheGeometry(64, 16, 1, 1, 1, 64)
 
 
 def test_a_step_is_done_when_its_time_is_over_and_sleeps_until_then(clock):

@@ -24,8 +24,8 @@ from paceline_executor.runner.interface import (
     RowProblem,
     StepBatch,
     StepHandle,
+    StepLogprobs,
     StepOutput,
-    TokenLogprobs,
 )
 from paceline_executor.runner.simulated import logprobs_of, prompt_logprobs_of
 from paceline_executor.speculation.drafter import Drafter
@@ -224,7 +224,7 @@ def _targets_of(batch: StepBatch, row: int) -> Int32Array:
     return targets.token_ids[end - targets.num_tokens[place] : end]
 
 
-def _check(found: TokenLogprobs, token_ids: Int32Array, vocab_size: int) -> None:
+def _check(found: StepLogprobs, token_ids: Int32Array, vocab_size: int) -> None:
     """A token is as unlikely as it is far from the likeliest."""
     for chosen, token_id, top in zip(found.logprobs, token_ids, found.top_token_ids, strict=True):
         if top.size and chosen != -_APART * ((token_id - top[0]) % vocab_size):

@@ -12,7 +12,7 @@ from paceline_executor.link.engine import Ticket
 from paceline_executor.link.step_loop import Command
 from paceline_executor.link.step_thread import Wait, Work
 from paceline_executor.profiling.profiler import Profiler
-from paceline_executor.runner.interface import Int32Array, KvGeometry, Runner, StepBatch, StepHandle, StepOutput
+from paceline_executor.runner.interface import CacheGeometry, Int32Array, Runner, StepBatch, StepHandle, StepOutput
 from paceline_executor.runner.simulated import EMPTY_SLOT
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.testing.hash_runner import HashRule, HashRunner
@@ -100,7 +100,7 @@ class TimedRunner:
         return self._inner.max_in_flight
 
     @property
-    def kv_geometry(self) -> KvGeometry:
+    def kv_geometry(self) -> CacheGeometry:
         """That of the runner inside."""
         return self._inner.kv_geometry
 

@@ -14,7 +14,7 @@ from paceline_executor.models.device_eagle3 import DeviceEagle3Head
 from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.runner.device.draft_model import DeviceDraftModel
 from paceline_executor.runner.device.drafts import MakeDrafting
-from paceline_executor.runner.interface import KvGeometry
+from paceline_executor.runner.interface import CacheGeometry
 from paceline_executor.runner.kv_cache import allocate_on_device
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_kernels.attention import Splits
@@ -24,11 +24,11 @@ _NEVER_DRAWN = -1e30  # finite, and far below what a logit and its noise can be
 _LEAST_FLOAT16 = -3e4
 
 
-def head_geometry(config: Eagle3Config, num_blocks: int, block_size: int, numerics: DeviceNumerics) -> KvGeometry:
+def head_geometry(config: Eagle3Config, num_blocks: int, block_size: int, numerics: DeviceNumerics) -> CacheGeometry:
     """Counts features, too."""
     layer, num_bytes = config.layer, numerics.dtype.itemsize
     per_token = num_bytes * (2 * layer.num_kv_heads * layer.head_dim + layer.hidden_size)
-    return KvGeometry(num_blocks, block_size, 1, layer.num_kv_heads, layer.head_dim, block_size * per_token)
+    return CacheGeometry(num_blocks, block_size, 1, layer.num_kv_heads, layer.head_dim, block_size * per_token)
 
 
 def drafting_by_head(

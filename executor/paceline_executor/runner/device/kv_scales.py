@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from paceline_executor.device_numerics import DeviceNumerics
-from paceline_executor.models.interface import ForwardInputs, Model
+from paceline_executor.models.interface import ForwardInputs, LanguageModel
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.weights.checkpoint import Float32Array, KvScales, ModelConfig
 
@@ -19,7 +19,12 @@ _NUM_TOKENS = 512
 
 
 def measured_scales(
-    model: Model, config: ModelConfig, numerics: DeviceNumerics, device: torch.device, block_size: int, max_len: int
+    model: LanguageModel,
+    config: ModelConfig,
+    numerics: DeviceNumerics,
+    device: torch.device,
+    block_size: int,
+    max_len: int,
 ) -> KvScales:
     """Of random tokens, the same each time, at positions below `max_len`."""
     num_tokens = min(_NUM_TOKENS, max_len)
