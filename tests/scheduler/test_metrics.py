@@ -191,6 +191,27 @@ async def test_a_successor_counts_that_it_took_over():
             watched = Watched(rig)
             await rig.until_ready(2)
             assert watched.look()["recoveries_total"] == {("scheduler",): 1}
+            await rig.until_idle()
+            pause = watched.look()["recovery_pause_seconds"]["scheduler",]
+    assert sum(pause.counts) == 1
+    assert 0 < pause.total < 60
+
+
+@scenario
+async def test_an_executor_that_comes_back_without_having_run_anything_is_no_recovery():
+    """No request survived anything."""
+    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready()
+        deployment.network.stop(ADDRESS)
+        await asyncio.sleep(0.5)
+        deployment.network.start(ADDRESS)
+        await rig.until_ready()
+        rig.submit(make_request(4, 5))
+        await rig.until_idle()
+        readings = watched.look()
+    assert readings["recoveries_total"] == {}
+    assert readings["recovery_pause_seconds"] == {}
 
 
 def attached(meter, model="m"):

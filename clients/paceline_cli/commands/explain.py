@@ -24,12 +24,13 @@ _JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object
 
 def explain(
     what: Annotated[
-        str, typer.Argument(metavar="REQUEST|FILE", help="A request's id, or a file from the scheduler's --record-dir.")
+        list[str],
+        typer.Argument(
+            metavar="[FILE...] [REQUEST]",
+            help="A request's id. Behind files of a recording, from the scheduler's --record-dir, how it begins will "
+            "do; files alone: list all requests in them.",
+        ),
     ],
-    request: Annotated[
-        str | None,
-        typer.Argument(metavar="REQUEST", help="With a file: the request, or how its id begins. None: list them all."),
-    ] = None,
     tenant: options.TenantOption = "",
     as_json: _JsonOption = False,
     target: TargetOption = DEFAULT_TARGET,
@@ -38,13 +39,16 @@ def explain(
 ) -> None:
     """Say where a request is and what it waits for.
 
-    With a recording, tell a request's whole story step by step.
+    With files of a recording, tell a request's whole story step by step.
     """
-    if request is not None or what.endswith(_RECORDING) or Path(what).is_file():
-        run_recording_tool("explain", what, *(() if request is None else (request,)))
+    *files, last = what
+    if last.endswith(_RECORDING) or Path(last).is_file():
+        run_recording_tool("explain", *what)
+    if files:
+        run_recording_tool("explain", *files, "--request", last)
     with reported(), cli_client(target, tls_dir, token_file) as client:
         with WaitingNotice(client):
-            explanation = client.explain(what, tenant=tenant)
+            explanation = client.explain(last, tenant=tenant)
         if as_json:
             echo_json(dataclasses.asdict(explanation))
         else:

@@ -15,7 +15,10 @@ _MODULE = "paceline_scheduler"
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file from the scheduler's --record-dir.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Files of the scheduler's --record-dir; one with --policy."),
+    ],
     policy: Annotated[
         str | None,
         typer.Option(
@@ -33,7 +36,7 @@ def replay(
     Exit code 1 if a plan differs. With --policy, show what other settings would have done beside it.
     """
     options = () if policy is None else ("--policy", policy)
-    run_recording_tool("replay", str(file), *options, *(() if plot is None else ("--plot", str(plot))))
+    run_recording_tool("replay", *map(str, files), *options, *(() if plot is None else ("--plot", str(plot))))
 
 
 def run_recording_tool(*arguments: str) -> None:

@@ -3,6 +3,8 @@
 Refuses to know why they failed and who drives.
 """
 
+from collections.abc import Iterator
+
 from paceline.plan.values import BatchPlan, NewRequest, RecordId
 from paceline_executor.errors import DeviceError
 from paceline_executor.rows.table import RowTable
@@ -43,9 +45,14 @@ def _are_one_request(one: RecordId | None, other: RecordId | None) -> bool:
 
 
 def request_alone(plan: BatchPlan, table: RowTable) -> NewRequest | None:
-    """Return the only request of a plan, which may have placed it itself; None where there are none or several."""
-    if plan.rows.size != 1:
-        return None
-    row = int(plan.rows[0])
-    placed = next((placement for placement in plan.new_requests if placement.row == row), None)
-    return placed if placed is not None else table.placement_on(row)
+    """Return the only request of a plan; None where there are none or several."""
+    return next(requests_of(plan, table), None) if plan.rows.size == 1 else None
+
+
+def requests_of(plan: BatchPlan, table: RowTable) -> Iterator[NewRequest]:
+    """Yield the requests of a plan's rows, which it may have placed itself."""
+    placed = {placement.row: placement for placement in plan.new_requests}
+    for row in plan.rows.tolist():
+        request = placed.get(row) or table.placement_on(row)
+        if request is not None:
+            yield request

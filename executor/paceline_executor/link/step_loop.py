@@ -13,9 +13,10 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeVar
 
 import structlog
@@ -25,7 +26,7 @@ from paceline.process.trace_ids import trace_fields
 from paceline_executor.errors import DeviceError, ServiceError, StepFailedError
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.engine import Engine, Ticket
-from paceline_executor.link.failure_attribution import FailureAttribution, request_alone
+from paceline_executor.link.failure_attribution import FailureAttribution, requests_of
 from paceline_executor.link.step_thread import OwnThread, StepThread, Wait
 from paceline_executor.profiling.profiler import Profiler, StepMark
 from paceline_executor.rows.table import RowTable
@@ -37,6 +38,7 @@ _log = structlog.get_logger()
 MIN_STEP_BOUND_NS = 1_200_000_000
 _MAX_PREDICTED_NS = 60_000_000_000  # a prediction beyond this would only hide a stuck step
 _LOOK_S = 0.0002  # between two looks whether the device is done, while there is room for another plan
+_MAX_NAMED = 4  # requests of a step that failed
 _IDLE_WAKE_S = 5.0  # an idle thread still lets records go in time
 
 
@@ -286,8 +288,7 @@ class StepLoop:
         """
         self._failed_epoch = plan.epoch
         if error.__cause__ is not None:
-            alone = request_alone(plan, engine.table)
-            about = {} if alone is None else _names(alone)
+            about = _names([*islice(requests_of(plan, engine.table), _MAX_NAMED)], plan.rows.size)
             _log.error("step_failed", step_id=plan.step_id, **about, exc_info=error.__cause__)
         told = StepFailedError(str(error)) if isinstance(error, DeviceError) else error
         is_failure = isinstance(told, StepFailedError)
@@ -308,9 +309,15 @@ class StepLoop:
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
-def _names(alone: NewRequest) -> dict[str, str]:
-    record_id = alone.record_id
-    return {"request_id": record_id.request_id, "tenant": record_id.tenant, **trace_fields(alone.trace_parent)}
+def _names(requests: Sequence[NewRequest], num_rows: int) -> dict[str, object]:
+    """Of one request as every line has them, of several as lists."""
+    if num_rows == 1 and requests:
+        (alone,) = requests
+        record_id = alone.record_id
+        return {"request_id": record_id.request_id, "tenant": record_id.tenant, **trace_fields(alone.trace_parent)}
+    traces = [trace_fields(request.trace_parent).get("trace_id", "") for request in requests]
+    request_ids = [request.record_id.request_id for request in requests]
+    return {"num_rows": num_rows, "request_ids": request_ids, "trace_ids": [trace for trace in traces if trace]}
 
 
 def _mark(launched: _Launched, waited_ns: int, end_ns: int) -> StepMark:

@@ -14,6 +14,7 @@ from paceline_scheduler.api.outbox import Finish
 from paceline_scheduler.api.resumption import number_of
 from paceline_scheduler.api.text.detokenizer import Detokenizer
 from paceline_scheduler.api.text.stop_texts import MatchedText
+from paceline_scheduler.api.validation import MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.spans import names
 from paceline_scheduler.spans.values import AttributeValue, Span, SpanSink
@@ -41,6 +42,7 @@ class RequestSpan:
 
 
 NO_SPAN = RequestSpan()
+_MAX_INTEGER = 2**63 - 1  # of an attribute
 
 
 class RequestSpans:
@@ -185,4 +187,10 @@ def _of_request(request: GenerateRequest, operation: str) -> dict[str, Attribute
         values = getattr(request, part)
         if values.HasField(field):
             attributes[name] = getattr(values, field)
+    if request.sampling.HasField("seed") and request.sampling.seed <= _MAX_INTEGER:
+        attributes[names.SEED] = request.sampling.seed
+    stop = request.stopping.stop
+    if stop:
+        # Nobody has checked it yet.
+        attributes[names.STOP_SEQUENCES] = tuple(each[:MAX_STOP_TEXT_CHARS] for each in stop[:MAX_STOP_TEXTS])
     return attributes

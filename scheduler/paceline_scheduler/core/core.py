@@ -99,7 +99,7 @@ class Core:
                 tokens, failures = recovery.attach(state, description, snapshot, now)
                 to_plan = None
             case StreamEnded(address):
-                state.executors.stream_ended(address)
+                reply = state.executors.stream_ended(address)
             case ExecutorLost(address):
                 failures, to_plan = recovery.lose(state, address, now), None
             case ExecutorRemoved(address):

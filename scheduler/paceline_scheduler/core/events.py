@@ -121,8 +121,8 @@ class StepFinished(Event[StepInFlight]):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEnded(Event[None]):
-    """Nothing is planned for the executor until it attaches again or is lost."""
+class StreamEnded(Event[int]):
+    """Nothing is planned for the executor until it attaches again or is lost. Answers how many rows it runs."""
 
     address: str
 

@@ -132,9 +132,11 @@ class ServingObserver:
             executor.steps.append((effects.reply, event.result.timings))
             executor.keep(effects.tokens)
             self._num_kept += 1
+            if self._recoveries.successor_of:
+                self._recoveries.stepped(event.address, event.result.timings)
         elif isinstance(event, _OF_EXECUTORS):
             self._settle()
-            self._recoveries.saw(event, now)
+            self._recoveries.saw(event, now, effects)
             if isinstance(event, ExecutorAttached):
                 description = event.description
                 executor = _Executor.of(self._meter, description.address, description.model)
@@ -206,7 +208,7 @@ class ServingObserver:
 
 
 class _Recoveries:
-    """Of a stream, an executor, or the scheduler before this one."""
+    """Of what requests ran on: a stream, an executor, the scheduler before."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -214,18 +216,27 @@ class _Recoveries:
         self._attached: set[str] = set()
         self._ended_s: dict[str, float] = {}  # when the stream to one of these ended
         self._is_successor = False
+        self.successor_of: str | None = None
+        """The executor whose first step tells how long it had none."""
 
-    def saw(self, event: Event[Any], now: float) -> None:
+    def stepped(self, address: str, timings: StepTimings) -> None:
+        if address == self.successor_of:
+            self._meter.observe("recovery_pause_seconds", timings.idle_ns / 1e9, "scheduler")
+            self.successor_of = None
+
+    def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
         match event:
             case StreamEnded(address) if address in self._attached:
                 self._attached.remove(address)
-                self._ended_s[address] = now
+                if effects.reply:
+                    self._ended_s[address] = now
             case ExecutorAttached(description, snapshot):
                 address, incarnation = description.address, description.incarnation
                 before = self._incarnations.get(address)
                 if before is None and any(seen.request is not None for seen in snapshot.rows):
-                    self._meter.add("recoveries_total", not self._is_successor, "scheduler")
-                    self._is_successor = True
+                    if not self._is_successor:
+                        self._meter.add("recoveries_total", 1, "scheduler")
+                        self._is_successor, self.successor_of = True, address
                 elif before is not None:
                     self._recovered("stream" if before == incarnation else "executor", address, now)
                 self._incarnations[address] = incarnation
@@ -236,11 +247,13 @@ class _Recoveries:
                 self._incarnations.pop(address, None)
                 self._attached.discard(address)
                 self._ended_s.pop(address, None)
+                if address == self.successor_of:
+                    self.successor_of = None
             case BeginAnew():
                 self._incarnations.clear()
                 self._attached.clear()
                 self._ended_s.clear()
-                self._is_successor = False
+                self._is_successor, self.successor_of = False, None
 
     def _recovered(self, kind: str, address: str, now: float) -> None:
         ended_s = self._ended_s.pop(address, None)

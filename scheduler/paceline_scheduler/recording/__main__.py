@@ -3,10 +3,11 @@
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline_scheduler.errors import RecordingError
-from paceline_scheduler.recording.replay import Recording, Replay, read_recording, replay
+from paceline_scheduler.recording.replay import Recording, Replay, follow, read_recording, replay
 from paceline_scheduler.recording.story import Requests, Story
 
 _OK, _DIFFERENT, _USAGE, _READER_GONE = 0, 1, 2, 141
@@ -17,20 +18,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="paceline", description="Look into a recording of a scheduler.")
     commands = parser.add_subparsers(dest="command", required=True)
     replaying = commands.add_parser("replay", help="repeat it, and compare every plan")
-    replaying.add_argument("file", type=Path)
+    replaying.add_argument("files", type=Path, nargs="+", metavar="file")
     replaying.add_argument("--policy", help="other settings of the scheduler to try: JSON, or a file with it")
     replaying.add_argument("--plot", type=Path, help="SVG file for a picture of both, with --policy")
     explaining = commands.add_parser("explain", help="tell a request's story")
-    explaining.add_argument("file", type=Path)
-    explaining.add_argument("request", nargs="?")
+    explaining.add_argument("files", type=Path, nargs="+", metavar="file")
+    explaining.add_argument("--request")
     options = parser.parse_args()
     try:
-        recording = read_recording(options.file)
         if options.command == "explain":
-            return _explain(recording, options.request)
+            return _list(options.files) if options.request is None else _explain(options.files, options.request)
         if options.policy is not None:
-            return _try(recording, options.policy, options.plot)
-        return _replay(recording, options.file)
+            return _try(options.files, options.policy, options.plot)
+        return max(_replay(read_recording(file), file) for file in options.files)
     except RecordingError as error:
         print(f"error: {error}", file=sys.stderr)
         return _USAGE
@@ -66,16 +66,15 @@ def _told(done: Replay) -> int:
     return _DIFFERENT
 
 
-def _explain(recording: Recording, wanted: str | None) -> int:
-    if wanted is None:
-        return _list(recording)
+def _explain(files: Sequence[Path], wanted: str) -> int:
     story = Story(wanted)
-    done = replay(recording, [story])
-    if done.difference is not None:
-        print("what follows ends where the repetition differs from the recording; paceline replay says how")
+    _, done = follow(map(read_recording, files), story)
+    for file, each in zip(files, done, strict=True):
+        if each.difference is not None:
+            print(f"the repetition of {file} differs from the recording; what follows lacks the rest of it")
     match story.request_ids():
         case []:
-            raise RecordingError(f"the recording knows no request {wanted!r}; without a name they are listed")
+            raise RecordingError(f"no request is called {wanted!r} or begins so; without a name they are listed")
         case [request_id]:
             for key, lines in story.lines(request_id):
                 print(f"{key.request_id}" + (f" completion {key.index}" if key.index else "") + _of(key.tenant))
@@ -86,10 +85,9 @@ def _explain(recording: Recording, wanted: str | None) -> int:
     return _OK
 
 
-def _list(recording: Recording) -> int:
+def _list(files: Sequence[Path]) -> int:
     requests = Requests()
-    done = replay(recording, [requests])
-    first_s = done.first_s or 0.0
+    first_s, done = follow(map(read_recording, files), requests)
     print(f"{'at s':>9} {'prompt':>7} {'output':>7} {'first s':>8} {'whole s':>8}  {'end':<12} request")
     for listed in requests.found.values():
         ended = listed.ended
@@ -101,17 +99,19 @@ def _list(recording: Recording) -> int:
             f"{listed.first_s - first_s:9.3f} {listed.num_prompt_tokens:7} {num_output:>7} {first:>8} {whole:>8}  "
             f"{listed.outcome:<12} {name}{_of(listed.key.tenant)}"
         )
-    return _OK if done.difference is None else _told(done)
+    return max(_OK if each.difference is None else _told(each) for each in done)
 
 
 def _of(tenant: str) -> str:
     return f" of {tenant}" if tenant else ""
 
 
-def _try(recording: Recording, policy: str, plot: Path | None) -> int:
+def _try(files: Sequence[Path], policy: str, plot: Path | None) -> int:
     from paceline_scheduler.recording.what_if import compare  # which only this needs
 
-    print(compare(recording, policy, plot))
+    if len(files) > 1:
+        raise RecordingError("--policy tries one file; name the one you mean")
+    print(compare(read_recording(files[0]), policy, plot))
     return _OK
 
 

@@ -39,6 +39,12 @@ class ReplayObserver(Protocol):
     def planned(self, core: Core, address: str, now: float, plan: BatchPlan | None) -> None: ...
 
 
+class Follower(ReplayObserver, Protocol):
+    """Looks at one recording after another. `core` is as one of them begins."""
+
+    def begin(self, core: Core, now: float) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first thing that the core did otherwise. `step_id` is that of a plan, None of an event."""
@@ -76,6 +82,12 @@ class Recording:
             raise RecordingError(f"the recording begins with a state that cannot be: {error}") from error
 
     @property
+    def first_s(self) -> float | None:
+        """Of the scheduler's clock; None without events."""
+        times = (record.now for record in self.records if isinstance(record, RecordedEvent | RecordedPlanning))
+        return next(times, None)
+
+    @property
     def stand_ins(self) -> dict[bytes, bytes]:
         """The keys by which a core with stand-ins knows the blocks that snapshots name."""
         found: dict[bytes, bytes] = {}
@@ -101,10 +113,9 @@ def replay(recording: Recording, observers: Sequence[ReplayObserver] = (), *, co
     """Feed a fresh core, or a given one, up to the first difference. Raises RecordingError."""
     form, stand_ins = recording.header.token_form, recording.stand_ins
     core = core or recording.fresh_core()
-    done = Replay()
+    done = Replay(first_s=recording.first_s)
     for record in recording.records[1:]:
         if isinstance(record, RecordedEvent | RecordedPlanning):
-            done.first_s = record.now if done.first_s is None else done.first_s
             done.last_s = record.now
         try:
             match record:
@@ -120,6 +131,24 @@ def replay(recording: Recording, observers: Sequence[ReplayObserver] = (), *, co
         if done.difference is not None:
             break
     return done
+
+
+def follow(recordings: Iterable[Recording], follower: Follower) -> tuple[float, list[Replay]]:
+    """Replay the files of one scheduler; also returns when the first begins. Raises RecordingError."""
+    first_s, done, before = 0.0, list[Replay](), None
+    for recording in recordings:
+        header = recording.header
+        if before is None:
+            first_s = recording.first_s or 0.0
+        elif header.scheduler_id != before.scheduler_id:
+            raise RecordingError("the files are of several schedulers; name those of one")
+        elif (header.begun_unix_s, header.number) < (before.begun_unix_s, before.number):
+            raise RecordingError("the files are not in the order of their times; name the oldest first")
+        before = header
+        core = recording.fresh_core()
+        follower.begin(core, first_s if recording.first_s is None else recording.first_s)
+        done.append(replay(recording, [follower], core=core))
+    return first_s, done
 
 
 def _feed(

@@ -28,7 +28,7 @@ from paceline_scheduler.core.events import (
     Submit,
 )
 from paceline_scheduler.core.executors import Placement
-from paceline_scheduler.core.live import HeldRow, Status
+from paceline_scheduler.core.live import HeldRow, LiveRequest, Status
 from paceline_scheduler.core.request import Request
 
 _MAX_LISTED = 10_000
@@ -46,10 +46,14 @@ class Listed:
 
 
 class Requests:
-    """A ReplayObserver."""
+    """A Follower."""
 
     def __init__(self) -> None:
         self.found: dict[RecordId, Listed] = {}
+
+    def begin(self, core: Core, now: float) -> None:
+        for live in core.state.requests.all():
+            self._list(live.request, now)
 
     def saw(self, core: Core, event: Event[Any], now: float, effects: Effects[Any]) -> None:
         for request in _requests_of(event):
@@ -120,12 +124,16 @@ class _Completion:
 
 
 class Story:
-    """A ReplayObserver that follows the completions of requests whose id is, or begins with, a text."""
+    """A Follower of requests whose id is, or begins with, a text."""
 
     def __init__(self, wanted: str) -> None:
         self._wanted = wanted
         self._completions: dict[RecordId, _Completion] = {}
         self._keys: dict[int, RecordId] = {}  # by handle
+
+    def begin(self, core: Core, now: float) -> None:
+        for live in core.state.requests.all():
+            self._find(live, now, "runs already when the recording begins")
 
     def request_ids(self) -> list[str]:
         """The ids that were meant: the one that is the text, else all that begin with it."""
@@ -209,12 +217,17 @@ class Story:
 
     def _attached(self, core: Core, address: str, now: float) -> None:
         for live in core.state.requests.all():
-            if live.request.key.request_id.startswith(self._wanted) and live.request.key not in self._completions:
-                self._completions[live.request.key] = _Completion(live.request.key, now)
-                self._tell(live.request.key, now, f"found on {address}: {live.num_output_tokens} tokens are generated")
-            completion = self._completions.get(live.request.key)
-            if completion is not None:
-                completion.held = live.held if live.status is Status.RUNNING else None
+            self._find(live, now, f"found on {address}")
+
+    def _find(self, live: LiveRequest, now: float, sentence: str) -> None:
+        key = live.request.key
+        if not key.request_id.startswith(self._wanted):
+            return
+        if key not in self._completions:
+            self._completions[key] = _Completion(key, now)
+            self._tell(key, now, f"{sentence}: {live.num_output_tokens} tokens are generated")
+        self._keys[live.request.handle] = key
+        self._completions[key].held = live.held if live.status is Status.RUNNING else None
 
     def _ask(self, core: Core, completion: _Completion, now: float) -> None:
         """Tell why it waits, where that is another reason than before."""

@@ -36,6 +36,8 @@ SETTINGS = (
     ("sampling", "frequency_penalty", "gen_ai.request.frequency_penalty"),
     ("sampling", "n", "gen_ai.request.choice.count"),
 )
+SEED = "gen_ai.request.seed"
+STOP_SEQUENCES = "gen_ai.request.stop_sequences"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"

@@ -3,6 +3,7 @@
 Knows what to draw and how long a step takes, so it needs neither a model nor a quiet machine.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from paceline_scheduler.testing.requests import make_request
 _FIRST = "executor-0"
 MAX_TOKENS = 160
 _BLOCK_SIZE = 16
+_KEEP = 0.5 ** (1 / 30)  # of a disturbance, per step
 _EMPTY_MS = 0.1  # of a step whose rows have ended
 _LOOKUP_MS = 0.014  # of a row that is asked: what 32 rows add to a step of the rows table
 
@@ -87,6 +89,21 @@ class Played:
         return self.num_tokens / self.busy_ms
 
 
+class Disturbance:
+    """Makes steps as much longer or shorter than they should be as `deviation` says: the standard deviation of the
+    logarithm. It comes and goes, as neighbours of a virtual machine do: half of it is left after 30 steps.
+    """
+
+    def __init__(self, deviation: float, seed: int = 0) -> None:
+        self._deviation = deviation
+        self._chance = np.random.default_rng(seed)
+        self._now = float(self._chance.normal())
+
+    def factor(self) -> float:
+        self._now = _KEEP * self._now + (1 - _KEEP**2) ** 0.5 * float(self._chance.normal())
+        return math.exp(self._deviation * self._now)
+
+
 class _Recorded(SimulatedRunner):
     """Draws what was recorded: seeds are places of answers."""
 
@@ -112,9 +129,13 @@ def play(
     num_rows: int,
     costs: Costs,
     num_drafts: int | None,
+    disturbance: Disturbance | None = None,
 ) -> Played:
-    """Every answer once, so many at a time, with so many drafts for every row, or None for the core's choice."""
-    playback = _Playback(answers, num_rows, costs)
+    """Every answer once, so many at a time, with so many drafts for every row, or None for the core's choice.
+
+    With a disturbance the core sees other times than are counted.
+    """
+    playback = _Playback(answers, num_rows, costs, disturbance or Disturbance(0.0))
     requests = [_request(answer, place) for place, answer in enumerate(answers)]
     # The prompts are in the prefix cache when it begins, as in the bench.
     playback.serve([replace(each, handle=-1 - each.handle, max_tokens=1) for each in requests])
@@ -137,7 +158,7 @@ def _request(answer: Answer, place: int) -> Request:
 
 
 class _Playback:
-    def __init__(self, answers: Sequence[Answer], num_rows: int, costs: Costs) -> None:
+    def __init__(self, answers: Sequence[Answer], num_rows: int, costs: Costs, disturbance: Disturbance) -> None:
         longest = max(answer.start for answer in answers) + MAX_TOKENS + 1
         self._limits = RowLimits(
             num_rows=num_rows,
@@ -151,6 +172,7 @@ class _Playback:
         times = StepTimes(tuple((point.num_tokens, float(point.duration_ns)) for point in costs.points()))
         self._runner = _Recorded(answers, self._limits, times)
         self._costs = costs
+        self._disturbance = disturbance
         self.harness = CoreHarness(InlineExecutor(self._load))
 
     def serve(self, requests: Sequence[Request]) -> Played:
@@ -163,10 +185,9 @@ class _Playback:
                 harness.submit(waiting.popleft())
             while harness.plan() is not None:
                 pass
-            result, took_ms = self._step()
-            harness.clock.advance(took_ms / 1e3)
+            result, step_ms = self._step()
             harness.complete()
-            busy_ms += took_ms
+            busy_ms += step_ms
             num_tokens += int(result.num_accepted.sum())
             if len(result.num_draft_tokens):
                 num_verified += int(result.num_draft_tokens.sum())
@@ -174,14 +195,16 @@ class _Playback:
         return Played(num_tokens, num_verified, num_right, busy_ms)
 
     def _step(self) -> tuple[StepResult, float]:
-        """Runs one, and tells what it took, in milliseconds."""
+        """Runs one, and tells what it takes undisturbed, in milliseconds."""
         self._runner.size = (0, 0)
         assert self.harness.run(_FIRST), "there is something to do"
         result = self.harness.results[_FIRST].pop()
         num_rows, num_tokens = self._runner.size
         step_ms = self._costs.step_ms(num_rows, num_tokens - num_rows) if num_rows else _EMPTY_MS
         draft_ms = _LOOKUP_MS * len(result.num_draft_tokens)
-        told = StepTimings(forward_ns=int(step_ms * 1e6), draft_ns=int(draft_ms * 1e6))
+        factor = self._disturbance.factor()
+        told = StepTimings(forward_ns=int(factor * step_ms * 1e6), draft_ns=int(factor * draft_ms * 1e6))
+        self.harness.clock.advance(factor * (step_ms + draft_ms) / 1e3)
         self.harness.results[_FIRST].append(replace(result, timings=told))
         return result, step_ms + draft_ms
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from paceline.plan.values import StepResult
 from paceline.v1 import plan_pb2
@@ -165,6 +166,28 @@ async def test_a_step_that_fails_at_its_launch_is_told_after_the_steps_before_it
     done, refused = steps.reports
     assert done.step_id == 1
     assert (type(refused.error), refused.failed.step_id) == (StepFailedError, 2)
+
+
+async def test_the_line_about_a_failed_step_names_its_requests(steps):
+    """The first four, and their traces: those that ran before and those that its plan has placed."""
+    steps.runner.let_end(2)
+    names = [f"r-{row}" for row in range(6)]
+    requests = [placement(row, PROMPT, name=name) for row, name in enumerate(names)]
+    traces = {row: f"{row + 1:032x}" for row in (0, 5)}
+    for row, trace_id in traces.items():
+        requests[row] = replace(requests[row], trace_parent=f"00-{trace_id}-{1:016x}-01")
+    cells = [(row, 0, row) for row in range(6)]
+    with capture_logs() as lines:
+        steps.submit([(5, 3)], place=[requests[5]], grants=[cells[5]])
+        await until(lambda: len(steps.reports) == 1)
+        steps.inner.fail_next = MemoryError("of the test")
+        rows = [(5, 1), *((row, 3) for row in range(5))]
+        steps.submit(rows, step_id=2, place=requests[:5], grants=cells[:5])
+        await until(lambda: len(steps.reports) == 2)
+    (line,) = [line for line in lines if line["event"] == "step_failed"]
+    assert line["num_rows"] == 6
+    assert line["request_ids"] == ["r-5", *names[:3]]
+    assert line["trace_ids"] == [traces[5], traces[0]]
 
 
 async def test_a_device_that_fails_while_it_computes_is_told_and_ends_the_executor():

@@ -40,10 +40,12 @@ class ExecutorGroup:
         self.by_address[executor.description.address] = executor
         self.resolved(executor.description.address)
 
-    def stream_ended(self, address: str) -> None:
+    def stream_ended(self, address: str) -> int:
         executor = self.by_address.get(address)
-        if executor is not None:
-            executor.attached = False
+        if executor is None:
+            return 0
+        executor.attached = False
+        return executor.rows.num_running
 
     def remove(self, address: str) -> None:
         self.resolved(address)
