@@ -4,11 +4,13 @@ import contextlib
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer
 
 from hash_twin import TwinHashRunner
+from paceline_executor.speculation.drafter import TimedDrafter
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.testing.stepping import hidden, runners_seen_as
 from paceline_executor.weights import load_tokenizer
@@ -27,6 +29,18 @@ def seen_or_hidden(request):
     view = {"seen": None, "hidden": hidden, "twin": TwinHashRunner}[request.param]
     with runners_seen_as(view) if view else contextlib.nullcontext():
         yield request.param
+
+
+@pytest.fixture(autouse=True)
+def failing_drafters(monkeypatch):
+    """A drafter that raises fails its test, though no step; with `allowed()` it may."""
+    tolerate = TimedDrafter._none
+
+    def reraise(*_):
+        raise
+
+    monkeypatch.setattr(TimedDrafter, "_none", reraise)
+    return SimpleNamespace(allowed=lambda: monkeypatch.setattr(TimedDrafter, "_none", tolerate))
 
 
 @pytest.fixture(scope="session")

@@ -133,7 +133,7 @@ DECODE_ONLY = Golden(
 PLACING = Golden(
     BatchPlan(
         incarnation=1, epoch=2, step_id=1, rows=column(4),
-        num_scheduled_tokens=column(3), num_draft_tokens=column(2), min_draft_chance=0.5,
+        num_scheduled_tokens=column(3), num_draft_tokens=column(2), min_draft_chance=0.5, draft_spare_ns=300,
         tags=BlockTags.of([(7, b"k" * 16)]),
         releases=(Release(2, None), Release(3, FinalRelease(11, FinishReason.STOP))),
         copies=BlockCopies(column(8), column(9)),
@@ -150,7 +150,7 @@ PLACING = Golden(
         grants=BlockGrants(column(4), column(1), column(9)), shared=BlockGrants(column(4), column(0), column(7)),
         forget=(RecordId("t", "old"),),
     ),
-    """128402 090100000000000000 1002 1801
+    """128802 090100000000000000 1002 1801
     2218 0a0407000000 1210 6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b
     2a02 0802 2a08 0803 1204080b1001
     320c 0a0408000000 120409000000
@@ -162,7 +162,7 @@ PLACING = Golden(
     4a12 0a0404000000 120400000000 1a0407000000
     520404000000 5a0403000000 620402000000
     7208 0a0174 12036f6c64
-    95010000003f""",
+    95010000003f 9801ac02""",
     [
         (
             2,
@@ -187,7 +187,7 @@ PLACING = Golden(
                 ),
                 (8, [(1, ints(4)), (2, ints(1)), (3, ints(9))]), (9, [(1, ints(4)), (2, ints(0)), (3, ints(7))]),
                 (10, ints(4)), (11, ints(3)), (12, ints(2)), (14, [(1, b"t"), (2, b"old")]),
-                (18, floats(0.5)),
+                (18, floats(0.5)), (19, 300),
             ],
         )
     ],

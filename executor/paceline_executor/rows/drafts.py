@@ -42,7 +42,7 @@ def put_drafts(
         for row, num_known, num in zip(*(values[wanting].tolist() for values in (rows, known, num_wanted)), strict=True)
     ]
     sampling = sampling_columns(columns, rows[wanting])
-    guesses = drafter.draft(WantedDrafts(wanting_rows, sampling, plan.min_draft_chance))
+    guesses = drafter.draft(WantedDrafts(wanting_rows, sampling, plan.min_draft_chance, plan.draft_spare_ns))
     num_drafts = np.zeros_like(num_wanted)
     for index, of_row, drafts in zip(wanting.tolist(), wanting_rows, guesses, strict=True):
         end_tokens = columns.end_tokens[of_row.row, : columns.max_end_tokens]

@@ -51,6 +51,10 @@ class TokenLists:
         np.cumsum([one.size for one in lists], out=cu_lens[1:])
         return cls(cu_lens, np.concatenate(lists) if lists else NO_TOKENS)
 
+    def where(self, is_kept: BoolArray) -> "TokenLists":
+        num_kept = np.concatenate(([0], np.cumsum(is_kept)))
+        return TokenLists(num_kept[self.cu_lens].astype(np.int32), self.token_ids[is_kept])
+
     def list_of(self, index: int) -> Int32Array:
         return self.token_ids[self.cu_lens[index] : self.cu_lens[index + 1]]
 

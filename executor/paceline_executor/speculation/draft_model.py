@@ -4,24 +4,40 @@ Draws with the same noise differ about as often as the two distributions do (Dal
 https://arxiv.org/abs/2408.07978).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from paceline_executor.runner.interface import Int32Array, Runner, SamplingColumns, StepBatch
 from paceline_executor.runner.row_rules import NO_TOKENS
-from paceline_executor.runner.rule_columns import Ruled
+from paceline_executor.runner.rule_columns import Ruled, within_vocabulary
 from paceline_executor.speculation.block_contents import BlockContents
 from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
 
-_CATCH_UP_NS = 50e6
-_MIN_CATCH_UP = 16  # tokens
+_MIN_CATCH_UP = 16  # tokens: they hardly take longer than one
+_GAIN = 1 / 4
 
 
-def catch_up_within(points: Sequence[tuple[int, int]]) -> int:
-    num_tokens, step_ns = max(points)
-    return max(_MIN_CATCH_UP, int(_CATCH_UP_NS * num_tokens / step_ns))
+class CatchUpTime:
+    """What it takes to compute what rows lack beside their last tokens: first as in some steps, `points` of tokens and
+    nanoseconds, then as measured.
+    """
+
+    def __init__(self, points: Sequence[tuple[int, int]]) -> None:
+        (least, least_ns), (most, most_ns) = min(points), max(points)
+        self._round_ns = float(least_ns)
+        self._token_ns = max(1.0, (most_ns - least_ns) / max(1, most - least))
+
+    def tokens_within(self, spare_ns: int) -> int:
+        return max(_MIN_CATCH_UP, int(spare_ns / self._token_ns)) if spare_ns else 0
+
+    def observe(self, num_lacking: int, took_ns: int) -> None:
+        if not num_lacking:
+            self._round_ns += _GAIN * (took_ns - self._round_ns)
+        elif num_lacking >= _MIN_CATCH_UP // 2:
+            self._token_ns += _GAIN * (max(1.0, (took_ns - self._round_ns) / num_lacking) - self._token_ns)
 
 
 @dataclass(slots=True)
@@ -50,24 +66,36 @@ class _Chain:
 class DraftModel:
     """See Drafter. A row too far behind comes nearer with every step, and gets no drafts until then."""
 
-    def __init__(self, runner: Runner, *, max_model_len: int, vocab_size: int, max_catch_up: int) -> None:
-        """runner: with the target's blocks. max_catch_up: tokens of a step beside one for each row."""
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        catch_up: CatchUpTime,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """runner: with the target's blocks. catch_up: of its tokens."""
         if runner.max_in_flight > 1:
             raise ValueError("a device that keeps rows drafts for none: it would have to be told of both models' rows")
         geometry = runner.kv_geometry
         self._runner = runner
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
-        self._max_catch_up = max_catch_up
+        self._catch_up = catch_up
+        self._clock_ns = clock_ns
         self._contents = BlockContents(geometry.num_blocks, geometry.block_size, max_model_len)
 
     def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
         chains = [chain for place, row in enumerate(wanted.rows) if (chain := self._chain(place, row)) is not None]
-        going = chains = self._within_budget(chains)
+        going = chains = self._within_budget(chains, self._catch_up.tokens_within(wanted.spare_ns))
         starts = [chain.num_held for chain in chains]
+        num_lacking = sum(chain.num_tokens - chain.num_held - 1 for chain in chains)
         while going:
+            start_ns = self._clock_ns()
             self._compute(going, wanted.sampling)
-            going = [chain for chain in going if chain.wants_more]
+            self._catch_up.observe(num_lacking, self._clock_ns() - start_ns)
+            num_lacking, going = 0, [chain for chain in going if chain.wants_more]
         drafts = [NO_TOKENS] * len(wanted.rows)
         for chain, start in zip(chains, starts, strict=True):
             self._contents.put(chain.token_ids[: chain.num_held], start, chain.row.block_ids)
@@ -88,9 +116,9 @@ class DraftModel:
         token_ids = np.concatenate((known, np.zeros(num_wanted, dtype=np.int32)))
         return _Chain(row, place, token_ids, known.size, num_held, token_ids.size)
 
-    def _within_budget(self, chains: list[_Chain]) -> list[_Chain]:
-        """The least behind first; the one after them comes nearer."""
-        num_spare, computed = self._max_catch_up, []
+    def _within_budget(self, chains: list[_Chain], num_spare: int) -> list[_Chain]:
+        """The least behind first; the one after them comes nearer. `num_spare` tokens beside one for each row."""
+        computed = []
         for chain in sorted(chains, key=lambda chain: chain.num_tokens - chain.num_held):
             lag = chain.num_tokens - chain.num_held - 1
             if lag > num_spare:
@@ -126,10 +154,13 @@ class DraftModel:
             context_lens=context_lens,
             block_tables=block_tables([chain.row for chain in chains], -(-int(context_lens.max()) // block_size)),
             sampled=np.flatnonzero([chain.wants_more for chain in chains]).astype(np.int32),
-            sampling=_columns([chain for chain in chains if chain.wants_more], sampling),
+            sampling=self._columns([chain for chain in chains if chain.wants_more], sampling),
         )
 
-
-def _columns(chains: list[_Chain], sampling: SamplingColumns) -> SamplingColumns:
-    num_drafted = np.array([chain.drafts.size for chain in chains], dtype=np.int32)
-    return draws_behind(sampling, [chain.place for chain in chains], num_drafted, [chain.ruled for chain in chains])
+    def _columns(self, chains: list[_Chain], sampling: SamplingColumns) -> SamplingColumns:
+        num_drafted = np.array([chain.drafts.size for chain in chains], dtype=np.int32)
+        ruled = [chain.ruled for chain in chains]
+        columns = draws_behind(sampling, [chain.place for chain in chains], num_drafted, ruled)
+        if columns.rules is None:
+            return columns
+        return replace(columns, rules=within_vocabulary(columns.rules, self._vocab_size))

@@ -5,11 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import structlog
 
+from paceline_executor.errors import DeviceError
 from paceline_executor.profiling.profiler import Profiler
 from paceline_executor.runner.interface import Int32Array, SamplingColumns
-from paceline_executor.runner.row_rules import RowRules
+from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
 from paceline_executor.runner.rule_columns import Ruled, rule_columns
+
+_log = structlog.get_logger()
 
 MAX_NUM_DRAFT_TOKENS = 8
 """Of a row and step; MEASURED.md says why."""
@@ -30,12 +34,13 @@ class WantingRow:
 @dataclass(frozen=True, slots=True)
 class WantedDrafts:
     """sampling: of each row's next token, without rules; the draw behind a draft has the next offset. min_chance: that
-    a draft is right, for it to pay.
+    a draft is right, for it to pay. spare_ns: what computing that lacks of rows may take, beside their drafts.
     """
 
     rows: Sequence[WantingRow]
     sampling: SamplingColumns
     min_chance: float = 0.0
+    spare_ns: int = 0
 
 
 def draws_behind(
@@ -88,8 +93,17 @@ class TimedDrafter:
         try:
             with self._profiler.span("draft"):
                 return self._inner.draft(wanted)
+        except DeviceError:
+            raise
+        except Exception:
+            return self._none(wanted)
         finally:
             self._spent_ns += self._clock_ns() - start_ns
+
+    def _none(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
+        """Drafts are guesses: the step goes on without."""
+        _log.exception("draft_failed", num_rows=len(wanted.rows))
+        return [NO_TOKENS] * len(wanted.rows)
 
     def forget(self, row: int) -> None:
         self._inner.forget(row)

@@ -36,7 +36,7 @@ class OpenedDrafter:
     def read(self, target: "CpuRunner", limits: RowLimits, progress: ProgressLog) -> Drafter:
         """Raises ModelError, StartError."""
         from paceline_executor.runner.cpu import CpuRunner
-        from paceline_executor.speculation.draft_model import DraftModel, catch_up_within
+        from paceline_executor.speculation.draft_model import CatchUpTime, DraftModel
 
         def on_warm_up(warm_up: WarmUpProgress) -> None:
             progress.log("warm_up", f"drafter: {warm_up.step}", warm_up.index / warm_up.num_steps)
@@ -52,8 +52,8 @@ class OpenedDrafter:
             num_threads=target.num_threads,
             on_progress=on_warm_up,
         )
-        max_catch_up = catch_up_within(runner.warm_up())
-        return DraftModel(runner, max_model_len=max_model_len, vocab_size=model.vocab_size, max_catch_up=max_catch_up)
+        catch_up = CatchUpTime(runner.warm_up())
+        return DraftModel(runner, max_model_len=max_model_len, vocab_size=model.vocab_size, catch_up=catch_up)
 
 
 @dataclass(frozen=True, slots=True)

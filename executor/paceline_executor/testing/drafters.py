@@ -8,7 +8,7 @@ import numpy as np
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner.interface import Int32Array, SamplingColumns
 from paceline_executor.runner.simulated import SimulatedRunner
-from paceline_executor.speculation.draft_model import DraftModel
+from paceline_executor.speculation.draft_model import CatchUpTime, DraftModel
 from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
 from paceline_executor.testing.plans import int32
 
@@ -28,13 +28,26 @@ def wanted_drafts(
     return WantedDrafts(wanting, greedy)
 
 
+class UpTo(CatchUpTime):
+    """So many tokens, however long they take."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__([(1, 1)])
+        self._num_tokens = num_tokens
+
+    def tokens_within(self, spare_ns: int) -> int:
+        """See CatchUpTime."""
+        del spare_ns
+        return self._num_tokens
+
+
 def simulated_draft_model(
     limits: RowLimits, vocab_size: int, *, max_model_len: int = 0, max_catch_up: int
 ) -> DraftModel:
     """Draws as simulated runners do: with their vocabulary it is right as long as its own blocks are."""
     runner = SimulatedRunner(limits.num_blocks, limits.block_size, vocab_size)
     longest = max_model_len or limits.max_model_len
-    return DraftModel(runner, max_model_len=longest, vocab_size=vocab_size, max_catch_up=max_catch_up)
+    return DraftModel(runner, max_model_len=longest, vocab_size=vocab_size, catch_up=UpTo(max_catch_up))
 
 
 class KnowingDrafter:

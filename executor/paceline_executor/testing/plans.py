@@ -86,10 +86,11 @@ def plan(
     forget: Sequence[str] = (),
     drafts: Sequence[int] = (),
 ) -> BatchPlan:
-    """`drafts` are those of each scheduled row."""
+    """`drafts` are those of each scheduled row; drafters have a second to catch up."""
     releases = [Release(row, None) for row in preempt]
     releases += [Release(row, FinalRelease(num_output, FinishReason.STOP)) for row, num_output in finish]
     return BatchPlan(
+        draft_spare_ns=10**9 if drafts else 0,
         incarnation=1,
         epoch=epoch,
         step_id=step_id,

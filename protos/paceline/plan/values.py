@@ -340,6 +340,7 @@ class BatchPlan:
     shared: BlockGrants = NO_GRANTS
     num_draft_tokens: Int32Array = field(default_factory=lambda: NO_COLUMN)  # [num_rows], or empty when nobody drafts
     min_draft_chance: float = 0.0  # that a draft is right; those less likely are not worth verifying
+    draft_spare_ns: int = 0  # beyond predicted_ns, for what a drafter lacks of rows that want drafts
     unsupported_fields: tuple[str, ...] = ()  # names of fields that are set, and that no executor acts on yet
 
     @property

@@ -608,6 +608,7 @@ class BatchPlan(_message.Message):
     IMPORTS_FIELD_NUMBER: _builtins.int
     EXPORTS_FIELD_NUMBER: _builtins.int
     MIN_DRAFT_CHANCE_FIELD_NUMBER: _builtins.int
+    DRAFT_SPARE_NS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """incarnation must equal the welcome's."""
     epoch: _builtins.int
@@ -628,6 +629,10 @@ class BatchPlan(_message.Message):
     min_draft_chance: _builtins.float
     """min_draft_chance is how likely a draft has to be right to be worth verifying, from 0 to 1. A drafter that can tell
     leaves out what is less likely.
+    """
+    draft_spare_ns: _builtins.int
+    """draft_spare_ns is how much longer than predicted_ns the step may take so that a drafter can compute what it lacks of
+    the rows that want drafts.
     """
     @_builtins.property
     def tags(self) -> Global___BlockTags:
@@ -696,10 +701,11 @@ class BatchPlan(_message.Message):
         imports: _abc.Iterable[Global___BlockTransfer] | None = ...,
         exports: _abc.Iterable[Global___BlockTransfer] | None = ...,
         min_draft_chance: _builtins.float = ...,
+        draft_spare_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "grants", b"grants", "shared", b"shared", "tags", b"tags"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_loads", b"adapter_loads", "copies", b"copies", "epoch", b"epoch", "exports", b"exports", "forget", b"forget", "grants", b"grants", "imports", b"imports", "incarnation", b"incarnation", "min_draft_chance", b"min_draft_chance", "new_requests", b"new_requests", "num_draft_tokens", b"num_draft_tokens", "num_scheduled_tokens", b"num_scheduled_tokens", "predicted_ns", b"predicted_ns", "releases", b"releases", "rows", b"rows", "shared", b"shared", "step_id", b"step_id", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_loads", b"adapter_loads", "copies", b"copies", "draft_spare_ns", b"draft_spare_ns", "epoch", b"epoch", "exports", b"exports", "forget", b"forget", "grants", b"grants", "imports", b"imports", "incarnation", b"incarnation", "min_draft_chance", b"min_draft_chance", "new_requests", b"new_requests", "num_draft_tokens", b"num_draft_tokens", "num_scheduled_tokens", b"num_scheduled_tokens", "predicted_ns", b"predicted_ns", "releases", b"releases", "rows", b"rows", "shared", b"shared", "step_id", b"step_id", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

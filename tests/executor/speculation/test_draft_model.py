@@ -8,8 +8,8 @@ import pytest
 
 from paceline_executor.runner.row_rules import RowRules
 from paceline_executor.runner.simulated import SimulatedRunner
-from paceline_executor.speculation.draft_model import DraftModel, catch_up_within
-from paceline_executor.testing.drafters import wanted_drafts
+from paceline_executor.speculation.draft_model import CatchUpTime, DraftModel
+from paceline_executor.testing.drafters import UpTo, wanted_drafts
 from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.hiding_runner import HidingRunner
 from paceline_executor.testing.plans import int32
@@ -36,7 +36,7 @@ class Rows:
     def __init__(self, max_catch_up=1000, max_model_len=MAX_LEN):
         self.runner = Recording()
         self.drafter = DraftModel(
-            self.runner, max_model_len=max_model_len, vocab_size=VOCAB_SIZE, max_catch_up=max_catch_up
+            self.runner, max_model_len=max_model_len, vocab_size=VOCAB_SIZE, catch_up=UpTo(max_catch_up)
         )
 
     def draft(self, *rows):
@@ -130,13 +130,32 @@ def test_a_row_for_which_nothing_can_be_drawn_has_the_drafts_before():
     ]
 
 
-def test_the_budget_is_what_takes_a_twentieth_of_a_second():
-    """By the longest step of the warm-up; a slow model still gets on."""
-    assert catch_up_within([(1, 5_000_000), (256, 64_000_000)]) == 200
-    assert catch_up_within([(1, 90_000_000)]) == 16
+def test_the_budget_is_what_fits_into_the_steps_spare_time():
+    """A token takes what the longest step of the warm-up took more for each, and then what is measured; some are
+    always computed, as they hardly take longer than one; without time to spare none is.
+    """
+    time = CatchUpTime([(1, 5_000_000), (256, 56_000_000)])
+    assert [time.tokens_within(spare_ns) for spare_ns in (0, 1, 20_000_000)] == [0, 16, 100]
+    for _ in range(40):
+        time.observe(0, 10_000_000)
+        time.observe(100, 50_000_000)
+    assert time.tokens_within(20_000_000) == pytest.approx(50, abs=1)
+    for _ in range(40):
+        time.observe(3, 90_000_000)  # too few to tell
+    assert time.tokens_within(20_000_000) == pytest.approx(50, abs=1)
+
+
+def test_what_catching_up_takes_is_measured():
+    """By the first pass of a step; the passes behind it tell what any takes."""
+    rows, now_ns = Rows(), iter(range(0, 10**9, 1000))
+    rows.drafter._clock_ns = lambda: next(now_ns)
+    seen = []
+    rows.drafter._catch_up.observe = lambda *observed: seen.append(observed)
+    rows.draft((0, prompt_of(0, 40), 3), (1, prompt_of(1, 3), 1))
+    assert seen == [(39 + 2, 1000), (0, 1000), (0, 1000)]
 
 
 def test_a_device_that_keeps_rows_does_not_draft():
     """It is told of rows once, and they would be two models'."""
     with pytest.raises(ValueError, match="drafts for none"):
-        DraftModel(HidingRunner(Recording()), max_model_len=8, vocab_size=8, max_catch_up=8)
+        DraftModel(HidingRunner(Recording()), max_model_len=8, vocab_size=8, catch_up=UpTo(8))

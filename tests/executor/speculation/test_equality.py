@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from paceline.plan.values import RowFinish, SamplingParams
 from paceline_executor.limits import RowLimits
@@ -20,7 +21,7 @@ from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.speculation.draft_model import DraftModel
 from paceline_executor.speculation.eagle3 import Eagle3Drafter
 from paceline_executor.speculation.prompt_lookup import PromptLookup
-from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
+from paceline_executor.testing.drafters import KnowingDrafter, UpTo, UselessDrafter
 from paceline_executor.testing.eagle3 import Dialect, random_head
 from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.testing.plans import GREEDY, placement, plan
@@ -112,7 +113,7 @@ class DraftModelOf:
 
     def __call__(self):
         """A draft model that catches up slowly, so that drafts come with and without a row being far behind."""
-        return DraftModel(self.runner, max_model_len=self.max_model_len, vocab_size=self.vocab_size, max_catch_up=8)
+        return DraftModel(self.runner, max_model_len=self.max_model_len, vocab_size=self.vocab_size, catch_up=UpTo(8))
 
 
 @dataclass
@@ -224,10 +225,12 @@ samplings = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.6]),
     frequency_penalty=st.sampled_from([0.0, 0.3, -0.5]),
     repetition_penalty=st.sampled_from([1.0, 1.3]),
-    logit_bias=st.sampled_from([(), ((3, 2.0), (5, -2.0))]),
-    allowed_token_ids=st.sampled_from([(), FEW, FEW]),
+    logit_bias=st.sampled_from([(), ((3, 2.0), (5, -2.0)), ((3, 2.0), (VOCAB_SIZE - 2, -2.0))]),
+    allowed_token_ids=st.sampled_from([(), FEW, FEW, (*FEW, VOCAB_SIZE - 2)]),
 )
-words = st.lists(st.lists(st.sampled_from(FEW), min_size=1, max_size=3), max_size=4)
+SOME_OF_FEW = replace(GREEDY, allowed_token_ids=FEW)
+HIGH = VOCAB_SIZE - 2  # a token that the smaller model does not know
+words = st.lists(st.lists(st.sampled_from((*FEW, HIGH)), min_size=1, max_size=3), max_size=4)
 
 
 @st.composite
@@ -238,7 +241,7 @@ def requests_of_rows(draw):
             row,
             [100 + row, *draw(st.lists(st.sampled_from(FEW), max_size=11))],  # so who knows answers tells rows apart
             max_tokens=draw(st.sampled_from([1, 5, 24, 64])),
-            end_token_ids=draw(st.sampled_from([(), (7,), (6, 7)])),
+            end_token_ids=draw(st.sampled_from([(), (7,), (6, 7), (7, HIGH)])),
             ignored_end_token_ids=draw(st.sampled_from([(), (5,)])),
             min_tokens=draw(st.sampled_from([0, 9])),
             bad_words=draw(words),
@@ -277,6 +280,47 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding(runner, models):
     assert 50 <= reached["copy", "accepted"] <= reached["copy", "verified"], reached
     assert 20 <= reached["model", "accepted"] < reached["model", "verified"], reached
     assert 20 <= reached["head", "accepted"] < reached["head", "verified"], reached
+
+
+def test_a_drafter_that_fails_costs_its_drafts_and_no_step(runner, failing_drafters):
+    """Every second time, with a line in the log."""
+
+    class Failing(PromptLookup):
+        def draft(self, wanted):
+            self.num_asked = getattr(self, "num_asked", 0) + 1
+            if self.num_asked % 2:
+                raise MemoryError("of the test")
+            return super().draft(wanted)
+
+    failing_drafters.allowed()
+    requests = [placement(row, [3, 4, 3, 4], max_tokens=40, sampling=SOME_OF_FEW) for row in range(2)]
+    plain = Drafting(runner, None, 0).serve(requests)
+    drafter = Failing()
+    drafting = Drafting(runner, drafter, 4)
+    with capture_logs() as lines:
+        assert drafting.serve(requests) == plain
+    assert drafting.counts["verified"] > 0
+    assert [line["event"] for line in lines] == ["draft_failed"] * -(-drafter.num_asked // 2)
+
+
+RULES_OF_ONE = {
+    "bad word": {"bad_words": [(HIGH,)]},
+    "longer bad word": {"bad_words": [(5, HIGH)]},
+    "bias": {"sampling": replace(GREEDY, logit_bias=((HIGH, -1.0),))},
+    "one of the allowed": {"sampling": replace(GREEDY, allowed_token_ids=(1, 2, HIGH), repetition_penalty=1.5)},
+    "all of the allowed": {"sampling": replace(GREEDY, allowed_token_ids=(HIGH,))},
+    "withheld end token": {"end_token_ids": [HIGH], "min_tokens": 12},
+}
+
+
+@pytest.mark.parametrize("rules", RULES_OF_ONE.values(), ids=RULES_OF_ONE)
+def test_rules_may_name_tokens_that_the_drafter_does_not_know(runner, models, rules):
+    """They fail no step: a base model drafts for one with more special tokens."""
+    requests = [placement(0, [1, 2, 3], max_tokens=16, **rules), placement(1, [4, 5], max_tokens=16)]
+    plain = Drafting(runner, None, 0).serve(requests)
+    drafting = Drafting(runner, models["model"](), 4)
+    assert drafting.serve(requests) == plain
+    assert drafting.counts["verified"] > 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])

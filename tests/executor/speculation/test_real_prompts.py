@@ -17,7 +17,7 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.speculation.draft_model import DraftModel
 from paceline_executor.speculation.prompt_lookup import PromptLookup
-from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
+from paceline_executor.testing.drafters import KnowingDrafter, UpTo, UselessDrafter
 from paceline_executor.testing.plans import placement, plan
 from paceline_executor.weights import load_checkpoint
 
@@ -117,7 +117,7 @@ def test_fifty_prompts_get_the_tokens_of_plain_decoding(kind, first, runner, new
         "erring": lambda: KnowingDrafter(answers, lambda num_wanted: chance.randint(0, num_wanted)),
         "useless": lambda: UselessDrafter(chance, limits.vocab_size),
         "twin": lambda: DraftModel(
-            new_runner(), max_model_len=limits.max_model_len, vocab_size=limits.vocab_size, max_catch_up=4096
+            new_runner(), max_model_len=limits.max_model_len, vocab_size=limits.vocab_size, catch_up=UpTo(4096)
         ),
     }[kind]()
     outputs, num_verified, num_right = served(runner, limits, requests, drafter, first)

@@ -193,11 +193,28 @@ def test_a_request_may_bound_its_drafts_or_switch_them_off():
     assert drafts_of(harness.step()) == [4, 2, 0]
 
 
+def test_drafters_may_catch_up_for_as_long_as_a_step_takes_without_drafts():
+    """Within the step's time; beside a row that has no drafts the whole step takes twice as long at most."""
+    points = [StepPoint(1, int(5 * MS)), StepPoint(33, int(21 * MS))]
+    spares = []
+    for most, limits in ((None, CoreLimits()), (None, CoreLimits(target_step_s=0.0075 / 4)), (0, CoreLimits())):
+        requests = [make_request(3, 40), make_request(3, 40, max_num_draft_tokens=most)]
+        plan = drafting(*requests, step_points=points, limits=limits).step()
+        spares.append((plan.predicted_ns / MS, plan.draft_spare_ns / MS))
+    plain_ms = 5.5
+    (_, of_all), (bounded_ms, of_bounded), (beside_ms, of_one) = spares
+    assert of_all == pytest.approx(plain_ms, rel=0.1)
+    assert bounded_ms + of_bounded == pytest.approx(7.5, rel=0.1)
+    assert beside_ms + of_one == pytest.approx(2 * plain_ms, rel=0.1)
+    none = drafting(make_request(3, 40, max_num_draft_tokens=0)).step()
+    assert (none.predicted_ns > 0, none.draft_spare_ns) == (True, 0)
+
+
 def test_the_more_rows_the_likelier_a_draft_must_be_right():
     """Each of them waits for it: what it costs is counted in the tokens that all get in that time."""
     points = [StepPoint(1, int(5 * MS)), StepPoint(33, int(21 * MS))]  # half a millisecond for each token
     chances = []
-    for num_rows in (1, 2, 8):
+    for num_rows in (1, 2, 4):
         harness = drafting(*[make_request(3, 40) for _ in range(num_rows)], step_points=points)
         chances.append(harness.step().min_draft_chance)
     assert chances == sorted(chances)

@@ -132,6 +132,8 @@ class PlanAudit:
         self._require(not waiting, plan, "drafts while a prompt waits", f"rows {sorted(waiting)}")
         are_alone = not plan.new_requests and (plan.num_scheduled_tokens == 1 + plan.num_draft_tokens).all()
         self._require(bool(are_alone), plan, "drafts beside a prompt", f"step {plan.step_id}")
+        is_short = plan.draft_spare_ns <= plan.predicted_ns
+        self._require(is_short, plan, "drafters catch up within a step's time", f"step {plan.step_id}")
 
     def _check_tags(self, plan: BatchPlan, table: RowTable) -> None:
         owners = {

@@ -220,6 +220,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "num_draft_tokens": _COUNTS,
         "min_draft_chance": Real(0.0, 1.0),
         "predicted_ns": _TIME,
+        "draft_spare_ns": _TIME,
         "forget": Many(1 << 14),
         "adapter_loads": _TRANSFERS,
         "imports": _TRANSFERS,

@@ -88,6 +88,8 @@ def write_plan(plan: BatchPlan) -> plan_pb2.BatchPlan:
         message.num_draft_tokens = column_bytes(plan.num_draft_tokens)
     if plan.min_draft_chance:
         message.min_draft_chance = plan.min_draft_chance
+    if plan.draft_spare_ns:
+        message.draft_spare_ns = plan.draft_spare_ns
     return message
 
 
@@ -108,6 +110,7 @@ def read_plan(message: plan_pb2.BatchPlan) -> BatchPlan:
         shared=_read_grants("shared", message.shared) if message.HasField("shared") else NO_GRANTS,
         num_draft_tokens=read_column("num_draft_tokens", message.num_draft_tokens),
         min_draft_chance=message.min_draft_chance,
+        draft_spare_ns=message.draft_spare_ns,
         unsupported_fields=tuple(name for name in _UNSUPPORTED if getattr(message, name)),
     )
 

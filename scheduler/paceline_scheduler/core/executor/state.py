@@ -223,6 +223,7 @@ class ExecutorState:
             forget=tuple(self.next_plan.forgets),
             num_draft_tokens=drafts,
             min_draft_chance=decision.min_draft_chance,
+            draft_spare_ns=decision.draft_spare_ns,
         )
         self.next_plan.forgets.clear()
         if self.speculation.max_drafts:

@@ -3,10 +3,12 @@
 Drafts only take what is left over: they cost nobody a block or its turn, and are in no step that computes a prompt.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from paceline.plan.values import Int32Array
+from paceline.plan.values import NO_COLUMN, Int32Array
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.speculation import Float64Array
@@ -18,6 +20,21 @@ _MAX_SLOWDOWN = 2.0
 """A step with drafts takes at most so many plain steps while a row has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """spare_ns: beyond the step's predicted time, for what drafters lack of rows. growing_rows: those that get another
+    block, once for each block.
+    """
+
+    num_drafts: Int32Array  # of each decoding row
+    min_chance: float  # that a draft is right, for it to pay
+    spare_ns: int
+    growing_rows: RowIndex
+
+
+NO_DRAFTS = Drafting(NO_COLUMN, 0.0, 0, np.zeros(0, dtype=np.intp))
+
+
 def fit_drafts(
     view: ExecutorView,
     decode_rows: RowIndex,
@@ -25,10 +42,9 @@ def fit_drafts(
     num_spare_blocks: int,
     budget: StepBudget,
     limits: CoreLimits,
-) -> tuple[Int32Array, float, RowIndex]:
-    """Returns the drafts of each decoding row, how likely a draft must be right to pay, and the rows that get another
-    block, once for each block. `growing_rows` get a block for their one token already. Charges the budget.
-    """
+) -> Drafting:
+    """`growing_rows` get a block for their one token already. Charges the budget."""
+    plain_ns = budget.predicted_ns()
     rows, block_size = view.rows, view.description.block_size
     positions = rows.num_scheduled[decode_rows]
     most = np.minimum(rows.max_drafts[decode_rows], rows.limit[decode_rows] - positions - 1)
@@ -39,7 +55,12 @@ def fit_drafts(
     lacking = _blocks(drafts - num_free, block_size)
     drafts = np.where(np.cumsum(lacking) <= num_spare_blocks, drafts, np.minimum(drafts, num_free))
     drafts = budget.add_drafts(positions, drafts, view.speculation.round_ns).astype(np.int32)
-    return drafts, min_chance, np.repeat(decode_rows, _blocks(drafts - num_free, block_size))
+    if not np.count_nonzero(drafts):
+        return NO_DRAFTS
+    predicted_ns = budget.predicted_ns()
+    longest_ns = predicted_ns + plain_ns if drafts.all() else _MAX_SLOWDOWN * plain_ns
+    spare_ns = max(0, int(min(longest_ns, budget.target_ns)) - predicted_ns)
+    return Drafting(drafts, min_chance, spare_ns, np.repeat(decode_rows, _blocks(drafts - num_free, block_size)))
 
 
 def best_drafts(

@@ -15,7 +15,7 @@ from paceline.plan.values import NO_COLUMN, Int32Array
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.capacity import Blocker, Capacity, ExecutorView, Fit
-from paceline_scheduler.core.planning.drafts import fit_drafts
+from paceline_scheduler.core.planning.drafts import NO_DRAFTS, fit_drafts
 from paceline_scheduler.core.planning.preemption import fit_blocks, fit_shares, live_on
 from paceline_scheduler.core.planning.shares import Shares
 from paceline_scheduler.core.planning.step_budget import MIN_CHUNK, StepBudget
@@ -61,6 +61,7 @@ class Decision:
     decode_rows: RowIndex
     decode_drafts: Int32Array  # beside its one token; empty when nobody drafts
     min_draft_chance: float
+    draft_spare_ns: int
     growing_rows: RowIndex  # once for each block they need
     chunk_rows: RowIndex
     chunk_tokens: Int32Array
@@ -161,22 +162,22 @@ def _decide(
         admitting.admit(queue[num_first:] if num_first else queue)
     admissions = () if admitting is None else tuple(admitting.admissions)
     chunks += [(admission.row, admission.num_tokens) for admission in admissions]
-    decode_drafts, min_draft_chance = NO_COLUMN, 0.0
+    drafting = NO_DRAFTS
     if limits.max_num_draft_tokens and np.count_nonzero(rows.max_drafts):
         is_busy = preemptions or share_preemptions or view.suspect_rows or view.is_doubted
         if not is_busy and _all_decode(decode_rows, decoding, prefilling, chunks):
             # A block for each row's next token stays, and all that somebody waits for.
             num_spare = 0 if queue else max(0, min(num_available - len(decode_rows), shares.least_room()))
-            fitted = fit_drafts(view, decode_rows, growing_rows, num_spare, budget, limits)
-            decode_drafts, min_draft_chance, drafting_rows = fitted
-            growing_rows = np.concatenate((growing_rows, drafting_rows))
+            drafting = fit_drafts(view, decode_rows, growing_rows, num_spare, budget, limits)
+            growing_rows = np.concatenate((growing_rows, drafting.growing_rows))
     return Decision(
         preemptions=preemptions,
         share_preemptions=share_preemptions,
         moves=moves,
         decode_rows=decode_rows,
-        decode_drafts=decode_drafts,
-        min_draft_chance=min_draft_chance,
+        decode_drafts=drafting.num_drafts,
+        min_draft_chance=drafting.min_chance,
+        draft_spare_ns=drafting.spare_ns,
         growing_rows=growing_rows,
         chunk_rows=np.array([row for row, _ in chunks], dtype=np.intp) if chunks else _NO_ROWS,
         chunk_tokens=np.array([count for _, count in chunks], dtype=np.int32) if chunks else NO_COLUMN,

@@ -21,6 +21,7 @@ from paceline_executor.runner.device.draft_model import _shares, drafting_by_mod
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.speculation.draft_model import DraftModel
+from paceline_executor.testing.drafters import UpTo
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
 from paceline_executor.testing.plans import GREEDY, placement, plan
 from paceline_executor.testing.random_plans import LIMITS as PLAIN_LIMITS
@@ -64,7 +65,7 @@ def cpu_engine(checkpoint):
         CpuRunner(checkpoint, **sizes),
         max_model_len=LIMITS.max_model_len,
         vocab_size=checkpoint.config.vocab_size,
-        max_catch_up=1000,
+        catch_up=UpTo(1000),
     )
     return Engine(RowTable(LIMITS, drafter), CpuRunner(TARGET, **sizes))
 
