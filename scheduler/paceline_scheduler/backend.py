@@ -70,6 +70,7 @@ class ExecutorStatus:
     holder: Claim | None = None
     max_num_rows: int = 0
     draft_speedup: float = 0.0
+    draft_saved_ns: int = 0
 
 
 class Arrival(Enum):

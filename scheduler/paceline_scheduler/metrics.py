@@ -119,6 +119,7 @@ def _read_executor(status: ExecutorStatus, gauges: dict[Definition, dict[Labels,
     gauges[definitions.PLANS_IN_FLIGHT][address,] = status.num_plans_in_flight
     gauges[definitions.STARVED][address,] = status.steps.starved_ns / 1e9
     _read_drafts(address, status.steps, gauges)
+    gauges[definitions.SAVED][address,] = status.draft_saved_ns / 1e9
 
 
 def _read_drafts(address: str, steps: StepTotals, gauges: dict[Definition, dict[Labels, float]]) -> None:

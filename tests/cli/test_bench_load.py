@@ -258,7 +258,13 @@ def counting(request):
     steps = [Tokens((0, 1)), *(Tokens((number,)) for number in range(2, length))]
     return [
         *steps,
-        End(FinishReason.LENGTH, num_prompt_tokens=len(request.token_ids.ids), num_cached_tokens=1, num_draft_tokens=2),
+        End(
+            FinishReason.LENGTH,
+            num_prompt_tokens=len(request.token_ids.ids),
+            num_cached_tokens=1,
+            num_draft_tokens=2,
+            num_accepted_draft_tokens=1,
+        ),
     ]
 
 
@@ -279,7 +285,7 @@ async def test_a_scheduler_gets_token_ids_and_all_that_makes_runs_comparable():
     async with FakeServer(counting) as server, connected(server) as target:
         ended = await run(target, Rung(ClosedLoop(2), requests(None, None, None)), Clock())
         sent = server.seen.requests
-    assert [record.outcome for record in ended.records] == [Counted(4, 3, 1, 2, 0)] * 3
+    assert [record.outcome for record in ended.records] == [Counted(4, 3, 1, 2, 1)] * 3
     assert [len(record.times) for record in ended.records] == [2, 2, 2]
     for request in sent:
         assert (request.stopping.max_tokens, request.stopping.ignore_eos, request.sampling.temperature) == (3, True, 0)

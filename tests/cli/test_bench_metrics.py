@@ -1,16 +1,19 @@
 """From raw times to figures, compared with straightforward computations by numpy."""
 
+import io
 import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from paceline_cli.bench.errors import WorkloadError
 from paceline_cli.bench.metrics import Objectives, percentile, statistics_of, summarise
 from paceline_cli.bench.records import Counted, Failure, Record, RungRun
 from paceline_cli.bench.rungs import ClosedLoop, Rung
+from paceline_cli.bench.tables import print_rung
 from paceline_cli.bench.workload import PlannedRequest, Segment
 
 GAPS = st.floats(0, 5)
@@ -28,6 +31,16 @@ def record(started, gaps, *, num_tokens=None, num_prompt_tokens=10, asked=None, 
 def run_of(*records, ended=10.0, started=0.0):
     """A rung that lasted from 0 s to 10 s."""
     return RungRun(Rung(ClosedLoop(4), [item.planned for item in records]), started, list(records), ended)
+
+
+def test_what_drafts_brought_is_printed_beside_the_times():
+    """Two requests of 12 and 8 tokens, of which 6 and 4 were drafts: 10 others were drawn, one in each step."""
+    counted = [Counted(10, 12, 0, 9, 6), Counted(10, 8, 0, 7, 4)]
+    summary = summarise(run_of(*(record(0.0, [0.1] * 3, outcome=each) for each in counted)))
+    assert (summary.num_draft_tokens, summary.num_accepted_draft_tokens) == (16, 10)
+    printed = io.StringIO()
+    print_rung(Console(file=printed, width=200), "x", summary)
+    assert "62.5% of the drafts became output: 2.00 tokens per request and step" in printed.getvalue()
 
 
 def numpy_statistics(seconds):

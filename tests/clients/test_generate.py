@@ -29,13 +29,20 @@ async def test_a_result_has_everything_the_server_sent():
     script = [
         Tokens((5, 6), "Par", logprob=-0.5),
         Tokens((7,), "is", logprob=-0.25),
-        End(FinishReason.STOP, matched_stop="\n", num_prompt_tokens=9, num_cached_tokens=4),
+        End(
+            FinishReason.STOP,
+            matched_stop="\n",
+            num_prompt_tokens=9,
+            num_cached_tokens=4,
+            num_draft_tokens=6,
+            num_accepted_draft_tokens=5,
+        ),
     ]
     async with FakeServer(script) as server, AsyncClient(server.target) as client:
         result = await client.generate("?", request_id="r1")
     assert (result.request_id, result.text, result.token_ids) == ("r1", "Paris", (5, 6, 7))
     assert (result.finish_reason, result.matched_stop) == (FinishReason.STOP, "\n")
-    assert (result.usage, result.attempt) == (Usage(9, 4, 3), 1)
+    assert (result.usage, result.attempt) == (Usage(9, 4, 3, 6, 5), 1)
     assert result.logprobs[2] == TokenLogprobs(7, -0.25, ())
 
 

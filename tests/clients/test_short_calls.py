@@ -120,7 +120,7 @@ async def test_a_request_is_explained_while_it_is_known():
             explained = await client.explain("r")
         with pytest.raises(NotFoundError):
             await client.explain("other")
-    assert explained == Explanation(RequestState.RUNNING, "", 0, 0, "", "fake", 0, 2)
+    assert explained == Explanation(RequestState.RUNNING, "", 0, 0, "", "fake", 0, 2, 8, 6)
 
 
 async def test_an_estimate_has_times_or_the_error_that_would_come():

@@ -113,6 +113,7 @@ async def test_every_metric_exists_and_moves():
         totals.starved_ns += 5  # in virtual time no plan is ever late
         totals.draft_ns += 5  # nor does drafting take time
         totals.drafts = DraftTotals(9, 4, (5, 4), (3, 1))
+        rig.runtime.views.executor(ADDRESS).speculation.saved_ns += 5
         readings = watched.look()
     assert readings.keys() == {definition.name for definition in (*READ, *COUNTED)}
     assert {name for name, values in watched.seen.items() if len(values) < 2} == CONSTANT

@@ -1,4 +1,4 @@
-"""Phase times as clients get them."""
+"""Phase times and drafts as clients get them."""
 
 import pytest
 from hypothesis import given
@@ -8,6 +8,7 @@ from paceline.plan.values import FinishReason
 from paceline_scheduler.api import wire
 from paceline_scheduler.api.outbox import Finish, PendingDelta
 from paceline_scheduler.core.answers import Explanation, RequestState
+from paceline_scheduler.core.outputs import DraftCounts
 from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.wire_phases import read_times, write_times
 
@@ -37,6 +38,15 @@ def test_an_explanation_tells_where_the_time_went_so_far(times):
     """Once the core has the request."""
     response = wire.explain_response(Explanation(RequestState.RUNNING, "", 0, 0, "", "", 3, 1, times))
     assert told(response.times) == (TOLD if times else [])
+
+
+def test_a_finish_and_an_explanation_tell_the_drafts_and_those_that_were_right():
+    finish = Finish(FinishReason.STOP, None, 7, 3, 9, 4, None, drafts=DraftCounts(6, 5))
+    usage = wire.generate_response(PendingDelta("r", 2, 1, 77, [5], "a", finish=finish)).delta.finish.usage
+    assert (usage.num_draft_tokens, usage.num_accepted_draft_tokens) == (6, 5)
+    explanation = Explanation(RequestState.RUNNING, "", 0, 0, "", "", 3, 1, None, DraftCounts(8, 3))
+    response = wire.explain_response(explanation)
+    assert (response.num_draft_tokens, response.num_accepted_draft_tokens) == (8, 3)
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=4, max_size=4))

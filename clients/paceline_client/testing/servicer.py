@@ -186,11 +186,15 @@ class FakeServicer(InferenceServiceServicer):
         yield pb.GenerateResponse()
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
-        """Every request that plays runs, at an executor of the name "fake"."""
+        """Every request that plays runs, at an executor "fake", with 4 drafts for each token of which 3 are right."""
         played = self._requests.get((request.tenant, request.request_id))
         if played is not None and not played.is_over:
             return pb.ExplainResponse(
-                state=pb.REQUEST_STATE_RUNNING, executor="fake", num_output_tokens=played.num_output_tokens
+                state=pb.REQUEST_STATE_RUNNING,
+                executor="fake",
+                num_output_tokens=played.num_output_tokens,
+                num_draft_tokens=4 * played.num_output_tokens,
+                num_accepted_draft_tokens=3 * played.num_output_tokens,
             )
         await abort(context, Fail(grpc.StatusCode.NOT_FOUND, "no such request", "UNKNOWN_REQUEST"))
         raise AssertionError("abort raises")

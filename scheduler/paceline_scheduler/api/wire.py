@@ -175,6 +175,7 @@ def executor_view(executor: ExecutorStatus) -> admin_pb2.ExecutorView:
         holder_address=holder.address if holder else "",
         max_num_rows=executor.max_num_rows,
         draft_speedup=executor.draft_speedup,
+        draft_saved_ns=executor.draft_saved_ns,
     )
 
 

@@ -80,3 +80,4 @@ class ExecutorCounts:
     num_filled_slots: int
     num_owned_slots: int
     draft_speedup: float
+    draft_saved_ns: int

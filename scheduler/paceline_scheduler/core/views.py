@@ -141,6 +141,7 @@ class CoreViews:
             num_filled_slots=int(executor.rows.num_computed[occupied].sum()),
             num_owned_slots=int(executor.rows.num_slots[occupied].sum()),
             draft_speedup=executor.speculation.speedup,
+            draft_saved_ns=int(executor.speculation.saved_ns),
         )
 
     def check(self) -> None:

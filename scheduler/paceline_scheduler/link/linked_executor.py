@@ -83,6 +83,7 @@ def status(record: ExecutorRecord, executor: LinkedExecutor, views: CoreViews, s
         holder=record.holder,
         max_num_rows=description.max_num_rows if description else 0,
         draft_speedup=counts.draft_speedup if counts and steps.drafts.num_verified else 0.0,
+        draft_saved_ns=counts.draft_saved_ns if counts else 0,
     )
 
 

@@ -81,10 +81,11 @@ DRAFTED = _counter("spec_decode_num_draft_tokens_total", "Verified drafts.", *_E
 ACCEPTED = _counter("spec_decode_num_accepted_tokens_total", "The part of them that became output.", *_EXECUTOR)
 DRAFTED_AT = _counter("spec_decode_num_draft_tokens_per_pos_total", "Drafts by place.", *_EXECUTOR, "position")
 ACCEPTED_AT = _counter("spec_decode_num_accepted_tokens_per_pos_total", "Those by place.", *_EXECUTOR, "position")
+SAVED = _gauge("spec_decode_saved_seconds", "Time that drafts saved, as estimated.", *_EXECUTOR)
 DRAFTING = _counter("step_draft_seconds_total", "Time that drafting took.", *_EXECUTOR)
 LOG_LINES_LOST = _counter("log_lines_lost_total", "Log lines that found no room.")
 SPANS = _counter("trace_spans_total", "Spans by what became of them.", "state")
 READ = (
     *(NUM_RUNNING, NUM_WAITING, KV_USAGE, CACHE_INFO, EXECUTORS, KV_BLOCKS, KV_SLOTS_FILLED, PLANS_IN_FLIGHT),
-    *(IDLE, STARVED, DRAFTED, ACCEPTED, DRAFTED_AT, ACCEPTED_AT, DRAFTING, LOG_LINES_LOST, SPANS),
+    *(IDLE, STARVED, DRAFTED, ACCEPTED, DRAFTED_AT, ACCEPTED_AT, SAVED, DRAFTING, LOG_LINES_LOST, SPANS),
 )

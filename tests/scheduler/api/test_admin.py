@@ -42,7 +42,7 @@ STEPS = StepTotals(
 )
 BLOCKS, SLOTS = (100, 60, 10, 25, 5), (380, 400)
 EXECUTOR = ExecutorStatus(
-    "10.0.0.1:50061", pb.EXECUTOR_STATE_READY, 7, 2, "tiny", 5, *BLOCKS, *SLOTS, 2, "", STEPS, None, 16, 1.5
+    "10.0.0.1:50061", pb.EXECUTOR_STATE_READY, 7, 2, "tiny", 5, *BLOCKS, *SLOTS, 2, "", STEPS, None, 16, 1.5, -7
 )
 
 
@@ -100,6 +100,7 @@ async def test_executors_are_listed_with_all_their_counts(stub):
         ),
         max_num_rows=16,
         draft_speedup=1.5,
+        draft_saved_ns=-7,
     )
     assert list(response.executors) == [expected]
     assert (response.scheduler_id, response.num_waiting_requests, response.num_waiting_tokens) == ("scheduler-1", 3, 70)

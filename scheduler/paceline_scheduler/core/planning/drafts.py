@@ -32,7 +32,7 @@ class Drafting:
     growing_rows: RowIndex
 
 
-NO_DRAFTS = Drafting(NO_COLUMN, 0.0, 0, np.zeros(0, dtype=np.intp))
+NO_DRAFTING = Drafting(NO_COLUMN, 0.0, 0, np.zeros(0, dtype=np.intp))
 
 
 def fit_drafts(
@@ -56,7 +56,7 @@ def fit_drafts(
     drafts = np.where(np.cumsum(lacking) <= num_spare_blocks, drafts, np.minimum(drafts, num_free))
     drafts = budget.add_drafts(positions, drafts, view.speculation.round_ns).astype(np.int32)
     if not np.count_nonzero(drafts):
-        return NO_DRAFTS
+        return NO_DRAFTING
     predicted_ns = budget.predicted_ns()
     longest_ns = predicted_ns + plain_ns if drafts.all() else _MAX_SLOWDOWN * plain_ns
     spare_ns = max(0, int(min(longest_ns, budget.target_ns)) - predicted_ns)

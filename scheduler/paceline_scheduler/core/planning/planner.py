@@ -15,7 +15,7 @@ from paceline.plan.values import NO_COLUMN, Int32Array
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.capacity import Blocker, Capacity, ExecutorView, Fit
-from paceline_scheduler.core.planning.drafts import NO_DRAFTS, fit_drafts
+from paceline_scheduler.core.planning.drafts import NO_DRAFTING, fit_drafts
 from paceline_scheduler.core.planning.preemption import fit_blocks, fit_shares, live_on
 from paceline_scheduler.core.planning.shares import Shares
 from paceline_scheduler.core.planning.step_budget import MIN_CHUNK, StepBudget
@@ -162,7 +162,7 @@ def _decide(
         admitting.admit(queue[num_first:] if num_first else queue)
     admissions = () if admitting is None else tuple(admitting.admissions)
     chunks += [(admission.row, admission.num_tokens) for admission in admissions]
-    drafting = NO_DRAFTS
+    drafting = NO_DRAFTING
     if limits.max_num_draft_tokens and np.count_nonzero(rows.max_drafts):
         is_busy = preemptions or share_preemptions or view.suspect_rows or view.is_doubted
         if not is_busy and _all_decode(decode_rows, decoding, prefilling, chunks):

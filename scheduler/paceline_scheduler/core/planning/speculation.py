@@ -63,11 +63,12 @@ class Speculation:
         self.max_drafts = max_drafts
         self.round_ns = 0.0
         self.speedup = 1.0
+        self.saved_ns = 0.0
         self._num_drafted = 0  # steps
         self._num_in_a_row = 0  # steps with drafts
 
     def inherit(self, before: "Speculation") -> None:
-        self.round_ns, self.speedup = before.round_ns, before.speedup
+        self.round_ns, self.speedup, self.saved_ns = before.round_ns, before.speedup, before.saved_ns
 
     @property
     def is_plain_due(self) -> bool:
@@ -95,3 +96,4 @@ class Speculation:
     def observe_speedup(self, tokens_per_row: float, plain_ns: float, busy_ns: float) -> None:
         speedup = min(tokens_per_row * plain_ns / max(busy_ns, 1.0), _MAX_SPEEDUP)
         self.speedup += _GAIN * (speedup - self.speedup)
+        self.saved_ns += tokens_per_row * plain_ns - busy_ns
