@@ -224,7 +224,7 @@ class Scheduler:
             needed = -(-(request.num_computed + num_tokens) // LIMITS.block_size) - len(request.blocks)
             free = [block for block in self.free_blocks if block not in given_up]
             needs_copy = request.is_last_block_shared
-            if is_over or num_tokens == 0 or needed + needs_copy > len(free) or (needs_copy and row in placed):
+            if is_over or num_tokens == 0 or max(0, needed) + needs_copy > len(free) or (needs_copy and row in placed):
                 continue
             if needs_copy:
                 shared = request.blocks.pop()

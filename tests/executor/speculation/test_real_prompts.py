@@ -1,9 +1,10 @@
 """The default model and fifty prompts: each row's tokens are those of plain decoding, with 1 to 8 drafts a step.
 
-Row i of a run has up to 1 + (i + first) % 8 drafts, and rows differ in how they draw; in the long variants every prompt
-has every number.
+Row i of a run has up to 1 + (i + first) % 8 drafts, and rows differ in how they draw and in their rules; in the long
+variants every prompt has every number.
 """
 
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -12,29 +13,58 @@ import pytest
 from paceline.plan.values import SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
+from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.numerics import KvDtype, Numerics, WeightKind
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.speculation.draft_model import DraftModel
+from paceline_executor.speculation.eagle3 import Eagle3Drafter
 from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.drafters import KnowingDrafter, UpTo, UselessDrafter
+from paceline_executor.testing.eagle3 import random_head
 from paceline_executor.testing.plans import placement, plan
 from paceline_executor.weights import load_checkpoint
+from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 
 NUM_TOKENS, MAX_DRAFTS, BLOCK_SIZE = 16, 8, 16
+NUMERICS = Numerics(WeightKind.PACKED, KvDtype.INT8)
 SAMPLINGS = [
     SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=1),
     SamplingParams(temperature=0.7, top_k=0, top_p=0.95, min_p=0.0, seed=2),
     SamplingParams(temperature=1.0, top_k=50, top_p=1.0, min_p=0.02, seed=3),
 ]
-DRAFTERS = ("lookup", "erring", "useless", "twin")
+PENALISED = {"presence_penalty": 0.4, "frequency_penalty": 0.2}
+ASKED = [
+    {"sampling": SAMPLINGS[0]},
+    {"sampling": SAMPLINGS[1]},
+    {"sampling": SAMPLINGS[2]},
+    {"sampling": replace(SAMPLINGS[0], repetition_penalty=1.2), "num_logprobs": 2},
+    {"sampling": replace(SAMPLINGS[1], **PENALISED), "bad_words": [(28,), (284, 260)], "num_logprobs": 0},
+    {"sampling": replace(SAMPLINGS[2], logit_bias=((198, 2.0),)), "min_tokens": 12, "end_token_ids": [198, 30, 2]},
+]
+DRAFTERS = ("lookup", "erring", "wrong", "useless", "twin", "layers", "head")
+
+
+@dataclass(frozen=True)
+class FirstLayers:
+    """A checkpoint without its last layers."""
+
+    whole: object
+    num_layers: int
+
+    @property
+    def config(self):
+        return replace(self.whole.config, num_layers=self.num_layers)
+
+    def __getattr__(self, name):
+        return getattr(self.whole, name)
 
 
 @pytest.fixture(scope="module")
 def requests(fifty_prompts):
-    """A request for each prompt, in three ways of drawing."""
+    """A request for each prompt, in six ways."""
     return [
-        placement(row, prompt, max_tokens=NUM_TOKENS, sampling=SAMPLINGS[row % 3])
+        placement(row, prompt, max_tokens=NUM_TOKENS, **ASKED[row % len(ASKED)])
         for row, prompt in enumerate(fifty_prompts)
     ]
 
@@ -56,11 +86,19 @@ def limits(requests):
 
 
 @pytest.fixture(scope="module")
-def new_runner(default_model, limits):
-    """Makes runners of the model as it is served."""
-    numerics, checkpoint = Numerics(WeightKind.PACKED, KvDtype.INT8), load_checkpoint(default_model)
-    return lambda: CpuRunner(
-        checkpoint, num_blocks=limits.num_blocks, block_size=BLOCK_SIZE, numerics=numerics, num_threads=1
+def checkpoint(default_model):
+    return load_checkpoint(default_model)
+
+
+@pytest.fixture(scope="module")
+def new_runner(checkpoint, limits):
+    """Makes runners of the model as it is served, or of so many of its layers."""
+    return lambda num_layers=30: CpuRunner(
+        FirstLayers(checkpoint, num_layers),
+        num_blocks=limits.num_blocks,
+        block_size=BLOCK_SIZE,
+        numerics=NUMERICS,
+        num_threads=1,
     )
 
 
@@ -77,14 +115,15 @@ def plain(runner, limits, requests):
 
 
 def served(runner, limits, requests, drafter, first):
-    """The output of each request, and how many drafts were verified and right in all."""
+    """The tokens and log-probabilities of each request, and how many drafts were verified and right in all."""
     engine = Engine(RowTable(limits, drafter), runner)
     per_row = limits.num_blocks // limits.num_rows
     cells = [(request.row, index, request.row * per_row + index) for request in requests for index in range(per_row)]
     known = [request.prompt_token_ids.size for request in requests]
     ends = [num + NUM_TOKENS for num in known]
-    outputs, step_id, num_verified, num_right = [[] for _ in requests], 0, 0, 0
-    while going := [row for row in range(len(requests)) if known[row] < ends[row]]:
+    outputs, ended, step_id, num_verified, num_right = [[] for _ in requests], set(), 0, 0, 0
+    logprobs = [[] for _ in requests]
+    while going := [row for row in range(len(requests)) if row not in ended]:
         step_id += 1
         chunks = [known[row] if step_id == 1 else 1 for row in going]
         drafts = [min(1 + (row + first) % MAX_DRAFTS, ends[row] - known[row] - 1) if drafter else 0 for row in going]
@@ -96,31 +135,55 @@ def served(runner, limits, requests, drafter, first):
         for row, num_accepted in zip(going, result.num_accepted.tolist(), strict=True):
             outputs[row] += [next(tokens) for _ in range(num_accepted)]
             known[row] += num_accepted
+        ended |= {row for row, finish in zip(going, result.finishes.tolist(), strict=True) if finish}
+        for told in result.logprobs:
+            logprobs[told.row] += zip(told.token_ids.tolist(), told.columns.logprobs.tolist(), strict=True)
         num_verified += int(result.num_draft_tokens.sum())
         num_right += int(np.maximum(result.num_accepted - 1, 0).sum())
-    return outputs, num_verified, num_right
+    return (outputs, logprobs), num_verified, num_right
 
 
 @pytest.mark.parametrize(
     ("kind", "first"),
     [
-        ("lookup", 0),
+        *((kind, number) for number, kind in enumerate(DRAFTERS)),
         *(pytest.param(kind, first, marks=pytest.mark.soak) for kind in DRAFTERS for first in range(MAX_DRAFTS)),
     ],
 )
-def test_fifty_prompts_get_the_tokens_of_plain_decoding(kind, first, runner, new_runner, limits, requests, plain):
-    """Greedy and at two temperatures, in one batch: one to eight drafts of every kind of drafter."""
+def test_fifty_prompts_get_the_tokens_of_plain_decoding(
+    kind, first, runner, new_runner, limits, requests, plain, checkpoint, tmp_path
+):
+    """Greedy and at two temperatures, with rules and without, in one batch: one to eight drafts of every drafter."""
     chance = Random(first)  # noqa: S311  # reproducible on purpose
-    answers = [[*request.prompt_token_ids.tolist(), *output] for request, output in zip(requests, plain, strict=True)]
+    answers = [
+        [*request.prompt_token_ids.tolist(), *output] for request, output in zip(requests, plain[0], strict=True)
+    ]
     drafter = {
         "lookup": PromptLookup,
         "erring": lambda: KnowingDrafter(answers, lambda num_wanted: chance.randint(0, num_wanted)),
+        "wrong": lambda: KnowingDrafter(answers, lambda _: 0),
         "useless": lambda: UselessDrafter(chance, limits.vocab_size),
-        "twin": lambda: DraftModel(
-            new_runner(), max_model_len=limits.max_model_len, vocab_size=limits.vocab_size, catch_up=UpTo(4096)
-        ),
+        "twin": lambda: draft_model(new_runner(), limits),
+        "layers": lambda: draft_model(new_runner(28), limits),
+        "head": lambda: head_on(runner, checkpoint.config, limits, tmp_path),
     }[kind]()
     outputs, num_verified, num_right = served(runner, limits, requests, drafter, first)
+    runner.observe_by(None)
     assert outputs == plain
     assert num_verified >= 100
-    assert (num_right > 20) == (kind != "useless")
+    assert (num_right > 20) == (kind not in ("useless", "wrong", "head"))
+
+
+def draft_model(runner, limits):
+    """It knows all tokens, and catches up at once."""
+    return DraftModel(runner, max_model_len=limits.max_model_len, vocab_size=limits.vocab_size, catch_up=UpTo(1 << 14))
+
+
+def head_on(runner, target, limits, folder):
+    """EAGLE-3 with random weights: it is hardly ever right."""
+    checkpoint = eagle3_from_folder(random_head(target, draft_vocab_size=32000).write(folder), target)
+    head = Eagle3Head(checkpoint, runner.embed, limits.max_model_len, NUMERICS.weights)
+    sizes = {"num_blocks": limits.num_blocks, "block_size": BLOCK_SIZE, "max_model_len": limits.max_model_len}
+    drafter = Eagle3Drafter(head, checkpoint, **sizes, num_threads=1)
+    runner.observe_by(drafter)
+    return drafter
