@@ -283,7 +283,7 @@ def _add_memory(group: argparse._ArgumentGroup) -> None:
         default=SpeculationChoice(),
         metavar="FILE|JSON",
         help=f"Who drafts: a smaller model of the same vocabulary, {_SPECULATION}; eagle3, likewise with a"
-        " head of the model; target_copy, the model in 8 bits, with --quantization none; prompt_lookup, the request's"
+        " head of the model; target_copy, the model packed, with --quantization none; prompt_lookup, the request's"
         " own tokens; or a file with this."
         " [default: prompt_lookup]",
     )

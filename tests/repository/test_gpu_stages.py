@@ -36,11 +36,16 @@ from gpu.cells import (
     START,
     START_PHASE,
     TINY,
+    VERIFY_COST,
     WARM_START,
+    best_speedup_at,
+    drafting_rows,
+    drafts_at,
     gap_of,
     gap_spread_of,
     mixed_of,
     rows_at,
+    share_at,
     spread_of,
     throughput_of,
 )
@@ -258,6 +263,11 @@ def test_every_bar_is_about_a_cell_that_is_measured():
     assert {bar.shape for bar in BARS if bar.what == mixed} == {rows_at(*decode) for decode in FULL.mixed}
     assert {gap_of(FULL.arrival_rows, FULL.arrivals[0]), gap_spread_of(FULL.arrival_rows, FULL.arrivals[1])} <= whats
     assert WARM_START in whats
+    assert {bar.shape for bar in BARS if bar.what == VERIFY_COST} <= {drafts_at(*cell) for cell in FULL.drafted}
+    (num_rows,) = {num_rows for num_rows, _ in FULL.modelled}
+    of_best = {bar.shape for bar in BARS if bar.what == best_speedup_at(0.8)}
+    assert of_best == {drafting_rows(num_rows, kind) for kind in (MODEL, HEAD)}
+    assert {bar.what for bar in BARS if "should bring" in bar.what} == {share_at(each) for each in ACCEPTANCES}
     assert throughput_of(FULL.num_requests) in PEER_BARS
 
 
