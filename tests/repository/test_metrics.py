@@ -6,6 +6,7 @@ import pytest
 
 from paceline.process.metrics_port import PREFIX
 from paceline_executor.link import metrics as executor
+from paceline_scheduler.config import parse_config
 from paceline_scheduler.observers import definitions as scheduler
 from repository_checks.sources import ROOT
 
@@ -32,3 +33,19 @@ def test_a_metric_that_is_missing_in_the_table_is_noticed():
     first = OPERATING.index("| `paceline_num_requests_running`")
     spoilt = OPERATING[:first] + OPERATING[OPERATING.index("\n", first) + 1 :]
     assert len(documented(spoilt)) == len(DEFINITIONS) - 1
+
+
+def test_an_endpoint_picker_is_told_of_gauges_of_the_right_meaning():
+    """The Gateway API Inference Extension's protocol for model servers wants gauges, the cache's sizes as labels."""
+    named = dict(re.findall(r"^--([a-z-]+)-metric=paceline_(\w+)$", OPERATING, re.MULTILINE))
+    assert named == {
+        "total-queued-requests": scheduler.NUM_WAITING.name,
+        "total-running-requests": scheduler.NUM_RUNNING.name,
+        "kv-cache-usage-percentage": scheduler.KV_USAGE.name,
+        "cache-info": scheduler.CACHE_INFO.name,
+    }
+    told = {each.name: each for each in scheduler.READ if each.name in named.values()}
+    assert {each.kind.value for each in told.values()} == {"gauge"}
+    assert {"block_size", "num_gpu_blocks"} <= set(told[scheduler.CACHE_INFO.name].labels)
+    port = parse_config(["--executors", "localhost:1"]).metrics_port
+    assert re.findall(r"^--model-server-metrics-port=(\d+)$", OPERATING, re.MULTILINE) == [str(port)]

@@ -113,7 +113,9 @@ class World:
     def start_scheduler(self, scheduler):
         """Another process: it asks for terms, then dials."""
         approach = self.random.choices(list(Approach), (4, 1))[0]
-        leadership = Leadership(OwnClaim(f"{self.random.randrange(1000):03}{scheduler.name}", approach))
+        self._begin(scheduler, Leadership(OwnClaim(f"{self.random.randrange(1000):03}{scheduler.name}", approach)))
+
+    def _begin(self, scheduler, leadership):
         scheduler.leadership = leadership
         told = {executor.address: executor.fence for executor in self.executors.values() if executor.fence is not None}
         leadership.look(ADDRESSES, {address: fence.highest_term for address, fence in told.items()})
@@ -292,3 +294,51 @@ def test_one_scheduler_comes_to_drive_all_executors_and_goes_on(first_seed):
         assert statuses == {ServingStatus.SERVING, ServingStatus.STANDBY}, f"seed {seed}"
         world.run(FAULTS_S + QUIET_S + 5)
         assert epochs == [executor.fence.epoch for executor in world.executors.values()], f"seed {seed}"
+
+
+class Ordered(World):
+    """Everything takes the same time; what goes wrong is said. The first scheduler comes first."""
+
+    def delay_s(self):
+        return 0.005
+
+    def start_scheduler(self, scheduler):
+        """Neither takes over."""
+        leadership = Leadership(OwnClaim(scheduler.name, Approach.WAIT))
+        self._begin(scheduler, leadership)
+
+    def fail(self, fault):
+        """One of `FAULTS`, if there is what it hits."""
+        kind, number, *rest = fault
+        if kind == "executor" and self.executors[ADDRESSES[number]].fence is not None:
+            executor = self.executors[ADDRESSES[number]]
+            self.stop_executor(executor)
+            self.later(*rest, self.start_executor, executor)
+        elif kind == "scheduler" and self.schedulers[number].leadership is not None:
+            self.stop_scheduler(self.schedulers[number])
+            self.later(*rest, self.start_scheduler, self.schedulers[number])
+        elif kind == "stream" and (stream := self.schedulers[number].streams.get(ADDRESSES[rest[0]])) is not None:
+            self.break_stream(stream)
+
+
+FAULTS = (
+    *(("executor", 0, after_s) for after_s in (0.0, 2.0)),
+    *(("scheduler", number, after_s) for number in range(2) for after_s in (0.0, 2.0)),
+    *(("stream", number, executor) for number in range(2) for executor in range(2)),
+)
+GAPS_S = (0.0, 0.025, 0.05, 0.1, 0.25, 0.6, 1.2, 2.1)
+
+
+@pytest.mark.parametrize("begins_s", [0.01, 0.06, 5.0], ids=["at the start", "when they attach", "in the steady state"])
+def test_any_two_faults_in_any_order_leave_one_scheduler_that_drives_all(begins_s):
+    """All of them tried out: ten ways to fail, twice, eight times apart."""
+    for first, second in itertools.product(FAULTS, repeat=2):
+        for gap_s in GAPS_S:
+            world = Ordered(0)
+            world.later(begins_s, world.fail, first)
+            world.later(begins_s + gap_s, world.fail, second)
+            world.run(begins_s + 20.0)
+            what = first, second, gap_s
+            assert sorted(world.driven_by()) == [0, 2], what
+            statuses = {scheduler.leadership.readiness(lambda _: False).status for scheduler in world.schedulers}
+            assert statuses == {ServingStatus.SERVING, ServingStatus.STANDBY}, what
