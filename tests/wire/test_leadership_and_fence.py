@@ -329,6 +329,26 @@ FAULTS = (
 GAPS_S = (0.0, 0.025, 0.05, 0.1, 0.25, 0.6, 1.2, 2.1)
 
 
+def test_who_is_not_hit_goes_on_as_it_did():
+    """Two faults at the other executor, or of the scheduler that stands by, take nothing from the one that drives. Both
+    at once may: where an executor and a scheduler start together, neither knows yet that another one drives.
+    """
+    for first, second in itertools.product(FAULTS, repeat=2):
+        for gap_s in GAPS_S:
+            world = Ordered(0)
+            world.run(5.0)
+            driver = world.driven_by().index(2)
+            epoch = world.executors[ADDRESSES[1]].fence.epoch
+            hit = {(kind, kind != "executor" and number == driver) for kind, number, *_ in (first, second)}
+            if any(is_driver for _, is_driver in hit) or {kind for kind, _ in hit} == {"executor", "scheduler"}:
+                continue
+            world.later(0.0, world.fail, first)
+            world.later(gap_s, world.fail, second)
+            world.run(25.0)
+            assert world.driven_by()[driver] == 2, (first, second, gap_s)
+            assert world.executors[ADDRESSES[1]].fence.epoch == epoch, (first, second, gap_s)
+
+
 @pytest.mark.parametrize("begins_s", [0.01, 0.06, 5.0], ids=["at the start", "when they attach", "in the steady state"])
 def test_any_two_faults_in_any_order_leave_one_scheduler_that_drives_all(begins_s):
     """All of them tried out: ten ways to fail, twice, eight times apart."""
