@@ -81,7 +81,7 @@ def test_a_request_is_explained_or_unknown():
             lines = run("explain", "r", "--tenant", "t", target=server.target).stdout
             fields = json.loads(run("explain", "r", "--tenant", "t", "--json", target=server.target).stdout)
         unknown = run("explain", "other", target=server.target)
-    assert lines == "running on fake\n0 tokens computed, 2 generated\n"
+    assert lines == "running on fake\n0 tokens computed, 2 generated\n6 of 8 drafts became output\n"
     assert (fields["state"], fields["executor"], fields["num_output_tokens"]) == ("running", "fake", 2)
     assert (unknown.exit_code, unknown.stderr) == (66, "error: no such request\n")
 

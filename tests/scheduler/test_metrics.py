@@ -5,6 +5,7 @@ import re
 from bisect import bisect_left
 from dataclasses import replace
 from datetime import datetime
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,14 +23,14 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.core.ended import EndedRequest
-from paceline_scheduler.core.events import Cancel, Effects, End, ExecutorAttached, StepFinished, Tick
+from paceline_scheduler.core.events import Cancel, Effects, End, ExecutorAttached, ExecutorRemoved, StepFinished, Tick
 from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.errors import InvalidRequestError
 from paceline_scheduler.metrics import Metrics, observe
 from paceline_scheduler.observers.definitions import BETWEEN_TOKENS_BOUNDS_S, COUNTED, READ
 from paceline_scheduler.observers.request_log import RequestLog
-from paceline_scheduler.observers.serving import MAX_TENANTS, OTHER_TENANTS, ServingObserver
+from paceline_scheduler.observers.serving import MAX_TENANTS, OTHER_TENANTS, ServingObserver, _Recoveries
 from paceline_scheduler.observers.steps import DraftTotals
 from paceline_scheduler.statistics import Statistics
 from paceline_scheduler.testing.requests import make_request
@@ -395,6 +396,59 @@ async def test_idle_time_goes_on_between_steps():
 
 
 @scenario
+async def test_an_executor_that_is_away_is_not_idle_and_one_that_is_back_is():
+    """Two minutes away count for nothing, and nothing after them is held back; whether or not it is another process."""
+    for restarts in (True, False):
+        async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
+            watched, shown = Watched(rig), []
+
+            async def pass_by(seconds, watched=watched, shown=shown):
+                await asyncio.sleep(seconds)
+                shown.append(watched.look()["step_idle_seconds_total"][ADDRESS,])
+
+            await rig.until_ready()
+            await pass_by(5.0)
+            if restarts:
+                deployment.network.stop(ADDRESS)
+                await pass_by(120.0)
+                deployment.network.start(ADDRESS)
+            else:
+                deployment[ADDRESS].break_stream()
+                await pass_by(0.0)
+            await rig.until_ready()
+            await pass_by(0.0)
+            await pass_by(7.0)
+            rig.submit(make_request(5, 20))
+            await rig.until_idle()
+            await pass_by(0.0)
+        assert shown == sorted(shown)
+        assert shown[0] == pytest.approx(5.0, abs=0.5)
+        assert shown[2] - shown[0] <= 3.0
+        assert shown[3] - shown[2] == pytest.approx(7.0, abs=0.1)
+        # Here executors that come back tell in their first step of all time since they began.
+        assert restarts or shown[4] - shown[3] <= 1.0
+
+
+def test_only_another_schedulers_requests_are_a_recovery_of_a_scheduler():
+    """Not an executor's that discovery has lost sight of for a while; and the pause is no other process's idle time."""
+    recoveries = _Recoveries(Meter(COUNTED))
+
+    def attach(incarnation, *rows, address=ADDRESS):
+        description = SimpleNamespace(address=address, incarnation=incarnation)
+        snapshot = SimpleNamespace(rows=[SimpleNamespace(request=row) for row in rows])
+        recoveries.saw(ExecutorAttached(description, snapshot), 1.0, Effects(None, (), None))
+
+    attach(1)
+    recoveries.saw(ExecutorRemoved(ADDRESS), 2.0, Effects(None, (), None))
+    attach(1, "a request")
+    assert recoveries.successor_of is None
+    attach(7, "a request", address="executor:2")
+    assert recoveries.successor_of == "executor:2"
+    attach(8, address="executor:2")
+    assert recoveries.successor_of is None
+
+
+@scenario
 async def test_statistics_can_be_silenced():
     """With a period of 0."""
     async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
@@ -458,7 +512,7 @@ VLLM_BOUNDS = {
 }
 
 
-def test_dashboards_of_vllm_need_another_prefix_and_no_more():
+def test_dashboards_of_vllm_need_another_prefix_and_one_other_name():
     """Its names, and all of its buckets."""
     definitions = {definition.name: definition for definition in (*READ, *COUNTED)}
     assert definitions.keys() >= VLLM_NAMES

@@ -223,16 +223,13 @@ def test_a_client_that_comes_back_has_a_span_below_its_callers_that_names_the_on
 
 
 def test_the_span_of_a_call_says_what_was_asked_for():
-    """In the names of the GenAI conventions; what no attribute can hold, or nobody should send, is left out or cut."""
-    span, _ = begun(
-        sampling={"temperature": 0.5, "seed": 2**63 - 1},
-        stopping={"max_tokens": 7, "stop": ["end", "x" * 300, *"a" * 20]},
-    )
+    """In the names of the GenAI conventions. No text of a client is in it, nor a seed that no attribute can hold."""
+    span, _ = begun(sampling={"temperature": 0.5, "seed": 2**63 - 1}, stopping={"max_tokens": 7, "stop": ["secret"]})
     asked = {name.removeprefix("gen_ai.request."): value for name, value in span.attributes.items()}
     assert (asked["temperature"], asked["seed"], asked["max_tokens"]) == (0.5, 2**63 - 1, 7)
-    assert asked["stop_sequences"] == ("end", "x" * 256, *"a" * 14)
+    assert "secret" not in str(span.attributes)
     span, _ = begun(sampling={"seed": 2**63})
-    assert not {"gen_ai.request.seed", "gen_ai.request.stop_sequences"} & span.attributes.keys()
+    assert "gen_ai.request.seed" not in span.attributes
 
 
 def test_a_wrong_traceparent_begins_a_trace_and_one_that_is_too_long_is_left_to_be_refused():

@@ -23,12 +23,20 @@ _JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object
 
 
 def explain(
-    what: Annotated[
+    files: Annotated[
         list[str],
         typer.Argument(
-            metavar="[FILE...] [REQUEST]",
-            help="A request's id. Behind files of a recording, from the scheduler's --record-dir, how it begins will "
-            "do; files alone: list all requests in them.",
+            metavar="FILE",
+            help="Files of a recording, from the scheduler's --record-dir.",
+            default_factory=list,
+            show_default=False,
+        ),
+    ],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST|FILE",
+            help="A request's id; behind files, how it begins will do. A file: list all requests in the files.",
         ),
     ],
     tenant: options.TenantOption = "",
@@ -41,14 +49,16 @@ def explain(
 
     With files of a recording, tell a request's whole story step by step.
     """
-    *files, last = what
-    if last.endswith(_RECORDING) or Path(last).is_file():
-        run_recording_tool("explain", *what)
+    is_file = what.endswith(_RECORDING) or Path(what).is_file()
+    if (files or is_file) and (as_json or tenant):
+        raise typer.BadParameter("--json and --tenant are for a request that a scheduler knows, not for files")
+    if is_file:
+        run_recording_tool("explain", *files, what)
     if files:
-        run_recording_tool("explain", *files, "--request", last)
+        run_recording_tool("explain", *files, "--request", what)
     with reported(), cli_client(target, tls_dir, token_file) as client:
         with WaitingNotice(client):
-            explanation = client.explain(last, tenant=tenant)
+            explanation = client.explain(what, tenant=tenant)
         if as_json:
             echo_json(dataclasses.asdict(explanation))
         else:

@@ -17,7 +17,7 @@ _MODULE = "paceline_scheduler"
 def replay(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Files of the scheduler's --record-dir; one with --policy."),
+        typer.Argument(metavar="FILE", help="Files of the scheduler's --record-dir; one with --policy."),
     ],
     policy: Annotated[
         str | None,

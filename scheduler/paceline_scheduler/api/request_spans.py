@@ -14,7 +14,6 @@ from paceline_scheduler.api.outbox import Finish
 from paceline_scheduler.api.resumption import number_of
 from paceline_scheduler.api.text.detokenizer import Detokenizer
 from paceline_scheduler.api.text.stop_texts import MatchedText
-from paceline_scheduler.api.validation import MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.spans import names
 from paceline_scheduler.spans.values import AttributeValue, Span, SpanSink
@@ -189,8 +188,4 @@ def _of_request(request: GenerateRequest, operation: str) -> dict[str, Attribute
             attributes[name] = getattr(values, field)
     if request.sampling.HasField("seed") and request.sampling.seed <= _MAX_INTEGER:
         attributes[names.SEED] = request.sampling.seed
-    stop = request.stopping.stop
-    if stop:
-        # Nobody has checked it yet.
-        attributes[names.STOP_SEQUENCES] = tuple(each[:MAX_STOP_TEXT_CHARS] for each in stop[:MAX_STOP_TEXTS])
     return attributes

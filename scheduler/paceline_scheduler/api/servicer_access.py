@@ -16,6 +16,7 @@ import structlog
 
 from paceline.process.callers import ANYBODY, NOBODY, Caller, Role, caller_of
 from paceline.process.log_bounds import OPERATOR
+from paceline.process.trace_ids import trace_fields
 from paceline_scheduler.errors import (
     PermissionDeniedError,
     SchedulerError,
@@ -93,13 +94,17 @@ class Access:
             caller = _joined(found.caller if found else NOBODY, certified)
             _check(method, caller)
         except (UnauthenticatedError, PermissionDeniedError) as error:
-            _log.info("call_refused", method=method, caller=caller.name, peer=context.peer(), error=str(error))
-            if method in _STREAMS:
-                self._on_refusal(error)
+            self._refused(method, context, caller, error)
             raise
         _CALLER.set(caller)
-        with self._counted(method, caller), self._until_revoked(found):
+        with self._counted(method, context, caller), self._until_revoked(found):
             yield
+
+    def _refused(self, method: str, context: _Context, caller: Caller, error: SchedulerError) -> None:
+        trace = trace_fields(next(_metadata(context, "traceparent"), ""))
+        _log.info("call_refused", method=method, caller=caller.name, peer=context.peer(), error=str(error), **trace)
+        if method in _STREAMS:
+            self._on_refusal(error)
 
     def revoke(self, digests: frozenset[bytes]) -> None:
         for call in [call for digest in digests for call in self._calls.get(digest, ())]:
@@ -112,16 +117,17 @@ class Access:
     def _token(self, context: _Context) -> FoundToken | None:
         if self._find is None:
             return None
-        for key, value in context.invocation_metadata() or ():
-            if key == _METADATA_KEY and isinstance(value, str) and value.lower().startswith(_SCHEME):
-                found = self._find(value[len(_SCHEME) :].strip())
-                if found is None:
-                    raise UnauthenticatedError("this token is not known here, or not any more; ask for a new one")
-                return found
-        return None
+        values = (value for value in _metadata(context, _METADATA_KEY) if value.lower().startswith(_SCHEME))
+        shown = next(values, None)
+        if shown is None:
+            return None
+        found = self._find(shown[len(_SCHEME) :].strip())
+        if found is None:
+            raise UnauthenticatedError("this token is not known here, or not any more; ask for a new one")
+        return found
 
     @contextmanager
-    def _counted(self, method: str, caller: Caller) -> Iterator[None]:
+    def _counted(self, method: str, context: _Context, caller: Caller) -> Iterator[None]:
         tenant = caller.tenant
         if tenant is None or method not in _STREAMS:
             yield
@@ -131,7 +137,7 @@ class Access:
             error = TenantLimitError(
                 f"this tenant has {self._num_streams[tenant]} calls open, its limit is {at_most}", _RETRY_S
             )
-            self._on_refusal(error)
+            self._refused(method, context, caller, error)
             raise error
         self._num_streams[tenant] += 1
         try:
@@ -212,3 +218,9 @@ def _check(method: str, caller: Caller) -> None:
         allowed = set()
     if not caller.roles & allowed:
         raise PermissionDeniedError(f"{method} is not for this caller; it may be for an operator, or a tenant's client")
+
+
+def _metadata(context: _Context, name: str) -> Iterator[str]:
+    for key, value in context.invocation_metadata() or ():
+        if key == name and isinstance(value, str):
+            yield value

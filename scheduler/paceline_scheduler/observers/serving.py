@@ -31,6 +31,7 @@ from paceline_scheduler.core.outputs import TokenOutputs, gaps
 
 MAX_TENANTS = 100
 OTHER_TENANTS = "other"
+_MAX_REMEMBERED = 10_000  # executors
 _MAX_KEPT = 64  # steps, placements, ends
 _DONE = (FinishReason.STOP, FinishReason.LENGTH)
 _OF_EXECUTORS = (StreamEnded, ExecutorAttached, ExecutorLost, ExecutorRemoved, BeginAnew)
@@ -212,7 +213,7 @@ class _Recoveries:
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
-        self._incarnations: dict[str, int] = {}  # by address, of those ever attached
+        self._incarnations: dict[str, int] = {}  # by address, of the last that ever attached
         self._attached: set[str] = set()
         self._ended_s: dict[str, float] = {}  # when the stream to one of these ended
         self._is_successor = False
@@ -239,12 +240,16 @@ class _Recoveries:
                         self._is_successor, self.successor_of = True, address
                 elif before is not None:
                     self._recovered("stream" if before == incarnation else "executor", address, now)
+                    if before != incarnation and address == self.successor_of:
+                        self.successor_of = None
+                self._incarnations.pop(address, None)
                 self._incarnations[address] = incarnation
+                if len(self._incarnations) > _MAX_REMEMBERED:
+                    del self._incarnations[next(iter(self._incarnations))]
                 self._attached.add(address)
             case ExecutorLost(address):
                 self._recovered("executor", address, now)
             case ExecutorRemoved(address):
-                self._incarnations.pop(address, None)
                 self._attached.discard(address)
                 self._ended_s.pop(address, None)
                 if address == self.successor_of:

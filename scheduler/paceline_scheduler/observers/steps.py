@@ -8,7 +8,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceline.plan.values import BatchPlan, Int32Array, StepResult
-from paceline_scheduler.core.events import Effects, Event, ExecutorAttached, ExecutorRemoved, StepFinished
+from paceline_scheduler.core.events import (
+    Effects,
+    Event,
+    ExecutorAttached,
+    ExecutorRemoved,
+    StepFinished,
+    StreamEnded,
+)
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.views import CoreViews
@@ -118,9 +125,29 @@ class _Executor:
     totals: StepTotals = field(default_factory=StepTotals)
     plannings: deque[_Planning] = field(default_factory=deque)  # of the plans in flight
     has_just_ended: bool = False  # a step, and what follows it is being planned
-    free_s: float = 0.0  # since when, if nothing is planned for it
+    incarnation: int = 0
+    free_s: float | None = None  # since when, if nothing is planned for it; None while its stream is gone
     open_idle_ns: int = 0  # before the steps in flight
+    cut_idle_ns: int = 0  # before its stream ended: its next step tells of it again
+    lost_idle_ns: int = 0  # of earlier processes, of which no step told
     shown_idle_ns: int = 0
+
+    def begin(self, incarnation: int, now: float) -> None:
+        if incarnation != self.incarnation:
+            self.lost_idle_ns, self.cut_idle_ns = self.lost_idle_ns + self.cut_idle_ns, 0
+        self.incarnation, self.free_s, self.open_idle_ns = incarnation, now, 0
+        self.plannings.clear()
+        self.has_just_ended = False
+
+    def end(self, now: float) -> None:
+        self.cut_idle_ns += self.going_on_ns(now)
+        self.free_s = None
+        self.plannings.clear()
+
+    def going_on_ns(self, now: float) -> int:
+        if self.free_s is None:
+            return 0
+        return self.open_idle_ns if self.plannings else round((now - self.free_s) * 1e9)
 
 
 class StepObserver:
@@ -138,8 +165,8 @@ class StepObserver:
         executor = self._executors.get(address)
         if executor is None:
             return 0
-        going_on_ns = executor.open_idle_ns if executor.plannings else round((now - executor.free_s) * 1e9)
-        executor.shown_idle_ns = max(executor.shown_idle_ns, executor.totals.idle_ns + going_on_ns)
+        told_ns = executor.totals.idle_ns + executor.lost_idle_ns + executor.cut_idle_ns
+        executor.shown_idle_ns = max(executor.shown_idle_ns, told_ns + executor.going_on_ns(now))
         return executor.shown_idle_ns
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
@@ -149,15 +176,14 @@ class StepObserver:
                 executor = self._executors[address]
                 planning = executor.plannings.popleft()
                 executor.has_just_ended = True
-                executor.free_s, executor.open_idle_ns = now, 0
+                executor.free_s, executor.open_idle_ns, executor.cut_idle_ns = now, 0, 0
                 _count(executor.totals, planning, result)
                 if self.watch.sinks:
                     self.watch.tell(self._record(address, effects, planning.planning_ns, result))
             case ExecutorAttached(description):
-                executor = self._executors.setdefault(description.address, _Executor())
-                executor.plannings.clear()
-                executor.has_just_ended = False
-                executor.free_s, executor.open_idle_ns = now, 0
+                self._executors.setdefault(description.address, _Executor()).begin(description.incarnation, now)
+            case StreamEnded(address) if address in self._executors:
+                self._executors[address].end(now)
             case ExecutorRemoved(address):
                 self._executors.pop(address, None)
 
@@ -170,7 +196,7 @@ class StepObserver:
             return
         follows_work = bool(executor.plannings) or executor.has_just_ended
         if not executor.plannings:
-            executor.open_idle_ns = round((now - executor.free_s) * 1e9)
+            executor.open_idle_ns = executor.going_on_ns(now)
         executor.plannings.append(_Planning(planning_ns, plan.predicted_ns, follows_work))
 
     def _record(self, address: str, effects: Effects[StepInFlight], planning_ns: int, result: StepResult) -> StepRecord:

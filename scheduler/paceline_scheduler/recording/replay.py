@@ -134,7 +134,7 @@ def replay(recording: Recording, observers: Sequence[ReplayObserver] = (), *, co
 
 
 def follow(recordings: Iterable[Recording], follower: Follower) -> tuple[float, list[Replay]]:
-    """Replay the files of one scheduler; also returns when the first begins. Raises RecordingError."""
+    """Replay the files of one scheduler, without a gap; also returns when the first begins. Raises RecordingError."""
     first_s, done, before = 0.0, list[Replay](), None
     for recording in recordings:
         header = recording.header
@@ -144,6 +144,8 @@ def follow(recordings: Iterable[Recording], follower: Follower) -> tuple[float, 
             raise RecordingError("the files are of several schedulers; name those of one")
         elif (header.begun_unix_s, header.number) < (before.begun_unix_s, before.number):
             raise RecordingError("the files are not in the order of their times; name the oldest first")
+        elif header.begun_unix_s - before.begun_unix_s >= 0 and header.number > before.number + 1:
+            raise RecordingError(f"files {before.number + 1} to {header.number - 1} are missing between two of them")
         before = header
         core = recording.fresh_core()
         follower.begin(core, first_s if recording.first_s is None else recording.first_s)

@@ -4,7 +4,7 @@ Looks on while a core repeats what happened, and asks that core why a request wa
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from paceline.plan.values import BatchPlan, NewRequest, RecordId, StepResult
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.events import (
+    BeginAnew,
     Cancel,
     Detach,
     Effects,
@@ -132,8 +133,9 @@ class Story:
         self._keys: dict[int, RecordId] = {}  # by handle
 
     def begin(self, core: Core, now: float) -> None:
+        self._forget_rows(lambda _: True)
         for live in core.state.requests.all():
-            self._find(live, now, "runs already when the recording begins")
+            self._find(live, now, "known already when the recording begins")
 
     def request_ids(self) -> list[str]:
         """The ids that were meant: the one that is the text, else all that begin with it."""
@@ -167,6 +169,10 @@ class Story:
                 for completion in self._completions.values():
                     if completion.held is not None and completion.held.address == address:
                         completion.tell(now, _LOSSES[type(event)].format(address))
+                if not isinstance(event, StreamEnded):
+                    self._forget_rows(lambda held: held.address == address)
+            case BeginAnew():
+                self._forget_rows(lambda _: True)
             case ExecutorAttached(description):
                 self._attached(core, description.address, now)
         for failure in effects.failures:
@@ -216,8 +222,14 @@ class Story:
             completion.tell(now, sentence)
 
     def _attached(self, core: Core, address: str, now: float) -> None:
+        self._forget_rows(lambda held: held.address == address)
         for live in core.state.requests.all():
             self._find(live, now, f"found on {address}")
+
+    def _forget_rows(self, is_gone: Callable[[HeldRow], bool]) -> None:
+        for completion in self._completions.values():
+            if completion.held is not None and is_gone(completion.held):
+                completion.held = None
 
     def _find(self, live: LiveRequest, now: float, sentence: str) -> None:
         key = live.request.key

@@ -1,7 +1,7 @@
 """What spans and their attributes are called; OPERATING.md documents them. Values only.
 
 `gen_ai` and `error` are OpenTelemetry's semantic conventions for generative AI, as of 1.41 still in development; what
-they have no name for is ours.
+they have no name for is ours. Texts of clients, stop sequences too, are left out.
 """
 
 # Spans. That of a call is named after its operation and model.
@@ -37,7 +37,6 @@ SETTINGS = (
     ("sampling", "n", "gen_ai.request.choice.count"),
 )
 SEED = "gen_ai.request.seed"
-STOP_SEQUENCES = "gen_ai.request.stop_sequences"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"

@@ -245,8 +245,12 @@ async def test_a_tenant_has_so_many_calls_open_as_it_may(stub, backend, tokens):
     await first.write(pb.SessionRequest(generate=pb.GenerateRequest(request_id="r", text="hi")))
     await backend.next_request()
     refused = (grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_LIMIT")
-    call = stub.Generate(pb.GenerateRequest(text="hi"), metadata=bearer("of-blue-2"))
-    assert await ended(call) == refused
+    parent = f"00-{'a' * 32}-{'b' * 16}-01"
+    with capture_logs() as events:
+        metadata = (*bearer("of-blue-2"), ("traceparent", parent))
+        call = stub.Generate(pb.GenerateRequest(text="hi"), metadata=metadata)
+        assert await ended(call) == refused
+    assert [(event["event"], event["trace_id"]) for event in events] == [("call_refused", "a" * 32)]
     assert "grpc-retry-pushback-ms" in dict(await call.trailing_metadata())
     assert tokens.refused == [TenantLimitError]
     of_red = stub.Generate(pb.GenerateRequest(request_id="r", text="hi"), metadata=bearer("of-red"))

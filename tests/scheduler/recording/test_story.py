@@ -6,7 +6,7 @@ import pytest
 
 from both_sides.audited import make_executor
 from both_sides.recorded import RecordedHarness, Recordings
-from paceline_scheduler.core.events import ExecutorLost, StreamEnded
+from paceline_scheduler.core.events import Cancel, ExecutorLost, StreamEnded
 from paceline_scheduler.errors import RecordingError
 from paceline_scheduler.recording.replay import follow
 from paceline_scheduler.recording.story import Requests, Story
@@ -83,8 +83,28 @@ def test_a_request_that_runs_where_the_files_begin_has_a_story_from_there_on(rec
     assert len(known) > 1
     for request_id in known:
         first, *_, last = sentences(later, request_id)
-        assert first.startswith("runs already when the recording begins: ")
+        assert first.startswith("known already when the recording begins: ")
         assert last.startswith(f"ended: LENGTH after {NUM_TOKENS} tokens")
+
+
+def test_a_request_that_was_cancelled_while_it_waited_has_nothing_of_who_came_after_it():
+    """Its row went with its executor; another request is on it now."""
+    recordings = Recordings(is_raw=False)
+    executor = make_executor(num_blocks=40, incarnation=1, end_probability=0.0)
+    harness = RecordedHarness([recordings], executor)
+    (address,) = harness.executors
+    victim = make_request(range(1, 14), NUM_TOKENS, request_id="victim", is_resumable=True)
+    harness.submit(victim)
+    for _ in range(5):
+        harness.step(address)
+    harness.feed(ExecutorLost(address))
+    harness.feed(Cancel(victim.key))
+    executor.restart()
+    harness.attach(address)
+    harness.submit(make_request(range(20, 40), NUM_TOKENS, request_id="other"))
+    harness.finish()
+    lines = sentences(list(recordings.read()), "victim")
+    assert lines[-1].startswith("ended: CANCELLED")
 
 
 def test_the_requests_of_many_files_are_those_of_one(recorded):
@@ -95,7 +115,9 @@ def test_the_requests_of_many_files_are_those_of_one(recorded):
 
 
 def test_files_in_another_order_or_of_another_scheduler_are_refused(recorded):
-    _, (first, second, *_) = recorded
+    _, (first, second, third, *_) = recorded
+    with pytest.raises(RecordingError, match="files 2 to 2 are missing"):
+        follow([first, third], Requests())
     with pytest.raises(RecordingError, match="oldest first"):
         follow([second, first], Requests())
     other = replace(second, header=replace(second.header, scheduler_id="scheduler-2"))
