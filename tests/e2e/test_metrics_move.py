@@ -69,8 +69,7 @@ async def load(target):
         await ask(target, LETTER * 6, 60)
     with pytest.raises(PacelineError):
         await ask(target, LETTER, 10_000)
-    for _ in range(2):
-        await asyncio.gather(*(ask(target, f"{LETTER * 2}{number}", 380, tenant=f"t-{number}") for number in range(8)))
+    await asyncio.gather(*(ask(target, f"{LETTER * 2}{number}", 330, tenant=f"t-{number}") for number in range(12)))
 
 
 async def keep_asking(target):
