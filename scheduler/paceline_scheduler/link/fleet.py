@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import structlog
 
+from paceline.plan.values import ExecutorInfo
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.errors import DivergenceError, LinkError
 from paceline_scheduler.link.discovery import REFRESH_S, Discovery
@@ -72,9 +73,9 @@ class Fleet:
     async def run(self) -> NoReturn:
         try:
             addresses = await self._discovery.look()
-            terms = await asyncio.gather(*(self._term_at(address) for address in addresses))
-            told = {address: term for address, term in zip(addresses, terms, strict=True) if term is not None}
-            self._leadership.look(addresses, told)
+            infos = await asyncio.gather(*(self._info_of(address) for address in addresses))
+            told = {address: info for address, info in zip(addresses, infos, strict=True) if info is not None}
+            self._leadership.look(addresses, told, self._steward.clock())
             self._steward.listener.looked(addresses)
             while True:
                 self._update(addresses)
@@ -86,11 +87,11 @@ class Fleet:
             self._steward.stop()
             await self._stop(list(self._tasks))
 
-    async def _term_at(self, address: str) -> int | None:
+    async def _info_of(self, address: str) -> ExecutorInfo | None:
         """Returns None if the executor does not say."""
         connection = self._transport.connect(address)
         try:
-            return (await connection.get_info(GET_INFO_TIMEOUT_S)).term
+            return await connection.get_info(GET_INFO_TIMEOUT_S)
         except (LinkError, DivergenceError) as error:
             log.info("waiting_for_executor", address=address, reason=str(error), attempts=0)
             return None

@@ -121,12 +121,16 @@ class Leadership:
         times = [each.lost_at_s for each in self._executors.values()]
         return min((at_s for at_s in (*times, self.awaited.split_at_s) if at_s is not None), default=None)
 
-    def look(self, addresses: Iterable[str], terms: Mapping[str, int]) -> None:
-        """Some executors reported `terms`; word of each is expected."""
+    def look(self, addresses: Iterable[str], infos: Mapping[str, ExecutorInfo], now_s: float) -> None:
+        """Some executors said who they are; word of each is expected."""
         for address in addresses:
             self._know(address)
-        self.claim.learn(terms)
+        self.claim.learn({address: info.term for address, info in infos.items()})
         self.awaited.expect_all()
+        if any(info.holder_scheduler_id not in ("", self.claim.scheduler_id) for info in infos.values()):
+            # One that starts just now is for the scheduler that drives others.
+            for executor in self._executors.values():
+                executor.left_alone_until_s = now_s + LEFT_ALONE_S
 
     def expect(self, address: str, now_s: float) -> None:
         self._know(address).lost_at_s = now_s + LOST_AFTER_S

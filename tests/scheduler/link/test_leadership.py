@@ -49,7 +49,8 @@ def description(address, incarnation):
 def looking_for(*addresses, approach=Approach.WAIT, terms=None):
     """Leadership of scheduler m that has just been told of these executors, at time 0."""
     leadership = Leadership(OwnClaim("scheduler-m", approach))
-    leadership.look(addresses, terms or {})
+    infos = {address: ExecutorInfo(1, term, "") for address, term in (terms or {}).items()}
+    leadership.look(addresses, infos, 0.0)
     for address in addresses:
         leadership.expect(address, 0)
     return leadership
