@@ -144,7 +144,7 @@ def follow(recordings: Iterable[Recording], follower: Follower) -> tuple[float, 
             raise RecordingError("the files are of several schedulers; name those of one")
         elif (header.begun_unix_s, header.number) < (before.begun_unix_s, before.number):
             raise RecordingError("the files are not in the order of their times; name the oldest first")
-        elif header.begun_unix_s - before.begun_unix_s >= 0 and header.number > before.number + 1:
+        elif header.number > before.number + 1:
             raise RecordingError(f"files {before.number + 1} to {header.number - 1} are missing between two of them")
         before = header
         core = recording.fresh_core()
