@@ -330,7 +330,7 @@ FAULTS = (
     *(("scheduler", number, after_s) for number in range(2) for after_s in (0.0, 2.0)),
     *(("stream", number, executor) for number in range(2) for executor in range(2)),
 )
-GAPS_S = (0.0, 0.025, 0.05, 0.1, 0.25, 0.6, 1.2, 2.1)
+GAPS_S = (0.0, 0.025, 0.1, 0.6, 2.1)
 
 
 def test_who_is_not_hit_goes_on_as_it_did():
@@ -345,20 +345,20 @@ def test_who_is_not_hit_goes_on_as_it_did():
                 continue
             world.later(0.0, world.fail, first)
             world.later(gap_s, world.fail, second)
-            world.run(25.0)
+            world.run(17.0)
             assert world.driven_by()[driver] == 2, (first, second, gap_s)
             assert world.executors[ADDRESSES[1]].fence.epoch == epoch, (first, second, gap_s)
 
 
 @pytest.mark.parametrize("begins_s", [0.01, 0.06, 5.0], ids=["at the start", "when they attach", "in the steady state"])
 def test_any_two_faults_in_any_order_leave_one_scheduler_that_drives_all(begins_s):
-    """All of them tried out: ten ways to fail, twice, eight times apart."""
+    """All of them tried out: ten ways to fail, twice, five gaps apart."""
     for first, second in itertools.product(FAULTS, repeat=2):
         for gap_s in GAPS_S:
             world = Ordered(0)
             world.later(begins_s, world.fail, first)
             world.later(begins_s + gap_s, world.fail, second)
-            world.run(begins_s + 20.0)
+            world.run(begins_s + 14.0)
             what = first, second, gap_s
             assert sorted(world.driven_by()) == [0, 2], what
             statuses = {scheduler.leadership.readiness(lambda _: False).status for scheduler in world.schedulers}
