@@ -22,16 +22,17 @@ _GAIN = 1 / 4
 
 class CatchUpTime:
     """What it takes to compute what rows lack beside their last tokens: first as in some steps, `points` of tokens and
-    nanoseconds, then as measured.
+    nanoseconds, then as measured. A step computes `most` tokens of it, whatever time a scheduler says is spare.
     """
 
-    def __init__(self, points: Sequence[tuple[int, int]]) -> None:
-        (least, least_ns), (most, most_ns) = min(points), max(points)
+    def __init__(self, points: Sequence[tuple[int, int]], most: int) -> None:
+        (least, least_ns), (longest, longest_ns) = min(points), max(points)
+        self._most = most
         self._round_ns = float(least_ns)
-        self._token_ns = max(1.0, (most_ns - least_ns) / max(1, most - least))
+        self._token_ns = max(1.0, (longest_ns - least_ns) / max(1, longest - least))
 
     def tokens_within(self, spare_ns: int) -> int:
-        return max(_MIN_CATCH_UP, int(spare_ns / self._token_ns)) if spare_ns else 0
+        return min(self._most, max(_MIN_CATCH_UP, int(spare_ns / self._token_ns))) if spare_ns else 0
 
     def observe(self, num_lacking: int, took_ns: int) -> None:
         if not num_lacking:

@@ -52,7 +52,7 @@ class OpenedDrafter:
             num_threads=target.num_threads,
             on_progress=on_warm_up,
         )
-        catch_up = CatchUpTime(runner.warm_up())
+        catch_up = CatchUpTime(runner.warm_up(), limits.max_num_batched_tokens)
         return DraftModel(runner, max_model_len=max_model_len, vocab_size=model.vocab_size, catch_up=catch_up)
 
 

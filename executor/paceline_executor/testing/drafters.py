@@ -1,16 +1,23 @@
 """Drafters for tests: one that errs as often as wanted, one of no use, and draft models without a model."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 
 import numpy as np
 
 from paceline_executor.limits import RowLimits
+from paceline_executor.models.eagle3 import Eagle3Head
+from paceline_executor.numerics import WeightKind
+from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.interface import Int32Array, SamplingColumns
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.speculation.draft_model import CatchUpTime, DraftModel
 from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
+from paceline_executor.speculation.eagle3 import Eagle3Drafter
 from paceline_executor.testing.plans import int32
+from paceline_executor.weights import ModelConfig
+from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 
 
 def wanted_drafts(
@@ -32,7 +39,7 @@ class UpTo(CatchUpTime):
     """So many tokens, however long they take."""
 
     def __init__(self, num_tokens: int) -> None:
-        super().__init__([(1, 1)])
+        super().__init__([(1, 1)], num_tokens)
         self._num_tokens = num_tokens
 
     def tokens_within(self, spare_ns: int) -> int:
@@ -48,6 +55,23 @@ def simulated_draft_model(
     runner = SimulatedRunner(limits.num_blocks, limits.block_size, vocab_size)
     longest = max_model_len or limits.max_model_len
     return DraftModel(runner, max_model_len=longest, vocab_size=vocab_size, catch_up=UpTo(max_catch_up))
+
+
+def head_drafter(
+    runner: CpuRunner, folder: Path, target: ModelConfig, weights: WeightKind, limits: RowLimits
+) -> Eagle3Drafter:
+    """The EAGLE-3 head in this folder, which sees the runner's steps from now on."""
+    checkpoint = eagle3_from_folder(folder, target)
+    drafter = Eagle3Drafter(
+        Eagle3Head(checkpoint, runner.embed, limits.max_model_len, weights),
+        checkpoint,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_model_len=limits.max_model_len,
+        num_threads=1,
+    )
+    runner.observe_by(drafter)
+    return drafter
 
 
 class KnowingDrafter:

@@ -132,10 +132,11 @@ def test_a_row_for_which_nothing_can_be_drawn_has_the_drafts_before():
 
 def test_the_budget_is_what_fits_into_the_steps_spare_time():
     """A token takes what the longest step of the warm-up took more for each, and then what is measured; some are
-    always computed, as they hardly take longer than one; without time to spare none is.
+    always computed, as they hardly take longer than one; without time to spare none is. A scheduler that says it has
+    years gets no more than a step's tokens.
     """
-    time = CatchUpTime([(1, 5_000_000), (256, 56_000_000)])
-    assert [time.tokens_within(spare_ns) for spare_ns in (0, 1, 20_000_000)] == [0, 16, 100]
+    time = CatchUpTime([(1, 5_000_000), (256, 56_000_000)], 2048)
+    assert [time.tokens_within(spare_ns) for spare_ns in (0, 1, 20_000_000, 2**60)] == [0, 16, 100, 2048]
     for _ in range(40):
         time.observe(0, 10_000_000)
         time.observe(100, 50_000_000)
