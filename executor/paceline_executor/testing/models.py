@@ -15,8 +15,10 @@ import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
 from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, default_cache_dir, resolve_model
-from paceline_executor.weights.checkpoint import Activation, Checkpoint, Float32Array, LinearScaling, Rope
+from paceline_executor.weights.checkpoint import Activation, Checkpoint, Float32Array, KvScales, LinearScaling, Rope
 from paceline_executor.weights.dummy import DummyCheckpoint
+from paceline_executor.weights.quantized_rows import QuantizedRows
+from paceline_executor.weights.stored_tensor import StoredTensor
 
 TINY_CONFIG = ModelConfig(
     architecture="llama",
@@ -233,3 +235,32 @@ def tiny_checkpoint(
         tie_word_embeddings=tie_word_embeddings,
     )
     return RandomCheckpoint(config, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLayers:
+    """A checkpoint without its last layers: a drafter that is often wrong."""
+
+    whole: Checkpoint
+    num_layers: int
+
+    @property
+    def config(self) -> ModelConfig:
+        return replace(self.whole.config, num_layers=self.num_layers)
+
+    @property
+    def quantization(self) -> str:
+        return self.whole.quantization
+
+    @property
+    def kv_scales(self) -> KvScales | None:
+        return None
+
+    def stored(self, name: str) -> StoredTensor:
+        return self.whole.stored(name)
+
+    def tensor(self, name: str) -> Float32Array:
+        return self.whole.tensor(name)
+
+    def quantized(self, name: str) -> QuantizedRows | None:
+        return self.whole.quantized(name)

@@ -44,10 +44,12 @@ async def simulated_executor(*options: str, step_ms: float = 2.0) -> AsyncIterat
 
 
 @asynccontextmanager
-async def scheduler_of(address: str, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
+async def scheduler_of(
+    address: str, *options: str, module: str = "paceline_scheduler"
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
     """Yields it, ready, with the event that names its ports."""
     ports = ("--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0")
-    async with module_process("paceline_scheduler", *ports, "--executors", address, *options) as process:
+    async with module_process(module, *ports, "--executors", address, *options) as process:
         yield process, await event(process, "ready")
 
 

@@ -1,7 +1,6 @@
 """Measure and print: `python -m coupling` with `tests/bench` on the path."""
 
 import os
-from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -13,17 +12,14 @@ from rich.table import Table
 from coupling.measure import Drawing, coupled_acceptance, drawn_alike, probabilities, rejection_acceptance
 from paceline_executor.numerics import FLOAT32_NUMERICS, Quantization, choose_numerics
 from paceline_executor.runner.cores import usable_cores
+from paceline_executor.testing.models import FirstLayers
 from paceline_executor.weights import (
     DEFAULT_MODEL,
     Checkpoint,
-    ModelConfig,
     default_cache_dir,
     load_model,
     resolve_model,
 )
-from paceline_executor.weights.checkpoint import Float32Array, KvScales
-from paceline_executor.weights.quantized_rows import QuantizedRows
-from paceline_executor.weights.stored_tensor import StoredTensor
 from paceline_kernels.compiler import jit
 from quality.predictor import BLOCK_SIZE, Predictor, predictors
 from quality.text import first_tokens, prose, take, windows
@@ -32,35 +28,6 @@ _NUM_GIVEN = 16
 _NUM_SEEDS = 2
 _DRAWINGS = (Drawing(0.7, 1.0), Drawing(1.0, 1.0), Drawing(1.0, 0.95))
 app = typer.Typer(add_completion=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _FirstLayers:
-    """A checkpoint without its last layers: a drafter that is often wrong."""
-
-    whole: Checkpoint
-    num_layers: int
-
-    @property
-    def config(self) -> ModelConfig:
-        return replace(self.whole.config, num_layers=self.num_layers)
-
-    @property
-    def quantization(self) -> str:
-        return self.whole.quantization
-
-    @property
-    def kv_scales(self) -> KvScales | None:
-        return None
-
-    def stored(self, name: str) -> StoredTensor:
-        return self.whole.stored(name)
-
-    def tensor(self, name: str) -> Float32Array:
-        return self.whole.tensor(name)
-
-    def quantized(self, name: str) -> QuantizedRows | None:
-        return self.whole.quantized(name)
 
 
 @app.command()
@@ -93,7 +60,7 @@ def main(
 
 
 def _drafter(checkpoint: Checkpoint, num_layers: int) -> Predictor:
-    cut = _FirstLayers(checkpoint, num_layers)
+    cut = FirstLayers(checkpoint, num_layers)
     return predictors(cut, [choose_numerics(Quantization.AUTO, None, cut.config, BLOCK_SIZE)], 256)[0]
 
 

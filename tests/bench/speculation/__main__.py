@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from paceline_client import AsyncClient, Result, Sampling, Scheduling, Stopping
-from paceline_scheduler.testing.measured_processes import NO_BUDGETS, cpu_ns, event, module_process
+from paceline_scheduler.testing.measured_processes import NO_BUDGETS, cpu_ns, event, module_process, scheduler_of
 from speculation.prompts import PROMPTS, Kind
 
 _STOPPING = Stopping(max_tokens=160)
@@ -143,11 +143,11 @@ async def _system(scheduler: str, options: argparse.Namespace) -> AsyncIterator[
     own = shlex.split(options.executor_options) + ["--num-threads", "1"] * options.cpu_time
     async with module_process("paceline_executor", *_PORTS, *own) as executor:
         address = f"127.0.0.1:{(await event(executor, 'ready'))['port']}"
-        ports = (*_PORTS, "--admin-port", "0", "--executors", address)
-        async with module_process(scheduler, *ports, *NO_BUDGETS) as process:
-            client = AsyncClient(f"127.0.0.1:{(await event(process, 'ready'))['port']}")
-            async with client:
-                yield System(executor, client, options.cpu_time)
+        async with (
+            scheduler_of(address, *NO_BUDGETS, module=scheduler) as (_, ready),
+            AsyncClient(f"127.0.0.1:{ready['port']}") as client,
+        ):
+            yield System(executor, client, options.cpu_time)
 
 
 def _options() -> argparse.Namespace:

@@ -29,8 +29,7 @@ from paceline_executor.runner.device.eagle3 import drafting_by_head
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
-from paceline_executor.speculation.eagle3 import Eagle3Drafter
-from paceline_executor.testing.drafters import wanted_drafts
+from paceline_executor.testing.drafters import head_drafter, wanted_drafts
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.eagle3 import random_head
 from paceline_executor.testing.models import tiny_checkpoint
@@ -77,18 +76,9 @@ def runner_in(numerics):
 
 def drafter_for(runner, folder, kind):
     """The head in this folder, which sees the runner's steps from now on. What it does not write is NaN."""
-    checkpoint = eagle3_from_folder(folder, TARGET.config)
-    drafter = Eagle3Drafter(
-        Eagle3Head(checkpoint, runner.embed, LIMITS.max_model_len, kind),
-        checkpoint,
-        num_blocks=LIMITS.num_blocks,
-        block_size=LIMITS.block_size,
-        max_model_len=LIMITS.max_model_len,
-        num_threads=1,
-    )
+    drafter = head_drafter(runner, folder, TARGET.config, kind, LIMITS)
     for cache in (drafter._kv_cache.keys, drafter._kv_cache.values):
         cache.fill_(float("nan"))
-    runner.observe_by(drafter)
     return drafter
 
 

@@ -14,18 +14,15 @@ from structlog.testing import capture_logs
 from paceline.plan.values import RowFinish, SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
-from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.speculation.draft_model import DraftModel
-from paceline_executor.speculation.eagle3 import Eagle3Drafter
 from paceline_executor.speculation.prompt_lookup import PromptLookup
-from paceline_executor.testing.drafters import KnowingDrafter, UpTo, UselessDrafter
+from paceline_executor.testing.drafters import KnowingDrafter, UpTo, UselessDrafter, head_drafter
 from paceline_executor.testing.eagle3 import Dialect, random_head
 from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.testing.plans import GREEDY, placement, plan
-from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_kernels.testing import poisoned
 
 BLOCK_SIZE, BLOCKS_PER_ROW, NUM_ROWS, VOCAB_SIZE = 16, 4, 3, 512
@@ -95,12 +92,8 @@ def models(numerics, runner, tmp_path_factory):
 def head_on(runner, numerics, folder):
     """A drafter with a head."""
     parts = random_head(MODEL.config, aux_layers=(1,), draft_vocab_size=300)
-    checkpoint = eagle3_from_folder(parts.write(folder, Dialect.SPECULATORS), MODEL.config)
-    head = Eagle3Head(checkpoint, runner.embed, LIMITS.max_model_len, numerics.weights)
-    sizes = {"num_blocks": LIMITS.num_blocks, "block_size": BLOCK_SIZE, "max_model_len": LIMITS.max_model_len}
-    drafter = Eagle3Drafter(head, checkpoint, **sizes, num_threads=1)
-    runner.observe_by(drafter)
-    return drafter
+    folder = parts.write(folder, Dialect.SPECULATORS)
+    return head_drafter(runner, folder, MODEL.config, numerics.weights, LIMITS)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Row i of a run has up to 1 + (i + first) % 8 drafts, and rows differ in how they
 variants every prompt has every number.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -13,18 +13,16 @@ import pytest
 from paceline.plan.values import SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
-from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.numerics import KvDtype, Numerics, WeightKind
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.speculation.draft_model import DraftModel
-from paceline_executor.speculation.eagle3 import Eagle3Drafter
 from paceline_executor.speculation.prompt_lookup import PromptLookup
-from paceline_executor.testing.drafters import KnowingDrafter, UpTo, UselessDrafter
+from paceline_executor.testing.drafters import KnowingDrafter, UpTo, UselessDrafter, head_drafter
 from paceline_executor.testing.eagle3 import random_head
+from paceline_executor.testing.models import FirstLayers
 from paceline_executor.testing.plans import placement, plan
 from paceline_executor.weights import load_checkpoint
-from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 
 NUM_TOKENS, MAX_DRAFTS, BLOCK_SIZE = 16, 8, 16
 NUMERICS = Numerics(WeightKind.PACKED, KvDtype.INT8)
@@ -43,21 +41,6 @@ ASKED = [
     {"sampling": replace(SAMPLINGS[2], logit_bias=((198, 2.0),)), "min_tokens": 12, "end_token_ids": [198, 30, 2]},
 ]
 DRAFTERS = ("lookup", "erring", "wrong", "useless", "twin", "layers", "head")
-
-
-@dataclass(frozen=True)
-class FirstLayers:
-    """A checkpoint without its last layers."""
-
-    whole: object
-    num_layers: int
-
-    @property
-    def config(self):
-        return replace(self.whole.config, num_layers=self.num_layers)
-
-    def __getattr__(self, name):
-        return getattr(self.whole, name)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +148,7 @@ def test_fifty_prompts_get_the_tokens_of_plain_decoding(
         "useless": lambda: UselessDrafter(chance, limits.vocab_size),
         "twin": lambda: draft_model(new_runner(), limits),
         "layers": lambda: draft_model(new_runner(28), limits),
-        "head": lambda: head_on(runner, checkpoint.config, limits, tmp_path),
+        "head": lambda: random_head_drafter(runner, checkpoint.config, limits, tmp_path),
     }[kind]()
     outputs, num_verified, num_right = served(runner, limits, requests, drafter, first)
     runner.observe_by(None)
@@ -179,11 +162,7 @@ def draft_model(runner, limits):
     return DraftModel(runner, max_model_len=limits.max_model_len, vocab_size=limits.vocab_size, catch_up=UpTo(1 << 14))
 
 
-def head_on(runner, target, limits, folder):
+def random_head_drafter(runner, target, limits, folder):
     """EAGLE-3 with random weights: it is hardly ever right."""
-    checkpoint = eagle3_from_folder(random_head(target, draft_vocab_size=32000).write(folder), target)
-    head = Eagle3Head(checkpoint, runner.embed, limits.max_model_len, NUMERICS.weights)
-    sizes = {"num_blocks": limits.num_blocks, "block_size": BLOCK_SIZE, "max_model_len": limits.max_model_len}
-    drafter = Eagle3Drafter(head, checkpoint, **sizes, num_threads=1)
-    runner.observe_by(drafter)
-    return drafter
+    folder = random_head(target, draft_vocab_size=32000).write(folder)
+    return head_drafter(runner, folder, target, NUMERICS.weights, limits)

@@ -38,6 +38,7 @@ from paceline_executor.testing.random_plans import Request, Scheduler
 from paceline_executor.testing.stepping import outcome_of
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_kernels.attention import Splits
+from random_requests import FEW, Outcome, asking, outcome_alone
 
 MAX_DRAFTS = 5
 LIMITS = replace(PLAIN_LIMITS, max_num_draft_tokens=MAX_DRAFTS)
@@ -104,54 +105,6 @@ CHOSEN = ChosenDrafter()
 OF_CHOSEN, LOOKUP = launching(CHOSEN, MAX_DRAFTS), launching(LookupDrafter(MAX_DRAFTS), MAX_DRAFTS)
 TARGET_ITSELF = draft_model(CHECKPOINT)  # so all its drafts are right
 OF_DEVICE = {"lookup": LOOKUP, "itself": TARGET_ITSELF, "head": head()}
-FEW = (1, 2, 3, 4, 5)  # so that lookups find something, and words are met
-SAMPLINGS = (
-    GREEDY,
-    replace(GREEDY, temperature=0.7, top_k=7, top_p=0.9, min_p=0.01, seed=2**63 + 1),
-    replace(GREEDY, temperature=1.0, seed=4, allowed_token_ids=FEW),
-    replace(GREEDY, temperature=1.0, seed=5, repetition_penalty=1.6, allowed_token_ids=FEW),
-    replace(GREEDY, temperature=0.7, seed=9, presence_penalty=0.5, frequency_penalty=-0.4, logit_bias=((3, 4.0),)),
-)
-
-
-def asking(placed, index):
-    """A placement that asks for what its request asks for."""
-    return replace(
-        placed,
-        sampling=SAMPLINGS[index % len(SAMPLINGS)],
-        num_logprobs=None if index % 3 else index % 5,
-        bad_word_token_ids=((2, 3), (4,)) if index % 2 else (),
-        min_tokens=2 if index % 3 == 1 else 0,
-    )
-
-
-def plain_outcome(request, index):
-    """Tokens, finish, error and log-probabilities of the request alone, step by step, on the CPU."""
-    engine = Engine(RowTable(PLAIN_LIMITS), CPU)
-    placed = placement(0, request.prompt, max_tokens=request.max_tokens, end_token_ids=[request.end_token])
-    cells = [(0, cell, cell) for cell in range(LIMITS.max_blocks_per_row)]
-    contents, num_tokens, outcome = {"place": [asking(placed, index)], "grants": cells}, len(request.prompt), Outcome()
-    while not outcome.finish:
-        result = engine.collect(engine.launch(plan([(0, num_tokens)], **contents)))
-        outcome.take(result, 0, result.token_ids.tolist())
-        contents, num_tokens = {}, 1
-    return outcome
-
-
-class Outcome:
-    """All that came of a request."""
-
-    def __init__(self):
-        self.tokens, self.logprobs, self.finish, self.error = [], [], 0, ""
-
-    def take(self, result, row, tokens):
-        """Of this result."""
-        self.tokens += tokens
-        self.finish = int(result.finishes[result.rows.tolist().index(row)])
-        self.error = next((error.reason for error in result.errors if error.row == row), "")
-        for told in result.logprobs:
-            if told.row == row:
-                self.logprobs += zip(told.token_ids.tolist(), told.columns.logprobs.tolist(), strict=True)
 
 
 class Ahead:
@@ -248,7 +201,7 @@ def test_a_device_that_drafts_says_what_plain_decoding_says(buckets):
         for kind, seen in reached.items():
             ahead = Ahead(wanted, seed, buckets, OF_DEVICE.get(kind, OF_CHOSEN))
             if expected is None:
-                expected = [vars(plain_outcome(*each)) for each in zip(ahead.requests, ahead.kinds, strict=True)]
+                expected = [vars(outcome_alone(CPU, *each)) for each in zip(ahead.requests, ahead.kinds, strict=True)]
                 answers = [of[0] + one["tokens"] for of, one in zip(wanted, expected, strict=True)]
             CHOSEN.inner = inner_drafters(answers, Random(seed)).get(kind)  # noqa: S311
             ahead.run(0.05, seen)
