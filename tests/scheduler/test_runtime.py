@@ -80,7 +80,7 @@ class RuntimeBench:
 
     def look(self):
         """Learn that there is one executor."""
-        self.leadership.look((ADDRESS,), {})
+        self.leadership.look((ADDRESS,), {}, self.clock())
         self.listener.looked((ADDRESS,))
 
     def send_plan(self, plan):
