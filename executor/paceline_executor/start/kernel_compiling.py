@@ -20,11 +20,13 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.models.device_eagle3 import EMBEDDING, DeviceEagle3Head
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.shapes import META, ShapeWeights
+from paceline_executor.numerics import KvDtype
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.device.buckets import Buckets
 from paceline_executor.runner.device.draft_model import drafting_by_model
 from paceline_executor.runner.device.drafts import MakeDrafting
 from paceline_executor.runner.device.eagle3 import drafting_by_head
+from paceline_executor.runner.device.kv_scales import filled_cache
 from paceline_executor.runner.device.rehearsal import rehearse
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.upload.matrices import MatrixKind
@@ -32,6 +34,7 @@ from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_executor.weights.stored_tensor import StoredType
 from paceline_kernels.errors import KernelCompileError
+from paceline_kernels.gpu.no_gpu import compiling_for
 from paceline_kernels.linear import Splits
 from paceline_kernels.warm_up.triton_kernels import settle_keys
 from paceline_kernels.warm_up.triton_launches import Launch, launches_of
@@ -92,6 +95,8 @@ def launches_of_steps(steps: Steps) -> list[Launch]:
         geometry = kv_geometry(shape, limits.num_blocks, limits.block_size, numerics)
         kv_cache = allocate_on_device(geometry, numerics.kv, META)
         rehearse(target, kv_cache, limits, steps.sizes, splits, drafting_for(target))
+        if numerics.kv is KvDtype.FP8_E4M3:
+            filled_cache(target, shape, numerics, META, limits.block_size, limits.max_model_len)
 
     return launches_of(go_through)
 
@@ -120,7 +125,8 @@ def have_compiled(
     triton.knobs.cache.dir = str(folder)
     on_progress("find kernels", 0.0)
     settle_keys()
-    launches = launches_of_steps(steps)
+    with compiling_for(10 * major + minor):
+        launches = launches_of_steps(steps)
     mark = folder / f"all-{_digest(launches, capability)}"
     if mark.exists():
         return Compiled(num_compiled=0, num_kept=len(launches), num_lost=0)

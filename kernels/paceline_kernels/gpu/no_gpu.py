@@ -3,6 +3,8 @@
 Apart from `architecture`, which asks the driver there is. Knows the three questions that come before a compilation.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import triton
@@ -33,3 +35,17 @@ class NoGpu:
 def compile_for(capability: int) -> None:
     """From now on this process compiles for such a GPU, and launches nothing."""
     triton.runtime.driver.set_active(NoGpu(capability))
+
+
+@contextmanager
+def compiling_for(capability: int) -> Iterator[None]:
+    """The same for a while. What is launched meanwhile finds no kernel that was launched before on a real device, where
+    it would run: by its number, 90 say, this one has none.
+    """
+    drivers = triton.runtime.driver
+    before = drivers._active  # noqa: SLF001  asking for `active` would look for a GPU
+    drivers.set_active(NoGpu(capability))
+    try:
+        yield
+    finally:
+        drivers.set_active(before)

@@ -4,9 +4,12 @@ Triton compiles one kernel after another in the process that launches it, and a 
 the next launch when it is done with one: they read lines and write lines, and end when their input does, also because
 who started them died. None of them uses the GPU.
 
+What launches them from C is compiled, too, where there is a driver of CUDA to link it with.
+
 Knows processes and Triton's cache. It refuses to know what launches are for.
 """
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -16,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline_kernels.errors import KernelCompileError
 from paceline_kernels.warm_up.triton_launches import Launch
@@ -121,14 +125,23 @@ def _main() -> None:
         hits.append(cache_hit)
 
     triton.knobs.compilation.listener = listen
+    answers, sys.stdout = sys.stdout, sys.stderr  # a compiler that fails prints
     for line in sys.stdin:
         kernel, specialization = json.loads(line)
         try:
-            KERNELS[kernel].preload(specialization)
+            _build_launcher(KERNELS[kernel].preload(specialization))
             answer: bool | str = hits[-1]
         except Exception as error:  # whatever the compiler raises is about this kernel
             answer = " ".join(f"{type(error).__name__}: {error}".split())
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _build_launcher(kernel: Any) -> None:  # noqa: ANN401  Triton has no types
+    """Of each signature, by the C compiler. It takes as long as a small kernel, at the first launch otherwise."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    with contextlib.suppress(Exception):  # whoever launches it is told what is wrong
+        CudaLauncher(kernel.src, kernel.metadata)
 
 
 if __name__ == "__main__":

@@ -125,10 +125,13 @@ print(json.dumps({name: sorted(set(operations)) for name, operations in noted.it
 COMPILE = """
 import sys
 from pathlib import Path
+import triton
 from paceline_kernels.activation import Gate, gate_and_multiply
 from paceline_kernels.errors import KernelCompileError
+from paceline_kernels.gpu.no_gpu import NoGpu, compiling_for
 from paceline_kernels.sampling import token_logprobs
 from paceline_kernels.take_rows import take_rows
+from paceline_kernels.warm_up.triton_kernels import KERNELS
 from paceline_kernels.warm_up.triton_launches import Launch, launches_of
 from paceline_kernels.warm_up.triton_processes import compile_launches
 
@@ -148,7 +151,18 @@ def counts(compiled):
     return compiled.num_compiled, compiled.num_kept, compiled.num_lost
 
 
+class Gpu(NoGpu):
+    def get_current_device(self):
+        return 0
+
+
 launches, folder, told = launches_of(call), Path(sys.argv[1]), []
+# As after a first launch on a GPU: the kernel is in memory, and another launch would run it.
+triton.runtime.driver.set_active(gpu := Gpu(90))
+KERNELS[launches[0].kernel].preload(launches[0].specialization)
+with compiling_for(90):
+    assert launches_of(call) == launches
+assert triton.runtime.driver.active is gpu
 print(len(launches))
 print(*counts(compile_launches(launches, 90, folder, 2, told.append)))
 print(sorted(told) == list(range(1, len(launches) + 1)))

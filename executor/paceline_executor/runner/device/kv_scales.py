@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from paceline_executor.device_numerics import DeviceNumerics
-from paceline_executor.models.interface import ForwardInputs, LanguageModel
+from paceline_executor.models.interface import ForwardInputs, KvCache, LanguageModel
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.weights.checkpoint import Float32Array, KvScales, ModelConfig
 
@@ -27,6 +27,20 @@ def measured_scales(
     max_len: int,
 ) -> KvScales:
     """Of random tokens, the same each time, at positions below `max_len`."""
+    cache = filled_cache(model, config, numerics, device, block_size, max_len)
+    maxima = (part.float().abs().amax(dim=(1, 3, 4)).cpu().numpy() for part in (cache.keys, cache.values))
+    return KvScales(*map(scales_of_maxima, maxima))
+
+
+def filled_cache(
+    model: LanguageModel,
+    config: ModelConfig,
+    numerics: DeviceNumerics,
+    device: torch.device,
+    block_size: int,
+    max_len: int,
+) -> KvCache:
+    """What the model makes of these tokens, in its own type."""
     num_tokens = min(_NUM_TOKENS, max_len)
     dense = replace(numerics, kv=numerics.dense_kv)
     num_blocks = -(-num_tokens // block_size)
@@ -47,8 +61,7 @@ def measured_scales(
         logit_tokens=column(num_tokens - 1),
     )
     model.forward(inputs, cache)
-    maxima = (part.float().abs().amax(dim=(1, 3, 4)).cpu().numpy() for part in (cache.keys, cache.values))
-    return KvScales(*map(scales_of_maxima, maxima))
+    return cache
 
 
 def scales_of_maxima(maxima: Float32Array) -> Float32Array:
