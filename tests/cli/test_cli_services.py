@@ -284,6 +284,8 @@ def test_several_executors_share_what_this_process_may_use(use_fakes, monkeypatc
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(40, 46)))
     _, *executors = programs_of(deployment(num_executors))
     assert [option(executor.command, "--num-threads") for executor in executors] == [share] * num_executors
+    _, *executors = programs_of(deployment(num_executors, runner="cuda"))
+    assert not any("--num-threads" in executor.command for executor in executors), "a GPU takes none"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from paceline_cli.supervisor.events import Program
 
 LOOPBACK = "127.0.0.1"
 _SCHEDULER, _EXECUTOR = "scheduler", "executor"
+_GPU_RUNNER = "cuda"  # it takes no threads
 # Schedulers drain before the executors go that run their requests.
 _SCHEDULERS_STOP, _EXECUTORS_STOP = 0, 1
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound
@@ -232,7 +233,7 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
         *("--shutdown-timeout", str(deployment.shutdown_timeout_seconds)),
     ]
     num_threads = deployment.num_threads
-    if num_threads is None and deployment.num_executors > 1:
+    if num_threads is None and deployment.num_executors > 1 and deployment.runner != _GPU_RUNNER:
         # Each would take the whole machine, and all of them together would be slower than one.
         # What this process may use, its children may use too; an executor refuses more than that.
         num_threads = max(len(os.sched_getaffinity(0)) // deployment.num_executors, 1)

@@ -86,7 +86,7 @@ def _check_options(config: Config, kind: RunnerKind) -> None:
     drafter = config.speculation.drafter
     if kind is not RunnerKind.CPU and drafter is not DrafterKind.PROMPT_LOOKUP:
         _check_drafter(config, drafter, kind, is_for_gpu=is_for_gpu)
-    if config.num_threads is not None and kind is RunnerKind.CUDA:
+    if config.num_threads is not None and config.runner is RunnerKind.CUDA:  # `auto` may find no GPU
         raise LimitError("--num-threads is for CPUs, and this is --runner cuda: leave it out")
 
 

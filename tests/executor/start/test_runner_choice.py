@@ -103,9 +103,10 @@ def test_options_of_gpus_are_refused_elsewhere(arguments, sentence):
 
 
 def test_a_gpu_has_no_threads_to_choose():
-    """The twin has."""
+    """The twin has. Who leaves the choice to this machine may say how many a CPU would take."""
     with pytest.raises(LimitError, match="--num-threads is for CPUs, and this is --runner cuda: leave it out"):
-        choose(["--num-threads", "2"], machine(H100))
+        choose(["--num-threads", "2", "--runner", "cuda"], machine(H100))
+    assert choose(["--num-threads", "2"], machine(H100)) is RunnerKind.CUDA
     assert choose(["--num-threads", "2", "--runner", "twin"], machine()) is RunnerKind.TWIN
 
 
