@@ -4,7 +4,7 @@ No length is read on the host, so nothing waits for the device, and a captured g
 have room for. Knows shapes and grids; not what the kernels do with them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -116,6 +116,9 @@ def paged_attention(
         max_query_len=max_query_len,
         packed=packed,
     )
+    if splits is Splits.FIXED:  # whether a token comes alone or in a chunk, computed first or again: one kernel
+        _launch_chunks(replace(call, short_tokens=0), CHUNKS[place])
+        return out
     _launch_splits(call, launch, splits)
     if max_query_len > short_tokens:  # else no row is a chunk
         _launch_chunks(call, CHUNKS[place])
