@@ -3,6 +3,7 @@
 Apart from `loading` and steps, which decide what is taken.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -18,7 +19,18 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """torch, CUDA and cuBLAS say so in the words of a RuntimeError."""
+    """torch, CUDA and cuBLAS say so in a RuntimeError's words. A capture that fails of it raises another one."""
+    return any(map(_says_memory, _with_causes(error)))
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    told: BaseException | None = error
+    while told is not None:
+        yield told
+        told = told.__cause__ or told.__context__
+
+
+def _says_memory(error: BaseException) -> bool:
     words = str(error).lower()
     phrases = ("out of memory", "can't allocate memory", "status_alloc_failed")
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(one in words for one in phrases))

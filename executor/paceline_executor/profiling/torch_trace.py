@@ -18,7 +18,8 @@ from paceline_executor.profiling.profiler import MAX_PART_BYTES, StepMark
 
 _OFF: AbstractContextManager[None] = nullcontext()
 _NUM_WARM_UP_STEPS = 1  # torch.profiler's own first step is slow
-_MAX_PARSED_BYTES = 64 * 1024 * 1024
+# A longer one takes a second to parse, and nobody hears of this process meanwhile.
+_MAX_PARSED_BYTES = 16 * 1024 * 1024
 _NO_STEP = b'{"traceEvents":[]}\n'
 
 
@@ -51,8 +52,9 @@ class TorchProfiler:
         return max(0, self._num_ended - _NUM_WARM_UP_STEPS)
 
     def prepare(self) -> None:
-        """Import what its first start imports, hundreds of modules."""
-        import torch._inductor.config  # noqa: F401
+        """What the first start does beside: hundreds of modules are imported, and CUDA's own profiler begins."""
+        with profile(activities=self._activities):
+            pass
 
     def start(self, num_steps: int) -> None:
         self.discard()

@@ -300,6 +300,12 @@ def test_other_failures_of_a_start_stay_what_they_are(monkeypatch):
         loaded(WIDE)
 
 
+def caused(error, cause):
+    """An error that came of another one."""
+    error.__context__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "is_memory"),
     [
@@ -309,6 +315,7 @@ def test_other_failures_of_a_start_stay_what_they_are(monkeypatch):
         (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
         (MemoryError(), True),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (caused(RuntimeError("operation failed due to a previous error during capture"), MemoryError()), True),
     ],
 )
 def test_allocations_that_fail_are_known_by_their_words(error, is_memory):

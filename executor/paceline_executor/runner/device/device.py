@@ -3,8 +3,10 @@
 Refuses to know what is launched.
 """
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -123,9 +125,13 @@ class CudaDevice:
         """The run before compiles what is missing, which a capture cannot."""
         work()
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = work()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with _no_collection(), torch.cuda.graph(graph, pool=self._pool):
+                outputs = work()
+        except BaseException:
+            torch.cuda.set_stream(stream)  # a capture that fails leaves its own
+            raise
         return _CapturedGraph(graph, outputs)
 
     def poll(self) -> None:
@@ -137,10 +143,24 @@ class CudaDevice:
 
     def upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
         """torch keeps the pinned copy until the device has read it."""
-        return torch.from_numpy(values).pin_memory().to(self.torch_device, non_blocking=True)
+        return (
+            torch.from_numpy(np.require(values, requirements="W")).pin_memory().to(self.torch_device, non_blocking=True)
+        )
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
         return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A graph that is destroyed meanwhile, as one of an earlier runner may be, spoils the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _CapturedGraph(Generic[T]):
