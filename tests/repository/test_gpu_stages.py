@@ -20,7 +20,7 @@ import torch
 import gpu.__main__ as program
 import paceline_executor
 import paceline_scheduler
-from gpu import bench_stage, e2e_stage, endurance, runner_stage
+from gpu import bench_stage, drafts_stage, e2e_stage, endurance, runner_stage
 from gpu.bars import BARS, PEER_BARS, ratio, table, verdicts
 from gpu.bench_models import timed
 from gpu.cells import (
@@ -114,12 +114,6 @@ def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
     figures = {(figure.what, figure.shape): figure for figure in report.figures if figure not in phases}
     start = figures.pop((START, ""))
     assert start.system > 0
-    drafted = [figures.pop(place) for place in list(figures) if "drafts" in " ".join(place)]
-    num_modelled, num_acceptances = 2 * len(TINY.modelled), len(ACCEPTANCES)
-    of_each = (len(TINY.drafted) + num_modelled) * (3 + 2 * num_acceptances)
-    best = num_acceptances * (len({rows for rows, _ in TINY.drafted}) + num_modelled // len(TINY.modelled))
-    assert len(drafted) == of_each + best + num_modelled
-    assert all(figure.engine is not None for figure in drafted)
     mixed = [figures.pop(place) for place in list(figures) if place[0] == mixed_of(TINY.mixed_prompt)]
     assert [figure.engine is not None for figure in mixed] == [True] * len(TINY.mixed)
     loading = [figures.pop(place).engine for place in list(figures) if place[0] in (LOADING, LOADING_SHARE)]
@@ -129,6 +123,17 @@ def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
     assert len(figures) == 2 * num_decodes + 2 * len(TINY.prompts) + 2 * len(TINY.arrivals) + len(TINY.requests)
     assert all(figure.engine is not None and figure.system is not None for figure in figures.values())
     assert "started in: listening" in capsys.readouterr().out
+
+
+def test_the_stage_of_drafts_fills_every_cell(task):
+    """Of a script alone, and behind each kind of drafter."""
+    report = drafts_stage.work(task, report_in(task, "drafts"))
+    assert failures(report) == []
+    num_modelled, num_acceptances = 2 * len(TINY.modelled), len(ACCEPTANCES)
+    of_each = (len(TINY.drafted) + num_modelled) * (3 + 2 * num_acceptances)
+    best = num_acceptances * (len({rows for rows, _ in TINY.drafted}) + num_modelled // len(TINY.modelled))
+    assert len(report.figures) == of_each + best + num_modelled
+    assert all(figure.engine is not None for figure in report.figures)
 
 
 @pytest.mark.soak
@@ -149,7 +154,7 @@ def scripted_cells(drafter, seen=lambda make: make):
         found = timed_drafter(what.drafters[drafter], place, numerics, limits, model)
         drafting = overwriting(seen(found.make), drafting)
     rig = make_rig(place, model, what.config, limits, drafting=drafting)
-    return DraftedCells("float32", rig, script, what.shapes)
+    return DraftedCells("float32", rig, script, what.shapes, {})
 
 
 @pytest.mark.parametrize("drafter", ["", MODEL, HEAD])
@@ -413,7 +418,7 @@ class Missing:
         if name.partition(".")[0] in ("numba", "llvmlite"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
-import gpu.engine_side, gpu.bench_stage, gpu.e2e_stage
+import gpu.engine_side, gpu.bench_stage, gpu.e2e_stage, gpu.drafts_stage
 import paceline_executor.process, paceline_executor.start.loading_device
 from paceline_executor.__main__ import main
 main(["--runner", "cuda", "--port", "0", "--health-port", "0", "--metrics-port", "off"])

@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     folder = options.out.resolve()
-    asked = Asked(folder, options.seconds, options.rehearse, options.model, options.peer, options.anchors)
+    asked = Asked(
+        folder, options.seconds, options.rehearse, options.model, options.peer, options.anchors, options.numbers
+    )
     try:
         read_peer(asked.peer)  # what is wrong with it is told before anything runs
         with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as scratch:
@@ -109,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peer", type=Path, metavar="FILE", help="CSV of another engine's figures on this GPU")
     parser.add_argument("--anchors", type=Path, metavar="FOLDER", help="CSV files of measured kernels to compare with")
     parser.add_argument("--model", metavar="PATH", help="a real small model for e2e; without it weights are random")
+    parser.add_argument("--numbers", choices=["bf16", "fp8"], help="the only type that drafts and bench time")
     parser.add_argument("--out", type=Path, default=ROOT / "dist" / "gpu", metavar="FOLDER", help="results and logs")
     parser.add_argument("--seconds", type=float, default=_LIMIT_S, help=f"a stage takes at most (default {_LIMIT_S:g})")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU; times mean nothing")

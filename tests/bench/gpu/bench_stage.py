@@ -33,24 +33,28 @@ from gpu.system_cells import SystemCells, patient_client
 _START_S = 240.0
 _MIN_LOADING_S = 240.0  # it writes 16 GB and reads them five times
 _MIN_SECONDS = 20.0  # less time is no use to a side
+_AGAIN_S = 30.0  # of a system's time, for its second start
+_SYSTEM_SHARE = 1.5  # of its time and the engine's, in the engine's: it starts twice
 
 
 def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     """Every side of every type of numbers, as long as there is time; the table comes last, whatever went wrong."""
     peers = read_peer(task.peer)
     place = find_place(rehearses=task.rehearses)
-    names, report, what = list(place.numerics), report_on(place.name), timed(rehearses=task.rehearses)
+    names = [name for name in place.numerics if task.numbers in (None, name)]
+    report, what = report_on(place.name), timed(rehearses=task.rehearses)
     if task.rehearses or task.seconds_left() > _MIN_LOADING_S:
         report.check("loading", partial(_load, report, place, what, task.folder))
     else:
         report.leave_out("loading: the time is short")
     del place  # its context stays, its memory does not
     free_unused_memory()
-    sides = [(numbers, side) for numbers in names for side in (_system_side, _engine_side)]
+    sides = [pair for numbers in names for pair in ((numbers, _system_side), (numbers, _engine_side))]
+    shares = [_SYSTEM_SHARE, 1.0] * len(names)
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-compiled-") as compiled:
             for index, (numbers, side) in enumerate(sides):
-                seconds = task.seconds_left() / (len(sides) - index)
+                seconds = task.seconds_left() * shares[index] / sum(shares[index:])
                 if seconds < _MIN_SECONDS and not task.rehearses:
                     report.leave_out(f"{numbers}: {side.__name__.strip('_')}: the time was up")
                     continue
@@ -78,7 +82,7 @@ def _system_side(
     def run() -> str:
         with running_system(task.folder, numbers, options, environment) as system:
             system.wait_until_ready(min(seconds, _START_S))
-            asyncio.run(_cells(report, what, numbers, system, deadline))
+            asyncio.run(_cells(report, what, numbers, system, deadline - _AGAIN_S))
         codes = [code for code in system.exit_codes.values() if code]
         if codes:
             raise CheckFailedError(f"the processes ended with {system.exit_codes} when they were told to")

@@ -6,7 +6,7 @@ Apart from both sides, so that their figures land in the same rows; words are th
 import enum
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DECODE = "decode step"
@@ -110,6 +110,7 @@ class Shapes:
     drafted: tuple[tuple[int, int], ...]  # rows, drafts of each; by the engine alone
     modelled: tuple[tuple[int, int], ...]  # the same, where a model computes the drafts
     drafted_context: int
+    num_drafted_rounds: int  # each of a script of its own
     requests: tuple[tuple[int, int], ...]  # tokens in, out
     mixed: tuple[tuple[int, int], ...]  # rows that decode, context; by the engine alone
     mixed_prompt: int  # beside them, in one step
@@ -134,15 +135,16 @@ class Shapes:
         arriving = self.arrival_rows * (self.arrival_context + 2048) + max(self.arrivals)
         return max(*decodes, *requests, arriving, max(self.prompts)) + 4096
 
-    def cells(self) -> Iterator["Cell"]:
-        """In the order in which they are measured while there is time."""
-        half = len(self.decodes) // 2
-        yield from (Cell(Kind.DECODE, *decode) for decode in self.decodes[:half])
-        yield from (Cell(Kind.PREFILL, tokens) for tokens in self.prompts)
-        yield from (Cell(Kind.THROUGHPUT, *tokens) for tokens in self.requests)
-        yield from (Cell(Kind.ARRIVAL, tokens) for tokens in self.arrivals)
-        yield from (Cell(Kind.RULED, *decode) for decode in self.ruled)
-        yield from (Cell(Kind.DECODE, *decode) for decode in self.decodes[half:])
+    def cells(self) -> list["Cell"]:
+        """Those that compute the fewest tokens first: they are measured while there is time."""
+        cells = [
+            *((rows * context, Cell(Kind.DECODE, rows, context)) for rows, context in self.decodes),
+            *((rows * context, Cell(Kind.RULED, rows, context)) for rows, context in self.ruled),
+            *(((1 + self.num_repeats) * tokens, Cell(Kind.PREFILL, tokens)) for tokens in self.prompts),
+            *((self.num_requests * (put + got), Cell(Kind.THROUGHPUT, put, got)) for put, got in self.requests),
+            *((self.arrival_rows * self.arrival_context + got, Cell(Kind.ARRIVAL, got)) for got in self.arrivals),
+        ]
+        return [cell for _, cell in sorted(cells, key=lambda pair: pair[0])]
 
 
 class Kind(enum.Enum):
@@ -168,7 +170,7 @@ class Cell:
 
 
 FULL = Shapes(
-    decodes=(*((rows, 512) for rows in (1, 32, 256, 8, 64, 128)), *((rows, 2048) for rows in (32, 1, 8, 64, 128, 256))),
+    decodes=tuple(itertools.product((1, 8, 32, 64, 128, 256), (512, 2048))),
     num_steps=96,
     prompts=(2048, 512, 8192, 32768),
     num_repeats=5,
@@ -176,9 +178,14 @@ FULL = Shapes(
     arrival_rows=32,
     arrival_context=512,
     num_requests=256,
-    drafted=(*((1, drafts) for drafts in (3, 5, 7, 1, 2, 4, 6)), *itertools.product((8, 32), (1, 3, 5, 7))),
-    modelled=tuple((1, drafts) for drafts in (4, 3, 5, 7, 2, 6, 1)),
+    drafted=(
+        *((1, drafts) for drafts in (3, 7, 5, 1)),
+        *itertools.product((8, 32), (1, 3, 5, 7)),
+        *((1, drafts) for drafts in (2, 4, 6)),
+    ),
+    modelled=tuple((1, drafts) for drafts in (4, 5, 3, 7, 2, 6, 1)),
     drafted_context=512,
+    num_drafted_rounds=3,
     requests=((128, 128), (512, 512)),
     mixed=((64, 512), (64, 2048), (255, 512)),
     mixed_prompt=512,
@@ -196,6 +203,7 @@ TINY = Shapes(
     drafted=((1, 3), (3, 1)),
     modelled=((1, 2), (1, 3)),
     drafted_context=8,
+    num_drafted_rounds=2,
     requests=((6, 5),),
     mixed=((2, 8),),
     mixed_prompt=8,

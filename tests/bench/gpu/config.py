@@ -25,3 +25,10 @@ def compiling_into(folder: Path) -> dict[str, str]:
     cache folder, other processes find them there.
     """
     return os.environ | {"PACELINE_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+
+
+def kernels_folder() -> Path:
+    """Where executors of this environment keep compiled kernels."""
+    from paceline_executor.weights import default_cache_dir  # the program that starts the stages does not have it
+
+    return default_cache_dir(os.environ)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.plan.values import SamplingParams
+from paceline.plan.values import RowLogprobs, SamplingParams
 from paceline_executor.models.interface import ForwardInputs
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
@@ -96,6 +96,23 @@ def agreement(
         num_best += int(scores.argmax()) == token
         worst = max(worst, float(scores.max() - scores[token]) / spacing)
     return Agreement(len(output), num_best, worst)
+
+
+def errors_of(
+    model: CpuModel, prompt: Sequence[int], output: Sequence[int], told: Sequence[RowLogprobs], dtype: torch.dtype
+) -> npt.NDArray[np.float64]:
+    """How far a device's log-probabilities of its likeliest tokens are from the CPU's, in the same multiples.
+
+    told: of the output's tokens, in order.
+    """
+    tokens, found = (
+        np.concatenate([getattr(one.columns, name) for one in told]) for name in ("top_token_ids", "top_logprobs")
+    )
+    logits = model.logits([*prompt, *output])[len(prompt) - 1 : -1]
+    spacings = torch.finfo(dtype).eps * 2.0 ** np.floor(np.log2(np.abs(logits).max(axis=1, keepdims=True)))
+    expected = torch.from_numpy(logits).log_softmax(1).numpy()
+    errors: npt.NDArray[np.float64] = ((found - np.take_along_axis(expected, tokens, 1)) / spacings).astype(np.float64)
+    return errors
 
 
 def joined(parts: Sequence[Agreement]) -> Agreement:

@@ -107,11 +107,11 @@ class DraftedCells:
     rig: Rig
     script: ScriptedDrafter
     shapes: Shapes
+    plain_ms: dict[int, float]  # steps without drafts, by rows, of an engine whose steps do nothing for drafts
     drafter: str = ""  # whose work is done before
     floor_ms: Callable[[int, int], float] | None = None  # of a step of so many rows, with so many drafts each
     _feed: Feed = field(init=False)
     _random: Random = field(default_factory=lambda: Random(0))  # noqa: S311  repeatable, not secret
-    _plain_ms: dict[int, float] = field(default_factory=dict)  # by rows
     _speedups: dict[float, dict[int, list[float]]] = field(default_factory=dict)  # by acceptance, then by rows
     _drawn: int = 0
 
@@ -120,20 +120,23 @@ class DraftedCells:
 
     def measure(self, num_rows: int, num_drafts: int) -> list[Figure]:
         """Its time in plain steps; how many times as many tokens come at each acceptance, and of what should come."""
-        if num_rows not in self._plain_ms:
-            self._plain_ms[num_rows] = _median_ms(self._steps(num_rows, 0))
-        return list(self._figures(num_rows, num_drafts, self._plain_ms[num_rows]))
+        plain_ms = statistics.median(_times_ms([self._steps(num_rows, 0)]))  # it says what is drawn, too
+        return list(self._figures(num_rows, num_drafts, self.plain_ms.setdefault(num_rows, plain_ms)))
 
     def _figures(self, num_rows: int, num_drafts: int, plain_ms: float) -> Iterator[Figure]:
         shape = drafts_at(num_rows, num_drafts, self.drafter)
         for acceptance in ACCEPTANCES:
-            self._write(acceptance)
-            steps = self._steps(num_rows, num_drafts)
-            step_ms, seconds = _median_ms(steps), steps[-1].landed_s - steps[0].landed_s
-            speedup = sum(step.num_output for step in steps[1:]) / seconds / (1e3 * num_rows / plain_ms)
+            rounds = []
+            for _ in range(self.shapes.num_drafted_rounds):
+                self._write(acceptance)
+                rounds.append(self._steps(num_rows, num_drafts))
+            step_ms = statistics.median(_times_ms(rounds))
+            seconds = sum(steps[-1].landed_s - steps[0].landed_s for steps in rounds)
+            timed = [step for steps in rounds for step in steps[1:]]
+            speedup = sum(step.num_output for step in timed) / seconds / (1e3 * num_rows / plain_ms)
             expected = sum(acceptance**depth for depth in range(num_drafts + 1))
             if acceptance == _STEP_OF_COST:
-                busy_ns = sum(step.forward_ns + step.sample_ns for step in steps[1:])
+                busy_ns = sum(step.forward_ns + step.sample_ns for step in timed)
                 yield Figure(self.numbers, VERIFY, shape, "ms", engine=step_ms)
                 yield Figure(self.numbers, VERIFY_COST, shape, "x", engine=step_ms / plain_ms)
                 if self.floor_ms is not None:
@@ -178,5 +181,5 @@ class DraftedCells:
         script.copy_(torch.where(is_right, self._drawn, self._drawn + 1))
 
 
-def _median_ms(steps: list[Step]) -> float:
-    return statistics.median(1e3 * (now.landed_s - then.landed_s) for then, now in itertools.pairwise(steps))
+def _times_ms(rounds: list[list[Step]]) -> list[float]:
+    return [1e3 * (now.landed_s - then.landed_s) for steps in rounds for then, now in itertools.pairwise(steps)]

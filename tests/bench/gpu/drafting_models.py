@@ -19,6 +19,7 @@ from paceline_executor.models.llama import LlamaModel
 from paceline_executor.runner.device.draft_model import drafting_by_model
 from paceline_executor.runner.device.drafts import MakeDrafting
 from paceline_executor.runner.device.eagle3 import drafting_by_head
+from paceline_executor.start.kernel_compiling import DraftModelShape, HeadShape
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
@@ -62,16 +63,28 @@ class TimedDrafter:
     pass_bytes: int  # that it reads for each draft
 
 
+def shape_of(config: DrafterConfig, numerics: DeviceNumerics) -> DraftModelShape | HeadShape:
+    """What its launches depend on. numerics: the target's."""
+    own = _own(numerics)
+    if isinstance(config, Eagle3Config):
+        return HeadShape(config, own, has_embedding=False, has_ids=True)
+    return DraftModelShape(config, own, {})
+
+
 def timed_drafter(
     config: DrafterConfig, place: Place, numerics: DeviceNumerics, limits: RowLimits, target: LlamaModel
 ) -> TimedDrafter:
     """numerics: the target's."""
-    own = replace(numerics, kv=numerics.dense_kv)
+    own = _own(numerics)
     if isinstance(config, Eagle3Config):
         return _head(config, place, own, limits, target)
     model, device = random_model(place, config, own, limits.max_model_len), place.device.torch_device
     make = drafting_by_model(model, config, own, limits, limits.max_model_len, Splits.EVEN, device)
     return TimedDrafter(make, 0, bytes_read(config, own))
+
+
+def _own(numerics: DeviceNumerics) -> DeviceNumerics:
+    return replace(numerics, kv=numerics.dense_kv)
 
 
 def bytes_read(config: ModelConfig, numerics: DeviceNumerics) -> int:

@@ -1,4 +1,4 @@
-"""The stage of the whole system: mixed streams through faults, and ends in good order.
+"""The stage of the whole system: ends in good order, a profile, and mixed streams through faults.
 
 Knows which checks there are. What faults are, and what came of them, `paceline_cli.chaos` knows.
 """
@@ -13,8 +13,9 @@ from pathlib import Path
 
 from gpu.bench_models import write_config
 from gpu.errors import CheckFailedError
+from gpu.profiled import shows_kernels
 from gpu.report import Figure, Report
-from gpu.rigs import find_place
+from gpu.rigs import Place, find_place
 from gpu.stage import Task, run_stage
 from gpu.system import running_system
 from gpu.system_cells import patient_client
@@ -30,7 +31,7 @@ from paceline_executor.testing.models import TINY_CONFIG
 
 _START_S = 240.0
 _DRAINED_STREAMS = 8
-_LAST_FAULT_S = 90.0  # before the deadline: it may take so long until all is whole again
+_LAST_FAULT_S = 40.0  # before the deadline: it may take so long until all is whole again
 # Two executors share the GPU, so that there is one while the other comes back.
 _GPU_OPTIONS = ("--runner", "cuda", "--batch-invariant", "--gpu-memory-utilization", "0.4", "--kv-cache-memory", "2GiB")
 _TWIN_OPTIONS = ("--runner", "twin", "--num-threads", "1", "--kv-cache-memory", "16MiB")
@@ -57,13 +58,14 @@ _KINDS = (FaultKind.SCHEDULER_KILL, FaultKind.EXECUTOR_KILL)
 
 
 def work(task: Task, report_on: Callable[[str], Report]) -> Report:
-    """Drains first, then faults until the time is up."""
+    """Drains first, then a profile, then faults until the time is up."""
     sizes, place = TINY if task.rehearses else FULL, find_place(rehearses=task.rehearses)
     report, options = report_on(place.name), _options(task)
     print(f"e2e on {place.name} with {task.model or 'random weights'}", flush=True)
     for program in ("scheduler", "executor"):
         check = partial(_drains, task.folder, program, [*options, "--max-num-seqs", "64"], sizes)
         report.check(f"streams survive a SIGTERM of the {program}", check)
+    report.check("a profile shows what the device did", partial(_profiles, task, options, place))
     report.check(f"{sizes.num_streams} mixed streams through kills", partial(_survives, task, options, sizes, report))
     return report
 
@@ -76,6 +78,12 @@ def _options(task: Task) -> tuple[str, ...]:
     config = replace(TINY_CONFIG, max_model_len=1024) if task.rehearses else replace(_DUMMY, max_model_len=8192)
     model = write_config(config, task.folder)
     return (*device, *_SIZES, "--load-format", "dummy", "--model", str(model))
+
+
+def _profiles(task: Task, options: Sequence[str], place: Place) -> str:
+    with running_system(task.folder, "profile", [*options, "--max-num-seqs", "64"]) as system:
+        system.wait_until_ready(_START_S)
+        return shows_kernels(system, task.folder / "profile.json", is_cuda=place.is_cuda)
 
 
 def _drains(folder: Path, program: str, options: Sequence[str], sizes: Sizes) -> str:
@@ -133,9 +141,10 @@ class _Lines:
 
 def _survives(task: Task, options: Sequence[str], sizes: Sizes, report: Report) -> str:
     """Kills in turn while streams run, each compared, delta by delta, with the undisturbed output."""
-    model = options[options.index("--model") + 1]
+    model, runner = (options[options.index(name) + 1] for name in ("--model", "--runner"))
     deployment = Deployment(
         model=model,
+        runner=runner,
         host=LOOPBACK,
         ports=free_ports(2),
         shutdown_timeout_seconds=10,
@@ -147,11 +156,14 @@ def _survives(task: Task, options: Sequence[str], sizes: Sizes, report: Report) 
         kinds=_KINDS,
         num_streams=sizes.num_streams,
         max_tokens=sizes.max_tokens,
-        timing=FaultTiming(pause_seconds=sizes.pause_s, settle_seconds=90),
+        timing=FaultTiming(pause_seconds=sizes.pause_s, settle_seconds=_LAST_FAULT_S),
     )
     experiment = Experiment(setting, _Lines())
     asyncio.run(_run(experiment, itertools.islice(itertools.cycle(_KINDS), sizes.num_faults), task))
     figures = figures_by_kind(experiment.ledger.windows)
+    missing = {kind.value for kind in _KINDS} - {one.kind for one in figures}
+    if missing:
+        raise CheckFailedError(f"there was no time for a {' or a '.join(sorted(missing))}")
     print("\n".join(map(_line, figures)), flush=True)
     report.add([figure for one in figures for figure in _pauses_of(one)])
     if not all(one.is_clean for one in figures):

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import torch
 
-from gpu.cpu_model import Agreement, CpuModel, RoundedCheckpoint, agreement, joined
+from gpu.cpu_model import Agreement, CpuModel, RoundedCheckpoint, agreement, errors_of, joined
 from gpu.errors import CheckFailedError
 from gpu.feed import Feed, Step, Stream
 from gpu.rigs import Place, make_rig, uploaded
@@ -30,6 +31,7 @@ _MAX_TOKENS = 128  # of a step
 _ALLOWED = {"llama": 2.0, "mistral": 3.0, "qwen2": 2.0, "qwen3": 2.0, "gemma2": 6.0, "gemma3": 9.0}
 _MAX_DRAFTS = 7
 _NUM_TOP = 20
+_NUM_COMPARED = 8  # log-probabilities behind each token
 _LEAST_P = 1e-4
 
 
@@ -77,7 +79,7 @@ def _agree(
     if max_drafts:
         prompts = [prompt[: max(1, len(prompt) // 4)] * 4 for prompt in prompts]  # so that something is found
     streams = [
-        feed.add(prompt, num_tokens, one, num_drafts=max(0, max_drafts - index))
+        feed.add(prompt, num_tokens, one, num_drafts=max(0, max_drafts - index), num_logprobs=_NUM_COMPARED)
         for index, (prompt, one) in enumerate(zip(prompts, samplings, strict=True))
     ]
     steps: list[Step] = []
@@ -87,14 +89,17 @@ def _agree(
         raise CheckFailedError("no draft was found, and none verified")
     model = CpuModel(checkpoint, limits.max_model_len)
     found = joined([agreement(model, one.prompt, one.output, one.sampling, numerics.dtype) for one in streams])
-    sentence = _sentence(found, numerics.dtype, _ALLOWED[config.architecture])
+    errors = [errors_of(model, one.prompt, one.output, one.logprobs, numerics.dtype) for one in streams]
+    size = math.sqrt(np.mean(np.concatenate(errors) ** 2))
+    sentence = _sentence(found, numerics.dtype, _ALLOWED[config.architecture], size)
     return f"{sentence}; {num_verified} drafts were verified" if max_drafts else sentence
 
 
-def _sentence(found: Agreement, dtype: torch.dtype, allowed: float) -> str:
+def _sentence(found: Agreement, dtype: torch.dtype, allowed: float, size: float) -> str:
+    """size: root of the mean square of what log-probabilities are off."""
     name = str(dtype).removeprefix("torch.")
     worst = f"the others at most {found.worst:.2f} of {allowed:g} spacings of {name} below the best"
-    sentence = f"{found.num_best} of {found.num_tokens} tokens are the CPU's choice, {worst}"
+    sentence = f"{found.num_best} of {found.num_tokens} tokens are the CPU's choice, {worst}, {size:.2f} off in all"
     if found.worst > allowed:
         raise CheckFailedError(sentence)
     return sentence

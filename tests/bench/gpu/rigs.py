@@ -28,6 +28,7 @@ from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, Rope
 from paceline_kernels.attention import Splits
+from paceline_kernels.warm_up.triton_kernels import settle_keys
 
 LLAMA_8B = ModelConfig(
     architecture="llama",
@@ -81,6 +82,7 @@ def find_place(*, rehearses: bool) -> Place:
 
         jit.set_num_threads(1)  # tiny products are done before a second thread wakes up
         return Place(TwinDevice(), "the CPU, as a rehearsal", {"float32": TWIN_NUMERICS})
+    settle_keys()  # or what executors have compiled is not found
     numerics = {"bf16": _BF16}
     if torch.cuda.get_device_capability() >= (8, 9):
         numerics["fp8"] = _FP8

@@ -24,6 +24,8 @@ class Task:
     model: str | None
     """A real small model by its path."""
     peer: Path | None
+    numbers: str | None = None
+    """What alone is timed: bf16 or fp8; None is both."""
 
     def seconds_left(self) -> float:
         """Until the deadline."""
@@ -38,10 +40,11 @@ def run_stage(name: str, work: Callable[[Task, Callable[[str], Report]], Report]
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--model")
     parser.add_argument("--peer", type=Path)
+    parser.add_argument("--numbers")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what was started is ended
-    task = Task(options.out, deadline, options.rehearse, options.model, options.peer)
+    task = Task(options.out, deadline, options.rehearse, options.model, options.peer, options.numbers)
     try:
         report = work(task, lambda device: Report(task.folder / f"{name}.json", deadline, device))
     except GpuRunError as error:

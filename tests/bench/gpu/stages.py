@@ -22,6 +22,7 @@ class Stage(enum.Enum):
     KERNELS = "kernels"
     RUNNER = "runner"
     E2E = "e2e"
+    DRAFTS = "drafts"
     BENCH = "bench"
 
 
@@ -32,6 +33,7 @@ NEEDED: Mapping[Stage, tuple[str, ...]] = {
     Stage.KERNELS: (),
     Stage.RUNNER: (*_OF_MODELS, "numba"),  # the CPU computes what the GPU's tokens are compared with
     Stage.E2E: _OF_SERVICES,
+    Stage.DRAFTS: (*_OF_MODELS, "structlog"),
     Stage.BENCH: _OF_SERVICES,
 }
 """Modules beside torch, Triton and numpy."""
@@ -47,6 +49,7 @@ class Asked:
     model: str | None
     peer: Path | None
     anchors: Path | None
+    numbers: str | None  # bf16 or fp8; None: both
 
 
 def command_of(stage: Stage, asked: Asked) -> list[str]:
@@ -59,6 +62,7 @@ def command_of(stage: Stage, asked: Asked) -> list[str]:
     command += ["--seconds", str(asked.seconds - 30)]
     command += ["--rehearse"] if asked.rehearses else []
     command += ["--model", asked.model] if asked.model else []
+    command += ["--numbers", asked.numbers] if asked.numbers else []
     return command + (["--peer", str(asked.peer)] if asked.peer else [])
 
 

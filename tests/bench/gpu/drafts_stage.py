@@ -1,0 +1,108 @@
+"""The stage of drafts: what steps cost that verify them, and what they bring, for each type of numbers and drafter.
+
+Knows which engines there are, one after the other on the same weights. `drafted_cells` knows how one is measured.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from gpu.bars import table
+from gpu.bench_models import Timed, timed
+from gpu.cells import drafts_at
+from gpu.config import kernels_folder
+from gpu.drafted_cells import DraftedCells, ScriptedDrafter, overwriting, tell_nothing_apart
+from gpu.drafting_models import TimedDrafter, bytes_read, shape_of, timed_drafter
+from gpu.report import Report
+from gpu.rigs import Place, copy_rate, find_place, free_unused_memory, make_rig, random_model
+from gpu.stage import Task, run_stage
+from paceline_executor.device_numerics import DeviceNumerics
+from paceline_executor.limits import RowLimits
+from paceline_executor.models.llama import LlamaModel
+from paceline_executor.runner.device.buckets import buckets_of
+from paceline_executor.runner.device.drafts import launching
+from paceline_executor.start.kernel_compiling import Steps, have_compiled
+from paceline_kernels.attention import Splits
+
+
+def work(task: Task, report_on: Callable[[str], Report]) -> Report:
+    """Scripts alone first, then behind each kind of drafter."""
+    place, what = find_place(rehearses=task.rehearses), timed(rehearses=task.rehearses)
+    report = report_on(place.name)
+    names = [name for name in place.numerics if task.numbers in (None, name)]
+    num_left = len(names) * (1 + len(what.drafters))
+    print(f"drafts on {place.name}", flush=True)
+    try:
+        for numbers in names:
+            model = random_model(place, what.config, place.numerics[numbers], what.drafted_limits().max_model_len)
+            tell_nothing_apart(model)
+            plain_ms: dict[int, float] = {}
+            for drafter in ("", *what.drafters):
+                report.deadline, num_left = time.monotonic() + task.seconds_left() / num_left, num_left - 1
+                name = f"{numbers} engine with drafts{drafter and f' by {drafter}'}"
+                report.check(name, partial(_measure, report, place, what, numbers, model, plain_ms, drafter))
+                free_unused_memory()
+            del model
+            free_unused_memory()
+    finally:
+        print("\n".join(table(report.figures, {})), flush=True)
+    return report
+
+
+def _measure(
+    report: Report,
+    place: Place,
+    what: Timed,
+    numbers: str,
+    model: LlamaModel,
+    plain_ms: dict[int, float],
+    drafter: str,
+) -> str:
+    """The cells of one engine are checks of their own. drafter: empty for none."""
+    begun, limits, numerics = time.monotonic(), what.drafted_limits(), place.numerics[numbers]
+    if place.is_cuda:
+        _compile(what, numerics, limits, drafter)
+    script = ScriptedDrafter(limits, place.device.torch_device)
+    drafting, floor_ms = launching(script, limits.max_num_draft_tokens), None
+    if drafter:
+        found = timed_drafter(what.drafters[drafter], place, numerics, limits, model)
+        drafting = overwriting(found.make, drafting)
+        floor_ms = partial(_floor_ms, copy_rate(place), what, numerics, found)
+    rig = make_rig(place, model, what.config, limits, numerics, drafting=drafting)
+    seconds = time.monotonic() - begun
+    cells = DraftedCells(numbers, rig, script, what.shapes, plain_ms, drafter, floor_ms)
+    for num_rows, num_drafts in what.shapes.modelled if drafter else what.shapes.drafted:
+        name = f"{numbers} engine {drafts_at(num_rows, num_drafts, drafter)}"
+        report.check(name, partial(_cell, report, cells, num_rows, num_drafts))
+    report.add(cells.best())
+    return f"{limits.num_rows} rows with up to {limits.max_num_draft_tokens} drafts, ready after {seconds:.1f} s"
+
+
+def _cell(report: Report, cells: DraftedCells, num_rows: int, num_drafts: int) -> str:
+    figures = cells.measure(num_rows, num_drafts)
+    report.add(figures)
+    return ", ".join(f"{figure.engine:.4g} {figure.unit}" for figure in figures)
+
+
+def _compile(what: Timed, numerics: DeviceNumerics, limits: RowLimits, drafter: str) -> None:
+    """By all cores at once, as an executor does when it starts."""
+    buckets = buckets_of(limits.num_rows, limits.max_num_batched_tokens, limits.max_num_draft_tokens)
+    shape = shape_of(what.drafters[drafter], numerics) if drafter else None
+    steps = Steps(what.config, numerics, {}, limits, buckets, Splits.EVEN, shape)
+    have_compiled(steps, torch.cuda.get_device_capability(), kernels_folder(), lambda _phase, _fraction: None)
+
+
+def _floor_ms(
+    rate: float, what: Timed, numerics: DeviceNumerics, found: TimedDrafter, num_rows: int, num_drafts: int
+) -> float:
+    """What target and drafter read at the rate of a copy: the weights once a pass, and the target's KV cache."""
+    slots = num_rows * what.shapes.drafted_context
+    target = bytes_read(what.config, numerics) + slots * numerics.bytes_per_token(what.config)
+    return 1e3 * (target + found.step_bytes + num_drafts * found.pass_bytes) / rate
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage("drafts", work))
