@@ -14,7 +14,7 @@ LINEAR, ATTENTION = "linear", "attention"
 # Parts of the names that kernels of a GPU have: ours, and those of the vendor's libraries.
 _KINDS: Mapping[str, tuple[str, ...]] = {
     ATTENTION: ("attend_", "fold_partials"),
-    LINEAR: ("multiply_", "gemm", "gemv", "nvjet", "cutlass", "splitk"),
+    LINEAR: ("multiply_tiles", "multiply_few", "gemm", "gemv", "nvjet", "cutlass", "splitk"),
 }
 
 

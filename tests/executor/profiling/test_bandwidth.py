@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_executor.profiling.bandwidth import ATTENTION, LINEAR, achieved, context_bytes, kernel_times, kind_of
+from paceline_kernels.warm_up.triton_kernels import KERNELS as KERNELS_BY_NAME
 
 KERNELS = Path(importlib.util.find_spec("paceline_kernels").origin).parent
 
@@ -41,6 +42,13 @@ def test_the_kernels_that_are_launched_here_are_known_by_name(folder, kind):
     launched = set(re.findall(r"^ +(\w+)\[.+\]\(", sources, re.MULTILINE))
     assert launched
     assert {kind_of(name) for name in launched} == {kind}
+
+
+def test_no_other_kernel_is_taken_for_one_of_these():
+    """A gate multiplies, too."""
+    others = [name.rpartition(".")[2] for name in KERNELS_BY_NAME if not re.search(r"\.(attention|linear)\.", name)]
+    assert "gate_and_multiply_kernel" in others
+    assert {kind_of(name) for name in others} == {None}
 
 
 @given(
