@@ -14,10 +14,9 @@ writes them; head_dim is a multiple of 8 up to 256, scale above 0. Slots beyond 
 hides from all its tokens, are not read, nor are their entries of the table; another row's do not matter, but NaN in a
 later slot of a token's own row may reach it. Nothing is refused for what lengths and tables hold, since finding it
 would mean waiting for the device; tokens of a row of context 0 have no result. Rows of few tokens,
-decodes and those that verify drafts, share the GPU as `Splits` says; other rows are chunks, whose bits depend neither
-on batch mates nor on where a chunk is cut. With Splits.FIXED the same holds for short rows, as long as tables are as
-wide; their partial results then take up to 64 * 4 bytes per row, query head (a KV head's padded to 16) and dimension. A
-token in a short row and the same token in a chunk may differ by rounding.
+decodes and those that verify drafts, share the GPU evenly; other rows are chunks, whose bits depend neither on batch
+mates nor on where a chunk is cut. With Splits.EVEN a token in a short row and the same token in a chunk may differ by
+rounding. With Splits.FIXED all rows are chunks: long contexts of few rows then leave most of the GPU idle.
 """
 
 import torch

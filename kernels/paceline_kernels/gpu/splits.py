@@ -10,4 +10,4 @@ class Splits(enum.Enum):
     """Whether a token's bits may depend on its batch mates."""
 
     EVEN = "even"  # all programs get the same share: fastest, and where a sum is cut depends on the batch
-    FIXED = "fixed"  # cut at fixed positions: the same bits in any batch
+    FIXED = "fixed"  # cut at fixed positions, or not at all: the same bits in any batch

@@ -117,10 +117,12 @@ class SystemCells:
         """
         num_chunks = -(-num_rows * context // self.chunk_tokens)
         num_tokens = num_chunks + 2 * _WARM_TOKENS + self.shapes.num_steps
+        # In the middle of what is timed: the first streams decode beside the prompts of the last ones.
+        start = max(2, context - (num_chunks + self.shapes.num_steps) // 2 - _WARM_TOKENS)
         streams = [Arrivals(time.perf_counter()) for _ in range(num_rows)]
         asked = [_RULED if with_rules and has_rules(index) else _PLAIN for index in range(num_rows)]
         tasks = [
-            asyncio.create_task(self._stream(stream, context, num_tokens, asks))
+            asyncio.create_task(self._stream(stream, start, num_tokens, asks))
             for stream, asks in zip(streams, asked, strict=True)
         ]
         try:

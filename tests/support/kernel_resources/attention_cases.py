@@ -46,18 +46,14 @@ class _Options:
 
 
 def cases(*, has_fp8: bool) -> Iterator[Case]:
-    """Both kernels and the fold in each line; what differs for caches of 8 bits at fixed splits, and for few rows of
-    float8."""
+    """Both kernels and the fold in each line; what differs for few rows of float8, and where all rows are chunks."""
     lines = {64: _Options(torch.float16), 128: _Options(), 256: _Options(window=4096)}
-    fixed = _Options(torch.float16, splits=Splits.FIXED, max_query_len=1)
     for head_dim, options in lines.items():
         yield _case(head_dim, options.dtype, options)
         yield _case(head_dim, torch.int8, options)
-    yield _case(128, torch.int8, fixed)
     if has_fp8:
         for head_dim, options in lines.items():
             yield _case(head_dim, torch.float8_e4m3fn, replace(options, block_size=64))
-        yield _case(128, torch.float8_e4m3fn, replace(fixed, block_size=64))
         yield _case(128, torch.float8_e4m3fn, _Options(block_size=64, max_query_len=1, num_rows=1))
     verifying = _Options(block_size=64, short_tokens=8, max_query_len=8)
     for head_dim, cache_type in ((128, torch.bfloat16), (256, torch.bfloat16), (128, torch.int8)):

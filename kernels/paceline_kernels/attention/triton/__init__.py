@@ -12,10 +12,8 @@ import triton
 from paceline_kernels.attention.triton.chunks import attend_chunks
 from paceline_kernels.attention.triton.launches import (
     CHUNKS,
-    FIXED_QUANTUM,
     FOLD_PARTS,
     FOLD_WARPS,
-    MAX_FIXED_PARTIALS,
     ROW_STEP,
     ChunkLaunch,
     SplitLaunch,
@@ -89,7 +87,7 @@ def paged_attention(
         problem = f"a head of {head_dim} dimensions is no multiple of 8 up to {_MAX_HEAD_DIM}, or the scale is {scale}"
         raise KernelArgumentError("paged_attention", problem)
     place = (architecture.current(), padded, 1 if key_cache.element_size() == 1 else 2)
-    launch = splits_launch(place, key_cache.dtype, group * short_tokens, context_lens.shape[0], splits)
+    launch = splits_launch(place, key_cache.dtype, group * short_tokens, context_lens.shape[0])
     packed = max(launch.min_packed, triton.next_power_of_2(group * short_tokens))
     if packed > _MAX_PACKED:
         problem = f"{short_tokens} tokens of {group} heads per KV head are more than {_MAX_PACKED} together"
@@ -119,25 +117,18 @@ def paged_attention(
     if splits is Splits.FIXED:  # whether a token comes alone or in a chunk, computed first or again: one kernel
         _launch_chunks(replace(call, short_tokens=0), CHUNKS[place])
         return out
-    _launch_splits(call, launch, splits)
+    _launch_splits(call, launch)
     if max_query_len > short_tokens:  # else no row is a chunk
         _launch_chunks(call, CHUNKS[place])
     return out
 
 
-def _launch_splits(call: _Call, launch: SplitLaunch, splits: Splits) -> None:
+def _launch_splits(call: _Call, launch: SplitLaunch) -> None:
     """All rows of few tokens."""
     head_dim = call.query.shape[2]
     num_kv_heads, block_size = call.key_cache.shape[1:3]
-    num_rows, num_blocks = call.block_tables.shape
     num_programs = launch.programs * _num_multiprocessors(call.query.device)
-    is_fixed = splits is Splits.FIXED
-    quantum, num_partials = launch.tile, 2 * num_programs
-    if is_fixed:
-        # By the size of the tables, which is a deployment's: it bounds the memory that partial results take.
-        num_positions = num_blocks * block_size
-        quantum = max(FIXED_QUANTUM, triton.next_power_of_2(triton.cdiv(num_positions, MAX_FIXED_PARTIALS)))
-        num_partials = num_rows * num_kv_heads * triton.cdiv(num_positions, quantum)
+    num_partials = 2 * num_programs
     partials = torch.empty((num_partials, call.packed, head_dim), dtype=torch.float32, device=call.query.device)
     statistics = torch.empty((num_partials, 2, call.packed), dtype=torch.float32, device=call.query.device)
     attend_splits[(num_programs,)](
@@ -153,8 +144,6 @@ def _launch_splits(call: _Call, launch: SplitLaunch, splits: Splits) -> None:
         SHORT=call.short_tokens,
         PACKED=call.packed,
         TILE=launch.tile,
-        QUANTUM=quantum,
-        FIXED=is_fixed,
         CAPPED=call.softcap is not None,
         WINDOWED=call.window != _NO_WINDOW,
         TURNED=launch.turned,
@@ -162,16 +151,11 @@ def _launch_splits(call: _Call, launch: SplitLaunch, splits: Splits) -> None:
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )
-    _launch_fold(call, partials, statistics, num_programs, quantum, splits)
+    _launch_fold(call, launch, partials, statistics, num_programs)
 
 
 def _launch_fold(
-    call: _Call,
-    partials: torch.Tensor,
-    statistics: torch.Tensor,
-    num_programs: int,
-    quantum: int,
-    splits: Splits,
+    call: _Call, launch: SplitLaunch, partials: torch.Tensor, statistics: torch.Tensor, num_programs: int
 ) -> None:
     """What the programs of `attend_splits` left, one program per row and query head."""
     _, num_heads, head_dim = call.query.shape
@@ -191,8 +175,7 @@ def _launch_fold(
         DIM_PADDED=call.padded,
         SHORT=call.short_tokens,
         PACKED=call.packed,
-        QUANTUM=quantum,
-        FIXED=splits is Splits.FIXED,
+        TILE=launch.tile,
         STEP=ROW_STEP,
         PARTS=FOLD_PARTS,
         num_warps=FOLD_WARPS,

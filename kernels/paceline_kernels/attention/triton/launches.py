@@ -30,7 +30,6 @@ from typing import TypeAlias
 import torch
 
 from paceline_kernels.gpu.architecture import Architecture
-from paceline_kernels.gpu.splits import Splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +54,6 @@ class ChunkLaunch:
     num_stages: int
 
 
-# Positions of a partial result whose bits do not depend on the batch: eight tiles, so that a pipeline is worth filling.
-FIXED_QUANTUM = 512
-# Of one head of a row that fills its table: where tables have room for more than 32 k positions the quantum grows.
-MAX_FIXED_PARTIALS = 64
 # Partial results folded at a time: those of 16 heads' worth of programs, 8 KiB at head size 128, in one warp.
 FOLD_PARTS = 16
 FOLD_WARPS = 1
@@ -81,8 +76,8 @@ SPLITS: dict[Place, SplitLaunch] = {
     (SM_80, 128, 1): SplitLaunch(8, 64, False, 2, 4, 5),
     (SM_80, 256, 1): SplitLaunch(8, 32, False, 2, 4, 5),
 }
-# Measured (`kernels/MEASURED.md`) for float8_e4m3 and 16 columns, where bits may depend on the batch: from so many rows
-# on. With int8, or with more columns, two warps have too few registers.
+# Measured (`kernels/MEASURED.md`) for float8_e4m3 and 16 columns: from so many rows on. With int8, or with more
+# columns, two warps have too few registers.
 FLOAT8_SPLITS_FROM_ROWS = 8
 FLOAT8_SPLITS: dict[Place, SplitLaunch] = {(SM_90, 128, 1): SplitLaunch(16, 64, False, 4, 2, 5)}
 CHUNKS: dict[Place, ChunkLaunch] = {
@@ -101,12 +96,10 @@ CHUNKS: dict[Place, ChunkLaunch] = {
 }
 
 
-def splits_launch(
-    place: Place, cache_type: torch.dtype, num_columns: int, num_rows: int, splits: Splits
-) -> SplitLaunch:
+def splits_launch(place: Place, cache_type: torch.dtype, num_columns: int, num_rows: int) -> SplitLaunch:
     """Of `attend_splits`, for a batch of so many rows with so many heads, times tokens, per KV head."""
     usual = SPLITS[place]
     is_measured = cache_type == torch.float8_e4m3fn and num_columns <= usual.min_packed
-    if is_measured and splits is Splits.EVEN and num_rows >= FLOAT8_SPLITS_FROM_ROWS:
+    if is_measured and num_rows >= FLOAT8_SPLITS_FROM_ROWS:
         return FLOAT8_SPLITS.get(place, usual)
     return usual

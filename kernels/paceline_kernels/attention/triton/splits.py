@@ -5,9 +5,8 @@ packed heads of a KV head are its few columns, so that keys and values are read 
 spent on heads that do not exist. Each program takes an equal share of the line of quanta (see `units`) and
 leaves a partial result wherever a head's context goes on in another share; `fold_partials` puts those together.
 
-FIXED: each quantum is a partial result of its own, folded in order, so that a token's bits do not depend on its batch
-mates. Otherwise a quantum is a tile, and what one program does of a head is one sum: fewer partials, even shares, and
-bits that depend on the batch.
+What one program does of a head is one sum, so that a token's bits depend on its batch mates: where they must not, short
+rows are chunks.
 
 Knows quanta and partial results; what a score is, `tiles` knows.
 """
@@ -56,29 +55,27 @@ def attend_splits(
     SHORT: tl.constexpr,  # tokens of a row, at most
     PACKED: tl.constexpr,  # at least SHORT * GROUP, a power of two
     TILE: tl.constexpr,
-    QUANTUM: tl.constexpr,  # a multiple of TILE
-    FIXED: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     TURNED: tl.constexpr,  # values are loaded as they lie, and turned in shared memory
     STEP: tl.constexpr,
 ):
     """One program's share of all short rows."""
-    total = num_quanta(cu_seqlens, context_lens, num_rows, window, SHORT, QUANTUM, STEP) * KV_HEADS
+    total = num_quanta(cu_seqlens, context_lens, num_rows, window, SHORT, TILE, STEP) * KV_HEADS
     program = tl.program_id(0)
     num_programs = tl.minimum(tl.num_programs(0), total)
     if program >= num_programs:
         return
     place = share_start(program, num_programs, total)
     end = share_start(program + 1, num_programs, total)
-    row, before = find_row(place, cu_seqlens, context_lens, num_rows, window, KV_HEADS, SHORT, QUANTUM, STEP)
+    row, before = find_row(place, cu_seqlens, context_lens, num_rows, window, KV_HEADS, SHORT, TILE, STEP)
     while place < end:
-        first, count = short_row(cu_seqlens, context_lens, row, num_rows, window, SHORT, QUANTUM)
+        first, count = short_row(cu_seqlens, context_lens, row, num_rows, window, SHORT, TILE)
         within = place - before * KV_HEADS
         if within < count * KV_HEADS:
             head, quantum = within // count, within % count
-            span = 1 if FIXED else tl.minimum(end - place, count - quantum)
-            partial = place if FIXED else 2 * program + (quantum == 0).to(tl.int32)
+            span = tl.minimum(end - place, count - quantum)
+            partial = 2 * program + (quantum == 0).to(tl.int32)
             _attend_span(
                 out,
                 partials + partial.to(tl.int64) * (PACKED * DIM),
@@ -96,8 +93,8 @@ def attend_splits(
                 scale,
                 softcap,
                 head,
-                (first + quantum) * QUANTUM,
-                (first + quantum + span) * QUANTUM,
+                (first + quantum) * TILE,
+                (first + quantum + span) * TILE,
                 span == count,
                 KV_HEADS,
                 GROUP,
@@ -227,8 +224,7 @@ def fold_partials(
     DIM_PADDED: tl.constexpr,
     SHORT: tl.constexpr,
     PACKED: tl.constexpr,
-    QUANTUM: tl.constexpr,
-    FIXED: tl.constexpr,
+    TILE: tl.constexpr,
     STEP: tl.constexpr,
     PARTS: tl.constexpr,  # partial results folded at a time
 ):
@@ -240,18 +236,15 @@ def fold_partials(
     per_head = tl.num_programs(1) // KV_HEADS
     head, packed = tl.program_id(1) // per_head, tl.program_id(1) % per_head
     first_token = tl.load(cu_seqlens + row)
-    _, count = short_row(cu_seqlens, context_lens, row, num_rows, window, SHORT, QUANTUM)
+    _, count = short_row(cu_seqlens, context_lens, row, num_rows, window, SHORT, TILE)
     if (count == 0) | (packed >= (tl.load(cu_seqlens + row + 1) - first_token) * GROUP):
         return
-    before = num_quanta(cu_seqlens, context_lens, row, window, SHORT, QUANTUM, STEP)
+    before = num_quanta(cu_seqlens, context_lens, row, window, SHORT, TILE, STEP)
     place = before * KV_HEADS + head * count
-    if FIXED:
-        first_partial, parts = place, count
-    else:
-        total = num_quanta(cu_seqlens, context_lens, num_rows, window, SHORT, QUANTUM, STEP) * KV_HEADS
-        num_programs = tl.minimum(num_programs, total)
-        first_partial = share_of(place, num_programs, total)
-        parts = share_of(place + count - 1, num_programs, total) - first_partial + 1
+    total = num_quanta(cu_seqlens, context_lens, num_rows, window, SHORT, TILE, STEP) * KV_HEADS
+    num_programs = tl.minimum(num_programs, total)
+    first_partial = share_of(place, num_programs, total)
+    parts = share_of(place + count - 1, num_programs, total) - first_partial + 1
     if parts == 1:
         return
     dims = tl.arange(0, DIM_PADDED)
@@ -259,9 +252,8 @@ def fold_partials(
     values = tl.zeros([DIM_PADDED], tl.float32)
     for start in range(0, parts, PARTS):
         index = start + tl.arange(0, PARTS)
-        partial = (first_partial + index).to(tl.int64)
-        if not FIXED:  # a program's first partial goes on with a head, its second begins one
-            partial = 2 * partial + (index == 0).to(tl.int64)
+        # A program's first partial goes on with a head, its second begins one.
+        partial = 2 * (first_partial + index).to(tl.int64) + (index == 0).to(tl.int64)
         exists = index < parts
         part_largest = tl.load(statistics + partial * (2 * PACKED) + packed, mask=exists, other=float("-inf"))
         part_sums = tl.load(statistics + partial * (2 * PACKED) + PACKED + packed, mask=exists, other=0.0)
