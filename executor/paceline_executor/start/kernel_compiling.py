@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import triton
 
+import paceline_executor
 import paceline_kernels
 from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.errors import StartError
@@ -123,33 +124,39 @@ def have_compiled(
     """
     folder, (major, minor) = cache_dir / _FOLDER, capability
     triton.knobs.cache.dir = str(folder)
-    on_progress("find kernels", 0.0)
     settle_keys()
-    with compiling_for(10 * major + minor):
-        launches = launches_of_steps(steps)
-    mark = folder / f"all-{_digest(launches, capability)}"
-    if mark.exists():
-        return Compiled(num_compiled=0, num_kept=len(launches), num_lost=0)
+    mark = folder / f"all-{_digest(steps, capability)}"
+    with contextlib.suppress(OSError, ValueError):
+        return Compiled(num_compiled=0, num_kept=int(mark.read_text()), num_lost=0)
 
-    def on_done(num_done: int) -> None:
-        on_progress("compile kernels", num_done / len(launches))
+    def find() -> list[Launch]:
+        with compiling_for(10 * major + minor):
+            return launches_of_steps(steps)
 
-    on_done(0)
+    def on_done(num_done: int, num_launches: int) -> None:
+        on_progress("compile kernels", num_done / num_launches)
+
+    on_progress("find kernels", 0.0)
     try:
-        compiled = compile_launches(launches, 10 * major + minor, folder, usable_cores(), on_done)
+        compiled = compile_launches(find, 10 * major + minor, folder, usable_cores(), on_done)
     except KernelCompileError as error:
         sentence = f"a kernel cannot be compiled for this GPU, of compute capability {major}.{minor}: {error}"
         raise StartError(f"{sentence}; install another version of Triton, or choose --runner cpu") from error
     if not compiled.num_lost:
         with contextlib.suppress(OSError):  # then processes are started again next time
-            mark.touch()
+            mark.write_text(str(compiled.num_compiled + compiled.num_kept))
     return compiled
 
 
-def _digest(launches: list[Launch], capability: tuple[int, int]) -> str:
-    digest = hashlib.sha256(repr((launches, capability, triton.__version__)).encode())
-    for source in sorted(Path(paceline_kernels.__file__).parent.rglob("*.py")):
-        digest.update(source.read_bytes())
+def _digest(steps: Steps, capability: tuple[int, int]) -> str:
+    """Of all that launches depend on, so that nobody has to look for them again. How many blocks there are is none."""
+    limits = replace(steps.limits, num_blocks=0)
+    of_model = steps.model, steps.numerics, dict(steps.stored), steps.draft_model
+    told = *of_model, limits, list(steps.sizes), steps.splits, capability, triton.__version__, torch.__version__
+    digest = hashlib.sha256(repr(told).encode())
+    for package in (paceline_kernels, paceline_executor):
+        for source in sorted(Path(package.__path__[0]).rglob("*.py")):
+            digest.update(source.read_bytes())
     return digest.hexdigest()[:32]
 
 

@@ -37,27 +37,31 @@ class Compiled:
 
 
 def compile_launches(
-    launches: Sequence[Launch],
+    find: Callable[[], Sequence[Launch]],
     capability: int,
     folder: Path,
     num_processes: int,
-    on_done: Callable[[int], object] = lambda _: None,
+    on_done: Callable[[int, int], object] = lambda _done, _all: None,
 ) -> Compiled:
     """Compile launches for a GPU of this compute capability, times ten, into Triton's cache in `folder`.
 
-    on_done: told by several threads how many are done. Raises KernelCompileError, after the others are done, for what
-    the compiler refuses; OSError if no process can be started.
+    find: called while the processes start, which takes as long. on_done: told by several threads how many of how many
+    are done. Raises what `find` raises; KernelCompileError, after the others are done, for what the compiler refuses.
     """
-    pool = _Pool(launches, on_done)
+    pool = _Pool(on_done)
     command = [sys.executable, "-P", "-m", "paceline_kernels.warm_up.triton_processes", str(capability), str(folder)]
     threads = [
         threading.Thread(target=pool.serve, args=(command,), name=f"compile {number}")
-        for number in range(min(num_processes, len(launches)))
+        for number in range(num_processes)
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        pool.fill(launches := find())
+    finally:
+        pool.close()
+        for thread in threads:
+            thread.join()
     if pool.errors:
         raise KernelCompileError("; ".join(pool.errors[:3]))
     num_lost = len(launches) - len(pool.was_kept)
@@ -67,12 +71,23 @@ def compile_launches(
 class _Pool:
     """What is left to compile, and what became of the rest."""
 
-    def __init__(self, launches: Sequence[Launch], on_done: Callable[[int], object]) -> None:
-        self._left = deque(launches)
+    def __init__(self, on_done: Callable[[int, int], object]) -> None:
+        self._left: deque[Launch] = deque()
+        self._num_launches = 0
+        self._is_filled = threading.Event()
         self._on_done = on_done
         self._lock = threading.Lock()
         self.was_kept: list[bool] = []
         self.errors: list[str] = []
+
+    def fill(self, launches: Sequence[Launch]) -> None:
+        self._left.extend(launches)
+        self._num_launches = len(launches)
+        self._on_done(0, self._num_launches)
+
+    def close(self) -> None:
+        """No launch comes any more: processes end when none is left."""
+        self._is_filled.set()
 
     def serve(self, command: Sequence[str]) -> None:
         """Start a process and give it launches until none is left, or it has ended."""
@@ -84,6 +99,7 @@ class _Pool:
         with process:
             assert process.stdin is not None
             assert process.stdout is not None
+            self._is_filled.wait()
             while self._left:
                 try:
                     launch = self._left.popleft()
@@ -105,7 +121,7 @@ class _Pool:
                 self.errors.append(f"{launch.kernel}: {answer}")
             else:
                 self.was_kept.append(answer)
-            self._on_done(len(self.was_kept) + len(self.errors))
+            self._on_done(len(self.was_kept) + len(self.errors), self._num_launches)
 
 
 def _main() -> None:

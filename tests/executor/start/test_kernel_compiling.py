@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -41,7 +42,7 @@ from paceline_kernels.errors import KernelCompileError
 from paceline_kernels.gpu.no_gpu import NoGpu
 from paceline_kernels.linear import Splits
 from paceline_kernels.warm_up.triton_launches import Launch
-from paceline_kernels.warm_up.triton_processes import Compiled
+from paceline_kernels.warm_up.triton_processes import Compiled, compile_launches
 
 LIMITS = RowLimits(
     num_rows=2,
@@ -164,12 +165,12 @@ with compiling_for(90):
     assert launches_of(call) == launches
 assert triton.runtime.driver.active is gpu
 print(len(launches))
-print(*counts(compile_launches(launches, 90, folder, 2, told.append)))
-print(sorted(told) == list(range(1, len(launches) + 1)))
+print(*counts(compile_launches(lambda: launches, 90, folder, 2, lambda done, _: told.append(done))))
+print(sorted(told) == list(range(len(launches) + 1)))
 kept = sorted(folder.rglob("*"))
 spoilt = Launch(launches[0].kernel, launches[1].specialization)
 try:
-    compile_launches([*launches[::-1], spoilt], 90, folder, 1)
+    compile_launches(lambda: [*launches[::-1], spoilt], 90, folder, 1)
 except KernelCompileError as error:
     print(error)
 print(sorted(folder.rglob("*")) == kept)
@@ -302,11 +303,12 @@ class Processes:
     def __init__(self, num_lost=0, error=None):
         self.num_lost, self.error, self.asked = num_lost, error, []
 
-    def __call__(self, launches, capability, folder, num_processes, on_done):
+    def __call__(self, find, capability, folder, num_processes, on_done):
         self.asked.append(capability)
         folder.mkdir(exist_ok=True)
-        for num_done in range(1, len(launches) + 1):
-            on_done(num_done)
+        launches = find()
+        for num_done in range(len(launches) + 1):
+            on_done(num_done, len(launches))
         if self.error:
             raise KernelCompileError(self.error)
         return Compiled(len(launches) - self.num_lost, 0, self.num_lost)
@@ -319,11 +321,11 @@ def compiling(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel_compiling, "settle_keys", lambda: None)
     monkeypatch.setattr(kernel_compiling, "launches_of_steps", lambda _: [Launch("a", "1"), Launch("b", "2")])
 
-    def compile_by(processes, capability=(9, 0)):
+    def compile_by(processes, capability=(9, 0), steps=STEPS):
         told = []
         monkeypatch.setattr(kernel_compiling, "compile_launches", processes)
         progress = lambda phase, fraction: told.append((phase, fraction))  # noqa: E731
-        return told, kernel_compiling.have_compiled(STEPS, capability, tmp_path, progress)
+        return told, kernel_compiling.have_compiled(steps, capability, tmp_path, progress)
 
     return compile_by
 
@@ -335,10 +337,32 @@ def test_a_start_shows_how_far_it_is_and_the_next_one_starts_no_process(compilin
     assert told == [("find kernels", 0.0), ("compile kernels", 0.0), ("compile kernels", 0.5), ("compile kernels", 1.0)]
     assert (compiled.num_compiled, processes.asked) == (2, [90])
 
-    assert compiling(processes) == ([("find kernels", 0.0)], Compiled(0, 2, 0))
+    assert compiling(processes) == ([], Compiled(0, 2, 0))
     compiling(Processes(num_lost=1), (8, 9))
     compiling(processes, (8, 9))
     assert processes.asked == [90, 89]
+
+
+def test_kernels_are_looked_for_again_where_others_may_be_launched(compiling):
+    """Not because there is memory for more blocks."""
+    processes = Processes()
+    more_blocks = replace(STEPS, limits=replace(LIMITS, num_blocks=LIMITS.num_blocks + 1))
+    fewer_sizes = replace(STEPS, sizes=buckets_of(2, 8, 5))
+    drafted = replace(STEPS, draft_model=kernel_compiling.DraftModelShape(TINY_CONFIG, NUMERICS, {}))
+    for steps in (STEPS, more_blocks, replace(STEPS, splits=Splits.FIXED), fewer_sizes, drafted, STEPS):
+        compiling(processes, steps=steps)
+    assert processes.asked == [90] * 4
+
+
+def test_processes_that_compile_end_where_nothing_is_found(tmp_path):
+    """What went wrong is told."""
+
+    def find():
+        raise ValueError("of the test")
+
+    with pytest.raises(ValueError, match="of the test"):
+        compile_launches(find, 90, tmp_path, 2)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("compile ")]
 
 
 def test_a_kernel_that_the_compiler_refuses_ends_the_start(compiling):
