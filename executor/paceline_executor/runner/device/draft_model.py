@@ -260,8 +260,7 @@ class DeviceDraftModel:
         batch = step_inputs(self._state, plan, num_tokens, self._limits.block_size)
         draws = draw_inputs(self._state, self._draws, plan, batch, plan.rows.shape[0])
         inputs = ForwardInputs(
-            # Tokens that it does not know are no error, but make drafts worse.
-            token_ids=batch.token_ids.clamp(max=self._parts.vocab_size - 1),
+            token_ids=self._known_to_it(batch.token_ids),
             positions=batch.positions,
             slot_mapping=batch.slot_mapping,
             cu_seqlens=batch.cu_seqlens,
@@ -273,6 +272,11 @@ class DeviceDraftModel:
             max_query_len=max_query_len,
         )
         return _Forwarded(plan, batch, draws, self._parts.hidden(inputs, draws.rows, is_first=is_first))
+
+    def _known_to_it(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Others are no error, but make drafts worse."""
+        vocab_size = self._parts.vocab_size
+        return token_ids if vocab_size >= self._limits.vocab_size else token_ids.clamp(max=vocab_size - 1)
 
     def _draw(self, forwarded: _Forwarded, rules: RowRules | None, *, is_first: bool) -> None:
         """The rules are by the target's vocabulary."""
@@ -286,8 +290,10 @@ class DeviceDraftModel:
         samples = sample(logits, draws.parameters, drawn, max_logprobs=-1)
         advance_rows(self._state, self._draws, forwarded.plan, forwarded.batch, draws, samples)
         # An end token is right or wrong without being verified.
-        is_end = (self._state.finish == RowFinish.END_TOKEN).int()
-        rows.state.num_held.copy_(self._draws.num_known + self._parts.shift - is_end)
+        is_end = self._state.finish == RowFinish.END_TOKEN
+        torch.sub(self._draws.num_known, is_end.int(), out=rows.state.num_held)
+        if self._parts.shift:
+            rows.state.num_held.add_(self._parts.shift)
         if is_first:
             rows.num_drafted.copy_(self._state.num_computed)
 
