@@ -39,10 +39,11 @@ class Profiles:
         if self._is_recording:
             sentence = "another profile is being recorded: wait until it has ended, or cancel that call"
             raise ProfileRunningError(sentence)
-        self._is_recording = True
+        self._is_recording, preparing = True, None
         try:
             profiler = await _answered(steps.ask_profiler(lambda one: one))
-            await asyncio.to_thread(profiler.prepare)
+            preparing = asyncio.ensure_future(asyncio.to_thread(profiler.prepare))
+            await asyncio.shield(preparing)
             await _answered(steps.ask_profiler(lambda one: one.start(num_steps)))
             deadline_s = time.monotonic() + self._max_profile_s
             while profiler.is_on and time.monotonic() < deadline_s:
@@ -57,11 +58,13 @@ class Profiles:
             while (part := await asyncio.to_thread(profiler.read)) is not None:
                 yield part
         finally:
-            self._ending = asyncio.create_task(self._end(steps), name="end of a profile")
+            self._ending = asyncio.create_task(self._end(steps, preparing), name="end of a profile")
 
-    async def _end(self, steps: StepLoop) -> None:
-        """Whatever ended the call: the next one may begin once the step thread has stopped."""
+    async def _end(self, steps: StepLoop, preparing: asyncio.Future[None] | None) -> None:
+        """Whatever ended the call: the next one may begin once the step thread has stopped, and no thread prepares."""
         try:
+            if preparing is not None:
+                await asyncio.gather(preparing, return_exceptions=True)
             await steps.ask_profiler(_stop_and_discard)
         finally:
             self._is_recording = False

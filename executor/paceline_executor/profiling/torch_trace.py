@@ -38,6 +38,7 @@ class TorchProfiler:
         self._pop_range = pop_range
         self._torch: Any = None  # of no type that is public
         self._is_on = False
+        self._is_prepared = False
         self._num_wanted = 0
         self._num_ended = 0
         self._num_bytes: dict[str, int] = {}
@@ -53,8 +54,10 @@ class TorchProfiler:
 
     def prepare(self) -> None:
         """What the first start does beside: hundreds of modules are imported, and CUDA's own profiler begins."""
-        with profile(activities=self._activities):
-            pass
+        if not self._is_prepared:
+            with profile(activities=self._activities):
+                pass
+            self._is_prepared = True
 
     def start(self, num_steps: int) -> None:
         self.discard()

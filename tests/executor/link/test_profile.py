@@ -1,6 +1,7 @@
 """A profile as its callers get it: a Chrome trace of so many steps, one at a time, and an end whatever happens."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 
 import grpc
@@ -8,7 +9,9 @@ import pytest
 
 from both_sides.chrome_trace import NoTraceError, check_steps, read_trace, steps_of
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
+from paceline_executor.errors import ProfileRunningError
 from paceline_executor.link.metrics import PROFILED_RATE
+from paceline_executor.link.profiles import Profiles
 from paceline_executor.profiling import host_trace
 from paceline_executor.testing.hash_executor import hash_executor
 from paceline_executor.testing.plan_client import attached, grants, info_of, request
@@ -123,6 +126,59 @@ async def test_one_profile_is_recorded_at_a_time_and_leaving_it_ends_it(executor
     code, reason = failure.value.code(), info_of(failure.value).reason
     assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "PROFILE_RUNNING")
     assert [step.args["step_id"] for step in steps_of(events)] == [2]
+
+
+class SlowToPrepare:
+    """A profiler that is prepared once it is let, and the step loop that owns it."""
+
+    def __init__(self):
+        self.is_on, self.num_steps, self.calls = False, 1, []
+        self._may_end = threading.Event()
+
+    async def ask_profiler(self, question):
+        return question(self)
+
+    def let(self):
+        self._may_end.set()
+
+    def prepare(self):
+        self.calls.append("begins")
+        self._may_end.wait(60)
+        self.calls.append("is prepared")
+
+    def start(self, num_steps):
+        self.calls.append("starts")
+
+    def stop(self):
+        self.calls.append("stops")
+
+    def discard(self):
+        """Nothing is kept."""
+
+    def rates(self):
+        return {}
+
+    def read(self):
+        return None
+
+
+async def test_a_profile_that_is_left_while_it_is_prepared_ends_behind_that():
+    """What prepares is a thread, which cannot be cancelled: another one beside it would crash the process."""
+    profiles, slow = Profiles(lambda _: None), SlowToPrepare()
+    left = asyncio.create_task(anext(profiles.record(slow, 1), None))
+    async with asyncio.timeout(60):
+        while not slow.calls:
+            await asyncio.sleep(0.01)
+        left.cancel()
+        await asyncio.wait({left})
+        with pytest.raises(ProfileRunningError):
+            await anext(profiles.record(slow, 1))
+        assert slow.calls == ["begins"]
+        slow.let()
+        while profiles._is_recording:
+            await asyncio.sleep(0.01)
+    assert await anext(profiles.record(slow, 1), None) is None
+    assert slow.calls[:4] == ["begins", "is prepared", "stops", "begins"]
 
 
 @pytest.mark.parametrize("num_steps", [0, 1001, 2**32 - 1])
