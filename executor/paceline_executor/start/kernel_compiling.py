@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import triton
+from triton._C.libtriton import get_cache_invalidating_env_vars
 
 import paceline_executor
 import paceline_kernels
@@ -126,15 +127,15 @@ def have_compiled(
     triton.knobs.cache.dir = str(folder)
     settle_keys()
     mark = folder / f"all-{_digest(steps, capability)}"
-    with contextlib.suppress(OSError, ValueError):
-        return Compiled(num_compiled=0, num_kept=int(mark.read_text()), num_lost=0)
+    if num_kept := _num_kept(mark):
+        return Compiled(num_compiled=0, num_kept=num_kept, num_lost=0)
 
     def find() -> list[Launch]:
         with compiling_for(10 * major + minor):
             return launches_of_steps(steps)
 
     def on_done(num_done: int, num_launches: int) -> None:
-        on_progress("compile kernels", num_done / num_launches)
+        on_progress("compile kernels", num_done / max(1, num_launches))
 
     on_progress("find kernels", 0.0)
     try:
@@ -148,11 +149,22 @@ def have_compiled(
     return compiled
 
 
+def _num_kept(mark: Path) -> int:
+    """0 without a mark, or where there are fewer folders beside it than kernels: somebody has tidied up."""
+    try:
+        num_kept = int(mark.read_text())
+        num_folders = sum(path.is_dir() for path in mark.parent.iterdir())
+    except (OSError, ValueError):
+        return 0
+    return num_kept if num_folders >= num_kept else 0
+
+
 def _digest(steps: Steps, capability: tuple[int, int]) -> str:
     """Of all that launches depend on, so that nobody has to look for them again. How many blocks there are is none."""
     limits = replace(steps.limits, num_blocks=0)
     of_model = steps.model, steps.numerics, dict(steps.stored), steps.draft_model
-    told = *of_model, limits, list(steps.sizes), steps.splits, capability, triton.__version__, torch.__version__
+    versions = triton.__version__, torch.__version__, get_cache_invalidating_env_vars(), triton.knobs.runtime.debug
+    told = *of_model, limits, list(steps.sizes), steps.splits, capability, versions
     digest = hashlib.sha256(repr(told).encode())
     for package in (paceline_kernels, paceline_executor):
         for source in sorted(Path(package.__path__[0]).rglob("*.py")):

@@ -195,9 +195,8 @@ def plan_device(
     drafting = draft_bytes(draft, most, sizes)
 
     def step_bytes(num_draws: int, num_tokens: int) -> int:
-        number_bytes, fixed = numerics.dtype.itemsize, config.batch_invariant
         seen = num_tokens * drafting.per_step_token
-        return seen + activation_bytes(model, num_tokens, num_draws, number_bytes, is_batch_invariant=fixed)
+        return seen + activation_bytes(model, num_tokens, num_draws, numerics.dtype.itemsize)
 
     # A captured step keeps tables of blocks, hidden states, a few columns.
     kept = [
@@ -255,7 +254,7 @@ def draft_bytes(draft: Draft | None, limits: RowLimits, sizes: Buckets) -> Draft
     return DraftBytes(
         weights=weights,
         per_token=draft.bytes_per_token,
-        activations=activation_bytes(model, num_tokens, limits.num_rows, num_bytes, is_batch_invariant=False),
+        activations=activation_bytes(model, num_tokens, limits.num_rows, num_bytes),
         kept=tuple(rows * of_row + num_tokens * _TOKEN_BYTES for rows in num_rows for _ in range(NUM_PASSES)),
         per_step_token=per_step_token,
     )

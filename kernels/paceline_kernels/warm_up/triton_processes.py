@@ -25,6 +25,7 @@ from paceline_kernels.errors import KernelCompileError
 from paceline_kernels.warm_up.triton_launches import Launch
 
 _log = logging.getLogger(__name__)
+_MAX_PROCESSES = 24  # each takes 150 MB and compiles a kernel in half a second: a model needs fifty
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def compile_launches(
     command = [sys.executable, "-P", "-m", "paceline_kernels.warm_up.triton_processes", str(capability), str(folder)]
     threads = [
         threading.Thread(target=pool.serve, args=(command,), name=f"compile {number}")
-        for number in range(num_processes)
+        for number in range(min(num_processes, _MAX_PROCESSES))
     ]
     for thread in threads:
         thread.start()
@@ -96,7 +97,7 @@ class _Pool:
         except OSError as error:
             _log.warning("no process can be started to compile kernels: %s", error)
             return
-        with process:
+        with contextlib.suppress(BrokenPipeError), process:  # what it did not read is written again at the end
             assert process.stdin is not None
             assert process.stdout is not None
             self._is_filled.wait()

@@ -41,6 +41,7 @@ from paceline_kernels.devices import cpu_stands_for_gpu
 from paceline_kernels.errors import KernelCompileError
 from paceline_kernels.gpu.no_gpu import NoGpu
 from paceline_kernels.linear import Splits
+from paceline_kernels.warm_up import triton_processes
 from paceline_kernels.warm_up.triton_launches import Launch
 from paceline_kernels.warm_up.triton_processes import Compiled, compile_launches
 
@@ -309,6 +310,7 @@ class Processes:
         launches = find()
         for num_done in range(len(launches) + 1):
             on_done(num_done, len(launches))
+            (folder / f"code-{capability}-{num_done}").mkdir(exist_ok=True)
         if self.error:
             raise KernelCompileError(self.error)
         return Compiled(len(launches) - self.num_lost, 0, self.num_lost)
@@ -343,6 +345,16 @@ def test_a_start_shows_how_far_it_is_and_the_next_one_starts_no_process(compilin
     assert processes.asked == [90, 89]
 
 
+def test_kernels_that_somebody_has_removed_are_compiled_again(compiling, tmp_path):
+    """Though the mark is still there."""
+    processes = Processes()
+    compiling(processes)
+    for code in (tmp_path / "triton").glob("code-*"):
+        code.rmdir()
+    _, compiled = compiling(processes)
+    assert (compiled.num_compiled, processes.asked) == (2, [90, 90])
+
+
 def test_kernels_are_looked_for_again_where_others_may_be_launched(compiling):
     """Not because there is memory for more blocks."""
     processes = Processes()
@@ -352,6 +364,24 @@ def test_kernels_are_looked_for_again_where_others_may_be_launched(compiling):
     for steps in (STEPS, more_blocks, replace(STEPS, splits=Splits.FIXED), fewer_sizes, drafted, STEPS):
         compiling(processes, steps=steps)
     assert processes.asked == [90] * 4
+
+
+def test_processes_that_die_at_once_lose_a_launch_each(tmp_path, monkeypatch, caplog):
+    """Whoever launches those compiles them."""
+    monkeypatch.setattr(triton_processes.sys, "executable", "/bin/false")
+    launches = [Launch("a", str(number)) for number in range(5)]
+    assert compile_launches(lambda: launches, 90, tmp_path, 3) == Compiled(0, 0, 5)
+    assert [record.getMessage() for record in caplog.records].count(
+        "a process that compiles kernels ended with 1 at a"
+    ) == 3
+
+
+def test_no_machine_starts_more_processes_than_are_of_use(tmp_path, monkeypatch):
+    """However many cores it has."""
+    started = []
+    monkeypatch.setattr(triton_processes._Pool, "serve", lambda pool, command: started.append(command))
+    compile_launches(list, 90, tmp_path, 500)
+    assert len(started) == triton_processes._MAX_PROCESSES
 
 
 def test_processes_that_compile_end_where_nothing_is_found(tmp_path):

@@ -10,9 +10,7 @@ from paceline.plan.values import MAX_BLOCKS
 from paceline_executor.errors import ShortMemoryError
 from paceline_executor.weights.checkpoint import ModelConfig
 
-_SPLIT_BYTES = 64 * 4  # of each head and dimension, where contexts are cut at fixed positions
-_LEAST_GROUP = 16  # query heads of a KV head are padded to so many
-_EVEN_PARTIAL_BYTES = 16 << 20
+_PARTIAL_BYTES = 16 << 20  # of contexts that are divided among programs
 _GRAPH_BYTES = 8 << 20  # of a captured step; 5.4 MiB were measured
 _LIBRARY_BYTES = 256 << 20  # workspaces and code
 _SLACK = 8  # an eighth is lost to rounding
@@ -83,9 +81,7 @@ def plan_memory(
     return MemoryPlan(num_blocks, {**parts, "kv_cache": num_blocks * needs.bytes_per_block})
 
 
-def activation_bytes(
-    model: ModelConfig, num_tokens: int, num_draws: int, number_bytes: int, *, is_batch_invariant: bool
-) -> int:
+def activation_bytes(model: ModelConfig, num_tokens: int, num_draws: int, number_bytes: int) -> int:
     """At a step's peak, at most; numbers are of `number_bytes` each.
 
     Stream and norm are there all the time; beside them queries, keys, values and what is attended, or gates and what
@@ -95,11 +91,7 @@ def activation_bytes(
     widest = max(2 * queries + keys_values, 3 * model.intermediate_size)
     per_token = (3 * model.hidden_size + widest) * number_bytes + max(model.hidden_size, model.intermediate_size)
     per_draw = model.vocab_size * (number_bytes + 8)  # logits, in float32, and once more under rules
-    partials = _EVEN_PARTIAL_BYTES
-    if is_batch_invariant:
-        group = max(_LEAST_GROUP, model.num_heads // model.num_kv_heads)
-        partials = num_draws * model.num_kv_heads * group * model.head_dim * _SPLIT_BYTES
-    total = num_tokens * per_token + num_draws * per_draw + partials
+    total = num_tokens * per_token + num_draws * per_draw + _PARTIAL_BYTES
     return total + total // _SLACK
 
 

@@ -1,6 +1,7 @@
 """A GPU's memory: nothing beyond its share, more memory is never worth less, and what does not fit says what to do."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -117,16 +118,13 @@ def test_what_does_not_fit_says_what_to_lower(memory, uses, kv_bytes, sentence):
 def test_a_step_takes_its_layers_widest_moment_and_its_logits():
     """Counted by hand: 5 tokens of 3 * 64 + 3 * 96 numbers and 96 bytes, 2 draws, an eighth more."""
     by_hand = 5 * ((3 * 64 + 3 * 96) * 2 + 96) + 2 * 272 * (2 + 8) + 16 * MIB
-    assert activation_bytes(TINY_CONFIG, 5, 2, 2, is_batch_invariant=False) == by_hand + by_hand // 8
+    assert activation_bytes(TINY_CONFIG, 5, 2, 2) == by_hand + by_hand // 8
 
 
-@given(st.integers(1, 4096), st.integers(1, 512), st.booleans())
-def test_larger_steps_take_more(num_tokens, num_draws, is_batch_invariant):
+@given(st.integers(1, 4096), st.integers(1, 512))
+def test_larger_steps_take_more(num_tokens, num_draws):
     """In tokens and in draws; in float32, too."""
-
-    def size(tokens, draws, number_bytes):
-        return activation_bytes(TINY_CONFIG, tokens, draws, number_bytes, is_batch_invariant=is_batch_invariant)
-
+    size = partial(activation_bytes, TINY_CONFIG)
     assert size(num_tokens, num_draws, 2) < size(num_tokens + 1, num_draws, 2)
     assert size(num_tokens, num_draws, 2) < size(num_tokens, num_draws + 1, 2)
     assert size(num_tokens, num_draws, 2) < size(num_tokens, num_draws, 4)
