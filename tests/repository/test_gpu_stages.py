@@ -55,12 +55,12 @@ from gpu.drafted_cells import DraftedCells, ScriptedDrafter, overwriting, tell_n
 from gpu.drafting_models import timed_drafter
 from gpu.engine_cells import flops_of
 from gpu.equality import _p_value, fits_distribution, limits_of, prompts_of
-from gpu.errors import CheckFailedError, PeerError, WheelsError
+from gpu.errors import CheckFailedError, GpuRunError, PeerError, WheelsError
 from gpu.feed import Feed
 from gpu.invariance import Variants
 from gpu.peer import read_peer
 from gpu.report import Figure, Report
-from gpu.rigs import LLAMA_8B, find_place, make_rig, random_model
+from gpu.rigs import LLAMA_8B, find_place, make_rig, random_model, timed_numbers
 from gpu.stage import Task
 from gpu.stages import NEEDED, Stage, run_command
 from gpu.wheels import install_wheels, missing_modules
@@ -274,6 +274,14 @@ def test_every_bar_is_about_a_cell_that_is_measured():
     assert of_best == {drafting_rows(num_rows, kind) for kind in (MODEL, HEAD)}
     assert {bar.what for bar in BARS if "should bring" in bar.what} == {share_at(each) for each in ACCEPTANCES}
     assert throughput_of(FULL.num_requests) in PEER_BARS
+
+
+def test_numbers_that_a_device_has_not_are_refused():
+    """A run that timed nothing would have passed."""
+    place = find_place(rehearses=True)
+    assert timed_numbers(place, None) == timed_numbers(place, "float32") == ["float32"]
+    with pytest.raises(GpuRunError, match="has no fp8: there is float32"):
+        timed_numbers(place, "fp8")
 
 
 def test_gaps_are_told_in_the_usual_one():

@@ -20,7 +20,7 @@ class ForwardInputs(DecoderBatch):
     """
 
     splits: Splits = Splits.EVEN  # FIXED: a token's bits do not depend on its batch mates on a GPU either
-    short_tokens: int = 1  # rows of up to so many tokens are divided among the GPU as `splits` says; 1 + drafts
+    short_tokens: int = 1  # rows of up to so many tokens are short: see `paged_attention`; 1 + drafts
     max_query_len: int | None = None  # None if the host does not know
 
 

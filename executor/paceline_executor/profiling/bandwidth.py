@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 LINEAR, ATTENTION = "linear", "attention"
+_LAST_KERNEL = "write_results"  # of each step, once
 
 # Parts of the names that kernels of a GPU have: ours, and those of the vendor's libraries.
 _KINDS: Mapping[str, tuple[str, ...]] = {
@@ -31,6 +32,11 @@ def kernel_times(events: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, flo
             kind = kind_of(str(event["name"]))
             if kind is not None:
                 yield kind, float(event["dur"]) / 1e6
+
+
+def num_traced_steps(events: Iterable[Mapping[str, Any]]) -> int:
+    """Whose kernels a trace has: with two in flight they are not quite the steps that landed meanwhile."""
+    return sum(event.get("cat") == "kernel" and _LAST_KERNEL in str(event["name"]) for event in events)
 
 
 def achieved(times: Iterable[tuple[str, float]], num_bytes: Mapping[str, int]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from paceline_executor.profiling.bandwidth import achieved, kernel_times
+from paceline_executor.profiling.bandwidth import achieved, kernel_times, num_traced_steps
 from paceline_executor.profiling.profiler import MAX_PART_BYTES, StepMark
 
 _OFF: AbstractContextManager[None] = nullcontext()
@@ -100,14 +100,16 @@ class TorchProfiler:
         return part or None
 
     def rates(self) -> dict[str, float]:
-        """Empty for a trace too large to be looked through."""
+        """Empty for a trace too large to be looked through, and for one without a step's kernels."""
         if self._trace is None:
             return {}
         text = self._trace.read(_MAX_PARSED_BYTES + 1)
         self._trace.seek(0)
         if len(text) > _MAX_PARSED_BYTES:
             return {}
-        return achieved(kernel_times(json.loads(text)["traceEvents"]), self._num_bytes)
+        events = json.loads(text)["traceEvents"]
+        steps = num_traced_steps(events) / max(1, self.num_steps)
+        return achieved(kernel_times(events), {kind: int(steps * size) for kind, size in self._num_bytes.items()})
 
     def discard(self) -> None:
         if self._trace is not None:

@@ -61,7 +61,8 @@ def paged_attention(
     the last of which is at position context_lens[i] - 1. context_lens: [num_rows] int32.
     Returns [num_tokens, num_heads, head_dim] of the query's type, new and contiguous.
 
-    For GPUs: key_scales, value_scales: of quantised caches. splits: how rows of up to short_tokens tokens are divided.
+    For GPUs: key_scales, value_scales: of quantised caches. splits: how rows of up to short_tokens tokens are divided,
+    if they are.
     max_query_len: as many tokens as any row has at most, if the host knows; 1 for decodes alone spares a launch.
 
     Raises KernelArgumentError (also for float8_e4m3fn on a GPU without such arithmetic), UnsupportedDeviceError.

@@ -25,14 +25,14 @@ from gpu.errors import CheckFailedError, DoesNotFitError
 from gpu.loading import loading_figures
 from gpu.peer import read_peer
 from gpu.report import Figure, Report
-from gpu.rigs import Place, find_place, free_unused_memory
+from gpu.rigs import Place, find_place, free_unused_memory, timed_numbers
 from gpu.stage import Task, run_stage
 from gpu.system import System, running_system
 from gpu.system_cells import SystemCells, patient_client
 
 _START_S = 240.0
 _MIN_LOADING_S = 240.0  # it writes 16 GB and reads them five times
-_MIN_SECONDS = 20.0  # less time is no use to a side
+_MIN_SECONDS = 45.0  # less time is no use to a side
 _AGAIN_S = 30.0  # of a system's time, for its second start
 _SYSTEM_SHARE = 1.5  # of its time and the engine's, in the engine's: it starts twice
 
@@ -41,7 +41,7 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     """Every side of every type of numbers, as long as there is time; the table comes last, whatever went wrong."""
     peers = read_peer(task.peer)
     place = find_place(rehearses=task.rehearses)
-    names = [name for name in place.numerics if task.numbers in (None, name)]
+    names = timed_numbers(place, task.numbers)
     report, what = report_on(place.name), timed(rehearses=task.rehearses)
     if task.rehearses or task.seconds_left() > _MIN_LOADING_S:
         report.check("loading", partial(_load, report, place, what, task.folder))

@@ -23,6 +23,8 @@ VERIFY_COST = "step that verifies drafts, in plain steps"
 VERIFY_FLOORS = "step that verifies drafts, in the time that reading what it reads takes"
 LOADING = "weights to the device"
 LOADING_SHARE = "weights from the disk to the device, of what the disk gives"
+_ATTENTION_TOKENS = 16_384
+_ARRIVAL_COST = 4  # of a prompt in small chunks
 WARM_START = "process start to first token, dummy weights, compiled before"
 
 
@@ -95,6 +97,11 @@ def ruled_at(num_rows: int, context: int) -> str:
     return f"{rows_at(num_rows, context)}, a quarter with penalties, log-probabilities, stop texts"
 
 
+def _prompt_cost(num_tokens: int) -> float:
+    """In tokens of a short prompt: attention takes as long as all else at twice this many."""
+    return num_tokens * (1 + num_tokens / _ATTENTION_TOKENS)
+
+
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """Every cell of one type of numbers."""
@@ -136,13 +143,14 @@ class Shapes:
         return max(*decodes, *requests, arriving, max(self.prompts)) + 4096
 
     def cells(self) -> list["Cell"]:
-        """Those that compute the fewest tokens first: they are measured while there is time."""
+        """The quick ones first: they are measured while there is time."""
+        repeats, beside = 1 + self.num_repeats, self.arrival_rows * self.arrival_context
         cells = [
             *((rows * context, Cell(Kind.DECODE, rows, context)) for rows, context in self.decodes),
             *((rows * context, Cell(Kind.RULED, rows, context)) for rows, context in self.ruled),
-            *(((1 + self.num_repeats) * tokens, Cell(Kind.PREFILL, tokens)) for tokens in self.prompts),
+            *((repeats * _prompt_cost(tokens), Cell(Kind.PREFILL, tokens)) for tokens in self.prompts),
             *((self.num_requests * (put + got), Cell(Kind.THROUGHPUT, put, got)) for put, got in self.requests),
-            *((self.arrival_rows * self.arrival_context + got, Cell(Kind.ARRIVAL, got)) for got in self.arrivals),
+            *((beside + _ARRIVAL_COST * _prompt_cost(got), Cell(Kind.ARRIVAL, got)) for got in self.arrivals),
         ]
         return [cell for _, cell in sorted(cells, key=lambda pair: pair[0])]
 

@@ -17,7 +17,7 @@ from gpu.config import kernels_folder
 from gpu.drafted_cells import DraftedCells, ScriptedDrafter, overwriting, tell_nothing_apart
 from gpu.drafting_models import TimedDrafter, bytes_read, shape_of, timed_drafter
 from gpu.report import Report
-from gpu.rigs import Place, copy_rate, find_place, free_unused_memory, make_rig, random_model
+from gpu.rigs import Place, copy_rate, find_place, free_unused_memory, make_rig, random_model, timed_numbers
 from gpu.stage import Task, run_stage
 from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.limits import RowLimits
@@ -32,7 +32,7 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     """Scripts alone first, then behind each kind of drafter."""
     place, what = find_place(rehearses=task.rehearses), timed(rehearses=task.rehearses)
     report = report_on(place.name)
-    names = [name for name in place.numerics if task.numbers in (None, name)]
+    names = timed_numbers(place, task.numbers)
     num_left = len(names) * (1 + len(what.drafters))
     print(f"drafts on {place.name}", flush=True)
     try:

@@ -28,7 +28,7 @@ _MAX_TOKENS = 128  # of a step
 # In spacings of the device's type at the size of the logits: the root mean square of what log-probabilities may be off,
 # and how far below the CPU's best logit a token's may be. Where every operation of the CPU is rounded to bfloat16, they
 # are 0.3 to 0.4 off and 1.4 at most; in Gemma 3, whose embeddings are multiplied, 1.5 and 13.
-_ALLOWED = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2"), (1.0, 3.0)) | {"gemma3": (3.0, 15.0)}
+_ALLOWED = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2"), (1.0, 2.0)) | {"gemma3": (3.0, 15.0)}
 _MAX_DRAFTS = 7
 _NUM_TOP = 20
 _NUM_COMPARED = 8  # log-probabilities behind each token

@@ -13,7 +13,7 @@ from gpu.system import System
 from gpu.system_cells import patient_client
 from paceline_cli.wire_profile import trace_parts
 from paceline_client.credentials import Credentials
-from paceline_executor.profiling.bandwidth import ATTENTION, LINEAR, kind_of
+from paceline_executor.profiling.bandwidth import ATTENTION, LINEAR, kind_of, num_traced_steps
 
 _NUM_STEPS = 12
 _NUM_STREAMS = 4
@@ -29,11 +29,11 @@ def shows_kernels(system: System, file: Path, *, is_cuda: bool) -> str:
     if len(steps) != _NUM_STEPS:
         raise CheckFailedError(f"the trace has {len(steps)} steps, not {_NUM_STEPS}")
     kernels = [event for event in events if event.get("cat") == "kernel"]
-    kinds = Counter(kind_of(event["name"]) for event in kernels)
-    if is_cuda and min(kinds[LINEAR], kinds[ATTENTION]) < _NUM_STEPS:
-        raise CheckFailedError(f"the trace has {len(kernels)} kernels, of the known kinds {dict(kinds)}")
+    kinds, num_traced = Counter(kind_of(event["name"]) for event in kernels), num_traced_steps(kernels)
+    if is_cuda and (abs(num_traced - _NUM_STEPS) > 1 or any(kinds[kind] < num_traced for kind in (LINEAR, ATTENTION))):
+        raise CheckFailedError(f"the trace has {num_traced} steps' kernels, of the known kinds {dict(kinds)}")
     of_kinds = f"{kinds[LINEAR]} of products, {kinds[ATTENTION]} of attention"
-    return f"{len(steps)} steps with {len(kernels)} kernels, {of_kinds}"
+    return f"{len(steps)} steps, the {len(kernels)} kernels of {num_traced}, {of_kinds}"
 
 
 async def _recorded(system: System, file: Path) -> None:

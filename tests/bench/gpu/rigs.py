@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu.errors import GpuRunError
 from paceline_executor.device_numerics import TWIN_NUMERICS, DeviceNumerics
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
@@ -87,6 +88,14 @@ def find_place(*, rehearses: bool) -> Place:
     if torch.cuda.get_device_capability() >= (8, 9):
         numerics["fp8"] = _FP8
     return Place(CudaDevice(), torch.cuda.get_device_name(), numerics)
+
+
+def timed_numbers(place: Place, only: str | None) -> list[str]:
+    """In which numbers models are timed. Raises GpuRunError for a type that the device has not."""
+    names = [name for name in place.numerics if only in (None, name)]
+    if not names:
+        raise GpuRunError(f"{place.name} has no {only}: there is {', '.join(place.numerics)}")
+    return names
 
 
 def copy_rate(place: Place) -> float:

@@ -118,7 +118,7 @@ async def test_a_plan_that_breaks_a_rule_ends_the_stream_and_the_link_recovers()
     with capture_logs() as events:
         async with simulated_executor(*ROOM, vocab_size=VOCAB_SIZE) as executor, rig_for(executor) as rig:
             await rig.until_ready()
-            requests = [make_request(9, 40)]
+            requests = [make_request(9, 300)]  # long enough that plans are still to come
             rig.submit(*requests)
             await rig.until(lambda: bool(rig.client.token_ids))
             rig.runtime.views.executor(executor.address).planned.num_plans += 1  # a gap

@@ -4,7 +4,7 @@ No length is read on the host, so nothing waits for the device, and a captured g
 have room for. Knows shapes and grids; not what the kernels do with them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -86,6 +86,8 @@ def paged_attention(
     if padded > _MAX_HEAD_DIM or head_dim % 8 or scale <= 0:
         problem = f"a head of {head_dim} dimensions is no multiple of 8 up to {_MAX_HEAD_DIM}, or the scale is {scale}"
         raise KernelArgumentError("paged_attention", problem)
+    if splits is Splits.FIXED:  # whether a token comes alone or in a chunk, computed first or again: one kernel
+        short_tokens = 0
     place = (architecture.current(), padded, 1 if key_cache.element_size() == 1 else 2)
     launch = splits_launch(place, key_cache.dtype, group * short_tokens, context_lens.shape[0])
     packed = max(launch.min_packed, triton.next_power_of_2(group * short_tokens))
@@ -114,10 +116,8 @@ def paged_attention(
         max_query_len=max_query_len,
         packed=packed,
     )
-    if splits is Splits.FIXED:  # whether a token comes alone or in a chunk, computed first or again: one kernel
-        _launch_chunks(replace(call, short_tokens=0), CHUNKS[place])
-        return out
-    _launch_splits(call, launch)
+    if short_tokens:
+        _launch_splits(call, launch)
     if max_query_len > short_tokens:  # else no row is a chunk
         _launch_chunks(call, CHUNKS[place])
     return out
