@@ -27,10 +27,9 @@ from gpu.peer import read_peer
 from gpu.report import Figure, Report
 from gpu.rigs import Place, find_place, free_unused_memory, timed_numbers
 from gpu.stage import Task, run_stage
-from gpu.system import System, running_system
+from gpu.system import START_S, System, running_system
 from gpu.system_cells import SystemCells, patient_client
 
-_START_S = 240.0
 _MIN_LOADING_S = 240.0  # it writes 16 GB and reads them five times
 _MIN_SECONDS = 45.0  # less time is no use to a side
 _AGAIN_S = 30.0  # of a system's time, for its second start
@@ -81,7 +80,7 @@ def _system_side(
 
     def run() -> str:
         with running_system(task.folder, numbers, options, environment) as system:
-            system.wait_until_ready(min(seconds, _START_S))
+            system.wait_until_ready(min(seconds, START_S))
             asyncio.run(_cells(report, what, numbers, system, deadline - _AGAIN_S))
         codes = [code for code in system.exit_codes.values() if code]
         if codes:
@@ -98,7 +97,7 @@ def _system_side(
 
 def _start_again(report: Report, task: Task, numbers: str, options: list[str], environment: Mapping[str, str]) -> str:
     with running_system(task.folder, f"{numbers}-again", options, environment) as system:
-        system.wait_until_ready(_START_S)
+        system.wait_until_ready(START_S)
         seconds = asyncio.run(_first_token(system))
     report.add([Figure(numbers, WARM_START, "", "s", system=seconds)])
     return _started(report, numbers, WARM_START_PHASE, system)
@@ -114,7 +113,7 @@ def _started(report: Report, numbers: str, what: str, system: System) -> str:
 async def _first_token(system: System) -> float:
     """Seconds from the start of the processes to a client's first token."""
     async with patient_client(system.target) as client:
-        await client.wait_until_ready(_START_S)
+        await client.wait_until_ready(START_S)
         result = await client.generate(token_ids=[5, 6, 7], stopping={"max_tokens": 1, "ignore_eos": True})
     if not result.completions[0].token_ids:
         raise CheckFailedError("a request for one token brought none")

@@ -76,15 +76,9 @@ def _measure(
     cells = DraftedCells(numbers, rig, script, what.shapes, plain_ms, drafter, floor_ms)
     for num_rows, num_drafts in what.shapes.modelled if drafter else what.shapes.drafted:
         name = f"{numbers} engine {drafts_at(num_rows, num_drafts, drafter)}"
-        report.check(name, partial(_cell, report, cells, num_rows, num_drafts))
+        report.check(name, partial(report.measured, partial(cells.measure, num_rows, num_drafts)))
     report.add(cells.best())
     return f"{limits.num_rows} rows with up to {limits.max_num_draft_tokens} drafts, ready after {seconds:.1f} s"
-
-
-def _cell(report: Report, cells: DraftedCells, num_rows: int, num_drafts: int) -> str:
-    figures = cells.measure(num_rows, num_drafts)
-    report.add(figures)
-    return ", ".join(f"{figure.engine:.4g} {figure.unit}" for figure in figures)
 
 
 def _compile(what: Timed, numerics: DeviceNumerics, limits: RowLimits, drafter: str) -> None:

@@ -17,7 +17,7 @@ from gpu.profiled import shows_kernels
 from gpu.report import Figure, Report
 from gpu.rigs import Place, find_place
 from gpu.stage import Task, run_stage
-from gpu.system import running_system
+from gpu.system import START_S, running_system
 from gpu.system_cells import patient_client
 from paceline_cli.chaos.campaign import FaultTiming
 from paceline_cli.chaos.experiment import Experiment, Setting
@@ -29,7 +29,6 @@ from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports
 from paceline_client.requests import Sampling, Stopping
 from paceline_executor.testing.models import TINY_CONFIG
 
-_START_S = 240.0
 _DRAINED_STREAMS = 8
 _LAST_FAULT_S = 40.0  # before the deadline: it may take so long until all is whole again
 # Two executors share the GPU, so that there is one while the other comes back.
@@ -82,14 +81,14 @@ def _options(task: Task) -> tuple[str, ...]:
 
 def _profiles(task: Task, options: Sequence[str], place: Place) -> str:
     with running_system(task.folder, "profile", [*options, "--max-num-seqs", "64"]) as system:
-        system.wait_until_ready(_START_S)
+        system.wait_until_ready(START_S)
         return shows_kernels(system, task.folder / "profile.json", is_cuda=place.is_cuda)
 
 
 def _drains(folder: Path, program: str, options: Sequence[str], sizes: Sizes) -> str:
     """All streams that had begun when a program was told to end come to their ends, and it ends with 0."""
     with running_system(folder, f"drain-{program}", options) as system:
-        system.wait_until_ready(_START_S)
+        system.wait_until_ready(START_S)
         counts = asyncio.run(_drained(system.target, partial(system.drain, program), sizes.num_drained))
     if set(counts) != {sizes.num_drained}:
         raise CheckFailedError(f"streams ended with {counts} tokens, not with {sizes.num_drained} each")
@@ -112,7 +111,7 @@ async def _drained(target: str, drain: Callable[[], None], num_tokens: int) -> l
         return len(result.completions[0].token_ids)
 
     async with patient_client(target) as client:
-        await client.wait_until_ready(_START_S)
+        await client.wait_until_ready(START_S)
         tasks = [asyncio.create_task(read(number)) for number in range(_DRAINED_STREAMS)]
         await begun.wait()
         drain()

@@ -6,13 +6,12 @@ Knows the order of cells. Its figures go into engine-NUMBERS.json.
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from gpu.bench_models import Timed, timed
 from gpu.engine_cells import EngineCells
-from gpu.report import Figure, Report
+from gpu.report import Report
 from gpu.rigs import Place, find_place, make_rig, random_model
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.llama import LlamaModel
@@ -43,16 +42,10 @@ def _measure_cells(
     print(f"{numbers}: engine ready after {time.perf_counter() - begun:.1f} s", flush=True)
     cells = EngineCells(numbers, rig, what.config, what.shapes)
     for cell in what.shapes.cells():
-        report.check(f"{numbers} engine {cell}", partial(_measured, report, partial(cells.measure, cell)))
+        report.check(f"{numbers} engine {cell}", partial(report.measured, partial(cells.measure, cell)))
     for rows, context in what.shapes.mixed:
         name = f"{numbers} engine {rows} decodes of {context} and a prompt"
-        report.check(name, partial(_measured, report, partial(cells.mixed, rows, context)))
-
-
-def _measured(report: Report, measure: Callable[[], list[Figure]]) -> str:
-    figures = measure()
-    report.add(figures)
-    return ", ".join(f"{figure.engine:.4g} {figure.unit}" for figure in figures)
+        report.check(name, partial(report.measured, partial(cells.mixed, rows, context)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from gpu.errors import CheckFailedError
-from gpu.system import System
+from gpu.system import START_S, System
 from gpu.system_cells import patient_client
 from paceline_cli.wire_profile import trace_parts
 from paceline_client.credentials import Credentials
@@ -18,7 +18,6 @@ from paceline_executor.profiling.bandwidth import ATTENTION, LINEAR, kind_of, nu
 _NUM_STEPS = 12
 _NUM_STREAMS = 4
 _NUM_TOKENS = 64  # more steps than are recorded
-_START_S = 240.0
 
 
 def shows_kernels(system: System, file: Path, *, is_cuda: bool) -> str:
@@ -38,7 +37,7 @@ def shows_kernels(system: System, file: Path, *, is_cuda: bool) -> str:
 
 async def _recorded(system: System, file: Path) -> None:
     async with patient_client(system.target) as client:
-        await client.wait_until_ready(_START_S)
+        await client.wait_until_ready(START_S)
 
         async def generate(number: int) -> int:
             stopping = {"max_tokens": _NUM_TOKENS, "ignore_eos": True}

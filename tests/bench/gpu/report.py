@@ -84,6 +84,12 @@ class Report:
             self.figures[self.figures.index(known)] = Figure(*place, figure.unit, engine, system)
         self.write()
 
+    def measured(self, measure: Callable[[], list[Figure]]) -> str:
+        """Take in what an engine's cell brings; says it in a sentence."""
+        figures = measure()
+        self.add(figures)
+        return ", ".join(f"{figure.engine:.4g} {figure.unit}" for figure in figures)
+
     def leave_out(self, what: str) -> None:
         """Say what was not done, and why."""
         self.left_out.append(what)

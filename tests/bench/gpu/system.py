@@ -18,6 +18,7 @@ from pathlib import Path
 from gpu.errors import SystemFailedError
 from paceline_cli.supervisor.programs import Ports, free_ports
 
+START_S = 240.0  # an executor takes at most, with nothing compiled
 _LOOPBACK = "127.0.0.1"
 _PATIENT = ("--ttft-budget", "600")  # all requests of a cell are taken; how steps are mixed is as by default
 _END_S = 60.0
