@@ -4,10 +4,12 @@ Apart from `loading` and steps, which decide what is taken.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
+_MAX_CAUSES = 16  # they may go round in a circle
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
@@ -20,7 +22,7 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
 
 def is_out_of_memory(error: Exception) -> bool:
     """torch, CUDA and cuBLAS say so in a RuntimeError's words. A capture that fails of it raises another one."""
-    return any(map(_says_memory, _with_causes(error)))
+    return any(map(_says_memory, islice(_with_causes(error), _MAX_CAUSES)))
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:

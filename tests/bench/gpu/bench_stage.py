@@ -48,12 +48,12 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
         report.leave_out("loading: the time is short")
     del place  # its context stays, its memory does not
     free_unused_memory()
-    sides = [pair for numbers in names for pair in ((numbers, _system_side), (numbers, _engine_side))]
-    shares = [_SYSTEM_SHARE, 1.0] * len(names)
+    both = (_system_side, _SYSTEM_SHARE), (_engine_side, 1.0)
+    sides = [(numbers, side, share) for numbers in names for side, share in both]
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-compiled-") as compiled:
-            for index, (numbers, side) in enumerate(sides):
-                seconds = task.seconds_left() * shares[index] / sum(shares[index:])
+            for index, (numbers, side, share) in enumerate(sides):
+                seconds = task.seconds_left() * share / sum(share for *_, share in sides[index:])
                 if seconds < _MIN_SECONDS and not task.rehearses:
                     report.leave_out(f"{numbers}: {side.__name__.strip('_')}: the time was up")
                     continue

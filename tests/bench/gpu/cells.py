@@ -23,9 +23,9 @@ VERIFY_COST = "step that verifies drafts, in plain steps"
 VERIFY_FLOORS = "step that verifies drafts, in the time that reading what it reads takes"
 LOADING = "weights to the device"
 LOADING_SHARE = "weights from the disk to the device, of what the disk gives"
-_ATTENTION_TOKENS = 16_384
-_ARRIVAL_COST = 4  # of a prompt in small chunks
 WARM_START = "process start to first token, dummy weights, compiled before"
+_ATTENTION_TOKENS = 16_384  # of a prompt whose attention takes as long as all else
+_ARRIVAL_COST = 4  # of a prompt in small chunks
 
 
 def gap_of(num_rows: int, num_tokens: int) -> str:
@@ -98,7 +98,7 @@ def ruled_at(num_rows: int, context: int) -> str:
 
 
 def _prompt_cost(num_tokens: int) -> float:
-    """In tokens of a short prompt: attention takes as long as all else at twice this many."""
+    """In tokens of a short one."""
     return num_tokens * (1 + num_tokens / _ATTENTION_TOKENS)
 
 

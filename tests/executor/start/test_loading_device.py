@@ -306,6 +306,12 @@ def caused(error, cause):
     return error
 
 
+def test_errors_that_came_of_each_other_are_looked_at_once():
+    """Whoever raises one from another one may make a circle."""
+    first, second = RuntimeError("of the test"), RuntimeError("of the test, too")
+    assert not is_out_of_memory(caused(caused(first, second), caused(second, first)))
+
+
 @pytest.mark.parametrize(
     ("error", "is_memory"),
     [

@@ -143,9 +143,8 @@ class CudaDevice:
 
     def upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
         """torch keeps the pinned copy until the device has read it."""
-        return (
-            torch.from_numpy(np.require(values, requirements="W")).pin_memory().to(self.torch_device, non_blocking=True)
-        )
+        pinned = torch.from_numpy(np.require(values, requirements="W")).pin_memory()
+        return pinned.to(self.torch_device, non_blocking=True)
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
         return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)

@@ -5,8 +5,8 @@ packed heads of a KV head are its few columns, so that keys and values are read 
 spent on heads that do not exist. Each program takes an equal share of the line of quanta (see `units`) and
 leaves a partial result wherever a head's context goes on in another share; `fold_partials` puts those together.
 
-What one program does of a head is one sum, so that a token's bits depend on its batch mates: where they must not, short
-rows are chunks.
+A quantum is a tile, and what one program does of a head is one sum. So a token's bits depend on its batch mates: where
+they must not, short rows are chunks.
 
 Knows quanta and partial results; what a score is, `tiles` knows.
 """

@@ -34,7 +34,7 @@ def cuda(monkeypatch):
 
 
 @pytest.fixture
-def device(monkeypatch):
+def device():
     """A GPU's device without one."""
     device = CudaDevice.__new__(CudaDevice)
     device._pool = "pool"
