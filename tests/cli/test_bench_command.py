@@ -75,7 +75,6 @@ def test_a_ladder_has_a_table_per_rung_and_one_over_all():
 
 
 def test_the_file_has_a_line_per_rung_in_the_names_of_vllm(tmp_path):
-    """Raw times in seconds, statistics in milliseconds."""
     path = tmp_path / "results.jsonl"
     path.write_text("an earlier result\n")
     with FakeServer(answer) as server:
@@ -113,7 +112,6 @@ def test_an_open_loop_says_how_late_it_sent(tmp_path):
 
 
 def test_a_trace_is_replayed_with_its_lengths(tmp_path):
-    """Scaled on request, and said so in the result."""
     trace, path = tmp_path / "short.csv", tmp_path / "results.jsonl"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,80,16\n2023-11-16 18:15:47,40,8\n")
     options = ["--trace", str(trace), "--scale-lengths", "0.125", "--scale-rate", "100", "--output", str(path)]
@@ -138,7 +136,6 @@ def test_goodput_and_cost_are_shown_where_they_are_asked_for(tmp_path):
 
 
 def test_failures_are_counted_and_end_nothing(tmp_path):
-    """By kind, with what the first of them said."""
     path = tmp_path / "results.jsonl"
     with FakeServer(refuse_every_second()) as server:
         result = bench("--num-prompts", "4", "--max-concurrency", "1", "--output", str(path), target=server.target)
@@ -159,14 +156,12 @@ def test_a_run_in_which_everything_failed_is_a_failure():
 
 
 def test_requests_that_cannot_fit_are_announced():
-    """Before the time is spent."""
     with FakeServer(answer) as server:
         result = bench(*SMALL[:2], "--max-concurrency", "2", "--input-len", "2000", target=server.target)
     assert result.stderr.startswith("warning: 3 requests do not fit the model's context of 2,048 tokens")
 
 
 def test_plots_are_pictures(tmp_path):
-    """One over all rungs, one for each, also where two are the same."""
     folder = tmp_path / "new" / "plots"
     with FakeServer(answer) as server:
         result = bench(*SMALL, "--max-concurrency", "2,2", "--plot", str(folder), target=server.target)
@@ -191,7 +186,6 @@ def test_plots_are_pictures(tmp_path):
     ],
 )
 def test_what_cannot_be_done_is_one_line_that_says_what_to_do(arguments, exit_code, expected):
-    """And nothing on stdout."""
     result = bench(*arguments)
     assert (result.exit_code, result.stdout) == (exit_code, "")
     assert result.stderr.startswith("error: ")
@@ -207,7 +201,6 @@ def test_what_cannot_be_done_is_one_line_that_says_what_to_do(arguments, exit_co
     ],
 )
 def test_a_missing_library_says_how_to_get_it(monkeypatch, module, arguments):
-    """Before anything was measured."""
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "paceline_cli.bench.openai_target", raising=False)
     result = bench(*arguments)
@@ -216,7 +209,6 @@ def test_a_missing_library_says_how_to_get_it(monkeypatch, module, arguments):
 
 
 def test_a_result_that_does_not_come_leaves_the_earlier_one(tmp_path):
-    """A file is overwritten by a measurement, not by an attempt at one."""
     path = tmp_path / "results.jsonl"
     path.write_text("an earlier result\n")
     with FakeServer([Fail(grpc.StatusCode.INTERNAL, "broken")]) as server:
@@ -281,7 +273,6 @@ def completions_server():
 
 
 def test_any_openai_compatible_endpoint_is_measured_the_same_way(tmp_path):
-    """By its base URL; what it does not say is None."""
     path = tmp_path / "results.jsonl"
     with completions_server() as base_url:
         options = ["--backend", "openai", "--base-url", base_url, "--max-concurrency", "2", "--output", str(path)]
@@ -294,7 +285,6 @@ def test_any_openai_compatible_endpoint_is_measured_the_same_way(tmp_path):
 
 
 def test_the_live_view_is_one_line_that_is_gone_at_the_end():
-    """It says how far the rung is."""
     planned = PlannedRequest((Segment("x", 4),), 8)
     run = RungRun(Rung(ClosedLoop(4), [planned] * 20), 0.0)
     run.records = [Record(planned, None, 0.0, [0.5], Counted(4, 8)), Record(planned, None, 0.0, [0.5] * 2)]

@@ -117,7 +117,6 @@ async def test_a_closed_loop_keeps_so_many_running(max_concurrency):
 
 
 async def test_an_open_loop_sends_when_it_is_time_whether_or_not_anything_has_ended():
-    """Nothing is answered before the last one was sent."""
     time = VirtualTime()
     target = InMemoryTarget(time, answers=False)
     stop = asyncio.Event()
@@ -131,7 +130,6 @@ async def test_an_open_loop_sends_when_it_is_time_whether_or_not_anything_has_en
 
 
 async def test_a_trace_is_replayed_at_its_own_times():
-    """Scaled; two rows of one moment are sent at that moment."""
     time = VirtualTime()
     target = InMemoryTarget(time)
     rows = [TraceRow(60, 5, 1), TraceRow(62, 6, 1), TraceRow(62, 7, 1), TraceRow(70, 8, 1)]
@@ -147,7 +145,6 @@ async def test_a_trace_is_replayed_at_its_own_times():
 
 
 async def test_one_that_is_sent_late_says_so():
-    """The time it was due stays, and those after it are not shifted."""
     time = VirtualTime()
 
     async def oversleep(seconds):
@@ -162,7 +159,6 @@ async def test_one_that_is_sent_late_says_so():
 
 
 async def test_a_failed_request_never_ends_a_run():
-    """It is a record with its kind; the others are answered."""
     time = VirtualTime()
     ended = await run(InMemoryTarget(time, failing={2}), Rung(ClosedLoop(1), requests(*[None] * 4)), time.clock)
     assert [record.outcome for record in ended.records] == [
@@ -174,7 +170,6 @@ async def test_a_failed_request_never_ends_a_run():
 
 
 async def test_a_stop_cancels_what_runs_and_keeps_what_has_ended():
-    """The rung ends then, without an outcome for what was running."""
     time = VirtualTime()
     target = InMemoryTarget(time, answers=False)
     stop = asyncio.Event()
@@ -224,7 +219,6 @@ async def test_rungs_and_warm_up_share_no_prefix_cache():
 
 
 async def test_a_stopped_ladder_hands_on_the_rung_that_ran_and_begins_no_other():
-    """One request was answered before the stop."""
     time = VirtualTime()
     target = InMemoryTarget(time)
     stop = asyncio.Event()
@@ -281,7 +275,6 @@ async def connected(server, **options):
 
 
 async def test_a_scheduler_gets_token_ids_and_all_that_makes_runs_comparable():
-    """Greedy, to the full length, in a prefix cache of its own; ids clear of special ones."""
     async with FakeServer(counting) as server, connected(server) as target:
         ended = await run(target, Rung(ClosedLoop(2), requests(None, None, None)), Clock())
         sent = server.seen.requests
@@ -304,7 +297,6 @@ async def test_a_refusal_is_counted_and_not_tried_again():
 
 
 async def test_an_answer_without_a_token_is_a_failure():
-    """There is nothing to time."""
     async with FakeServer([End()]) as server, connected(server) as target:
         ended = await run(target, Rung(ClosedLoop(1), requests(None)), Clock())
     assert ended.records[0].outcome == Failure("NoOutputError", "the answer ended without a token (stop)")
@@ -322,21 +314,18 @@ async def test_a_stop_cancels_requests_on_the_server():
 
 
 async def test_without_the_model_nothing_begins():
-    """The client's own error says why."""
     async with FakeServer() as server:
         with pytest.raises(NotFoundError):
             await PacelineTarget.connect(server.target, "other", Sampling(), ignore_eos=True, now=Clock().now)
 
 
 def test_prompts_keep_clear_of_end_tokens_and_of_both_ends_of_a_vocabulary():
-    """Special tokens stand there."""
     model = Model("m", "llama", 99, 24, (7, 23), has_chat_template=False, num_executors=1, num_parameters=None,
                   quantization="", default_sampling=Sampling())  # fmt: skip
     assert prompt_token_ids(model) == [3, 4, 5, 6, *range(8, 21)]
 
 
 def test_the_live_view_says_what_runs_what_failed_and_how_fast():
-    """Running requests count by their messages, ended ones by their tokens."""
     run_so_far = RungRun(Rung(ClosedLoop(4), requests(*[None] * 4)), 10.0)
     assert describe(run_so_far, 10.0) == "0 running, 0 tokens/s"
     for outcome, num_messages in ((Counted(4, 30), 3), (None, 10), (Failure("A", "b"), 0)):

@@ -56,13 +56,11 @@ def fields(statistics):
 
 @given(st.lists(st.floats(0, 1e4), min_size=1), st.floats(0, 100))
 def test_percentiles_are_those_of_numpy(values, percent):
-    """Linear between the two nearest values."""
     assert percentile(sorted(values), percent) == pytest.approx(np.percentile(values, percent), abs=1e-9)
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.lists(GAPS, min_size=1, max_size=5), st.integers(0, 3)), min_size=1))
 def test_times_are_measured_as_vllm_measures_them(requests):
-    """First message, gaps between messages, mean time per token after the first, last message."""
     records = [record(started, gaps, num_tokens=len(gaps) + more) for started, gaps, more in requests]
     summary = summarise(run_of(*records))
 
@@ -83,7 +81,6 @@ def test_times_are_measured_as_vllm_measures_them(requests):
 
 @given(st.lists(st.tuples(st.floats(0, 5), GAPS), min_size=1, max_size=12))
 def test_concurrency_is_the_most_that_ran_at_any_start(requests):
-    """A request that ends as another begins has made room for it; an empty one takes none."""
     records = [record(started, [gap]) for started, gap in requests]
     spans = [(item.started, item.times[-1]) for item in records]
     running = [sum(begin <= moment < end for begin, end in spans) for moment, _ in spans]
@@ -91,7 +88,6 @@ def test_concurrency_is_the_most_that_ran_at_any_start(requests):
 
 
 def test_rates_count_what_was_answered():
-    """Requests, output tokens and all tokens, per second of the whole rung."""
     records = [record(0, [1, 1, 1], num_prompt_tokens=7), record(1, [1], num_prompt_tokens=3), record(2, [1])]
     records[2].outcome = FAILED
     summary = summarise(run_of(*records))
@@ -109,7 +105,6 @@ def test_the_best_second_counts_tokens_not_messages():
 
 
 def test_failures_are_counted_by_kind():
-    """The most frequent first, each with what the first of them said."""
     failures = [Failure("A", "one"), Failure("B", "two"), Failure("B", "three")]
     summary = summarise(run_of(*(record(0, [], outcome=failure) for failure in failures)))
     assert [(item.kind, item.count, item.example) for item in summary.failures] == [("B", 2, "two"), ("A", 1, "one")]
@@ -126,7 +121,6 @@ def test_what_was_interrupted_counts_nowhere():
 
 
 def test_answers_that_ended_early_are_counted():
-    """A server that does not know ignore_eos gives itself away."""
     assert summarise(run_of(record(0, [1], asked=2), record(0, [1], asked=1))).num_short == 1
 
 
@@ -144,7 +138,6 @@ def test_a_single_token_has_no_time_per_token_to_miss():
 
 
 def test_objectives_are_read_as_they_are_typed():
-    """Several times, with spaces, with commas."""
     expected = Objectives(ttft=300, tpot=50)
     assert Objectives.parse(["ttft:300", "tpot:50"]) == expected
     assert Objectives.parse(["ttft:300 tpot:50"]) == Objectives.parse(["ttft:300,tpot:50"]) == expected
@@ -153,7 +146,6 @@ def test_objectives_are_read_as_they_are_typed():
 
 @pytest.mark.parametrize("text", ["ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:nan", "speed:3", ":3"])
 def test_what_is_no_objective_is_refused(text):
-    """With an example of one that is."""
     with pytest.raises(WorkloadError, match="such as ttft:300"):
         Objectives.parse([text])
 

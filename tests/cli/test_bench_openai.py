@@ -144,7 +144,6 @@ async def test_messages_are_timed_and_tokens_counted_by_the_servers_usage():
 
 
 async def test_the_request_is_what_a_user_of_that_api_would_send():
-    """Text of one word per token, greedy, streamed with usage, to the full length."""
     with StandIn(token("a"), USAGE) as stand_in:
         async with target_of(stand_in) as target:
             await send(target)
@@ -230,7 +229,6 @@ async def test_a_server_that_does_not_stream_is_told_from_one_that_does():
 
 
 async def test_a_broken_connection_is_a_lost_one():
-    """The tokens before it stay timed."""
     with StandIn(token("a"), closes=True) as stand_in:
         async with target_of(stand_in) as target:
             times = []
@@ -240,7 +238,6 @@ async def test_a_broken_connection_is_a_lost_one():
 
 
 async def test_the_model_is_the_first_one_or_the_one_named():
-    """With its context, where the server says so."""
     with StandIn() as stand_in:
         for name, expected in ((None, ("small", 512)), ("large", ("large", None))):
             target = await connect(stand_in.base_url, name)
@@ -250,7 +247,6 @@ async def test_the_model_is_the_first_one_or_the_one_named():
 
 
 async def test_a_key_travels_with_every_request():
-    """As OpenAI's own clients send it."""
     with StandIn() as stand_in:
         await (await connect(stand_in.base_url, api_key="secret")).close()
     assert stand_in.headers[0]["Authorization"] == "Bearer secret"
@@ -258,7 +254,6 @@ async def test_a_key_travels_with_every_request():
 
 @pytest.mark.parametrize("base_url", ["http://127.0.0.1:1/v1", "localhost:8000/v1", "http://[/v1"])
 async def test_no_server_says_where_none_was_found(base_url):
-    """Also for what is no address."""
     with pytest.raises(EndpointError) as caught:
         await connect(base_url)
     assert base_url in str(caught.value)
@@ -276,13 +271,11 @@ async def test_no_server_says_where_none_was_found(base_url):
     ],
 )
 async def test_a_server_that_cannot_be_measured_says_what_to_do(options, kind, expected):
-    """Before anything is sent to it."""
     with StandIn(**options) as stand_in, pytest.raises(kind, match=expected):
         await connect(stand_in.base_url)
 
 
 async def test_a_name_is_enough_for_a_server_that_lists_no_models():
-    """It will say itself when it does not know the name."""
     with StandIn(models_status=404) as stand_in:
         target = await connect(stand_in.base_url, "mine")
         await target.close()

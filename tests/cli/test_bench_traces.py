@@ -51,7 +51,6 @@ def test_times_with_a_zone_and_a_mark_at_the_start_are_read(tmp_path):
 
 
 def test_a_jsonl_trace_has_prefixes_too(tmp_path):
-    """Times are in milliseconds; empty lines are none."""
     path = file_with(tmp_path, "t.jsonl", jsonl(*ROWS) + "\n")
     rows = read_trace(path, None)
     assert rows[1] == TraceRow(2.5, 1500, 3, (0, 1, 3))
@@ -59,7 +58,6 @@ def test_a_jsonl_trace_has_prefixes_too(tmp_path):
 
 
 def test_equal_hash_ids_are_equal_prefixes_of_512_tokens_each():
-    """Two blocks in common, then one; what comes after differs."""
     rows = [TraceRow(0, row["input_length"], 1, tuple(row["hash_ids"])) for row in ROWS]
     first, second, third = (PromptWriter(1000, 0).write(item.segments) for item in replay(rows, Scale()))
     assert first[:1024] == second[:1024]
@@ -70,7 +68,6 @@ def test_equal_hash_ids_are_equal_prefixes_of_512_tokens_each():
 
 @pytest.mark.parametrize("scale", [0.125, 0.3, 0.001])
 def test_scaled_lengths_keep_shared_prefixes(scale):
-    """In proportion, at the same places in every prompt, also where blocks are no whole tokens."""
     rows = [TraceRow(0, row["input_length"], row["output_length"], tuple(row["hash_ids"])) for row in ROWS]
     requests = replay(rows, Scale(lengths=scale))
     for row, item in zip(rows, requests, strict=True):
@@ -82,7 +79,6 @@ def test_scaled_lengths_keep_shared_prefixes(scale):
 
 
 def test_prompts_without_hash_ids_share_nothing():
-    """And what a row's ids do not cover belongs to that row alone."""
     rows = [TraceRow(0, 40, 1), TraceRow(0, 40, 1), TraceRow(0, 600, 1, (9,)), TraceRow(0, 600, 1, (9,))]
     first, second, third, fourth = (PromptWriter(1000, 0).write(item.segments) for item in replay(rows, Scale()))
     assert first[0] != second[0]
@@ -91,7 +87,6 @@ def test_prompts_without_hash_ids_share_nothing():
 
 
 def test_a_scaled_rate_makes_the_same_requests_come_faster():
-    """Twice as fast is half the time; rows out of order are put in order."""
     rows = [TraceRow(7, 1, 3), TraceRow(5, 1, 1), TraceRow(6, 1, 2)]
     assert shapes(replay(rows, Scale(rate=2))) == [(1, 1, 0), (1, 2, 0.5), (1, 3, 1)]
 
@@ -114,13 +109,11 @@ def test_a_scaled_rate_makes_the_same_requests_come_faster():
     ],
 )
 def test_what_is_wrong_with_a_trace_is_said_with_its_line(tmp_path, name, text, expected):
-    """And what was expected there."""
     with pytest.raises(TraceError, match=expected):
         read_trace(file_with(tmp_path, name, text), None)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
-    """A compressed trace, say."""
     path = tmp_path / "t.jsonl"
     path.write_bytes(b"\x1f\x8b\xff\xfe")
     with pytest.raises(TraceError, match="can't decode byte"):

@@ -51,7 +51,6 @@ def test_gaps_between_arrivals_have_the_distribution_asked_for(burstiness):
     st.integers(0, 2**31),
 )
 def test_no_two_prompts_are_alike(num_prompts, symbols_and_length, prefix_len, seed):
-    """Over all rungs, also very short ones; a shared prefix and nothing else is the same."""
     num_symbols, shortest = symbols_and_length
     options = WorkloadOptions(
         max_concurrency="1,2,3",
@@ -72,7 +71,6 @@ def test_prompts_differ_in_their_very_first_token():
 
 
 def test_everything_follows_from_the_seed():
-    """The same seed gives the same requests; another one gives others."""
     options = [WorkloadOptions(seed=seed, request_rate="5", input_len="9-99", output_len="5-50") for seed in (7, 7, 8)]
     first, second, other = (options.rungs()[0] for options in options)
     assert first == second
@@ -82,7 +80,6 @@ def test_everything_follows_from_the_seed():
 
 
 def test_equal_keys_have_equal_content_as_far_as_both_go():
-    """What makes prefixes shared; another key has other content."""
     writer = PromptWriter(1000, 3)
     short, long, other = (writer.write([Segment(key, length)]) for key, length in (("a", 5), ("a", 9), ("b", 9)))
     assert long[:5] == short
@@ -101,20 +98,17 @@ def test_the_default_is_the_ladder():
 
 
 def test_a_shared_prefix_comes_in_addition():
-    """As in vllm bench serve."""
     (rung,) = WorkloadOptions(max_concurrency="2", input_len="10", shared_prefix_len=400, num_prompts=1).rungs()
     assert rung.requests[0].num_prompt_tokens == 410
 
 
 def test_lengths_are_drawn_from_the_whole_range():
-    """Both ends included."""
     (rung,) = WorkloadOptions(max_concurrency="2", input_len="3-5", output_len="1-2").rungs()
     assert {request.num_prompt_tokens for request in rung.requests} == {3, 4, 5}
     assert {request.num_output_tokens for request in rung.requests} == {1, 2}
 
 
 def test_rates_make_a_ladder_of_open_loops():
-    """Each with arrivals of its own."""
     slow, fast = WorkloadOptions(request_rate="2,20", burstiness=0.5, num_prompts=50).rungs()
     assert (slow.load, fast.load) == (OpenLoop(2, 0.5), OpenLoop(20, 0.5))
     times = [request.at_seconds for request in slow.requests]
@@ -143,24 +137,20 @@ def test_rates_make_a_ladder_of_open_loops():
     ],
 )
 def test_options_that_cannot_be_meant_are_refused_by_name(options, expected):
-    """Before anything is sent."""
     with pytest.raises(WorkloadError, match=expected):
         WorkloadOptions(**options).rungs()
 
 
 def test_a_missing_trace_is_named():
-    """With the reason."""
     with pytest.raises(TraceError, match=r"cannot read nowhere\.csv: No such file"):
         WorkloadOptions(trace=Path("nowhere.csv")).rungs()
 
 
 def test_requests_beyond_the_context_are_found():
-    """Prompt and output together."""
     requests = [PlannedRequest((Segment("a", 90), Segment("b", 5)), length) for length in (4, 5, 6)]
     assert num_too_long(requests, 100) == 1
 
 
 def test_a_length_may_be_one_number():
-    """Or two with a dash."""
     assert Lengths.parse("7", "--input-len") == Lengths(7, 7)
     assert Lengths.parse("7-9", "--input-len") == Lengths(7, 9)

@@ -40,7 +40,6 @@ def test_generate_streams_the_answer_to_stdout():
 
 
 def test_generate_sends_what_the_options_say():
-    """Each option is a field, and what is not given is not sent."""
     options = ["--max-tokens", "7", "--temperature", "0", "--top-p", "0.5", "--top-k", "3", "--min-p", "0.25"]
     options += ["--presence-penalty", "1", "--frequency-penalty", "-1", "--repetition-penalty", "1.5"]
     options += ["--min-tokens", "2", "--logprobs", "0", "--timeout", "60", "--priority", "-5", "-n", "1"]
@@ -74,7 +73,6 @@ def test_several_answers_are_shown_one_after_another():
 
 
 def test_a_request_is_explained_or_unknown():
-    """In lines for people, or as an object."""
     with FakeServer([Tokens((1, 2), "a"), Hold()]) as server, Client(server.target) as client:
         with client.stream("?", request_id="r", tenant="t") as stream:
             next(stream)
@@ -87,7 +85,6 @@ def test_a_request_is_explained_or_unknown():
 
 
 def test_an_explanation_names_what_is_waited_for():
-    """And how often the request was taken off an executor."""
     explanation = Explanation(RequestState.PREEMPTED, "blocks", 3, 2, "a bigger one", "", 5, 4)
     assert explained(explanation).splitlines() == [
         "preempted",
@@ -98,7 +95,6 @@ def test_an_explanation_names_what_is_waited_for():
 
 
 def test_an_explanation_says_where_the_time_went():
-    """In the order of its phases, without those that it has not been in."""
     explanation = Explanation(RequestState.RUNNING, "", 0, 0, "", "here", 9, 8, times=Times(0.25, 1.5, 0.004, 0.0))
     assert explained(explanation).splitlines()[-1] == "queued 250 ms, prefill 1.5 s, decode 4 ms"
     just_come = dataclasses.replace(explanation, times=Times(0.0, 0.0, 0.0, 0.0))
@@ -106,14 +102,12 @@ def test_an_explanation_says_where_the_time_went():
 
 
 def test_an_explanation_tells_of_drafts_where_there_were_any():
-    """How many were verified, and how many of them were right."""
     explanation = Explanation(RequestState.RUNNING, "", 0, 0, "", "here", 9, 8, num_draft_tokens=6)
     drafting = dataclasses.replace(explanation, num_accepted_draft_tokens=5)
     assert explained(drafting).splitlines()[-1] == "5 of 6 drafts became output"
 
 
 def test_an_estimate_is_one_line_or_the_refusal_that_would_come():
-    """With the refusal's exit code."""
     refusal = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_after_seconds=2.0)
     scripts = {"taken": say("x"), "refused": [refusal]}
     with FakeServer(lambda request: scripts[request.text]) as server:
@@ -127,7 +121,6 @@ def test_an_estimate_is_one_line_or_the_refusal_that_would_come():
 
 
 def test_a_request_with_no_time_is_refused_by_name():
-    """Before anything is sent."""
     result = run("generate", "?", "--timeout", "0", target="127.0.0.1:1")
     assert (result.exit_code, result.stderr.startswith("error: timeout: ")) == (65, True)
 
@@ -142,7 +135,6 @@ def test_generate_reads_stdin():
 
 
 def test_generate_prints_json_for_programs():
-    """One object with the whole result."""
     with FakeServer(say("Grüße dir")) as server:
         result = run("generate", "?", "--json", target=server.target)
     fields = json.loads(result.stdout)
@@ -171,7 +163,6 @@ def test_generate_prints_json_for_programs():
     ],
 )
 def test_each_kind_of_failure_has_its_exit_code(code, expected):
-    """And one line on stderr that names field and pause."""
     failure = Fail(code, "it is\nwrong", field="sampling.top_p", retry_after_seconds=9.0)
     with FakeServer([failure]) as server:
         result = run("generate", "?", target=server.target)
@@ -180,7 +171,6 @@ def test_each_kind_of_failure_has_its_exit_code(code, expected):
 
 
 def test_a_damaged_stream_is_a_failure_of_its_own():
-    """What was printed before it stays, and the error begins a line."""
     with FakeServer([Tokens((1,), "a"), Tokens((2,), "b", hash_error=1)]) as server:
         result = run("generate", "?", target=server.target)
     assert (result.exit_code, result.stdout) == (76, "a\n")
@@ -196,14 +186,12 @@ def test_no_server_is_one_line_that_says_what_to_do():
 
 
 def test_the_target_may_come_from_the_environment(monkeypatch):
-    """For a shell that talks to one scheduler all day."""
     with FakeServer(say("hi")) as server:
         monkeypatch.setenv("PACELINE_TARGET", server.target)
         assert run("generate", "?").stdout == "hi\n"
 
 
 def test_models_are_a_table_or_json():
-    """The table for people, the array for programs."""
     model = pb.Model(
         name="small", architecture="llama", max_model_len=2048, num_executors=2, num_parameters=135_000_000
     )
@@ -219,7 +207,6 @@ def test_models_are_a_table_or_json():
 
 
 def test_no_model_is_not_an_empty_table():
-    """It says what is missing."""
     with FakeServer(models=[]) as server:
         result = run("models", target=server.target)
     assert (result.exit_code, result.stdout) == (0, "")
@@ -227,7 +214,6 @@ def test_no_model_is_not_an_empty_table():
 
 
 def test_a_chat_remembers():
-    """Every turn is sent with those before it, until it is told to forget."""
     with FakeServer(say("fine thanks")) as server:
         result = run(
             "chat", "--system", "be kind", target=server.target, stdin="hello\n\nand you?\n/reset\nbye\n/exit\nx\n"
@@ -243,7 +229,6 @@ def test_a_chat_remembers():
 
 
 def test_a_chat_survives_a_failed_turn():
-    """The turn is not remembered, the next one works; a script hears of it at the end."""
     refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "the prompt is too long", field="chat")
     scripts = {"long": [refusal], "short": say("ok")}
     with FakeServer(lambda request: scripts[request.chat.messages[-1].content]) as server:
@@ -266,7 +251,6 @@ def test_an_answer_survives_its_connection(arguments, stdin):
 
 
 def test_an_unknown_chat_command_is_explained():
-    """Not sent to the model."""
     with FakeServer(say("hi")) as server:
         result = run("chat", target=server.target, stdin="/what\n")
         assert server.seen.requests == []
@@ -275,7 +259,6 @@ def test_an_unknown_chat_command_is_explained():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_a_terminal_of_80_columns(command):
-    """Each has a first sentence, and no line is cut by the terminal."""
     result = CliRunner().invoke(app, [command, "--help"], terminal_width=80)
     lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
     assert result.exit_code == 0
@@ -286,7 +269,6 @@ def test_help_fits_a_terminal_of_80_columns(command):
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_is_for_people(command):
-    """It has whole names of options, and no types of Python's."""
     shown = CliRunner().invoke(app, [*command.split(), "--help"], terminal_width=80).stdout
     names = re.findall(r"^│ [* ]{0,3}(-\S+)", shown, re.MULTILINE)
     assert names
@@ -303,7 +285,6 @@ def test_help_says_what_holds_where_an_option_is_unset():
 
 
 def test_the_list_of_commands_is_not_cut():
-    """Every summary is short enough to be shown whole."""
     result = CliRunner().invoke(app, ["--help"], terminal_width=80)
     panel = result.stdout.partition("─ Commands ─")[2].partition("╰")[0].splitlines()[1:]
     listed = [line.strip("│ ") for line in panel]
@@ -312,13 +293,11 @@ def test_the_list_of_commands_is_not_cut():
 
 
 def test_wrong_use_is_explained_and_exits_with_2():
-    """Nothing is passed on silently."""
     for arguments in (["up", "--no-such-option"], ["generate"], ["models", "extra"], ["generate", "x", "--seed", "y"]):
         assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
 def test_a_prompt_may_be_piped_in_without_a_dash():
-    """As everywhere else; nothing at all is wrong use."""
     with FakeServer(say("hi")) as server:
         assert run("generate", "--raw", target=server.target, stdin="Once\n").stdout == "hi\n"
         assert run("estimate", "--raw", target=server.target, stdin="Once\n").exit_code == 0
@@ -327,7 +306,6 @@ def test_a_prompt_may_be_piped_in_without_a_dash():
 
 
 def test_a_model_without_a_chat_template_leads_to_the_option_for_that():
-    """The server's words are about its API."""
     refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "the model 'x' has no chat template; send text instead")
     with FakeServer([refusal]) as server:
         result = run("generate", "hi", target=server.target)
@@ -335,7 +313,6 @@ def test_a_model_without_a_chat_template_leads_to_the_option_for_that():
 
 
 def test_a_standby_alone_leads_to_the_server_that_it_names():
-    """After a takeover the usual address is the standby's."""
     with FakeServer() as standing_by, FakeServer(say("hi")) as active:
         standing_by.turn_away(standby(active.target))
         assert "fake" in run("models", target=standing_by.target).stdout
@@ -353,14 +330,12 @@ def test_after_a_second_it_is_said_what_a_command_waits_for():
 
 
 def test_shells_complete_commands():
-    """Once `paceline --install-completion` has told them how to ask."""
     code = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline']; main()"
     asked = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": "paceline ge", "COMP_CWORD": "1"}
     assert run_process(code, env={**os.environ, **asked}).stdout.split() == ["generate"]
 
 
 def test_the_version_is_the_distributions():
-    """What a bug report needs."""
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("paceline ")
 
 
@@ -423,7 +398,6 @@ def test_output_that_cannot_be_written_is_one_line(arguments):
 
 
 def test_a_character_that_the_encoding_lacks_is_replaced():
-    """The rest of the answer is worth having; JSON is escaped, and loses nothing."""
     with FakeServer(say("Grüße, 世界")) as server:
         text = run_command("generate", "x", target=server.target, encoding="ascii")
         array = run_command("generate", "x", "--json", target=server.target, encoding="ascii")
@@ -432,7 +406,6 @@ def test_a_character_that_the_encoding_lacks_is_replaced():
 
 
 def test_an_unforeseen_error_is_one_line():
-    """With a way to see more."""
     code = """
 import paceline_cli.commands.models as models
 def fail(*given): raise ZeroDivisionError("oops")

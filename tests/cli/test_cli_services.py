@@ -92,7 +92,6 @@ def deployment(num_executors=1, **options):
 
 
 def test_the_demo_streams_an_answer_and_leaves_nothing_behind(use_fakes):
-    """Progress on stderr, the conversation and its speed on stdout."""
     result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 0
     assert "What is the capital of France?\nfake: The capital of France is Paris.\n" in result.stdout
@@ -102,7 +101,6 @@ def test_the_demo_streams_an_answer_and_leaves_nothing_behind(use_fakes):
 
 
 def test_the_demo_fails_with_one_line(use_fakes):
-    """The executor's own words and exit code."""
     result = CliRunner().invoke(app, ["demo", "--model", "broken"])
     assert result.exit_code == 3
     assert result.stderr.splitlines()[-1] == "error: executor ended with exit code 3: there is no model 'broken'"
@@ -110,7 +108,6 @@ def test_the_demo_fails_with_one_line(use_fakes):
 
 
 def test_the_demo_does_not_try_a_crash_again(use_fakes):
-    """It shows what the process said last."""
     result = CliRunner().invoke(app, ["demo", "--model", "crash"])
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == "error: executor ended with exit code 1: RuntimeError: a bug"
@@ -131,7 +128,6 @@ def test_up_says_what_is_where_and_ends_on_sigterm(fake_scripts):
 
 
 def test_up_starts_a_killed_service_again(fake_scripts):
-    """And says so."""
     with start_up(fake_scripts) as process:
         read_until(process.stdout, "Ctrl-C stops everything")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -144,7 +140,6 @@ def test_up_starts_a_killed_service_again(fake_scripts):
 
 
 def test_up_waits_for_executors_as_long_as_there_is_hope(fake_scripts, tmp_path):
-    """It says so, and the death of a service that was ready once does not end it."""
     file = tmp_path / "attach"
     with start_up(fake_scripts, attach_seconds=0.1, ATTACH_WHEN_THERE=str(file)) as process:
         read_until(process.stderr, "scheduler: waiting for its executors")
@@ -167,7 +162,6 @@ def test_up_serves_although_nobody_can_be_told(fake_scripts):
 
 
 def test_up_gives_up_on_what_can_never_work(fake_scripts):
-    """One line, the service's exit code, and the other services are ended."""
     with start_up(fake_scripts, "--model", "broken") as process:
         assert process.wait(30) == 3
         lines = process.stderr.read().splitlines()
@@ -175,7 +169,6 @@ def test_up_gives_up_on_what_can_never_work(fake_scripts):
 
 
 def test_up_can_be_stopped_before_it_is_ready(fake_scripts):
-    """A crash loop is shown while it goes on."""
     with start_up(fake_scripts, "--model", "crash") as process:
         text = read_until(process.stderr, "starting it again in 0.2 s")
         process.send_signal(signal.SIGINT)
@@ -200,7 +193,6 @@ def test_ports_follow_the_documentation(use_fakes):
 
 
 def test_a_standby_is_a_second_scheduler_of_the_same_executors(use_fakes):
-    """Its ports come after the first one's, both know that they may wait, and both are ended before the executors."""
     pair = deployment(2, with_standby=True)
     programs = programs_of(pair)
     schedulers = [program.command for program in programs[:2]]
@@ -219,7 +211,6 @@ def option(command, name):
 
 
 def test_only_what_is_asked_for_is_passed_on(use_fakes):
-    """Unset options are left to the services, which know best what one executor alone can use."""
     asked = {
         "--max-num-seqs": "3",
         "--num-threads": "1",
@@ -257,19 +248,16 @@ def test_only_what_is_asked_for_is_passed_on(use_fakes):
     ],
 )
 def test_only_a_simulated_runner_has_no_default_model(runner, named, model):
-    """It needs none."""
     assert model_for(runner, named) == model
 
 
 def test_without_a_model_executors_are_told_none(use_fakes):
-    """A simulated one takes none."""
     (_, executor) = programs_of(deployment(model=None, runner="simulated"))
     assert "--model" not in executor.command
     assert option(executor.command, "--runner") == "simulated"
 
 
 def test_speculation_is_for_every_scheduler(use_fakes):
-    """As it was written; unasked for, the scheduler decides."""
     wanted = '{"max_num_draft_tokens": 0}'
     first, second, executor = programs_of(deployment(speculation=wanted, with_standby=True))
     assert [option(scheduler.command, "--speculation") for scheduler in (first, second)] == [wanted, wanted]
@@ -298,7 +286,6 @@ def test_several_executors_share_what_this_process_may_use(use_fakes, monkeypatc
     ],
 )
 def test_only_the_api_listens_elsewhere(use_fakes, host, target):
-    """Executors are for the scheduler beside them, and a client here needs an address it can connect to."""
     deployment = Deployment(model="m", host=host, ports=fixed_ports(50051, 50061, 1), shutdown_timeout_seconds=30)
     scheduler, executor = (program.command for program in programs_of(deployment))
     assert (option(scheduler, "--host"), option(executor, "--host")) == (host, "127.0.0.1")
@@ -316,7 +303,6 @@ def test_other_machines_are_let_in_only_on_purpose(use_fakes, insecure):
 
 
 def test_certificates_are_those_of_both_programs_and_tokens_of_the_scheduler(use_fakes):
-    """As folder and file."""
     plain, secure = deployment(), deployment(tls_dir=Path("certificates"), tokens=Path("tokens"))
     assert not {"--tls-dir", "--tokens"} & {part for program in programs_of(plain) for part in program.command}
     scheduler, executor = (program.command for program in programs_of(secure))
@@ -326,13 +312,11 @@ def test_certificates_are_those_of_both_programs_and_tokens_of_the_scheduler(use
 
 
 def test_metrics_of_other_ports_are_anywhere():
-    """Two deployments on one machine do not take each other's."""
     ports = fixed_ports(50151, 50161, 2)
     assert [one.metrics for one in (ports.scheduler, ports.standby, *ports.executors)] == [0] * 4
 
 
 def test_free_ports_are_different():
-    """All of them were held at once."""
     ports = free_ports(2)
     numbers = [
         port for one in (ports.scheduler, ports.standby) for port in (one.api, one.admin, one.health, one.metrics)
@@ -343,14 +327,12 @@ def test_free_ports_are_different():
 
 @pytest.mark.skipif(not PORT_RANGE.exists(), reason="only Linux says which ports it gives to outgoing connections")
 def test_free_ports_are_none_that_an_outgoing_connection_may_get():
-    """Else a connection made meanwhile, anywhere on the machine, takes the port before its program binds it."""
     lowest, highest = map(int, PORT_RANGE.read_text().split())
     ports = free_ports(20)
     assert not [port.api for port in ports.executors if lowest <= port.api <= highest]
 
 
 def test_scripts_are_found_beside_the_interpreter_then_on_the_path(fake_scripts, monkeypatch, tmp_path):
-    """Or the error says what to install."""
     monkeypatch.setattr(sys, "executable", str(fake_scripts / "python"))
     assert find_script("paceline-scheduler") == str(fake_scripts / "paceline-scheduler")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
@@ -362,7 +344,6 @@ def test_scripts_are_found_beside_the_interpreter_then_on_the_path(fake_scripts,
 
 
 def test_up_with_a_standby_says_how_to_reach_both(fake_scripts):
-    """Their addresses, and commands that know them; the death of one is no end, and both are there again."""
     with start_up(fake_scripts, "--standby") as process:
         text = read_until(process.stdout, "Ctrl-C stops everything")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -382,7 +363,6 @@ def test_up_with_a_standby_says_how_to_reach_both(fake_scripts):
     [("0", "still finishing what it runs"), ("1", "1 request still runs"), ("3", "3 requests still run")],
 )
 def test_up_says_what_it_waits_for_and_that_it_stopped(fake_scripts, num_requests, waits_for):
-    """From a second after Ctrl-C on; what finishes in time is no failure."""
     with start_up(fake_scripts, DRAIN_SECONDS="1.5", DRAIN_REQUESTS=num_requests) as process:
         read_until(process.stdout, "Ctrl-C stops everything")
         process.send_signal(signal.SIGINT)
@@ -393,7 +373,6 @@ def test_up_says_what_it_waits_for_and_that_it_stopped(fake_scripts, num_request
 
 
 def test_up_fails_where_running_requests_were_given_up(fake_scripts):
-    """The scheduler's own exit code says so, and it is passed on."""
     with start_up(fake_scripts, DRAIN_EXIT_CODE="6") as process:
         read_until(process.stdout, "Ctrl-C stops everything")
         process.send_signal(signal.SIGTERM)
@@ -402,7 +381,6 @@ def test_up_fails_where_running_requests_were_given_up(fake_scripts):
 
 
 def test_a_second_interrupt_is_no_success(fake_scripts):
-    """What ran was given up at once."""
     with start_up(fake_scripts, DRAIN_SECONDS="20") as process:
         read_until(process.stdout, "Ctrl-C stops everything")
         process.send_signal(signal.SIGINT)

@@ -66,7 +66,6 @@ class Terminal:
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_chat():
-    """The server hears of it, what was shown is remembered, and the next turn works."""
     scripts = {"tell me": [Tokens((1,), "Once"), Hold()], "go on": say("upon a time")}
     with (
         FakeServer(lambda request: scripts[request.chat.messages[-1].content]) as server,
@@ -89,7 +88,6 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat():
 
 
 def test_a_pasted_text_is_one_turn_and_lines_can_be_recalled_and_edited():
-    """As in a shell."""
     pasted = "def f(x):\n    return x\n\nWhat does this do?"
     with FakeServer(say("yes")) as server, Terminal("chat", "--target", server.target) as terminal:
         for typed in (PASTED.format(pasted), "hi", UP * 2, UP + "\x7f!", "one\x1b\rtwo"):
@@ -112,7 +110,6 @@ def test_tab_completes_a_command_of_a_chat():
 
 
 def test_ctrl_c_ends_generate():
-    """With the exit code of an interrupt, and the request cancelled."""
     with (
         FakeServer([Tokens((1,), "Once"), Hold()]) as server,
         Terminal("generate", "x", "--target", server.target) as terminal,
@@ -148,7 +145,6 @@ EVENTS = [
 
 
 def test_what_is_done_twice_does_not_go_back():
-    """Compiling names each operation again when it compiles it; a process that starts again begins again."""
     shown = io.StringIO()
     view = LineView(Console(width=80, color_system=None, file=shown))
     for event in (
@@ -173,7 +169,6 @@ def shown_by(make_view, *, is_terminal):
 
 
 def test_lines_show_each_step_once():
-    """Quarters of the way, warnings, ends; not what the processes log for themselves."""
     assert shown_by(LineView, is_terminal=False).splitlines() == [
         "executor: starting",
         "executor: loading the model  10%",
@@ -186,7 +181,6 @@ def test_lines_show_each_step_once():
 
 
 def test_bars_fit_a_terminal_and_become_lines_when_all_is_ready():
-    """What happens later is printed below them."""
     lines = shown_by(BarView, is_terminal=True).splitlines()
     assert "executor: memory is [short]" in [line.rpartition("0:00:00")[2].strip() for line in lines]
     assert lines[-2:] == [

@@ -18,7 +18,6 @@ UNIT = re.search(r"```text\n(\[Unit\].*?)```", (ROOT / "OPERATING.md").read_text
 
 
 def test_the_services_agree_on_their_codes():
-    """One table for all."""
     assert {code.name: code.value for code in SchedulerCode}.items() <= {
         code.name: code.value for code in ExecutorCode
     }.items()
@@ -26,7 +25,6 @@ def test_the_services_agree_on_their_codes():
 
 @pytest.mark.parametrize("code", list(ExecutorCode), ids=lambda code: code.name)
 def test_what_is_final_is_said_where_it_counts(code):
-    """The supervisor's set, and what it does at a first start and after a process was ready."""
     assert (code in FINAL_EXIT_CODES) is (code in FINAL)
     first, later = RestartPolicy(), RestartPolicy()
     later.became_ready(0.0)
@@ -36,7 +34,6 @@ def test_what_is_final_is_said_where_it_counts(code):
 
 
 def test_the_unit_of_the_readme_starts_again_what_may_work():
-    """It prevents a restart after the final codes and after no other, and passes options that there are."""
     [codes] = re.findall(r"^RestartPreventExitStatus=(.*)$", UNIT, re.MULTILINE)
     assert {int(code) for code in codes.split()} == FINAL
     [options] = re.findall(r"^ExecStart=/opt/paceline/bin/paceline-executor (.*)$", UNIT, re.MULTILINE)
@@ -45,7 +42,6 @@ def test_the_unit_of_the_readme_starts_again_what_may_work():
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_takes_the_unit_of_the_readme(tmp_path):
-    """Without a complaint."""
     unit = tmp_path / "paceline-executor.service"
     unit.write_text(UNIT.replace("/opt/paceline/bin", str(BIN)))
     done = subprocess.run(

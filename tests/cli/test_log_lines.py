@@ -47,13 +47,11 @@ from paceline_cli.supervisor.log_lines import (
     ],
 )  # fmt: skip
 def test_log_lines(fields, expected):
-    """Events by their name, everything else by its words."""
     assert parse_line(json.dumps(fields).encode(), Level.INFO) == expected
 
 
 @given(st.binary(max_size=60))
 def test_anything_can_be_printed(raw):
-    """Garbage is text at the level of the stream it came from."""
     assert isinstance(parse_line(raw, Level.WARNING), Said | Ready | Progress)
 
 
@@ -73,7 +71,6 @@ def test_anything_can_be_printed(raw):
     ids=lambda raw: raw[:60].decode(),
 )
 def test_no_line_stops_the_reader(raw):
-    """What is not worth understanding is shown as it is, and a share of the way is one that can be drawn."""
     match parse_line(raw, Level.INFO):
         case Progress(_, fraction):
             assert fraction is None or 0 <= fraction <= 1
@@ -86,14 +83,12 @@ def test_no_line_stops_the_reader(raw):
     [("9" * 400, 1.0), ("-" + "9" * 400, 0.0), ("NaN", None), ("Infinity", 1.0), ("true", None)],
 )
 def test_a_share_of_the_way_is_from_none_to_all(fraction, expected):
-    """Too much is all, and what is no number is not known."""
     line = f'{{"event": "model_load", "fraction": {fraction}}}'
     assert parse_line(line.encode(), Level.INFO) == Progress("loading the model", expected)
 
 
 @given(st.lists(st.binary(max_size=5).filter(lambda b: b"\n" not in b), max_size=6), st.data())
 def test_lines_do_not_depend_on_how_they_arrive(lines, data):
-    """Any cut of the stream gives the same lines."""
     stream = b"".join(line + b"\n" for line in lines)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
     splitter = LineSplitter()
@@ -103,14 +98,12 @@ def test_lines_do_not_depend_on_how_they_arrive(lines, data):
 
 
 def test_a_line_without_an_end_is_the_last_one():
-    """A process that dies in the middle of a line still had something to say."""
     splitter = LineSplitter()
     assert list(splitter.feed(b"half")) == []
     assert list(splitter.end()) == [b"half"]
 
 
 def test_an_endless_line_is_cut():
-    """The memory it takes is bounded, and the next line is whole."""
     splitter = LineSplitter()
     for _ in range(3):
         assert list(splitter.feed(b"x" * MAX_LINE_BYTES)) == []

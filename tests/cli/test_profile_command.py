@@ -63,7 +63,6 @@ async def ended(process):
 
 
 async def test_the_next_steps_are_in_the_file(executor, tmp_path):
-    """Which the last line names, with what shows it."""
     file = tmp_path / "trace.json"
     options = "--executor", executor.address, "--steps", 3, "-o", file
     async with attached(executor.address) as client, profiling(*options) as process:
@@ -80,7 +79,6 @@ async def test_the_next_steps_are_in_the_file(executor, tmp_path):
 
 
 async def test_what_has_come_until_ctrl_c_is_kept(executor, tmp_path):
-    """A trace of fewer steps; and while none had come it was said why."""
     file = tmp_path / "trace.json"
     options = "--executor", executor.address, "--steps", 500, "-o", file
     async with attached(executor.address) as client, profiling(*options) as process:
@@ -95,7 +93,6 @@ async def test_what_has_come_until_ctrl_c_is_kept(executor, tmp_path):
 
 
 async def test_what_cannot_be_recorded_is_one_line(executor, tmp_path):
-    """No executor, no scheduler, no place for the file; and no file is left."""
     folder = tmp_path / "missing"
     cases = {
         ("--executor", "127.0.0.1:1"): (69, "the executor at 127.0.0.1:1 does not answer"),
@@ -126,7 +123,6 @@ async def test_a_second_profile_is_refused(executor, tmp_path):
 
 
 async def test_the_executor_is_the_one_that_a_scheduler_knows(executor, tmp_path):
-    """Asked at its admin port, of the first address where one answers; of several it wants one named."""
     others = "127.0.0.1:1", "10.0.0.9:50061"
     backend = ScriptedBackend(served_model())
     async with serve_edge(backend) as served:

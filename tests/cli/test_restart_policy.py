@@ -19,7 +19,6 @@ def pauses_of_failures(policy, num_failures, now=100.0):
 
 
 def test_a_process_that_served_is_started_again_at_once():
-    """Its users wait for it, however often it happens."""
     policy = RestartPolicy()
     for start in (5.0, 6.0, 8.0):
         policy.became_ready(start)
@@ -27,7 +26,6 @@ def test_a_process_that_served_is_started_again_at_once():
 
 
 def test_a_process_that_ends_as_soon_as_it_is_ready_is_not_started_without_end():
-    """At once the first time, which may have been bad luck; then with the pauses of failed starts."""
     policy, now, pauses = RestartPolicy(), 100.0, []
     for _ in range(9):
         policy.became_ready(now)
@@ -38,7 +36,6 @@ def test_a_process_that_ends_as_soon_as_it_is_ready_is_not_started_without_end()
 
 
 def test_having_served_makes_up_for_ending_early():
-    """A second of being ready, and the next early end is the first again."""
     policy = RestartPolicy()
     for start, end, pause in ((0.0, 0.1, 0.0), (1.0, 1.1, 0.1), (2.0, 3.0, 0.0), (4.0, 4.1, 0.0), (5.0, 5.1, 0.1)):
         policy.became_ready(start)
@@ -46,7 +43,6 @@ def test_having_served_makes_up_for_ending_early():
 
 
 def test_failing_to_start_between_two_early_ends_makes_up_for_nothing():
-    """The pauses go on growing."""
     policy = RestartPolicy()
     policy.became_ready(0.0)
     assert policy.exited(CRASH, 0.1) == RestartAt(0.1)
@@ -62,7 +58,6 @@ def test_failed_starts_are_spaced_out_up_to_ten_seconds():
 
 
 def test_becoming_ready_forgets_the_failures():
-    """The next crash is the first of a new life."""
     policy = RestartPolicy()
     pauses_of_failures(policy, 5)
     policy.became_ready(45.0)
@@ -72,18 +67,15 @@ def test_becoming_ready_forgets_the_failures():
 
 @pytest.mark.parametrize("exit_code", [2, 3, 4, 5, 64, 78])
 def test_an_error_that_stays_is_given_up_before_the_first_success(exit_code):
-    """A wrong option, a missing model, a port in use."""
     assert RestartPolicy().exited(exit_code, 0.0) == GiveUp()
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, 6, 63, 79, 130, KILLED])
 def test_other_ends_are_tried_again(exit_code):
-    """They may have passed by the next time."""
     assert RestartPolicy().exited(exit_code, 0.0) == RestartAt(0.1)
 
 
 def test_what_has_worked_is_never_given_up():
-    """The model was there once; whoever moved it may bring it back."""
     policy = RestartPolicy()
     policy.became_ready(0.0)
     policy.exited(KILLED, 2.0)

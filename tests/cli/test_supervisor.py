@@ -101,7 +101,6 @@ async def test_a_ready_child_that_is_killed_comes_back():
 
 
 async def test_the_process_of_a_program_can_be_asked_for():
-    """It is the one that runs now; between two there is none."""
     recorder = Recorder()
     failing = dataclasses.replace(program("exit", 1, name="failing"), min_restart_seconds=60.0)
     async with supervise(recorder, program("serve"), failing) as supervisor:
@@ -124,7 +123,6 @@ async def test_programs_end_stage_by_stage():
 
 
 async def test_a_standby_that_takes_over_says_so():
-    """It is ready before it serves."""
     recorder = Recorder()
     async with supervise(recorder, program("standby")) as supervisor:
         await supervisor.during(until(lambda: recorder.of(TookOver)))
@@ -142,7 +140,6 @@ async def test_a_child_that_fails_to_start_is_tried_again_with_growing_pauses(tm
 
 
 async def test_a_child_that_can_never_work_ends_everything():
-    """Its own last words are the error, without the prefix; the others are ended."""
     recorder = Recorder()
     hopeless = program("exit", 3, "paceline-executor: error: there is no model 'x'", name="executor")
     with pytest.raises(ChildFailedError, match="executor ended with exit code 3: there is no model 'x'") as caught:
@@ -155,7 +152,6 @@ async def test_a_child_that_can_never_work_ends_everything():
 
 
 async def test_without_restarts_any_end_is_a_failure():
-    """Also one that was ready."""
     recorder = Recorder()
     async with supervise(recorder, program("serve"), restarts=Restarts.NEVER) as supervisor:
         await supervisor.ready()
@@ -165,14 +161,12 @@ async def test_without_restarts_any_end_is_a_failure():
 
 
 async def test_a_program_that_is_not_there():
-    """One sentence, not a traceback of the launcher."""
     with pytest.raises(ChildFailedError, match=r"cannot run /no/such/program: No such file"):
         async with supervise(Recorder(), Program("child", ("/no/such/program",)), restarts=Restarts.NEVER) as both:
             await both.ready()
 
 
 async def test_a_child_that_does_not_end_is_killed():
-    """After the grace, and everything goes on."""
     recorder = Recorder()
     async with supervise(recorder, program("stubborn"), program("serve", name="other"), grace_seconds=0.3) as both:
         await both.ready()
@@ -180,7 +174,6 @@ async def test_a_child_that_does_not_end_is_killed():
 
 
 async def test_killing_does_not_wait():
-    """What the second Ctrl-C does."""
     recorder = Recorder()
     async with supervise(recorder, program("stubborn"), grace_seconds=600) as supervisor:
         await supervisor.ready()
@@ -189,7 +182,6 @@ async def test_killing_does_not_wait():
 
 
 async def test_stopping_before_anything_is_ready():
-    """A start that was given up leaves nothing behind, however early."""
     for pause in (0.0, 0.05):
         recorder = Recorder()
         async with supervise(recorder, program("stubborn"), grace_seconds=0.2):
@@ -198,7 +190,6 @@ async def test_stopping_before_anything_is_ready():
 
 
 async def test_what_a_child_started_ends_with_it():
-    """Its process group is swept."""
     recorder = Recorder()
     async with supervise(recorder, program("parent")) as supervisor:
         await supervisor.ready()
@@ -234,7 +225,6 @@ def test_the_death_of_the_supervisor_kills_the_children():
 
 
 async def test_log_files_hold_what_was_printed(tmp_path):
-    """Every line as it came."""
     warnings = []
     files = LogFiles(tmp_path / "logs", warn=warnings.append)
     async with supervise(files, program("serve")) as supervisor:
@@ -245,7 +235,6 @@ async def test_log_files_hold_what_was_printed(tmp_path):
 
 
 def test_log_files_are_bounded(tmp_path):
-    """At the limit a new file begins, and one old one is kept."""
     files = LogFiles(tmp_path, warn=pytest.fail, max_file_bytes=10)
     for line in (b"1234", b"5678", b"90", b"ab"):
         files.on_event(Printed("child", line))
@@ -254,7 +243,6 @@ def test_log_files_are_bounded(tmp_path):
 
 
 def test_a_log_that_cannot_be_written_is_one_warning(tmp_path):
-    """The service goes on."""
     warnings = []
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")

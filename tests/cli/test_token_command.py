@@ -44,7 +44,6 @@ def test_only_its_owner_may_read_a_new_file(file):
 
 
 def test_a_line_without_its_end_is_not_joined_to_the_next(file):
-    """As some editors leave it."""
     first = make(file, "--tenant", "blue")
     file.write_text(file.read_text().rstrip("\n"))
     second = make(file, "--tenant", "red")

@@ -93,7 +93,6 @@ keys = st.sampled_from(
     height=st.integers(1, 60),
 )
 def test_no_line_is_wider_than_the_screen(first, second, steps, trouble, pressed, width, height):
-    """Nor are there more lines than it has, whatever servers and clients call things, and whatever is pressed."""
     state, controls = TopState(), Controls()
     for number, overview in enumerate((first, second)):
         state.answered("localhost:50052", overview, float(number))
@@ -115,7 +114,6 @@ def test_no_line_is_wider_than_the_screen(first, second, steps, trouble, pressed
 
 @given(text=texts, width=st.integers(0, 60))
 def test_cells_are_as_wide_as_they_should_be(text, width):
-    """Cut or padded; the parts of a wrapped text are all of its words."""
     shown = harmless(text)
     assert wcswidth(cut(shown, width)) <= width
     assert wcswidth(cut_front(shown, width)) <= width
@@ -227,7 +225,6 @@ def test_another_scheduler_begins_its_sums_anew():
 
 
 def test_a_lost_scheduler_leaves_what_was_known_on_the_screen():
-    """With what is the matter above it; an answer that is old says how old."""
     state = TopState()
     state.answered("a:1", overview(), 1.0)
     assert plain(draw(state, Controls(), 80, 24, 9.0)).startswith("paceline top  a:1  as of 8s ago\n")
@@ -238,7 +235,6 @@ def test_a_lost_scheduler_leaves_what_was_known_on_the_screen():
 
 
 def test_the_selected_request_stays_in_sight_among_many():
-    """And its row is marked; what its row has no place for stands below."""
     many = tuple(
         dataclasses.replace(WAITING, key=RequestKey("", f"waiting-{number}"), queue_position=number)
         for number in range(50)
@@ -263,7 +259,6 @@ def pressed(controls, *typed):
 
 
 def test_keys_act_on_what_is_selected():
-    """Executors come first, then what runs, then what waits. Explaining needs no question."""
     controls = Controls()
     assert pressed(controls, "e") is None
     assert controls.note == ("Select a request first, with up and down.",)
@@ -290,7 +285,6 @@ def test_what_changes_something_is_asked_first(select, key, action):
 
 
 def test_a_limit_is_typed():
-    """Its number chooses it; what is not entered is not set."""
     controls = Controls()
     assert pressed(controls, "l") == ShowLimits()
     controls.limits = Limits(1024, 4096, 512)
@@ -301,7 +295,6 @@ def test_a_limit_is_typed():
 
 
 def test_requests_of_one_kind_can_be_shown_alone():
-    """All, those that wait, those that run."""
     controls, found = Controls(), []
     for _ in range(4):
         found.append([request.key.request_id for request in controls.requests(overview())])
@@ -321,7 +314,6 @@ def test_requests_of_one_kind_can_be_shown_alone():
     ],
 )
 def test_an_admin_port_follows_that_of_the_api(target, admin):
-    """Where there is no port, both are the usual ones."""
     assert admin_target(target) == admin
 
 

@@ -54,7 +54,6 @@ async def source_of(target):
 
 
 async def test_over_a_slow_link_old_steps_are_left_out():
-    """It gets the newest one soon, knows how many it missed, and answers come in between."""
     async with server(EXECUTOR) as served:
         host, port = served.address.split(":")
         async with FaultProxy(host, int(port), CHANCE) as proxy, source_of(proxy.address) as (source, state):
@@ -73,7 +72,6 @@ async def test_over_a_slow_link_old_steps_are_left_out():
 
 @pytest.mark.parametrize("has_active", [True, False])
 async def test_a_scheduler_that_stands_by_is_only_shown_where_there_is_no_other(has_active):
-    """Whichever comes first in the target."""
     async with (
         server(HELD) as standby,
         server(EXECUTOR if has_active else HELD) as other,
@@ -97,7 +95,6 @@ async def test_what_an_operator_may_not_see_ends_it():
 
 
 async def test_a_scheduler_that_comes_back_is_found():
-    """What was the matter meanwhile was told."""
     async with server(EXECUTOR) as served:
         host, port = served.address.split(":")
         async with FaultProxy(host, int(port), CHANCE) as proxy, source_of(proxy.address) as (source, state):
@@ -113,7 +110,6 @@ async def test_a_scheduler_that_comes_back_is_found():
 
 
 async def test_bounds_and_drains_reach_the_scheduler():
-    """A number that no message holds is refused here, with the field's name."""
     async with server(EXECUTOR) as served, source_of(served.address) as (source, _):
         changed = await source.call(lambda on, seconds: wire.set_limit(on, "max_num_queued_reqs", 7, seconds))
         assert changed == await source.call(wire.get_limits) == Limits(7, 4_194_304, 2048)

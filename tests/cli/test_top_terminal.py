@@ -224,7 +224,6 @@ async def test_top_finds_the_scheduler_that_takes_over():
 
 @pytest.mark.parametrize(("environment", "has_colours"), [({"NO_COLOR": "1"}, False), ({}, True)])
 async def test_top_writes_no_colours_where_nobody_wants_any(environment, has_colours):
-    """NO_COLOR says so. A signal ends it, and gives the terminal back."""
     async with scripted() as address, terminal("--admin-target", address, environment=environment) as top:
         await top.until_shown("live$")
         colours = re.findall(rb"\x1b\[[0-9;]*(?:3[0-7]|38;[0-9;]+)m", top.written)

@@ -49,7 +49,6 @@ class Names:
     ],
 )
 def test_a_target_lists_addresses(target, known):
-    """In one text or in several, each once, in their order."""
     assert Addresses(target).known == known
 
 
@@ -71,7 +70,6 @@ def test_a_host_without_a_port_gets_the_usual_one(target, known):
 
 
 async def test_a_name_without_a_port_gets_the_usual_one():
-    """As a host does."""
     addresses = Addresses("dns:///pace.line", Names(("10.0.0.1",)).resolve, default_port=50051)
     await addresses.look()
     assert addresses.known == ("10.0.0.1:50051",)
@@ -112,7 +110,6 @@ def test_only_a_host_and_port_that_mean_the_same_here_are_followed(address, name
 
 
 async def test_a_name_stands_for_all_its_addresses():
-    """Beside others; each knows the name that its server presents itself as."""
     addresses = Addresses("first:1,dns:///pace.line:50051", Names(("10.0.0.1", "::2")).resolve)
     await addresses.look()
     await asyncio.sleep(0)
@@ -121,7 +118,6 @@ async def test_a_name_stands_for_all_its_addresses():
 
 
 async def test_a_name_is_looked_up_again_and_keeps_its_last_answer():
-    """A resolver that fails takes nothing away, and the trouble is told until it is over."""
     addresses = Addresses("dns:///x:1", Names(("10.0.0.1",), OSError(-3, "Try again"), ("10.0.0.2",)).resolve)
     await addresses.look()
     assert (addresses.known, addresses.trouble) == (("10.0.0.1:1",), "")
@@ -134,7 +130,6 @@ async def test_a_name_is_looked_up_again_and_keeps_its_last_answer():
 
 
 async def test_a_resolver_that_hangs_holds_up_nobody_who_knows_an_address():
-    """One look at a time; closing ends it."""
     hanging = asyncio.Event()
 
     async def resolve(_name, _port):
@@ -150,7 +145,6 @@ async def test_a_resolver_that_hangs_holds_up_nobody_who_knows_an_address():
 
 
 async def test_an_address_keeps_its_name_when_the_name_has_moved_on():
-    """Who is about to dial it still asks its server for the right certificate."""
     addresses = Addresses("dns:///pace.line:1", Names(("10.0.0.1",), ("10.0.0.2",)).resolve)
     for _ in range(2):
         await addresses.look()
@@ -160,8 +154,6 @@ async def test_an_address_keeps_its_name_when_the_name_has_moved_on():
 
 
 async def test_closing_ends_a_look_that_somebody_waits_for():
-    """Who waits is told, and not cancelled."""
-
     async def resolve(_name, _port):
         await asyncio.Event().wait()
         return ()
@@ -200,20 +192,17 @@ def test_a_look_up_that_hangs_does_not_hold_up_the_exit(monkeypatch):
 
 
 async def test_a_client_follows_a_name():
-    """Over a real socket and the system's resolver."""
     async with FakeServer() as server, AsyncClient(f"dns:///localhost:{server.port}") as client:
         assert [model.name for model in await client.list_models()] == ["fake"]
 
 
 async def test_what_the_system_cannot_look_up_is_an_error_of_its_own():
-    """Also a name that no name can be; numbers need no server."""
     assert await resolve_with_system("127.0.0.1", 1) == ("127.0.0.1",)
     with pytest.raises(OSError, match="label"):
         await resolve_with_system("x" * 70, 1)
 
 
 async def test_a_name_that_leads_nowhere_is_the_reason():
-    """The error names it, and says what the resolver said."""
     unknown = OSError(-2, "Name or service not known")
     addresses = Addresses("dns:///pace.line:1", Names(unknown, unknown).resolve)
     connection = Connection(addresses, dial=pytest.fail, retry=Retry(), keepalive=Keepalive(), limits=Limits())
@@ -236,7 +225,6 @@ async def test_a_name_that_leads_nowhere_is_the_reason():
     )
 )
 def test_a_round_tries_each_address_once(history):
-    """Whatever happened before, and whatever servers say of each other."""
     picker = AddressPicker(Retry())
     for now_s, (what, address) in enumerate(history):
         match what:
@@ -273,7 +261,6 @@ def test_the_shortest_pause_that_a_server_asked_for_is_kept():
 
 
 def test_a_connection_that_broke_is_tried_again_once():
-    """Then the next address; beside it while it is silent, the same one."""
     picker = AddressPicker(Retry())
     picker.broke("b:1", 0.0)
     assert picker.next_address(ADDRESSES) == "b:1"

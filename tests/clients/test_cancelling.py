@@ -39,7 +39,6 @@ async def test_breaking_out_of_the_loop_cancels():
 
 
 async def test_leaving_the_block_cancels():
-    """At the end of `async with`, not whenever the garbage collector comes by."""
     async with FakeServer(UNFINISHED) as server, AsyncClient(server.target) as client:
         async with client.stream("?", request_id="r1") as stream:
             await anext(stream)
@@ -47,7 +46,6 @@ async def test_leaving_the_block_cancels():
 
 
 async def test_cancelling_the_task_cancels():
-    """Also while it waits for the first token."""
     async with FakeServer([Hold()]) as server, AsyncClient(server.target) as client:
         task = asyncio.create_task(client.generate("?", request_id="r1"))
         await server.seen_that(lambda seen: len(seen.requests) == 1)
@@ -58,7 +56,6 @@ async def test_cancelling_the_task_cancels():
 
 
 async def test_running_out_of_time_cancels():
-    """The limit is kept here, and sent to the server as well."""
     async with FakeServer(UNFINISHED) as server, AsyncClient(server.target) as client:
         with pytest.raises(RequestTimeoutError, match=r"0\.2 s"):
             await client.generate("?", request_id="r1", timeout=Timeout(total_seconds=0.2))
@@ -67,7 +64,6 @@ async def test_running_out_of_time_cancels():
 
 
 async def test_a_finished_stream_cancels_nothing():
-    """Closing after the end is not a cancellation."""
     async with FakeServer(say("a b")) as server, AsyncClient(server.target) as client:
         async with client.stream("?") as stream:
             await stream.collect()
@@ -76,7 +72,6 @@ async def test_a_finished_stream_cancels_nothing():
 
 
 async def test_a_stream_that_was_never_read_sends_nothing():
-    """The request goes out with the first read."""
     async with FakeServer(UNFINISHED) as server, AsyncClient(server.target) as client:
         async with client.stream("?"):
             pass
@@ -84,7 +79,6 @@ async def test_a_stream_that_was_never_read_sends_nothing():
 
 
 async def test_a_request_that_someone_else_cancels_ends_with_what_it_has():
-    """By its id, from anywhere; the reader sees the reason."""
     async with (
         FakeServer(UNFINISHED) as server,
         AsyncClient(server.target) as reader,
@@ -98,14 +92,12 @@ async def test_a_request_that_someone_else_cancels_ends_with_what_it_has():
 
 
 async def test_cancelling_an_unknown_request_says_so():
-    """The server's answer, typed."""
     async with FakeServer() as server, AsyncClient(server.target) as client:
         with pytest.raises(NotFoundError):
             await client.cancel("unknown")
 
 
 async def test_closing_the_client_ends_its_streams():
-    """A reader that waits gets a typed error at once; the server sees the session end."""
     async with FakeServer(UNFINISHED) as server:
         client = AsyncClient(server.target)
         stream = client.stream("?")
@@ -121,7 +113,6 @@ async def test_closing_the_client_ends_its_streams():
 
 
 async def test_nothing_is_left_after_closing():
-    """No task of the client survives it."""
     before = asyncio.all_tasks()
     async with FakeServer(UNFINISHED) as server:
         async with AsyncClient(server.target) as client:
@@ -133,7 +124,6 @@ async def test_nothing_is_left_after_closing():
 
 
 async def test_closing_a_stream_ends_the_iteration_of_another_task():
-    """The loop simply ends, the server hears of it, and there is a typed error in the place of a result."""
     async with FakeServer(UNFINISHED) as server, AsyncClient(server.target) as client:
         stream = client.stream("?", request_id="r1")
 
@@ -182,7 +172,6 @@ async def test_a_stream_that_was_left_has_no_result():
 
 
 async def test_tasks_that_read_one_stream_share_its_deltas():
-    """Each delta goes to one of them, and the iteration of all of them ends."""
     async with FakeServer(say("one two three four")) as server, AsyncClient(server.target) as client:
         stream, came = client.stream("?"), []
 
@@ -197,7 +186,6 @@ async def test_tasks_that_read_one_stream_share_its_deltas():
 
 
 async def test_every_reader_of_a_failed_stream_can_ask_why():
-    """The error goes to the one that waited; the others' iteration ends, and the result raises it."""
     script = [Tokens((1,), "a"), Fail(grpc.StatusCode.INTERNAL, "a bug")]
     async with FakeServer(script) as server, AsyncClient(server.target) as client:
         stream = client.stream("?")

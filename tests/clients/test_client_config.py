@@ -24,13 +24,11 @@ from paceline_client import Keepalive, Limits, Retry, Timeout, Tls
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(make, names):
-    """The message says which setting it is."""
     with pytest.raises(ValueError, match=names):
         make()
 
 
 def test_pauses_grow_by_half_from_100_ms_to_5_s():
-    """The draw in the middle of the jitter gives the nominal pause."""
     retry = Retry(draw=lambda: 0.5)
     pauses = [retry.delay_seconds(n) for n in (1, 2, 3, 100)]
     assert pauses == pytest.approx([0.1, 0.15, 0.225, 5.0])

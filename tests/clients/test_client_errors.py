@@ -38,14 +38,12 @@ def packed(message):
 
 @pytest.mark.parametrize("name", [name for name in code_pb2.Code.keys() if name != "OK"])  # noqa: SIM118
 def test_every_status_has_its_error(name):
-    """There is none that falls through, and each is a PacelineError."""
     error = error_from_status(code_pb2.Code.Value(name), "why")
     assert type(error) is EXPECTED[name]
     assert str(error) == "why"
 
 
 def test_details_become_attributes():
-    """Reason, metadata, fields and the time to wait, in any order."""
     violation = error_details_pb2.BadRequest.FieldViolation(field="sampling.top_p", description="above 1")
     error = error_from_status(
         code_pb2.RESOURCE_EXHAUSTED,
@@ -83,7 +81,6 @@ def test_a_status_without_a_message_still_says_something():
 
 
 def test_every_error_is_exported_and_drawn():
-    """The tree in the docstring is the tree in the code."""
     kinds = {
         name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, PacelineError)
     }

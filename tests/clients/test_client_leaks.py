@@ -115,7 +115,6 @@ async def settled(holds):
 
 
 async def test_requests_that_are_left_in_every_way_leave_nothing_behind():
-    """Tasks and objects are as many as after the first few."""
     async with FakeServer(script_of) as server, AsyncClient(server.target) as client:
         await use(client, WAYS, 1)
         await asyncio.sleep(0.1)  # more than is left then is what the test looks for
@@ -138,7 +137,6 @@ async def test_sessions_that_break_leave_nothing_behind():
 
 
 def test_clients_that_are_closed_leave_no_thread_and_no_connection():
-    """With threads and without."""
     with FakeServer(script_of) as server:
 
         def use_one(number):

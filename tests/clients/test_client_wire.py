@@ -31,12 +31,10 @@ def encode(prompt=None, *, max_bytes=10_000, tenant="", **parts):
 
 
 def test_what_is_unset_is_not_sent():
-    """A request without options is its id and its prompt, and outlives its stream."""
     assert encode() == pb.GenerateRequest(request_id="r", text="hi", resumable=True, attachment=1)
 
 
 def test_zero_is_sent():
-    """Greedy sampling and log-probabilities without alternatives are zeros that mean something."""
     message = encode(sampling=Sampling(temperature=0.0, seed=0), output=Output(logprobs=0))
     assert message.sampling.HasField("temperature")
     assert message.sampling.HasField("seed")
@@ -44,7 +42,6 @@ def test_zero_is_sent():
 
 
 def test_every_option_arrives():
-    """Nothing a caller can say is dropped on the way."""
     message = encode(
         sampling=Sampling(
             temperature=0.5, top_k=4, top_p=0.25, min_p=0.125, seed=2**64 - 1, presence_penalty=1.0,
@@ -73,18 +70,15 @@ def test_every_option_arrives():
 
 
 def test_one_stop_text_may_stand_alone():
-    """A string is one text, not a list of characters; None is no text."""
     assert list(encode(stopping=Stopping(stop="END")).stopping.stop) == ["END"]
     assert encode(stopping=Stopping(stop=None)) == encode()
 
 
 def test_one_bad_word_may_stand_alone():
-    """Like a stop text."""
     assert list(encode(sampling=Sampling(bad_words="word")).sampling.bad_words) == ["word"]
 
 
 def test_lists_of_ids_may_be_arrays():
-    """Empty ones too; what is no list of numbers is refused by name."""
     sent = encode(
         make_prompt(None, None, np.array([1, 2])),
         sampling=Sampling(allowed_token_ids=np.array([3, 4])),
@@ -103,7 +97,6 @@ def test_a_limit_beyond_all_clocks_is_a_year(seconds):
 
 
 def test_prompts_of_each_kind():
-    """Text, chat and token ids each use their own field."""
     assert encode(Text("")).WhichOneof("prompt") == "text"
     chat = encode(Chat((Message("user", "hi"),))).chat
     assert (chat.messages[0].role, chat.messages[0].content) == ("user", "hi")
@@ -141,13 +134,11 @@ def test_what_has_no_place_in_a_message_is_refused_by_name(parts, field):
 
 @pytest.mark.parametrize("given", [(None, None, None), ("a", [Message("user", "b")], None), ("a", None, [1])])
 def test_exactly_one_prompt(given):
-    """None and two are both mistakes."""
     with pytest.raises(InvalidRequestError, match="exactly one"):
         make_prompt(*given)
 
 
 def test_messages_may_be_mappings():
-    """The form other libraries use; anything else in them is a mistake."""
     assert make_prompt(None, [{"role": "user", "content": "hi"}]) == Chat((Message("user", "hi"),))
     with pytest.raises(InvalidRequestError, match="name"):
         make_prompt(None, [{"role": "user", "content": "hi", "name": "x"}])

@@ -31,7 +31,6 @@ def free_port():
 
 
 async def test_nobody_there(free_port):
-    """One error that says where and why."""
     async with AsyncClient(f"127.0.0.1:{free_port}", timeout=SOON) as client:
         with pytest.raises(ConnectFailedError, match=rf"127\.0\.0\.1:{free_port}.*refused"):
             await client.generate("?")
@@ -81,7 +80,6 @@ async def test_a_host_that_never_answers():
 
 
 async def test_a_request_waits_for_a_server_that_comes_up(free_port):
-    """Within the time to connect, attempts go on by themselves."""
     async with AsyncClient(f"127.0.0.1:{free_port}", timeout=Timeout(connect_seconds=20), retry=QUICK) as client:
         waiting = asyncio.create_task(client.generate("?"))
         await asyncio.sleep(0.1)
@@ -133,7 +131,6 @@ async def test_a_request_survives_a_server_that_is_replaced(free_port):
 
 
 async def test_the_next_request_reconnects(free_port):
-    """A server that was replaced at the same address is found again without help."""
     async with AsyncClient(f"127.0.0.1:{free_port}", retry=QUICK) as client:
         async with FakeServer(say("old"), port=free_port):
             assert (await client.generate("?")).text == "old"
@@ -156,7 +153,6 @@ async def test_a_server_that_falls_silent_counts_as_lost():
 
 
 async def test_heartbeats_keep_a_quiet_session_alive():
-    """A request that waits for its first token is not taken for a dead one."""
     keepalive = Keepalive(heartbeat_seconds=0.05, silence_seconds=0.2)
     async with (
         FakeServer([Hold(), *say("late")], heartbeat_seconds=0.05) as server,
@@ -169,7 +165,6 @@ async def test_heartbeats_keep_a_quiet_session_alive():
 
 
 async def test_a_draining_server_finishes_what_runs_and_gets_nothing_new():
-    """The next request opens a session of its own, beside the one that drains."""
     scripts = {"old": [Tokens((1,), "a"), Drain(), Hold(), Tokens((2,), "b"), End()], "new": say("fresh")}
     async with FakeServer(lambda request: scripts[request.text]) as server, AsyncClient(server.target) as client:
         old = client.stream("old")
@@ -193,7 +188,6 @@ async def test_a_session_that_is_never_taken_is_tried_again():
 
 
 async def test_a_session_that_is_refused_for_a_reason_keeps_it():
-    """A wrong token is not a broken connection."""
     script = [Break(grpc.StatusCode.UNAUTHENTICATED, "the token has expired")]
     async with FakeServer(script) as server, AsyncClient(server.target) as client:
         with pytest.raises(AccessDeniedError, match="expired"):
@@ -201,7 +195,6 @@ async def test_a_session_that_is_refused_for_a_reason_keeps_it():
 
 
 async def test_a_session_that_the_server_cancels_counts_as_lost():
-    """gRPC reports it like a cancellation of our own task, which it is not."""
     script = [Tokens((1,), "a"), Break(grpc.StatusCode.CANCELLED, ""), Tokens((2,), "b"), End()]
     async with FakeServer(script) as server, AsyncClient(server.target) as client:
         assert (await client.generate("?")).text == "ab"
@@ -209,7 +202,6 @@ async def test_a_session_that_the_server_cancels_counts_as_lost():
 
 
 async def test_plaintext_is_not_taken_for_tls():
-    """A client that asks for encryption does not go without."""
     async with (
         FakeServer(say("secret")) as server,
         AsyncClient(server.target, tls=Tls(), timeout=Timeout(connect_seconds=0.3)) as client,

@@ -61,7 +61,6 @@ def credentials_of(folder, *, asks_clients):
 
 
 async def test_the_token_goes_with_every_call():
-    """Short ones and sessions; without one nothing does."""
     async with serving(say("hi")) as (target, doorkeeper):
         async with AsyncClient(target, token="secret") as client:
             await client.list_models()
@@ -75,7 +74,6 @@ async def test_the_token_goes_with_every_call():
 
 
 async def test_a_token_in_a_file_is_read_again_for_every_call(tmp_path):
-    """While the file is gone or empty, the last one is shown."""
     file = tmp_path / "token"
     file.write_text("first\n")
     async with serving() as (target, doorkeeper), AsyncClient(target, token=file) as client:
@@ -106,7 +104,6 @@ async def test_who_is_not_known_is_told_so_at_once():
 
 @pytest.mark.parametrize("asks_clients", [True, False])
 async def test_each_connection_has_the_certificates_of_its_moment(tmp_path, asks_clients):
-    """A client that outlives an authority is at home with the next one, also where it needs no certificate itself."""
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
 
     def certify():
@@ -140,13 +137,11 @@ async def test_a_server_of_another_authority_gets_nothing(tmp_path):
 
 @pytest.mark.parametrize("token", ["", " ", "two words", "ü", "a\nb"])
 def test_what_is_no_token_is_refused_by_name(token):
-    """Before gRPC complains of a header."""
     with pytest.raises(InvalidRequestError, match="token"):
         Credentials(token=token)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    """When the client is made."""
     with pytest.raises(InvalidRequestError, match=r"token: cannot read .*nowhere"):
         Credentials(token=tmp_path / "nowhere")
     with pytest.raises(InvalidRequestError, match=r"tls: cannot read .*ca\.crt"):

@@ -73,7 +73,6 @@ async def test_the_fake_server_refuses_what_is_not_held(fields, code):
 
 @in_virtual_time
 async def test_the_fake_server_refuses_an_older_attachment():
-    """The newer one stays."""
     rig = MemoryRig([Tokens((1,), "a"), Hold()], break_after=[1])
     stream = rig.stream()
     reading = asyncio.create_task(stream.collect())
@@ -90,7 +89,6 @@ async def test_the_fake_server_refuses_an_older_attachment():
 
 @in_virtual_time
 async def test_a_newer_attachment_takes_the_request_over():
-    """Whoever had it until then is told, and leaves it alone."""
     rig = MemoryRig([Tokens((1,), "a"), Hold(), Tokens((2,), "b"), End()])
     older = rig.stream()
     await anext(older)

@@ -25,7 +25,6 @@ from paceline_client.testing import End, Fail, FakeServer, Hold, Tokens, echo, s
 
 
 async def test_a_result_has_everything_the_server_sent():
-    """Text, ids, reason, what matched, usage, log-probabilities, attempt."""
     script = [
         Tokens((5, 6), "Par", logprob=-0.5),
         Tokens((7,), "is", logprob=-0.25),
@@ -47,7 +46,6 @@ async def test_a_result_has_everything_the_server_sent():
 
 
 async def test_a_stream_delivers_deltas_in_order_and_then_the_result():
-    """Offsets count tokens; the last delta carries the reason."""
     async with FakeServer(say("one two three")) as server, AsyncClient(server.target) as client:
         stream = client.stream("?")
         deltas = [delta async for delta in stream]
@@ -58,7 +56,6 @@ async def test_a_stream_delivers_deltas_in_order_and_then_the_result():
 
 
 async def test_several_completions_of_one_prompt():
-    """Deltas say whose they are; the result has all, and what it says itself is said of the first."""
     script = [
         Tokens((5,), "b", completion=1),
         Tokens((6,), "a", prompt_logprob=-0.5),
@@ -77,7 +74,6 @@ async def test_several_completions_of_one_prompt():
 
 
 async def test_no_result_before_the_end():
-    """An unfinished stream has none, and says so."""
     async with FakeServer(say("one two")) as server, AsyncClient(server.target) as client:
         stream = client.stream("?")
         await anext(stream)
@@ -87,7 +83,6 @@ async def test_no_result_before_the_end():
 
 
 async def test_the_request_arrives_as_it_was_given():
-    """A chat with limits and a tenant."""
     async with FakeServer(echo) as server, AsyncClient(server.target) as client:
         result = await client.generate(
             messages=[Message("system", "be brief"), {"role": "user", "content": "hello there"}],
@@ -105,7 +100,6 @@ async def test_the_request_arrives_as_it_was_given():
 
 
 async def test_many_requests_share_one_session():
-    """Sixty-four at once, each with its own words, over one stream."""
     async with FakeServer(echo) as server, AsyncClient(server.target) as client:
         prompts = [f"this is number {n}" for n in range(64)]
         results = await asyncio.gather(*(client.generate(prompt) for prompt in prompts))
@@ -114,7 +108,6 @@ async def test_many_requests_share_one_session():
 
 
 async def test_two_streams_in_one_session_advance_side_by_side():
-    """One that waits does not hold up the other."""
     scripts = {"slow": [Tokens((1,), "a"), Hold(), Tokens((2,), "b"), End()], "quick": say("done")}
     async with FakeServer(lambda request: scripts[request.text]) as server, AsyncClient(server.target) as client:
         slow = client.stream("slow")
@@ -147,7 +140,6 @@ async def test_a_refused_request_names_its_field_and_the_next_one_works():
     ids=["gap", "overlap", "hash"],
 )
 async def test_a_false_delta_is_an_error_and_cancels_the_request(false, what):
-    """What came before is delivered, what is false is not, and the server hears of it."""
     async with FakeServer([Tokens((1,), "a"), false, Hold()]) as server, AsyncClient(server.target) as client:
         stream = client.stream("?", request_id="r1")
         assert (await anext(stream)).text == "a"
@@ -160,7 +152,6 @@ LETTERS = [Tokens((number,), text) for number, text in enumerate(["a", " b", " c
 
 
 async def test_a_slow_reader_loses_its_own_stream_only():
-    """The others of the session go on; the slow one gets what its buffer held, then a typed error."""
     scripts = {"much": [Tokens((9,), "first"), Hold(), *LETTERS], "little": say("x")}
     limits = Limits(max_buffered_tokens=4)
     async with (
@@ -186,7 +177,6 @@ async def test_an_end_with_an_error_and_no_failure_still_ends():
 
 
 async def test_the_limit_of_concurrent_requests_is_an_error_and_not_a_wait():
-    """It is refused here, with a reason of its own."""
     async with (
         FakeServer([Tokens((1,), "a"), Hold(), End()]) as server,
         AsyncClient(server.target, limits=Limits(max_concurrent_requests=1), retry=Retry(max_attempts=1)) as client,
@@ -199,7 +189,6 @@ async def test_the_limit_of_concurrent_requests_is_an_error_and_not_a_wait():
 
 
 async def test_a_running_request_id_is_refused_and_keeps_running():
-    """Using an id twice must not hurt the request that has it."""
     async with FakeServer([Tokens((1,), "a"), Hold(), End()]) as server, AsyncClient(server.target) as client:
         first = client.stream("?", request_id="same")
         await anext(first)
@@ -219,7 +208,6 @@ async def test_finishes_are_acknowledged_in_batches():
 
 
 async def test_closing_acknowledges_what_has_finished():
-    """A program that asks one question and ends leaves no record behind."""
     async with FakeServer(say("ok")) as server:
         async with AsyncClient(server.target) as client:
             await client.generate("?", request_id="r1")

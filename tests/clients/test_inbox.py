@@ -44,7 +44,6 @@ groups_of_tokens = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4),
 
 @given(groups_of_tokens)
 def test_grouping_does_not_matter(groups):
-    """The result holds the tokens and texts of all deltas, however they were cut."""
     inbox = Inbox("r", max_buffered_tokens=100)
     for delta in deltas_of(groups):
         inbox.accept(delta)
@@ -112,7 +111,6 @@ def test_a_changed_token_is_refused(groups, data):
 
 
 async def test_another_completion_is_refused():
-    """One completion was asked for; a second one must not be mixed into it."""
     inbox = Inbox("r", max_buffered_tokens=100)
     inbox.accept(received([1], 0, [], index=1))
     with pytest.raises(StreamCorruptedError, match="completion 1"):
@@ -120,7 +118,6 @@ async def test_another_completion_is_refused():
 
 
 async def test_the_result_waits_for_the_last_completion():
-    """Each continues its own output; the result has them by index."""
     inbox = Inbox("r", max_buffered_tokens=100, num_completions=2)
     for delta in (received([5], 0, [], index=1), received([6], 1, [5], FINISH, index=1), received([7], 0, [])):
         inbox.accept(delta)
@@ -133,7 +130,6 @@ async def test_the_result_waits_for_the_last_completion():
 
 
 async def test_nothing_may_follow_the_end_of_a_completion():
-    """Also while another one goes on."""
     inbox = Inbox("r", max_buffered_tokens=100, num_completions=2)
     inbox.accept(received([1], 0, [], FINISH))
     inbox.accept(received([2], 1, [1]))
@@ -142,7 +138,6 @@ async def test_nothing_may_follow_the_end_of_a_completion():
 
 
 async def test_a_reader_that_does_not_read_gets_what_fits_and_then_an_error():
-    """The buffer is bounded in tokens; nothing that fitted is taken away again."""
     inbox = Inbox("r", max_buffered_tokens=3)
     for delta in deltas_of([[1, 2], [3], [4], [5]]):
         if not inbox.has_ended:
@@ -154,7 +149,6 @@ async def test_a_reader_that_does_not_read_gets_what_fits_and_then_an_error():
 
 
 async def test_a_reader_that_keeps_up_may_read_more_than_the_buffer():
-    """The bound is on what is unread, not on the output."""
     inbox = Inbox("r", max_buffered_tokens=1)
     for delta in deltas_of([[1], [2], [3]]):
         inbox.accept(delta)
@@ -163,14 +157,12 @@ async def test_a_reader_that_keeps_up_may_read_more_than_the_buffer():
 
 
 async def test_one_delta_is_taken_whatever_its_size():
-    """How many tokens the server gathers is not the reader's fault."""
     inbox = Inbox("r", max_buffered_tokens=2)
     inbox.accept(received([1, 2, 3, 4], 0, []))
     assert (await inbox.get()).token_ids == (1, 2, 3, 4)
 
 
 async def test_completions_share_no_buffer():
-    """However many there are, one message brings output for each, and no reader can be faster than that."""
     inbox = Inbox("r", max_buffered_tokens=3, num_completions=4)
     for index in range(4):
         inbox.accept(received([1, 2, 3, 4], 0, [], index=index))
@@ -190,7 +182,6 @@ async def test_the_first_end_stays():
 
 
 async def test_an_interruption_is_read_after_what_came_before_it():
-    """Then it goes on where it was; what is told again of a completion that has ended is passed over."""
     inbox = Inbox("r", max_buffered_tokens=10, num_completions=2)
     for delta in (received([1], 0, []), received([5], 0, [], FINISH, index=1)):
         inbox.accept(delta)
@@ -211,7 +202,6 @@ async def test_an_interruption_is_read_after_what_came_before_it():
 
 
 async def test_the_prompt_is_judged_once():
-    """A server that starts over may tell the prompt's log-probabilities again."""
     told = (TokenLogprobs(0, -0.5, ()),)
 
     def first(delta):
@@ -228,7 +218,6 @@ async def test_the_prompt_is_judged_once():
 
 
 async def test_an_end_is_not_interrupted():
-    """What is complete needs no session."""
     inbox = Inbox("r", max_buffered_tokens=10)
     inbox.accept(received([1], 0, [], FINISH))
     inbox.interrupt(ConnectionLostError("later"))
@@ -237,7 +226,6 @@ async def test_an_end_is_not_interrupted():
 
 
 async def test_a_waiting_reader_wakes_up():
-    """A delta, an interruption and an error reach a reader that came first."""
     inbox = Inbox("r", max_buffered_tokens=10)
     waiting = asyncio.create_task(inbox.get())
     await asyncio.sleep(0)

@@ -34,8 +34,6 @@ def test_work_runs_on_the_private_thread(loop_thread):
 
 
 def test_errors_reach_the_caller(loop_thread):
-    """As they were raised."""
-
     async def fail():
         raise KeyError("x")
 
@@ -44,7 +42,6 @@ def test_errors_reach_the_caller(loop_thread):
 
 
 def test_closing_cancels_what_still_runs(loop_thread):
-    """A caller that waits is told; nothing goes on behind its back."""
     cancelled = threading.Event()
     started = threading.Event()
     errors = []
@@ -90,8 +87,6 @@ def test_an_interrupt_ends_the_work_before_it_reaches_the_caller(loop_thread):
 
 @pytest.mark.timeout(30)
 def test_an_interrupt_that_wakes_nobody_reaches_the_caller_too(loop_thread):
-    """As one does that arrives between the last look for signals and the wait."""
-
     async def work():
         _thread.interrupt_main()
         await asyncio.Event().wait()
@@ -123,7 +118,6 @@ def test_unused_work_is_closed(loop_thread):
 
 @pytest.mark.parametrize("is_scheduled", [True, False])
 def test_an_interrupt_on_the_way_to_the_work_ends_it_too(loop_thread, monkeypatch, is_scheduled):
-    """Nothing goes on for a caller that was interrupted just before or just after the work was handed over."""
     loop_thread.run(answer())
     schedule, num_calls = loop_thread._loop.call_soon_threadsafe, 0
 

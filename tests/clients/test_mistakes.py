@@ -91,7 +91,6 @@ async def test_the_wrong_port_is_named_for_what_it_is(serve, services, said):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_an_argument_of_another_type_is_refused_in_a_sentence(arguments, sentence):
-    """Before anything is sent, and naming the argument."""
     async with AsyncClient("127.0.0.1:1") as client:
         for call in (client.generate, client.estimate):
             with pytest.raises(InvalidRequestError) as caught:
@@ -100,7 +99,6 @@ async def test_an_argument_of_another_type_is_refused_in_a_sentence(arguments, s
 
 
 async def test_settings_may_be_dicts_and_a_timeout_a_number():
-    """As everybody writes them."""
     async with FakeServer(say("hi")) as server, AsyncClient(server.target, timeout=7) as client:
         await client.generate("?", sampling={"temperature": 0.0}, stopping={"max_tokens": 3}, timeout=5)
         await client.generate("?", timeout=Timeout(total_seconds=6))
@@ -118,7 +116,6 @@ def frames_inside(error):
 
 
 def test_an_error_points_to_the_callers_line():
-    """Not to what was going on inside, in whichever thread."""
     with FakeServer(REFUSAL) as server, Client(server.target) as client:
         for call in (
             lambda: client.generate("?"),
@@ -132,7 +129,6 @@ def test_an_error_points_to_the_callers_line():
 
 
 async def test_an_error_points_to_the_line_that_awaited():
-    """The same with asyncio."""
     async with FakeServer(REFUSAL) as server, AsyncClient(server.target) as client:
         with pytest.raises(InvalidRequestError) as caught:
             await client.generate("?")
@@ -145,7 +141,6 @@ async def test_an_error_points_to_the_line_that_awaited():
 
 
 def test_the_whole_way_of_an_error_is_logged(caplog):
-    """For who looks for a fault inside."""
     with caplog.at_level("DEBUG", "paceline_client"):
         test_an_error_points_to_the_callers_line()
     assert "in _next" in caplog.text

@@ -148,7 +148,6 @@ async def test_a_server_that_falls_silent_is_left_for_a_new_connection():
 
 @in_virtual_time
 async def test_what_drains_and_then_ends_is_gone_on_with_elsewhere():
-    """The session that was opened for new requests takes over what the drained one did not finish."""
     rig = MemoryRig(
         lambda request: (
             say("new")
@@ -169,7 +168,6 @@ async def test_what_drains_and_then_ends_is_gone_on_with_elsewhere():
 
 @in_virtual_time
 async def test_leaving_during_an_outage_is_final():
-    """Whoever reads is woken, nothing is sent again, and the next session cancels it."""
     rig = MemoryRig(lambda request: say("next") if request.text == "next" else [Tokens((1,), "a"), Hold()])
     stream = rig.stream()
     await anext(stream)
@@ -217,7 +215,6 @@ async def test_leaving_what_broke_off_unnoticed_cancels_it():
 
 @in_virtual_time
 async def test_what_servers_have_forgotten_anyway_is_not_cancelled():
-    """Half a minute after it was left no server has it any more."""
     rig = MemoryRig([Tokens((1,), "a"), Hold()])
     stream = rig.stream()
     await anext(stream)
@@ -233,7 +230,6 @@ async def test_what_servers_have_forgotten_anyway_is_not_cancelled():
 
 @in_virtual_time
 async def test_closing_the_client_during_an_outage_ends_its_requests():
-    """At once, whatever pause they are in."""
     rig = MemoryRig([Tokens((1,), "a"), Hold()])
     stream = rig.stream()
     await anext(stream)
@@ -249,7 +245,6 @@ async def test_closing_the_client_during_an_outage_ends_its_requests():
 
 @in_virtual_time
 async def test_a_reader_that_pauses_is_not_hurried():
-    """What arrived is read first; then, and not before, it is sent again."""
     rig = MemoryRig(LETTERS, break_after=[2])
     stream = rig.stream()
     assert (await anext(stream)).text == "a"

@@ -156,7 +156,6 @@ async def test_a_completion_that_has_its_end_is_not_begun_anew_by_a_server_that_
 
 @in_virtual_time
 async def test_an_attempt_after_all_memory_was_lost_is_counted():
-    """The result says that the request was placed again; its tokens and their log-probabilities are there once."""
     result, _, rig = await collect([*LETTERS[:3], Die(), *LETTERS[3:]])
     assert (result.text, result.attempt, rig.seen.requests[1].last_attempt) == ("abcdef", 2, 1)
     assert result.logprobs == tuple(TokenLogprobs(number, -number, ()) for number in range(1, 7))
@@ -168,7 +167,6 @@ async def test_an_attempt_after_all_memory_was_lost_is_counted():
 @pytest.mark.parametrize("refusal", [FULL, NO_EXECUTOR, GIVEN_UP], ids=lambda refusal: refusal.reason)
 @in_virtual_time
 async def test_a_refused_resume_is_tried_again(refusal):
-    """After the pause the server asks for, however long it is, and as often as there is time."""
     rig = MemoryRig(LETTERS, break_after=[3])
     rig.servicer.resume_refusals = [refusal] * 5
     began = now()
@@ -262,7 +260,6 @@ async def test_a_corrupted_token_is_not_gone_on_with():
 
 
 def test_the_threaded_client_survives_the_same():
-    """Sessions cut twice, a server that forgets everything, one that refuses for a while."""
     script = [*LETTERS[:4], Die(), *LETTERS[4:]]
     with FakeServer(script, break_after=[1, 1]) as server, Client(server.target) as client:
         server.refuse_resumes(dataclasses.replace(FULL, retry_after_seconds=0.01))

@@ -60,7 +60,6 @@ def test_how_long_to_wait(error, num_attempts, remaining_seconds, pause):
 
 
 async def test_attempts_are_limited():
-    """Then the refusal is the caller's, with what the server said."""
     async with FakeServer([FULL]) as server:
         async with AsyncClient(server.target, retry=Retry(max_attempts=2, initial_delay_seconds=0.01)) as client:
             with pytest.raises(OverloadedError, match="queue is full") as caught:
@@ -80,7 +79,6 @@ async def test_attempts_are_limited():
     ids=["invalid", "internal", "long wait", "after a token"],
 )
 async def test_other_failures_are_not_tried_again(script, error):
-    """What stays wrong, what may be a bug, whenever it comes, and what asks for too long a pause."""
     async with FakeServer(script) as server:
         async with AsyncClient(server.target, retry=QUICK) as client:
             with pytest.raises(error):
@@ -98,7 +96,6 @@ async def test_no_attempt_outlasts_the_request():
 
 
 async def test_a_cancelled_wait_does_not_try_again():
-    """Leaving during the pause between two attempts is final."""
     slow = Retry(initial_delay_seconds=5)
     async with FakeServer([FULL]) as server, AsyncClient(server.target, retry=slow) as client:
         task = asyncio.create_task(client.generate("?"))

@@ -21,7 +21,6 @@ def hash_in_machine_words(ids):
 
 
 def test_no_tokens_hash_to_the_offset_basis():
-    """The start value is part of the protocol."""
     assert rolling_hash([]) == EMPTY_HASH == 0xCBF29CE484222325
 
 
@@ -33,11 +32,9 @@ def test_equals_the_definition(ids):
 
 @given(token_ids, token_ids)
 def test_rolls(first, second):
-    """How tokens are grouped into deltas does not matter."""
     assert rolling_hash(second, rolling_hash(first)) == rolling_hash(first + second)
 
 
 @given(token_ids, st.integers(0, 20))
 def test_it_goes_on_from_any_token(ids, cut):
-    """A delta's hash continues the one before."""
     assert rolling_hash(ids[cut:], start=rolling_hash(ids[:cut])) == rolling_hash(ids)

@@ -43,7 +43,6 @@ async def test_the_first_address_that_answers_is_taken():
 
 @in_virtual_time
 async def test_a_server_that_dies_costs_no_pause_where_there_is_another():
-    """The next one is asked at once, and has the request as its next attachment."""
     rig = MemoryRig(HALF, names="ab")
     rig.servers["b"].servicer.released.set()
     stream = rig.stream()
@@ -65,7 +64,6 @@ async def test_a_connection_that_was_only_cut_is_made_again_to_the_same_server()
 
 @in_virtual_time
 async def test_a_server_that_is_frozen_is_left_for_the_next():
-    """It falls silent, and does not take the new connection that it is offered."""
     rig = MemoryRig(HALF, names="ab", heartbeat_seconds=None)
     rig.servers["b"].servicer.released.set()
     stream = rig.stream()
@@ -78,7 +76,6 @@ async def test_a_server_that_is_frozen_is_left_for_the_next():
 
 @in_virtual_time
 async def test_a_standby_leads_to_the_server_that_it_names():
-    """Without a pause, without counting as an attempt, and past others in between; it stays the first from then on."""
     rig = MemoryRig(LETTERS, names="abc", retry=Retry(max_attempts=1))
     rig.servers["a"].servicer.refusal = standby("c")
     rig.servers["b"].servicer.refusal = standby("c")
@@ -91,7 +88,6 @@ async def test_a_standby_leads_to_the_server_that_it_names():
 
 @in_virtual_time
 async def test_a_standby_that_names_nobody_known_leads_to_the_next_address():
-    """The name may be one from inside another network."""
     rig = MemoryRig(LETTERS, names="ab")
     rig.servicer.refusal = standby("10.0.0.7:50051")
     assert (await rig.stream().collect()).text == "abcdef"
@@ -100,7 +96,6 @@ async def test_a_standby_that_names_nobody_known_leads_to_the_next_address():
 
 @in_virtual_time
 async def test_a_standby_that_is_the_only_address_leads_to_the_server_that_it_names():
-    """After a takeover the usual address is the standby's. The one that serves is kept while it does."""
     rig = MemoryRig(LETTERS, names=["a:1"], others=["b:1"])
     rig.servicer.refusal = standby("b:1")
     assert (await rig.stream("first").collect()).text == "abcdef"
@@ -112,7 +107,6 @@ async def test_a_standby_that_is_the_only_address_leads_to_the_server_that_it_na
 
 @in_virtual_time
 async def test_what_is_named_outside_the_target_is_tried_after_all_of_the_target():
-    """The target is what the caller trusts."""
     rig = MemoryRig(LETTERS, names=["a:1", "b:1"], others=["c:1"])
     rig.servicer.refusal = standby("c:1")
     assert (await rig.stream().collect()).text == "abcdef"
@@ -133,7 +127,6 @@ async def test_one_step_leads_outside_the_target_and_no_second():
 
 @in_virtual_time
 async def test_a_server_outside_the_target_that_goes_is_left_for_the_target():
-    """The roles may have changed back."""
     rig = MemoryRig(HALF, names=["a:1"], others=["b:1"])
     rig.servicer.refusal = standby("b:1")
     rig.servicer.released.set()
@@ -171,7 +164,6 @@ async def test_while_nothing_is_wrong_there_is_no_trouble():
 @pytest.mark.parametrize("refusal", [GIVEN_UP, DRAINING], ids=lambda refusal: refusal.reason)
 @in_virtual_time
 async def test_who_gives_up_or_drains_leads_to_the_next_address_at_once(refusal):
-    """The pause that it asks for is about itself."""
     rig = MemoryRig(LETTERS, names="ab")
     rig.servicer.refusal = refusal
     assert (await rig.stream().collect()).text == "abcdef"
@@ -180,7 +172,6 @@ async def test_who_gives_up_or_drains_leads_to_the_next_address_at_once(refusal)
 
 @in_virtual_time
 async def test_new_requests_leave_a_server_that_drains():
-    """What runs there ends there; what is new goes to the next address."""
     scripts = {"old": [Tokens((1,), "a"), Drain(), Hold(), Tokens((2,), "b"), End()], "new": say("new")}
     rig = MemoryRig(lambda request: scripts[request.text], names="ab")
     old = rig.stream("old", text="old")
@@ -222,7 +213,6 @@ async def test_a_request_that_nobody_takes_ends_with_the_words_of_a_standby():
 
 @in_virtual_time
 async def test_a_request_held_by_a_standby_stays_while_new_ones_go_elsewhere():
-    """Who comes back is made to wait there and then served; who is new is refused at once, which ends nothing."""
     scripts = {"old": HALF, "new": say("new")}
     rig = MemoryRig(lambda request: scripts[request.text], names="ab")
     old = rig.stream("old", text="old")
@@ -243,7 +233,6 @@ async def test_a_request_held_by_a_standby_stays_while_new_ones_go_elsewhere():
 
 @in_virtual_time
 async def test_the_error_says_of_each_address_what_the_matter_is():
-    """In one line."""
     rig = MemoryRig(LETTERS, names="ab", retry=Retry(max_outage_seconds=3))
     stream = rig.stream()
     for server in rig.servers.values():
@@ -254,7 +243,6 @@ async def test_the_error_says_of_each_address_what_the_matter_is():
 
 @in_virtual_time
 async def test_an_outage_of_all_servers_is_waited_out():
-    """Whichever comes back has the request."""
     rig = MemoryRig(HALF, names="ab")
     rig.servers["b"].servicer.released.set()
     stream = rig.stream()
@@ -278,7 +266,6 @@ async def test_a_session_that_nobody_takes_leads_to_the_next_address():
 
 
 async def test_short_calls_follow_to_the_server_that_serves():
-    """A standby is left for the one that it names, over real sockets; requests go there from then on."""
     async with FakeServer(say("no")) as waiting, FakeServer(say("yes")) as serving:
         waiting.turn_away(standby(serving.target))
         async with AsyncClient([waiting.target, serving.target]) as client:
@@ -288,7 +275,6 @@ async def test_short_calls_follow_to_the_server_that_serves():
 
 
 async def test_short_calls_that_nobody_takes_fail_with_the_words_of_a_standby():
-    """In the time of a short call."""
     async with FakeServer() as one, FakeServer() as other:
         for server in (one, other):
             server.turn_away(standby("elsewhere:1"))
@@ -299,7 +285,6 @@ async def test_short_calls_that_nobody_takes_fail_with_the_words_of_a_standby():
 
 
 async def test_a_stream_goes_on_at_another_server():
-    """Over real sockets, when the first one is gone."""
     async with FakeServer(HALF) as dying, FakeServer(HALF) as other:
         await asyncio.to_thread(other.release)
         async with AsyncClient([dying.target, other.target]) as client:
@@ -311,7 +296,6 @@ async def test_a_stream_goes_on_at_another_server():
 
 
 async def test_a_server_that_dies_between_short_calls():
-    """The next address answers."""
     async with FakeServer() as dying, FakeServer() as other, AsyncClient([dying.target, other.target]) as client:
         await client.list_models()
         await asyncio.to_thread(dying.stop)
@@ -320,7 +304,6 @@ async def test_a_server_that_dies_between_short_calls():
 
 @in_virtual_time
 async def test_losing_the_last_server_is_still_an_error_of_the_connection():
-    """With what became of each."""
     rig = MemoryRig(HALF, names="ab", retry=Retry(max_outage_seconds=2))
     stream = rig.stream()
     await anext(stream)

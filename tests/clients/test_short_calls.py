@@ -30,7 +30,6 @@ MODEL.default_sampling.temperature = 0.25
 
 
 async def test_models_are_described():
-    """What the server says of a model; unset defaults stay unset."""
     async with FakeServer(models=[MODEL]) as server, AsyncClient(server.target) as client:
         (listed,) = await client.list_models()
         assert listed == await client.get_model("small") == await client.get_model()
@@ -39,7 +38,6 @@ async def test_models_are_described():
 
 
 async def test_a_model_that_is_not_served():
-    """The error has the server's reason and field."""
     async with FakeServer(models=[MODEL]) as server, AsyncClient(server.target) as client:
         with pytest.raises(NotFoundError) as caught:
             await client.get_model("large")
@@ -47,7 +45,6 @@ async def test_a_model_that_is_not_served():
 
 
 async def test_tokens_there_and_back():
-    """Texts and chats to tokens, tokens to text."""
     async with FakeServer() as server, AsyncClient(server.target) as client:
         tokens = await client.tokenize("ab", with_texts=True)
         assert (tokens.token_ids, tokens.token_texts, tokens.max_model_len) == ((97, 98), ("a", "b"), 2048)
@@ -88,7 +85,6 @@ async def test_what_has_no_place_in_a_short_call_is_refused_by_name(call, field)
     ],
 )
 def test_a_target_that_leads_nowhere_is_refused_by_name(target):
-    """No text, an empty address, a port that is none, a URL."""
     with pytest.raises(InvalidRequestError) as caught:
         AsyncClient(target)
     assert caught.value.violations[0].field == "target"
@@ -105,7 +101,6 @@ async def test_limits_may_be_infinite(seconds):
 
 @pytest.mark.parametrize("times_ms", [None, (250, 1500, 4, 0)])
 async def test_a_result_says_where_its_time_went(times_ms):
-    """If the scheduler that ends it knows."""
     script = [Tokens((1,), "a"), End(times_ms=times_ms)]
     async with FakeServer(script) as server, AsyncClient(server.target) as client:
         result = await client.generate("?")
@@ -113,7 +108,6 @@ async def test_a_result_says_where_its_time_went(times_ms):
 
 
 async def test_a_request_is_explained_while_it_is_known():
-    """Where it is and how far."""
     async with FakeServer([Tokens((1, 2), "a"), Hold()]) as server, AsyncClient(server.target) as client:
         async with client.stream("?", request_id="r") as stream:
             await anext(stream)
@@ -124,7 +118,6 @@ async def test_a_request_is_explained_while_it_is_known():
 
 
 async def test_an_estimate_has_times_or_the_error_that_would_come():
-    """Nothing is run for either."""
     refusal = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "QUEUE_FULL", retry_after_seconds=2.0)
     scripts = {"taken": say("x"), "refused": [refusal]}
     async with FakeServer(lambda r: scripts[r.text]) as server, AsyncClient(server.target) as client:
@@ -136,7 +129,6 @@ async def test_an_estimate_has_times_or_the_error_that_would_come():
 
 
 async def test_ready_when_enough_executors_are_attached():
-    """A scheduler that answers is not enough."""
     async with FakeServer(models=[]) as server, AsyncClient(server.target) as client:
         with pytest.raises(UnavailableError, match="no executor is attached"):
             await client.wait_until_ready(0.15)
@@ -164,7 +156,6 @@ async def test_a_scheduler_that_goes_away_while_it_is_asked_is_waited_for(monkey
 
 
 def test_the_threaded_client_makes_the_same_calls():
-    """The same arguments and answers, without asyncio."""
     with FakeServer(models=[MODEL]) as server, Client(server.target) as client:
         assert client.wait_until_ready(20)[0].name == client.get_model("small").name == client.list_models()[0].name
         assert client.detokenize(client.tokenize("ab").token_ids) == "ab"

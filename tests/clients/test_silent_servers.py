@@ -39,7 +39,6 @@ async def connected(rig, seconds):
 @pytest.mark.parametrize(("refuses_for_seconds", "why"), [(9.4, "connection refused"), (5.0, "no answer in time")])
 @in_virtual_time
 async def test_the_error_says_what_the_last_whole_attempt_found(refuses_for_seconds, why):
-    """An attempt that the end of the time cuts short has found nothing, and forgets nothing."""
     rig = MemoryRig(LETTERS)
     rig.server.go_down()
     connecting = asyncio.create_task(rig.connection.endpoint(connect_seconds=10))
@@ -67,7 +66,6 @@ async def test_the_error_says_nothing_of_an_outage_that_is_over():
 @pytest.mark.parametrize("seconds", [0.2, 0.8, 5.0])
 @in_virtual_time
 async def test_an_address_that_swallows_everything_holds_up_nobody_for_long(seconds):
-    """The next one is dialled beside it, however short the caller's time is; the attempt left over is closed."""
     rig = MemoryRig(LETTERS, names="ab")
     rig.server.is_silent = True
     assert await connected(rig, seconds) == "b"
@@ -93,7 +91,6 @@ async def test_callers_that_are_shorter_than_a_head_start_reach_the_next_address
 
 @in_virtual_time
 async def test_a_slow_connection_to_the_server_that_was_cut_off_wins_over_the_standby():
-    """The standby is dialled beside it, and its connection comes later."""
     rig = MemoryRig(LETTERS, names="ab", break_after=[2])
     for server in rig.servers.values():
         server.connect_seconds = 0.25
@@ -106,7 +103,6 @@ async def test_a_slow_connection_to_the_server_that_was_cut_off_wins_over_the_st
 
 @in_virtual_time
 async def test_closing_while_connecting_ends_the_attempt_and_closes_its_channel():
-    """And the request; nothing comes of it later."""
     rig = MemoryRig(LETTERS)
     rig.server.connect_seconds = 1.0
     request = asyncio.create_task(rig.stream().collect())
@@ -124,7 +120,6 @@ async def test_closing_while_connecting_ends_the_attempt_and_closes_its_channel(
 
 @in_virtual_time
 async def test_a_model_without_an_executor_ends_nothing_of_another_model():
-    """Its requests are refused on the session that they share."""
     nobody = Fail(grpc.StatusCode.UNAVAILABLE, "every executor is draining", "NO_EXECUTOR", retry_after_seconds=0.05)
     rig = MemoryRig(lambda request: HALF if request.text == "y" else [nobody], retry=Retry(max_attempts=1))
     long = rig.stream("long", text="y")
@@ -139,7 +134,6 @@ async def test_a_model_without_an_executor_ends_nothing_of_another_model():
 
 @in_virtual_time
 async def test_a_channel_that_was_left_stays_open_while_a_call_is_under_way():
-    """It is closed afterwards."""
     rig = MemoryRig(LETTERS)
     endpoint = await rig.connection.endpoint(connect_seconds=1)
     with rig.connection.use(endpoint):
@@ -152,7 +146,6 @@ async def test_a_channel_that_was_left_stays_open_while_a_call_is_under_way():
 
 @in_virtual_time
 async def test_a_cancellation_is_not_lost_at_a_standby():
-    """It is told to sessions until one has output, and not of a request that is sent again under the same name."""
     rig = MemoryRig(LETTERS, names="ab")
     rig.servicer.refusal = standby("b")
     for name in ("left", "again"):
@@ -174,7 +167,6 @@ async def test_a_request_whose_own_time_is_up_says_so():
 
 
 async def test_short_calls_leave_a_server_that_does_not_answer(monkeypatch):
-    """The one that waited fails when its time is up; the next ones go to the next address."""
     frozen_models, answer = [object()], FakeServicer.ListModels
 
     async def list_models(self, request, context):
@@ -195,7 +187,6 @@ async def test_short_calls_leave_a_server_that_does_not_answer(monkeypatch):
 
 
 async def test_a_short_call_that_lost_its_connection_is_made_again():
-    """At the next address, within its time."""
     async with FakeServer() as dying, FakeServer() as other, AsyncClient([dying.target, other.target]) as client:
         await client.ensure_connected()
         lost = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED]

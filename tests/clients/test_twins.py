@@ -62,7 +62,6 @@ def play_sync(target, sampling):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_both_see_the_same(name):
-    """Whatever the server does."""
     sampling = Sampling(n=2 if name == "several" else None)
     with FakeServer(SCRIPTS[name]) as server:
         async_came, async_end = asyncio.run(play_async(server.target, sampling))
@@ -78,8 +77,6 @@ def test_both_see_the_same(name):
 
 @pytest.mark.parametrize(("async_kind", "sync_kind"), [(AsyncClient, Client), (AsyncStream, Stream)])
 def test_both_have_the_same_methods(async_kind, sync_kind):
-    """Names, arguments and defaults."""
-
     def methods(kind):
         public = {name: value for name, value in vars(kind).items() if not name.startswith("_") and callable(value)}
         return {
@@ -92,7 +89,6 @@ def test_both_have_the_same_methods(async_kind, sync_kind):
 
 
 def test_dropping_a_stream_cancels():
-    """Breaking out of a for loop is enough."""
     with FakeServer([Tokens((1,), "a"), Hold()]) as server, Client(server.target) as client:
         for _ in client.stream("?", request_id="r1"):
             break
@@ -100,7 +96,6 @@ def test_dropping_a_stream_cancels():
 
 
 def test_one_client_serves_many_threads():
-    """Each thread gets its own answer, over one session."""
     with FakeServer(lambda request: say(request.text)) as server, Client(server.target) as client:
         answers = {}
 
@@ -130,14 +125,12 @@ def test_closing_joins_the_thread():
 
 
 def test_a_client_that_was_never_used_has_no_thread():
-    """Making one is free, also before a fork."""
     before = threading.active_count()
     with Client("127.0.0.1:1"):
         assert threading.active_count() == before
 
 
 def test_dropping_a_client_ends_its_thread():
-    """For programs that forget to close."""
     with FakeServer(say("hi")) as server:
         client = Client(server.target)
         client.generate("?")
@@ -146,7 +139,6 @@ def test_dropping_a_client_ends_its_thread():
 
 
 def test_closing_from_another_thread_wakes_who_waits():
-    """A thread that waits for a token gets a typed error."""
     with FakeServer([Hold()]) as server:
         client = Client(server.target)
         errors = []
@@ -166,7 +158,6 @@ def test_closing_from_another_thread_wakes_who_waits():
 
 
 def test_closing_a_stream_from_another_thread_ends_the_iteration():
-    """The request is cancelled, the loop ends as at the end of the output, and the result is a typed error."""
     with FakeServer([Tokens((1,), "a"), Hold()]) as server, Client(server.target) as client:
         stream, came = client.stream("?", request_id="r1"), []
         has_begun = threading.Event()
@@ -189,7 +180,6 @@ def test_closing_a_stream_from_another_thread_ends_the_iteration():
 
 
 def test_threads_that_read_one_stream_share_its_deltas():
-    """Each delta goes to one of them, and all of them come to an end."""
     with FakeServer(say("one two three four five six")) as server, Client(server.target) as client:
         stream, came = client.stream("?"), []
         readers = [threading.Thread(target=lambda: came.extend(delta.offset for delta in stream)) for _ in range(3)]

@@ -79,7 +79,6 @@ async def keep_asking(target):
 
 
 async def test_every_metric_of_a_system_moves(monkeypatch):
-    """Load with drafts and preemptions, a refusal, a profile, a log that is full, a takeover and a death."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")  # spans are made, and nobody takes them
     scraped = Scraped()
     async with asyncio.timeout(MAX_WAIT_S), AsyncExitStack() as stack:

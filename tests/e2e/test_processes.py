@@ -51,7 +51,6 @@ def undisturbed(own_system):
 
 
 async def test_an_executor_that_is_killed_loses_no_request_and_no_token(own_system, undisturbed):
-    """`paceline up` starts it again; its requests are computed anew there and go on where they were."""
     async with AsyncClient(own_system.api) as client:
         running = await start(client)
         own_system.send("paceline-executor", signal.SIGKILL)
@@ -83,7 +82,6 @@ async def test_a_scheduler_that_is_told_to_stop_finishes_what_it_has(own_system,
 
 
 async def test_the_scheduler_is_started_again_and_serves(own_system):
-    """The executor stayed up; a new scheduler attaches to it."""
     async with AsyncClient(own_system.api) as client:
         await client.wait_until_ready(60)
         assert (await client.generate("Hello", stopping=STOPPING)).token_ids

@@ -9,7 +9,6 @@ LAYER = {"qkv", "attention", "attention_output", "norm", "gate_up", "down"}
 
 
 def test_the_kernels_of_a_real_model_are_within_their_steps(running_system, tmp_path):
-    """Each step has all layers, and each matrix its bytes."""
     file = tmp_path / "trace.json"
     asking = [BIN / "paceline", "generate", "--target", running_system.api, "--max-tokens", "400", "--raw", "Numbers:"]
     recording = [BIN / "paceline", "profile", "--target", running_system.api, "--steps", "6", "-o", file]

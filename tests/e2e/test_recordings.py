@@ -40,7 +40,6 @@ async def written(folder, num_files):
 
 
 async def test_what_a_process_recorded_is_repeated_by_another(tmp_path):
-    """From its start, bit for bit, and with stand-ins from when an operator asks for it."""
     folder = tmp_path / "recordings"
     async with (
         simulated_executor(step_ms=1.0) as address,

@@ -50,7 +50,6 @@ async def live(stub, monkeypatch):
 
 
 async def test_every_line_about_a_request_names_it_and_its_trace(monkeypatch):
-    """Of an end, a refusal, a cancel and a fault; in one order of fields."""
     with capture_logs() as executors_lines:
         async with simulated_executor() as executor:
             process = await SchedulerTestProcess.start("--executors", executor.address, "--log-requests", "1")

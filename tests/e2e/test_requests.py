@@ -36,7 +36,6 @@ def mixed_requests():
 
 
 async def test_64_requests_at_once_get_the_tokens_each_gets_alone(running_system):
-    """Whatever else is in the batch, and whatever the prefix cache holds by then."""
     requests = mixed_requests()
     async with AsyncClient(running_system.api) as client:
         alone = [(await client.generate(**request)).token_ids for request in requests]
@@ -73,7 +72,6 @@ def test_a_newcomers_first_question_is_answered(running_system):
 
 
 def test_the_model_is_described_as_it_is(running_system):
-    """Name, family and weight format come from the file."""
     with Client(running_system.api) as client:
         (model,) = client.list_models()
     assert (model.name, model.architecture, model.quantization) == ("smollm2-135m-instruct", "llama", "Q4_1")
@@ -81,7 +79,6 @@ def test_the_model_is_described_as_it_is(running_system):
 
 
 def test_a_stop_text_ends_the_output_before_it(running_system):
-    """The text and the token count end where the stop text begins and was completed."""
     with Client(running_system.api) as client:
         whole = client.generate("Count: one, two, three,", sampling=GREEDY, stopping=Stopping(max_tokens=24))
         word = whole.text.split()[3]
@@ -92,7 +89,6 @@ def test_a_stop_text_ends_the_output_before_it(running_system):
 
 
 def test_log_probabilities_come_with_the_tokens_that_were_drawn(running_system):
-    """Greedy picks the most likely token, so it stands first among the alternatives."""
     with Client(running_system.api) as client:
         result = client.generate(TEXTS[0], sampling=GREEDY, stopping=Stopping(max_tokens=5), output=Output(logprobs=3))
     assert [entry.token_id for entry in result.logprobs] == list(result.token_ids)
@@ -100,7 +96,6 @@ def test_log_probabilities_come_with_the_tokens_that_were_drawn(running_system):
 
 
 def test_a_second_request_with_the_same_prompt_starts_from_the_prefix_cache(running_system):
-    """The usage says how many tokens were not computed again."""
     prompt = "A prompt that nobody sent before. " * 12
     with Client(running_system.api) as client:
         results = [client.generate(prompt, sampling=GREEDY, stopping=Stopping(max_tokens=4)) for _ in range(2)]
@@ -123,7 +118,6 @@ def test_a_second_request_with_the_same_prompt_starts_from_the_prefix_cache(runn
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_bad_request_is_refused_naming_the_field_and_the_next_one_works(running_system, bad, error, field):
-    """On the same connection."""
     with Client(running_system.api) as client:
         with pytest.raises(error, match=field):
             client.generate(**{"prompt": "Hello", **bad})

@@ -109,7 +109,6 @@ async def generate(target, attachment=1, received=(), metadata=()):
 
 
 async def test_the_spans_of_a_request_are_a_tree_below_its_callers_span(receiver):
-    """Nothing of its time is missing, and its steps are traces of their own that it links to."""
     options = ("--max-num-batched-tokens", "16")
     async with simulated_executor() as executor, scheduler(executor, *options) as (_, target):
         metadata = (("traceparent", TRACE_PARENT), ("tracestate", "vendor=1"))
@@ -176,7 +175,6 @@ async def test_a_request_has_one_trace_over_the_death_of_its_scheduler(receiver)
 
 
 async def test_the_client_library_hands_on_its_callers_span(receiver):
-    """Where its process has OpenTelemetry; also from the thread of a caller that waits."""
     prompt, tracer = {"token_ids": PROMPT, "stopping": Stopping(max_tokens=3)}, TracerProvider().get_tracer("caller")
 
     def generate_and_wait():
@@ -216,7 +214,6 @@ async def test_a_ratio_of_0_sends_nothing_but_what_callers_have_sampled(receiver
 
 @pytest.mark.parametrize("is_listening", [True, False])
 async def test_a_receiver_that_refuses_or_hangs_disturbs_nobody(monkeypatch, is_listening):
-    """Requests are served, spans that find no room are dropped, and the process ends in good order."""
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         if is_listening:
@@ -237,7 +234,6 @@ async def test_a_receiver_that_refuses_or_hangs_disturbs_nobody(monkeypatch, is_
 
 
 def test_a_scheduler_imports_nothing_unasked_and_starts_without_what_it_cannot_have():
-    """Its whole program loads nothing of OpenTelemetry. Where there can be no traces one line says why, each time."""
     program = """
 import sys
 from types import SimpleNamespace

@@ -97,7 +97,6 @@ async def system(tmp_path):
 
 
 async def test_every_call_of_both_ports_is_refused_to_strangers(system):
-    """Without a token, with another tenant's, without a certificate; health and reflection are not asked for any."""
     token = system.new_token("blue")
     client = system.folder / "client"
     async with system.channel(system.api) as public, system.channel(system.admin, client) as admin:
@@ -121,7 +120,6 @@ async def test_every_call_of_both_ports_is_refused_to_strangers(system):
 
 
 async def test_without_tokens_certificates_say_who_calls(tmp_path):
-    """Every call is refused without one, with one of another role, and with one of another tenant."""
     authority = Authority()
     folder = authority.mount(tmp_path / "scheduler", "paceline://scheduler")
     system = System(authority, tmp_path, {}, tmp_path / "none", {})
@@ -183,7 +181,6 @@ async def reflected(channel):
 
 
 async def test_the_command_shows_a_token_and_believes_a_certificate(system, monkeypatch):
-    """Of the environment or a file; without one it says that access is denied, by its exit code too."""
     monkeypatch.delenv("PACELINE_TOKEN", raising=False)
     making = ("paceline", "token", "--tenant", "blue", "--tokens", str(system.tokens))
     token = (await asyncio.to_thread(run, *making)).stdout.strip()
@@ -204,7 +201,6 @@ async def test_the_command_shows_a_token_and_believes_a_certificate(system, monk
 
 
 async def test_up_runs_with_certificates_and_tokens(tmp_path, first_free_port):
-    """One folder serves both programs; who has no token is not let in."""
     authority, tokens = Authority(), tmp_path / "tokens.jsonl"
     folder = authority.mount(tmp_path / "both", "paceline://scheduler")
     making = ("paceline", "token", "--tenant", "blue", "--tokens", str(tokens))
@@ -282,7 +278,6 @@ async def test_no_stream_fails_while_certificates_and_tokens_are_renewed(system,
 
 
 async def test_a_tenant_beyond_its_bounds_is_refused_and_others_are_not(system):
-    """Over any connection of its own, with a reason and a time to try again."""
     bounds = ("max_requests_per_minute", "max_tokens_per_minute", "max_num_streams")
     tokens = {name: system.new_token(name, limits={name: 1}) for name in bounds}
     red = system.new_token("red")

@@ -28,7 +28,6 @@ async def target():
 
 
 async def test_paceline_generate_streams_as_many_characters_as_were_asked_for(target):
-    """Each token is one; none of them ends the output."""
     options = ("--target", target, "--max-tokens", "40", "--seed", "3")
     first, second = [await asyncio.to_thread(run, "paceline", "generate", *options, "Hello") for _ in range(2)]
 
@@ -45,7 +44,6 @@ async def test_paceline_models_shows_what_it_is(target):
 
 
 async def test_64_requests_at_once_get_the_tokens_that_their_prompts_lead_to(target):
-    """Whatever shares their steps and their blocks."""
     prompts = [[number % 5, 7, 9] * (1 + number % 40) for number in range(64)]
     async with AsyncClient(target) as client:
         results = await asyncio.gather(
@@ -61,7 +59,6 @@ async def test_64_requests_at_once_get_the_tokens_that_their_prompts_lead_to(tar
 
 @pytest.mark.parametrize("method", ["Generate", "ListModels"])
 async def test_a_connection_that_resets_streams_in_a_loop_costs_others_no_request(target, method):
-    """A hundred thousand in a second or two; single calls, which nothing repeats for their caller."""
     host, _, port = target.rpartition(":")
     attack = RapidReset(host, int(port), f"/paceline.v1.InferenceService/{method}")
     attacking = asyncio.create_task(asyncio.to_thread(attack.run))
@@ -79,7 +76,6 @@ async def test_a_connection_that_resets_streams_in_a_loop_costs_others_no_reques
 
 
 def test_paceline_up_runs_it():
-    """With the real programs; nothing has to be fetched."""
     ports = free_ports(1)
     options = ("--port", f"{ports.scheduler.api}", "--executor-port", f"{ports.executors[0].api}")
     command = (BIN / "paceline", "up", "--runner", "simulated", *options)

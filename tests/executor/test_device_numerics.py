@@ -36,7 +36,6 @@ FLOAT8 = stored_as(FloatType.FLOAT8_E4M3FN)
 
 
 def test_a_copy_of_a_model_has_float8_matrices_where_that_is_smaller_and_multiplied():
-    """Its keys and values are of the type that both compute in."""
     target = choose(kv=KvDtype.INT8)
     copy = target.rounded(BFLOAT16, H100)
     assert copy == DeviceNumerics(torch.bfloat16, MatrixKind.FLOAT8, KvDtype.BFLOAT16)
@@ -71,7 +70,6 @@ def test_a_model_is_computed_in_the_type_of_its_file(stored, dtype):
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
 def test_gemma_is_never_computed_in_float16(family):
-    """What flows between its layers is beyond it."""
     assert choose(model=FAMILY_CONFIGS[family], stored=FLOAT16).dtype == torch.bfloat16
 
 
@@ -107,14 +105,12 @@ def test_keys_and_values_are_kept_as_asked_for(kv):
     ],
 )
 def test_what_a_gpu_does_not_take_is_refused_with_what_to_choose(arguments, sentence):
-    """By the option's name."""
     with pytest.raises(LimitError, match=sentence):
         choose(**arguments)
 
 
 @pytest.mark.parametrize("head_dim", [12, 264])
 def test_heads_that_no_kernel_takes_are_refused(head_dim):
-    """The CPU takes them."""
     with pytest.raises(UnsupportedModelError, match=f"heads of {head_dim} dimensions.* choose --runner cpu"):
         choose(model=replace(WIDE, head_dim=head_dim))
 
@@ -174,7 +170,6 @@ def tensors_of(model):
     "options", [{}, {"tie_word_embeddings": False}, {"local_rope": Rope(1e6)}], ids=["tied", "untied", "two tables"]
 )
 def test_the_estimate_is_what_uploading_takes(matrices, options):
-    """With the tables of rotations."""
     checkpoint = RandomCheckpoint(replace(WIDE, **options))
     numerics = DeviceNumerics(torch.float16, matrices, KvDtype.FLOAT16)
     model = upload_model(checkpoint, torch.device("cpu"), 64, numerics.dtype, matrices)
@@ -183,7 +178,6 @@ def test_the_estimate_is_what_uploading_takes(matrices, options):
 
 
 def test_float8_that_stays_so_counts_a_byte_and_a_scale_for_each_row():
-    """Where matrices are as stored."""
     as_stored = DeviceNumerics(torch.bfloat16, MatrixKind.AS_STORED, KvDtype.BFLOAT16)
     rounded = DeviceNumerics(torch.bfloat16, MatrixKind.FLOAT8, KvDtype.BFLOAT16)
     assert as_stored.weight_bytes(WIDE, FLOAT8) == rounded.weight_bytes(WIDE, BFLOAT16)

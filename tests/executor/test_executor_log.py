@@ -16,8 +16,6 @@ def _restored_logs():
 
 
 def test_why_an_executor_that_worked_has_ended_is_in_its_log(capfd, monkeypatch):
-    """What it says on stderr may be elsewhere."""
-
     async def fail(_):
         raise DeviceError("steps fail")
 

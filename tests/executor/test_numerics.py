@@ -57,7 +57,6 @@ def test_small_keys_beside_float32_weights_are_refused(kv_dtype):
 
 
 def test_float32_keys_beside_packed_weights_are_refused():
-    """The sentence says what goes with what."""
     with pytest.raises(LimitError, match="--kv-cache-dtype float32 needs --quantization none"):
         choose_numerics(Quantization.AUTO, KvDtype.FLOAT32, WIDE_CONFIG, 16)
 
@@ -88,7 +87,6 @@ def test_a_weight_takes_four_bytes_or_one_and_its_part_of_a_scale():
     ],
 )
 def test_options_are_read_as_written(arguments, quantization, kv_dtype):
-    """What they come to is found out with the model."""
     config = parse_config(arguments)
     assert (config.quantization, config.kv_cache_dtype) == (quantization, kv_dtype)
 
@@ -101,7 +99,6 @@ def test_options_are_read_as_written(arguments, quantization, kv_dtype):
     ],
 )
 def test_an_option_that_means_nothing_is_refused_with_what_there_is(arguments, sentence, capsys):
-    """On stderr, with the code for usage."""
     with pytest.raises(SystemExit) as exit_info:
         parse_config(arguments)
     assert exit_info.value.code == 2

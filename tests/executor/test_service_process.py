@@ -99,7 +99,6 @@ async def test_an_executor_serves_and_drains_on_sigterm(model):
 
 
 async def test_a_second_signal_ends_the_process_at_once(model):
-    """Whoever drives it, whatever runs."""
     with _process("--model", model, "--kv-cache-memory", "4MiB", *ANY_PORTS) as process:
         ready = _event(process, "ready")
         async with attached(f"127.0.0.1:{ready['port']}") as client:
@@ -114,7 +113,6 @@ async def test_a_second_signal_ends_the_process_at_once(model):
 
 
 def test_a_signal_while_loading_ends_the_process_in_good_order(model):
-    """There is nothing to drain."""
     with _process("--model", model, *ANY_PORTS) as process:
         _event(process, "listening")
         process.send_signal(signal.SIGTERM)
@@ -134,7 +132,6 @@ def test_a_missing_model_is_one_line_and_its_own_exit_code(tmp_path):
 
 @pytest.mark.parametrize("num_bytes", [0, 5000])
 def test_a_truncated_model_is_one_line_and_its_own_exit_code(model, tmp_path, num_bytes):
-    """Wherever it was cut."""
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(model.read_bytes()[:num_bytes])
     code, stderr = _run("--model", cut, *ANY_PORTS)
@@ -144,7 +141,6 @@ def test_a_truncated_model_is_one_line_and_its_own_exit_code(model, tmp_path, nu
 
 
 def test_a_port_in_use_is_one_line_and_its_own_exit_code(model):
-    """Before anything is loaded."""
     with _process("--model", model, *ANY_PORTS) as process:
         port = _event(process, "listening")["port"]
         code, stderr = _run("--model", model, "--port", port, "--health-port", "0", "--metrics-port", "0")
@@ -155,7 +151,6 @@ def test_a_port_in_use_is_one_line_and_its_own_exit_code(model):
 
 
 def test_a_kv_cache_that_does_not_fit_is_one_line_and_its_own_exit_code(model):
-    """It says what to lower."""
     code, stderr = _run("--model", model, "--kv-cache-memory", "900TiB", *ANY_PORTS)
 
     assert code == ExitCode.MACHINE
@@ -173,7 +168,6 @@ def test_numbers_that_the_model_forbids_are_one_line_and_the_exit_code_of_usage(
 
 
 async def test_an_executor_without_a_model_is_ready_with_nothing_fetched(tmp_path, monkeypatch):
-    """Its model can be named; steps take the time that the file says."""
     times = tmp_path / "times.json"
     times.write_text('{"points": [{"num_tokens": 1, "duration_us": 2000}]}')
     options = ("--runner", f"simulated:{times}", "--served-model-name", "none", *ANY_PORTS)
@@ -200,7 +194,6 @@ async def test_an_executor_without_a_model_is_ready_with_nothing_fetched(tmp_pat
 
 
 def test_a_bad_file_of_step_times_is_one_line_and_the_exit_code_of_usage(tmp_path):
-    """It names the file and the field."""
     bad = tmp_path / "bad.json"
     bad.write_text('{"points": [{"num_tokens": 1}]}')
     code, stderr = _run("--runner", f"simulated:{bad}", *ANY_PORTS)
@@ -242,7 +235,6 @@ def test_a_usage_mistake_is_explained_with_the_options_name(arguments, capsys):
 
 
 def test_help_loads_nothing_heavy_and_names_every_exit_code():
-    """It answers at once."""
     script = (
         "import sys\nfrom paceline_executor.__main__ import main\ntry:\n    main(['--help'])\n"
         "except SystemExit:\n    print(sorted(m for m in ('torch', 'numba', 'grpc') if m in sys.modules))"

@@ -33,7 +33,6 @@ def chaos(tmp_path, monkeypatch):
 
 
 def test_a_system_that_loses_nothing_is_exit_code_0(chaos, tmp_path):
-    """A line per fault on stderr, the table and a sentence on stdout, everything in the file."""
     figures = tmp_path / "figures.json"
     kinds = "scheduler-kill,executor-freeze,client-cut,client-delay"
     result = chaos("--faults", kinds, "--count", "4", "--json", str(figures))
@@ -55,19 +54,16 @@ def test_a_system_that_changes_tokens_is_exit_code_1(chaos):
 
 
 def test_a_fault_that_does_not_exist_is_a_wrong_use(chaos):
-    """The ones that exist are named."""
     result = chaos("--faults", "scheduler-kill,flood")
     assert result.exit_code == 2
     assert "there is no fault 'flood'" in " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_all_means_every_fault():
-    """Also those that are not done by default."""
     assert parse_kinds("all") == tuple(FaultKind)
 
 
 def test_faults_come_in_turn():
-    """Each kind once before any comes again, in an order that the seed decides."""
     kinds = (FaultKind.RIVAL, FaultKind.BOTH_KILL, FaultKind.CLIENT_CUT)
     order = list(kinds_in_turn(kinds, 7, None, seed=3))
     assert len(order) == 7
@@ -76,5 +72,4 @@ def test_faults_come_in_turn():
 
 
 def test_no_fault_begins_when_the_time_is_up():
-    """Without a time to spend there is none at all."""
     assert list(kinds_in_turn((FaultKind.RIVAL,), None, 0.0, seed=1)) == []

@@ -71,7 +71,6 @@ def ended_with(**changes):
 
 @given(st.sets(st.integers(1, 5)), st.integers(1, 3), st.randoms())
 def test_an_honest_stream_has_no_flaw_however_it_is_cut(cuts, num_completions, chance):
-    """Deltas of several completions may come in any order among each other, and attempts may differ."""
     unread = [honest_deltas(cuts, index) for index in range(num_completions)]
     deltas = []
     while unread := [deltas_of_one for deltas_of_one in unread if deltas_of_one]:
@@ -81,7 +80,6 @@ def test_an_honest_stream_has_no_flaw_however_it_is_cut(cuts, num_completions, c
 
 @given(st.integers(0, 5), st.sets(st.integers(1, 5)))
 def test_a_token_that_is_another_is_changed(place, cuts):
-    """Wherever it stands."""
     doctored = []
     for delta in honest_deltas(cuts):
         token_ids = [99 if delta.offset + number == place else t for number, t in enumerate(delta.token_ids)]
@@ -90,7 +88,6 @@ def test_a_token_that_is_another_is_changed(place, cuts):
 
 
 def test_a_delta_that_is_left_out_is_lost():
-    """Its tokens are counted when the next one shows the gap; the text shows it too."""
     first, _, last = honest_deltas()
     num_lost, num_doubled, num_changed = flaws_of([first, last])
     assert (num_lost, num_doubled) == (2, 0)
@@ -98,7 +95,6 @@ def test_a_delta_that_is_left_out_is_lost():
 
 
 def test_a_delta_that_comes_again_is_doubled():
-    """Its tokens are counted; the text shows it too."""
     first, second, last = honest_deltas()
     num_lost, num_doubled, num_changed = flaws_of([first, second, second, last])
     assert (num_lost, num_doubled) == (0, 2)
@@ -106,7 +102,6 @@ def test_a_delta_that_comes_again_is_doubled():
 
 
 def test_an_end_that_comes_early_is_lost():
-    """The missing tokens are counted at the end, and the text is short."""
     assert flaws_of(honest_deltas()[:-1]) == (2, 0, 1)
 
 
@@ -117,7 +112,6 @@ def test_tokens_beyond_the_end_are_changed():
 
 
 def test_a_completion_nobody_asked_for_is_changed():
-    """Each of its tokens."""
     assert flaws_of([*honest_deltas(), Delta(text="", token_ids=(1, 2), offset=0, attempt=1, index=1)]) == (0, 0, 2)
 
 
@@ -133,7 +127,6 @@ def test_a_completion_nobody_asked_for_is_changed():
     ids=["text", "log-probability", "no log-probabilities", "prompt's log-probability", "none of the prompt"],
 )
 def test_what_comes_with_the_tokens_counts_too(change):
-    """The tokens are right, and it is still not the same stream."""
     first, *others = honest_deltas()
     assert flaws_of([replace(first, **change), *others]) == (0, 0, 1)
 
@@ -149,10 +142,8 @@ def test_what_comes_with_the_tokens_counts_too(change):
     ids=["reason", "matched stop", "prompt tokens", "output tokens"],
 )
 def test_another_end_is_a_change(change):
-    """All tokens are right, and the end says something else."""
     assert flaws_of(honest_deltas(), ended_with(**change)) == (0, 0, 1)
 
 
 def test_how_much_was_cached_and_how_often_it_was_placed_may_differ():
-    """Both are what faults change without harm."""
     assert flaws_of(honest_deltas(), ended_with(usage=Usage(3, 2, 6), attempt=3)) == (0, 0, 0)

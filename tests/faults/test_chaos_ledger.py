@@ -17,7 +17,6 @@ def delivering(ledger, *times):
 
 
 def test_a_pause_that_spans_the_fault_counts_from_the_token_before_it():
-    """What the reader sees is the whole pause; later ones are shorter."""
     ledger = Ledger(0.0)
     stream = delivering(ledger, 1.0, 1.1)
     window = ledger.open_window("kill", "", 1.2)
@@ -27,7 +26,6 @@ def test_a_pause_that_spans_the_fault_counts_from_the_token_before_it():
 
 
 def test_tokens_that_were_under_way_do_not_hide_the_pause():
-    """They arrive just after the fault; the pause comes then."""
     ledger = Ledger(0.0)
     stream = delivering(ledger, 1.0)
     window = ledger.open_window("kill", "", 1.05)
@@ -37,7 +35,6 @@ def test_tokens_that_were_under_way_do_not_hide_the_pause():
 
 
 def test_a_pause_at_the_fault_is_told_from_later_ones():
-    """What comes behind it may have another cause; tokens that were under way still belong to it."""
     ledger = Ledger(0.0)
     stream = delivering(ledger, 1.0)
     ledger.open_window("kill", "", 1.05)
@@ -50,7 +47,6 @@ def test_a_pause_at_the_fault_is_told_from_later_ones():
 
 
 def test_a_pause_that_does_not_end_counts_as_far_as_it_got():
-    """A stream that hangs for ever must not look well."""
     ledger = Ledger(0.0)
     delivering(ledger, 1.0)
     window = ledger.open_window("kill", "", 1.5)
@@ -60,7 +56,6 @@ def test_a_pause_that_does_not_end_counts_as_far_as_it_got():
 
 
 def test_a_stream_that_has_not_begun_to_deliver_does_not_stall():
-    """It waits for its first token, which is another time; nor is it waited for."""
     ledger = Ledger(0.0)
     ledger.began(StreamProgress("late"))
     window = ledger.open_window("kill", "", 1.0)
@@ -68,7 +63,6 @@ def test_a_stream_that_has_not_begun_to_deliver_does_not_stall():
 
 
 def test_pauses_that_a_request_asks_for_are_no_stalls():
-    """It gets several tokens at a time; it is waited for and compared like any other."""
     ledger = Ledger(0.0)
     slow = StreamProgress("five at a time", pauses_by_itself=True)
     ledger.began(slow)
@@ -94,7 +88,6 @@ def test_streams_that_end_or_fail_are_not_waited_for():
 
 
 def test_a_flaw_is_counted_where_it_shows_and_nothing_is_clean_then():
-    """One changed token is enough."""
     ledger = Ledger(0.0)
     stream = delivering(ledger, 1.0)
     ledger.open_window("kill", "", 1.1)

@@ -32,7 +32,6 @@ async def run_load(script_of_load):
 
 
 async def test_streams_as_they_should_be_are_counted_and_clean():
-    """The load goes on until it is told to stop, and then to the end of what runs."""
     (window,) = (await run_load(say("one two three"))).windows
     assert window.num_done >= 3
     assert window.num_tokens == 3 * window.num_done
@@ -48,7 +47,6 @@ async def test_a_stream_that_is_consistent_and_wrong_is_a_change():
 
 
 async def test_a_stream_that_the_client_library_refuses_is_a_failure():
-    """Tokens that seem lost end it with an error, which is counted by its kind."""
     ledger = await run_load([Tokens((0,), "one"), Tokens((2,), " three", offset_error=1), End()])
     (window,) = ledger.windows
     assert window.num_done == 0
@@ -66,7 +64,6 @@ def test_the_requests_are_as_different_as_the_api_lets_them_be():
 
 
 async def test_without_an_undisturbed_output_there_is_no_load():
-    """A model that refuses one of the requests says so before any fault."""
     refused = [ChaosRequest(name="none", stopping=Stopping(max_tokens=1))]
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(InvalidRequestError):
@@ -75,7 +72,6 @@ async def test_without_an_undisturbed_output_there_is_no_load():
 
 @pytest.mark.parametrize("kind", FaultKind)
 def test_a_fault_lasts_as_long_as_its_kind_may(kind):
-    """Freezes, links and rivals have times of their own."""
     times = FaultTimes(freezes=(1.0,), links=(2.0,), rivals=(3.0,))
     seconds = times.draw(kind, random.Random(1)).seconds  # noqa: S311  repeatable
     assert seconds == (1.0 if "freeze" in kind else 3.0 if kind == "rival" else 2.0)

@@ -55,7 +55,6 @@ async def says_nothing(reader):
 
 
 async def test_a_whole_link_passes_everything_and_its_end():
-    """More than fits any buffer, in order; the end of what the client says reaches the server, whose end comes back."""
     data = chance(2).randbytes(3_000_000)
     async with echo_behind_proxy() as (_, connect):
         reader, writer = await connect()
@@ -70,7 +69,6 @@ async def test_a_whole_link_passes_everything_and_its_end():
 
 
 async def test_a_link_that_is_cut_is_reset_and_the_next_connection_works():
-    """The client hears of it at once."""
     async with echo_behind_proxy() as (proxy, connect):
         reader, writer = await connect()
         writer.write(b"a")
@@ -85,7 +83,6 @@ async def test_a_link_that_is_cut_is_reset_and_the_next_connection_works():
 
 @pytest.mark.parametrize("direction", Direction, ids=lambda direction: direction.value)
 async def test_what_a_silent_link_holds_comes_when_it_is_whole_again(direction):
-    """In either direction; the connection stays open meanwhile, and one made meanwhile is as silent."""
     async with echo_behind_proxy() as (proxy, connect):
         old_reader, old_writer = await connect()
         proxy.become(LinkState(silent=frozenset({direction})))
@@ -105,7 +102,6 @@ async def test_what_a_silent_link_holds_comes_when_it_is_whole_again(direction):
     ids=["slow", "narrow"],
 )
 async def test_a_slow_or_narrow_link_keeps_the_order(state):
-    """Whatever is drawn for each piece."""
     data = chance(3).randbytes(2000)
     async with echo_behind_proxy() as (proxy, connect):
         proxy.become(state)
@@ -117,7 +113,6 @@ async def test_a_slow_or_narrow_link_keeps_the_order(state):
 
 
 async def test_a_server_that_is_not_there_is_a_reset():
-    """The proxy listens for it, so nothing is refused; the connection just ends."""
     held = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     address = held.sockets[0].getsockname()
     held.close()

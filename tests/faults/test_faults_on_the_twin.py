@@ -71,7 +71,6 @@ async def count_drafts(num_accepted, system):
 
 
 async def test_a_device_that_keeps_rows_loses_no_token_when_processes_die(tiny_model):
-    """Another scheduler takes over what is in flight, another executor what was on the one that died."""
     num_accepted = []
     ledger = await ledger_of(setting(tiny_model, runner="twin"), partial(count_drafts, num_accepted))
     assert figures_of("", ledger.windows).is_clean, ledger.first_failure
@@ -80,7 +79,6 @@ async def test_a_device_that_keeps_rows_loses_no_token_when_processes_die(tiny_m
 
 
 async def test_a_model_that_drafts_loses_no_token_when_processes_die(tiny_model):
-    """Whoever takes over has none of its keys and values, and drafts go on."""
     num_accepted = []
     copy = ("--speculation", '{"drafter": "target_copy"}')
     drafting = setting(tiny_model, quantization="none", executor_options=copy)

@@ -116,7 +116,6 @@ async def experiment(request):
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}-{fault.seconds:g}")
 async def test_what_is_delivered_under_a_fault_is_what_is_delivered_without(fault, experiment):
-    """No stream fails, and no token is lost, doubled or changed."""
     if fault.kind in NEEDS_A_SPARE:
         await experiment.system.whole()
     ledger = experiment.ledger
@@ -130,7 +129,6 @@ async def test_what_is_delivered_under_a_fault_is_what_is_delivered_without(faul
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", FaultKind)
 async def test_each_fault_fifty_times(kind, request):
-    """The same at random times, with freezes of up to a minute."""
     chosen = setting(
         (kind,),
         timing=FaultTiming(settle_seconds=300),

@@ -50,7 +50,6 @@ def test_a_parser_takes_or_refuses_what_it_is_given(target):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_is_found_in_ten_minutes(name):
-    """What is found stays in `tests/fuzz/finds`, and is tried by the test above from then on."""
     support = Path(__file__).parents[1] / "support"
     command = [sys.executable, "-m", "fuzzing", name, "--seconds", "600"]
     done = subprocess.run(command, cwd=support, capture_output=True, text=True, check=False)

@@ -150,7 +150,6 @@ def fired(folder, input_series):
 
 
 def test_prometheus_takes_the_rules(tmp_path):
-    """All of them, also what they write into their texts."""
     said = promtool(tmp_path, "check", "rules", "rules.yaml")
     assert said.returncode == 0, said.stderr
     assert f"{len(NAMES)} rules found" in said.stdout
@@ -173,13 +172,11 @@ def test_an_alert_comes_when_it_should(name, input_series, tmp_path):
 
 @pytest.mark.parametrize(("name", "input_series"), STAYS_AWAY.values(), ids=STAYS_AWAY)
 def test_an_alert_stays_away_when_it_should(name, input_series, tmp_path):
-    """Where all is well, every one."""
     found = fired(tmp_path, input_series)
     assert found == [] if name is None else name not in found
 
 
 def test_an_alert_says_what_and_how_many(tmp_path):
-    """As whoever is woken reads it."""
     (rule,) = [rule for rule in RULES["spec"]["groups"][0]["rules"] if rule["alert"] == "PacelineQueueGrowing"]
     test = {
         "interval": EVERY_MINUTE,

@@ -39,7 +39,6 @@ def test_hadolint_finds_nothing(image):
 
 @needs_hadolint
 def test_hadolint_finds_a_base_without_a_version(tmp_path):
-    """It reads what it is given."""
     (tmp_path / "Dockerfile").write_text("FROM python\n")
     assert "DL3006" in run("hadolint", tmp_path / "Dockerfile").stdout
 
@@ -59,14 +58,12 @@ def test_an_image_runs_its_program_alone_and_as_nobody(image):
 
 @each_image
 def test_what_an_image_copies_is_not_kept_from_it(image):
-    """All else is, from models to environments."""
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert "*" in ignored
     assert {f"!{name}" for name in image.copied} <= set(ignored)
 
 
 def test_a_dockerfile_is_read_as_docker_reads_it():
-    """Comments between the parts of a line, lines that go on, the last ENTRYPOINT."""
     image = parse(
         "a",
         '# b\nFROM c\nRUN d \\\n# e\n  && f\nENV A=1 \\\n    B=2\nENTRYPOINT ["g"]\nENTRYPOINT ["h", "i"]\n'
@@ -101,7 +98,6 @@ def prefix(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ALONE)
 def test_an_image_has_its_program_and_says_how_to_use_it(name, prefix, tmp_path):
-    """As it runs without arguments."""
     image = read_image(name)
     command = in_prefix([*image.entrypoint, *image.command], prefix)
     said = subprocess.run(

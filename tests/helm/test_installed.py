@@ -66,7 +66,6 @@ async def stream_until(client, ended, first):
 
 
 async def test_no_stream_notices_an_upgrade(cluster, without_a_model):
-    """Schedulers first, then executors. All drain within their grace period, and nothing is lost."""
     new_schedulers = without_a_model | {"scheduler.image": "paceline-scheduler:0.2.0"}
     new_executors = new_schedulers | {"pools.nothing.image": "paceline-executor-cpu:0.2.0"}
     await cluster.install(render(NO_MODEL, without_a_model))
@@ -89,7 +88,6 @@ async def test_no_stream_notices_an_upgrade(cluster, without_a_model):
 
 
 async def test_a_single_scheduler_is_replaced_before_it_ends(cluster, without_a_model):
-    """There is no standby, and yet no stream ends."""
     without_standby = without_a_model | {"standby.enabled": False}
     await cluster.install(render(NO_MODEL, without_standby))
     async with AsyncClient(cluster.targets("rel-paceline")) as client:
@@ -100,7 +98,6 @@ async def test_a_single_scheduler_is_replaced_before_it_ends(cluster, without_a_
 
 
 async def test_helm_test_has_the_model_generate_a_token(cluster, warm_cache):
-    """The real one, with a cache that an executor on such a processor has left behind; its text is in the log."""
     objects = render(MINIMAL, {"standby.enabled": False, "scheduler.preStopSeconds": 0})
     await cluster.install(objects)
     (test,) = await cluster.test()
@@ -121,7 +118,6 @@ async def test_a_pod_that_ends_is_reported_with_what_it_said(cluster, without_a_
 
 
 def test_variables_are_expanded_as_kubernetes_does():
-    """What is not known stays as it is, and a second dollar sign keeps it from being looked at."""
     variables = {"POD_IP": "10.0.0.1", "A.b-c": "$(POD_IP)"}
     assert expanded("$(POD_IP):1,$(POD_IP)", variables) == "10.0.0.1:1,10.0.0.1"
     assert expanded("$(OTHER) $$(POD_IP) $POD_IP $(A.b-c)", variables) == "$(OTHER) $(POD_IP) $POD_IP $(POD_IP)"

@@ -60,7 +60,6 @@ def matched(query):
 
 
 def test_every_query_asks_for_metrics_and_labels_that_there_are():
-    """Of the program whose job it names; of the variables, where metrics are looked up to choose it, of any."""
     problems = {(name, problem) for name, query in queries() for problem in problems_of(query)}
     assert {problem for name, problem in problems if name not in VARIABLES} == set()
     assert {problem.partition(" ")[2] for name, problem in problems if name in VARIABLES} == {
@@ -101,7 +100,6 @@ def test_every_label_is_compared_with_a_value_that_it_may_have():
 
 
 def test_every_alert_has_its_section_and_every_section_its_alert():
-    """With what it means, what to look at and what to do; the address in the alert leads there."""
     sections = dict(
         re.findall(
             r"^## (Paceline\w+)\n(.*?)(?=^## |\Z)", RUNBOOK.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
@@ -122,7 +120,6 @@ def test_without_another_address_alerts_lead_into_the_repository():
 
 
 def test_commands_of_the_runbook_are_calls_that_there_are():
-    """What an operator types at night was not tried before."""
     text = RUNBOOK.read_text(encoding="utf-8")
     protos = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "protos" / "paceline" / "v1").glob("*.proto"))
     calls = re.findall(r"paceline\.v1\.(\w+)/(\w+)", text)
@@ -138,14 +135,12 @@ def definitions():
 
 
 def test_a_first_token_that_is_late_can_be_told_from_one_in_time():
-    """Beyond the last bucket no quantile is found, so no such threshold is taken."""
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     seconds = schema["properties"]["monitoring"]["properties"]["rules"]["properties"]["ttftSeconds"]
     assert seconds["exclusiveMaximum"] == scheduler.FIRST_TOKEN_BOUNDS_S[-1]
 
 
 def test_the_service_monitor_finds_both_services_and_their_port():
-    """By labels that no other Service of the release has; the jobs that queries name are those Services."""
     (monitor,) = of_kind(OBJECTS, "ServiceMonitor")
     found = [
         service["metadata"]["name"]
@@ -192,7 +187,6 @@ def test_an_autoscaled_pool_leaves_its_replicas_to_the_autoscaler():
 
 
 def test_a_release_of_one_model_scales_by_all_its_requests():
-    """The pool need not say what its model is called."""
     (scaled,) = of_kind(render(MINIMAL, {"poolDefaults.autoscaling.enabled": True}), "ScaledObject")
     assert {label for trigger in scaled["spec"]["triggers"] for label, _ in matched(trigger["metadata"]["query"])} == {
         "namespace",
@@ -208,7 +202,6 @@ def test_nothing_of_it_is_there_unasked():
 
 
 def test_the_dashboard_is_what_grafana_loads():
-    """Unchanged by helm, under the label of the sidecar, and smaller than a ConfigMap may be."""
     config = named(OBJECTS, "ConfigMap", "rel-paceline-dashboard")
     assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
     ((name, text),) = config["data"].items()
@@ -237,7 +230,6 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap():
 
 
 def test_panels_stand_under_the_rows_that_operators_look_for():
-    """Each row with panels, each panel with a title, a unit and something to draw."""
     rows = {}
     for panel in sorted(PANELS, key=lambda panel: (panel["gridPos"]["y"], panel["gridPos"]["x"])):
         if panel["type"] == "row":
@@ -255,7 +247,6 @@ def test_panels_stand_under_the_rows_that_operators_look_for():
 
 
 def test_the_dashboard_takes_any_data_source_and_knows_its_variables():
-    """Every panel and query names the variable, and no text names one that is not there."""
     wanted = {"type": "prometheus", "uid": "${datasource}"}
     assert VARIABLES["datasource"]["type"] == "datasource"
     drawn = [panel for panel in PANELS if panel["type"] != "row"]
@@ -291,7 +282,6 @@ async def test_rendered_pods_show_what_the_queries_ask_for(tmp_path):
 
 
 def test_durations_and_severities_are_of_few_kinds():
-    """Whoever routes alerts needs to know two severities."""
     assert {rule["labels"]["severity"] for rule in ALERTS.values()} == {"warning", "critical"}
     lost = ALERTS["PacelineExecutorLost"]["for"]
     assert (

@@ -42,14 +42,12 @@ def args_of(container):
 
 
 def test_there_are_values_for_every_way_to_serve():
-    """At least six files."""
     assert len(VALUES_FILES) >= 6
 
 
 @each_file
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_helm_finds_nothing_to_complain_of(file, program):
-    """In the chart and these values, strictly."""
     helm("lint", CHART, "--strict", "--quiet", "-f", file, program=program)
 
 
@@ -64,19 +62,16 @@ def test_helm_complains_of_a_worse_chart(tmp_path):
 
 @each_file
 def test_helm_3_and_4_render_the_same(file):
-    """Object by object."""
     assert render(file, program=PROGRAMS[0]) == render(file, program=PROGRAMS[-1])
 
 
 @pytest.mark.parametrize("file", GOLDEN_FILES, ids=lambda file: file.stem)
 def test_what_a_cluster_is_told_changes_where_a_reviewer_sees_it(file):
-    """If this is meant, `PYTHONPATH=tests/support .venv/bin/python -m chart_checks.goldens` writes it anew."""
     assert render(file) == list(yaml.safe_load_all(golden_of(file).read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 def test_every_kubernetes_takes_it(version):
-    """No field that its version does not know, and no value of another type."""
     different = {json.dumps(found): found for file in VALUES_FILES for found in render(file)}
     assert [problem for found in different.values() if (problem := problem_of(found, version))] == []
 
@@ -90,7 +85,6 @@ def test_a_field_that_kubernetes_does_not_know_is_found(kind):
 
 @each_file
 def test_pods_keep_the_restricted_standard(file):
-    """https://kubernetes.io/docs/concepts/security/pod-security-standards; but for models on a node's own disk."""
     for found in with_pods(render(file)):
         spec = pod_spec(found)
         assert spec["securityContext"]["runAsNonRoot"] is True
@@ -127,7 +121,6 @@ def program_of(container):
 
 @each_file
 def test_names_that_objects_call_each_other_by_are_there(file):
-    """Selectors find pods, sets their Service, mounts their volume, ports their number, policies their labels."""
     objects = render(file)
     labels = [pod_labels(found) for found in with_pods(objects)]
     for found in of_kind(objects, "Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment", "StatefulSet"):
@@ -146,7 +139,6 @@ def test_names_that_objects_call_each_other_by_are_there(file):
 
 @each_file
 def test_a_scheduler_finds_executors_and_clients_find_schedulers(file):
-    """By headless services, at the ports that the programs are told."""
     objects = render(file)
     (deployment,) = of_kind(objects, "Deployment")
     (scheduler,) = pod_spec(deployment)["containers"]
@@ -180,7 +172,6 @@ def test_probes_ask_the_health_port_for_what_the_program_is(file):
 
 @each_file
 def test_metrics_are_at_the_port_of_that_name(file):
-    """Of each container that stays, and of the Service in front of it."""
     objects = render(file)
     for found in of_kind(objects, "Deployment", "StatefulSet"):
         (container,) = pod_spec(found)["containers"]
@@ -195,7 +186,6 @@ def test_metrics_are_at_the_port_of_that_name(file):
 
 
 def test_an_executor_has_its_budget_to_start():
-    """The whole time that the values give it, and the rollout of the schedulers waits for it."""
     objects = render(GPUS)
     probe = pod_spec(named(objects, "StatefulSet", "rel-paceline-large"))["containers"][0]["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 1800
@@ -204,7 +194,6 @@ def test_an_executor_has_its_budget_to_start():
 
 @each_file
 def test_the_grace_period_is_ten_seconds_longer_than_the_drain(file):
-    """What is done before the program is told fits into these ten."""
     for found in of_kind(render(file), "Deployment", "StatefulSet"):
         spec = pod_spec(found)
         (container,) = spec["containers"]
@@ -216,7 +205,6 @@ def test_the_grace_period_is_ten_seconds_longer_than_the_drain(file):
 
 
 def test_executors_take_connections_of_schedulers_only():
-    """No other pod of any namespace; schedulers take those of the clients named, and of the test."""
     objects = render(GPUS)
     executors = named(objects, "NetworkPolicy", "rel-paceline-executors")["spec"]
     assert executors["policyTypes"] == ["Ingress"]
@@ -242,7 +230,6 @@ def test_nothing_is_disrupted_twice_at_once():
 
 
 def test_gpus_are_asked_for_by_the_name_that_nodes_give_them():
-    """One for each executor, a part of one if that is what the pool says; the CPU's image and option elsewhere."""
     whole, part = of_kind(render(GPUS), "StatefulSet")
     on_cpus, on_gpus = of_kind(render(INIT), "StatefulSet")
     for found, limits in (
@@ -278,7 +265,6 @@ def test_a_model_of_a_volume_is_read_where_it_is_mounted(file):
 
 
 def test_what_a_container_fetches_is_what_the_executor_reads():
-    """Both mount the same folder of the cache, which survives a restart."""
     for found in of_kind(render(INIT), "StatefulSet"):
         first, executor = containers(pod_spec(found))
         writes, reads = [
@@ -303,7 +289,6 @@ def test_the_test_asks_every_model_once(file):
 
 @each_file
 def test_secrets_come_by_reference_only(file):
-    """No Secret is rendered, and no variable named like one has a value."""
     objects = render(file)
     assert of_kind(objects, "Secret") == []
     for found in with_pods(objects):
@@ -335,7 +320,6 @@ def test_each_program_gets_its_own_certificate(file):
 
 
 def test_servers_have_the_names_that_they_are_called_by():
-    """Schedulers look for executors by a name, and expect it in the certificate; so do clients of schedulers."""
     objects = render(GPUS)
     called = {
         "rel-paceline-executor": args_of(pod_spec(of_kind(objects, "Deployment")[0])["containers"][0])["--executors"],
@@ -348,7 +332,6 @@ def test_servers_have_the_names_that_they_are_called_by():
 
 @each_file
 def test_containers_are_made_of_images_that_are_here(file):
-    """But for the user's own, which fetches models; each port that it names is one of the image's."""
     for found in with_pods(render(file)):
         for container in pod_spec(found)["containers"]:
             exposed = " ".join(image_of(container["image"]).all_of("EXPOSE")).split()

@@ -20,7 +20,6 @@ def protocols(text):
 
 @pytest.mark.parametrize("row", ROWS[HEADER + 2 : HEADER + 5], ids=lambda row: row[0])
 def test_the_matrix_of_versions_is_what_both_sides_agree_on(row):
-    """The highest that both speak, or none."""
     scheduler, *agreed = row
     for executor, version in zip(ROWS[HEADER][1:], agreed, strict=True):
         found = protocols(scheduler).highest_in_common(protocols(executor))
@@ -28,12 +27,10 @@ def test_the_matrix_of_versions_is_what_both_sides_agree_on(row):
 
 
 def test_the_range_of_this_release_is_named():
-    """As the programs have it."""
     assert re.search(r"This release speaks (\d to \d)", README)[1] == str(PROTOCOLS)
 
 
 def test_every_values_file_is_named():
-    """Whoever looks for one to start from finds all."""
     assert sorted(re.findall(r"\(ci/([a-z0-9-]+\.yaml)\)", README)) == sorted(
         path.name for path in (CHART / "ci").glob("*.yaml")
     )

@@ -141,13 +141,11 @@ def test_the_schema_knows_the_values_that_there_are():
 
 
 def test_every_value_is_documented_for_helm_docs():
-    """In values.yaml, where people look."""
     assert set(OTHERS) - documented() == set()
 
 
 @pytest.mark.parametrize("path", OTHERS)
 def test_no_value_does_nothing(path):
-    """Another one changes what is rendered."""
     file, other = OTHERS[path]
     beside = BESIDE.get(path, {})
     assert render(file, beside | {path: other}) != render(file, beside)
@@ -207,7 +205,6 @@ def test_no_value_does_nothing(path):
 )
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_cannot_be_meant_is_refused(file, values, message, program):
-    """With a sentence, or the name of the value."""
     with pytest.raises(HelmError) as error:
         render(file, values, program=program)
     assert message in str(error.value)
@@ -220,13 +217,11 @@ def test_a_release_with_a_long_name_says_what_to_set():
 
 
 def test_a_kubernetes_that_is_too_old_is_refused():
-    """Before anything is installed."""
     with pytest.raises(HelmError, match=r"incompatible with Kubernetes v1\.28"):
         helm("template", "rel", CHART, "-f", MINIMAL, "--kube-version", "1.28.0")
 
 
 def test_nothing_is_installed_by_chance():
-    """Without values it says what must be chosen."""
     with pytest.raises(HelmError, match=r"choose tls.source"):
         helm("template", "rel", CHART)
 
@@ -243,7 +238,6 @@ def test_nothing_is_installed_by_chance():
     ids=lambda part: part.stem if hasattr(part, "stem") else "",
 )
 def test_the_notes_say_how_to_call_what_was_installed(file, said, unsaid):
-    """With the options that these values need."""
     notes = helm("install", "rel", CHART, "-n", "models", "--dry-run=client", "-f", file, program="helm4")
     notes = " ".join(notes.partition("NOTES:")[2].split())
     for part in ["port-forward deployment/", "localhost:50051 paceline.v1.InferenceService/Generate", *said]:

@@ -22,7 +22,6 @@ def test_gate_and_multiply_equals_the_reference(num_tokens, width, gate):
 
 @pytest.mark.parametrize("gate", Gate)
 def test_an_element_has_the_same_bits_in_any_batch(gate):
-    """Rows alone, and all of them together."""
     gate_up = torch.randn(20, 66, generator=torch.Generator().manual_seed(1))
     rows = [gate_and_multiply(row[None].clone(), gate) for row in gate_up]
     assert torch.equal(torch.cat(rows), gate_and_multiply(gate_up, gate))
@@ -30,7 +29,6 @@ def test_an_element_has_the_same_bits_in_any_batch(gate):
 
 @pytest.mark.parametrize("gate", Gate)
 def test_gates_beyond_the_range_of_exp_saturate(gate):
-    """Far left the gate is closed, far right it is open, NaN stays NaN."""
     gates = torch.tensor([-1e30, -200.0, 200.0, 1e30, float("nan")])
     out = gate_and_multiply(torch.cat((gates, torch.full((5,), 2.0)))[None], gate)[0]
     assert out[:4].tolist() == [-0.0, -0.0, 400.0, torch.tensor(2e30).item()]
@@ -38,7 +36,6 @@ def test_gates_beyond_the_range_of_exp_saturate(gate):
 
 
 def test_an_odd_width_is_refused():
-    """There is a gate for every value, or something is wrong."""
     with pytest.raises(KernelArgumentError, match="even width"):
         gate_and_multiply(torch.zeros(1, 3), Gate.SILU)
 

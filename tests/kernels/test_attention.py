@@ -36,7 +36,6 @@ def attend_in_chunks(context, length, chunk, block_size, seed, rules=None):
     ],
 )
 def test_paged_attention_equals_the_reference(rows, heads, block_size):
-    """Decodes and chunks in one batch; several segments; many heads per KV head; odd heads and blocks."""
     made = contexts([length for length, _, _ in rows], heads)
     batch = paged_batch([(c, start, stop) for c, (_, start, stop) in zip(made, rows, strict=True)], block_size)
     expected = reference.paged_attention(*batch.arguments())
@@ -60,7 +59,6 @@ WINDOWS = pytest.mark.parametrize("rules", RULES, ids=str)
 
 @WINDOWS
 def test_windows_and_caps_equal_the_reference(rules):
-    """Decodes and chunks, over several segments; windows that end in a block, in a segment, and before both."""
     rows = [(300, 299, 300), (290, 0, 290), (600, 595, 600), (5, 4, 5)]
     made = contexts([length for length, _, _ in rows])
     batch = paged_batch([(c, start, stop) for c, (_, start, stop) in zip(made, rows, strict=True)], 16)
@@ -71,7 +69,6 @@ def test_windows_and_caps_equal_the_reference(rules):
 @pytest.mark.parametrize("chunk", [1, 7, 200])
 @WINDOWS
 def test_chunks_do_not_change_a_bit_with_windows_and_caps(rules, chunk):
-    """Nor do the places of the blocks."""
     context = random_context(300, *ODD, seed=3)
     at_once = attend_in_chunks(context, 300, 300, 16, 0, rules)
     assert torch.equal(attend_in_chunks(context, 300, chunk, 16, 1, rules), at_once)
@@ -79,7 +76,6 @@ def test_chunks_do_not_change_a_bit_with_windows_and_caps(rules, chunk):
 
 @pytest.mark.parametrize("chunk", [1, 40])
 def test_a_token_sees_nothing_before_its_window(chunk):
-    """NaN in all earlier slots does not reach it, whoever is computed beside it."""
     context = random_context(40, *ODD, seed=0)
     whole = attend_in_chunks(context, 40, chunk, 16, 0, {"window": 7})
     context.keys[:21], context.values[:21] = float("nan"), float("nan")
@@ -89,7 +85,6 @@ def test_a_token_sees_nothing_before_its_window(chunk):
 
 
 def test_batch_mates_do_not_change_a_bit():
-    """A decode and a chunk, alone and between others."""
     first, second, third, fourth = contexts([530, 40, 300, 17])
     together = paged_attention(
         *paged_batch([(first, 529, 530), (second, 0, 40), (third, 290, 300), (fourth, 16, 17)], 16, 1).arguments()
@@ -117,7 +112,6 @@ def test_the_number_of_threads_does_not_change_a_bit(threads):
 
 
 def test_a_token_sees_nothing_after_itself():
-    """NaN in all later slots of its row, and in all blocks of others, does not reach it."""
     context = random_context(40, *ODD, seed=0)
     whole = paged_attention(*paged_batch([(context, 0, 40)], 16).arguments())
     context.keys[21:], context.values[21:] = float("nan"), float("nan")
@@ -126,7 +120,6 @@ def test_a_token_sees_nothing_after_itself():
 
 
 def test_a_row_of_nan_stays_alone():
-    """Its own result is NaN; the next row's is not."""
     first, second = contexts([20, 20])
     clean = paged_attention(*paged_batch([(first, 19, 20), (second, 19, 20)], 16).arguments())
     first.keys[3] = float("nan")
@@ -136,7 +129,6 @@ def test_a_row_of_nan_stays_alone():
 
 
 def test_queries_may_lie_between_keys_and_values():
-    """As they do in the output of a fused projection."""
     batch = paged_batch([(context, 0, 20) for context in contexts([20])], 16)
     wide = torch.full((20, 9, 10), float("nan"))
     wide[:, :4] = batch.query
@@ -145,7 +137,6 @@ def test_queries_may_lie_between_keys_and_values():
 
 
 def test_padding_changes_no_bit():
-    """Rows without tokens, whatever else they have, before, between and behind others; and tokens behind the last."""
     first, second = contexts([20, 25])
     query, keys, values, tables, _, _, scale = paged_batch([(first, 0, 20), (second, 24, 25)], 16).arguments()
     nothing = torch.full((1, tables.shape[1]), 99, dtype=torch.int32)
@@ -182,7 +173,6 @@ def change(batch, index, place, value):
     ],
 )
 def test_what_would_read_out_of_bounds_is_refused(index, place, value, problem):
-    """The error names the row."""
     first, second = contexts([20, 25])
     batch = paged_batch([(first, 0, 20), (second, 24, 25)], 16)
     with pytest.raises(KernelArgumentError, match=problem):
@@ -190,7 +180,6 @@ def test_what_would_read_out_of_bounds_is_refused(index, place, value, problem):
 
 
 def test_heads_that_do_not_divide_are_refused():
-    """Every KV head serves the same number of query heads."""
     batch = paged_batch([(context, 0, 5) for context in contexts([5])], 16)
     with pytest.raises(KernelArgumentError, match="3 heads are no multiple of 2 KV heads"):
         paged_attention(batch.query[:, :3].contiguous(), *batch.arguments()[1:])
@@ -198,7 +187,6 @@ def test_heads_that_do_not_divide_are_refused():
 
 @pytest.mark.parametrize("rules", [{"window": 0}, {"softcap": 0.0}], ids=str)
 def test_rules_that_leave_nothing_are_refused(rules):
-    """A window has at least the token itself."""
     batch = paged_batch([(context, 0, 5) for context in contexts([5])], 16)
     with pytest.raises(KernelArgumentError, match="leaves nothing"):
         paged_attention(*batch.arguments(), **rules)

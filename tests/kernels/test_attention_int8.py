@@ -29,7 +29,6 @@ def small_bytes(*shape):
 @ROWS
 @PROCESSORS
 def test_scores_are_exact_sums_scaled(num_rows, processor):
-    """Of two vectors of slots, wherever they lie; every product is the same on any processor."""
     tile, lanes = int8_tiles.score_tile(num_rows, processor), processor.lanes
     x, keys, out = words(num_rows, 64), small_bytes(32, 48, 2), np.full((num_rows, 48), np.nan, np.float32)
     row_scales, slot_scales = (np.linspace(0.5, 2, count, dtype=np.float32) for count in (num_rows, 48))
@@ -69,7 +68,6 @@ def test_weighted_values_are_exact_sums_scaled(num_rows, processor, apart):
 
 
 def test_no_sum_of_products_leaves_32_bits():
-    """The longest segment and the largest head, every product as large as it can be."""
     assert int8.is_supported(256, 512)
     assert 512 * 32767 * 128 < 2**31
 
@@ -96,7 +94,6 @@ weigh = weigh_on(this_processor())
 
 @PROCESSORS
 def test_weights_and_their_sum_have_the_same_bits_on_any_processor(processor):
-    """The lanes of a sum are eight everywhere."""
     generator = np.random.default_rng(3)
     scores, scales = (generator.standard_normal((2, 48)) * 5).astype(np.float32)
     largest = scores.max()
@@ -123,7 +120,6 @@ def test_weights_are_exponentials_times_the_scales_of_their_slots():
 @pytest.mark.parametrize("bits", [0x7FC00000, 0xFFFFFFFF], ids=["NaN", "negative NaN"])
 @pytest.mark.parametrize("part", ["scores", "scales"])
 def test_one_number_that_is_none_shows(part, bits):
-    """In the sum of the exponentials, or in the largest weight, which becomes a scale."""
     arrays = {"scores": np.zeros(16, np.float32), "scales": np.ones(16, np.float32)}
     arrays[part][9] = np.array(bits, np.uint32).view(np.float32)
     assert np.isnan(weigh(arrays["scores"], np.float32(0), arrays["scales"])).any()
@@ -131,7 +127,6 @@ def test_one_number_that_is_none_shows(part, bits):
 
 @PROCESSORS
 def test_numbers_are_rounded_to_even_words(processor):
-    """Negative ones as well, up to the largest."""
     round_tile = int8_tiles.round_to_words_by(processor)
 
     @numba.njit

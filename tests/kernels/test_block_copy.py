@@ -9,7 +9,6 @@ from paceline_kernels.testing.tensors import int32
 
 
 def test_block_copy_equals_the_reference():
-    """Several copies, one source twice; blocks that are not named stay."""
     cache = torch.randn(3, 7, 2, 4, 5, generator=torch.Generator().manual_seed(0))
     expected = cache.clone()
     reference.block_copy(expected, int32(1, 1, 6), int32(0, 3, 5))
@@ -28,7 +27,6 @@ def test_block_copy_equals_the_reference():
     ],
 )
 def test_impossible_and_ambiguous_copies_are_refused(sources, destinations, problem):
-    """Before anything is written."""
     cache = torch.zeros(1, 7, 1, 1, 1)
     with pytest.raises(KernelArgumentError, match=problem):
         block_copy(cache, int32(*sources), int32(*destinations))

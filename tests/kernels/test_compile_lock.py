@@ -101,7 +101,6 @@ def test_what_is_found_takes_no_lock(doubling, monkeypatch):
 
 
 def test_what_cannot_be_compiled_leaves_others_able_to_try(doubling, file):
-    """The lock is free after an error."""
     broken = jit.compiled_for_python(doubling.broken)
     with pytest.raises(numba.TypingError):
         broken(21)
@@ -123,7 +122,6 @@ def test_a_lock_ends_with_its_process(file):
 
 
 def test_other_names_are_other_locks(file):
-    """What one process does not need it does not wait for. What was released is free."""
     lock = CompileLock()
     lock.take(file, "double")
     assert (is_free(file, "double"), is_free(file, "triple")) == (False, True)

@@ -40,7 +40,6 @@ def test_what_is_not_on_disk_another_process_compiles(nothing_kept):
 
 
 def test_who_compiles_ends_with_the_process_that_waits_for_it(nothing_kept, tmp_path):
-    """However that dies. Both hold stderr open while they live."""
     script = "from paceline_kernels.warm_up.compile_process import have_ready\nhave_ready(['decoder over int8'], print)"
     told = b"decoder over int8\n"
     command = [sys.executable, "-u", "-c", script]
@@ -53,7 +52,6 @@ def test_who_compiles_ends_with_the_process_that_waits_for_it(nothing_kept, tmp_
 
 @pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"], ids=["fails", "is missing"])
 def test_where_no_other_process_compiles_this_one_does(program, monkeypatch, caplog):
-    """And says so."""
     called, told = [], []
     monkeypatch.setattr(compile_process, "_is_kept", lambda _: False)
     monkeypatch.setattr(compile_process, "CPU_CALLS", {OPERATION: lambda: called.append(OPERATION)})
@@ -67,7 +65,6 @@ def test_where_no_other_process_compiles_this_one_does(program, monkeypatch, cap
 
 
 def test_what_libraries_print_in_the_other_process_is_no_operation(nothing_kept):
-    """As numba does when it is asked why it compiles."""
     command = [sys.executable, "-c", HAVE_READY]
     asked = {**nothing_kept, "NUMBA_DEBUG_CACHE": "1"}
     lines = subprocess.run(command, env=asked, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -75,7 +72,6 @@ def test_what_libraries_print_in_the_other_process_is_no_operation(nothing_kept)
 
 
 def test_nothing_is_compiled_where_only_what_is_kept_is_wanted(monkeypatch, tmp_path):
-    """Afterwards it is compiled as ever."""
     monkeypatch.setattr(jit._config, "CACHE_DIR", str(tmp_path))
 
     def double(x):

@@ -241,7 +241,6 @@ def test_the_number_of_threads_does_not_change_a_bit(dtype, threads, weights):
 @KINDS
 @DTYPES
 def test_what_an_earlier_step_left_behind_is_never_read(dtype, weights):
-    """Memory is kept from step to step; here it is spoilt between two."""
     (context,) = random_contexts(60)
     batch, caches = batch_of((context, 0, 60)), new_caches(dtype)
     decoder = Decoder(weights)
@@ -304,7 +303,6 @@ def test_logits_of_a_few_tokens_are_those_of_all(dtype, seed, weights):
 
 
 def test_the_embedding_may_serve_as_output_matrix():
-    """As the same matrix."""
     tied = dataclasses.replace(WEIGHTS, lm_head=WEIGHTS.embedding)
     (context,) = random_contexts(20)
     batch, expected_caches = batch_of((context, 0, 20)), new_caches(torch.float16)

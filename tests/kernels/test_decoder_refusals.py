@@ -82,7 +82,6 @@ def test_an_index_that_names_nothing_is_refused(name, value, problem):
     ],
 )
 def test_hidden_states_without_a_place_are_refused(layers, states, problem):
-    """Between two layers there are some, and memory for every token is needed."""
     refused(problem, aux=AuxHidden(layers, states))
 
 
@@ -107,7 +106,6 @@ def test_hidden_states_without_a_place_are_refused(layers, states, problem):
     ],
 )
 def test_a_tensor_of_another_kind_is_refused(name, value, problem):
-    """Type, shape and layout of every argument."""
     refused(problem, **{name: value})
 
 
@@ -130,13 +128,11 @@ def test_a_tensor_of_another_kind_is_refused(name, value, problem):
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(changes, problem):
-    """When the decoder is put together, with the name of the part."""
     with pytest.raises(KernelArgumentError, match=problem):
         dataclasses.replace(WEIGHTS, **changes)
 
 
 def test_int8_blocks_that_no_tile_fits_are_refused():
-    """Of eight slots."""
     caches = [torch.zeros(2, 64, 1, 8, 36, dtype=torch.int8) for _ in range(2)]
     refused("int8 blocks of 8 slots of 32 are not supported", *caches)
 
@@ -154,7 +150,6 @@ def test_heads_of_a_size_that_groups_do_not_divide_are_refused():
 
 
 def test_weights_on_another_device_are_refused():
-    """The error says which operation and which device."""
     elsewhere = dataclasses.replace(WEIGHTS.embedding, data=WEIGHTS.embedding.data.to("meta"))
     with pytest.raises(UnsupportedDeviceError, match="decoder has no implementation for device 'meta'"):
         Decoder(dataclasses.replace(WEIGHTS, embedding=elsewhere))

@@ -57,7 +57,6 @@ def test_exp_at_the_ends_of_its_range():
 
 
 def test_exp_has_the_same_bits_in_vectors_and_in_remainders():
-    """Whatever the length of the loop and the place in it."""
     values = np.linspace(-20, 3, 100, dtype=np.float32)
     whole = exp_of(values)
     for length in (1, 3, 7, 8, 9, 31, 33):

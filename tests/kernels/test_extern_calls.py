@@ -32,7 +32,6 @@ def add_everywhere(sums, value, first):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
 def test_callers_of_any_types_find_the_function_of_theirs(dtype):
-    """Arrays, and numbers that go into them."""
     sums = np.arange(5, dtype=dtype)
     for _ in range(2):
         add_everywhere(sums, sums[1], 0)
@@ -40,7 +39,6 @@ def test_callers_of_any_types_find_the_function_of_theirs(dtype):
 
 
 def test_errors_reach_the_caller():
-    """As if the function were part of it."""
     with pytest.raises(IndexError, match="nothing is there"):
         add_everywhere(np.zeros(2), 1.0, -1)
 

@@ -29,7 +29,6 @@ def called_twice(inner):
 
 
 def test_compiled_functions_compute():
-    """The plain function, faster."""
     assert jit.compiled_for_python(double)(21) == 42
 
 
@@ -42,7 +41,6 @@ def test_what_only_compiled_code_calls_is_refused_to_python():
 
 
 def test_a_function_is_kept_for_compiled_code_and_for_python_apart():
-    """Whoever compiled it first, and whether that was this process."""
     assert called_twice(jit.compiled(thrice))(5) == 45
     assert jit.compiled_for_python(thrice)(5) == 15
 
@@ -63,7 +61,6 @@ def test_a_place_that_cannot_be_written_to_costs_the_cache_and_nothing_else(monk
 
 
 def test_the_cache_is_keyed_by_all_files_of_the_package(monkeypatch, tmp_path):
-    """A change in any of them, inlined here or there, leads to another folder; what is no source does not."""
     monkeypatch.setattr(jit, "__file__", str(tmp_path / "jit.py"))
     (tmp_path / "linear").mkdir()
     for source in (tmp_path / "simd.py", tmp_path / "linear" / "cpu.py"):
@@ -78,5 +75,4 @@ def test_the_cache_is_keyed_by_all_files_of_the_package(monkeypatch, tmp_path):
 
 
 def test_a_cache_elsewhere_has_the_same_key():
-    """A volume that outlives the program's version must not give this one the code of another."""
     assert jit._cache_folder("/elsewhere") == f"/elsewhere/{Path(jit._cache_folder()).name}"

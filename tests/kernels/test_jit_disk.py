@@ -42,7 +42,6 @@ def no_room():
 
 
 def test_a_full_disk_is_told_once(fresh, caplog):
-    """Everything is compiled and runs."""
     with no_room():
         double = fresh()
         results = double(21), double(0.5)
@@ -51,7 +50,6 @@ def test_a_full_disk_is_told_once(fresh, caplog):
 
 
 def test_what_was_cut_on_disk_is_compiled_and_kept_again(fresh, caplog, tmp_path):
-    """A machine that lost its power leaves files without contents."""
     assert fresh()(21) == 42
     kept = [path for path in (tmp_path / "cache").rglob("*") if path.suffix in (".nbi", ".nbc")]
     assert len(kept) == 2  # an index, and what is compiled

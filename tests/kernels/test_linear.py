@@ -21,7 +21,6 @@ def test_linear_equals_the_reference(num_tokens, num_out, num_in):
 
 @pytest.mark.parametrize(("num_out", "num_in"), [(96, 576), (57, 100), (64, 1536)])
 def test_a_row_has_the_same_bits_alone_and_at_any_place_of_any_batch(num_out, num_in):
-    """Batch sizes on both sides of every tile and row block; places at both ends and inside."""
     x, weight = normal(150, num_in), normal(num_out, num_in, seed=1)
     alone = torch.cat([linear(x[i : i + 1], weight) for i in range(150)])
     for size in (2, 3, 4, 5, 7, 8, 16, 31, 33, 84, 85, 150):
@@ -31,7 +30,6 @@ def test_a_row_has_the_same_bits_alone_and_at_any_place_of_any_batch(num_out, nu
 
 
 def test_a_row_does_not_feel_what_its_neighbours_hold():
-    """NaN and huge values stay in their rows."""
     x, weight = normal(9, 40), normal(10, 40, seed=1)
     clean = linear(x, weight)
     x[3], x[5] = float("nan"), 1e38
@@ -48,7 +46,6 @@ def test_the_number_of_threads_does_not_change_a_bit(threads):
 
 
 def test_no_tokens_give_no_rows():
-    """An empty batch is a batch."""
     assert linear(torch.zeros(0, 8), normal(3, 8)).shape == (0, 3)
 
 
@@ -77,6 +74,5 @@ def test_what_the_docstring_rules_out_is_refused(x, weight, problem):
 
 
 def test_a_device_without_an_implementation_is_named():
-    """The error says which operation and which device."""
     with pytest.raises(UnsupportedDeviceError, match="linear has no implementation for device 'meta'"):
         linear(torch.zeros(1, 4, device="meta"), torch.zeros(3, 4, device="meta"))

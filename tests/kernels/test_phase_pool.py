@@ -97,7 +97,6 @@ def joined(threads):
     num_expected=st.integers(1, 20),
 )
 def test_every_piece_is_done_once_and_after_those_of_the_phase_before(num_pieces, num_workers, num_expected):
-    """By any number of workers, more or fewer than are expected, with phases of no pieces among them."""
     work = Work(num_pieces)
     together = threading.Barrier(num_workers)
 
@@ -180,7 +179,6 @@ def test_finish_says_how_many_were_done_before():
 
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_reset_counter_begins_at_zero_and_its_neighbours_go_on(index):
-    """Claims and pieces done."""
     counters = phase_pool.new_counters(3)
     for each in range(3):
         claim(counters, each, 0, 1, 9)

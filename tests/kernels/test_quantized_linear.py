@@ -57,7 +57,6 @@ def assert_right(x, weight):
 @pytest.mark.parametrize("num_outputs", NUM_OUTPUTS)
 @pytest.mark.parametrize("num_inputs", NUM_INPUTS)
 def test_quantized_linear_equals_the_reference(weight_format, num_outputs, num_inputs):
-    """At odd numbers of rows and outputs."""
     weight = random_packed_weight(num_outputs, num_inputs, weight_format, seed=1)
     for num_rows in NUM_ROWS:
         assert_right(rows(num_rows, num_inputs, seed=num_rows), weight)
@@ -82,7 +81,6 @@ def test_groups_of_any_size_are_as_precise_as_others(weight_format, num_rows, nu
 @FORMATS
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(41, 96), (100, 576)])
 def test_a_row_has_the_same_bits_alone_and_at_any_place_of_any_batch(weight_format, num_outputs, num_inputs):
-    """Whichever tile of rows it falls into."""
     x, weight = rows(100, num_inputs), random_packed_weight(num_outputs, num_inputs, weight_format, seed=1)
     alone = torch.cat([quantized_linear(row[None].clone(), weight) for row in x])
     for size in NUM_ROWS:
@@ -128,7 +126,6 @@ def test_the_largest_integers_do_not_saturate(weight_format, integer, signs):
 
 
 def test_a_minimum_is_added_once_for_every_input():
-    """Under the row's own scale; here all numbers are whole, so the sum is exact."""
     x = torch.full((3, 64), 127.0)
     weight = uniform_weight(WeightFormat.INT4, integer=3, scale=2.0, minimum=-5.0)
     assert torch.equal(quantized_linear(x, weight), torch.full((3, 17), 64 * 127.0))
@@ -157,7 +154,6 @@ def test_denormals_beside_larger_numbers_round_to_zero(weight_format):
 @pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("place", [0, 31, 70])
 def test_what_is_not_finite_spoils_its_row_and_no_other(weight_format, spoilt, place):
-    """All outputs of the row are NaN; its neighbours in the tile keep their bits."""
     x, weight = rows(7, 96), random_packed_weight(41, 96, weight_format, seed=1)
     clean = quantized_linear(x, weight)
     x[2, place] = spoilt
@@ -168,7 +164,6 @@ def test_what_is_not_finite_spoils_its_row_and_no_other(weight_format, spoilt, p
 
 @FORMATS
 def test_no_tokens_give_no_rows(weight_format):
-    """An empty batch is a batch."""
     assert quantized_linear(torch.zeros(0, 64), uniform_weight(weight_format, 1)).shape == (0, 17)
 
 
@@ -205,7 +200,6 @@ def multiply_by_tile(call, x, weight):
 @pytest.mark.parametrize("processor", usable_processors(), ids=lambda processor: processor.name)
 @FORMATS
 def test_all_processors_compute_the_same_bits(weight_format, processor, num_rows):
-    """What this machine's processor can against what it uses, at ordinary integers and the largest, in odd tiles."""
     bits = 4 if weight_format is WeightFormat.INT4 else 8
     tile = calling(tiles.dot_tile(num_rows, 1, bits, processor))
     largest = uniform_weight(weight_format, 15 if weight_format is WeightFormat.INT4 else -128, scale=0.37)
@@ -238,7 +232,6 @@ def unpack_all(weight):
 
 @given(int4_parts())
 def test_what_was_packed_as_int4_is_unpacked_exactly(parts):
-    """Every integer in its place, with its own scale and minimum."""
     assert np.array_equal(unpack_all(pack_int4(*parts)), exact(*parts))
 
 
@@ -252,7 +245,6 @@ def test_what_was_packed_as_int8_is_unpacked_exactly(parts, seed):
 
 @given(int4_parts())
 def test_the_reference_reads_the_layout_on_its_own(parts):
-    """What it takes for integers, scales and minima is what was packed."""
     integers, scales, minima = reference.unpack(pack_int4(*parts))
     assert np.array_equal(integers.flatten(1).numpy(), parts[0])
     assert np.array_equal(scales.numpy(), parts[1])
@@ -260,7 +252,6 @@ def test_the_reference_reads_the_layout_on_its_own(parts):
 
 
 def test_a_row_may_be_unpacked_twice_and_none_may():
-    """As tokens repeat in a batch."""
     weight = random_packed_weight(5, 32, WeightFormat.INT4, seed=1)
     twice = unpack_rows(weight, torch.tensor([3, 3], dtype=torch.int32))
     assert torch.equal(twice[0], twice[1])
@@ -284,7 +275,6 @@ def test_quantised_weights_are_off_by_at_most_half_a_scale(seed, exponent):
 
 
 def test_quantised_zeros_are_zeros():
-    """No scale to divide by."""
     integers, scales = quantize(np.zeros((3, 64), np.float32))
     assert not integers.any()
     assert not scales.any()
@@ -314,21 +304,18 @@ def test_inputs_that_do_not_fit_the_weight_are_refused(x, problem):
     ],
 )
 def test_indices_of_another_kind_are_refused(indices, problem):
-    """As tensors; whether the rows exist is looked at next."""
     with pytest.raises(KernelArgumentError, match=problem):
         unpack_rows(uniform_weight(WeightFormat.INT8, 1), indices)
 
 
 @pytest.mark.parametrize("index", [-1, 17, 2**30])
 def test_rows_that_do_not_exist_are_refused(index):
-    """No memory outside of the matrix is read."""
     weight = uniform_weight(WeightFormat.INT8, 1)
     with pytest.raises(KernelArgumentError, match="indices must be 0 to"):
         unpack_rows(weight, torch.tensor([index], dtype=torch.int32))
 
 
 def test_minima_that_do_not_fit_their_scales_are_refused():
-    """One row too few."""
     integers, scales = np.zeros((16, 32), dtype=np.uint8), np.ones((16, 1), dtype=np.float32)
     with pytest.raises(KernelArgumentError, match="minima do not fit"):
         pack_int4(integers, scales, scales[:15])
@@ -363,7 +350,6 @@ def test_floats_too_large_for_any_scale_are_refused(value):
 
 
 def test_a_device_without_an_implementation_is_named():
-    """The error says which operation and which device."""
     weight = uniform_weight(WeightFormat.INT4, 1)
     with pytest.raises(UnsupportedDeviceError, match="quantized_linear has no implementation for device 'meta'"):
         quantized_linear(torch.zeros(1, 64, device="meta"), weight)

@@ -27,7 +27,6 @@ def call_arguments(num_tokens, num_heads, num_kv_heads, head_dim, block_size, nu
     [(1, 1, 1, 2, 1), (5, 3, 1, 6, 4), (31, 9, 3, 64, 16), (40, 4, 4, 10, 5)],
 )
 def test_rope_and_write_kv_equals_the_reference(num_tokens, num_heads, num_kv_heads, head_dim, block_size):
-    """Same queries, same slots written, all others left alone; in the serial and the parallel range."""
     ours = call_arguments(num_tokens, num_heads, num_kv_heads, head_dim, block_size, num_blocks=12)
     expected = {name: value.clone() for name, value in ours.items()}
     reference.rope_and_write_kv(**expected)
@@ -47,7 +46,6 @@ def test_keys_and_values_in_the_input_are_left_as_they_are():
 
 
 def test_position_zero_is_not_rotated():
-    """The angle is zero there."""
     arguments = call_arguments(2, 2, 1, 8, 4, num_blocks=2) | {"positions": torch.zeros(2, dtype=torch.int32)}
     before = arguments["qkv"].clone()
     rope_and_write_kv(**arguments)
@@ -55,7 +53,6 @@ def test_position_zero_is_not_rotated():
 
 
 def test_with_norms_heads_are_normalised_before_they_are_rotated():
-    """As by the two operations one after the other."""
     fused = call_arguments(3, 2, 1, 8, 4, num_blocks=2)
     apart = {name: value.clone() for name, value in fused.items()}
     weights = torch.linspace(0.5, 2, 8), torch.linspace(-1, 1, 8)
@@ -67,7 +64,6 @@ def test_with_norms_heads_are_normalised_before_they_are_rotated():
 
 
 def test_padding_is_written_nowhere():
-    """Among few tokens and among many; the queries of all are rotated, the slots of others are written."""
     for num_tokens in (2, 40):
         arguments = call_arguments(num_tokens, 3, 1, 16, 4, num_blocks=12)
         padded = {name: value.clone() for name, value in arguments.items()}
@@ -118,7 +114,6 @@ def test_a_token_has_the_same_bits_in_any_batch():
     ],
 )
 def test_what_would_write_out_of_bounds_is_refused(changes, problem):
-    """Before anything is written."""
     arguments = call_arguments(2, 2, 1, 8, 4, num_blocks=2) | changes
     with pytest.raises(KernelArgumentError, match=problem):
         rope_and_write_kv(**arguments)
@@ -126,7 +121,6 @@ def test_what_would_write_out_of_bounds_is_refused(changes, problem):
 
 
 def test_a_table_holds_cosines_and_sines_times_the_factor():
-    """Of the position times each pair's frequency."""
     table = rope_table(3, torch.tensor([1.0, 0.5]), factor=2.0)
     angles = torch.tensor([[0, 0], [1, 0.5], [2, 1]])
     torch.testing.assert_close(table, 2 * torch.cat((angles.cos(), angles.sin()), dim=1))

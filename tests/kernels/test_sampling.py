@@ -58,7 +58,6 @@ def _noise_and_bound(words, gumbels, bounds):
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_philox_gives_the_known_answers(counter, key, expected):
-    """In numpy."""
     assert tuple(reference.philox4x32(np.array([counter], dtype=np.uint64), key)[0]) == expected
 
 
@@ -99,7 +98,6 @@ def test_the_noise_of_a_token_is_a_word_of_its_own():
     vocab_size=st.sampled_from([1, 3, 8, 97, 98, 99]),
 )
 def test_sample_equals_the_reference(temperature, top_k, top_p, min_p, seed, vocab_size):
-    """All filters together, at vocabularies that do not divide by four."""
     logits = random_logits(5, vocab_size, seed % 1000)
     chosen = parameters(5, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     assert torch.equal(sample(logits, chosen).token_ids, reference.sample(logits, chosen).token_ids)
@@ -130,7 +128,6 @@ def chi_square(counts, probabilities):
 )
 @pytest.mark.parametrize("by", ["offset", "seed"])
 def test_samples_follow_the_softmax_of_what_is_left(filters, by):
-    """Over successive offsets of one seed, and over successive seeds at one offset."""
     num_draws = 40_000
     logits = torch.randn(1, 24, generator=torch.Generator().manual_seed(3)) * 1.5
     chosen = parameters(num_draws, seed=11, **filters)
@@ -152,7 +149,6 @@ def test_samples_follow_the_softmax_of_what_is_left(filters, by):
 
 
 def test_draws_at_successive_offsets_are_independent():
-    """Pairs of neighbouring draws follow the product of the probabilities."""
     logits = torch.tensor([[0.5, 0.0, -1.0, 1.0]])
     drawn = sample(logits.expand(40_000, -1).contiguous(), parameters(40_000, seed=1)).token_ids.numpy()
     single = torch.softmax(logits[0].double(), 0).numpy()
@@ -169,7 +165,6 @@ def test_greedy_takes_the_lowest_id_on_ties():
 
 
 def test_logits_beyond_float32_once_scaled_are_drawn_greedily():
-    """Finite, but not after the division."""
     logits = torch.tensor([[1e35, 3e35, 2e35]])
     for filters in ({}, {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.5}):
         chosen = parameters(1, temperature=1e-4, **filters)
@@ -184,7 +179,6 @@ def drawn_set(logits, **filters):
 
 
 def test_top_k_keeps_all_that_tie_with_the_last():
-    """Two of three equal logits fit; the third stays with them."""
     assert drawn_set([3.0, 2.0, 2.0, 2.0, 1.0], top_k=2) == {0, 1, 2, 3}
 
 
@@ -214,7 +208,6 @@ def test_filters_that_leave_one_token_give_it():
 
 
 def test_a_row_draws_the_same_alone_and_in_any_batch():
-    """Its seed and offset decide, not its place."""
     logits = random_logits(9, 101)
     chosen = parameters(9, seed=42, top_p=0.95)
     together = sample(logits, chosen).token_ids
@@ -226,7 +219,6 @@ def test_a_row_draws_the_same_alone_and_in_any_batch():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_that_is_not_finite_is_marked_and_others_are_not(bad, temperature):
-    """One bad logit is enough."""
     logits = random_logits(3, 50)
     clean = sample(logits, parameters(3, temperature=temperature))
     logits[1, 49] = bad
@@ -237,7 +229,6 @@ def test_a_row_that_is_not_finite_is_marked_and_others_are_not(bad, temperature)
 
 @pytest.mark.parametrize("num_logprobs", [0, 1, 5, 60])
 def test_logprobs_are_of_the_distribution_before_temperature_and_filters(num_logprobs):
-    """The chosen token's and the best ones', the lower id first on ties; as many as there are tokens."""
     logits = random_logits(4, 37)
     chosen = parameters(4, temperature=0.5, top_k=3, num_logprobs=num_logprobs)
     ours, expected = sample(logits, chosen), reference.sample(logits, chosen)
@@ -265,14 +256,12 @@ def test_logprobs_of_a_row_that_is_not_finite_are_no_number():
 
 
 def test_logprobs_of_a_token_beyond_the_vocabulary_are_refused():
-    """No memory beside the logits is read."""
     one = torch.ones(1, dtype=torch.int32)
     with pytest.raises(KernelArgumentError, match="token_ids must be 0 to 7"):
         token_logprobs(torch.zeros(1, 8), one * 8, one)
 
 
 def test_rows_get_as_many_logprobs_as_each_asked_for():
-    """The table is as wide as the widest; a row is set up to its own number."""
     logits = random_logits(3, 10)
     chosen = parameters(3)
     chosen.num_logprobs.copy_(torch.tensor([-1, 3, 1]))
@@ -292,11 +281,9 @@ def test_a_caller_can_say_how_wide_the_table_of_logprobs_is():
 
 
 def test_no_rows_give_no_tokens():
-    """A step that samples nothing."""
     assert sample(torch.zeros(0, 8), parameters(0)).token_ids.shape == (0,)
 
 
 def test_a_column_of_another_length_is_refused():
-    """One element per row."""
     with pytest.raises(KernelArgumentError, match="temperature must have shape"):
         sample(torch.zeros(2, 8), parameters(3))

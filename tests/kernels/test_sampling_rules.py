@@ -75,7 +75,6 @@ TOKENS = st.lists(st.integers(0, 18), max_size=12)
 def test_rules_equal_their_reference_to_the_bit(
     allowed, forbidden, biased, presence, frequency, repetition, prompt, output
 ):
-    """All together."""
     logits = np.random.default_rng(0).normal(size=19).astype(np.float32) * 4
     chosen = rules(
         allowed=sorted(allowed),
@@ -92,7 +91,6 @@ def test_rules_equal_their_reference_to_the_bit(
 
 
 def test_rows_with_rules_equal_the_reference_beside_rows_without():
-    """Drawn at a temperature; the list of one row is not that of its neighbour."""
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1)) * 2
     chosen = LogitRules(
         allowed=lists([], range(50), [], [7]),
@@ -112,7 +110,6 @@ def test_rows_with_rules_equal_the_reference_beside_rows_without():
 
 
 def test_penalties_count_as_documented():
-    """Repetition divides what is positive, else multiplies; frequency counts the output, presence does not."""
     logits = [2.0, -2.0, 2.0, 2.0, 0.0]
     chosen = rules(prompt=[0, 1, 0], output=[2, 2, 4], repetition=2.0, frequency=0.5, presence=0.25)
     assert after(logits, chosen).tolist() == [1.0, -4.0, 1.0 - 1.0 - 0.25, 2.0, -0.75]
@@ -130,13 +127,11 @@ def test_nothing_lifts_a_masked_token():
 
 
 def test_an_allowed_token_can_be_forbidden():
-    """What is left is in the one list and not in the other."""
     assert after([1.0, 2.0, 3.0], rules(allowed=[1, 2], forbidden=[2])).tolist() == [-np.inf, 2.0, -np.inf]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_without_a_token_left_is_marked_and_others_are_drawn(temperature):
-    """No NaN comes of it; its log-probabilities are still asked of the raw logits."""
     chosen = rules(2, allowed=[2, 3])
     chosen = LogitRules(
         **{name: getattr(chosen, name) for name in LogitRules.__slots__ if name != "forbidden"},
@@ -148,7 +143,6 @@ def test_a_row_without_a_token_left_is_marked_and_others_are_drawn(temperature):
 
 
 def test_logprobs_stay_those_of_the_raw_distribution():
-    """A mask does not make what is left more likely in what is reported."""
     logits = torch.tensor([[1.0, 2.0, 3.0]])
     parameters = greedy(1)
     parameters.num_logprobs.fill_(1)
@@ -188,6 +182,5 @@ def test_samples_follow_the_softmax_of_the_changed_logits():
     ],
 )
 def test_lists_that_compiled_code_could_not_bear_are_refused(chosen, problem):
-    """Before it sees them."""
     with pytest.raises(KernelArgumentError, match=problem):
         sample(torch.zeros(1, 8), greedy(1), chosen)

@@ -8,7 +8,6 @@ from paceline_kernels.take_rows import reference, take_rows
 
 
 def test_take_rows_equals_the_reference():
-    """In any order, with repetition; scaled where that is asked for."""
     table = torch.randn(11, 5, generator=torch.Generator().manual_seed(0))
     indices = torch.tensor([10, 0, 3, 3, 7], dtype=torch.int32)
     assert torch.equal(take_rows(table, indices), reference.take_rows(table, indices))
@@ -16,7 +15,6 @@ def test_take_rows_equals_the_reference():
 
 
 def test_padding_gives_nan():
-    """Scaled or not; what lies beside it is as it was."""
     table = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     for scale in (1.0, 3.0):
         ours = take_rows(table, torch.tensor([-1, 2], dtype=torch.int32), scale)
@@ -25,7 +23,6 @@ def test_padding_gives_nan():
 
 
 def test_no_indices_give_no_rows():
-    """An empty batch is a batch."""
     assert take_rows(torch.zeros(3, 5), torch.zeros(0, dtype=torch.int32)).shape == (0, 5)
 
 

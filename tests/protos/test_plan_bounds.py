@@ -34,7 +34,6 @@ LEFT_PATHS = [
 
 
 def test_every_field_has_a_bound():
-    """A new one fails here until it has one; and no line is of a field that is gone."""
     kinds = {kind.DESCRIPTOR.full_name for kind in LEFT} | {path[-1].containing_type.full_name for path in PATHS}
     assert {kind.DESCRIPTOR.full_name for kind in TABLE} == kinds
     assert {path[-1].containing_type.full_name for path in LEFT_PATHS} >= {kind.DESCRIPTOR.full_name for kind in LEFT}
@@ -43,7 +42,6 @@ def test_every_field_has_a_bound():
 
 
 def test_only_what_is_random_may_be_anything():
-    """A number that means something has a bound below its type's."""
     unbounded = {
         path[-1].name
         for path in PATHS
@@ -79,7 +77,6 @@ def refusal_of(message):
 
 @pytest.mark.parametrize("path", [*PATHS, *LEFT_PATHS], ids=name_of)
 def test_what_is_beyond_its_bound_is_refused_by_name(path):
-    """And what is just within is not."""
     for value in values_within(path[-1]):
         assert refusal_of(with_value(path, value)) is None, value
     for value in values_beyond(path[-1]):
@@ -91,7 +88,6 @@ def test_what_is_beyond_its_bound_is_refused_by_name(path):
 
 
 def test_a_refusal_names_the_way_to_the_field_and_the_bound():
-    """A sentence for whoever has to find out."""
     welcome = sound(plan_pb2.Welcome)
     welcome.geometry.num_blocks = 2**26
     with pytest.raises(BoundError, match=r"^geometry\.num_blocks is 67108864, must be 1 to 4194304$") as refusal:
@@ -104,7 +100,6 @@ def test_a_refusal_names_the_way_to_the_field_and_the_bound():
 
 @pytest.mark.parametrize("left_out", ["model", "geometry", "limits"])
 def test_what_is_needed_cannot_be_left_out(left_out):
-    """Zeros are no executor."""
     welcome = sound(plan_pb2.Welcome)
     welcome.ClearField(left_out)
     with pytest.raises(BoundError, match=rf"^{left_out}\."):
@@ -131,7 +126,6 @@ def test_a_column_that_is_none_is_refused_as_that():
     ids=["a part of a snapshot", "a result", "who it is"],
 )
 def test_a_message_that_is_too_long_is_not_even_parsed(decode, message, size):
-    """Parsed it may take a hundred times its length."""
     once = message.SerializeToString()
     with pytest.raises(BoundError, match="message has"):
         decode(once * (size // len(once) + 1))
@@ -147,7 +141,6 @@ def test_a_sentence_is_one_line_that_can_be_shown():
 
 
 def test_sentences_of_a_peer_are_made_readable():
-    """Of a drain, a failed step, a failed row; the writer keeps to their length."""
     drain = inference_pb2.Drain(reason="\x1b]0;title\x07 bye")
     (read_drain,) = decode_response(plan_pb2.AttachResponse(drain=drain).SerializeToString())
     welcome = sound(plan_pb2.Welcome)

@@ -251,7 +251,6 @@ def kind_name(kind):
 @pytest.mark.parametrize("kind", typing.get_args(plan.ToExecutor), ids=kind_name)
 @given(data=st.data())
 def test_what_a_scheduler_says_arrives(kind, data):
-    """Every field of every message, whatever it holds."""
     message = data.draw(TO_EXECUTOR[kind])
     assert same(decode_request(encode_request(message)), [message])
 
@@ -259,7 +258,6 @@ def test_what_a_scheduler_says_arrives(kind, data):
 @pytest.mark.parametrize("kind", typing.get_args(plan.FromExecutor), ids=kind_name)
 @given(data=st.data())
 def test_what_an_executor_says_arrives(kind, data):
-    """Every field of every message, whatever it holds."""
     message = data.draw(FROM_EXECUTOR[kind])
     assert same(decode_response(encode_response(message)), [message])
 
@@ -267,19 +265,16 @@ def test_what_an_executor_says_arrives(kind, data):
 @settings(max_examples=settings.default.max_examples // 4)
 @given(st.lists(plans, min_size=2, max_size=3))
 def test_plans_that_travel_together_arrive_in_order(sent):
-    """As if each had come alone."""
     assert same(decode_request(encode_request(*sent)), sent)
 
 
 @settings(max_examples=settings.default.max_examples // 4)
 @given(st.lists(results(), min_size=2, max_size=3))
 def test_results_that_travel_together_arrive_in_order(sent):
-    """As if each had come alone."""
     assert same(decode_response(encode_response(*sent)), sent)
 
 
 def test_what_is_not_the_same_is_told_apart():
-    """The comparison of these tests looks at dtypes, lengths and types."""
     assert not same(plan.Heartbeat(1, 2), plan.Heartbeat(1, 3))
     assert not same(plan.Heartbeat(1, 0), plan.WaitingInLine(plan.Claim(1, "s")))
     assert not same((1,), (1, 2))
@@ -319,18 +314,15 @@ def is_understood_or_refused(decode, data, kinds):
 
 @given(st.binary(max_size=64))
 def test_no_bytes_do_harm(data):
-    """What is no message is refused, and there is one error for that."""
     assert is_understood_or_refused(decode_request, data, plan.ToExecutor)
     assert is_understood_or_refused(decode_response, data, plan.FromExecutor)
 
 
 @given(damaged(st.one_of(*TO_EXECUTOR.values()).map(encode_request)))
 def test_a_damaged_request_is_understood_or_refused(data):
-    """Whatever happened to it on the way."""
     assert is_understood_or_refused(decode_request, data, plan.ToExecutor)
 
 
 @given(damaged(st.one_of(*FROM_EXECUTOR.values()).map(encode_response)))
 def test_a_damaged_response_is_understood_or_refused(data):
-    """Whatever happened to it on the way."""
     assert is_understood_or_refused(decode_response, data, plan.FromExecutor)

@@ -360,7 +360,6 @@ SAID = [
 
 @pytest.mark.parametrize(("encode", "decode", "golden"), SAID)
 def test_the_bytes_are_what_the_protos_say(encode, decode, golden):
-    """Field numbers, and how each field is written."""
     assert read_as(golden.fields, golden.data) == golden.fields
 
 
@@ -372,14 +371,12 @@ def test_these_bytes_are_written(encode, decode, golden):
 
 @pytest.mark.parametrize(("encode", "decode", "golden"), SAID)
 def test_these_bytes_are_read(encode, decode, golden):
-    """They are the value and nothing else."""
     (read,) = decode(golden.data)
     assert type(read) is type(golden.value)
     np.testing.assert_equal(dataclasses.asdict(read), dataclasses.asdict(golden.value))
 
 
 def test_plans_and_results_that_travel_together_have_a_field_of_their_own():
-    """A list, in the order of the steps."""
     plan = read_fields(encode_request(DECODE_ONLY.value))[0][1]
     assert read_as([(4, [])], encode_request(DECODE_ONLY.value, DECODE_ONLY.value)) == [(4, [(1, plan), (1, plan)])]
     result = read_fields(encode_response(RESULT.value))[0][1]
@@ -387,7 +384,6 @@ def test_plans_and_results_that_travel_together_have_a_field_of_their_own():
 
 
 def test_a_column_is_little_endian_on_every_machine():
-    """The bytes are fixed by the protocol, not by the processor."""
     big = np.array([1, -2, 0x01020304], dtype=">i4")
     assert column_bytes(big) == b"\x01\x00\x00\x00\xfe\xff\xff\xff\x04\x03\x02\x01"
     read = read_column("rows", b"\x04\x03\x02\x01")

@@ -36,7 +36,6 @@ def test_the_hash_of_three_tokens_is_a_number_anyone_can_check():
 
 @given(st.lists(token_ids, max_size=20), st.integers(0, 20))
 def test_an_output_is_hashed_as_its_client_does(output, cut):
-    """A resume is compared by this hash, and each delta's continues the one before."""
     whole = np.array(output, dtype=np.int32)
     assert rolling_hash(HASH_START, whole) == hashing.rolling_hash(output) == defined_hash(output)
     assert rolling_hash(rolling_hash(HASH_START, whole[:cut]), whole[cut:]) == defined_hash(output)
@@ -54,14 +53,12 @@ def test_many_outputs_are_hashed_at_once_as_one_by_one(outputs):
 
 @given(grants, grants)
 def test_grants_are_hashed_one_after_another(first, second):
-    """Whether they come in one plan or in two."""
     words = [(row * 2**48 + index * 2**32 + block) % 2**64 for row, index, block in first + second]
     assert grant_hash(grant_hash(HASH_START, columns(first)), columns(second)) == defined_hash(words)
     assert grant_hash(HASH_START, columns(first + second)) == defined_hash(words)
 
 
 def test_no_grants_leave_the_hash_as_it_is():
-    """Most plans grant nothing."""
     assert grant_hash(7, NO_GRANTS) == 7
 
 
@@ -73,5 +70,4 @@ def test_no_grants_leave_the_hash_as_it_is():
     ],
 )
 def test_a_seed_is_the_digest_that_another_program_prints(record_id, digest):
-    """So a request that is sent again, to whomever, draws the same numbers; each completion draws its own."""
     assert seed_of(record_id) == int.from_bytes(bytes.fromhex(digest), "little")

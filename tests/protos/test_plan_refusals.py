@@ -74,7 +74,6 @@ def test_bytes_that_are_no_message_are_refused(decode, data):
 
 @pytest.mark.parametrize("kind", ["a plan", "plans"])
 def test_a_truncated_plan_is_not_a_shorter_plan(kind):
-    """Wherever it is cut."""
     plan = BatchPlan(1, 2, 3, np.array([4], np.int32), np.array([1], np.int32))
     whole = codec.encode_request(plan) if kind == "a plan" else codec.encode_request(plan, plan)
     for length in range(len(whole)):
@@ -93,7 +92,6 @@ def test_a_truncated_plan_is_not_a_shorter_plan(kind):
     ids=["nothing", "no plans", "nothing of an executor", "no results"],
 )
 def test_a_message_that_says_nothing_is_refused(decode, message):
-    """It is of a kind that this release does not know, or holds none of what it names."""
     with pytest.raises(MalformedError) as refusal:
         decode(message.SerializeToString())
     assert refusal.value.field == "message"
@@ -121,7 +119,6 @@ ODD = bytes(5)
     ],
 )
 def test_a_plan_with_a_column_that_is_none_is_refused(field, fields):
-    """Half a value is no value."""
     with pytest.raises(ColumnError) as refusal:
         read_plan(**fields)
     assert refusal.value.field == field
@@ -164,7 +161,6 @@ def test_a_result_that_does_not_add_up_is_refused(field, changes):
 
 
 def test_a_result_that_adds_up_is_read():
-    """What the refusals are changes of, and what they are not."""
     assert read_result().token_ids.tolist() == [100, 101, 102]
     assert read_result(num_draft_tokens=column(1, 0, 2)).num_draft_tokens.tolist() == [1, 0, 2]
     assert [each.row for each in read_result(logprobs=[told(9, 2, 2)]).logprobs] == [9]
@@ -194,7 +190,6 @@ def test_a_rows_logprobs_that_do_not_fill_their_columns_are_refused(field, chang
 
 @pytest.mark.parametrize("field", ["prompt_token_ids", "output_token_ids", "block_ids"])
 def test_a_row_with_a_column_that_is_none_is_refused(field):
-    """Half a value is no value."""
     with pytest.raises(ColumnError) as refusal:
         read_row(**{field: ODD})
     assert refusal.value.field == f"rows.{field}"
@@ -217,7 +212,6 @@ def test_only_the_last_part_of_a_snapshot_says_how_many_there_are(fields):
 
 
 def test_an_unknown_reason_or_finish_is_refused():
-    """Of a newer peer; it is not taken for another one."""
     unknown = plan_pb2.FinalRelease(reason=max(FinishReason) + 1)
     with pytest.raises(MalformedError) as refusal:
         read_plan(releases=[plan_pb2.Release(final=unknown)])
@@ -232,7 +226,6 @@ def test_an_unknown_reason_or_finish_is_refused():
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty"])
 def test_generation_defaults_that_nothing_can_be_sampled_with_are_refused(field):
-    """Not a number, or out of range."""
     for value in (-1.0, 1000.0, float("nan")):
         with pytest.raises(MalformedError, match=field) as refusal:
             welcomes.read_defaults(sampling_pb2.SamplingParams(**{field: value}))
@@ -246,7 +239,6 @@ def test_a_keep_all_default_is_sent_as_unset():
 
 
 def test_get_info_is_read_like_a_message_of_the_stream():
-    """What a scheduler needs of it, or a refusal."""
     sent = executor_pb2.GetInfoResponse(incarnation=2**63, term=7, holder_scheduler_id="s", num_waiting_schedulers=2)
     info = welcomes.decode_info(sent.SerializeToString())
     assert (info.incarnation, info.term, info.holder_scheduler_id, info.num_waiting_schedulers) == (2**63, 7, "s", 2)
@@ -274,7 +266,6 @@ def test_what_changes_nothing_is_not_sent():
 
 
 def test_a_parameter_set_to_zero_is_sent():
-    """Greedy is no default."""
     assert placement(temperature=0.0).sampling.HasField("temperature")
 
 
@@ -382,7 +373,6 @@ def read(kind, message):
     ("kind", "path"), [(kind, path) for kind, message in SOUND.items() for path in leaves(message.DESCRIPTOR)]
 )
 def test_every_field_of_plans_results_and_snapshots_is_read_or_refused(kind, path):
-    """A field that is added to the protos and nowhere else fails here."""
     value, refused = read(kind, with_leaf(SOUND[kind], path))
     is_refused = any(path == field or path.startswith(f"{field}.") for field in refused)
     is_read = value != read(kind, with_parents(SOUND[kind], path))[0]
@@ -390,7 +380,6 @@ def test_every_field_of_plans_results_and_snapshots_is_read_or_refused(kind, pat
 
 
 def test_a_field_set_to_what_changes_nothing_is_honoured():
-    """One completion is what there is; bad words in tokens are read."""
     words = [inference_pb2.TokenIds(ids=[5]), inference_pb2.TokenIds(ids=[6, 7])]
     read = read_new_request(sampling=sampling_pb2.SamplingParams(n=1), bad_word_token_ids=words)
     assert (read.unsupported_fields, read.bad_word_token_ids) == ((), ((5,), (6, 7)))
@@ -398,7 +387,6 @@ def test_a_field_set_to_what_changes_nothing_is_honoured():
 
 @pytest.mark.parametrize("sizes", [{"num_rows": [1, 1]}, {"num_tokens": [64, 32, 128]}])
 def test_sizes_of_captured_steps_ascend(sizes):
-    """Whoever plans looks for a place between two of them."""
     field = f"graphs.{next(iter(sizes))}"
     message = plan_pb2.Welcome(graphs=plan_pb2.GraphSizes(**sizes))
     with pytest.raises(MalformedError, match=f"{field} must ascend") as refusal:

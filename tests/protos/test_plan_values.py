@@ -48,7 +48,6 @@ def row_state(num_output, of_output=None):
     ("ours", "protos"), [(RowFinish, plan_pb2.RowFinish), (FinishReason, sampling_pb2.FinishReason)]
 )
 def test_enums_have_the_numbers_of_the_protos(ours, protos):
-    """They are cast, not translated."""
     names = {value: name for name, value in protos.items()}
     assert [value.value for value in ours] == sorted(names)
     for value in ours:
@@ -56,7 +55,6 @@ def test_enums_have_the_numbers_of_the_protos(ours, protos):
 
 
 def test_logprobs_of_some_tokens_are_found_by_their_place_in_the_output():
-    """Each with its alternatives, best first."""
     assert logprobs(3, 4).of(4, column(70, 71)) == (
         TokenLogprobs(70, -4.0, ((8, -8.0), (9, -9.0))),
         TokenLogprobs(71, -5.0, ((10, -10.0), (11, -11.0))),
@@ -74,19 +72,16 @@ def test_logprobs_that_are_split_can_be_joined_again():
 
 
 def test_logprobs_are_cut_with_the_output():
-    """Its length counts from the first token, which they need not go back to."""
     cut = logprobs(3, 5).up_to(6)
     assert (cut.offset, cut.end) == (3, 6)
     assert (logprobs(3, 5).up_to(2).offset, logprobs(3, 5).up_to(2).num_tokens) == (2, 0)
 
 
 def test_logprobs_say_what_they_take():
-    """A float for the token; a float and an id for each alternative."""
     assert (logprobs(0, 5).bytes_per_token, logprobs(0, 5).nbytes) == (20, 100)
 
 
 def test_a_row_knows_from_where_on_it_has_logprobs():
-    """What another executor generated has none here, and half of them are none."""
     assert row_state(8, logprobs(3, 5)).has_logprobs_from(3)
     assert not row_state(8, logprobs(3, 5)).has_logprobs_from(2)
     assert not row_state(9, logprobs(3, 5)).has_logprobs_from(3)
@@ -95,7 +90,6 @@ def test_a_row_knows_from_where_on_it_has_logprobs():
 
 
 def test_copies_and_tags_are_made_of_pairs_and_give_them_back():
-    """None are the constants, which take nothing in a plan."""
     copies, tags = BlockCopies.of([(1, 2), (3, 4)]), BlockTags.of([(7, b"a" * 16), (8, NO_KEY)])
     assert (copies.sources.tolist(), copies.destinations.tolist()) == ([1, 3], [2, 4])
     assert (tags.block_ids.tolist(), tags.keys) == ([7, 8], b"a" * 16 + bytes(16))
@@ -105,7 +99,6 @@ def test_copies_and_tags_are_made_of_pairs_and_give_them_back():
 
 
 def test_claims_compare_by_term_then_by_who_asks():
-    """Where clients find a scheduler has no part in it."""
     assert Claim(2, "a") > Claim(1, "b") > Claim(1, "a")
     assert Claim(1, "a", "host:1") == Claim(1, "a", "host:2")
 
@@ -115,7 +108,6 @@ def test_claims_compare_by_term_then_by_who_asks():
     [((1, 2), (2, 5), 2), ((1, 4), (2, 3), 3), ((3, 4), (1, 2), None), ((1, 2), (2, 1), None)],
 )
 def test_the_highest_version_that_both_speak_is_picked(ours, theirs, version):
-    """A range that is none has nothing in common with any."""
     assert ProtocolRange(*ours).highest_in_common(ProtocolRange(*theirs)) == version
     assert ProtocolRange(*theirs).highest_in_common(ProtocolRange(*ours)) == version
 
@@ -140,7 +132,6 @@ def test_generation_defaults_are_values_that_can_be_sampled_with(field, least, m
 
 
 def test_an_open_record_is_one_that_waits_for_a_row():
-    """It left its row without an end."""
     ended = FinalRelease(1, FinishReason.STOP)
     record = RowState(RecordId("", "r"), None, 1, NO_TOKENS, NO_TOKENS, 0, NO_TOKENS)
     done = RowState(RecordId("", "r"), None, 1, NO_TOKENS, NO_TOKENS, 0, NO_TOKENS, released=ended)

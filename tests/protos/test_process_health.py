@@ -33,7 +33,6 @@ async def check(stub, service):
 
 
 async def test_the_process_lives_before_its_service_is_ready_and_neither_does_when_it_stops():
-    """What is asked with an empty name is the process."""
     health = HealthServicer(SERVICE)
     async with probed(health) as stub:
         assert [await check(stub, name) for name in ("", SERVICE)] == [HealthStatus.SERVING, HealthStatus.NOT_SERVING]
@@ -44,7 +43,6 @@ async def test_the_process_lives_before_its_service_is_ready_and_neither_does_wh
 
 
 async def test_a_service_that_is_not_here_is_not_found_when_asked_and_unknown_when_watched():
-    """As the protocol of health checks has it."""
     async with probed(HealthServicer(SERVICE)) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await check(stub, "other")
@@ -55,7 +53,6 @@ async def test_a_service_that_is_not_here_is_not_found_when_asked_and_unknown_wh
 
 
 async def test_watchers_are_told_each_change_once_even_after_one_of_them_has_gone():
-    """A status that is set again is no change."""
     health = HealthServicer(SERVICE)
     async with probed(health) as stub:
         request = health_pb2.HealthCheckRequest(service=SERVICE)

@@ -31,7 +31,6 @@ def test_a_help_fits_the_terminal(program, columns):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_option_is_told_in_a_sentence_with_its_default(program):
-    """As the commands of `paceline` are; a panel has a title, and all of them have one form."""
     text = help_of(program, 120)
     titles = re.findall(r"^╭─ (.+?) ─+╮$", text, flags=re.MULTILINE)
     assert titles[-3:] == ["Options", "Exit codes", "Environment"]
@@ -45,7 +44,6 @@ def test_each_option_is_told_in_a_sentence_with_its_default(program):
 
 
 def test_where_boxes_cannot_be_written_they_are_plain():
-    """As on a terminal of old."""
     text = help_of("paceline_scheduler", 80, encoding="ascii")
     assert "+- Executors ---" in text
     assert text.isascii()
@@ -62,7 +60,6 @@ def test_a_long_word_and_a_percent_sign_are_shown_whole():
 
 
 def test_a_mistake_is_one_line(capsys):
-    """A supervisor shows it to people who did not start this program themselves."""
     parser = HelpParser(prog="it", description="", panels=())
     with pytest.raises(SystemExit):
         parser.parse_args(["--bogus"])

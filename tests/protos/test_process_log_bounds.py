@@ -32,7 +32,6 @@ def line_of(event):
     ids=["long", "not ASCII", "quoted", "several", "a list", "many", "escapes"],
 )
 def test_a_line_is_short_whatever_is_in_it(fields):
-    """And still says when and what."""
     line = line_of({"timestamp": "2026", "level": "warning", "event": "executor_detached", **fields})
     assert len(line.encode()) <= MAX_LINE_BYTES
     assert json.loads(line)["event"] == "executor_detached"
@@ -40,13 +39,11 @@ def test_a_line_is_short_whatever_is_in_it(fields):
 
 
 def test_what_is_short_stays_as_it_is():
-    """Numbers, lists and texts."""
     event = {"event": "ready", "port": 5, "load": 0.5, "executors": ["a", "b"], "is_open": True, "model": None}
     assert shortened(dict(event)) == event
 
 
 def test_the_longest_value_is_cut_first():
-    """The short ones beside it say what it was about."""
     short = shortened({"event": "executor_draining", "address": "executor:1", "reason": "y" * 10**6})
     assert short["address"] == "executor:1"
     assert short["reason"].startswith("yyyy")
@@ -54,7 +51,6 @@ def test_the_longest_value_is_cut_first():
 
 
 def test_a_traceback_is_kept_and_one_of_a_megabyte_loses_its_middle():
-    """It is a mistake of this program, which somebody has to find."""
     trace = "Traceback\n" + "  line\n" * 300
     assert shortened({"event": "failed", "exception": trace})["exception"] == trace
     cut = shortened({"event": "failed", "exception": "first" + "x" * 10**6 + "last"})["exception"]
@@ -74,7 +70,6 @@ class Clock:
 
 
 def test_a_cause_may_be_told_some_times_at_once_then_once_a_second():
-    """What is held back is the last one, which says how many were not written."""
     clock = Clock()
     limit = CauseLimit(clock)
     assert [limit.admit({"event": "e", "address": "a"})[1] for _ in range(BURST)] == [None] * BURST
@@ -88,7 +83,6 @@ def test_a_cause_may_be_told_some_times_at_once_then_once_a_second():
 
 
 def test_causes_do_not_keep_each_other_back():
-    """Another event, another executor, another call."""
     limit = CauseLimit(Clock())
     for _ in range(BURST):
         limit.admit({"event": "e", "address": "a"})
@@ -106,7 +100,6 @@ def test_what_this_process_does_by_itself_is_always_told():
 
 
 def test_causes_that_somebody_makes_up_take_no_memory():
-    """The ones that were told longest ago are forgotten."""
     limit = CauseLimit(Clock())
     for number in range(2 * MAX_CAUSES):
         limit.admit({"event": "e", "address": f"{number}"})
@@ -127,7 +120,6 @@ def events_in(reading):
 
 
 def test_three_thousand_lines_of_one_cause_are_a_few(logs_again):
-    """The last one is among them."""
     reading, writing = os.pipe()
     writer = set_up_logs("info", writing)
     log = structlog.get_logger()

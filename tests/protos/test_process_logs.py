@@ -53,7 +53,6 @@ def wait_until(condition):
 
 
 def test_lines_come_whole_and_in_order(pipe, new_writer):
-    """However many there are."""
     reading, writing = pipe
     writer = new_writer(writing, lost)
     lines = [f"line {number} ☃\n" for number in range(1000)]
@@ -65,7 +64,6 @@ def test_lines_come_whole_and_in_order(pipe, new_writer):
 
 
 def test_a_line_that_cannot_be_written_is_lost_and_counted(new_writer):
-    """A full disk."""
     full = os.open("/dev/full", os.O_WRONLY)
     writer = new_writer(full, lost)
     for _ in range(3):
@@ -76,7 +74,6 @@ def test_a_line_that_cannot_be_written_is_lost_and_counted(new_writer):
 
 
 def test_a_log_that_nobody_reads_keeps_nobody_waiting_and_tells_its_loss_when_it_is_read(pipe, new_writer):
-    """What was taken before there was no room is still there, then comes how many were not."""
     reading, writing = pipe
     os.write(writing, b"\n" * PIPE_BYTES)
     writer = new_writer(writing, lost, max_waiting_lines=2)
@@ -93,7 +90,6 @@ def test_a_log_that_nobody_reads_keeps_nobody_waiting_and_tells_its_loss_when_it
 
 
 def test_a_disk_that_has_room_again_gets_the_number_of_lost_lines_once(new_writer):
-    """And then lines as before."""
     file = os.open("/dev/full", os.O_WRONLY)
     writer = new_writer(file, lost)
     writer.write("first\n")
@@ -110,7 +106,6 @@ def test_a_disk_that_has_room_again_gets_the_number_of_lost_lines_once(new_write
 
 
 def test_who_waits_for_a_clogged_log_waits_for_a_while_only(pipe, new_writer):
-    """The process ends whether its last words are read or not."""
     _, writing = pipe
     os.write(writing, b"\n" * PIPE_BYTES)
     writer = new_writer(writing, lost)
@@ -133,7 +128,6 @@ def test_a_log_that_is_closed_has_written_everything_and_leaves_no_thread(pipe):
 
 
 def test_a_complaint_without_a_stderr_is_not_put_between_the_lines_of_the_log(monkeypatch, capsys):
-    """The exit code says it too."""
     monkeypatch.setattr("sys.stderr", None)
     complain("paceline", "cannot listen")
     assert capsys.readouterr().out == ""
@@ -148,7 +142,6 @@ def logs_again():
 
 
 def test_events_are_json_lines_and_so_is_the_word_of_lost_ones(tmp_path, logs_again):
-    """Level, time and the fields."""
     path = Path(tmp_path, "log")
     path.write_bytes(b"")
     file = os.open("/dev/full", os.O_WRONLY)
@@ -171,7 +164,6 @@ def test_events_are_json_lines_and_so_is_the_word_of_lost_ones(tmp_path, logs_ag
 
 
 def test_a_line_begins_with_when_and_what(pipe, logs_again):
-    """Time, level, event, then the rest by name and a traceback last, in whatever order a program names its fields."""
     reading, writing = pipe
     log = set_up_logs("info", writing)
     structlog.get_logger().info("ready", port=5, model="m", pid=1)

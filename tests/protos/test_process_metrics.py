@@ -28,7 +28,6 @@ DEFINITIONS = (
 
 @given(st.lists(st.one_of(st.floats(0, 20), st.sampled_from(BOUNDS)), max_size=40))
 def test_a_histogram_counts_what_is_at_most_each_bound(values):
-    """By looking at all values again; a copy stays as it was."""
     histogram = Histogram(BOUNDS)
     for value in values:
         histogram.observe(value)
@@ -40,7 +39,6 @@ def test_a_histogram_counts_what_is_at_most_each_bound(values):
 
 
 def test_what_has_a_label_is_forgotten_with_it():
-    """And nothing else."""
     meter = Meter(DEFINITIONS)
     for name in ("a", "b"):
         meter.add("things_total", 2, name)
@@ -105,7 +103,6 @@ def samples(families):
     ids=["text", "openmetrics"],
 )
 async def test_prometheus_reads_what_was_counted(shown, accept, read):
-    """In both of its formats, whatever a label holds."""
     meter, number = shown
     meter.add("things_total", 3, 'a"b\\c\nd')
     meter.add("all_total", 7)
@@ -133,7 +130,6 @@ async def test_only_metrics_are_there(shown):
     "sent", [b"", b"\x16\x03\x01\x02\x00\r\n\r\n", b"\r\n\r\n", b"x" * (2 * MAX_REQUEST_BYTES), b"GET /metrics\r\n\r\n"]
 )
 async def test_whatever_is_sent_does_no_harm(shown, sent):
-    """The next one is served."""
     _, number = shown
     reader, writer = await asyncio.open_connection(LOOPBACK, number)
     writer.write(sent)
@@ -143,7 +139,6 @@ async def test_whatever_is_sent_does_no_harm(shown, sent):
 
 
 async def test_those_that_say_nothing_are_few(shown):
-    """Beyond a number connections are closed at once, and the others after a while."""
     _, number = shown
     silent = [await asyncio.open_connection(LOOPBACK, number) for _ in range(17)]
     assert await asyncio.wait_for(silent[-1][0].read(), 30) == b""
@@ -154,7 +149,6 @@ async def test_those_that_say_nothing_are_few(shown):
 
 
 async def test_a_mistake_in_what_is_read_ends_nothing():
-    """It is in the log, and the next one is answered."""
     readings = iter([lambda: [] / 0, list])
     port = MetricsPort(lambda: next(readings)())
     number = await port.listen(LOOPBACK, 0)
@@ -166,7 +160,6 @@ async def test_a_mistake_in_what_is_read_ends_nothing():
 
 
 async def test_a_port_in_use_is_refused_in_one_sentence():
-    """It names the address, and what the system says."""
     with socket.create_server((LOOPBACK, 0)) as taken:
         number = taken.getsockname()[1]
         with pytest.raises(PortError, match=rf"^cannot listen on 127\.0\.0\.1:{number}: .*in use"):

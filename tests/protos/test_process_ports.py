@@ -30,7 +30,6 @@ def resolve_to(*hosts):
 
 
 async def test_any_free_port_is_told_by_its_number(server):
-    """A client can use it."""
     port = bind(server, LOOPBACK, 0)
     await server.start()
     with socket.create_connection((LOOPBACK, port), timeout=30):
@@ -38,7 +37,6 @@ async def test_any_free_port_is_told_by_its_number(server):
 
 
 async def test_a_port_in_use_is_refused_in_one_sentence(server):
-    """It names the address, and what the system says."""
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortError, match=f"^cannot listen on {LOOPBACK}:{port}: Address already in use$"):
@@ -46,7 +44,6 @@ async def test_a_port_in_use_is_refused_in_one_sentence(server):
 
 
 async def test_a_port_that_another_process_takes_at_the_last_moment_is_refused(server, monkeypatch):
-    """Between the attempt and gRPC's own."""
     monkeypatch.setattr("paceline.process.ports._try_port", lambda *_: None)
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
@@ -59,7 +56,6 @@ async def test_a_port_that_another_process_takes_at_the_last_moment_is_refused(s
     [("198.51.100.1", "198.51.100.1:0"), ("2001:db8::1", "[2001:db8::1]:0"), ("x" * 64, f"{'x' * 64}:0")],
 )
 async def test_an_address_that_is_not_this_machines_is_refused(server, host, address):
-    """And so is what is no address."""
     with pytest.raises(PortError) as refused:
         bind(server, host, 0)
     assert str(refused.value).startswith(f"cannot listen on {address}: ")

@@ -10,7 +10,6 @@ from paceline.process.signals import follow_signals, until_set_or_ended
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 async def test_the_first_signal_stops_and_each_later_one_is_handed_on(first):
-    """Whichever of the two it is."""
     handed_on = asyncio.Queue()
     stopping = follow_signals(again=handed_on.put_nowait)
     assert not stopping.is_set()
@@ -23,7 +22,6 @@ async def test_the_first_signal_stops_and_each_later_one_is_handed_on(first):
 
 
 async def test_who_waits_goes_on_when_the_event_is_set_or_a_part_has_ended():
-    """Both are reasons to stop."""
     never, event = asyncio.get_running_loop().create_future(), asyncio.Event()
     waiting = asyncio.create_task(until_set_or_ended(event, never))
     await asyncio.sleep(0)
@@ -37,7 +35,6 @@ async def test_who_waits_goes_on_when_the_event_is_set_or_a_part_has_ended():
 
 
 async def test_what_a_part_failed_with_is_raised_although_the_event_is_set():
-    """A failure is not taken for a stop."""
     failed, event = asyncio.get_running_loop().create_future(), asyncio.Event()
     failed.set_exception(RuntimeError("a bug"))
     event.set()

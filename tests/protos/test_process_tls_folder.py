@@ -30,7 +30,6 @@ def held(folder):
 
 
 def test_renewed_files_are_given_from_then_on(authority, path):
-    """All at once."""
     folder = TlsFolder(path)
     first = on_disk(path)
     assert held(folder) == first
@@ -41,7 +40,6 @@ def test_renewed_files_are_given_from_then_on(authority, path):
 @pytest.mark.parametrize("name", ["ca.crt", "tls.crt", "tls.key"])
 @pytest.mark.parametrize("content", [None, b"", b"nonsense", b"another's"])
 def test_a_file_that_is_damaged_or_of_another_pair_changes_nothing(path, tmp_path, name, content):
-    """Who renews them one by one is waited for."""
     folder = TlsFolder(path)
     before = on_disk(path)
     file = path / name
@@ -59,7 +57,6 @@ def test_a_file_that_is_damaged_or_of_another_pair_changes_nothing(path, tmp_pat
 
 
 def test_a_key_is_in_no_text(path):
-    """Such as a line of a log."""
     assert "PRIVATE" not in repr(TlsFolder(path).certificates())
 
 
@@ -69,5 +66,4 @@ def test_a_key_is_in_no_text(path):
      ("10.0.0.1", False), ("example.org", False), ("localhost.example.org", False), ("", False)],
 )  # fmt: skip
 def test_only_a_loopback_is_reached_by_this_machine_alone(host, is_ours):
-    """What is not certainly one is none."""
     assert is_loopback(host) is is_ours

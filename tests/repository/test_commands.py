@@ -46,7 +46,6 @@ def checkout(tmp_path):
 
 
 def test_make_alone_shows_the_commands():
-    """The two that matter to a newcomer come with a sentence."""
     shown = make().stdout
     assert "make demo " in shown
     assert "make test " in shown
@@ -54,7 +53,6 @@ def test_make_alone_shows_the_commands():
 
 @pytest.mark.parametrize("version", [(3, 10, 13), (3, 14, 0)])
 def test_an_unsupported_python_is_refused_in_one_line(checkout, tmp_path_factory, version):
-    """The message names the versions that serve, the one that was found, and how to choose another."""
     python = python_that_says(version, tmp_path_factory.mktemp("python"))
     result = make("demo", f"PYTHON={python}", cwd=checkout)
     message = result.stdout.splitlines()[0]
@@ -65,7 +63,6 @@ def test_an_unsupported_python_is_refused_in_one_line(checkout, tmp_path_factory
 
 
 def test_a_missing_python_is_refused_in_one_line(checkout):
-    """No shell error, a sentence."""
     result = make("test", "PYTHON=/nowhere/python3", cwd=checkout)
     assert result.returncode != 0
     assert "'/nowhere/python3' is not there" in result.stdout.splitlines()[0]
@@ -73,7 +70,6 @@ def test_a_missing_python_is_refused_in_one_line(checkout):
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "protos/pyproject.toml", "clients/pyproject.toml"])
 def test_a_second_run_installs_nothing_and_a_changed_pyproject_does(checkout, changed):
-    """The stamps follow what describes the distributions."""
     stamps = [checkout / ".venv" / name for name in (".created", ".run", ".dev")]
     stamps[0].parent.mkdir()
     for stamp in stamps:
@@ -85,7 +81,6 @@ def test_a_second_run_installs_nothing_and_a_changed_pyproject_does(checkout, ch
 
 
 def test_make_soak_finds_the_long_variants_and_the_random_searches(checkout):
-    """All fifty prompts in every variation, properties and state machines; not what `make test` runs as it stands."""
     python, *arguments = shlex.split(make("--dry-run", "soak", cwd=checkout).stdout.splitlines()[-1])
     files = ("executor/models/test_real_model.py", "executor/rows/test_properties.py", "scheduler/core/test_blocks.py")
 
@@ -105,7 +100,6 @@ def test_make_soak_finds_the_long_variants_and_the_random_searches(checkout):
 
 
 def test_ci_runs_the_test_command_of_the_readme(tmp_path):
-    """From any directory, in the checkout, without a terminal's input."""
     recorder = tmp_path / "make"
     recorder.write_text('#!/bin/sh\necho "make $* in $PWD, stdin $(wc -c)"\n')
     recorder.chmod(0o755)

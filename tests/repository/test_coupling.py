@@ -18,7 +18,6 @@ def pair(seed, num_places=3, vocab_size=12):
 
 @pytest.mark.parametrize("drawing", [PLAIN, Drawing(0.7, 1.0), Drawing(1.0, 0.8)])
 def test_the_coupled_acceptance_is_the_sum_over_all_pairs(drawing):
-    """Written down as it is defined."""
     target, drafter = (probabilities(each, drawing) for each in pair(1))
     for place, (p, q) in enumerate(zip(target.tolist(), drafter.tolist(), strict=True)):
         both = [i for i in range(len(p)) if p[i] and q[i]]
@@ -37,6 +36,5 @@ def test_draws_with_the_same_noise_are_equal_as_often_as_that():
 
 
 def test_what_top_p_leaves_out_is_never_drawn():
-    """And the rest has all the probability."""
     kept = probabilities(torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log(), Drawing(1.0, 0.7))
     assert kept.tolist() == [[pytest.approx(0.625), pytest.approx(0.375), 0.0, 0.0]]

@@ -67,7 +67,6 @@ def test_the_stubs_alone_make_a_call(wheels, tmp_path):
 
 
 def test_the_client_library_needs_the_stubs_and_no_program(wheels, tmp_path):
-    """Its wheel alone holds the library; with the stubs it is used as the README does."""
     names = files_of(wheels["paceline_client"])
     assert {name.split("/")[0] for name in names} == {"paceline_client"}
     assert "paceline_client/py.typed" in names
@@ -85,7 +84,6 @@ def test_the_client_library_needs_the_stubs_and_no_program(wheels, tmp_path):
 
 
 def test_no_two_distributions_bring_the_same_file(wheels):
-    """So each can be removed, and the programs come with the one that can run them."""
     owners = [name for wheel in wheels.values() for name in files_of(wheel)]
     assert len(owners) == len(set(owners))
     assert scripts_of(wheels["paceline"]) == {"paceline", "paceline-scheduler", "paceline-executor"}
@@ -104,7 +102,6 @@ def test_a_program_without_its_extra_says_what_to_install(wheels, tmp_path):
 
 
 def test_all_distributions_have_one_version():
-    """Those that need each other need exactly that."""
     tables = [tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for folder in FOLDERS.values()]
     (version,) = {table["version"] for table in tables}
     needed = [need for table in tables for need in table["dependencies"] if need.startswith("paceline-")]

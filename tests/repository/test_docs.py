@@ -88,7 +88,6 @@ def typed_before(block):
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_what_a_readme_says_can_be_run(block, search_path, request):
-    """The commands and programs succeed, and say something where they ask the running system."""
     addresses = request.getfixturevalue("running_system").addresses if block.talks_to_the_system else {}
     if block.own_ports:
         first = request.getfixturevalue("first_free_port")
@@ -99,14 +98,12 @@ def test_what_a_readme_says_can_be_run(block, search_path, request):
 
 
 def test_the_readme_has_the_two_commands_of_a_newcomer():
-    """`make demo` and `make test` stand where they are run."""
     commands = "".join(block.text for block in BLOCKS if block.path == Path("README.md"))
     assert "make demo" in commands
     assert "make test" in commands
 
 
 def test_only_blocks_that_say_so_are_run():
-    """A block's language decides."""
     shell, program = runnable_blocks(Path("README.md"), README)
     assert (str(shell), shell.language) == ("README.md:2", "sh")
     assert (str(program), program.language) == ("README.md:13", "python")
@@ -119,18 +116,15 @@ def name_of(document):
 
 @pytest.mark.parametrize("path", MAX_WORDS, ids=str)
 def test_a_readme_is_read_in_minutes(path):
-    """Reasons stand in DECISIONS.md, figures and history in MEASURED.md."""
     assert len((ROOT / path).read_text(encoding="utf-8").split()) <= MAX_WORDS[path]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_link_leads_somewhere(document):
-    """To a file of the repository, and to a heading in it."""
     assert list(broken_links(document)) == []
 
 
 def test_a_link_to_nothing_is_found(tmp_path):
-    """A file that is not there, and a heading that is not in it."""
     document = tmp_path / "README.md"
     document.write_text("# One & two\n[a](no.md) [b](#three) [c](README.md#one--two) [d](https://e.org/f#g)\n")
     assert list(broken_links(document)) == ["no.md", "#three"]
@@ -155,13 +149,11 @@ def test_every_block_is_run_or_says_that_it_is_only_shown(document):
     ids=["bare", "unknown", "tildes", "indented", "open", "with a remark"],
 )
 def test_a_block_that_would_not_be_run_unnoticed_is_refused(text):
-    """Its first line is reported with its place."""
     first, *_ = undecided_fences(Path("README.md"), f"{README}{text}")
     assert first == f"README.md:{README.count(chr(10)) + 1}: {text.splitlines()[0]}"
 
 
 def test_services_that_a_block_starts_get_ports_that_are_free():
-    """A block with some needs no other system."""
     text = "```sh\npaceline-executor --port 51061 --health-port 0 &\npaceline models --target localhost:51061\n```\n"
     (block,) = runnable_blocks(Path("README.md"), text)
     assert (block.own_ports, block.talks_to_the_system) == (["51061"], False)
@@ -184,7 +176,6 @@ def test_what_would_not_end_is_looked_up_left_out_or_shortened():
 
 
 def test_a_shell_finds_the_commands_once_it_was_told_where():
-    """By a line of this block, or of one before it in the same document."""
     text = "```sh\n. .venv/bin/activate\nmake demo\n```\n\n```sh\npaceline models\n```\n"
     first, second = runnable_blocks(Path("README.md"), text)
     assert as_script(second, {}, typed_before=[first]) == ". .venv/bin/activate\npaceline models\n"
@@ -198,7 +189,6 @@ def test_a_command_of_this_environment_is_not_found_by_itself(search_path):
 
 
 def test_a_block_that_fails_is_reported(search_path):
-    """A wrong command in the middle is enough, and a missing make target is one."""
     for text in ("false\ntrue", "make test-of-nothing"):
         (block,) = runnable_blocks(Path("README.md"), f"```sh\n{text}\n```\n")
         assert run_block(block, search_path, {}).returncode != 0

@@ -92,7 +92,6 @@ def failures(report):
 
 
 def test_the_runners_stage_passes_on_the_twin(task):
-    """Every check is done, and written."""
     report = runner_stage.work(task, report_in(task, "runner"))
     assert failures(report) == []
     assert report.left_out == []
@@ -106,7 +105,6 @@ def test_the_runners_stage_passes_on_the_twin(task):
 
 
 def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
-    """By the engine alone, and by client, scheduler and executor as processes."""
     report = bench_stage.work(task, report_in(task, "bench"))
     assert failures(report) == []
     phases = [figure for figure in report.figures if figure.what == START_PHASE]
@@ -126,7 +124,6 @@ def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
 
 
 def test_the_stage_of_drafts_fills_every_cell(task):
-    """Of a script alone, and behind each kind of drafter."""
     report = drafts_stage.work(task, report_in(task, "drafts"))
     assert failures(report) == []
     num_modelled, num_acceptances = 2 * len(TINY.modelled), len(ACCEPTANCES)
@@ -138,7 +135,6 @@ def test_the_stage_of_drafts_fills_every_cell(task):
 
 @pytest.mark.soak
 def test_the_stage_of_the_whole_system_passes_on_the_twin(task):
-    """Drains, and kills under streams."""
     assert failures(e2e_stage.work(task, report_in(task, "e2e"))) == []
 
 
@@ -168,7 +164,6 @@ def test_drafts_of_a_script_are_right_as_often_as_it_says(drafter):
 
 
 def test_a_token_that_is_not_the_cpus_is_found():
-    """Its distance from the best is told in spacings of the device's type."""
     checkpoint = RoundedCheckpoint(TINY_CONFIG, torch.bfloat16)
     model, prompt = CpuModel(checkpoint, 16), [5, 6, 7]
     order = model.logits(prompt)[-1].argsort()[::-1].tolist()
@@ -180,7 +175,6 @@ def test_a_token_that_is_not_the_cpus_is_found():
 
 
 def test_bits_that_differ_are_found():
-    """One token, or one log-probability."""
     variants = Variants(find_place(rehearses=True), "float32", 4)
     tokens, numbers = variants._alone[1]
     variants._alone[1] = (tokens, bytes(len(numbers)))
@@ -192,7 +186,6 @@ def test_bits_that_differ_are_found():
 
 
 def test_draws_that_do_not_fit_are_found(monkeypatch):
-    """As when a tenth of them is the likeliest token whatever was drawn."""
     place = find_place(rehearses=True)
 
     def biased(told, drawn):
@@ -205,7 +198,6 @@ def test_draws_that_do_not_fit_are_found(monkeypatch):
 
 
 def test_memory_that_grows_is_found(monkeypatch):
-    """Of the host or of the device, beyond what chance may bring."""
     for growth in ((0.0, 20.0), (2.0, 0.0)):
         readings = iter([(1.0, 100.0), (1.0 + growth[0], 100.0 + growth[1])])
         monkeypatch.setattr(endurance, "_memory_mib", lambda _, readings=readings: next(readings))
@@ -214,7 +206,6 @@ def test_memory_that_grows_is_found(monkeypatch):
 
 
 def test_a_feed_that_is_taken_over_notices_what_rows_say():
-    """A row that says something else than it told is an error."""
     place = find_place(rehearses=True)
     limits = limits_of(TINY_CONFIG, 2, 32)
     model = random_model(place, TINY_CONFIG, place.numerics["float32"], 32)
@@ -291,7 +282,6 @@ def test_gaps_are_told_in_the_usual_one():
 
 
 def test_a_system_that_starts_with_nothing_compiled_finds_nothing(tmp_path):
-    """Its executor keeps kernels below the folder of caches, where the engine's process looks, too."""
     environment = compiling_into(tmp_path)
     assert default_cache_dir(environment) == tmp_path
     assert Path(environment["TRITON_CACHE_DIR"]) == tmp_path / kernel_compiling._FOLDER
@@ -305,7 +295,6 @@ def test_a_prompts_operations_are_those_of_the_shape():
 
 
 def test_a_peers_file_fills_the_table(tmp_path):
-    """What is no number is passed by; a file of another kind is refused."""
     path = tmp_path / "peer.csv"
     lines = ["numbers,what,shape,unit,value", f"bf16,{DECODE},rows 1 context 512,ms,4.922", "bf16,x,y,ms,4.9/5.3"]
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -321,14 +310,12 @@ def test_a_peers_file_fills_the_table(tmp_path):
 
 
 def test_without_a_gpu_one_line_says_so(capsys, monkeypatch):
-    """And that is no failure."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert program.main(["--stages", "bench"]) == 0
     assert capsys.readouterr().out == f"gpu: nothing ran, torch {torch.__version__} finds no CUDA device here\n"
 
 
 def test_stages_run_in_order_and_one_that_fails_fails_the_run(tmp_path, capsys, monkeypatch):
-    """Those after it run all the same."""
     codes = {Stage.KERNELS: 0, Stage.RUNNER: 1, Stage.E2E: 0}
     monkeypatch.setattr(
         program, "command_of", lambda stage, _: [sys.executable, "-c", f"import sys; sys.exit({codes[stage]})"]
@@ -349,7 +336,6 @@ def test_stages_run_in_order_and_one_that_fails_fails_the_run(tmp_path, capsys, 
 
 
 def test_a_stage_that_wrote_nothing_in_its_time_leaves_no_figures_of_an_earlier_run(tmp_path, monkeypatch):
-    """Its file says that it was ended."""
     file = tmp_path / "bench.json"
     file.write_text('{"is_good": true, "figures": [1]}', encoding="utf-8")
     monkeypatch.setattr(program, "command_of", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
@@ -380,7 +366,6 @@ def is_running(pid):
 
 
 def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(tmp_path):
-    """Whatever it is doing."""
     file, sleeping = tmp_path / "pid", "import time; time.sleep(600)"
     starting = "import pathlib, subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]])"
     code = f"{starting}; pathlib.Path(sys.argv[2]).write_text(str(child.pid)); {sleeping}"
@@ -393,7 +378,6 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(tmp_path):
 
 
 def test_wheels_of_a_folder_are_found_by_stages(tmp_path):
-    """Installed as they are, without a registry; a folder without any is an error."""
     with pytest.raises(WheelsError, match="has no wheels"):
         install_wheels(tmp_path, tmp_path / "site")
     with zipfile.ZipFile(tmp_path / "of_a_test-1.0-py3-none-any.whl", "w") as wheel:
@@ -408,8 +392,6 @@ def test_wheels_of_a_folder_are_found_by_stages(tmp_path):
 
 
 def test_services_of_a_checkout_that_nobody_installed_have_a_version(monkeypatch):
-    """Schedulers ask executors who they are."""
-
     def unknown(name):
         raise PackageNotFoundError(name)
 
@@ -436,7 +418,6 @@ main(["--runner", "cuda", "--port", "0", "--health-port", "0", "--metrics-port",
 
 @pytest.mark.parametrize("program", [paceline_executor, paceline_scheduler])
 def test_a_stage_has_what_its_programs_ask_for(program):
-    """But for the CPU's compiler, which a GPU does without."""
     source = (Path(program.__file__).parent / "__main__.py").read_text(encoding="utf-8")
     asked = {name for call in re.findall(r"check_installed\(_PROGRAM, (.*)\)", source) for name in call.split(", ")}
     asked = {name.strip('"') for name in asked} - {"torch", "numpy", "numba"}

@@ -40,25 +40,21 @@ def test_the_knobs_to_come_have_room(knobs):
 
 
 def test_what_belongs_together_is_one_knob(knobs):
-    """With a file or a folder behind it."""
     assert {name: scattered(found) for name, found in knobs.items() if scattered(found)} == {}
 
 
 def test_knobs_that_belong_together_are_found():
-    """A second one of a group, and one that OpenTelemetry has itself."""
     assert scattered({"--tls-dir", "--port", "--speculation"}) == []
     assert scattered({"--tls-dir", "--tls-key", "--otel-endpoint"}) == ["--otel-endpoint", "--tls-dir", "--tls-key"]
 
 
 def test_a_kept_place_counts_for_the_programs_it_names():
-    """And may name who makes room for it."""
     table = "| `--new` | `a`, `paceline up` | a file, in place of `--old` |\n| `--other` | `b` | a number |\n"
     assert kept_places(table, "paceline up") == ({"--new"}, {"--old"})
     assert kept_places(table, "c") == (set(), set())
 
 
 def test_an_option_counts_once_however_it_is_written():
-    """A short form, a negation and a mention in a sentence are not further knobs."""
     help_text = """
 usage: server [-h] [--port PORT]
 

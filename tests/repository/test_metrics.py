@@ -23,20 +23,17 @@ def documented(text):
 
 
 def test_every_metric_is_documented_once_and_no_other():
-    """With its kind and its labels."""
     real = [(PREFIX + each.name, each.kind.value, each.labels) for each in DEFINITIONS]
     assert sorted(documented(OPERATING)) == sorted(real)
 
 
 def test_a_metric_that_is_missing_in_the_table_is_noticed():
-    """The rows are found."""
     first = OPERATING.index("| `paceline_num_requests_running`")
     spoilt = OPERATING[:first] + OPERATING[OPERATING.index("\n", first) + 1 :]
     assert len(documented(spoilt)) == len(DEFINITIONS) - 1
 
 
 def test_an_endpoint_picker_is_told_of_gauges_of_the_right_meaning():
-    """The Gateway API Inference Extension's protocol for model servers wants gauges, the cache's sizes as labels."""
     named = dict(re.findall(r"^--([a-z-]+)-metric=paceline_(\w+)$", OPERATING, re.MULTILINE))
     assert named == {
         "total-queued-requests": scheduler.NUM_WAITING.name,

@@ -22,7 +22,6 @@ def test_it(number):
 
 
 def test_a_group_is_kept_together(tmp_path):
-    """Which a version of pytest that its plugin does not know takes back without a word."""
     (tmp_path / "test_it.py").write_text(TESTS, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "test_it.py"]

@@ -31,13 +31,11 @@ _DRAWN = {
 
 @pytest.mark.parametrize("name", _DRAWN)
 def test_a_committed_picture_shows_the_committed_data(name: str, tmp_path: Path) -> None:
-    """Whoever changes one of the two runs `make pictures`."""
     _DRAWN[name](tmp_path / name)
     assert _shown((FOLDER / name).read_text()) == _shown((tmp_path / name).read_text())
 
 
 def test_other_data_are_another_picture(tmp_path: Path) -> None:
-    """What is compared is more than the words."""
     pauses = load_pauses()
     first = next(iter(pauses.kinds))
     draw_pauses(type(pauses)(pauses.source, {first: [pause * 2 for pause in pauses.kinds[first]]}), tmp_path / "a.svg")
@@ -60,7 +58,6 @@ def test_throughput_is_the_median_of_repetitions_and_latency_that_of_streams() -
 
 
 def test_the_timeline_holds_the_steps_that_computed() -> None:
-    """Waiting executors tell of steps without rows."""
     results = Results("2026-01-02 03:04", "a machine")
     with pytest.raises(ValueError, match="timeline"):
         timeline_of(results)
@@ -73,7 +70,6 @@ def test_the_timeline_holds_the_steps_that_computed() -> None:
 
 
 def test_pauses_are_those_of_all_faults_of_a_kind() -> None:
-    """In one ascending list, whichever fault they belong to."""
     faults = [
         {"kind": "scheduler-kill", "stalls_seconds": [0.2, 0.3]},
         {"kind": "none", "stalls_seconds": []},

@@ -13,7 +13,6 @@ QUEUE = Path("scheduler/paceline_scheduler/queue.py")
 
 
 def test_no_package_has_more_prose_than_its_bound():
-    """The bound is what was measured last."""
     assert too_wordy(product_sources(), MAX_WORDS) == []
 
 
@@ -26,7 +25,6 @@ def test_a_package_above_its_bound_is_named():
 
 
 def test_a_package_without_a_bound_is_named():
-    """A new package gets one."""
     assert len(too_wordy([parse(QUEUE, "# what for\n")], {})) == 1
 
 
@@ -41,5 +39,4 @@ def test_a_package_without_a_bound_is_named():
     ],
 )
 def test_docstrings_and_comments_are_counted_and_other_texts_are_not(text, num_words):
-    """Texts that the program says are no prose."""
     assert count_words(parse(QUEUE, text)) == num_words

@@ -59,13 +59,11 @@ def test_buf_lint_finds_nothing():
 
 
 def test_buf_would_format_nothing():
-    """The protos are formatted."""
     result = run("buf", "format", "--diff", "--exit-code", PROTOS)
     assert result.returncode == 0, result.stdout
 
 
 def test_the_protos_break_nothing_that_was_released():
-    """Field numbers, names and types of the last release still stand."""
     result = run("buf", "breaking", PROTOS, "--against", RELEASED)
     assert result.returncode == 0, result.stdout
 
@@ -77,7 +75,6 @@ def test_the_committed_files_are_what_the_protos_generate(tmp_path):
 
 
 def test_the_descriptor_set_is_whole(descriptors):
-    """Every proto with its comments, behind all that it imports."""
     names = [file.name for file in descriptors.file]
     assert {str(path.relative_to(PROTOS)) for path in (PROTOS / FOLDER).glob("*.proto")} < set(names)
     for index, file in enumerate(descriptors.file):
@@ -127,13 +124,11 @@ def test_the_readme_names_every_field_that_is_not_acted_on_yet(descriptors):
 
 
 def test_a_field_without_a_comment_is_refused(copy):
-    """COMMENTS is switched on."""
     edit(copy, "plan.proto", "message StepTimings {", "message StepTimings {\n  uint64 nap_ns = 99;")
     assert 'Field "nap_ns" should have a non-empty comment' in run("buf", "lint", copy).stdout
 
 
 def test_bad_formatting_is_refused(copy):
-    """`buf format` looks at what it is given."""
     edit(copy, "plan.proto", "uint64 prepare_ns = 2;", "uint64   prepare_ns=2;")
     assert run("buf", "format", "--diff", "--exit-code", copy).returncode != 0
 
@@ -148,14 +143,12 @@ def test_bad_formatting_is_refused(copy):
     ids=["type", "number", "name"],
 )
 def test_a_breaking_change_is_refused(copy, old, new, message):
-    """A field that was released keeps its type, its number and its name."""
     edit(copy, "plan.proto", old, new)
     result = run("buf", "breaking", copy, "--against", RELEASED)
     assert message in result.stdout
 
 
 def test_a_changed_proto_generates_other_modules(copy, tmp_path_factory):
-    """The comparison with a fresh generation sees a change of one field."""
     edit(copy, "plan.proto", "uint64 prepare_ns = 2;", "uint64 preparation_ns = 2;")
     fresh = tmp_path_factory.mktemp("fresh")
     generate(copy, fresh)

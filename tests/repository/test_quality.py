@@ -72,7 +72,6 @@ def logits_of_one_batch(checkpoint, numerics, texts):
 
 @pytest.mark.parametrize("numerics", [PACKED, PACKED_INT8], ids=["float16", "int8"])
 def test_the_figures_equal_those_computed_from_one_batch_of_all_windows(numerics):
-    """Perplexity by torch's cross-entropy, the divergence by its definition."""
     checkpoint = tiny_checkpoint(num_heads=9, num_kv_heads=3, head_dim=32, intermediate_size=96)
     texts = two_windows()
     float32, fast = measure(checkpoint, [numerics], texts, WINDOW)
@@ -89,7 +88,6 @@ def test_the_figures_equal_those_computed_from_one_batch_of_all_windows(numerics
 
 
 def test_float32_differs_in_nothing_from_itself():
-    """The measure of the others, measured like one of them; a window too short to predict anything is left out."""
     first, second = measure(tiny_checkpoint(), [FLOAT32_NUMERICS], [*two_windows(), range(NUM_GIVEN)], WINDOW)
     assert first == second
     assert (first.difference, first.standard_error, first.kl_divergence, first.same_best) == (0, 0, 0, 1)
@@ -100,7 +98,6 @@ def test_float32_differs_in_nothing_from_itself():
     st.sampled_from([0, 1, 16, 40, 64]),
 )
 def test_rounding_leaves_each_group_what_255_steps_can_hold(values, size):
-    """Nothing is off by more than half a step of its own group, whatever its neighbours are."""
     found = rounded(torch.from_numpy(values), size).numpy()
     for start in range(0, 64, size or 64):
         group, its = (part[:, start : start + (size or 64)].astype(np.float64) for part in (found, values))
@@ -128,7 +125,6 @@ def test_what_is_rounded_is_what_the_fast_path_rounds():
 
 @given(st.lists(st.integers(0, 9)), st.integers(2, 7), st.sampled_from([(), (100,)]))
 def test_windows_hold_every_token_once_and_in_order(token_ids, size, first):
-    """All have the size asked for but the last, and begin with what the model wants there."""
     cut = windows(token_ids, size, first)
     assert [token for window in cut for token in window[len(first) :]] == token_ids
     assert all(window[: len(first)] == first for window in cut)
@@ -137,7 +133,6 @@ def test_windows_hold_every_token_once_and_in_order(token_ids, size, first):
 
 
 def test_the_text_is_sentences_each_paragraph_once():
-    """No code, no grammar, no headings."""
     paragraphs = prose().split("\n\n")
     assert len(paragraphs) == len(set(paragraphs)) > 100
     assert all(paragraph.endswith(".") and paragraph[0].isupper() for paragraph in paragraphs)
@@ -145,7 +140,6 @@ def test_the_text_is_sentences_each_paragraph_once():
 
 
 def test_the_digest_is_that_of_the_tokens_taken(model_file):
-    """Whoever has the text can tell whether it is the same."""
     bundle = load_tokenizer(model_file)
     sample = take("The quick brown fox.", bundle, 7)
     taken = Tokenizer.from_str(bundle.tokenizer_json.decode()).decode(list(sample.token_ids))
@@ -202,7 +196,6 @@ def test_the_command_measures_fewer_scales_where_that_is_asked_for(model_file):
 
 
 def test_the_last_line_of_stdout_is_the_json_where_that_is_asked_for(model_file):
-    """So another program can read it without a file."""
     arguments = ["--model", str(model_file), "--tokens", "40", "--window", "40", "--json", "-"]
     last_line = CliRunner().invoke(app, arguments).stdout.splitlines()[-1]
     assert {"fast", "float32"} < set(json.loads(last_line))
@@ -217,7 +210,6 @@ def test_the_last_line_of_stdout_is_the_json_where_that_is_asked_for(model_file)
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_a_sentence(model_file, arguments, message):
-    """Before anything is computed."""
     result = CliRunner().invoke(app, ["--model", str(model_file), *arguments])
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())

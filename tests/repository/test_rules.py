@@ -41,7 +41,6 @@ def violations(rule, path, text):
 
 
 def test_what_is_written_by_hand_keeps_the_rules():
-    """Sizes hold for product and tests; tests may look inside, and the packages that are installed may not."""
     product = [str(violation) for source in product_sources() for violation in of_all(PRODUCT_RULES, source)]
     tests = [str(violation) for source in sources_of_tests() for violation in of_all(TEST_RULES, source)]
     assert product + tests == []
@@ -136,7 +135,6 @@ def test_what_is_written_by_hand_keeps_the_rules():
     ],
 )
 def test_the_rule_bites(rule, path, text, message):
-    """A made-up file that breaks the rule is reported with its place."""
     (violation,) = violations(rule, path, text)
     assert violation.startswith(f"{path}:{message}")
 
@@ -177,5 +175,4 @@ def test_the_rule_bites(rule, path, text, message):
     ],
 )
 def test_the_rule_lets_the_rest_through(rule, path, text):
-    """Just inside the limit, or in the place made for it, nothing is reported."""
     assert violations(rule, path, text) == []

@@ -53,7 +53,6 @@ def start_driver(tmp_path):
 
 
 def test_a_driver_answers_with_its_timings(start_driver):
-    """What its libraries print does not get in the way."""
     process = start_driver(ANSWERS)
     facts = process.wait_until_ready(30)
     assert (facts.version, facts.harness) == ("1.0", "fake")
@@ -61,7 +60,6 @@ def test_a_driver_answers_with_its_timings(start_driver):
 
 
 def test_a_driver_goes_on_after_it_was_suspended(start_driver):
-    """That is how engines are kept apart."""
     process = start_driver(ANSWERS)
     process.wait_until_ready(30)
     process.suspend()
@@ -70,7 +68,6 @@ def test_a_driver_goes_on_after_it_was_suspended(start_driver):
 
 
 def test_a_driver_that_cannot_do_it_says_so_and_stays(start_driver):
-    """Its sentence is the error's."""
     process = start_driver('raise UnsupportedError("has 2 slots")')
     process.wait_until_ready(30)
     for _ in range(2):
@@ -79,7 +76,6 @@ def test_a_driver_that_cannot_do_it_says_so_and_stays(start_driver):
 
 
 def test_a_driver_that_dies_is_reported_with_its_last_words(start_driver):
-    """Its code and the end of what it printed."""
     process = start_driver('sys.exit("no room for the KV cache")')
     process.wait_until_ready(30)
     with pytest.raises(DiedError, match=r"code 1: .*no room for the KV cache"):
@@ -89,7 +85,6 @@ def test_a_driver_that_dies_is_reported_with_its_last_words(start_driver):
 
 
 def test_a_driver_that_hangs_is_ended(start_driver):
-    """The wait is bounded."""
     process = start_driver("time.sleep(600)")
     process.wait_until_ready(30)
     with pytest.raises(SilentError, match=r"no answer within 0\.2 s"):
@@ -97,7 +92,6 @@ def test_a_driver_that_hangs_is_ended(start_driver):
 
 
 def test_a_driver_that_does_not_start_is_reported(tmp_path):
-    """As when its engine is not there."""
     process = DriverProcess([sys.executable, "-c", "import nothing_like_it"], {}, tmp_path / "driver.log")
     with pytest.raises(StartError, match=r"did not start: ended with code 1: .*nothing_like_it"):
         process.wait_until_ready(30)
@@ -122,7 +116,6 @@ class CountingEngine:
 
 
 def test_a_request_that_waits_for_others_is_sent_once_they_are_so_far():
-    """After three tokens of each."""
     engine = CountingEngine()
     answer = run_steps(engine, Workload((Request((1,), 5), Request((2,), 5), Request((3,), 2, after_tokens=3))))
     assert engine.added == {0: 0, 1: 0, 2: 3}
@@ -193,14 +186,12 @@ def measured(*names, failures=None, num_repetitions=1, seconds_per_look=0.0, end
 
 
 def test_one_engine_is_stopped_before_the_next_one_runs():
-    """And another begins in the next repetition."""
     events, results = measured("a", "b", num_repetitions=2)
     assert events == ["a runs", "a stops", "b runs", "b stops", "b runs", "b stops", "a runs", "a stops"]
     assert [(each.engine, each.repetition) for each in results.samples] == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
 
 
 def test_an_engine_that_fails_is_started_once_more_and_then_given_up():
-    """The others go on; the reason is kept."""
     events, results = measured("a", "b", failures={"a": DiedError("ended with code 1")}, num_repetitions=3)
     assert events.count("a runs") == 2
     assert events.count("b runs") == 3
@@ -209,14 +200,12 @@ def test_an_engine_that_fails_is_started_once_more_and_then_given_up():
 
 
 def test_an_engine_that_refuses_stays():
-    """It may be able to do the next thing."""
     events, results = measured("a", failures={"a": RefusedError("has 2 slots")}, num_repetitions=2)
     assert "a ends" not in events
     assert results.engines["a"].problem == ""
 
 
 def test_no_repetition_begins_that_would_not_end_in_time():
-    """Going by the one before."""
     _, results = measured("a", num_repetitions=9, seconds_per_look=10.0, end_s=70.0)
     assert [each.repetition for each in results.samples] == [0, 1]
 
@@ -232,7 +221,6 @@ def readings(*shares):
 
 
 def test_a_measurement_waits_until_the_machine_is_quiet():
-    """Two busy looks, then a quiet one."""
     quiet = wait_until_quiet(20.0, readings(0.9, 0.5, 0.04), sleep=lambda _: None)
     assert quiet.is_quiet
     assert quiet.busy_share == pytest.approx(0.04)
@@ -247,7 +235,6 @@ def test_the_wait_for_quiet_ends_on_a_machine_that_stays_busy():
 
 
 def test_memory_of_a_process_that_has_ended_is_none():
-    """A watch does not fail with what it watches."""
     with MemoryWatch([2**22 + 1]) as memory:
         pass
     assert memory.peak_bytes == 0
@@ -268,19 +255,16 @@ def test_what_pip_says_is_the_reason_that_a_peer_is_missing(tmp_path):
     [("print('no JSON')", "the last line"), ("print('{}')", "the last line"), ("raise SystemExit(3)", "code 3")],
 )
 def test_a_perplexity_command_that_fails_is_reported(program, message):
-    """In one sentence."""
     with pytest.raises(EngineError, match=message):
         measure_quality(["-c", program], 30)
 
 
 def test_perplexities_are_read_from_the_last_line():
-    """Whatever the command says before."""
     line = json.dumps({"fast": 12.1, "float32": 12.0})
     assert measure_quality(["-c", f"print('reading'); print('{line}')"], 30) == {"fast": 12.1, "float32": 12.0}
 
 
 def test_every_engine_has_a_driver():
-    """The command lines name modules that exist."""
     from side_by_side.engines import all_engines
 
     for engine in all_engines(Path("model.gguf")):

@@ -52,7 +52,6 @@ def printed(outcomes, run):
 
 
 def test_ratios_are_paired_within_a_repetition():
-    """A machine that is half as fast for one repetition changes both figures and not the ratio."""
     run = a_run(
         *(sample(OURS, 0, 200.0), sample(LLAMA, 0, 100.0)),
         *(sample(OURS, 1, 100.0), sample(LLAMA, 1, 50.0)),
@@ -65,7 +64,6 @@ def test_ratios_are_paired_within_a_repetition():
 
 
 def test_a_repetition_that_one_of_the_two_lacks_has_no_ratio():
-    """It still counts for the median of the engine that has it."""
     run = a_run(sample(OURS, 0, 100.0), sample(LLAMA, 0, 100.0), sample(OURS, 1, 300.0))
     made = outcome(row(LLAMA), run)
     assert (made.ours, made.ratio) == (200.0, 1.0)
@@ -73,7 +71,6 @@ def test_a_repetition_that_one_of_the_two_lacks_has_no_ratio():
 
 @pytest.mark.parametrize(("sense", "best"), [(Sense.MORE, OPENVINO), (Sense.LESS, LLAMA)])
 def test_the_best_peer_is_the_one_with_the_better_median(sense, best):
-    """Which way is better is the row's to say."""
     run = a_run(sample(OURS, 0, 9.0), sample(LLAMA, 0, 3.0), sample(OPENVINO, 0, 4.0))
     line = row(LLAMA, OPENVINO)
     made = outcome(Row(line.name, line.unit, line.ours, line.against, sense, line.bound, line.target), run)
@@ -90,7 +87,6 @@ def test_the_best_peer_is_the_one_with_the_better_median(sense, best):
     ],
 )
 def test_a_target_is_a_bound_on_the_ratio(bound, target, is_reached):
-    """From below or from above, the target itself included."""
     run = a_run(sample(OURS, 0, 8.0), sample(LLAMA, 0, 4.0))
     assert outcome(row(LLAMA, target=target, bound=bound), run).is_reached == is_reached
 
@@ -122,7 +118,6 @@ def test_a_file_of_another_form_is_refused(tmp_path):
 
 
 def test_every_row_can_be_printed_before_anything_was_measured():
-    """An interrupted run still has its table."""
     run = Results("2026-11-21 12:00", "2 cores")
     rows = all_rows()
     assert printed([outcome(each, run) for each in rows], run)[-1] == f"reached 0 of {len(rows)}"
@@ -143,7 +138,6 @@ def made_up_answers(workloads, *, step_s):
 
 
 def test_an_engine_twice_as_fast_has_twice_the_figures():
-    """All measurements and rows fit together, with answers made up for every engine."""
     run = Results("2026-11-21 12:00", "2 cores", limits=[Limits(30.0, 280.0, 170.0)])
     for measurement in all_measurements():
         for engine in measurement.engines:
@@ -170,13 +164,11 @@ def test_engines_get_the_same_prompts_and_no_prompt_comes_twice():
 
 
 def test_throughput_counts_from_the_first_request_to_the_last_token():
-    """Prompts included."""
     answer = Answer([0.0, 1.0], [[2.0, 3.0], [4.0, 5.0]])
     assert streams_values([], [answer])["output_tok_s"] == 4 / 5
 
 
 def test_only_gaps_while_the_prompt_is_computed_count():
-    """Those that overlap with the time from its arrival to its first token."""
     requests = (Request((1,), 4), Request((2,), 1, after_tokens=1))
     answer = Answer([0.0, 1.5], [[1.0, 2.0, 5.0, 6.0], [4.0]])
     values = arrival_values([Workload(requests)], [answer])
@@ -198,6 +190,5 @@ def test_static_batches_count_only_the_tokens_that_were_wanted():
 
 
 def test_the_percentile_of_a_hundred_values():
-    """The nearest rank."""
     assert percentile(list(range(100)), 0.99) == 99
     assert percentile([7.0], 0.5) == 7.0

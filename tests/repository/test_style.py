@@ -41,19 +41,16 @@ def run_ruff(*arguments):
 
 
 def test_ruff_finds_nothing():
-    """Every rule selected in pyproject.toml holds."""
     result = run_ruff("check", "--quiet", "--output-format", "concise", ROOT)
     assert result.returncode == 0, result.stdout
 
 
 def test_ruff_would_format_nothing():
-    """The tree is formatted."""
     result = run_ruff("format", "--check", "--quiet", ROOT)
     assert result.returncode == 0, result.stdout
 
 
 def test_ruff_refuses_an_unused_import_and_bad_formatting(tmp_path):
-    """Both halves of ruff read the repository's configuration."""
     worse = tmp_path / "worse.py"
     worse.write_text('"""A module."""\nimport os\nx = {  "a":1 }\n')
     assert "F401" in run_ruff("check", worse).stdout
@@ -61,13 +58,11 @@ def test_ruff_refuses_an_unused_import_and_bad_formatting(tmp_path):
 
 
 def test_mypy_finds_nothing():
-    """The packages, what tests are made of and what measures are typed, strictly."""
     result = run("mypy", "--no-error-summary")
     assert result.returncode == 0, result.stdout
 
 
 def test_mypy_refuses_an_untyped_function(tmp_path):
-    """The configuration is strict."""
     worse = tmp_path / "worse.py"
     worse.write_text("def double(x):\n    return x + x\n")
     result = run("mypy", "--config-file", ROOT / "pyproject.toml", worse)
@@ -81,7 +76,6 @@ def test_the_import_contracts_are_kept():
 
 
 def test_every_import_contract_can_be_broken(tmp_path):
-    """In a copy of the packages with one breach per contract, no contract is kept."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for package in PACKAGES:
         shutil.copytree(package, tmp_path / package.relative_to(ROOT), ignore=shutil.ignore_patterns("__pycache__"))
@@ -98,6 +92,5 @@ def test_every_import_contract_can_be_broken(tmp_path):
 
 
 def test_every_import_contract_has_its_breach():
-    """A contract that is added comes with the module that breaks it."""
     configuration = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert [contract["id"] for contract in configuration["tool"]["importlinter"]["contracts"]] == list(BREACHES)

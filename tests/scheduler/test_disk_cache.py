@@ -21,7 +21,6 @@ def only_file(folder):
 
 
 def test_a_successor_finds_what_was_stored(folder):
-    """Under its name, and the last of it."""
     DiskCache(folder).store("a/../b", b"first")
     DiskCache(folder).store("a/../b", b"last")
     assert DiskCache(folder).load("a/../b") == b"last"
@@ -30,7 +29,6 @@ def test_a_successor_finds_what_was_stored(folder):
 
 
 def test_a_file_that_is_cut_or_changed_anywhere_is_not_there(folder):
-    """A disk that lost power, or a neighbour's mistake."""
     DiskCache(folder).store("a", b"data")
     whole = only_file(folder).read_bytes()
     changed = [whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :] for i in range(len(whole))]
@@ -40,7 +38,6 @@ def test_a_file_that_is_cut_or_changed_anywhere_is_not_there(folder):
 
 
 def test_a_file_under_another_name_is_not_there(folder):
-    """Names are part of what is checked."""
     cache = DiskCache(folder)
     cache.store("a", b"data")
     path = only_file(folder)
@@ -51,7 +48,6 @@ def test_a_file_under_another_name_is_not_there(folder):
 
 
 def test_the_folder_holds_a_bounded_number_of_files_the_last_used_ones(folder):
-    """Unfinished files of processes that died count as well, and go."""
     cache = DiskCache(folder, max_files=2)
     folder.mkdir(parents=True)
     (folder / f"{'0' * 32}.12345678").write_bytes(b"x" * 10)
@@ -115,7 +111,6 @@ def hanging(folder):
 
 
 async def test_an_event_loop_does_not_wait_for_a_disk_that_hangs(hanging):
-    """It does without, and finds what is there once the disk answers; too much to be stored is dropped."""
     hasty = AsyncDiskCache(hanging, max_wait_s=0.01)
     assert await hasty.load("a") is None
     for number in range(20):
@@ -134,8 +129,6 @@ async def test_an_event_loop_finds_what_it_stored_before(folder):
 
 
 async def test_without_a_thread_nothing_is_found_or_kept(folder, monkeypatch):
-    """A process that may start none goes on."""
-
     def refuse(_):
         raise RuntimeError("can't start new thread")
 
@@ -162,7 +155,6 @@ def test_a_folder_that_cannot_be_made_costs_nothing_but_time(tmp_path):
 
 
 def test_a_full_disk_costs_nothing_but_time_and_leaves_no_half_of_a_file(folder, monkeypatch):
-    """What was there before stays."""
     cache = DiskCache(folder)
     cache.store("a", b"data")
 

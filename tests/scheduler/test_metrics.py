@@ -93,7 +93,6 @@ def expect_short_outputs(rig):
 
 @scenario
 async def test_every_metric_exists_and_moves():
-    """Load with preemptions and prefix hits, a refusal, a broken stream and an executor that dies."""
     async with Deployment(ADDRESS, num_blocks=14) as deployment, deployment.rig() as rig:
         watched = Watched(rig)
         await rig.until_ready()
@@ -164,7 +163,6 @@ async def test_blocks_and_slots_are_those_of_the_executor():
 
 @scenario
 async def test_an_executor_that_comes_back_as_another_process_is_a_recovery():
-    """The pause lasts from its death until it was given up or attached again."""
     async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
         watched = Watched(rig)
         await rig.until_ready()
@@ -182,7 +180,6 @@ async def test_an_executor_that_comes_back_as_another_process_is_a_recovery():
 
 @scenario
 async def test_a_successor_counts_that_it_took_over():
-    """Once, from the rows that a former scheduler has left on all executors."""
     async with Deployment(ADDRESS, "executor:2") as deployment:
         async with deployment.rig() as before:
             await before.until_ready(2)
@@ -201,7 +198,6 @@ async def test_a_successor_counts_that_it_took_over():
 
 @scenario
 async def test_an_executor_that_comes_back_without_having_run_anything_is_no_recovery():
-    """No request survived anything."""
     async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
         watched = Watched(rig)
         await rig.until_ready()
@@ -249,7 +245,6 @@ def a_step(intervals_s, num_tokens):
     )
 )
 def test_columns_of_times_are_counted_like_one_after_another(rows):
-    """First tokens have no time before them, and tokens that came together share theirs."""
     meter = Meter(COUNTED)
     observer = attached(meter)
     tokens = a_step([interval_s for interval_s, _ in rows], [number for _, number in rows])
@@ -273,7 +268,6 @@ def ended(request, reason=FinishReason.STOP, **changes):
 
 
 def test_tenants_beyond_a_number_are_others():
-    """However many names clients invent."""
     meter = Meter(COUNTED)
     observer = ServingObserver(meter)
     for number in range(3 * MAX_TENANTS):
@@ -285,7 +279,6 @@ def test_tenants_beyond_a_number_are_others():
 
 
 def test_a_request_that_failed_has_no_part_in_latencies():
-    """Nor one that was cancelled; both are counted by how they ended."""
     meter = Meter(COUNTED)
     observer = ServingObserver(meter)
     both = (
@@ -308,7 +301,6 @@ def lines_of(share, *requests):
 
 
 def test_a_finished_request_has_one_line_that_says_all():
-    """With its trace, if it has one."""
     request = make_request(5, request_id="r", tenant="t")
     (line,) = lines_of(1.0, replace(request, trace_parent=TRACE_PARENT))
     names = {"event": "request_finished", "request_id": "r", "index": 0, "tenant": "t", "model": "simulated"}
@@ -320,7 +312,6 @@ def test_a_finished_request_has_one_line_that_says_all():
 
 
 def test_the_sample_goes_by_the_id():
-    """About the share, the same ones each time, and all completions of one; none by default."""
     requests = [make_request(request_id=f"r-{number}") for number in range(1000)]
     ids = [line["request_id"] for line in lines_of(0.1, *requests)]
     assert 50 < len(ids) < 200
@@ -331,7 +322,6 @@ def test_the_sample_goes_by_the_id():
 
 
 def test_a_refused_request_has_a_line_with_the_reason():
-    """What it says of itself was not checked."""
     log = RequestLog(1.0, reason_of)
     with capture_logs() as lines:
         log.refused(RecordId("t", "r\udc80"), "m", TRACE_PARENT, InvalidRequestError("text", "is too long"))
@@ -342,7 +332,6 @@ def test_a_refused_request_has_a_line_with_the_reason():
 
 @scenario
 async def test_the_statistics_say_how_much_was_done():
-    """Once, and nothing while nothing happens."""
     async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
         watched = Watched(rig)
         loop = asyncio.get_running_loop()
@@ -361,7 +350,6 @@ async def test_the_statistics_say_how_much_was_done():
 
 @scenario
 async def test_the_statistics_go_on_while_requests_run_and_nothing_comes():
-    """Of all times then somebody looks for a line."""
     async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
         watched = Watched(rig)
         await rig.until_ready()
@@ -377,7 +365,6 @@ async def test_the_statistics_go_on_while_requests_run_and_nothing_comes():
 
 @scenario
 async def test_idle_time_goes_on_between_steps():
-    """A scrape need not wait for the next step, and no scrape shows less than the one before it."""
     async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
         watched = Watched(rig)
         await rig.until_ready()
@@ -397,7 +384,6 @@ async def test_idle_time_goes_on_between_steps():
 
 @scenario
 async def test_an_executor_that_is_away_is_not_idle_and_one_that_is_back_is():
-    """Two minutes away count for nothing, and nothing after them is held back; whether or not it is another process."""
     for restarts in (True, False):
         async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
             watched, shown = Watched(rig), []
@@ -430,7 +416,6 @@ async def test_an_executor_that_is_away_is_not_idle_and_one_that_is_back_is():
 
 
 def test_only_another_schedulers_requests_are_a_recovery_of_a_scheduler():
-    """Not an executor's that discovery has lost sight of for a while; and the pause is no other process's idle time."""
     recoveries = _Recoveries(Meter(COUNTED))
 
     def attach(incarnation, *rows, address=ADDRESS):
@@ -513,7 +498,6 @@ VLLM_BOUNDS = {
 
 
 def test_dashboards_of_vllm_need_another_prefix_and_one_other_name():
-    """Its names, and all of its buckets."""
     definitions = {definition.name: definition for definition in (*READ, *COUNTED)}
     assert definitions.keys() >= VLLM_NAMES
     for name, bounds in VLLM_BOUNDS.items():
@@ -521,7 +505,6 @@ def test_dashboards_of_vllm_need_another_prefix_and_one_other_name():
 
 
 def test_names_are_what_prometheus_takes():
-    """Counters end with `_total`; nothing else does."""
     for definition in (*READ, *COUNTED):
         assert re.fullmatch(r"[a-z][a-z0-9_]*", definition.name)
         assert definition.name.endswith("_total") is (definition.kind.value == "counter")

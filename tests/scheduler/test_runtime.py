@@ -135,7 +135,6 @@ async def test_submits_of_one_turn_make_one_plan():
 
 
 async def test_as_many_plans_are_on_their_way_as_the_executor_takes():
-    """Steps are short here; a result makes room for the next plan."""
     bench = await attached_bench()
     bench.runtime.feed(Submit((make_request(3, 10),)))
     await asyncio.sleep(0)
@@ -145,7 +144,6 @@ async def test_as_many_plans_are_on_their_way_as_the_executor_takes():
 
 
 async def test_without_an_executor_requests_are_refused_with_a_time_to_try_again():
-    """And nothing is kept of them."""
     bench = RuntimeBench()
     with pytest.raises(NoExecutorError) as refusal:
         bench.runtime.feed(Submit((make_request(),)))
@@ -155,7 +153,6 @@ async def test_without_an_executor_requests_are_refused_with_a_time_to_try_again
 
 
 async def test_a_draining_scheduler_refuses_and_finishes():
-    """What was taken is served, what comes is sent elsewhere."""
     bench = await attached_bench()
     request = make_request(3, 3)
     bench.runtime.feed(Submit((request,)))
@@ -169,7 +166,6 @@ async def test_a_draining_scheduler_refuses_and_finishes():
 
 
 async def test_nobody_is_served_once_it_is_known_that_no_executor_has_what_somebody_may_come_back_to():
-    """Not before there is word of each, nor while a request runs or waits for the client it has lost."""
     bench = RuntimeBench()
     assert not bench.executors.is_at_rest, "nobody has looked which executors there are"
     bench.look()
@@ -201,7 +197,6 @@ async def test_a_scheduler_takes_over_what_somebody_may_come_back_to():
 
 
 async def test_a_scheduler_that_waits_in_line_serves_nobody():
-    """Whatever the executors run, another one drives them."""
     bench = RuntimeBench()
     bench.look()
     bench.steward.in_line(ADDRESS, Claim(7, "other", "there:1"))
@@ -209,7 +204,6 @@ async def test_a_scheduler_that_waits_in_line_serves_nobody():
 
 
 async def test_a_draining_executor_still_serves_its_model_but_takes_nothing_new():
-    """Whoever drained it, and also if its stream was broken at that moment."""
     bench = await attached_bench()
     bench.steward.ended(ADDRESS, StreamEndedError("cut"))
     assert bench.executors.readiness.status is ServingStatus.SERVING, "it is expected back"
@@ -223,7 +217,6 @@ async def test_a_draining_executor_still_serves_its_model_but_takes_nothing_new(
 
 
 async def test_what_is_given_up_is_told_once_and_stays_with_the_executor():
-    """Nothing more is planned or delivered; the row waits for whoever attaches next."""
     bench = await attached_bench()
     request = make_request(3, 50)
     bench.runtime.feed(Submit((request,)))
@@ -237,7 +230,6 @@ async def test_what_is_given_up_is_told_once_and_stays_with_the_executor():
 
 
 async def test_the_end_from_the_edge_and_a_cancel_free_the_row():
-    """A stop text and a client that went away."""
     bench = await attached_bench()
     stopped, cancelled = make_request(3, 200), make_request(3, 200)
     bench.runtime.feed(Submit((stopped,)))
@@ -255,7 +247,6 @@ async def test_the_end_from_the_edge_and_a_cancel_free_the_row():
 
 
 async def test_acknowledged_records_are_forgotten_by_the_executor():
-    """With the next plan."""
     bench = await attached_bench()
     request = make_request(3, 1)
     bench.runtime.feed(Submit((request,)))
@@ -268,7 +259,6 @@ async def test_acknowledged_records_are_forgotten_by_the_executor():
 
 
 async def test_a_result_of_an_executor_that_is_not_driven_is_a_divergence():
-    """Its stream ended meanwhile."""
     bench = await attached_bench()
     bench.runtime.feed(Submit((make_request(3, 5),)))
     await asyncio.sleep(0)
@@ -281,7 +271,6 @@ async def test_a_result_of_an_executor_that_is_not_driven_is_a_divergence():
 
 
 async def test_watchers_see_every_step_and_only_while_they_watch():
-    """With planning time, prediction and blocks."""
     bench = await attached_bench()
     records = []
 
@@ -383,7 +372,6 @@ def test_sums_of_times_stop_at_what_travels():
 
 
 async def test_limits_are_all_set_and_change_one_by_one():
-    """Without a bound of its own a scheduler reports what executors allow, and keeps following it."""
     bench = await attached_bench(max_num_batched_tokens=48)
     limits = bench.runtime.views.limits()
     assert limits == LimitValues(1024, 4_194_304, 48)
@@ -394,7 +382,6 @@ async def test_limits_are_all_set_and_change_one_by_one():
 
 
 async def test_after_a_displacement_the_scheduler_begins_anew():
-    """No request, no executor, the same limits; and the same executor can be attached again."""
     bench = await attached_bench()
     bench.runtime.feed(SetLimits(LimitValues(5, 600, 32)))
     bench.runtime.feed(Submit((make_request(3, 50),)))
@@ -421,7 +408,6 @@ async def test_an_executor_that_is_removed_leaves_nothing():
 
 
 async def test_the_completions_of_a_request_are_taken_together_or_not_at_all():
-    """Those that the queue had room for are undone."""
     bench = RuntimeBench(limits=CoreLimits(max_num_queued_reqs=3))
     await bench.attach()
     first = make_request([1, 2, 3], 4, handle=1, seed=1)
@@ -472,7 +458,6 @@ async def test_what_is_let_happen_by_a_delivery_wakes_the_scheduler_in_time():
 
 
 async def test_observers_see_what_happens_in_order_and_before_anything_comes_of_it():
-    """A result, then the plan that follows it, each before it is delivered or sent; what is refused is not seen."""
     bench, seen = await attached_bench(), []
 
     class Witness:

@@ -50,7 +50,6 @@ async def until(condition):
 
 
 def test_a_line_says_whose_a_token_is():
-    """Roles, tenant, and a name for the log."""
     lines = parse_tokens(
         line("a", tenant="blue")
         + "\n"
@@ -65,7 +64,6 @@ def test_a_line_says_whose_a_token_is():
 
 
 async def test_limits_are_those_of_a_tenant_whichever_line_says_them(file, path):
-    """And change with the file."""
     path.write_text(line("one", tenant="blue") + line("two", tenant="blue", limits={"max_num_streams": 3}))
     await until(lambda: file.bounds.own)
     assert file.bounds == TenantBounds({"blue": TenantLimits(max_num_streams=3)})
@@ -111,13 +109,11 @@ def test_a_line_that_cannot_be_meant_is_named(text, complaint):
     )
 )
 def test_no_text_breaks_the_reader(text):
-    """It is read, or refused by the line."""
     with contextlib.suppress(TokenFileError):
         assert all(token.caller.roles for token in parse_tokens(text).tokens)
 
 
 def test_only_the_secret_itself_is_found(path):
-    """Not its hash, and nothing that begins alike."""
     file = TokenFile(path)
     assert file.find("one").caller.tenant == "blue"
     for other in ("", "on", "one ", "One", hashlib.sha256(b"one").hexdigest(), "\ud800"):
@@ -125,7 +121,6 @@ def test_only_the_secret_itself_is_found(path):
 
 
 def test_a_file_that_cannot_be_read_ends_the_start(tmp_path):
-    """By its name."""
     with pytest.raises(TokenFileError, match=r"--tokens: cannot read .*nowhere"):
         TokenFile(tmp_path / "nowhere")
     (tmp_path / "binary").write_bytes(b"\xff")
@@ -134,7 +129,6 @@ def test_a_file_that_cannot_be_read_ends_the_start(tmp_path):
 
 
 async def test_new_tokens_are_found_and_removed_ones_reported(file, path):
-    """One that means another tenant from now on counts as removed too."""
     path.write_text(line("one", tenant="red") + line("two", tenant="blue"))
     await until(lambda: file.removed)
     assert file.removed == [frozenset({hashlib.sha256(b"one").digest()})]
@@ -146,7 +140,6 @@ async def test_new_tokens_are_found_and_removed_ones_reported(file, path):
 
 
 async def test_a_damaged_file_changes_nothing_and_is_complained_of_once(file, path):
-    """Until it is mended."""
     with capture_logs() as events:
         path.write_text("nonsense")
         await until(lambda: events)

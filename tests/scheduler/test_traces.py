@@ -107,7 +107,6 @@ async def test_the_phases_of_a_request_last_as_long_as_its_core_says():
 
 @scenario
 async def test_links_and_chunks_are_bounded():
-    """A prompt of many chunks has a span for each of the first, and one for the rest; every token is in one of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(traces, "MAX_CHUNKS", 3)
         patch.setattr(traces, "MAX_LINKS", 2)
@@ -134,7 +133,6 @@ async def test_links_and_chunks_are_bounded():
 
 @scenario
 async def test_a_request_that_is_not_sampled_costs_no_span():
-    """Nor one without a trace, or with a wrong one; steps have none either."""
     async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
         sink = SpanList()
         rig.runtime.show_plans(TraceObserver(rig.runtime.views, sink))
@@ -156,7 +154,6 @@ def called(trace_parent, error=None):
 
 
 def test_a_call_of_somebody_who_is_traced_is_below_his_span():
-    """With the reason, if it is refused; a call of somebody else is none."""
     (span,) = called(write_trace_parent(SAMPLED), DeadlineExceededError("too late"))
     assert (span.name, span.parent, span.start_s, span.end_s) == ("Tokenize", SAMPLED, 1.0, 3.0)
     assert span.error == span.attributes[names.ERROR_TYPE] == reason_of(DeadlineExceededError(""))
@@ -166,7 +163,6 @@ def test_a_call_of_somebody_who_is_traced_is_below_his_span():
 
 
 def test_spans_that_were_made_before_opentelemetry_was_there_are_sent_then(monkeypatch):
-    """A start does not wait for it."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
     spans = LateSpans(TraceSampler(), lambda: 1.0, "scheduler-1")
@@ -187,7 +183,6 @@ PARENTS = st.one_of(st.none(), st.booleans().map(lambda is_sampled: SAMPLED._rep
     parent=PARENTS,
 )
 def test_the_sampler_decides_as_opentelemetrys_does(name, ratio, trace_id, parent):
-    """Whatever the variables say, also what means nothing."""
     environ = {"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": ratio}
     context = None
     if parent is not None:
@@ -211,7 +206,6 @@ def begun(known="", **fields):
 
 
 def test_a_client_that_comes_back_has_a_span_below_its_callers_that_names_the_one_before():
-    """Without a caller's span it is below the one before. What the sampler said goes with the request."""
     before = SAMPLED._replace(span_id=7)
     span, request = begun(write_trace_parent(before), trace_parent=write_trace_parent(SAMPLED), attachment=2)
     assert (span.parent, span.links, span.error) == (SAMPLED, (before,), "DEADLINE_EXCEEDED")
@@ -223,7 +217,6 @@ def test_a_client_that_comes_back_has_a_span_below_its_callers_that_names_the_on
 
 
 def test_the_span_of_a_call_says_what_was_asked_for():
-    """In the names of the GenAI conventions. No text of a client is in it, nor a seed that no attribute can hold."""
     span, _ = begun(sampling={"temperature": 0.5, "seed": 2**63 - 1}, stopping={"max_tokens": 7, "stop": ["secret"]})
     asked = {name.removeprefix("gen_ai.request."): value for name, value in span.attributes.items()}
     assert (asked["temperature"], asked["seed"], asked["max_tokens"]) == (0.5, 2**63 - 1, 7)

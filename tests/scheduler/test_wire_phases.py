@@ -35,7 +35,6 @@ def test_a_finish_tells_where_the_time_went():
 
 @pytest.mark.parametrize("times", [TIMES, None])
 def test_an_explanation_tells_where_the_time_went_so_far(times):
-    """Once the core has the request."""
     response = wire.explain_response(Explanation(RequestState.RUNNING, "", 0, 0, "", "", 3, 1, times))
     assert told(response.times) == (TOLD if times else [])
 
@@ -51,6 +50,5 @@ def test_a_finish_and_an_explanation_tell_the_drafts_and_those_that_were_right()
 
 @given(st.lists(st.integers(0, 10**12), min_size=4, max_size=4))
 def test_what_is_written_is_read(milliseconds):
-    """For a successor."""
     times = PhaseTimes(*(number / 1000 for number in milliseconds))
     assert read_times(write_times(times)) == pytest.approx(times)

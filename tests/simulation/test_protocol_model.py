@@ -39,7 +39,6 @@ def test_no_reachable_state_is_wrong_or_without_a_way_to_a_good_end(scenario, ca
 @pytest.mark.soak
 @pytest.mark.parametrize("scenario", LONG, ids=named)
 def test_no_state_is_wrong_after_more_faults(scenario):
-    """The same for the larger ones."""
     report = explore(scenario.model())
     assert report.story == ()
     assert report.num_states > 0.8 * scenario.num_states
@@ -58,7 +57,6 @@ def test_every_safeguard_has_a_scenario_that_needs_it():
 
 
 def test_a_violated_invariant_is_told_by_the_shortest_run():
-    """Not the first that was thought of."""
     model = counter(
         *((Kind.STEP, 0, 1), (Kind.STEP, 1, 2), (Kind.STEP, 2, 3), (Kind.FAULT, 0, 2)),
         violation=lambda number: "three" * (number == 3),
@@ -67,13 +65,11 @@ def test_a_violated_invariant_is_told_by_the_shortest_run():
 
 
 def test_a_state_where_nothing_can_happen_is_told_unless_it_is_a_good_end():
-    """A deadlock."""
     assert "nothing can happen any more" in explore(counter((Kind.STEP, 0, 1))).story[1]
     assert explore(counter((Kind.STEP, 0, 3))).story == ()
 
 
 def test_a_loop_without_a_way_out_is_told_though_a_fault_would_end_it():
-    """A good end that needs a fault is none."""
     model = counter((Kind.STEP, 0, 1), (Kind.STEP, 1, 0), (Kind.FAULT, 1, 3))
     assert "no good end can be reached" in explore(model).story[-2]
 
@@ -85,7 +81,6 @@ def test_a_good_end_that_a_step_leaves_is_told_and_one_that_a_fault_leaves_is_no
 
 
 def test_slow_steps_happen_only_where_no_step_does():
-    """A timer of seconds outlasts what is under way."""
     report = explore(counter((Kind.STEP, 0, 1), (Kind.SLOW_STEP, 0, 2), (Kind.SLOW_STEP, 1, 3)))
     assert (report.num_states, report.story) == (3, ())
 

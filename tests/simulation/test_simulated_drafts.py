@@ -18,7 +18,6 @@ MAX_DRAFTS = 3
 
 @pytest.mark.parametrize(("is_on_twins", "num_seeds"), [(False, 40), (True, 12)])
 def test_drafts_are_among_what_is_tried_right_ones_and_wrong_ones(is_on_twins, num_seeds, monkeypatch):
-    """Executors of some seeds verify drafts; schedulers give as many as they find best."""
     observe, seen = Acceptance.observe, Counter()
 
     def observe_and_count(acceptance, rows, num_verified, num_right):

@@ -38,13 +38,11 @@ def test_whatever_goes_wrong_every_client_gets_exactly_its_output(first):
 
 
 def test_on_the_twins_of_gpus_every_client_gets_exactly_its_output():
-    """Rows on the device, two steps in flight that draft and verify there; by the CPU's kernels."""
     run_all(range(12), is_on_twins=True)
 
 
 @pytest.mark.soak
 def test_on_the_twins_of_gpus_in_many_more_ways():
-    """As above."""
     run_all(range(100, 400), is_on_twins=True)
 
 
@@ -58,7 +56,6 @@ def test_on_the_twins_of_gpus_with_their_kernels_interpreted():
 
 @pytest.mark.soak
 def test_the_same_in_a_hundred_times_as_many_ways():
-    """Seeds that no other run has looked at."""
     run_all(range(NUM_SEEDS, NUM_SEEDS + NUM_SOAK_SEEDS), num_processes=len(os.sched_getaffinity(0)))
 
 
@@ -72,7 +69,6 @@ def test_without_a_safeguard_a_run_goes_wrong(name):
 
 
 def test_safeguards_are_back_when_an_ablation_is_over():
-    """What went wrong without a safeguard goes right with it."""
     with ABLATIONS["late-tags"].active():
         assert run_seed(0)[0].failures
     assert not run_seed(0)[0].failures
@@ -93,7 +89,6 @@ def test_a_seed_is_the_same_run_under_every_hash_seed():
 
 
 def test_a_failed_seed_ends_with_its_story_and_what_replays_it():
-    """What is printed is enough to look at the failure again."""
     with ABLATIONS["late-tags"].active():
         outcome, story = run_seed(0)
     assert 20 <= len(story.splitlines()) <= 50

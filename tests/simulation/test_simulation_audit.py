@@ -76,7 +76,6 @@ def executor():
 
 
 def test_a_plan_that_keeps_all_rules_is_not_told_of(executor):
-    """A full block is tagged, and another request of the tenant goes on from it."""
     assert executor.run(plan([(0, 1)], tags=[(3, FIRST)])) == []
     sharing = placement(1, PROMPT, num_cached_tokens=4)
     assert executor.run(plan([(1, 1)], place=[sharing], shared=[(1, 0, 3)], grants=[(1, 1, 5)])) == []
@@ -89,33 +88,28 @@ def test_a_row_is_used_again_only_when_its_release_is_confirmed(executor):
 
 
 def test_a_request_is_placed_again_only_when_it_has_left_its_row(executor):
-    """The same, on another row."""
     again = placement(1, PROMPT, name="request-0", output=executor.table.states()[0].output_token_ids)
     plans = plan(preempt=[0]), plan([(1, 6)], place=[replace(again, attempt=2)], grants=[(1, 0, 5), (1, 1, 6)])
     assert executor.run(*plans) == ["placement of a request that has not left its row"]
 
 
 def test_a_block_is_tagged_when_it_is_full(executor):
-    """Not when a plan in flight will fill it, and not when it is half full."""
     filling = plan([(0, 1)]), plan([(0, 1)]), plan([(0, 1)])
     assert executor.run(*filling, plan(tags=[(4, FIRST)])) == ["tag of a block before the result that filled it"]
     assert executor.run(plan(tags=[(4, SECOND)])) == []
 
 
 def test_a_tag_stands_for_one_contents(executor):
-    """The second block holds other tokens."""
     executor.run(plan([(0, 1)]), plan([(0, 1)]), plan([(0, 1)]))
     assert executor.run(plan(tags=[(3, FIRST), (4, FIRST)])) == ["one key for two contents"]
 
 
 def test_a_tagged_block_belongs_to_somebody(executor):
-    """It was released with the plan before."""
     executor.run(plan(preempt=[0]))
     assert executor.run(plan(tags=[(3, FIRST)])) == ["tag of a released block"]
 
 
 def test_only_tagged_blocks_are_shared(executor):
-    """It holds the right tokens."""
     sharing = placement(1, PROMPT, num_cached_tokens=4)
     told = executor.run(plan([(1, 1)], place=[sharing], shared=[(1, 0, 3)], grants=[(1, 1, 5)]))
     assert told == ["share of a block without a tag", "share across tenants"]
@@ -130,7 +124,6 @@ def test_no_block_is_shared_across_tenants(executor):
 
 
 def test_what_is_cached_are_the_tokens_of_the_row(executor):
-    """The third token differs."""
     executor.run(plan(tags=[(3, FIRST)]))
     sharing = placement(1, (1, 2, 9, 4, 5), num_cached_tokens=4)
     told = executor.run(plan([(1, 1)], place=[sharing], shared=[(1, 0, 3)], grants=[(1, 1, 5)]))
@@ -138,7 +131,6 @@ def test_what_is_cached_are_the_tokens_of_the_row(executor):
 
 
 def test_a_slot_is_read_only_when_it_was_written(executor):
-    """A request counts on tokens in a block that it was just granted."""
     told = executor.run(
         plan([(1, 1)], place=[placement(1, PROMPT, num_cached_tokens=4)], grants=[(1, 0, 5), (1, 1, 6)])
     )
@@ -146,7 +138,6 @@ def test_a_slot_is_read_only_when_it_was_written(executor):
 
 
 def test_a_request_goes_on_with_the_output_it_had(executor):
-    """With one token less, and with the attempt it had."""
     executor.run(plan(preempt=[0]))
     again = placement(1, PROMPT, name="request-0")
     told = executor.run(plan([(1, 5)], place=[again], grants=[(1, 0, 5), (1, 1, 6)]))
@@ -154,19 +145,16 @@ def test_a_request_goes_on_with_the_output_it_had(executor):
 
 
 def test_a_tagged_block_is_not_written_to(executor):
-    """The row's second block is full but for a slot when somebody tags it."""
     executor.run(plan([(0, 1)]), plan([(0, 1)]))
     assert executor.run(plan([(0, 1)], tags=[(4, FIRST)]))[-1] == "write to a tagged block"
 
 
 def test_a_request_that_cannot_run_is_told_of(executor):
-    """It fails alone; no scheduler sends one."""
     told = executor.run(plan(place=[placement(1, PROMPT, max_tokens=0)]))
     assert told == ["at least one token is left to generate", "a request that can run"]
 
 
 def test_what_an_executor_refuses_is_told_of(executor):
-    """And has changed nothing."""
     before = executor.table.states()
     with pytest.raises(PlanError):
         executor.run(plan([(0, 1), (1, 1)], tags=[(3, FIRST)]))
@@ -176,7 +164,6 @@ def test_what_an_executor_refuses_is_told_of(executor):
 
 
 def test_a_step_with_a_failing_request_fails_and_what_it_was_granted_holds_nothing(executor):
-    """The block it was granted counts as unwritten."""
     executor.failing.add(RecordId("", "request-0"))
     with pytest.raises(StepFailedError):
         executor.run(plan([(0, 1)], grants=[(0, 2, 5)]))

@@ -51,7 +51,6 @@ def net():
 
 
 def test_a_call_goes_there_and_back(net):
-    """Answers come in order, after the latency."""
     net.loop.spawn(net.client, net.ask(1, 2, 3))
     net.run(5.0)
     assert net.answers == [2, 4, 6]
@@ -80,7 +79,6 @@ def test_a_killed_node_runs_nothing_more_not_even_its_cleanup(net):
 
 
 def test_nobody_listens_where_a_node_was_killed(net):
-    """A new call is refused."""
     net.loop.kill(net.server)
     net.network.gone(net.server)
     net.loop.spawn(net.client, net.ask(1))
@@ -89,7 +87,6 @@ def test_nobody_listens_where_a_node_was_killed(net):
 
 
 def test_a_frozen_node_goes_on_where_it_stood(net):
-    """What came meanwhile is there when it thaws, in order."""
     seen = []
 
     async def tick():
@@ -120,7 +117,6 @@ def test_a_clock_that_jumps_brings_its_own_timers_forward_and_no_others(net):
 
 
 def test_what_is_swallowed_never_arrives_and_nothing_follows_it(net):
-    """A stream that misses bytes is dead, also when the path is open again, until it is reset."""
     path = net.network.path("client", "server")
     net.loop.spawn(net.client, net.ask(1, 2, 3))
     net.loop.call_at(0.5, lambda: setattr(path, "state", PathState.SWALLOWING))
@@ -133,7 +129,6 @@ def test_what_is_swallowed_never_arrives_and_nothing_follows_it(net):
 
 
 def test_what_is_held_arrives_when_the_path_opens(net):
-    """As after packets were sent again."""
     path = net.network.path("client", "server")
     net.loop.spawn(net.client, net.ask(1, 2))
     net.loop.call_at(0.5, lambda: setattr(path, "state", PathState.HELD))

@@ -54,7 +54,6 @@ async def test_ranges_that_overlap_work_together(executor_range, scheduler_range
     ("executor_range", "scheduler_range", "older"), [((1, 1), (2, 3), "executor"), ((2, 3), (1, 1), "scheduler")]
 )
 async def test_ranges_that_do_not_meet_are_refused_with_a_sentence(executor_range, scheduler_range, older):
-    """It names both ranges and which side to upgrade; the executor counts as lost, and is tried again."""
     async with (
         executor_of(*executor_range) as executor,
         scheduler_for(executor, protocols=ProtocolRange(*scheduler_range)) as rig,
@@ -88,7 +87,6 @@ async def test_a_takeover_displaces_a_live_scheduler_which_stands_in_line_from_t
 
 
 async def test_a_stranger_with_the_highest_term_of_all_takes_nothing_from_an_honest_scheduler():
-    """Its hello is refused; what runs goes on, and the next scheduler has the executor too."""
     async with executor_of() as executor:
         async with scheduler_for(executor) as rig:
             await rig.until_ready()
@@ -110,7 +108,6 @@ async def test_a_stranger_with_the_highest_term_of_all_takes_nothing_from_an_hon
 
 @pytest.mark.parametrize("told", ["term", "refusal"])
 async def test_an_executor_that_lies_about_terms_costs_only_itself(told):
-    """The honest one beside it keeps its stream, and requests their tokens."""
     async with executor_of() as honest, executor_of() as liar:
         fence = liar.service.plan_streams.fence
         if told == "term":

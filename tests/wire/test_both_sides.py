@@ -31,7 +31,6 @@ def to_executor(*placements):
 
 
 def test_a_placement_arrives():
-    """A request in full, with what earlier attempts have put out, and a context for a successor."""
     request = make_request([1, 2, 3], request_id="r", tenant="t", seed=2**64 - 1, end_token_ids=(2,), num_logprobs=0)
     placement = make_placement(4, request, 2, [9], max_tokens=16, num_cached_tokens=2, num_preemptions=1, waited_s=0.25)
 
@@ -47,7 +46,6 @@ def test_a_placement_arrives():
 
 
 def test_everything_that_shapes_the_choice_of_a_token_arrives():
-    """Penalties, biases, lists, the minimum with the model's end tokens that do not end, the prompt's alternatives."""
     request = make_request([1, 2], min_tokens=3, num_prompt_logprobs=0)
     sampling = replace(
         request.sampling,
@@ -76,7 +74,6 @@ def test_everything_that_shapes_the_choice_of_a_token_arrives():
 
 
 def test_what_shapes_nothing_does_not_travel():
-    """The defaults mean the same on both sides; a prompt whose log-probabilities the client has is not asked again."""
     (arrived,) = to_executor(make_placement(0, make_request([1, 2])))
     sampling = arrived.sampling
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.0, 0.0, 1.0)
@@ -88,7 +85,6 @@ def test_what_shapes_nothing_does_not_travel():
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])
 def test_a_generation_default_travels_from_the_model_to_the_client(field):
-    """Each alone, the others unset."""
     special = SpecialTokens(None, None, None, (), add_bos=False)
     bundle = make_bundle(b"{}", None, special, GenerationDefaults(**{field: 1}))
     (part,) = tokenizer_parts(SimpleNamespace(tokenizer=bundle))
@@ -105,7 +101,6 @@ def test_a_generation_default_travels_from_the_model_to_the_client(field):
     ("ours", "theirs"), [(RowFinish, plan_pb2.RowFinish), (FinishReason, sampling_pb2.FinishReason)]
 )
 def test_enums_have_the_protocols_numbers(ours, theirs):
-    """They are cast, not translated, on the wire."""
     names = {value: name for name, value in theirs.items()}
     assert [value.value for value in ours] == sorted(names)
     for value in ours:

@@ -33,7 +33,6 @@ def test_a_plan_that_breaks_a_rule_fails_the_test_in_the_end():
 
 @scenario
 async def test_who_dies_is_not_there_until_it_is_started_again():
-    """Its streams break, and it comes back as another incarnation that knows nothing."""
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until_ready()
         rig.submit(make_request(3, 200))

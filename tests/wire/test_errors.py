@@ -21,7 +21,6 @@ def test_our_error_types_have_the_fields_of_googles(ours, theirs):
 
 
 def test_a_status_with_details_arrives_as_a_request_error_and_back():
-    """Any tool that knows google.rpc can read the failure."""
     status = Status(code=INVALID_ARGUMENT, message="top_p must be above 0")
     info = ErrorInfo(reason="FIELD_OUT_OF_RANGE", domain="paceline", metadata={"field": "sampling.top_p"})
     bad_request = BadRequest(

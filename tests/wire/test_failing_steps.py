@@ -24,7 +24,6 @@ class ShortOfMemory(HashRunner):
 
 
 async def test_only_the_request_that_makes_steps_fail_fails():
-    """It arrives while others run, and fails alone with the executor's sentence; the others get every token."""
     runner = ShortOfMemory(HASH_LIMITS.num_blocks, HASH_LIMITS.block_size, HASH_LIMITS.vocab_size)
     config = ServiceConfig("127.0.0.1", 0, None, times=NEVER_SILENT)
     # Prompts of their own, because the bad token is one that others would come to now and then.

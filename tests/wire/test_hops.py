@@ -20,7 +20,6 @@ def ways():
 
 
 def test_the_way_of_a_request_is_short(ways):
-    """Whoever makes it shorter lowers the bounds."""
     request, _ = ways
     assert len(request.functions) <= MAX_REQUEST_FUNCTIONS, "\n".join(request.functions)
     assert len(request.forms) <= MAX_REQUEST_FORMS
@@ -33,7 +32,6 @@ def test_the_way_of_a_token_is_short(ways):
 
 
 def test_the_lists_of_forms_are_whole(ways):
-    """What is listed came by, and nothing came by that holds a form and is not listed."""
     for way in ways:
         assert (way.unseen, way.unlisted) == (set(), set())
 
@@ -84,7 +82,6 @@ def sums(number):
 
 
 def test_who_hands_on_counts_and_who_looks_does_not():
-    """Also who is further up."""
     middle = as_product(hands_on, looks=as_product(looks))
     assert names_of(seen_of(as_product(begins, hands_on=middle), make_request())) == ["begins", "hands_on"]
     assert names_of(seen_of(as_product(looks), make_request())) == []

@@ -43,13 +43,11 @@ def driven():
 
 @pytest.mark.parametrize("change", [{"epoch": 7}, {"incarnation": 7}, {"step_id": 9}])
 def test_a_plan_of_another_epoch_or_a_gap_is_refused(driven, change):
-    """Incarnation, epoch and step_id are checked before anything else."""
     with pytest.raises(AssertionError, match="not the plan"):
         driven.executor.receive(replace(driven.plan(), **change))
 
 
 def test_no_more_plans_are_in_flight_than_the_executor_takes(driven):
-    """Four."""
     for _ in range(4):
         driven.executor.receive(driven.plan())
     with pytest.raises(AssertionError, match="more plans in flight"):
@@ -68,13 +66,11 @@ def test_what_a_scheduler_may_not_send_is_loud_when_it_arrives_and_when_it_runs(
 
 
 def test_what_the_executor_refuses_is_loud(driven):
-    """A row with one token to compute runs one."""
     with pytest.raises(AssertionError, match="beyond its known tokens"):
         driven.executor.execute(driven.plan(2))
 
 
 def test_attaching_drops_plans_that_did_not_run_and_begins_an_epoch(driven):
-    """The snapshot is the state of the last finished step."""
     driven.executor.receive(driven.plan(releases=(Release(0, None),)))
     description, snapshot = driven.executor.attach("x")
     assert (description.epoch, driven.executor.num_plans_waiting) == (2, 0)
@@ -82,7 +78,6 @@ def test_attaching_drops_plans_that_did_not_run_and_begins_an_epoch(driven):
 
 
 def test_a_restart_is_another_incarnation_that_knows_nothing(driven):
-    """Weights come back, requests do not."""
     driven.executor.restart()
     description, snapshot = driven.executor.attach("x")
     assert (description.incarnation, description.epoch) == (driven.description.incarnation + 1, 1)
@@ -90,7 +85,6 @@ def test_a_restart_is_another_incarnation_that_knows_nothing(driven):
 
 
 def test_a_row_can_fail_alone_once(driven):
-    """It ends, and says why."""
     (row,) = driven.executor.rows.values()
     driven.executor.fail_row(row.record_id, RowProblem.NOT_FINITE)
     result = driven.executor.execute(driven.plan(1))

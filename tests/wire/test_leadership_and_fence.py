@@ -286,7 +286,6 @@ class World:
 
 @pytest.mark.parametrize("first_seed", range(0, 200, 50))
 def test_one_scheduler_comes_to_drive_all_executors_and_goes_on(first_seed):
-    """However they started, and whatever went wrong; the other one stands by, and knows behind whom."""
     for seed in range(first_seed, first_seed + 50):
         world = World(seed)
         for _ in range(world.random.randrange(9)):
@@ -334,7 +333,6 @@ GAPS_S = (0.0, 0.025, 0.1, 0.6, 2.1)
 
 
 def test_who_is_not_hit_goes_on_as_it_did():
-    """Two faults at the other executor, or of the scheduler that stands by, take nothing from the one that drives."""
     for first, second in itertools.product(FAULTS, repeat=2):
         for gap_s in GAPS_S:
             world = Ordered(0)

@@ -24,7 +24,6 @@ def round_trip(message):
 
 
 def test_a_temperature_of_zero_is_not_an_unset_temperature():
-    """Zero means greedy; unset means the model's default."""
     greedy = round_trip(SamplingParams(temperature=0.0))
     unset = round_trip(SamplingParams())
     assert greedy.HasField("temperature")
@@ -34,13 +33,11 @@ def test_a_temperature_of_zero_is_not_an_unset_temperature():
 
 @pytest.mark.parametrize("message", [SamplingParams, StoppingParams, OutputOptions], ids=lambda m: m.__name__)
 def test_every_scalar_parameter_of_a_request_has_presence(message):
-    """No default hides behind a zero."""
     assert [field.name for field in scalar_fields(message) if not field.has_presence] == []
 
 
 @pytest.mark.parametrize("field", scalar_fields(SamplingParams), ids=lambda field: field.name)
 def test_a_parameter_set_to_zero_arrives_as_set(field):
-    """Every sampling parameter keeps its presence across the wire."""
     sent = SamplingParams()
     setattr(sent, field.name, 0)
     assert round_trip(sent).HasField(field.name)
@@ -72,7 +69,6 @@ def test_exactly_one_prompt_is_kept():
 
 
 def test_fields_of_a_newer_peer_survive_a_round_through_an_older_one():
-    """An executor stores a context and returns it with every byte, whatever version wrote it."""
     unknown = b"\xfa\x7f\x03new"  # field 2047, three bytes
     newer = GenerateRequest(request_id="r", tenant="t").SerializeToString() + unknown
     older = RequestContext()

@@ -31,7 +31,6 @@ def sent(prompt=None, attachment=(), **parts):
 
 
 def test_what_is_unset_arrives_as_unset():
-    """In every part of the request."""
     read = sent()
     assert read == pb.GenerateRequest(
         model="m",
@@ -47,7 +46,6 @@ def test_what_is_unset_arrives_as_unset():
 
 
 def test_zeros_arrive_as_zeros():
-    """Also where zero is the default, or refused."""
     read = sent(
         sampling=Sampling(temperature=0.0, presence_penalty=0.0, n=0),
         stopping=Stopping(min_tokens=0, include_stop_str_in_output=False),
@@ -63,7 +61,6 @@ def test_zeros_arrive_as_zeros():
 
 
 def test_every_value_arrives():
-    """Numbers, texts and lists."""
     read = sent(
         Chat((Message("user", "hi"),)),
         sampling=Sampling(
@@ -102,7 +99,6 @@ def test_every_value_arrives():
 
 
 def test_a_client_that_comes_back_is_taken_at_its_word():
-    """With what it holds of each completion; another attachment makes no other request of it."""
     held = (Held(0, (5, 6), rolling_hash((5, 6)), 2), Held(2, (7,), rolling_hash((7,)), 1, is_finished=True))
     first = sent(sampling=Sampling(n=3))
     again = sent(attachment=(held, 4, 1.5), sampling=Sampling(n=3))
@@ -117,7 +113,6 @@ def test_a_client_that_comes_back_is_taken_at_its_word():
 
 
 def test_output_arrives():
-    """A completion's delta with its end, and a failure with its kind."""
     logprobs = (values.TokenLogprobs(5, -0.5, ((5, -0.5), (6, -1.0))),)
     finish = Finish(CoreFinishReason.STOP, "END", None, 3, 2, 4)
     delta = PendingDelta("r", 2, 1, 77, [5, 6], "ab", logprobs, finish, index=3)

@@ -178,7 +178,6 @@ def operators_view(rig):
 
 @pytest.mark.parametrize("lies", [lies_beyond_bounds, lies_within_bounds])
 async def test_an_executor_that_lies_costs_itself_only(lies, log):
-    """Whatever it says, and however often."""
     scripts = list(lies())
     async with hash_executor() as honest, rogue_executor() as rogue:
         addresses = ",".join((honest.address, *rogue.addresses(NUM_ADDRESSES)))
@@ -236,7 +235,6 @@ async def test_results_that_cannot_be_end_the_stream_of_their_executor_alone(log
 
 @pytest.mark.parametrize("difference", ["tokenizer", "vocabulary"])
 async def test_executors_of_one_name_and_different_models_are_not_mixed(difference):
-    """The second one is told so, and gets none of the requests."""
     other = welcome(name="hash", digest="hash")
     if difference == "tokenizer":
         other.tokenizer_digest = "rogue"

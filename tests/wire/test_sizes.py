@@ -17,12 +17,10 @@ from paceline_scheduler.testing.requests import make_placement, make_request
 
 
 def test_a_plan_may_be_as_large_as_the_scheduler_sends_it():
-    """The bounds of both sides are the same."""
     assert executor_service.MAX_MESSAGE_BYTES == transport_grpc.MAX_MESSAGE_BYTES
 
 
 def test_lists_that_the_scheduler_takes_the_executor_takes():
-    """Of each bad word there are several ways to spell it."""
     assert validation.MAX_LOGIT_BIASES == limits.MAX_LOGIT_BIASES
     assert validation.MAX_ALLOWED_TOKEN_IDS == limits.MAX_ALLOWED_TOKENS
     assert texts.NUM_WAYS_TO_SPELL * validation.MAX_BAD_WORDS == limits.MAX_BAD_WORDS

@@ -64,7 +64,6 @@ async def tell(call, messages):
     ],
 )
 async def test_bytes_that_are_no_message_are_an_invalid_argument(executor, logged, method, data):
-    """On every call of the port; no class of Python is named."""
     code, details = await answer(executor.address, method, data)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "class" not in details
@@ -73,7 +72,6 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(executor, logge
 
 @pytest.mark.parametrize("data", NO_MESSAGES)
 async def test_the_port_for_probes_says_the_same(logged, data):
-    """While the model still loads, too."""
     service = ExecutorService(ServiceConfig("127.0.0.1", 0, 0), lambda: loaded(HashRunner(8, 4, 100)))
     _, health_port = await service.listen()
     try:
@@ -86,7 +84,6 @@ async def test_the_port_for_probes_says_the_same(logged, data):
 
 @pytest.mark.parametrize("data", NO_MESSAGES)
 async def test_bytes_that_are_no_message_end_a_stream_that_drives(executor, logged, data):
-    """The next one finds the executor as it was."""
     greeting = plan_pb2.AttachRequest(hello=hello()).SerializeToString()
     code, details = await answer(executor.address, f"{EXECUTOR}/Attach", greeting, data)
     assert (code, details) == (
@@ -113,7 +110,6 @@ LIES = {
 @pytest.mark.parametrize("field", LIES)
 @pytest.mark.parametrize("is_first", [True, False], ids=["at once", "after the hello"])
 async def test_what_is_beyond_its_bound_ends_the_stream_by_name(executor, logged, field, is_first):
-    """A reason for programs, the field and its bound for people."""
     messages = [LIES[field]] if is_first else [plan_pb2.AttachRequest(hello=hello()), LIES[field]]
     async with grpc.aio.insecure_channel(executor.address) as channel:
         call = channel.stream_stream(f"{EXECUTOR}/Attach")()
@@ -127,7 +123,6 @@ async def test_what_is_beyond_its_bound_ends_the_stream_by_name(executor, logged
 
 
 async def test_the_executor_goes_on_after_all_that(executor):
-    """It answers who it is."""
     for lie in LIES.values():
         await answer(executor.address, f"{EXECUTOR}/Attach", lie.SerializeToString())
     async with grpc.aio.insecure_channel(executor.address) as channel:

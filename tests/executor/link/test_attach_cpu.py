@@ -67,13 +67,11 @@ async def test_planning_ahead_changes_no_token(address, expected, num_ahead):
 
 @pytest.mark.parametrize("chunks", [[1] * 29, [7] * 4 + [1], [16, 13]], ids=["1", "7", "16"])
 async def test_chunks_change_no_token(address, expected, chunks):
-    """One prompt, cut at will."""
     async with attached(address) as client:
         assert await _generate(client, chunks, 2, NUM_TOKENS) == expected
 
 
 async def test_a_broken_stream_changes_no_token(address, expected):
-    """Plans that were queued when it broke may have run or not; the snapshot says which."""
     async with attached(address) as client:
         await _generate(client, [29], 1, 3)
         await client.step([(0, 1)])
@@ -88,7 +86,6 @@ async def test_a_broken_stream_changes_no_token(address, expected):
 
 
 async def test_a_request_placed_again_with_its_output_continues_the_same(address, expected):
-    """Preempted after four tokens, recomputed in other blocks."""
     async with attached(address) as client:
         await _generate(client, [29], 2, 4)
         await client.run((), plan_pb2.BatchPlan(releases=[plan_pb2.Release(row=0)]))
@@ -103,7 +100,6 @@ async def test_a_request_placed_again_with_its_output_continues_the_same(address
 
 
 async def test_a_seeded_request_draws_the_same_beside_others(address):
-    """Alone, and as one of three rows."""
     seeded = sampling_pb2.SamplingParams(temperature=1.5, seed=11)
     async with attached(address) as client:
         alone = await _generate(client, [29], 2, 5, sampling=seeded)
@@ -124,7 +120,6 @@ async def test_a_seeded_request_draws_the_same_beside_others(address):
 
 
 async def test_two_schedulers_in_turn_change_no_token(address, expected):
-    """The second takes the row over where the first one is displaced."""
     async with attached(address, hello("first", 1)) as first:
         output = await _generate(first, [29], 2, 4)
         async with attached(address, hello("second", 2, takeover=True)) as second:

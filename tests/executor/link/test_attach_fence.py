@@ -27,14 +27,12 @@ def _waits(stream_id, term=5, scheduler_id="m"):
 
 
 def test_the_first_scheduler_is_accepted_in_epoch_1():
-    """Whatever its term."""
     assert Fence(TIMES).arrive(1, Claim(1, "a"), WAIT, 0) == (Accepted(1, 1, None),)
 
 
 @pytest.mark.parametrize("claim", [Claim(4, "z"), Claim(5, "a")])
 @pytest.mark.parametrize("approach", list(Approach))
 def test_a_lower_claim_is_refused_with_the_holders_name(fence, claim, approach):
-    """Terms compare as (term, scheduler_id); taking over needs a higher one too."""
     (refused,) = fence.arrive(2, claim, approach, 10 * MS)
 
     assert isinstance(refused.error, TermSupersededError)
@@ -65,7 +63,6 @@ def test_a_lower_claim_is_refused_even_when_nobody_drives(fence):
 
 
 def test_a_higher_claim_waits_while_the_holder_lives(fence):
-    """It is told for whom, and where that one is."""
     (verdict,) = fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
 
     assert (verdict, verdict.holder.address) == (_waits(2), "m:50051")
@@ -73,7 +70,6 @@ def test_a_higher_claim_waits_while_the_holder_lives(fence):
 
 
 def test_a_takeover_displaces_a_live_holder(fence):
-    """An operator's act."""
     assert fence.arrive(2, Claim(6, "z"), TAKE_OVER, 10 * MS) == (Accepted(2, 2, 1),)
 
 
@@ -89,7 +85,6 @@ def test_one_in_line_gets_the_executor_100_ms_after_the_holders_stream_ended(fen
 
 
 def test_the_holder_that_comes_back_within_100_ms_goes_on(fence):
-    """The same scheduler with the same term, in a new epoch."""
     fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
     fence.leave(1, 500 * MS)
 
@@ -97,7 +92,6 @@ def test_the_holder_that_comes_back_within_100_ms_goes_on(fence):
 
 
 def test_the_holder_that_comes_back_too_late_is_refused(fence):
-    """Somebody in the queue has taken its place."""
     fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
     fence.leave(1, 500 * MS)
     fence.note_message(2, 600 * MS)
@@ -106,14 +100,12 @@ def test_the_holder_that_comes_back_too_late_is_refused(fence):
 
 
 def test_the_holder_replaces_its_own_stream_at_once(fence):
-    """After a half-open connection it need not wait for its own lease."""
     assert fence.arrive(2, Claim(5, "m"), WAIT, 10 * MS) == (Accepted(2, 2, 1),)
     assert fence.leave(1, 20 * MS) == ()
     assert fence.holder == Claim(5, "m")
 
 
 def test_the_holder_may_come_back_with_a_higher_term_but_not_with_a_lower_one(fence):
-    """A lower one is an old message of its own."""
     assert fence.arrive(2, Claim(7, "m"), WAIT, 10 * MS) == (Accepted(2, 2, 1),)
     assert isinstance(fence.arrive(3, Claim(6, "m"), WAIT, 20 * MS)[0], Refused)
 
@@ -130,7 +122,6 @@ def test_a_holder_silent_for_the_lease_loses_the_executor_to_one_in_line(fence):
 
 
 def test_a_holder_that_was_silent_goes_on_if_nobody_came(fence):
-    """A frozen scheduler without a standby continues."""
     assert fence.next_change_ns() is None
     assert fence.note_message(1, 60_000 * MS) == ()
     assert fence.arrive(2, Claim(6, "z"), WAIT, 60_001 * MS) == (_waits(2),)
@@ -175,7 +166,6 @@ def test_one_in_line_that_leaves_is_forgotten(fence):
 
 
 def test_after_its_own_standstill_the_executor_blames_nobody(fence):
-    """What it did not hear while it was frozen was said all the same."""
     fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
     fence.renew(5000 * MS)
 
@@ -186,7 +176,6 @@ def test_after_its_own_standstill_the_executor_blames_nobody(fence):
 
 
 def test_the_line_has_an_end(fence):
-    """A fourth scheduler is told to come again later."""
     for stream_id in (2, 3, 4):
         fence.arrive(stream_id, Claim(stream_id + 4, "z"), WAIT, 0)
 
@@ -197,7 +186,6 @@ def test_the_line_has_an_end(fence):
 
 
 def test_a_line_full_of_silent_ones_keeps_nobody_from_a_free_executor(fence):
-    """Whoever speaks is taken."""
     for stream_id in (2, 3, 4):
         fence.arrive(stream_id, Claim(stream_id + 4, "z"), WAIT, 0)
     fence.leave(1, 0)

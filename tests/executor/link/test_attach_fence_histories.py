@@ -132,7 +132,6 @@ class Watched:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_who_drives_has_a_right_to_and_whoever_is_turned_away_has_none(seed):
-    """Each verdict is one that the protocol allows at that moment; all streams are where they were told to be."""
     random = Random(seed)  # noqa: S311 - events, no secrets
     for _ in range(20):
         watched = Watched()

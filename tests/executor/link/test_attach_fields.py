@@ -41,7 +41,6 @@ LATER_FIELDS = {
 
 @pytest.mark.parametrize("field", LATER_FIELDS)
 async def test_what_a_later_version_acts_on_is_refused_by_name(executor, field):
-    """The request fails alone, and the snapshot returns it under the name it was given."""
     placing = _placing()
     placing.new_requests[0].MergeFrom(LATER_FIELDS[field])
     async with attached(executor.address) as client:
@@ -75,7 +74,6 @@ async def test_a_plan_of_a_later_version_ends_the_stream_by_name(executor, field
 
 
 async def test_fields_of_a_later_version_that_change_nothing_are_honoured(executor):
-    """No minimum."""
     placing = _placing()
     placing.new_requests[0].MergeFrom(plan_pb2.NewRequest(min_tokens=0))
     async with attached(executor.address) as client:
@@ -86,7 +84,6 @@ async def test_fields_of_a_later_version_that_change_nothing_are_honoured(execut
 
 
 async def test_completions_of_a_request_run_side_by_side(executor):
-    """Each on its row, under its own name."""
     cells = [(row, index, row * 5 + index) for row in (0, 1) for index in range(5)]
     placing = plan_pb2.BatchPlan(new_requests=[request(row, PROMPT) for row in (0, 1)], grants=grants(cells))
     for row in (0, 1):
@@ -101,7 +98,6 @@ async def test_completions_of_a_request_run_side_by_side(executor):
 
 
 async def test_another_completion_of_a_request_is_another_record(executor):
-    """Forgetting one leaves the other."""
     release = plan_pb2.Release(row=0, final=plan_pb2.FinalRelease(num_output_tokens=1, reason=1))
     async with attached(executor.address) as client:
         await client.run([(0, 6)], _placing())
@@ -114,7 +110,6 @@ async def test_another_completion_of_a_request_is_another_record(executor):
 
 
 async def test_the_snapshot_returns_the_logprobs_of_the_whole_output(executor):
-    """As columns; a row that did not ask for them has none."""
     async with attached(executor.address) as client:
         await client.run([(0, 6)], _placing(num_logprobs=2))
         results = [await client.run([(0, 1), (1, 6)], _placing(1)), await client.run([(0, 1)])]

@@ -153,7 +153,6 @@ async def test_a_holder_silent_for_the_lease_is_displaced_by_one_in_line(executo
 
 
 async def test_a_standstill_of_the_executor_is_nobodys_silence_whoever_is_heard_first(executor):
-    """After SIGCONT the message of one in the queue may be read before those of the holder."""
     holder = await _driven(executor, with_row=False)
     waiting = executor.attach("other", 6)
     await waiting.until(WaitingInLine)
@@ -167,7 +166,6 @@ async def test_a_standstill_of_the_executor_is_nobodys_silence_whoever_is_heard_
 
 
 async def test_the_holder_that_comes_back_within_50_ms_keeps_the_executor(executor):
-    """The one in the queue waits on, and is told for whom."""
     holder = await _driven(executor)
     waiting = executor.attach("other", 6)
     await waiting.until(WaitingInLine)
@@ -183,7 +181,6 @@ async def test_the_holder_that_comes_back_within_50_ms_keeps_the_executor(execut
 
 
 async def test_the_result_of_a_step_that_outlives_its_stream_is_in_the_snapshot_only(executor):
-    """The successor's first result is that of its own first plan."""
     old = await _driven(executor)
     executor.runner.gate.clear()
     old.plan(2, [(0, 1)])
@@ -231,7 +228,6 @@ async def test_a_release_happens_with_its_plan_or_not_at_all(executor, is_launch
 
 
 async def test_a_stream_in_line_may_not_plan(executor):
-    """It is not welcome yet."""
     await _driven(executor)
     waiting = executor.attach("other", 6)
     await waiting.until(WaitingInLine)
@@ -273,7 +269,6 @@ async def test_a_takeover_of_a_takeover_leaves_the_last_one_driving(executor):
 
 
 async def test_a_scheduler_that_comes_during_a_drain_is_told_so_after_its_welcome(executor):
-    """What still runs may end there, and nothing new is placed."""
     executor.plan_streams.drain(Drain("going away", 1.0))
     late = executor.attach("late", 1)
     await late.welcomed()
@@ -285,7 +280,6 @@ async def test_a_scheduler_that_comes_during_a_drain_is_told_so_after_its_welcom
 
 
 async def test_a_wedged_executor_refuses_each_that_comes_until_its_step_ends(executor, monkeypatch):
-    """Whoever was refused may come again; nothing is run meanwhile."""
     monkeypatch.setattr("paceline_executor.link.plan_streams.MIN_STEP_BOUND_NS", 20 * MS)
     monkeypatch.setattr("paceline_executor.link.step_loop.MIN_STEP_BOUND_NS", 0)
     old = await _driven(executor)
@@ -333,7 +327,6 @@ async def test_results_of_decodes_travel_together(executor):
 
 
 async def test_no_result_is_kept_back_for_longer_than_a_heartbeat(executor, seen_or_hidden):
-    """The step behind it may hang, and its tokens are what the client waits for."""
     if seen_or_hidden != "seen":
         pytest.skip("the gate holds a launch up here, and nothing lands meanwhile")
     stream = await _with_decodes_ahead(executor)

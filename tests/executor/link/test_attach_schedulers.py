@@ -55,7 +55,6 @@ async def _reason(awaitable):
 
 
 async def test_a_lower_term_is_refused_with_the_holders_name(executor):
-    """FAILED_PRECONDITION; the driver notices nothing."""
     async with attached(executor.address, DRIVER) as client:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await attach_until(executor.address, "welcome", hello("other", 4))
@@ -68,7 +67,6 @@ async def test_a_lower_term_is_refused_with_the_holders_name(executor):
 
 
 async def test_one_in_line_gets_the_executor_when_the_driver_leaves(executor):
-    """With a snapshot of where the driver stopped."""
     async with attached(executor.address, DRIVER) as client:
         await client.run([(0, 6)], _placing())
         async with beating(client.call):
@@ -84,7 +82,6 @@ async def test_one_in_line_gets_the_executor_when_the_driver_leaves(executor):
 
 
 async def test_a_takeover_drops_queued_plans_and_lets_the_running_step_finish(executor):
-    """The snapshot is that of exactly this boundary, and the old stream ends with ABORTED."""
     async with attached(executor.address, DRIVER) as old:
         await old.run([(0, 6)], _placing())
         executor.runner.gate.clear()
@@ -122,7 +119,6 @@ async def test_an_executor_stuck_in_a_step_cannot_be_taken_over(executor, monkey
 
 
 async def test_a_device_that_never_ends_a_launched_step_cannot_be_taken_over(monkeypatch):
-    """It is a GPU's runner on its twin that hangs. Who comes when it has ended after all is served."""
     monkeypatch.setattr("paceline_executor.link.plan_streams.MIN_STEP_BOUND_NS", 100_000_000)
     monkeypatch.setattr("paceline_executor.link.step_loop.MIN_STEP_BOUND_NS", 100_000_000)
     inner = HashRunner(HASH_LIMITS.num_blocks, HASH_LIMITS.block_size, HASH_LIMITS.vocab_size)
@@ -144,7 +140,6 @@ async def test_a_device_that_never_ends_a_launched_step_cannot_be_taken_over(mon
 
 
 async def test_the_driver_replaces_its_own_stream(executor):
-    """After a half-open connection it need not wait."""
     async with attached(executor.address, DRIVER) as old, attached(executor.address, DRIVER) as new:
         refusal = await _reason(old.result())
         result = await new.run([(0, 6)], _placing())

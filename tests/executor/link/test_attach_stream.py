@@ -62,7 +62,6 @@ async def _until_in_flight(executor, num_plans):
 
 
 async def test_welcome_says_what_the_executor_is(executor):
-    """Identities, model, geometry and limits; an empty snapshot follows."""
     async with attached(executor.address) as client:
         welcome = client.welcome
 
@@ -76,7 +75,6 @@ async def test_welcome_says_what_the_executor_is(executor):
 @pytest.mark.parametrize("num_ahead", [1, 2, 3, 4])
 @pytest.mark.parametrize("chunk", [1, 4, 6])
 async def test_planning_ahead_gives_the_same_tokens_as_one_plan_at_a_time(executor, num_ahead, chunk):
-    """The executor feeds a row's last token to its next step, whatever the chunks of the prompt were."""
     schedule = [chunk] * (6 // chunk) + [6 % chunk] * bool(6 % chunk) + [1] * 7
     output, in_flight = [], 0
     async with attached(executor.address) as client:
@@ -93,7 +91,6 @@ async def test_planning_ahead_gives_the_same_tokens_as_one_plan_at_a_time(execut
 
 
 async def test_results_carry_identities_finishes_and_timings(executor):
-    """Everything a scheduler needs to apply them once and to learn step times."""
     async with attached(executor.address) as client:
         result = await client.run([(0, 6)], _placing(max_tokens=1))
 
@@ -104,7 +101,6 @@ async def test_results_carry_identities_finishes_and_timings(executor):
 
 
 async def test_a_request_that_cannot_run_fails_alone_with_a_typed_error(executor):
-    """The error names the field and parses as a google.rpc.Status."""
     sampling = sampling_pb2.SamplingParams(temperature=0, seed=0, bad_words=["x"], repetition_penalty=1)
     async with attached(executor.address) as client:
         await client.run((), _placing(1))
@@ -169,7 +165,6 @@ async def test_the_snapshot_returns_a_request_as_it_was_placed(executor):
 
 
 async def test_records_survive_until_they_are_forgotten(executor):
-    """A finished request is in the snapshot with its end, a forgotten one is not."""
     release = plan_pb2.Release(row=0, final=plan_pb2.FinalRelease(num_output_tokens=1, reason=1))
     async with attached(executor.address) as client:
         await client.run([(0, 6)], _placing())
@@ -185,7 +180,6 @@ async def test_records_survive_until_they_are_forgotten(executor):
 
 
 async def test_tags_outlive_the_scheduler_unless_it_brings_another_key(executor):
-    """The keys of blocks mean nothing under another tag key."""
     tags = plan_pb2.BlockTags(block_ids=column([3, 9]), keys=bytes(range(1, 33)))
     async with attached(executor.address) as client:
         await client.run((), plan_pb2.BatchPlan(tags=tags))
@@ -212,7 +206,6 @@ async def test_tags_outlive_the_scheduler_unless_it_brings_another_key(executor)
     ],
 )
 async def test_a_malformed_plan_ends_its_stream_and_the_executor_serves_the_next(executor, plan, scheduled, reason):
-    """INVALID_ARGUMENT with the reason; nothing has changed."""
     async with attached(executor.address) as client:
         refusal = await _reason(client.run(scheduled, plan))
     async with attached(executor.address) as client:
@@ -223,7 +216,6 @@ async def test_a_malformed_plan_ends_its_stream_and_the_executor_serves_the_next
 
 
 async def test_results_before_a_malformed_plan_still_come(executor):
-    """Plans are judged in their turn."""
     async with attached(executor.address) as client:
         await client.step([(0, 6)], _placing())
         await client.step([(7, 1)])
@@ -235,7 +227,6 @@ async def test_results_before_a_malformed_plan_still_come(executor):
 
 
 async def test_drafts_are_refused_by_name(executor):
-    """UNIMPLEMENTED, with the field in the error's metadata."""
     async with attached(executor.address) as client:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await client.run((), plan_pb2.BatchPlan(num_draft_tokens=column([1])))
@@ -255,7 +246,6 @@ async def test_a_gap_in_the_plans_ends_the_stream(executor):
 
 @pytest.mark.parametrize("field", ["epoch", "incarnation"])
 async def test_a_plan_of_another_epoch_or_incarnation_ends_the_stream(executor, field):
-    """Both must be equal to the welcome's."""
     async with attached(executor.address) as client:
         setattr(client.welcome, field, 77)
         refusal = await _reason(client.run())
@@ -264,7 +254,6 @@ async def test_a_plan_of_another_epoch_or_incarnation_ends_the_stream(executor, 
 
 
 async def test_more_plans_than_allowed_end_the_stream(executor):
-    """Four may be unanswered."""
     executor.runner.gate.clear()
     async with attached(executor.address) as client:
         await client.step([(0, 6)], _placing())
@@ -290,7 +279,6 @@ async def test_more_plans_than_allowed_end_the_stream(executor):
     ],
 )
 async def test_a_hello_that_cannot_be_is_refused(executor, fields, code, reason):
-    """With what is wrong."""
     greeting = hello()
     for field, value in fields.items():
         setattr(greeting, field, value)
@@ -309,7 +297,6 @@ async def test_a_hello_that_cannot_be_is_refused(executor, fields, code, reason)
     ids=["plan", "empty", "heartbeat", "end"],
 )
 async def test_a_stream_begins_with_hello(executor, messages):
-    """Anything else is refused."""
     async with grpc.aio.insecure_channel(executor.address) as channel:
         call = executor_pb2_grpc.ExecutorServiceStub(channel).Attach()
         for message in messages:
@@ -320,7 +307,6 @@ async def test_a_stream_begins_with_hello(executor, messages):
 
 
 async def test_a_stream_without_hello_is_not_kept_open(executor, monkeypatch):
-    """Whoever connects has to say who it is."""
     monkeypatch.setattr("paceline_executor.link.plan_streams._HELLO_S", 0.01)
     async with grpc.aio.insecure_channel(executor.address) as channel:
         call = executor_pb2_grpc.ExecutorServiceStub(channel).Attach()
@@ -329,7 +315,6 @@ async def test_a_stream_without_hello_is_not_kept_open(executor, monkeypatch):
 
 
 async def test_a_scheduler_that_stops_writing_gets_its_results_and_a_good_end(executor):
-    """What it planned last, such as releases, still takes effect."""
     async with attached(executor.address) as client:
         await client.step([(0, 6)], _placing())
         await client.step([(0, 1)])
@@ -342,7 +327,6 @@ async def test_a_scheduler_that_stops_writing_gets_its_results_and_a_good_end(ex
 
 
 async def test_a_step_that_fails_as_a_whole_ends_the_stream_and_advances_no_row(executor):
-    """INTERNAL without the device's words; queued plans of the epoch have no effect either."""
     async with attached(executor.address) as client:
         await client.run([(0, 6)], _placing())
         executor.runner.fail_next = RuntimeError("secret words of the device")
@@ -381,7 +365,6 @@ async def test_heartbeats_name_the_running_step(executor):
 
 
 async def test_a_hundred_attachments_leave_nothing_behind(executor):
-    """No stream, task or greeting stays once its call has ended."""
     num_tasks = len(asyncio.all_tasks())
     for _ in range(100):
         async with attached(executor.address):

@@ -46,7 +46,6 @@ def channel_to(executor, folder):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 async def test_each_call_is_for_schedulers_and_some_for_operators(executor, authority, tmp_path, method):
-    """An executor's own certificate, a client's and one that says nothing are no use to whoever got hold of them."""
     uris = {"scheduler": True, "operator": method.name in OF_OPERATORS, "executor": False, "client/blue": False}
     for uri, is_allowed in uris.items():
         folder = authority.mount(tmp_path / uri, f"paceline://{uri}")
@@ -58,7 +57,6 @@ async def test_each_call_is_for_schedulers_and_some_for_operators(executor, auth
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 async def test_nobody_comes_in_without_a_certificate_of_the_authority(executor, authority, tmp_path, method):
-    """With none, with one of another authority, or unencrypted."""
     roots = (authority.mount(tmp_path / "mine") / "ca.crt").read_bytes()
     stranger = Authority().mount(tmp_path / "stranger", "paceline://scheduler")
     forged = grpc.ssl_channel_credentials(
@@ -72,14 +70,12 @@ async def test_nobody_comes_in_without_a_certificate_of_the_authority(executor, 
 
 
 async def test_health_is_for_everybody_the_authority_knows(executor, authority, tmp_path):
-    """On the port with TLS; probes have one without."""
     async with channel_to(executor, authority.mount(tmp_path / "nobody")) as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_takeovers_and_what_operators_look_at_are_logged_with_who_it_was(executor, authority, tmp_path):
-    """And who was refused."""
     scheduler = authority.mount(tmp_path / "scheduler", "paceline://scheduler")
     operator = authority.mount(tmp_path / "operator", "paceline://operator", names=("alice",))
     by_name = {method.name: method for method in METHODS}
@@ -111,7 +107,6 @@ def test_other_machines_are_listened_to_only_with_tls_or_on_purpose(host, author
 
 
 def test_a_folder_that_cannot_be_used_ends_the_start(tmp_path, capsys):
-    """By what is missing."""
     with pytest.raises(SystemExit):
         parse_config(["--runner", "simulated", "--tls-dir", str(tmp_path)])
     assert "has to hold ca.crt, tls.crt and tls.key" in capsys.readouterr().err

@@ -41,7 +41,6 @@ def plain(values):
 
 
 async def test_every_metric_exists_and_moves():
-    """Two steps of a row, with time in between, one with drafts, a plan that is refused and a step that fails."""
     async with serving(load) as (service, address):
         before = look(service)
         async with attached(address) as client:
@@ -71,7 +70,6 @@ async def test_every_metric_exists_and_moves():
 
 
 async def test_idle_time_goes_on_between_steps():
-    """A scrape need not wait for the next step, and no scrape shows less than the one before it."""
     shown = []
     async with serving(load) as (service, address), attached(address) as client:
         placing = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
@@ -86,7 +84,6 @@ async def test_idle_time_goes_on_between_steps():
 
 
 async def test_the_model_is_named_once_it_is_loaded():
-    """And the size of its cache."""
     async with serving(load) as (service, _):
         readings = look(service)
     (names,) = readings["executor_info"]

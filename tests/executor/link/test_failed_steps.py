@@ -102,7 +102,6 @@ async def test_a_step_without_memory_is_told_at_the_next_welcome(expected):
 
 @pytest.mark.parametrize("chunks", [[6], [3, 3], [1] * 6], ids=["whole", "halves", "ones"])
 async def test_a_row_whose_numbers_are_none_fails_alone(expected, chunks):
-    """However its prompt is cut, and with the other row in every step."""
     async with serving(lambda: loaded(cpu_runner(is_sound=False), LIMITS)) as (_, address), attached(address) as client:
         output = tokens_by_row(await client.run([(0, 11)], place(0)))[0]
         errors = []
@@ -138,7 +137,6 @@ async def test_whatever_such_a_row_asks_for_it_fails_alone(expected, asked):
 
 
 async def test_a_third_request_that_fails_alone_shows_that_the_executor_is_to_blame():
-    """It ends itself, after the stream was told; a supervisor starts another one."""
     async with hash_executor() as executor:
         for row in (0, 1, 0, 1, 2):
             executor.runner.fail_next = RuntimeError("device lost")
@@ -151,7 +149,6 @@ async def test_a_third_request_that_fails_alone_shows_that_the_executor_is_to_bl
 
 
 async def test_what_succeeds_between_two_failures_clears_the_executor():
-    """And failures of the same request again say no more than the first."""
     async with hash_executor() as executor:
         for row, is_failing in ((0, True), (0, True), (1, True), (2, False), (3, True), (1, True)):
             executor.runner.fail_next = RuntimeError("device lost") if is_failing else None

@@ -44,5 +44,4 @@ def end_by_counting(steps):
 
 @given(STEPS)
 def test_an_executor_ends_at_the_third_request_that_fails_alone_since_a_step_succeeded(steps):
-    """Whatever fails and succeeds, in whatever order; a request that fails again counts once."""
     assert end_by_the_executor(steps) == end_by_counting(steps)

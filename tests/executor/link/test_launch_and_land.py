@@ -113,7 +113,6 @@ pairs = st.builds(Pair, st.lists(wanted, min_size=2, max_size=6), st.sampled_fro
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("failing", [0.0, 0.15])
 def test_steps_launched_ahead_end_as_if_executed_one_by_one(failing):
-    """Results, rows, records, tags and hashes; with failures at launch, of which the later steps are taken back too."""
     reached = Counter()
 
     @settings(max_examples=settings.default.max_examples // 2)
@@ -132,7 +131,6 @@ def test_steps_launched_ahead_end_as_if_executed_one_by_one(failing):
 
 @pytest.mark.hypothesis
 def test_what_is_launched_and_taken_back_was_never_there():
-    """Any number of steps, after any landings, whatever they grant, place and release."""
     reached = Counter()
 
     @settings(max_examples=settings.default.max_examples // 2)
@@ -196,7 +194,6 @@ def tokens_of(engine, tickets):
 
 
 def test_the_device_feeds_tokens_that_nobody_here_knows(ahead):
-    """Four steps of a row before the first token has landed."""
     tickets = [ahead.launch([(0, 2)], place=[placement(0, [5, 6])], grants=[(0, 0, 2), (0, 1, 3)])]
     tickets += [ahead.launch([(0, 1)], step_id=step_id) for step_id in (2, 3, 4)]
     assert (ahead.engine.table._columns.num_known[0], ahead.engine.table._columns.known_bound[0]) == (2, 6)
@@ -204,7 +201,6 @@ def test_the_device_feeds_tokens_that_nobody_here_knows(ahead):
 
 
 def test_a_row_that_ended_in_a_step_that_lands_later_writes_nothing(ahead):
-    """Later launched steps return no token for it, and the bounds come down to what it has."""
     stop = reference([5, 6], 1)[0]
     place = [placement(0, [5, 6], end_token_ids=[stop]), placement(1, [7])]
     cells = [(0, 0, 2), (0, 1, 3), (1, 0, 4), (1, 1, 5)]
@@ -229,7 +225,6 @@ def test_a_row_at_its_last_token_is_left_out_of_later_steps(ahead):
 
 
 def test_a_record_holds_the_tokens_of_steps_that_landed_after_the_release_was_launched(ahead):
-    """The row is closed to new work at once, and free when the release has landed."""
     tickets = [ahead.launch([(0, 2)], place=[placement(0, [5, 6])], grants=[(0, 0, 2)])]
     tickets += [ahead.launch([(0, 1)], step_id=2), ahead.launch(step_id=3, preempt=[0])]
     with pytest.raises(PlanError) as refusal:
@@ -261,7 +256,6 @@ WAITING = {
 
 @pytest.mark.parametrize("needed", WAITING)
 def test_a_plan_waits_for_what_only_a_landing_can_tell(ahead, needed):
-    """And is then executed as ever."""
     place = [placement(row, [row + 1]) for row in (0, 1)]
     tickets = [ahead.launch([(0, 1), (1, 1)], place=place, grants=[(row, 0, row) for row in (0, 1)])]
     tickets.append(ahead.launch(step_id=2, preempt=[0]))
@@ -319,7 +313,6 @@ def test_a_step_that_cannot_land_takes_those_behind_it_with_it(ahead, monkeypatc
 
 
 def test_a_device_that_fails_while_it_computes_leaves_nothing_to_go_on_with(ahead):
-    """Whatever it raises."""
     ticket = ahead.launch([(0, 2)], place=[placement(0, [5, 6])], grants=[(0, 0, 2)])
     ahead.hiding.lose_next = RuntimeError("an illegal memory access")
     with pytest.raises(DeviceFaultError, match="this executor ends"):
@@ -327,7 +320,6 @@ def test_a_device_that_fails_while_it_computes_leaves_nothing_to_go_on_with(ahea
 
 
 def test_a_row_may_bring_several_tokens_in_a_step():
-    """They are columns, with their log-probabilities; bounds and positions come to what was accepted."""
     table = RowTable(WIDE)
     place = [placement(0, [1, 2], num_logprobs=1), placement(1, [3])]
     launched = table.launch(plan([(0, 2), (1, 1)], place=place, grants=[(0, 0, 0), (0, 1, 1), (1, 0, 2)]), 0)

@@ -57,7 +57,6 @@ async def decode(client, num_steps):
 
 
 async def test_a_profile_is_a_trace_of_the_next_steps(executor):
-    """Of five steps the first three; what was planned is beside each. No token of anybody is in it."""
     async with attached(executor.address) as client, recording(executor, 3) as (parts, first):
         await decode(client, 5)
         text = first + await rest_of(parts)
@@ -79,7 +78,6 @@ async def test_a_profile_is_a_trace_of_the_next_steps(executor):
 
 
 async def test_a_profile_ends_with_the_steps_that_ran(executor):
-    """After its time."""
     profiles_of(executor)._max_profile_s = 1.0
     async with attached(executor.address) as client, recording(executor, 50) as (parts, first):
         await decode(client, 2)
@@ -183,7 +181,6 @@ async def test_a_profile_that_is_left_while_it_is_prepared_ends_behind_that():
 
 @pytest.mark.parametrize("num_steps", [0, 1001, 2**32 - 1])
 async def test_a_number_of_steps_out_of_range_names_the_field(executor, num_steps):
-    """INVALID_ARGUMENT."""
     with pytest.raises(grpc.aio.AioRpcError, match="num_steps") as failure:
         async with recording(executor, num_steps):
             pass
@@ -224,6 +221,5 @@ def test_a_long_trace_comes_in_parts():
     ],
 )
 def test_the_checker_notices_what_the_format_forbids(spoilt):
-    """Each in one way."""
     with pytest.raises(NoTraceError):
         read_trace(spoilt)

@@ -30,7 +30,6 @@ def expecting(*schedules):
     [(1, ["1"]), (2, ["1", "2"]), (3, ["12", "3"]), (4, ["12", "3", "4"]), (6, ["123", "45", "6"])],
 )
 def test_as_many_are_kept_as_are_to_do(num_plans, groups):
-    """With two plans ahead every result leaves at once."""
     batcher = expecting(*[DECODE] * num_plans)
     told = ["".join(leaving(batcher, str(number))) for number in range(1, num_plans + 1)]
     assert [group for group in told if group] == groups
@@ -38,7 +37,6 @@ def test_as_many_are_kept_as_are_to_do(num_plans, groups):
 
 @pytest.mark.parametrize("others", [OTHERS, CHUNK, []])
 def test_only_a_step_that_decodes_the_same_rows_is_waited_for(others):
-    """Should it break the executor, the oldest step without an answer says which rows it ran."""
     assert leaving(expecting(DECODE, others, DECODE, DECODE), "1") == ("1",)
     assert leaving(expecting(others, DECODE, DECODE, DECODE), "1") == ("1",)
     assert leaving(expecting(DECODE, DECODE, others, DECODE), "1") == ()
@@ -46,7 +44,6 @@ def test_only_a_step_that_decodes_the_same_rows_is_waited_for(others):
 
 @pytest.mark.parametrize(("num_drafts", "told"), [([2, 0], ()), ([1, 0], ("1",))])
 def test_drafts_do_not_keep_results_apart(num_drafts, told):
-    """A row that computes its last token and drafts behind it decodes, however many are accepted."""
     batcher = ResultBatcher()
     for step_id in range(1, 4):
         batcher.expect(replace(plan([(0, 3), (3, 1)], step_id=step_id), num_draft_tokens=int32(num_drafts)))
@@ -54,12 +51,10 @@ def test_drafts_do_not_keep_results_apart(num_drafts, told):
 
 
 def test_a_scheduler_of_an_earlier_protocol_gets_each_by_itself():
-    """It knows no message of several results."""
     assert leaving(expecting(*[DECODE] * 4), "1", together=False) == ("1",)
 
 
 def test_what_is_kept_leaves_when_it_is_asked_for():
-    """Once."""
     batcher = expecting(*[DECODE] * 4)
     assert leaving(batcher, "1") == ()
     assert (batcher.held(), batcher.held()) == (("1",), ())

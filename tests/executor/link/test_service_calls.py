@@ -100,7 +100,6 @@ async def test_state_shows_rows_and_records(executor):
 
 
 async def test_state_shows_logprobs_if_asked_for(executor, monkeypatch):
-    """Those of a bounded number of tokens, beside the tokens that they are of."""
     placing = _placing(0, [1, 2, 3])
     placing.new_requests[0].num_logprobs = 2
     async with attached(executor.address) as client, _stub(executor.address) as stub:
@@ -118,7 +117,6 @@ async def test_state_shows_logprobs_if_asked_for(executor, monkeypatch):
 
 @pytest.mark.parametrize("max_num_rows", [0, 1025, 2**32 - 1])
 async def test_a_state_request_out_of_range_names_the_field(executor, max_num_rows):
-    """INVALID_ARGUMENT."""
     async with _stub(executor.address) as stub:
         with pytest.raises(grpc.aio.AioRpcError, match="max_num_rows") as failure:
             await stub.GetState(executor_pb2.GetStateRequest(max_num_rows=max_num_rows))
@@ -141,8 +139,6 @@ async def test_the_tokenizer_comes_in_parts_that_make_up_the_whole():
 
 
 async def test_an_unexpected_failure_leaks_no_text(executor, monkeypatch, capsys):
-    """The caller learns that it was internal, the log learns what it was."""
-
     def fail(*_):
         raise RuntimeError("secret")
 
@@ -158,7 +154,6 @@ async def test_an_unexpected_failure_leaks_no_text(executor, monkeypatch, capsys
 
 
 async def test_the_ports_answer_while_the_model_loads():
-    """Live, not ready, and calls say LOADING."""
     gate = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -185,8 +180,6 @@ async def test_the_ports_answer_while_the_model_loads():
 
 
 async def test_what_loading_raises_reaches_the_process():
-    """A corrupt model ends it with a sentence."""
-
     def load():
         raise ModelCorruptError("the file is cut short")
 
@@ -205,7 +198,6 @@ async def test_a_port_in_use_is_an_error_with_the_address():
 
 
 async def test_health_of_an_unknown_service_is_not_found(executor):
-    """As the health protocol has it."""
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await _health(executor.address, "nobody")
 
@@ -213,7 +205,6 @@ async def test_health_of_an_unknown_service_is_not_found(executor):
 
 
 async def test_every_watcher_sees_every_change_even_after_another_left():
-    """Watch stays open."""
     async with (
         _listening(_load) as (service, address, health_address),
         _stub(address, health_pb2_grpc.HealthStub) as one,
@@ -231,7 +222,6 @@ async def test_every_watcher_sees_every_change_even_after_another_left():
 
 
 async def test_an_executor_stuck_in_a_step_is_not_ready(executor):
-    """And ready again once the step has ended."""
     executor.runner.gate.clear()
     async with attached(executor.address) as client, _stub(executor.address, health_pb2_grpc.HealthStub) as stub:
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
@@ -256,7 +246,6 @@ async def test_reflection_lists_the_services(executor):
 
 
 async def test_a_drain_tells_the_scheduler_and_waits_for_its_rows(executor):
-    """Not ready at once; ended in good order once the last row is released."""
     async with attached(executor.address) as client:
         await client.run([(0, 3)], _placing(0, [1, 2, 3]))
         draining = asyncio.create_task(executor.service.drain(30))
@@ -273,7 +262,6 @@ async def test_a_drain_tells_the_scheduler_and_waits_for_its_rows(executor):
 
 
 async def test_a_drain_ends_with_its_grace(executor):
-    """Rows that are still driven are left behind."""
     async with attached(executor.address) as client:
         await client.run([(0, 3)], _placing(0, [1, 2, 3]))
 
@@ -281,7 +269,6 @@ async def test_a_drain_ends_with_its_grace(executor):
 
 
 async def test_a_scheduler_that_attaches_during_a_drain_is_told(executor):
-    """It may finish what runs."""
     async with attached(executor.address) as client:
         await client.run([(0, 3)], _placing(0, [1, 2, 3]))
     draining = asyncio.create_task(executor.service.drain(30))
@@ -293,7 +280,6 @@ async def test_a_scheduler_that_attaches_during_a_drain_is_told(executor):
 
 
 async def test_streams_that_are_open_when_the_executor_stops_end_with_a_reason():
-    """UNAVAILABLE and DRAINING."""
     async with hash_executor() as executor, attached(executor.address) as client:
         stopping = asyncio.create_task(executor.service.stop())
         with pytest.raises(grpc.aio.AioRpcError) as failure:
@@ -306,7 +292,6 @@ async def test_streams_that_are_open_when_the_executor_stops_end_with_a_reason()
 
 
 async def test_streams_are_told_that_the_executor_has_failed():
-    """It has not drained, and whoever drives it need not look for who stopped it."""
     async with hash_executor() as executor, attached(executor.address) as client:
         executor.service._steps.ended.set_exception(DeviceError("steps fail"))
         await executor.service.stop()

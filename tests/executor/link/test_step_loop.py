@@ -96,7 +96,6 @@ def tokens_of(reports):
 
 
 async def test_the_next_plan_is_launched_while_the_device_computes(steps):
-    """As many as the device has room for; the rest waits for a landing."""
     steps.submit_decodes(4)
     await until(lambda: steps.inner.num_steps == 2)
     assert steps.reports == []
@@ -128,7 +127,6 @@ async def test_the_running_step_is_the_oldest_and_begins_when_the_one_before_it_
 
 
 async def test_a_question_is_answered_when_all_that_is_launched_has_landed(steps):
-    """A snapshot follows all results."""
     steps.submit_decodes(2)
     await until(lambda: steps.inner.num_steps == 2)
     answer = asyncio.create_task(steps.loop.ask(lambda table: table.states()))
@@ -142,7 +140,6 @@ async def test_a_question_is_answered_when_all_that_is_launched_has_landed(steps
 
 
 async def test_a_refused_plan_is_told_after_the_steps_before_it(steps):
-    """And no later plan of its epoch is run."""
     steps.submit_decodes(1)
     steps.submit([(3, 1)], step_id=2)
     steps.submit([(0, 1)], step_id=3)
@@ -155,7 +152,6 @@ async def test_a_refused_plan_is_told_after_the_steps_before_it(steps):
 
 
 async def test_a_step_that_fails_at_its_launch_is_told_after_the_steps_before_it(steps):
-    """The one before it is no failure."""
     steps.submit_decodes(1)
     await until(lambda: steps.inner.num_steps == 1)
     steps.inner.fail_next = MemoryError("of the test")

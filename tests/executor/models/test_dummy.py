@@ -62,7 +62,6 @@ def test_a_model_of_them_computes_ordinary_numbers(family):
     ("parts", "shape"), [(QKV, (256, 64)), (OUTPUT, (64, 128)), (GATE_UP, (192, 64)), (DOWN, (64, 96))]
 )
 def test_matrices_that_take_the_same_input_are_one(parts, shape, is_float8):
-    """Of the shape and types that an uploaded model has."""
     layer = LayerReader(weights_of(is_float8=is_float8), 1).linear(*parts)
     assert layer.bias.shape == shape[:1]
     if is_float8:
@@ -73,8 +72,6 @@ def test_matrices_that_take_the_same_input_are_one(parts, shape, is_float8):
 
 
 def test_every_matrix_and_every_seed_has_numbers_of_its_own():
-    """The same layer read twice is the same."""
-
     def values(layer, seed=0):
         return LayerReader(weights_of(seed=seed), layer).linear(*QKV).weight
 
@@ -84,7 +81,6 @@ def test_every_matrix_and_every_seed_has_numbers_of_its_own():
 
 
 def test_float8_is_made_in_parts(monkeypatch):
-    """A matrix larger than what is made at a time has all its rows."""
     monkeypatch.setattr(dummy, "_NUMBERS_AT_ONCE", 5 * 64)
     weight = LayerReader(weights_of(is_float8=True), 0).linear(*QKV).weight
     rows = weight.values.float() * weight.scales[:, None]

@@ -140,7 +140,6 @@ def tokens_of(length, seed):
 @DIALECTS
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_the_formulas(tmp_path, kind, dialect):
-    """Two rows in chunks, in blocks that are scattered, then guesses fed with the features that they came with."""
     parts = parts_of(kind)
     head, oracle, cache = head_from(parts.write(tmp_path / "head", dialect)), Oracle(parts), new_cache()
     blocks, lengths, chunks = ([7, 2, 11], [4, 0, 5]), (37, 20), ((0, 9), (9, 20))

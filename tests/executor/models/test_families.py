@@ -173,7 +173,6 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_those_of_transformers(tmp_path, family):
-    """Prompts below and beyond the window in one batch, in chunks, fifteen tokens each."""
     oracle, checkpoint = written(tmp_path, family)
     prompts = [random_tokens(length, seed=length).tolist() for length in (3, 19, 50)]
     driver = Driver(CpuRunner(checkpoint, num_blocks=32, block_size=BLOCK_SIZE, num_threads=1))

@@ -84,7 +84,6 @@ def test_logits_equal_those_of_transformers(shape):
 
 
 def test_greedy_tokens_equal_those_of_transformers():
-    """Five prompts of different lengths in one batch, forty tokens each."""
     checkpoint = tiny_checkpoint(num_heads=9, num_kv_heads=3, seed=1)
     prompts = [random_ids(length, seed=length) for length in (1, 5, 16, 33, 70)]
     driver = Driver(CpuRunner(checkpoint, num_blocks=64, block_size=8, num_threads=1))

@@ -139,7 +139,6 @@ def assert_close(found, expected, dtype):
 
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)
 def test_logits_are_those_of_the_cpu(family):
-    """In chunks, decodes and verifications, one beside the other, in blocks that lie apart."""
     checkpoint, batches = RandomCheckpoint(FAMILY_CONFIGS[family]), all_steps()
     assert_close(on_device(checkpoint, torch.float32, batches), on_cpu(checkpoint, batches), torch.float32)
 
@@ -200,7 +199,6 @@ def first_row(inputs):
 
 
 def test_with_fixed_splits_a_tokens_bits_do_not_depend_on_its_mates(monkeypatch):
-    """A decode alone, and beside another one. numpy's product, which the interpreter uses, rounds by a row's place."""
     monkeypatch.setattr(np, "matmul", lambda a, b, dtype: np.einsum("ik,kj->ij", a, b, dtype=dtype))
     checkpoint = RandomCheckpoint(FAMILY_CONFIGS["gemma2"])
     chunks, decodes = two_steps(splits=Splits.FIXED)
@@ -210,7 +208,6 @@ def test_with_fixed_splits_a_tokens_bits_do_not_depend_on_its_mates(monkeypatch)
 
 
 def test_weights_that_are_not_finite_are_refused_by_name():
-    """After all are read."""
     config = FAMILY_CONFIGS["mistral"]
     random = RandomCheckpoint(config)
     values = np.full(config.hidden_size, np.nan, np.float32)
@@ -223,7 +220,6 @@ def test_weights_that_are_not_finite_are_refused_by_name():
 
 
 def test_an_unknown_architecture_is_refused_by_name():
-    """Before anything is read."""
     told = []
     with pytest.raises(UnsupportedModelError, match="'mamba' is not supported"):
         upload_model(

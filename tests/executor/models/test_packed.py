@@ -92,7 +92,6 @@ def test_the_output_matrix_is_the_files_own_or_the_embedding(tmp_path, tied):
     ("kind", "weight_format"), [(Q4_0, WeightFormat.INT4), (Q4_1, WeightFormat.INT4), (Q8_0, WeightFormat.INT8)]
 )
 def test_what_is_stored_in_groups_keeps_its_integers_and_scales(tmp_path, kind, weight_format):
-    """Queries, keys and values become one matrix, and each weight is exactly what the file says."""
     checkpoint = written(tmp_path, kind)
     packed = read_packed(checkpoint, QKV)
     assert packed.format == weight_format

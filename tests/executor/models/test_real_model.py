@@ -119,7 +119,6 @@ def test_chunks_do_not_change_a_bit(runner, fifty_prompts, plain, ten):
 
 @pytest.mark.parametrize("num_mates", [0, 1, 2])
 def test_batch_mates_do_not_change_a_bit(runner, fifty_prompts, plain, ten, num_few_rows_tokens, num_mates):
-    """Alone, in pairs and in threes, of prompts that are far apart in the run of fifty."""
     numbers = range(len(fifty_prompts))[ten]
     for first in range(0, len(numbers), num_mates + 1):
         together = numbers[first : first + num_mates + 1]
@@ -174,7 +173,6 @@ def three(request):
 
 
 def test_packed_weights_give_the_same_bits_however_tokens_are_grouped(packed_runner, fifty_prompts, three):
-    """All together at once; in chunks; each alone; on blocks that another request computed in other chunks."""
     driver = Driver(packed_runner)
     together = [driver.add(prompt, TOP_TWO, max_chunk=BUDGET) for prompt in fifty_prompts[three]]
     driver.run(together, NUM_PACKED_TOKENS)

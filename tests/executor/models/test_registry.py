@@ -15,13 +15,11 @@ from paceline_executor.testing.models import tiny_checkpoint
     ("weights", "model"), [(WeightKind.FLOAT32, LlamaModel), (WeightKind.PACKED, PackedLlamaModel)]
 )
 def test_llama_and_its_relatives_are_computed_by_the_model_of_their_weights(weights, model, architecture):
-    """The name in the checkpoint is the key, then how its weights are held."""
     checkpoint = tiny_checkpoint(head_dim=32, intermediate_size=96, architecture=architecture)
     assert isinstance(build_model(checkpoint, 256, weights), model)
 
 
 @pytest.mark.parametrize("weights", WeightKind)
 def test_an_unknown_architecture_is_refused_by_name(weights):
-    """The sentence says what is known."""
     with pytest.raises(UnsupportedModelError, match="'mamba' is not supported; this version runs: gemma2, gemma3"):
         build_model(tiny_checkpoint(architecture="mamba"), 256, weights)

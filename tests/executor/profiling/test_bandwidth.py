@@ -21,7 +21,6 @@ def kernel(name, microseconds):
 
 
 def test_bytes_per_second_are_of_all_kernels_of_a_kind():
-    """By their names; other events and other kernels do not count."""
     events = [
         kernel("attend_splits", 30.0),
         kernel("fold_partials", 10.0),
@@ -45,7 +44,6 @@ def test_the_kernels_that_are_launched_here_are_known_by_name(folder, kind):
 
 
 def test_no_other_kernel_is_taken_for_one_of_these():
-    """A gate multiplies, too."""
     others = [name.rpartition(".")[2] for name in KERNELS_BY_NAME if not re.search(r"\.(attention|linear)\.", name)]
     assert "gate_and_multiply_kernel" in others
     assert {kind_of(name) for name in others} == {None}

@@ -51,7 +51,6 @@ def load(device):
 
 
 async def test_a_device_is_profiled_by_torch_and_its_steps_have_ranges(tmp_path, monkeypatch):
-    """One step to warm up, two that are recorded, and what the thread does in each. No file is left behind."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ranges, device = Ranges(), TwinDevice()
     device.profiler = TorchProfiler(device.profiler._activities, ranges.push, ranges.pop)
@@ -97,7 +96,6 @@ def parents(event):
 
 
 def test_what_was_cut_before_a_step_is_an_empty_trace():
-    """And valid."""
     profiler = TorchProfiler(TwinDevice().profiler._activities)
     profiler.start(3)
     profiler.stop()
@@ -106,7 +104,6 @@ def test_what_was_cut_before_a_step_is_an_empty_trace():
 
 
 def test_what_was_discarded_is_gone_and_it_begins_anew():
-    """As often as it is started."""
     profiler = TorchProfiler(TwinDevice().profiler._activities)
     for _ in range(2):
         profiler.start(1)
@@ -119,7 +116,6 @@ def test_what_was_discarded_is_gone_and_it_begins_anew():
 
 @pytest.mark.parametrize(("num_bytes", "num_steps"), [(0, 1), (3_000_000, 1), (1_500_000, 2), (3_000_000, 0)])
 def test_rates_are_of_the_recorded_steps_and_of_kernels_that_ran(num_bytes, num_steps):
-    """What the step that warms up read does not count. A trace may have the kernels of a step more than landed."""
     kernels = [("nvjet_tst_64x8", 2000.0), *[("write_results_kernel", 3.0)] * num_steps]
     trace = {
         "traceEvents": [{"ph": "X", "cat": "kernel", "name": name, "ts": 5.0, "dur": dur} for name, dur in kernels]

@@ -56,7 +56,6 @@ def assert_logprobs(state, offset, token_ids):
 
 @pytest.mark.parametrize("num_logprobs", [0, 1, 20])
 def test_a_row_keeps_those_of_every_token_it_has_told(engine, num_logprobs):
-    """Whoever attaches next may have to deliver them again."""
     results = _run(engine, 3, num_logprobs=num_logprobs)
 
     (state,) = engine.table.states()
@@ -76,7 +75,6 @@ def test_a_row_that_did_not_ask_keeps_none(engine):
 
 
 def test_the_next_request_on_a_row_has_none_of_the_one_before(engine):
-    """Whether it asks or not."""
     _run(engine, 3)
     engine.execute(plan(finish=[(0, 3)], forget=["r"]))
     engine.execute(plan([(0, 1)], place=[placement(0, [7], name="next")], grants=[(0, 0, 8)]))
@@ -86,7 +84,6 @@ def test_the_next_request_on_a_row_has_none_of_the_one_before(engine):
 
 @pytest.mark.parametrize("num_kept", [0, 2, 3])
 def test_a_record_is_cut_with_its_output(engine, num_kept):
-    """A stop text may end before the last token."""
     _run(engine, 3)
     engine.execute(plan(finish=[(0, num_kept)]))
 
@@ -95,7 +92,6 @@ def test_a_record_is_cut_with_its_output(engine, num_kept):
 
 
 def test_output_that_was_generated_elsewhere_has_none_here(engine):
-    """They count from the first token of this attempt on."""
     _run(engine, 2, output=_expected(3))
 
     (state,) = engine.table.states()
@@ -114,7 +110,6 @@ def test_a_record_cut_inside_output_from_elsewhere_has_none_left(engine):
 
 @pytest.mark.parametrize("num_output", [3, 2, 0])
 def test_a_preempted_request_placed_again_keeps_those_of_its_output(engine, num_output):
-    """Of as much of it as the scheduler knew."""
     _run(engine, 3)
     engine.execute(plan(preempt=[0]))
     _run(engine, 2, output=_expected(num_output))
@@ -129,7 +124,6 @@ def test_a_preempted_request_placed_again_keeps_those_of_its_output(engine, num_
     ids=["longer", "other output", "other prompt"],
 )
 def test_those_of_other_tokens_are_not_taken_over(engine, changes):
-    """A request of the same id that is not what the record holds begins anew."""
     _run(engine, 3)
     engine.execute(plan(preempt=[0]))
     _run(engine, 1, **changes)
@@ -139,7 +133,6 @@ def test_those_of_other_tokens_are_not_taken_over(engine, changes):
 
 
 def test_a_step_that_fails_leaves_them_as_they_were(engine):
-    """It enters no record; the release in its plan is taken back as well."""
     _run(engine, 2)
     engine.runner.fail_next = RuntimeError("lost")
     other = placement(1, [7], num_logprobs=3, name="other")
@@ -216,7 +209,6 @@ def test_records_count_them_as_memory():
 
 
 def test_a_snapshot_does_not_change_when_the_row_goes_on(engine):
-    """It is that of one boundary."""
     _run(engine, 2)
     (state,) = engine.table.states()
     for _ in range(3):

@@ -112,7 +112,6 @@ runs = runs_of(*DRAFTERS)
 
 @pytest.mark.hypothesis
 def test_any_sound_schedule_gives_every_request_its_own_tokens():
-    """Chunks, batches, drafts, plans ahead of results, shared and copied blocks, preemptions."""
     reached = Counter()
 
     @given(runs)

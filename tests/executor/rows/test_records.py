@@ -119,7 +119,6 @@ def test_the_oldest_records_go_when_they_exceed_their_memory(engine, clock):
 
 
 def test_records_of_many_requests_stay_within_their_memory(engine):
-    """Bounded in bytes, however many requests come."""
     for number in range(50):
         _released(engine, 0, f"request-{number}", 2 * number + 1)
 

@@ -148,7 +148,6 @@ def _picture(table):
 
 @pytest.mark.parametrize(("malformed", "fault"), MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_plan_is_named_and_changes_nothing(engine, malformed, fault):
-    """Whatever else the plan wants is not done either, and the rows go on afterwards."""
     before = _picture(engine.table)
     wants_more = replace(malformed, forget=plan(forget=["nobody", "old"]).forget)
     if not malformed.tags.block_ids.size:
@@ -174,7 +173,6 @@ LATER_FIELDS = {
 
 @pytest.mark.parametrize("field", LATER_FIELDS)
 def test_what_a_later_version_does_is_refused_by_name_and_changes_nothing(engine, field):
-    """Speculation, adapters and transfers of blocks come later; until then nothing pretends to do it."""
     before = _picture(engine.table)
     with pytest.raises(UnsupportedPlanError, match=f"^{field} is not supported") as refusal:
         engine.execute(replace(plan([(0, 1)], preempt=[3]), **LATER_FIELDS[field]))
@@ -216,7 +214,6 @@ RULES_OUT_OF_RANGE = [
 
 @pytest.mark.parametrize(("field", "rules"), RULES_OUT_OF_RANGE)
 def test_a_rule_out_of_range_fails_its_request(engine, field, rules):
-    """Just beyond the ends, and no number at all."""
     request = placement(2, [1], sampling=replace(GREEDY, **rules))
     result = engine.execute(plan([(2, 1)], step_id=3, place=[request], grants=[(2, 0, 5)]))
     assert [(error.row, error.field) for error in result.errors] == [(2, field)]
@@ -224,7 +221,6 @@ def test_a_rule_out_of_range_fails_its_request(engine, field, rules):
 
 @pytest.mark.parametrize(("field", "request_"), REFUSED_REQUESTS.items(), ids=REFUSED_REQUESTS)
 def test_a_request_that_cannot_run_fails_alone_and_names_the_field(engine, field, request_):
-    """Its row is occupied until it is released; the others of the step advance."""
     result = engine.execute(plan([(0, 1), (2, 1)], step_id=3, place=[request_], grants=[(2, 0, 5)]))
 
     assert [(error.row, error.field) for error in result.errors] == [(2, field)]
@@ -236,7 +232,6 @@ def test_a_request_that_cannot_run_fails_alone_and_names_the_field(engine, field
 
 
 def test_nothing_oversized_is_kept_of_a_request_that_cannot_run(engine):
-    """Its state has to fit into a part of a snapshot."""
     lists = replace(GREEDY, allowed_token_ids=(1,) * 100_000, logit_bias=((1, 0.5),) * 100_000)
     oversized = placement(2, [1], context=bytes(2 * MAX_CONTEXT_BYTES), end_token_ids=[1] * 1000, sampling=lists)
     engine.execute(plan(step_id=3, place=[oversized]))

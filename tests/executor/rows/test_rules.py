@@ -44,19 +44,16 @@ def forbidden(request, output):
 
 
 def test_a_request_without_rules_has_none():
-    """Nothing is kept, nothing is computed for it."""
     assert rules_of(placement(0, [1], end_token_ids=[2])) is None
 
 
 def test_end_tokens_are_masked_until_the_minimum():
-    """Those that end the row and those that do not; from there on nothing is."""
     request = placement(0, [1], min_tokens=2, end_token_ids=[5, 6], ignored_end_token_ids=[9])
     assert forbidden(request, []) == forbidden(request, [3]) == [5, 6, 9]
     assert forbidden(request, [3, 4]) == []
 
 
 def test_the_last_token_of_a_bad_word_is_masked_behind_those_before_it():
-    """In the output alone; a word of one token always is."""
     request = placement(0, [7, 8], bad_words=[[4], [7, 8, 9], [8, 5], [1, 2, 3]])
     assert forbidden(request, []) == [4]  # the prompt does not count
     assert forbidden(request, [8]) == [4, 5]
@@ -84,7 +81,6 @@ def test_a_row_ends_at_the_first_end_token_after_the_minimum():
 
 
 def test_rows_with_rules_leave_their_neighbours_alone():
-    """The list of one is not that of another."""
     alone, _ = run(placement(1, [4, 5]))
     together, _ = run(
         placement(0, [1, 2], sampling=sampling(allowed_token_ids=(10, 20, 30))),
@@ -97,7 +93,6 @@ def test_rows_with_rules_leave_their_neighbours_alone():
 
 
 def test_a_row_whose_rules_leave_nothing_fails_alone():
-    """With a reason of its own, and no token."""
     impossible = placement(0, [1, 2], sampling=sampling(allowed_token_ids=(7,)), bad_words=[[7]])
     outputs, results = run(impossible, placement(1, [4, 5]), num_tokens=2)
     (error,) = results[0].errors
@@ -108,7 +103,6 @@ def test_a_row_whose_rules_leave_nothing_fails_alone():
 
 @pytest.mark.parametrize("num_before", [1, 2, 5, 7])
 def test_a_row_that_is_placed_again_with_its_output_goes_on_the_same(num_before):
-    """Masks are made of the output, whoever drew it."""
     free, _ = run(placement(0, [1, 2, 3]))
     words = [[free[0][1]], [free[0][0], free[0][0] + 1], [free[0][2], free[0][3]]]
     options = {"bad_words": words, "min_tokens": 6, "end_token_ids": [free[0][4]]}
@@ -118,7 +112,6 @@ def test_a_row_that_is_placed_again_with_its_output_goes_on_the_same(num_before)
 
 
 def test_a_row_without_rules_costs_nothing_and_one_past_its_minimum_neither():
-    """The batch has no rules at all."""
     engine = SteppingEngine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
     places = [placement(0, [1, 2]), placement(1, [3], output=[4], min_tokens=2, end_token_ids=[9])]
     first = plan([(0, 2), (1, 2)], place=places, grants=[(0, 0, 0), (1, 0, 1)])
@@ -129,7 +122,6 @@ def test_a_row_without_rules_costs_nothing_and_one_past_its_minimum_neither():
 
 
 def test_penalised_rows_bring_prompt_and_output_as_far_as_they_count():
-    """Repetition wants both, of the prompt each token once; the others want the output."""
     table = RowTable(LIMITS)
     places = [
         placement(0, [2, 1, 2], output=[3], sampling=sampling(repetition_penalty=1.5)),
@@ -144,7 +136,6 @@ def test_penalised_rows_bring_prompt_and_output_as_far_as_they_count():
 
 
 def test_prompt_logprobs_are_told_chunk_by_chunk_of_tokens_that_have_others_before_them():
-    """The second token's with the first chunk; none for the first, and none once the prompt is through."""
     engine = SteppingEngine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
     place = placement(0, list(range(10, 19)), num_prompt_logprobs=1)
     grants = [(0, index, index) for index in range(3)]

@@ -43,7 +43,6 @@ def _tokens_of(result: StepResult) -> list[int]:
 
 
 def test_a_prompt_in_one_chunk_gives_one_token_and_each_decode_one_more(engine):
-    """The last token drawn is fed to the next step by the executor itself."""
     first = engine.execute(plan([(0, 3)], place=[placement(0, [5, 6, 7])], grants=[(0, 0, 2)]))
     second = engine.execute(plan([(0, 1)], step_id=2))
     third = engine.execute(plan([(0, 1)], step_id=3, grants=[(0, 1, 9)]))
@@ -67,7 +66,6 @@ def test_a_prompt_in_chunks_gives_the_same_token_as_in_one(engine):
 
 
 def test_rows_of_a_mixed_batch_do_not_disturb_each_other(engine):
-    """A chunk, a decode and a whole prompt in one step."""
     engine.execute(plan([(2, 2)], place=[placement(2, [1, 2])], grants=[(2, 0, 0)]))
     place = [placement(0, [3, 4, 5, 6, 7, 8]), placement(3, [9])]
 
@@ -97,7 +95,6 @@ def test_a_row_ends_at_an_end_token_and_later_plans_write_nothing(engine, runner
 
 
 def test_a_row_ends_at_max_tokens(engine):
-    """Output of earlier attempts counts."""
     place = [placement(0, [1], output=[2, 3], max_tokens=4)]
     first = engine.execute(plan([(0, 3)], place=place, grants=[(0, 0, 0), (0, 1, 1)]))
     second = engine.execute(plan([(0, 1)], step_id=2))
@@ -119,7 +116,6 @@ def test_a_row_ends_when_its_context_is_full(engine):
 
 
 def test_shared_blocks_serve_a_prefix_that_another_row_computed(engine):
-    """A cached prefix is read through the table and not computed again."""
     prompt = [1, 2, 3, 4, 5, 6]
     engine.execute(plan([(0, 6)], place=[placement(0, prompt)], grants=[(0, 0, 7), (0, 1, 8)]))
     place = [placement(1, prompt, num_cached_tokens=4)]
@@ -133,7 +129,6 @@ def test_shared_blocks_serve_a_prefix_that_another_row_computed(engine):
 
 
 def test_a_row_forgets_what_its_last_request_shared(engine):
-    """The next request on it writes from its first block on."""
     prompt = [1, 2, 3, 4, 5]
     engine.execute(plan([(0, 5)], place=[placement(0, prompt)], grants=[(0, 0, 7), (0, 1, 8)]))
     sharing = placement(1, prompt, num_cached_tokens=4)
@@ -146,7 +141,6 @@ def test_a_row_forgets_what_its_last_request_shared(engine):
 
 
 def test_a_copied_block_can_be_written_without_touching_its_source(engine):
-    """Copies come before grants and the forward pass, and take the place of a shared block."""
     prompt = [1, 2, 3, 4, 5]
     engine.execute(plan([(0, 5)], place=[placement(0, prompt)], grants=[(0, 0, 0), (0, 1, 1)]))
     other = [1, 2, 3, 4, 5, 6]
@@ -159,7 +153,6 @@ def test_a_copied_block_can_be_written_without_touching_its_source(engine):
 
 
 def test_a_shared_block_can_be_replaced_by_its_copy(engine):
-    """Copy on write in the middle of a request's life."""
     prompt = [1, 2, 3, 4]
     engine.execute(plan([(0, 4)], place=[placement(0, prompt)], grants=[(0, 0, 0)]))
     place = [placement(1, [*prompt, 5], num_cached_tokens=4)]
@@ -171,7 +164,6 @@ def test_a_shared_block_can_be_replaced_by_its_copy(engine):
 
 
 def test_a_block_released_in_a_plan_may_be_granted_in_the_same_plan(engine):
-    """Plan order is device order."""
     engine.execute(plan([(0, 2)], place=[placement(0, [1, 2])], grants=[(0, 0, 5)]))
 
     result = engine.execute(plan([(1, 1)], step_id=2, finish=[(0, 1)], place=[placement(1, [3])], grants=[(1, 0, 5)]))
@@ -180,7 +172,6 @@ def test_a_block_released_in_a_plan_may_be_granted_in_the_same_plan(engine):
 
 
 def test_a_grant_for_writing_clears_the_blocks_tag(engine):
-    """What a tag promises is gone once somebody may write."""
     engine.execute(plan(tags=[(5, KEY), (6, KEY)]))
     engine.execute(plan(step_id=2, place=[placement(0, [1])], grants=[(0, 0, 5)]))
     engine.execute(plan(step_id=3, tags=[(3, KEY), (6, bytes(16))]))
@@ -190,7 +181,6 @@ def test_a_grant_for_writing_clears_the_blocks_tag(engine):
 
 
 def test_a_final_release_cuts_the_record_and_a_preemption_does_not(engine):
-    """The record of a finished request holds what its client was told."""
     place = [placement(0, [1, 2]), placement(1, [3, 4])]
     cells = [(0, 0, 0), (1, 0, 1)]
     engine.execute(plan([(0, 2), (1, 2)], place=place, grants=cells))
@@ -207,7 +197,6 @@ def test_a_final_release_cuts_the_record_and_a_preemption_does_not(engine):
 
 
 def test_a_preempted_request_placed_again_continues_as_if_nothing_had_been(engine):
-    """Recomputing prompt and output so far gives the next token of the undisturbed request."""
     engine.execute(plan([(0, 2)], place=[placement(0, [1, 2])], grants=[(0, 0, 0)]))
     engine.execute(plan([(0, 1)], step_id=2))
     engine.execute(plan(step_id=3, preempt=[0]))
@@ -220,7 +209,6 @@ def test_a_preempted_request_placed_again_continues_as_if_nothing_had_been(engin
 
 
 def test_a_row_whose_logits_are_no_numbers_fails_alone(engine, runner):
-    """Its batch mates go on."""
     runner.faulty_tokens = frozenset({13})
     place = [placement(0, [13]), placement(1, [1])]
 
@@ -233,7 +221,6 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(engine, runner):
 
 
 def test_log_probabilities_come_only_for_rows_that_asked(engine):
-    """One set of values per drawn token."""
     place = [placement(0, [1], num_logprobs=2), placement(1, [2])]
 
     result = engine.execute(plan([(0, 1), (1, 1)], place=place, grants=[(0, 0, 0), (1, 0, 1)]))
@@ -244,7 +231,6 @@ def test_log_probabilities_come_only_for_rows_that_asked(engine):
 
 
 def test_a_step_that_fails_as_a_whole_leaves_every_row_as_it_was(engine, runner):
-    """No row advances, nothing enters a record, and the same plan then works."""
     engine.execute(
         plan([(0, 2), (1, 1)], place=[placement(0, [1, 2]), placement(1, [3])], grants=[(0, 0, 0), (1, 0, 1)])
     )
@@ -277,8 +263,6 @@ def test_a_failed_step_makes_no_promise_about_blocks_it_may_have_written(engine,
 
 
 def test_the_grant_hash_follows_the_protocols_description(engine):
-    """Grants before shared ones, in plan order, over the whole epoch."""
-
     def carried(value, row, index, block):
         value = ((value ^ ((row * 2**48 + index * 2**32 + block) % 2**64)) * 0x100000001B3) % 2**64
         return value ^ (value >> 32)
@@ -303,7 +287,6 @@ def test_a_plan_without_rows_runs_nothing(engine, runner):
 
 
 def test_seeds_and_offsets_reach_the_sampler(engine):
-    """The offset is the index of the output token, output of earlier attempts included."""
     sampling = placement(0, [1]).sampling
     seeded = type(sampling)(temperature=1.0, top_k=5, top_p=0.5, min_p=0.1, seed=2**64 - 1)
     place = [placement(0, [1], output=[7], sampling=seeded)]
@@ -314,7 +297,6 @@ def test_seeds_and_offsets_reach_the_sampler(engine):
 
 
 def test_columns_reach_the_runner_as_the_seam_describes_them(engine):
-    """Positions, lengths and tables of a decode and a chunk."""
     table = engine.table
     engine.execute(plan([(1, 5)], place=[placement(1, [1, 2, 3, 4, 5])], grants=[(1, 0, 8), (1, 1, 9)]))
     step = plan([(0, 2), (1, 1)], step_id=2, place=[placement(0, [6, 7, 8])], grants=[(0, 0, 3)])
@@ -333,7 +315,6 @@ def test_columns_reach_the_runner_as_the_seam_describes_them(engine):
 
 @pytest.mark.parametrize("part", ["advance", "report"])
 def test_a_step_that_fails_at_its_very_end_has_not_advanced_either(engine, monkeypatch, part):
-    """Rows and log-probabilities go back to where they were; the same plan then works."""
     engine.execute(plan([(0, 2)], place=[placement(0, [1, 2], num_logprobs=2)], grants=[(0, 0, 0)]))
     before = [repr(state) for state in engine.table.states()]
     real = getattr(outcome, part)

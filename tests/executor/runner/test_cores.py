@@ -25,18 +25,15 @@ def cores(machine):
 
 
 def test_two_hardware_threads_of_a_core_count_once(machine):
-    """Four hardware threads, two cores."""
     assert cores(machine) == 2
 
 
 def test_only_cores_inside_the_affinity_mask_count(machine, monkeypatch):
-    """Both threads of one core."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3})
     assert cores(machine) == 1
 
 
 def test_without_a_topology_every_cpu_is_a_core(machine, monkeypatch):
-    """As on systems that do not tell."""
     assert usable_cores(machine / "nowhere", machine / "cgroup") == 4
 
 

@@ -93,7 +93,6 @@ def generate(case, prompt, draw, num_tokens=6, max_chunk=512, mates=(), seed=0):
 @pytest.mark.parametrize("draw", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("chunk", [1, 7, 16])
 def test_chunks_do_not_change_a_bit(case, draw, chunk):
-    """Tokens and log-probabilities are equal, not close."""
     prompt = random_prompt(290, seed=chunk)
     assert generate(case, prompt, draw, max_chunk=chunk, seed=1) == generate(case, prompt, draw)
 
@@ -106,7 +105,6 @@ def test_chunks_do_not_change_a_bit(case, draw, chunk):
     seed=st.integers(0, 1000),
 )
 def test_batch_mates_do_not_change_a_bit(case, length, mates, chunk, seed):
-    """Whatever stands in the batch, wherever the blocks lie."""
     prompt = random_prompt(length, seed)
     prompts = [random_prompt(mate, seed + i + 1) for i, mate in enumerate(mates)]
     together = generate(case, prompt, SEEDED, max_chunk=chunk, mates=prompts, seed=seed)
@@ -115,7 +113,6 @@ def test_batch_mates_do_not_change_a_bit(case, length, mates, chunk, seed):
 
 @pytest.mark.parametrize("num_common", [15, 16, 40, 64])
 def test_a_shared_prefix_does_not_change_a_bit(case, num_common):
-    """Blocks another request computed, in other chunks, serve as well as one's own."""
     prompt = random_prompt(64, seed=1)
     other = prompt[:num_common] + random_prompt(30, seed=2)
     driver = Driver(new_runner(case))
@@ -141,7 +138,6 @@ def test_blocks_that_held_other_tokens_serve_as_well_as_fresh_ones(case):
 
 @pytest.mark.skipif(jit.max_threads() < 2, reason="one core")
 def test_the_number_of_threads_does_not_change_a_bit(case):
-    """One or two."""
     prompt = random_prompt(50, seed=3)
     outputs = []
     for num_threads in (1, 2):
@@ -169,7 +165,6 @@ def test_logits_that_are_not_finite_are_the_fault_of_their_row(case):
 
 
 def test_a_slot_that_was_never_written_is_a_fault_and_not_a_wrong_token(case):
-    """A row that claims computed tokens it does not have."""
     driver = Driver(new_runner(case))
     row = driver.add(random_prompt(20, seed=1))
     row.num_computed = 10
@@ -178,7 +173,6 @@ def test_a_slot_that_was_never_written_is_a_fault_and_not_a_wrong_token(case):
 
 
 def test_a_copied_block_serves_as_well_as_the_original(case):
-    """In all layers, keys and values."""
     runner = new_runner(case)
     driver = Driver(runner)
     prompt = random_prompt(40, seed=1)
@@ -195,7 +189,6 @@ def test_a_copied_block_serves_as_well_as_the_original(case):
 
 
 def test_logprobs_come_for_the_rows_that_asked(case):
-    """None, the chosen token's alone, and the three best."""
     driver = Driver(new_runner(case))
     rows = [driver.add(random_prompt(9, seed), Draw(num_logprobs=num)) for seed, num in enumerate((-1, 0, 3))]
     output = driver.step(rows)
@@ -207,13 +200,11 @@ def test_logprobs_come_for_the_rows_that_asked(case):
 
 
 def test_no_logprobs_are_computed_where_no_row_asks(case):
-    """The step says so once, not row by row."""
     driver = Driver(new_runner(case))
     assert driver.step([driver.add(random_prompt(9, seed), Draw()) for seed in range(2)]).logprobs is None
 
 
 def test_a_step_that_samples_nothing_draws_nothing(case):
-    """The middle of a prompt."""
     driver = Driver(new_runner(case))
     output = driver.step([driver.add(random_prompt(20, seed=1), max_chunk=8)])
     assert output.token_ids.size == 0
@@ -227,7 +218,6 @@ def one_token_batch():
 
 
 def test_arrays_may_be_read_only_and_strided(case):
-    """As they are when they come out of a message or a column of a table."""
     batch = one_token_batch()
     wide = np.repeat(batch.token_ids, 2)
     wide.flags.writeable = False
@@ -253,13 +243,11 @@ def test_a_batch_that_names_what_does_not_exist_is_refused(case, change, error):
 
 
 def test_positions_beyond_the_pool_take_no_memory():
-    """A file may claim any context length; what the rotary table covers is what the blocks can hold."""
     runner = new_runner(Case(tiny_checkpoint(max_model_len=1 << 24)), num_blocks=4, block_size=16)
     assert runner._model._rope_tables.shape[1] == 64
 
 
 def test_warm_up_reports_each_step_and_measures_rising_times(case):
-    """Sizes that fit are measured."""
     seen = []
     runner = CpuRunner(
         case.checkpoint, numerics=case.numerics, num_blocks=8, block_size=16, num_threads=1, on_progress=seen.append
@@ -280,7 +268,6 @@ def test_a_disturbed_measurement_of_the_warm_up_does_not_count():
 
 
 def test_nothing_compiles_after_the_warm_up(case):
-    """Whatever the sizes, contents and options of later steps."""
     new_runner(case).warm_up()
     if case.numerics == FLOAT32_NUMERICS:
         of_kind = [linear.multiply, rms_norm.normalize, rms_norm.add_and_normalize, rms_norm.normalize_heads]
@@ -316,7 +303,6 @@ def test_the_decoder_that_is_compiled_ahead_is_every_models(packed, monkeypatch)
 
 
 def test_the_geometry_says_what_was_allocated(case):
-    """Bytes per block count keys and values of all layers."""
     geometry = new_runner(case, num_blocks=10, block_size=8).kv_geometry
     assert (geometry.num_blocks, geometry.block_size, geometry.num_layers) == (10, 8, 2)
     slot_bytes = {"float32": 16 * 4, "float16": 32 * 2, "int8": 32 + 4}[case.numerics.kv.value]
@@ -325,18 +311,15 @@ def test_the_geometry_says_what_was_allocated(case):
 
 @pytest.mark.parametrize("num_threads", [0, -1, 100_000])
 def test_an_impossible_number_of_threads_is_refused(case, num_threads):
-    """The sentence says what is possible."""
     with pytest.raises(StartError, match="the number of threads must be 1 to"):
         new_runner(case, num_threads=num_threads)
 
 
 def test_a_kv_cache_larger_than_any_memory_is_refused(case):
-    """With its size, and what to do."""
     with pytest.raises(StartError, match=r"needs \d+ MiB: use fewer"):
         new_runner(case, num_blocks=2**40)
 
 
 def test_an_architecture_we_do_not_compute_is_refused():
-    """Before memory is taken."""
     with pytest.raises(UnsupportedModelError, match="'gpt2'"):
         new_runner(Case(tiny_checkpoint(architecture="gpt2")))

@@ -27,7 +27,6 @@ def scales(key, value):
 
 @pytest.mark.parametrize("kv", KvDtype)
 def test_a_cache_takes_what_was_planned_for_it(kv):
-    """Scales of slots included; those of heads are a few bytes for all blocks."""
     shape = geometry(kv)
     cache = allocate_on_device(shape, kv, CPU)
     tensors = [
@@ -41,7 +40,6 @@ def test_a_cache_takes_what_was_planned_for_it(kv):
 
 
 def test_a_layers_part_has_its_own_scales():
-    """As the kernels take them."""
     shape = geometry(KvDtype.INT8)
     assert allocate_on_device(shape, KvDtype.INT8, CPU).layer(1).key_scales.shape == (3, HEADS, 16)
     assert allocate_on_device(geometry(KvDtype.FP8_E4M3), KvDtype.FP8_E4M3, CPU).layer(1).key_scales.shape == (HEADS,)
@@ -49,7 +47,6 @@ def test_a_layers_part_has_its_own_scales():
 
 
 def test_scales_are_one_until_others_are_known():
-    """From the checkpoint, or measured later."""
     shape = geometry(KvDtype.FP8_E4M3)
     assert torch.equal(allocate_on_device(shape, KvDtype.FP8_E4M3, CPU).key_scales, torch.ones(LAYERS, HEADS))
     cache = allocate_on_device(shape, KvDtype.FP8_E4M3, CPU, scales(0.5, 0.25))

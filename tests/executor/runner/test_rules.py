@@ -67,7 +67,6 @@ def test_a_row_under_all_rules_goes_on_the_same_after_a_failover(runner):
 
 
 def test_a_strong_bias_decides_a_greedy_draw(runner):
-    """And an allowed list keeps it in."""
     biased = SamplingParams(**{**DRAWING, "temperature": 0.0}, logit_bias=((77, 100.0),))
     assert output_of(runner, num_tokens=3, sampling=biased) == [77, 77, 77]
     allowed = SamplingParams(**{**DRAWING, "temperature": 0.0}, allowed_token_ids=(5, 6), presence_penalty=2.0)
@@ -117,7 +116,6 @@ def told(result):
 
 
 def test_rows_beside_one_that_wants_prompt_logprobs_draw_as_ever(runner):
-    """Rows before and after it in a batch, one of which is a chunk that ends at its last token."""
     alone = run_prompt(runner, (150,), num_prompt_logprobs=None, beside=[(1, 20), (2, 5)])
     beside = run_prompt(runner, (150,), beside=[(1, 20), (2, 5)])
     assert beside[0].token_ids.tolist() == alone[0].token_ids.tolist()
@@ -126,7 +124,6 @@ def test_rows_beside_one_that_wants_prompt_logprobs_draw_as_ever(runner):
 
 
 def test_logits_of_a_prompt_are_computed_a_piece_at_a_time(runner):
-    """No forward pass is asked for more logits than a piece has, and sampled rows."""
     table = RowTable(LIMITS)
     first = plan(
         [(1, 5), (0, 150)],
@@ -142,7 +139,6 @@ def test_logits_of_a_prompt_are_computed_a_piece_at_a_time(runner):
 
 
 def test_a_prompt_with_logits_that_are_no_numbers_fails_its_row_alone(runner):
-    """In a chunk that samples nothing."""
     table = RowTable(LIMITS)
     engine = SteppingEngine(table, runner)
     place = [placement(0, PROMPT, num_prompt_logprobs=0), placement(1, PROMPT[:5])]

@@ -57,7 +57,6 @@ def prompts(number):
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize("max_chunk", [1, 5, 100])
 def test_tokens_follow_from_all_before_them_whatever_blocks_and_chunks_they_are_in(block_size, max_chunk):
-    """As computed without either; the seed and the index of the token count too."""
     driver = Driver(runner(512 // block_size, block_size), seed=3)
     rows = [driver.add(prompt, Draw(seed=i), max_chunk=max_chunk) for i, prompt in enumerate(prompts(8))]
 
@@ -77,7 +76,6 @@ def test_tokens_are_drawn_from_those_that_it_is_given():
 
 @pytest.mark.parametrize("change", ["lost", "doubled", "swapped", "other"])
 def test_a_token_that_is_wrong_anywhere_changes_what_follows(change):
-    """The hash depends on every token and on its place."""
     wrong = {"lost": [5, 6, 8], "doubled": [5, 6, 6, 7, 8], "swapped": [6, 5, 7, 8], "other": [5, 6, 9, 8]}[change]
     assert continuation([5, 6, 7, 8], 3, VOCAB_SIZE, seed=1) != continuation(wrong, 3, VOCAB_SIZE, seed=1)
 
@@ -92,13 +90,11 @@ def test_end_tokens_come_about_as_often_as_asked():
 
 
 def test_rules_of_another_salt_draw_otherwise():
-    """As devices do whose arithmetic differs."""
     assert HashRule(1000).output([1], 5, 0) != HashRule(1000, salt=1).output([1], 5, 0)
 
 
 @pytest.mark.parametrize("rule", [HashRule(50, (7,), 0.2), HashRule(50, salt=3), HashRule(50, drawn=range(9, 30))])
 def test_a_runner_draws_by_the_rule_that_it_is_given(rule):
-    """End tokens included."""
     driver = Driver(HashRunner(64, 4, 50, rule))
     assert driver.run([driver.add([1, 2, 3])], 30) == [rule.output([1, 2, 3], 30, 0)]
 
@@ -131,7 +127,6 @@ def test_a_slot_that_is_not_as_its_row_wrote_it_changes_what_follows(position):
 
 
 def test_what_lies_behind_a_row_in_its_last_block_does_not_count():
-    """Another row had the block before."""
     driver = Driver(runner(num_blocks=4))
     before = driver.add(list(range(16)))
     driver.step([before])
@@ -142,7 +137,6 @@ def test_what_lies_behind_a_row_in_its_last_block_does_not_count():
 
 
 def test_a_copied_block_is_read_like_its_source():
-    """Contents and what is kept of them."""
     simulated = runner(num_blocks=8)
     driver = Driver(simulated)
     row = driver.add(list(range(7)))
@@ -160,7 +154,6 @@ def test_a_slot_holds_a_token_id():
 
 
 def test_a_step_is_done_when_its_time_is_over_and_sleeps_until_then(clock):
-    """Nothing runs meanwhile."""
     simulated = runner(clock=clock)
     handle = simulated.launch(chunk([1, 2, 3]))
     assert not simulated.is_done(handle)
@@ -173,7 +166,6 @@ def test_a_step_is_done_when_its_time_is_over_and_sleeps_until_then(clock):
 
 
 def test_what_computing_took_is_part_of_the_time(clock):
-    """A step that ends late does not make the next one late."""
     simulated = runner(clock=clock)
     handle = simulated.launch(chunk([1, 2, 3]))
     clock.now_ns += 3000
@@ -186,7 +178,6 @@ def test_what_computing_took_is_part_of_the_time(clock):
 
 
 def test_without_a_table_steps_take_no_time(clock):
-    """And schedulers are told so little that they plan as much as they may."""
     simulated = runner(step_times=StepTimes(), clock=clock)
 
     output = simulated.wait(simulated.launch(chunk([1, 2, 3])))
@@ -210,7 +201,6 @@ def test_schedulers_are_told_at_least_two_points_of_a_table(times, told):
 
 @pytest.mark.parametrize(("num_tokens", "duration_us"), [(1, 10), (4, 25), (7, 40), (12, 50), (17, 60), (22, 70)])
 def test_times_lie_on_lines_between_points_and_go_on_beyond_them(num_tokens, duration_us):
-    """Through the first two and the last two."""
     times = StepTimes(((2, 15_000.0), (7, 40_000.0), (17, 60_000.0)))
 
     assert times.step_ns(num_tokens, 0) == duration_us * 1000
@@ -227,7 +217,6 @@ def test_pairs_are_paid_for_each(clock):
 
 
 def test_a_file_says_points_pairs_and_what_pairs_its_points_include(tmp_path):
-    """Measured steps can be written down as they are."""
     file = tmp_path / "steps.json"
     points = [
         {"num_tokens": 1, "duration_us": 5.5},
@@ -264,7 +253,6 @@ BAD = {
 
 @pytest.mark.parametrize(("text", "fault"), BAD.values(), ids=BAD)
 def test_a_file_that_is_no_table_is_refused_by_line_or_field(tmp_path, text, fault):
-    """In one line, which names the file and the option."""
     file = tmp_path / "steps.json"
     file.write_bytes(text.encode(errors="surrogateescape"))
 
@@ -277,6 +265,5 @@ def test_a_file_that_is_no_table_is_refused_by_line_or_field(tmp_path, text, fau
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    """The path may be wrong."""
     with pytest.raises(StepTimesError, match=r"cannot read .*nowhere.json: No such file"):
         read_step_times(tmp_path / "nowhere.json")

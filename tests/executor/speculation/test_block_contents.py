@@ -62,7 +62,6 @@ def test_what_is_held_is_what_was_computed_behind_the_same_tokens():
 
 
 def test_a_block_of_the_same_tokens_behind_others_is_not_held():
-    """Its keys and values are others, but for the first block's."""
     contents = BlockContents(NUM_BLOCKS, BLOCK_SIZE, MAX_LEN)
     contents.put(int32([1, 2, 3, 4, 5, 6]), 0, int32([0, 1]))
     contents.put(int32([3, 2, 1]), 0, int32([2]))

@@ -66,7 +66,6 @@ def test_all_rows_of_a_step_are_computed_together():
 
 
 def test_what_was_accepted_is_not_computed_again():
-    """After right drafts the last one and the token behind it are new; after a wrong one the token in its place."""
     rows, prompt = Rows(), prompt_of(1, 9)
     drafts = rows.draft((0, prompt, 3))[0]
     for known, num_new in (([*drafts[:1], 7], 1), ([*drafts, 7], 2), ([], 1)):
@@ -76,7 +75,6 @@ def test_what_was_accepted_is_not_computed_again():
 
 
 def test_rows_catch_up_within_a_budget_the_nearest_first():
-    """No step computes more; rows that are near enough draft meanwhile, the others when they have come up."""
     rows, prompts = Rows(max_catch_up=10), [prompt_of(0, 40), prompt_of(1, 3), prompt_of(2, 25)]
     drafting = []
     for _ in range(9):
@@ -92,19 +90,16 @@ def test_rows_catch_up_within_a_budget_the_nearest_first():
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(14, 3), (15, 2), (16, 1), (17, 0), (30, 0)])
 def test_a_row_is_drafted_for_as_far_as_the_model_reaches(num_tokens, expected):
-    """The last draft is drawn from the last position that it has, and computed by the target alone."""
     rows, prompt = Rows(max_model_len=16), prompt_of(3, num_tokens)
     assert rows.draft((0, prompt, 3)) == [continuation(prompt, expected, VOCAB_SIZE)]
 
 
 def test_a_row_with_a_token_that_the_model_does_not_know_gets_no_drafts():
-    """A target may have more tokens; the other rows are none the worse."""
     rows = Rows()
     assert rows.draft((0, [5, VOCAB_SIZE, 6], 2), (1, [5, 6], 2)) == [[], continuation([5, 6], 2, VOCAB_SIZE)]
 
 
 def test_a_row_for_which_nothing_can_be_drawn_has_the_drafts_before():
-    """Its rules leave no token; that of the row beside it goes on."""
     rows, prompt = Rows(), [5, 6, 7]
     first = continuation(prompt, 1, VOCAB_SIZE)[0]
     nothing = np.zeros(0, dtype=np.int32)
@@ -147,7 +142,6 @@ def test_the_budget_is_what_fits_into_the_steps_spare_time():
 
 
 def test_what_catching_up_takes_is_measured():
-    """By the first pass of a step; the passes behind it tell what any takes."""
     rows, now_ns = Rows(), iter(range(0, 10**9, 1000))
     rows.drafter._clock_ns = lambda: next(now_ns)
     seen = []

@@ -33,7 +33,6 @@ def placing():
 
 
 async def test_results_say_how_many_drafts_were_verified():
-    """Three after a prompt that repeats itself, none where nothing stood before; the tokens are as ever."""
     async with hash_executor(LIMITS) as executor, attached(executor.address) as client:
         assert client.welcome.limits.max_num_draft_tokens == 3
         await client.step([(0, 8)], placing())
@@ -68,7 +67,6 @@ async def test_a_plan_says_how_likely_drafts_have_to_be_right():
     ],
 )
 async def test_drafts_that_a_plan_cannot_have_end_the_stream(scheduled, drafts, reason):
-    """The scheduler has gone wrong."""
     plan = placing()
     plan.num_draft_tokens = column([drafts])
     async with hash_executor(LIMITS) as executor, attached(executor.address) as client:
@@ -86,7 +84,6 @@ async def test_drafts_that_a_plan_cannot_have_end_the_stream(scheduled, drafts, 
     ],
 )
 async def test_a_row_has_room_for_its_drafts_and_a_token_more(max_tokens, cells, reason):
-    """Tokens that it may get, and blocks."""
     plan = placing()
     plan.new_requests[0].max_tokens = max_tokens
     plan.grants.CopyFrom(grants(cells))

@@ -138,7 +138,6 @@ wanted = st.tuples(
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("numerics", [FLOAT32_NUMERICS, PACKED], ids=["float32", "packed"])
 def test_a_head_that_knows_nothing_changes_no_token(tmp_path, numerics):
-    """With an id map, in random plans, also where steps fail and rows go on from a snapshot."""
     runner, reached = runner_in(numerics), Counter()
     folder = random_head(TARGET.config, aux_layers=AUX_LAYERS, draft_vocab_size=30).write(tmp_path / "head")
     drafter = drafter_for(runner, folder, numerics.weights)
@@ -236,7 +235,6 @@ def test_a_head_that_has_learnt_is_right(tmp_path, numerics, wanted, share):
 
 @pytest.mark.parametrize(("wanted", "share"), [(APART, 1.0), (SHARING, 0.75)], ids=["apart", "sharing"])
 def test_a_head_that_has_learnt_is_right_on_a_device(tmp_path, wanted, share):
-    """The same head and requests on the twin."""
     outputs, parts = learnt_head(tmp_path, FLOAT32_NUMERICS, wanted)
     runner = device_runner(parts.write(tmp_path / "head"))
     assert_right(runner, None, wanted, outputs, share)
@@ -324,7 +322,6 @@ def test_a_device_drafts_what_a_cpu_drafts(tmp_path, has_embedding):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_drafts_are_drawn_with_the_noise_that_the_target_has_for_its_own_ids(tmp_path, seed):
-    """One after another, each at its own offset; no token is drawn that the head does not know."""
     runner, prompt = runner_in(FLOAT32_NUMERICS), [7, 30, 2, 41, 41, 9, 13]
     parts = random_head(TARGET.config, aux_layers=AUX_LAYERS, draft_vocab_size=20, seed=seed)
     drafter = drafter_for(runner, parts.write(tmp_path / "head"), WeightKind.FLOAT32)
@@ -350,7 +347,6 @@ def test_drafts_are_drawn_with_the_noise_that_the_target_has_for_its_own_ids(tmp
 
 
 def test_a_row_whose_tokens_the_target_has_not_computed_has_no_drafts(tmp_path):
-    """Nor has one of a single token, which no feature goes before."""
     runner = runner_in(FLOAT32_NUMERICS)
     folder = random_head(TARGET.config, aux_layers=AUX_LAYERS).write(tmp_path / "head")
     drafter = drafter_for(runner, folder, WeightKind.FLOAT32)

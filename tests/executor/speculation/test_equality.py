@@ -248,7 +248,6 @@ def requests_of_rows(draw):
 
 @pytest.mark.hypothesis
 def test_tokens_and_logprobs_are_those_of_plain_decoding(runner, models):
-    """Whatever is asked of a row, whoever drafts, however many; rows with drafts beside rows without and chunks."""
     reached = Counter()
 
     @settings(max_examples=settings.default.max_examples // 12)
@@ -276,8 +275,6 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding(runner, models):
 
 
 def test_a_drafter_that_fails_costs_its_drafts_and_no_step(runner, failing_drafters):
-    """Every second time, with a line in the log."""
-
     class Failing(PromptLookup):
         def draft(self, wanted):
             self.num_asked = getattr(self, "num_asked", 0) + 1
@@ -319,7 +316,6 @@ def test_rules_may_name_tokens_that_the_drafter_does_not_know(runner, models, ru
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("num_drafts", range(1, 9))
 def test_a_right_drafter_brings_all_its_drafts_and_a_token_more(runner, temperature, num_drafts):
-    """In every step, greedy and seeded."""
     sampling = replace(GREEDY, temperature=temperature, top_p=0.95, seed=17)
     requests = [placement(0, [1, 2, 3, 4], max_tokens=2 + 4 * (num_drafts + 1), sampling=sampling)]
     plain = Drafting(runner, None, 0).serve(requests)

@@ -87,7 +87,6 @@ def together(runner, drafter, requests, numbers, random, counts):
 @pytest.mark.parametrize("numerics", NUMERICS.values(), ids=NUMERICS)
 @pytest.mark.parametrize("kind", ["lookup", "twin", "model", "head"])
 def test_tokens_are_those_of_plain_decoding_whatever_becomes_of_rows(kind, numerics, tmp_path):
-    """With log-probabilities, greedy and seeded, under rules; drafters lack what was computed elsewhere or lost."""
     runner = Breaking(MODEL, **SIZES, numerics=numerics, num_threads=1)
     drafter = drafter_on(runner, kind, numerics, tmp_path)
     plain = CpuRunner(MODEL, **SIZES, numerics=numerics, num_threads=1)

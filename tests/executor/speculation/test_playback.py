@@ -44,7 +44,6 @@ def found_by_prompt_lookup(answer, num_wanted):
 
 @pytest.mark.parametrize("num_drafts", [1, 4])
 def test_drafts_are_those_that_the_executor_finds(num_drafts):
-    """Whatever is in flight; outputs are as recorded, which it checks itself."""
     (answer,) = make_answers(1, 12)
     played = play([answer], 1, MEASURED, num_drafts)
     assert (played.num_verified, played.num_right) == found_by_prompt_lookup(answer, num_drafts)
@@ -54,7 +53,6 @@ def test_drafts_are_those_that_the_executor_finds(num_drafts):
 @pytest.mark.parametrize("num_rows", [1, 4])
 @pytest.mark.parametrize("num_changed", [6, 30, 90])
 def test_what_is_chosen_is_within_a_twentieth_of_the_best_fixed_number(num_rows, num_changed):
-    """Copies, copies with changes, and answers of their own."""
     answers = make_answers(2 * num_rows, num_changed)
     chosen = play(answers, num_rows, MEASURED, None)
     best = max(play(answers, num_rows, MEASURED, number).tokens_per_ms for number in (0, 1, 2, 4, 8))

@@ -41,13 +41,11 @@ def longest_match(tokens):
     ],
 )
 def test_drafts_are_what_followed_the_longest_match(tokens, expected):
-    """And of several as long, the latest."""
     assert drafts_of(PromptLookup(), tokens) == expected
 
 
 @pytest.mark.hypothesis
 def test_drafts_do_not_depend_on_how_a_row_grew(monkeypatch):
-    """They follow the match that a search of all tokens finds, and are those of a row seen for the first time."""
     monkeypatch.setattr(prompt_lookup, "_MAX_CANDIDATES", 100)  # as many as there can be here
     reached = Counter()
 
@@ -71,7 +69,6 @@ def test_drafts_do_not_depend_on_how_a_row_grew(monkeypatch):
 
 
 def test_a_forgotten_row_begins_anew():
-    """The next request on it is not drafted for from the tokens of the one before."""
     drafter = PromptLookup()
     assert drafts_of(drafter, [1, 2, 3, 4, 1, 2]) == [3, 4, 1, 2]
     drafter.forget(0)
@@ -79,7 +76,6 @@ def test_a_forgotten_row_begins_anew():
 
 
 def test_rows_are_looked_up_in_their_own_tokens():
-    """However alike they begin."""
     drafter = PromptLookup()
     assert drafts_of(drafter, [1, 2, 3, 1, 2], row=0) == [3, 1, 2, 3]
     assert drafts_of(drafter, [1, 2, 4, 1, 2], row=1) == [4, 1, 2, 4]
@@ -87,7 +83,6 @@ def test_rows_are_looked_up_in_their_own_tokens():
 
 
 def test_a_long_prompt_is_indexed_in_several_steps(monkeypatch):
-    """No step waits for all of it; until then there are no drafts."""
     monkeypatch.setattr(prompt_lookup, "_MAX_INDEXED", 10)
     drafter, tokens = PromptLookup(), [*range(22), 3, 4]
     assert [drafts_of(drafter, tokens) for _ in range(3)] == [[], [], [5, 6, 7, 8]]
@@ -137,7 +132,6 @@ def test_a_row_that_does_not_copy_stops_drafting_and_another_one_does_not():
 
 
 def test_what_a_row_showed_long_ago_counts_less():
-    """It wrote something new for a while, and copies again."""
     new = [token for other in range(100, 120) for token in (other, 1, 2)]
     copying = [[1, 2, *new], *([3, 1, 2] for _ in range(60))]
     counts = grown_by(copying, min_chance=0.7)

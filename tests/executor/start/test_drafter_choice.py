@@ -73,7 +73,6 @@ def output_of(engine, row, num_drafts):
 
 
 def test_a_smaller_model_drafts_and_a_block_holds_what_both_keep_in_it(models):
-    """Outputs are those without drafts."""
     with capture_logs() as events:
         drafting = loaded(models["target"], {"drafter": "draft_model", "model": models["small"]})
     assert {"event": "drafter", "kind": "draft_model", "path": models["small"], "log_level": "info"} in events
@@ -113,7 +112,6 @@ def test_a_rounded_copy_drafts_on_a_device(models):
 
 
 def test_a_packed_copy_drafts_for_a_target_in_float32(models):
-    """It is right most of the time."""
     drafting = loaded(models["target"], {"drafter": "target_copy"}, "--quantization", "none")
     bytes_per_block = drafting.description.kv_geometry().bytes_per_block
     assert bytes_per_block == WIDE_CONFIG.num_layers * (FLOAT32_LAYER_BYTES + INT8_LAYER_BYTES)
@@ -126,7 +124,6 @@ def test_a_packed_copy_drafts_for_a_target_in_float32(models):
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("quantization", ["auto", "none"])
 def test_a_head_drafts_from_what_the_model_computes(models, tmp_path, dialect, quantization):
-    """Of either dialect, over a reduced vocabulary; a block holds its keys, values and a feature."""
     head = random_head(WIDE_CONFIG, aux_layers=(3, 2), draft_vocab_size=100).write(tmp_path / "head", dialect)
     speculation = {"drafter": "eagle3", "model": str(head)}
     with capture_logs() as events:
@@ -143,7 +140,6 @@ def test_a_head_drafts_from_what_the_model_computes(models, tmp_path, dialect, q
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_a_head_drafts_on_a_device(models, tmp_path, dialect):
-    """On its twin, over a reduced vocabulary; a block holds its keys, values and the features of its slots."""
     head = random_head(WIDE_CONFIG, aux_layers=(3, 2), draft_vocab_size=100).write(tmp_path / "head", dialect)
     options = ["--runner", "twin", "--block-size", "16", "--max-num-batched-tokens", "64", "--max-model-len", "64"]
     speculation = {"drafter": "eagle3", "model": str(head)}
@@ -159,7 +155,6 @@ def test_a_head_drafts_on_a_device(models, tmp_path, dialect):
 
 
 def test_a_head_drafts_for_dummy_weights_on_a_device(tmp_path):
-    """Of which there is a config.json, and no file with weights."""
     shape = {"vocab_size": 272, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "head_dim": 32}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **shape, **heads}), encoding="utf-8")
@@ -175,7 +170,6 @@ def test_a_head_drafts_for_dummy_weights_on_a_device(tmp_path):
 
 
 def test_a_head_of_another_model_is_refused(models, tmp_path):
-    """Before weights are read."""
     head = random_head(replace(WIDE_CONFIG, vocab_size=300), aux_layers=(3, 2)).write(tmp_path / "head")
     with pytest.raises(UnsupportedModelError, match="vocab_size is 300, and that of the model is 272; choose one"):
         loaded(models["deep"], {"drafter": "eagle3", "model": str(head)})
@@ -193,7 +187,6 @@ def test_blocks_and_weights_of_both_models_fit_into_memory():
 
 
 def test_a_model_of_another_vocabulary_is_refused(models):
-    """The sentence shows where they differ, and says what to do."""
     with pytest.raises(
         DrafterError, match=r"token 259 is 'll' in one and 'he' in the other.* of the same family"
     ) as info:
@@ -210,13 +203,11 @@ def test_a_copy_that_would_be_no_smaller_is_refused(models):
 
 
 def test_a_draft_model_that_is_not_there_is_an_error_of_the_model(models):
-    """As that of --model is."""
     with pytest.raises(ModelNotFoundError):
         loaded(models["target"], {"drafter": "draft_model", "model": "/nowhere.gguf"})
 
 
 def test_models_draft_where_there_is_a_runner_for_them():
-    """A simulated one verifies no drafts of theirs."""
     config = parse_config(["--runner", "simulated", "--speculation", '{"drafter": "target_copy"}'])
     with pytest.raises(LimitError, match="target_copy is for --runner cpu, and this is simulated: leave it out"):
         choose_runner(config)
@@ -232,7 +223,6 @@ def test_models_draft_where_there_is_a_runner_for_them():
     ],
 )
 def test_the_option_is_json_or_a_file_with_it(value, choice, tmp_path):
-    """As the scheduler's of this name."""
     path = tmp_path / "speculation.json"
     path.write_text(json.dumps(value))
     assert parse_config(["--speculation", json.dumps(value)]).speculation == choice
@@ -254,7 +244,6 @@ def test_the_option_is_json_or_a_file_with_it(value, choice, tmp_path):
     ],
 )
 def test_what_the_option_does_not_take_is_explained(text, sentence, capsys):
-    """On stderr, with an example."""
     with pytest.raises(SystemExit) as exit_info:
         parse_config(["--speculation", text])
     assert exit_info.value.code == ExitCode.USAGE

@@ -288,7 +288,6 @@ def test_nothing_that_is_captured_has_to_do_with_the_host(said):
 
 
 def test_kernels_are_compiled_once_whoever_compiles_which_and_in_whatever_order(said):
-    """What one process has compiled another finds. A refusal names its kernel, and hinders no other."""
     num_launches, counted, is_told, refusal, is_all_kept = (line for line in said if not line.startswith(("[", "{")))
     assert (num_launches, counted) == ("4", "4 0 0")  # rows are taken in one way, however many
     assert (is_told, is_all_kept) == ("True", "True")
@@ -367,7 +366,6 @@ def test_kernels_are_looked_for_again_where_others_may_be_launched(compiling):
 
 
 def test_processes_that_die_at_once_lose_a_launch_each(tmp_path, monkeypatch, caplog):
-    """Whoever launches those compiles them."""
     monkeypatch.setattr(triton_processes.sys, "executable", "/bin/false")
     launches = [Launch("a", str(number)) for number in range(5)]
     assert compile_launches(lambda: launches, 90, tmp_path, 3) == Compiled(0, 0, 5)
@@ -377,7 +375,6 @@ def test_processes_that_die_at_once_lose_a_launch_each(tmp_path, monkeypatch, ca
 
 
 def test_no_machine_starts_more_processes_than_are_of_use(tmp_path, monkeypatch):
-    """However many cores it has."""
     started = []
     monkeypatch.setattr(triton_processes._Pool, "serve", lambda pool, command: started.append(command))
     compile_launches(list, 90, tmp_path, 500)
@@ -385,8 +382,6 @@ def test_no_machine_starts_more_processes_than_are_of_use(tmp_path, monkeypatch)
 
 
 def test_processes_that_compile_end_where_nothing_is_found(tmp_path):
-    """What went wrong is told."""
-
     def find():
         raise ValueError("of the test")
 
@@ -396,7 +391,6 @@ def test_processes_that_compile_end_where_nothing_is_found(tmp_path):
 
 
 def test_a_kernel_that_the_compiler_refuses_ends_the_start(compiling):
-    """The user is told for which GPU, and what to do."""
     with pytest.raises(StartError, match=r"compute capability 9\.0: kernel: no such.*another version of Triton"):
         compiling(Processes(error="kernel: no such instruction"))
 

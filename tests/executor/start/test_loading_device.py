@@ -138,20 +138,17 @@ def test_blocks_have_64_slots_on_a_gpu_unless_others_are_asked_for(built, kind):
 
 
 def test_rows_are_drafted_for_unless_bits_may_not_depend_on_the_step(built):
-    """Tokens verified together are multiplied by other tiles than one by one."""
     assert loaded(WIDE).description.limits.max_num_draft_tokens == 7
     assert loaded(WIDE, "--batch-invariant").description.limits.max_num_draft_tokens == 0
 
 
 @pytest.mark.parametrize(("arguments", "splits"), [([], Splits.EVEN), (["--batch-invariant"], Splits.FIXED)])
 def test_results_depend_on_batch_mates_only_where_that_is_allowed(built, arguments, splits):
-    """By how the kernels divide their work."""
     loaded(WIDE, *arguments)
     assert built[0].parts.splits is splits
 
 
 def test_a_gpu_gets_16_bits_or_float8_as_asked_for(built):
-    """Weights, keys and values each; said in the description."""
     plain = loaded(WIDE).description
     small = loaded(WIDE, "--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3").description
     first, second = (runner.parts for runner in built)
@@ -204,7 +201,6 @@ def test_dummy_weights_are_made_on_the_device_without_asking_the_host_for_any(bu
 
 
 def test_a_start_says_what_takes_memory_and_in_which_numbers_it_computes():
-    """One line each, and how far it is."""
     with capture_logs() as events:
         loaded(WIDE, "--quantization", "fp8")
     (memory,) = (event for event in events if event["event"] == "memory")
@@ -219,7 +215,6 @@ def test_a_start_says_what_takes_memory_and_in_which_numbers_it_computes():
 
 
 def test_progress_is_that_of_the_bytes_uploaded():
-    """From none to all."""
     seen = []
     progress = SimpleNamespace(log=lambda event, phase, fraction: seen.append((event, phase, fraction)))
     load_on_device(parse_config(SMALL), RunnerKind.CUDA, opened(WIDE), progress)
@@ -231,7 +226,6 @@ def test_progress_is_that_of_the_bytes_uploaded():
 
 @pytest.mark.parametrize("kind", [RunnerKind.CUDA, RunnerKind.TWIN])
 def test_kernels_are_compiled_for_a_gpu_before_weights_are_read(monkeypatch, kind):
-    """Of these steps, in these numbers, into the cache folder; the twin has none."""
     asked = []
 
     def have_compiled(steps, capability, cache_dir, on_progress):
@@ -254,7 +248,6 @@ def test_kernels_are_compiled_for_a_gpu_before_weights_are_read(monkeypatch, kin
 
 
 def test_what_the_device_does_not_take_is_refused_before_weights_are_read(monkeypatch):
-    """And before memory is planned."""
     monkeypatch.setattr(loading_device, "upload_model", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(LimitError, match="--kv-cache-dtype float32"):
         loaded(WIDE, "--kv-cache-dtype", "float32")
@@ -276,22 +269,18 @@ def out_of_memory(*_):
     ],
 )
 def test_memory_that_runs_out_says_what_to_lower(monkeypatch, name, sentence):
-    """Another process may have taken it after it was planned with."""
     monkeypatch.setattr(loading_device, name, out_of_memory)
     with pytest.raises(ShortMemoryError, match=f"the device's memory ran out {sentence}"):
         loaded(WIDE)
 
 
 def test_memory_that_runs_out_while_steps_are_captured_says_what_to_lower(monkeypatch):
-    """Their sizes."""
     monkeypatch.setattr(Built, "warm_up", out_of_memory)
     with pytest.raises(ShortMemoryError, match="while steps were captured: lower --max-num-batched-tokens or --max-nu"):
         loaded(WIDE)
 
 
 def test_other_failures_of_a_start_stay_what_they_are(monkeypatch):
-    """They are mistakes, and their traceback is needed."""
-
     def fail(*_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -307,7 +296,6 @@ def caused(error, cause):
 
 
 def test_errors_that_came_of_each_other_are_looked_at_once():
-    """Whoever raises one from another one may make a circle."""
     first, second = RuntimeError("of the test"), RuntimeError("of the test, too")
     assert not is_out_of_memory(caused(caused(first, second), caused(second, first)))
 
@@ -325,7 +313,6 @@ def test_errors_that_came_of_each_other_are_looked_at_once():
     ],
 )
 def test_allocations_that_fail_are_known_by_their_words(error, is_memory):
-    """torch has one type for several of them, and none for the others."""
     assert is_out_of_memory(error) is is_memory
 
 
@@ -351,7 +338,6 @@ def test_an_8b_model_leaves_most_of_a_large_gpu_to_its_kv_cache():
 
 
 def test_a_head_takes_memory_of_its_own_and_of_each_token(tmp_path):
-    """Its weights; keys, values and a feature of each slot; hidden states of the target's steps and their features."""
     model = replace(TINY_CONFIG, num_layers=4)
     draft = DeviceHeadDraft(eagle3_from_folder(random_head(model, aux_layers=(3, 2)).write(tmp_path), model), BFLOAT16)
     limits = RowLimits(8, 256, 64, num_blocks=64, block_size=16, vocab_size=model.vocab_size)
@@ -373,7 +359,6 @@ def test_a_model_that_does_not_fit_is_refused_with_what_to_do():
 
 
 def test_bits_that_do_not_depend_on_the_batch_take_no_memory():
-    """All rows are chunks, of which there are no partial results."""
     assert planned("--batch-invariant")[0].table["activations"] == planned()[0].table["activations"]
 
 

@@ -27,7 +27,6 @@ def choose(arguments, of):
 
 @pytest.mark.parametrize("gpu", [H100, A100])
 def test_a_gpu_is_used_where_there_is_one(gpu):
-    """Asked for or not."""
     assert choose([], machine(gpu)) is RunnerKind.CUDA
     assert choose(["--runner", "cuda"], machine(gpu)) is RunnerKind.CUDA
 
@@ -42,7 +41,6 @@ def test_a_gpu_is_used_where_there_is_one(gpu):
     ],
 )
 def test_without_a_usable_one_the_cpu_computes_and_a_gpu_that_was_asked_for_is_refused(of, problem):
-    """The sentence says what is missing, and what to choose."""
     assert choose([], of) is RunnerKind.CPU
     with pytest.raises(MissingDeviceError, match=f"--runner cuda cannot be used: {problem}.*, or choose --runner cpu"):
         choose(["--runner", "cuda"], of)
@@ -56,7 +54,6 @@ def test_no_test_takes_a_gpu_without_naming_it():
 
 @pytest.mark.parametrize("kind", ["cpu", "twin", "simulated"])
 def test_what_is_asked_for_is_not_looked_for(kind):
-    """A GPU that is there stays unused, and unasked."""
     asked = []
     of = Machine(*(lambda name=name: asked.append(name) for name in ("triton", "driver", "gpu")))
     assert choose(["--runner", kind], of).value == kind
@@ -65,14 +62,12 @@ def test_what_is_asked_for_is_not_looked_for(kind):
 
 @pytest.mark.parametrize("missing", ["has_triton", "has_driver"])
 def test_torch_is_not_asked_where_there_can_be_no_gpu(missing):
-    """Importing it takes seconds."""
     of = machine(H100, **{missing: False})
     unasked = Machine(of.has_triton, of.has_driver, lambda: pytest.fail("torch was imported"))
     assert choose([], unasked) is RunnerKind.CPU
 
 
 def test_choosing_imports_no_torch_on_a_machine_without_a_driver():
-    """As every start does that names no runner."""
     program = """
 import sys
 from dataclasses import replace
@@ -118,7 +113,6 @@ def test_a_share_is_read_as_written(text, share):
 
 @pytest.mark.parametrize("text", ["0", "0.0", "1.1", "90", "-0.5", "nan", "1e-1", "0.9GiB"])
 def test_what_is_no_share_is_refused(text, capsys):
-    """With an example."""
     with pytest.raises(SystemExit) as exit_info:
         parse_config([f"--gpu-memory-utilization={text}"])
     assert exit_info.value.code == ExitCode.USAGE

@@ -28,7 +28,6 @@ def config():
 
 
 def test_a_quarter_of_what_the_weights_leave_free_goes_to_the_kv_cache(config):
-    """Measured, not asked for."""
     free_bytes = num_parameters(TINY_CONFIG) * 4 + 40 * MIB
 
     assert (
@@ -50,7 +49,6 @@ def test_smaller_numbers_leave_room_for_more_blocks(config, kv, block_bytes):
 
 
 def test_packed_weights_fit_where_float32_does_not(config):
-    """Into a third of the memory."""
     asked = replace(config, kv_cache_memory=MIB)
     free_bytes = MIB + num_parameters(TINY_CONFIG) * 4 // 3
     with pytest.raises(ShortMemoryError, match="do not fit"):
@@ -61,14 +59,12 @@ def test_packed_weights_fit_where_float32_does_not(config):
 
 
 def test_the_kv_cache_takes_at_most_two_gib_unasked(config):
-    """The rest of a large machine stays free."""
     model = replace(TINY_CONFIG, max_model_len=2**20)
 
     assert limits_for(config, model, FLOAT32_NUMERICS, 100 * GIB).num_blocks == 2 * GIB // BLOCK_BYTES
 
 
 def test_the_kv_cache_takes_what_is_asked_for(config):
-    """In whole blocks."""
     limits = limits_for(replace(config, kv_cache_memory=MIB + 1), TINY_CONFIG, FLOAT32_NUMERICS, GIB)
 
     assert (limits.num_blocks, limits.block_size) == (MIB // BLOCK_BYTES, 16)
@@ -94,7 +90,6 @@ def test_a_length_that_was_asked_for_is_not_lowered_in_silence(config):
 
 
 def test_a_row_is_as_long_as_asked_for(config):
-    """Up to what the model was trained for."""
     assert limits_for(replace(config, max_model_len=77), TINY_CONFIG, FLOAT32_NUMERICS, GIB).max_model_len == 77
     assert limits_for(replace(config, max_model_len=256), TINY_CONFIG, FLOAT32_NUMERICS, GIB).max_model_len == 256
     with pytest.raises(LimitError, match=r"--max-model-len 257 .* 256"):
@@ -109,7 +104,6 @@ def test_too_little_memory_is_an_error_that_says_what_to_do(config, kv_bytes, fr
 
 
 def test_a_tied_embedding_counts_once():
-    """It is one matrix."""
     untied = num_parameters(replace(TINY_CONFIG, tie_word_embeddings=False))
 
     assert untied - num_parameters(TINY_CONFIG) == TINY_CONFIG.vocab_size * TINY_CONFIG.hidden_size
@@ -124,7 +118,6 @@ def test_a_tied_embedding_counts_once():
     ],
 )
 def test_requests_call_the_model_by_its_name(arguments, name):
-    """Its known name, its file's name, or the one that was given."""
     config = parse_config(arguments)
 
     assert served_name(config, Path(config.model)) == name
@@ -132,7 +125,6 @@ def test_requests_call_the_model_by_its_name(arguments, name):
 
 @pytest.mark.parametrize("name", ["", "two\nlines", "x" * 257])
 def test_a_name_that_nobody_could_ask_for_is_refused(name, capsys):
-    """Before anything is loaded."""
     with pytest.raises(SystemExit, match="2"):
         parse_config(["--served-model-name", name])
     assert "--served-model-name: a name has 1 to 256 bytes" in capsys.readouterr().err
@@ -143,7 +135,6 @@ def test_a_name_that_nobody_could_ask_for_is_refused(name, capsys):
     [("1GiB", GIB), ("1.5 gib", 3 * GIB // 2), ("2MB", 2_000_000), ("512mib", 512 * MIB), ("77", 77), ("77b", 77)],
 )
 def test_sizes_have_units(text, num_bytes):
-    """As people write them."""
     assert parse_config(["--kv-cache-memory", text]).kv_cache_memory == num_bytes
 
 
@@ -156,7 +147,6 @@ def test_the_cache_directory_comes_from_the_environment_unless_given(monkeypatch
 
 
 def test_progress_is_logged_at_most_twice_a_second_but_never_without_its_end():
-    """A download of many parts does not fill the log."""
     now_s = 0.0
     progress = ProgressLog(clock_s=lambda: now_s)
     with capture_logs() as events:
@@ -175,7 +165,6 @@ def test_progress_is_logged_at_most_twice_a_second_but_never_without_its_end():
     [("max", "5", 2048), ("4096", "1024", 2048), ("2500", "1500", 1000), ("1000", "2000", 0), (None, None, 2048)],
 )
 def test_a_containers_limit_bounds_what_is_available(tmp_path, limit, current, expected):
-    """Whatever the machine has."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  9 kB\nMemAvailable:       2 kB\n")
     for name, text in (("memory.max", limit), ("memory.current", current)):

@@ -16,7 +16,6 @@ DEQUANTISED = [GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q5_0", "
 
 @pytest.mark.parametrize("kind", DEQUANTISED, ids=lambda kind: kind.name)
 def test_blocks_of_random_bits_are_dequantised_as_the_library_does(kind):
-    """Every integer, and scales of all sizes, finite or not, of either sign; bit for bit."""
     data = np.random.default_rng(1).integers(0, 256, (64, 3 * GGML_QUANT_SIZES[kind][1]), np.uint8)
     with np.errstate(all="ignore"):
         theirs = gguf.dequantize(data, kind)
@@ -29,7 +28,6 @@ def test_blocks_of_random_bits_are_dequantised_as_the_library_does(kind):
 
 @pytest.mark.parametrize("kind", FloatType)
 def test_floats_are_what_they_are_on_the_cpu(kind):
-    """Of their own type, and without a copy."""
     data = np.random.default_rng(2).integers(0, 256, (16, 32), np.uint8)
     rows = torch.from_numpy(data)
     ours = numbers_of(rows, kind)
@@ -41,7 +39,6 @@ def test_floats_are_what_they_are_on_the_cpu(kind):
 
 @pytest.mark.parametrize("kind", GGMLQuantizationType, ids=lambda kind: kind.name)
 def test_another_type_is_refused_by_name(kind):
-    """The sentence says which types are dequantised."""
     tensor = StoredTensor("blk.0.ffn_down.weight", kind, (256, 256), MemoryBytes(b""), 0)
     if kind in DEQUANTISED:
         check_convertible(tensor)

@@ -60,7 +60,6 @@ def test_every_tensor_is_the_checkpoints(tmp_path, staging, kind):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_matrices_become_one_in_the_type_that_is_computed_with(tmp_path, staging, dtype):
-    """Rounded once, from what is stored."""
     checkpoint = written(tmp_path, "Q8_0")
     fused = Uploader(checkpoint, CPU, dtype, staging).dense(*QKV)
     expected = np.concatenate([checkpoint.tensor(name) for name in QKV])
@@ -68,7 +67,6 @@ def test_matrices_become_one_in_the_type_that_is_computed_with(tmp_path, staging
 
 
 def test_biases_become_one(staging):
-    """They are lists of numbers."""
     checkpoint = RandomCheckpoint(CONFIG)
     names = [name.replace("weight", "bias") for name in QKV]
     fused = Uploader(checkpoint, CPU, torch.float32, staging).dense(*names)
@@ -77,7 +75,6 @@ def test_biases_become_one(staging):
 
 @pytest.mark.parametrize("numbers_at_once", [1, 1000, 1 << 20])
 def test_parts_rounded_to_float8_are_the_whole_matrix_rounded(staging, monkeypatch, numbers_at_once):
-    """However the rows arrive, each has the scale of its largest number."""
     monkeypatch.setattr(matrices, "_NUMBERS_AT_ONCE", numbers_at_once)
     checkpoint = RandomCheckpoint(CONFIG)
     found = Uploader(checkpoint, CPU, torch.bfloat16, staging).matrix(*QKV, kind=MatrixKind.FLOAT8)
@@ -120,7 +117,6 @@ def test_stored_float8_stays_as_it_is(staging, kind):
 
 
 def test_stored_float8_becomes_dense_where_the_device_has_none(staging):
-    """Times its scales, rounded once."""
     checkpoint, expected = float8_checkpoint()
     found = Uploader(checkpoint, CPU, torch.bfloat16, staging).matrix(*QKV, kind=MatrixKind.DENSE)
     assert torch.equal(found, expected.bfloat16())
@@ -135,7 +131,6 @@ def test_what_is_stored_in_floats_stays_dense(staging):
 @pytest.mark.parametrize("kind", MatrixKind)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_numbers_that_are_not_finite_are_named(staging, kind, value):
-    """When all is read, by one question to the device."""
     values = RandomCheckpoint(CONFIG).tensor(QKV[1])
     values[17, 3] = value
     spoilt = StoredTensor("the keys", FloatType.FLOAT32, values.shape, MemoryBytes(values.tobytes()), 0)
@@ -168,7 +163,6 @@ def test_a_number_beyond_float16_is_named(staging):
 
 
 def test_a_type_that_no_device_dequantises_is_refused_before_anything_is_read(tmp_path, staging):
-    """As the uploader is made."""
     with pytest.raises(UnsupportedModelError, match="is stored as MXFP4"):
         Uploader(written(tmp_path, "MXFP4"), CPU, torch.bfloat16, staging)
 
@@ -234,7 +228,6 @@ def test_a_buffer_is_filled_again_only_when_the_device_has_taken_it():
     seed=st.integers(0, 99),
 )
 def test_whatever_is_streamed_arrives_whole_and_in_order(shapes, spare, num_readers, seed):
-    """Tensors one after another, through two buffers that hold at least a row each, by any number of threads."""
     transfer = DistantTransfer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging_module, "_LEAST_PIECE_BYTES", 32)
@@ -249,7 +242,6 @@ def test_whatever_is_streamed_arrives_whole_and_in_order(shapes, spare, num_read
 
 
 def test_the_host_holds_two_buffers_and_no_second_copy_of_the_model(tmp_path):
-    """Of a file a hundred times as large as the buffers. What Python and numpy take beside them is counted."""
     path = written(tmp_path, "F16")._tensors[QKV[0]].source.path
     buffer_bytes, transfer = 8 << 10, DistantTransfer()
     assert path.stat().st_size > 100 * buffer_bytes

@@ -104,7 +104,6 @@ FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenize
 @settings(max_examples=settings.default.max_examples // 2)
 @given(data=st.data(), name=st.sampled_from(FILES))
 def test_bytes_that_are_cut_or_changed_are_survived(sound, data, name):
-    """In any file, mostly where it begins."""
     damaged = bytearray(sound[1][name])
     places = st.integers(0, min(len(damaged), 2000) - 1) | st.integers(0, len(damaged) - 1)
     for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), max_size=3)):
@@ -115,7 +114,6 @@ def test_bytes_that_are_cut_or_changed_are_survived(sound, data, name):
 @settings(max_examples=settings.default.max_examples // 2)
 @given(data=st.data(), name=st.sampled_from([name for name in FILES if name.endswith("json")]))
 def test_fields_that_are_missing_or_mean_nothing_are_survived(sound, data, name):
-    """At any depth of any JSON file."""
     document = json.loads(sound[1][name])
     for _ in range(data.draw(st.integers(1, 2))):
         inside = document
@@ -135,14 +133,12 @@ PANIC = byte_tokenizer().to_str().replace('"continuing_subword_prefix":null', '"
 
 
 def test_a_tokenizer_that_makes_the_library_panic_is_damaged(sound):
-    """A panic is no Exception of Python's, and must not pass for a mistake of this program."""
     assert "xxxxx" in PANIC
     with pytest.raises(ModelCorruptError, match=r"tokenizer\.json is damaged: the tokenizers library refuses it"):
         load_model(put(sound, "tokenizer.json", PANIC.encode()))
 
 
 def test_a_tokenizer_of_another_model_is_refused(sound):
-    """It has more tokens than the model embeds; what was added to it may lie beyond."""
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([f"<added {number}>" for number in range(20)])
     load_model(put(sound, "tokenizer.json", tokenizer.to_str().encode()))
@@ -158,7 +154,6 @@ def test_a_tokenizer_of_another_model_is_refused(sound):
 
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
 def test_a_process_with_a_damaged_model_never_listens_for_long(sound, tmp_path, kind):
-    """It ends with its own exit code and one line, the last on stderr."""
     if kind == "folder":
         path = put(sound, "tokenizer.json", sound[1]["tokenizer.json"][:-20])
     else:

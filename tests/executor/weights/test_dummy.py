@@ -31,7 +31,6 @@ def folder(tmp_path):
 
 
 def test_weights_have_the_shapes_of_the_configuration(folder):
-    """The same each time, and another matrix has other numbers."""
     checkpoint, tokenizer = load_dummy(folder)
     assert tokenizer is None
     for name, shape in checkpoint.config.tensor_shapes().items():
@@ -47,7 +46,6 @@ def test_weights_have_the_shapes_of_the_configuration(folder):
 
 
 def test_a_folder_without_a_configuration_is_named(tmp_path):
-    """It is all that is needed."""
     with pytest.raises(ModelNotFoundError, match=r"cannot read .*config\.json"):
         load_dummy(tmp_path)
 
@@ -63,7 +61,6 @@ def test_an_executor_serves_them_and_says_what_they_are(folder, numbers):
 
 
 def test_the_shape_has_to_be_said(capsys):
-    """A model by its name has weights."""
     with pytest.raises(SystemExit):
         parse_config(["--load-format", "dummy"])
     assert "--load-format dummy needs --model: a folder whose config.json says the shape" in capsys.readouterr().err

@@ -27,7 +27,6 @@ def put_together(rows):
 
 @BY_KIND
 def test_stored_rows_put_together_are_the_dequantised_ones(tmp_path, kind):
-    """For every matrix of a model, with the rows of queries and keys back in their order."""
     loaded = load_checkpoint(gguf_parts(RandomCheckpoint(), kind).write(tmp_path / "tiny.gguf"))
     for name in MATRICES:
         rows = loaded.quantized(name)
@@ -61,7 +60,6 @@ def test_integers_and_scales_are_of_their_kind(kind):
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q5_0"])
 def test_other_types_are_left_to_dequantisation(tmp_path, kind):
-    """None says so; the values are there all the same."""
     parts = gguf_parts(RandomCheckpoint(), GGMLQuantizationType[kind])
     loaded = load_checkpoint(parts.write(tmp_path / "tiny.gguf"))
     assert all(loaded.quantized(name) is None for name in MATRICES)
@@ -78,7 +76,6 @@ def test_a_name_that_the_model_does_not_have_is_unknown(tmp_path):
 @pytest.mark.parametrize(("kind", "at"), [(Q4_0, 0), (Q4_1, 0), (Q4_1, 2), (Q8_0, 0)])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_a_scale_or_minimum_that_is_not_finite_is_refused(tmp_path, kind, at, value):
-    """With the tensor's name."""
     parts = gguf_parts(RandomCheckpoint(), kind)
     name = gguf_name("model.layers.0.mlp.down_proj.weight")
     data = parts.tensors[name][0].copy()

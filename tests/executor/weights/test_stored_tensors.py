@@ -34,7 +34,6 @@ def gguf_model(request, tmp_path_factory):
 
 
 def test_what_is_stored_in_a_gguf_file_is_said(gguf_model):
-    """Type, shape and the file's own name, beside the place of its bytes."""
     path, checkpoint = gguf_model
     infos = read_gguf_header(path).tensors
     for name in NAMES:
@@ -54,7 +53,6 @@ def test_stored_bytes_are_the_bytes_of_the_gguf_file(gguf_model):
 
 
 def test_rows_say_which_of_the_model_they_are(gguf_model):
-    """Put to their places, dequantised rows of the file are the model's."""
     _, checkpoint = gguf_model
     for name in NAMES:
         stored, expected = checkpoint.stored(name), checkpoint.tensor(name)
@@ -119,7 +117,6 @@ def test_every_float8_number_is_what_torch_has():
 
 @pytest.mark.parametrize("scales", [[0.25], [0.25, 3.0, 1.5]], ids=["one", "a row each"])
 def test_float8_numbers_are_multiplied_with_their_scales(scales):
-    """One for the tensor, or one for each row; without any they are what they are."""
     numbers = torch.randn(3, 4).to(torch.float8_e4m3fn)
     data = MemoryBytes(numbers.view(torch.uint8).numpy().tobytes())
     tensor = StoredTensor("t", FloatType.FLOAT8_E4M3FN, (3, 4), data, 0)
@@ -130,7 +127,6 @@ def test_float8_numbers_are_multiplied_with_their_scales(scales):
 
 
 def test_a_scale_that_is_not_finite_is_named():
-    """As any other number."""
     numbers = StoredTensor("t", FloatType.FLOAT8_E4M3FN, (1, 1), MemoryBytes(bytes(1)), 0)
     scale = StoredTensor("t_scale", FloatType.FLOAT32, (1,), MemoryBytes(np.float32(np.inf).tobytes()), 0)
     with pytest.raises(ModelCorruptError, match="tensor t_scale holds values that are not finite"):
@@ -138,7 +134,6 @@ def test_a_scale_that_is_not_finite_is_named():
 
 
 def test_blocks_are_measured_as_the_library_does(gguf_model):
-    """A row of a matrix is a whole number of blocks."""
     _, checkpoint = gguf_model
     for name in NAMES:
         stored = checkpoint.stored(name)

@@ -65,14 +65,12 @@ def result_of(case, us, *, torch_us=None, anchor_us=None):
 
 
 def test_without_a_gpu_one_line_says_so(capsys, monkeypatch):
-    """And that is no failure."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert program.main([]) == 0
     assert capsys.readouterr().out == f"gpu-kernels: nothing ran, torch {torch.__version__} finds no CUDA device here\n"
 
 
 def test_without_torch_one_line_says_so(capsys, monkeypatch):
-    """Any Python may be asked."""
     monkeypatch.setattr(program, "_MODULES", ("torch", "no_such_module"))
     assert program.main(["--quick"]) == 0
     assert capsys.readouterr().out.endswith(" has no no_such_module\n")
@@ -80,7 +78,6 @@ def test_without_torch_one_line_says_so(capsys, monkeypatch):
 
 @pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled in this process")
 def test_a_rehearsal_checks_every_operation_on_the_cpu(capsys, tmp_path):
-    """The code that meets a GPU is the code that runs here, but for the clock."""
     assert program.main(["--rehearse", "--json", str(tmp_path / "figures.json")]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
     assert "FAILED" not in capsys.readouterr().out
@@ -114,7 +111,6 @@ def test_every_target_is_about_a_case_that_is_measured(target, scale):
 
 
 def test_the_fastest_anchor_of_a_shape_counts(tmp_path):
-    """Of all stacks, and of the types that a case may be compared with."""
     attention = "num_heads,num_key_value_heads,head_dim,kv_cache_dtype,latency_us"
     lines = ["stack,gemm_dtype,m,n,k,latency_us", "a,fp8,1,8,4,9.5", "b,fp8,1,8,4,7.5", "c,fp8_block,1,8,4,6"]
     tables = {
@@ -132,7 +128,6 @@ def test_the_fastest_anchor_of_a_shape_counts(tmp_path):
 
 
 def test_anchors_that_are_not_there_or_no_table_are_refused(tmp_path, capsys, monkeypatch):
-    """With the file's name, and before anything runs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert program.main(["--anchors", str(tmp_path)]) == 2
     assert "h200_gemm.csv cannot be read" in capsys.readouterr().err
@@ -150,13 +145,11 @@ def test_a_line_shows_rate_limit_ratios_and_targets():
 
 
 def test_lines_fit_a_terminal():
-    """With the largest figures."""
     lines = [line(result_of(case, 98_765.4, torch_us=1e6, anchor_us=1e6)) for case in all_cases()]
     assert max(len(text.split("  >=")[0].split("  <=")[0]) for text in lines) <= 96
 
 
 def test_a_summary_says_how_often_a_target_is_reached_and_where_it_is_missed_most():
-    """Shapes without an anchor are named, and count for nothing."""
     target = Target("op", Measure.ANCHOR, 1.5, {"m": (1, 16)})
     results = [
         result_of(case_of("op", {"m": 1}), 1.0, anchor_us=2.0),
@@ -173,7 +166,6 @@ def test_a_summary_says_how_often_a_target_is_reached_and_where_it_is_missed_mos
 
 
 def test_what_a_replay_leaves_is_checked_too():
-    """A result that is right at once and wrong out of a graph is wrong."""
     clock = RehearsalClock()
     work = Work(ours=lambda: None, theirs=None, error=lambda way: float(way == clock.replayed))
     case = dataclasses.replace(case_of(), build=lambda _: work)
@@ -182,7 +174,6 @@ def test_what_a_replay_leaves_is_checked_too():
 
 
 def test_products_of_float8_have_a_limit_of_their_own():
-    """Where it was not measured, none."""
     case = dataclasses.replace(case_of(), bound=Bound.FP8_PRODUCTS, num_flops=10**9)
     result = dataclasses.replace(result_of(case, 1.0), ceilings=Ceilings(4.0, 800.0, 1250.0))
     assert (result.rate, result.share_of_ceiling, case.bound.unit) == (1000.0, 0.8, "TFLOP/s")
@@ -197,20 +188,17 @@ def test_the_faster_of_two_copies_is_the_ceiling(monkeypatch, launched_us, terab
 
 
 def test_less_time_is_better():
-    """The one target that is an upper bound."""
     target = Target("op", Measure.US, 60)
     assert [target.is_reached(result_of(case_of("op"), us)) for us in (59.0, 61.0)] == [True, False]
 
 
 @pytest.mark.parametrize("error", [0.2, float("nan")])
 def test_a_wrong_result_is_not_timed(error):
-    """Nor is one that holds NaN."""
     with pytest.raises(WrongResultError, match=r"allowed are 0\.1"):
         check(case_of(error=error))
 
 
 def test_a_case_that_fails_fails_the_run_and_not_the_other_cases(capsys, monkeypatch):
-    """What is known of them is still shown."""
     wrong, right = case_of("wrong", error=1.0), case_of("right")
     monkeypatch.setattr(run, "cases", lambda scale, place: iter([wrong, right]))
     assert run.Run(Anchors({}), None, deadline=float("inf")).rehearsed() == 1
@@ -220,8 +208,6 @@ def test_a_case_that_fails_fails_the_run_and_not_the_other_cases(capsys, monkeyp
 
 
 def test_what_torch_cannot_do_is_no_failure(capsys, monkeypatch):
-    """Our own time is still shown."""
-
     def runs_out_of_memory():
         raise MemoryError
 
@@ -232,14 +218,12 @@ def test_what_torch_cannot_do_is_no_failure(capsys, monkeypatch):
 
 
 def test_when_the_time_is_up_no_case_is_started(capsys, monkeypatch):
-    """And how many were left out is said."""
     monkeypatch.setattr(run, "cases", lambda scale, place: iter([case_of(), case_of()]))
     assert run.Run(Anchors({}), None, deadline=0.0).rehearsed() == 0
     assert "2 cases were left out" in capsys.readouterr().out
 
 
 def test_calls_take_turns_in_a_replayed_graph_and_the_median_counts(monkeypatch):
-    """Two calls, captured ten times each; a repetition that is disturbed does not show."""
     log, clock = [], iter([0, 2, *(edge for start in range(100, 2000, 40) for edge in (start, start + 2)), 5000, 5900])
     graph = types.SimpleNamespace(replay=lambda: log.append("replayed"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("warm"))
@@ -270,7 +254,6 @@ def test_a_run_on_a_gpu_tests_checks_times_and_sums_up(capsys, monkeypatch):
 
 
 def test_tests_run_with_what_is_installed(tmp_path):
-    """In a process of their own; those that need something else are skipped, and a failure is one."""
     (tmp_path / "test_fails.py").write_text("def test_fails():\n    assert False\n", encoding="utf-8")
     ran = run_tests(tmp_path, timeout_s=120)
     assert not ran.is_good

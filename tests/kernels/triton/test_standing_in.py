@@ -65,7 +65,6 @@ def test_results_are_those_of_the_cpu():
 
 
 def test_an_error_ends_it():
-    """The switch is back whatever happens inside."""
     with pytest.raises(ZeroDivisionError), cpu_stands_for_gpu():
         raise ZeroDivisionError
     with pytest.raises(KernelArgumentError):
@@ -73,7 +72,6 @@ def test_an_error_ends_it():
 
 
 def test_what_runs_beside_a_gpu_gets_memory_as_ever():
-    """References and CPU implementations, while a test watches the memory of another device."""
     beside = BoundedMemory(torch.device("meta"))
     assert beside.empty(2, 3, dtype=torch.int32).shape == (2, 3)
     assert beside.empty((2, 3), dtype=torch.int32, device=torch.device("cpu")).device.type == "cpu"

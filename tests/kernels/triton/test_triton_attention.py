@@ -73,7 +73,6 @@ def assert_close(ours, expected, bound):
     ],
 )
 def test_decodes_and_chunks_in_one_batch_equal_the_reference(place, dtype, heads, block_size, splits):
-    """Groups that are no power of two, heads that are none, blocks smaller and larger than a tile."""
     batch = batch_of(ROWS, heads, block_size)
     assert_close(run(place, batch, dtype, splits=splits), expected_of(batch, dtype), ROUNDING[dtype])
 
@@ -83,7 +82,6 @@ RULES = {"window": 50}, {"window": 1}, {"window": 70, "softcap": 0.5}
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_windows_and_caps_equal_the_reference(place, exact, rules):
-    """Windows that begin in a tile, before it, and in the token itself; blocks that no token sees need not be there."""
     batch = batch_of(ROWS)
     expected = expected_of(batch, exact, rules)
     for table, (_, start, _) in zip(batch.block_tables, ROWS, strict=True):
@@ -138,7 +136,6 @@ def change(batch, keys, values):
 
 @pytest.mark.parametrize("splits", Splits)
 def test_rows_with_drafts_are_decodes_too(place, exact, splits):
-    """Four tokens of one row in a tile of scores, cut into several partial results, of which some see nothing."""
     batch = batch_of([(260, 254, 260), (130, 126, 130), (64, 63, 64)])
     ours = run(place, batch, exact, splits=splits, short_tokens=6, rules={"window": 128})
     assert_close(ours, expected_of(batch, exact, {"window": 128}), ROUNDING[exact])
@@ -146,7 +143,6 @@ def test_rows_with_drafts_are_decodes_too(place, exact, splits):
 
 @pytest.mark.usefixtures("_products_by_row")
 def test_batch_mates_do_not_change_a_bit_at_fixed_splits(place, exact):
-    """A decode and a chunk, alone and between others, in other blocks."""
     contexts = [random_context(length, 4, 2, 16, seed=length) for length in (300, 40, 70)]
     decode, chunk, other = (contexts[0], 299, 300), (contexts[1], 0, 40), (contexts[2], 69, 70)
     together = run(place, paged_batch([other, decode, chunk], 16, 1), exact, splits=Splits.FIXED)
@@ -158,7 +154,6 @@ def test_batch_mates_do_not_change_a_bit_at_fixed_splits(place, exact):
 @pytest.mark.usefixtures("_products_by_row")
 @pytest.mark.parametrize("short_tokens", [1, 4])
 def test_whether_a_token_comes_alone_or_in_a_chunk_does_not_change_a_bit_at_fixed_splits(place, exact, short_tokens):
-    """As when a decoded token is computed again, behind a preemption or on another executor, and with other drafts."""
     context = random_context(300, 4, 2, 16, seed=0)
     chunk, *parts = (
         run(place, paged_batch([(context, *span)], 16), exact, splits=Splits.FIXED, short_tokens=short_tokens)
@@ -180,7 +175,6 @@ def test_where_a_chunk_is_cut_does_not_change_a_bit(place, exact, rules):
 
 
 def test_a_row_of_nan_stays_alone(place, exact):
-    """Its own result is NaN; those of its neighbours in the same programs are not."""
     contexts = [random_context(200, 4, 2, 16, seed=index) for index in range(3)]
     contexts[1].keys[3], contexts[1].values[3] = float("nan"), float("nan")
     ours = run(place, paged_batch([(context, 199, 200) for context in contexts], 16), exact)
@@ -189,7 +183,6 @@ def test_a_row_of_nan_stays_alone(place, exact):
 
 
 def test_queries_may_lie_between_keys_and_values(place, exact):
-    """As they do in the output of a fused projection."""
     batch = batch_of(ROWS[:2])
     wide = torch.full((batch.query.shape[0], 9, 16), float("nan"))
     wide[:, :4] = batch.query
@@ -212,7 +205,6 @@ def test_rows_without_context_are_padding(place, exact, splits):
 
 @pytest.mark.parametrize("short_tokens", [4, 1], ids=["short rows", "chunks"])
 def test_padding_of_several_tokens_changes_nothing(place, exact, short_tokens):
-    """As where every row verifies as many drafts."""
     batch = batch_of([(70, 66, 70), (9, 5, 9)])
     batch.context_lens[1] = 0
     ours = run(place, batch, exact, short_tokens=short_tokens)
@@ -248,7 +240,6 @@ def test_rows_without_tokens_are_padding_too(place, exact, span, splits, short_t
     [((1, 1, 264), 1, "264 dimensions"), ((1, 1, 12), 1, "12 dimensions"), ((9, 1, 8), 9, "9 tokens of 9 heads")],
 )
 def test_what_no_launch_table_has_is_refused(place, exact, heads, short_tokens, problem):
-    """Before anything is launched."""
     with pytest.raises(KernelArgumentError, match=problem):
         run(place, batch_of([(2, 1, 2)], heads), exact, short_tokens=short_tokens)
 

@@ -107,7 +107,6 @@ def step(place, state, rows, plan, drawn, *, num_draws=None, max_drafts=4):
 
 
 def test_a_row_draws_after_its_last_known_token_and_after_every_draft(place):
-    """A chunk that ends before does not, nor do a row that has ended and one that is none; padding draws from none."""
     state, rows = columns_of(
         Row([1] * 9, num_computed=2), Row([1, 2], [3, 4]), Row([1, 2], finish=RowFinish.LENGTH), Row([1, 2, 3])
     )
@@ -138,7 +137,6 @@ def test_a_row_draws_after_its_last_known_token_and_after_every_draft(place):
 def test_tokens_are_taken_up_to_the_first_wrong_draft_or_the_end(
     place, drafts, drawn, outcomes, accepted, finish, computed
 ):
-    """And one more than drafts were right, drawn by the model itself."""
     state, rows = columns_of(Row([1, 2], drafts, max_known=5 if 99 in drafts else 99), Row([3]))
     plan = PlanColumns(int32(1, 0), int32(0, 4))
     _, advanced = step(place, state, rows, plan, lambda draws: samples_of(drawn, outcomes))
@@ -151,7 +149,6 @@ def test_tokens_are_taken_up_to_the_first_wrong_draft_or_the_end(
 
 @pytest.mark.parametrize("drawn", [5, END])
 def test_a_row_that_has_no_room_left_takes_nothing(place, drawn):
-    """Its draw is not written into the next row, nor is it an end."""
     state, rows = columns_of(Row([1] * MAX_TOKENS, [], max_known=99), Row([2, 2]))
     _, advanced = step(place, state, rows, PlanColumns(int32(0), int32(1)), lambda draws: samples_of([drawn]))
     assert (advanced.num_accepted.tolist(), advanced.finish.tolist()) == ([0], [RowFinish.CONTEXT_FULL])
@@ -160,14 +157,12 @@ def test_a_row_that_has_no_room_left_takes_nothing(place, drawn):
 
 @pytest.mark.parametrize(("known", "max_known", "finish"), [(3, 5, RowFinish.LENGTH), (18, 99, RowFinish.CONTEXT_FULL)])
 def test_a_row_takes_no_more_tokens_than_it_may(place, known, max_known, finish):
-    """However many of its drafts are right."""
     state, rows = columns_of(Row([1] * known, [5] * min(4, MAX_TOKENS - known), max_known=max_known))
     _, advanced = step(place, state, rows, PlanColumns(int32(0), int32(5)), lambda draws: samples_of([5] * 5))
     assert (advanced.num_accepted.tolist(), advanced.finish.tolist()) == ([2], [finish])
 
 
 def test_what_has_no_room_among_the_draws_is_drawn_in_the_next_step(place):
-    """Its last known token is computed again."""
     state, rows = columns_of(Row([1, 2], [5, 6]), Row([3, 4]))
     plan = PlanColumns(int32(0, 1), int32(3, 1))
     draws, advanced = step(place, state, rows, plan, lambda draws: samples_of([5, 6]), num_draws=2)
@@ -188,7 +183,6 @@ ROWS = st.builds(
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)  # on a GPU the first one compiles
 @given(rows=st.lists(ROWS, min_size=1, max_size=4), data=st.data())
 def test_any_step_does_what_the_reference_does(device, rows, data):
-    """Rows in any order, with any draws."""
     for row in rows:
         row.num_computed = data.draw(st.integers(0, len(row.known) - 1))
     state, columns = columns_of(*rows)
@@ -240,7 +234,6 @@ def test_drafts_change_no_token(prompt, data):
 
 
 def test_what_cannot_be_done_is_refused():
-    """By name."""
     state, rows = columns_of(Row([1]))
     plan = PlanColumns(int32(0), int32(1))
     batch = step_inputs_reference.step_inputs(state, plan, 1, BLOCK_SIZE)

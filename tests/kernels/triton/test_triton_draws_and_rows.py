@@ -115,7 +115,6 @@ def assert_same_rows(state, rows, columns):
 @pytest.mark.parametrize("ops", [kernels, draws_package], ids=["kernels", "of the device"])
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_on_a_device_advance_as_the_executors_do(place, seed, ops):
-    """Chunks, decodes, every way to end, and plans that still name rows that have ended."""
     chance = random.Random(seed)  # noqa: S311  # repeatable
     table = RowTable(LIMITS)
     placements = [random_placement(row, chance) for row in range(LIMITS.num_rows)]

@@ -61,7 +61,6 @@ def attended(num_blocks, dtype, splits):
 
 @pytest.mark.parametrize(("dtype", "splits"), [(torch.float16, Splits.EVEN), (torch.int8, Splits.FIXED)], ids=str)
 def test_slots_behind_2_to_the_31_numbers_are_written_and_attended_to(dtype, splits):
-    """Bit by bit as in a small cache."""
     assert torch.equal(attended(_MANY, dtype, splits), attended(_FEW, dtype, splits))
 
 

@@ -44,7 +44,6 @@ def assert_close(ours, expected, bound=None):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("splits", Splits)
 def test_linear_equals_the_reference(place, dtype, shape, splits):
-    """With a bias and without; of few rows, and of more than one tile."""
     x, weight, bias = problem(shape, dtype)
     ours = place(x), place(weight)
     assert_close(linear.linear(*ours, place(bias), splits), linear_reference.linear(x, weight, bias))
@@ -75,12 +74,10 @@ def test_scaled_linear_equals_the_reference(place, dtype, shape, splits, weight_
     ],
 )
 def test_the_product_of_16_bits_is_the_one_that_was_fastest(architecture, num_tokens, num_weights, product):
-    """By rows and weights."""
     assert product_of_16_bits(architecture, num_tokens, num_weights) is product
 
 
 def test_many_rows_of_int8_are_tiles(place, monkeypatch):
-    """Rows and outputs that fill no tile, and more tiles of outputs than go together."""
     monkeypatch.setattr(tiles, "OUTPUT_TILES_TOGETHER", 1)
     x, weight, _ = scaled_problem((130, 65, 40), torch.float16, torch.int8)
     ours = scaled.scaled_linear(place(x), placed(place, weight), None, Splits.EVEN)
@@ -116,7 +113,6 @@ def test_rows_are_rounded_to_the_whole_range_of_float8(place):
 @pytest.mark.usefixtures("_products_by_row")
 @pytest.mark.parametrize("weight_type", [torch.int8, None], ids=str)
 def test_with_fixed_splits_a_row_has_the_same_bits_in_any_batch(place, weight_type):
-    """Alone, in a tile with others, and in tiles of every size."""
     x, weight, bias = problem((140, 20, 300), torch.float16)
     batches = [place(x[start:]) for start in (139, 100, 0)]
     if weight_type is None:
@@ -131,7 +127,6 @@ def test_with_fixed_splits_a_row_has_the_same_bits_in_any_batch(place, weight_ty
 
 @pytest.mark.parametrize("splits", Splits)
 def test_a_row_does_not_feel_what_its_neighbours_hold(place, dtype, splits):
-    """NaN and infinity stay in their rows."""
     x, weight, _ = problem((5, 20, 70), dtype)
     ours = place(weight)
     clean = linear.linear(place(x), ours, None, splits)
@@ -140,7 +135,6 @@ def test_a_row_does_not_feel_what_its_neighbours_hold(place, dtype, splits):
 
 
 def test_nothing_to_multiply_launches_nothing(place):
-    """An empty batch is a batch; without inputs the bias remains."""
     none, x, rows = (place(torch.zeros(*shape).half()) for shape in ((0, 8), (2, 0), (3, 8)))
     without_inputs, bias = place(torch.zeros(3, 0).half()), place(torch.ones(3).half())
     weight = placed(place, quantize_rows(torch.zeros(3, 8), torch.int8))
@@ -152,7 +146,6 @@ def test_nothing_to_multiply_launches_nothing(place):
 
 @pytest.mark.parametrize(("dtype", "worst"), [(torch.int8, 0.5 / 127), (torch.float8_e4m3fn, 2.0**-4)])
 def test_rows_are_quantised_under_their_largest_number(dtype, worst):
-    """Off by half a step, of the row's largest number or of the number itself; rows of zeros stay so."""
     weight = normal(5, 100) * torch.logspace(-5, 5, 5)[:, None]
     weight[2] = 0.0
     made = quantize_rows(weight.bfloat16(), dtype)
@@ -172,7 +165,6 @@ def test_float8_weights_are_refused_where_a_gpu_has_no_such_numbers(place, monke
 
 
 def test_a_cpu_is_told_that_there_is_nothing_for_it():
-    """It has `quantized_linear`."""
     weight = quantize_rows(torch.ones(2, 3), torch.int8)
     with pytest.raises(UnsupportedDeviceError, match="scaled_linear has no implementation for device 'cpu'"):
         scaled_linear(torch.zeros(1, 3), weight)

@@ -53,7 +53,6 @@ STEPS = st.lists(st.tuples(ROWS, CHANGES, st.integers(1, MAX_PLANNED)), min_size
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)  # on a GPU the first one compiles
 @given(steps=STEPS, num_slots=st.integers(1, 3), first=st.sampled_from([0, 1, 2**31 - 2, 2**40]))
 def test_every_step_is_planned_as_it_was_written(device, steps, num_slots, first):
-    """Words, rows and padding are those of the reference, on both devices; what lies around is untouched."""
     memory = BoundedMemory(device)
     ring = ring_on(memory, device, num_slots)
     writer = PlanWriter(ring)
@@ -78,7 +77,6 @@ def test_every_step_is_planned_as_it_was_written(device, steps, num_slots, first
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)
 @given(changes=CHANGES)
 def test_words_without_a_slot_are_written_alike(device, changes):
-    """From tensors; places outside are skipped."""
     memory = BoundedMemory(device)
     places, values = torch.from_numpy(int32(changes).reshape(-1, 2).T.copy())
     expected = torch.arange(NUM_WORDS, dtype=torch.int32)
@@ -101,7 +99,6 @@ def test_a_step_says_what_is_planned_and_what_has_changed():
 
 
 def test_time_goes_on_from_stamp_to_stamp(device):
-    """In both implementations, each place of its own."""
     memory = BoundedMemory(device)
     for clock, run in (
         (memory.place(new_clock(torch.device("cpu"))), clock_kernels.stamp),
@@ -114,7 +111,6 @@ def test_time_goes_on_from_stamp_to_stamp(device):
 
 
 def test_what_does_not_fit_a_slot_is_refused():
-    """By the writer, before a number of it is changed."""
     ring = new_plan_ring(1, 2, 3, pinned=False)
     writer, none = PlanWriter(ring), int32([])
     with pytest.raises(KernelArgumentError, match="room for 2 rows and 3 words, not for 3 and 0: plan less"):
@@ -129,7 +125,6 @@ def test_what_does_not_fit_a_slot_is_refused():
 
 
 def test_what_cannot_be_read_is_refused():
-    """By name."""
     ring, words, clock = new_plan_ring(1, 2, 3, pinned=False), torch.zeros(4, dtype=torch.int32), torch.zeros(2).long()
     with pytest.raises(KernelArgumentError, match="a slot has room for 1 to 2 rows, not for 3"):
         read_plan(ring, number_of(0), words, 3, clock)

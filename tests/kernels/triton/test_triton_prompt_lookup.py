@@ -67,7 +67,6 @@ def rows_of_few_tokens(draw):
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)  # on a GPU the first one compiles
 @given(st.lists(rows_of_few_tokens(), min_size=1, max_size=4), st.data())
 def test_kernel_and_cpu_find_what_the_reference_finds(device, rows, data):
-    """In rows of any length, planned in any order, padding among them; what lies around is untouched."""
     order = data.draw(st.permutations(range(-1, len(rows))))
     planned = [(row, data.draw(st.integers(0, MAX_TOKENS))) for row in order]
     min_chance = data.draw(st.sampled_from([0.0, 0.31, 0.57, 0.83]))
@@ -87,19 +86,16 @@ def test_the_longest_match_counts_and_of_equal_ones_the_latest(device):
 
 
 def test_what_repeats_goes_on_repeating(device):
-    """A period of two tokens fills any number of drafts."""
     assert drafts(device, [5, 6, 5, 6], 5) == [5, 6, 5, 6, 5]
 
 
 def test_one_token_alike_is_no_match_and_a_full_row_has_no_room(device):
-    """Nor does a row of one token have any."""
     assert drafts(device, [1, 2, 1], 4) == drafts(device, [1], 4) == []
     assert drafts(device, [3, 4] * (MAX_TOKENS // 2), 4) == []
     assert drafts(device, [3, 4] * (MAX_TOKENS // 2 - 1), 4) == [3, 4]
 
 
 def test_no_more_drafts_than_were_planned_and_none_before_the_end_of_what_is_known(device):
-    """Nor more than max_drafts. A chunk that ends before the last known token has none."""
     assert drafts(device, [7] * 9, 3) == [7] * 3
     assert drafts(device, [7] * 9, 6, max_drafts=2) == [7] * 2
     memory, row = BoundedMemory(device), ([7] * 9, 5, 0)
@@ -118,7 +114,6 @@ def test_as_many_are_worth_their_time_as_on_a_cpu(device, length, min_chance):
 
 
 def test_other_devices_and_other_shapes_are_refused():
-    """Nothing is launched."""
     state, rows = columns_of([([1, 2], 1, 0)])
     plan = PlanColumns(int32(0), int32(2))
     with pytest.raises(KernelArgumentError, match="0 to 63 drafts, not 64"):

@@ -90,7 +90,6 @@ def test_every_kernel_fits_its_gpu(architecture, compile_all):
 @same_triton
 @pytest.mark.parametrize("architecture", TABLES)
 def test_resources_are_those_of_the_table(architecture, compile_all):
-    """A kernel that needs more registers than before shows in a review; where its code changed, make the table anew."""
     assert compile_all(architecture) == rows(table_path(architecture).read_text(encoding="utf-8"))
 
 

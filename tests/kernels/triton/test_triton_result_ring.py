@@ -128,7 +128,6 @@ STEPS = st.lists(st.lists(planned_rows(), min_size=1, max_size=MAX_PLANNED - 5),
     num_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
 )
 def test_every_step_is_read_as_it_was_until_its_slot_is_written_again(device, steps, num_slots, first, num_logprobs):
-    """Round and round, and slot by slot what the reference writes, on both devices; what lies around is untouched."""
     memory, with_logprobs = BoundedMemory(device), num_logprobs is not None
     expected, cpus = (new_ring(num_slots, MAX_PLANNED, MAX_DRAWS, MAX_LOGPROBS, pinned=False) for _ in range(2))
     ring = ring_on(memory, device, num_slots)
@@ -167,7 +166,6 @@ def test_log_probabilities_are_those_of_the_tokens_taken(device):
 
 
 def test_a_row_is_told_why_its_draw_failed_and_only_in_that_step(device):
-    """Behind tokens that it got, and with none; a row that had ended so before draws nothing; padding is no row."""
     rows = [
         Row((5, 6, 7), 1, RowFinish.ERROR, SampleOutcome.NOT_FINITE),
         Row((8,), 0, RowFinish.ERROR, SampleOutcome.NOTHING_LEFT),
@@ -184,7 +182,6 @@ def test_a_row_is_told_why_its_draw_failed_and_only_in_that_step(device):
 
 
 def test_results_are_views_of_the_ring():
-    """Nothing is copied for a reader."""
     ring = new_ring(2, 3, 3, pinned=False)
     reference.write_results(ring, number_of(1), *columns_of([Row((4, 5), 2)], 2, 0), CLOCK)
     results = RingReader(ring).results_of(1, 1)
@@ -193,7 +190,6 @@ def test_results_are_views_of_the_ring():
 
 
 def test_a_step_that_is_not_there_is_not_read():
-    """Before the first one, before it has landed, and when a later one has taken its slot."""
     ring = new_ring(2, 3, 3, pinned=False)
     reader = RingReader(ring)
     assert not reader.has_step(0)
@@ -207,7 +203,6 @@ def test_a_step_that_is_not_there_is_not_read():
 
 
 def test_what_a_slot_has_no_room_for_is_refused():
-    """More rows or draws than a step was said to have; and what no GPU has made."""
     columns, ring = (*columns_of([Row((1,), 1)] * 3, 3), CLOCK), new_ring(1, 3, 3, 1, pinned=False)
     with pytest.raises(KernelArgumentError, match="a slot has room for 1 to 2 rows with 3 draws, not for 3 with 3"):
         write_results(new_ring(1, 2, 3, pinned=False), number_of(0), *columns)

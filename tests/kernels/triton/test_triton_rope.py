@@ -78,7 +78,6 @@ SHAPES = [
 def test_rope_and_write_kv_equals_the_reference(
     place, dtype, num_tokens, num_heads, num_kv_heads, head_dim, block_size, with_norms
 ):
-    """Same queries, same slots written, all others left alone; values exact; keys and values in the input stay."""
     arguments = call_arguments(dtype, num_tokens, num_heads, num_kv_heads, head_dim, block_size)
     norms = norms_of(head_dim, dtype) if with_norms else None
     ours, _ = run(place, arguments, norms)
@@ -154,7 +153,6 @@ def test_a_padding_token_is_written_nowhere_and_a_position_too_far_gives_nan(pla
 
 
 def test_a_token_has_the_same_bits_alone(place, dtype):
-    """Queries and keys."""
     arguments = call_arguments(dtype, 3, 3, 1, 18, 4)
     together, _ = run(place, arguments, norms_of(18, dtype))
     one = slice(1, 2)

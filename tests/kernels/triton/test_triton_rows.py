@@ -33,7 +33,6 @@ def assert_close(ours, expected):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rms_norm_equals_the_reference(place, dtype, width):
-    """Of one row and of three."""
     x, weight = normal(3, width, dtype=dtype), normal(width, dtype=dtype, seed=1)
     expected = rms_norm_reference.rms_norm(x, weight, 1e-5)
     assert_close(rms_norm.rms_norm(place(x), place(weight), 1e-5, None), expected)
@@ -42,7 +41,6 @@ def test_rms_norm_equals_the_reference(place, dtype, width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_with_a_residual_the_sum_is_kept_and_normalised_as_it_is_kept(place, dtype, width):
-    """The residual becomes exactly the rounded sum, x stays, and the norm of the new residual has the same bits."""
     x, residual, weight = (normal(2, width, dtype=dtype, seed=i) for i in range(3))
     ours, kept, gain = place(x), place(residual), place(weight[0])
     out = rms_norm.rms_norm(ours, gain, 1e-5, kept)
@@ -52,7 +50,6 @@ def test_with_a_residual_the_sum_is_kept_and_normalised_as_it_is_kept(place, dty
 
 
 def test_a_row_has_the_same_bits_alone(place, dtype):
-    """Which row a program has changes nothing."""
     x, weight = normal(4, 129, dtype=dtype), place(normal(129, dtype=dtype, seed=1))
     rows = [rms_norm.rms_norm(place(row[None]), weight, 1e-5, None) for row in x]
     assert torch.equal(torch.cat(rows), rms_norm.rms_norm(place(x), weight, 1e-5, None))
@@ -66,7 +63,6 @@ def test_a_row_that_no_program_can_hold_is_refused(place):
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 63), (17, 2, 64), (2, 1, 100)])
 def test_heads_are_normalised_each_by_itself(place, dtype, num_heads, num_kv_heads, head_dim):
-    """Queries and keys with their own weights; values are left as they are."""
     qkv = normal(2, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
     query, key = normal(head_dim, dtype=dtype, seed=1), normal(head_dim, dtype=dtype, seed=2)
     ours = place(qkv)
@@ -79,7 +75,6 @@ def test_heads_are_normalised_each_by_itself(place, dtype, num_heads, num_kv_hea
 @pytest.mark.parametrize("gate", Gate)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_gate_and_multiply_equals_the_reference(place, dtype, width, gate):
-    """For ordinary and for large gates."""
     gate_up = normal(2, 2 * width, dtype=torch.float32)
     gate_up[:, :width] *= torch.logspace(-3, 1.5, width)
     gate_up = gate_up.to(dtype)
@@ -90,7 +85,6 @@ def test_gate_and_multiply_equals_the_reference(place, dtype, width, gate):
 
 @pytest.mark.parametrize("gate", Gate)
 def test_gates_beyond_the_range_of_exp_saturate(place, gate):
-    """Far left the gate is closed, far right it is open, NaN stays NaN."""
     gates = torch.tensor([-1e30, -200.0, 200.0, 1e30, float("nan")])
     out = activation.gate_and_multiply(place(torch.cat((gates, torch.full((5,), 2.0)))[None]), int(gate))[0].cpu()
     assert out[:4].tolist() == [-0.0, -0.0, 400.0, torch.tensor(2e30).item()]
@@ -110,7 +104,6 @@ def test_softcap_equals_the_reference(place, dtype):
 
 @pytest.mark.parametrize("width", [1, 63, 2049])
 def test_take_rows_equals_the_reference(place, dtype, width):
-    """In any order, with repetition; scaled where that is asked for."""
     table, indices = normal(5, width, dtype=dtype), torch.tensor([4, 0, 0, 2], dtype=torch.int32)
     ours = place(table), place(indices)
     assert torch.equal(take_rows.take_rows(*ours, 1.0).cpu(), take_rows_reference.take_rows(table, indices))
@@ -128,7 +121,6 @@ def test_an_index_outside_of_the_table_gives_nan(place, index):
 @pytest.mark.parametrize("shape", [(3, 7, 2, 4, 5), (2, 7, 1025), (2, 7, 3)])
 @pytest.mark.parametrize("cache_type", [torch.float16, torch.float8_e4m3fn, torch.int8, torch.float32])
 def test_block_copy_equals_the_reference(place, shape, cache_type):
-    """Of words and of odd bytes; one source twice; blocks that are not named stay."""
     cache = normal(*shape, dtype=torch.float32).mul(20).to(cache_type)
     sources, destinations = torch.tensor([1, 1, 6], dtype=torch.int32), torch.tensor([0, 3, 5], dtype=torch.int32)
     ours = place(cache)
@@ -140,7 +132,6 @@ def test_block_copy_equals_the_reference(place, shape, cache_type):
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)  # on a GPU the first one compiles
 @given(data=st.data())
 def test_an_id_that_is_no_block_copies_nothing(device, data):
-    """Padding anywhere, among sources or destinations, and numbers far outside; the other copies are made."""
     wrong = st.sampled_from([-1, -1, 9, -(2**31), 2**31 - 1])
     num_copies = data.draw(st.integers(1, 4))
     blocks = data.draw(st.permutations(range(9)))  # so that destinations are named once and are no sources
@@ -158,7 +149,6 @@ def test_an_id_that_is_no_block_copies_nothing(device, data):
 
 
 def test_only_block_ids_that_a_gpu_cannot_read_are_checked_and_sent(monkeypatch):
-    """Those on the device, and those in pinned memory, reach the kernel where they are and as they are."""
     given = []
     monkeypatch.setattr(gpu, "has_kernels", lambda device: device.type == "meta")
     monkeypatch.setattr(block_copy, "block_copy", lambda cache, *columns: given.append(columns))
@@ -178,7 +168,6 @@ def test_only_block_ids_that_a_gpu_cannot_read_are_checked_and_sent(monkeypatch)
 
 
 def test_a_reference_on_another_device_makes_its_own_memory(place):
-    """Where kernels run on a GPU references run beside them on the CPU; `torch.empty` serves both."""
     ours = place(torch.zeros(1))
     elsewhere = torch.device("meta")
     assert torch.empty(2, 3, dtype=torch.int32, device=elsewhere).device == elsewhere
@@ -186,7 +175,6 @@ def test_a_reference_on_another_device_makes_its_own_memory(place):
 
 
 def test_nothing_to_do_launches_nothing(place):
-    """An empty batch is a batch."""
     none = torch.zeros(0, dtype=torch.int32)
     assert rms_norm.rms_norm(place(torch.zeros(0, 8)), place(torch.ones(8)), 1e-5, None).shape == (0, 8)
     assert activation.gate_and_multiply(place(torch.zeros(0, 8)), Gate.SILU).shape == (0, 4)

@@ -157,7 +157,6 @@ def _noise_kernel(counters, words, noise, bits, seeds, offsets, COUNT: tl.conste
 
 @pytest.mark.parametrize(("seed", "offset"), [(0, 0), (-1, 2**31 - 1), (0x299F31D0_A4093822, 7)])
 def test_noise_is_that_of_the_definition_and_below_its_bound(place, seed, offset):
-    """Word for word; the bound is useful where noise is loud."""
     counters = torch.arange(2**14 - 64, 2**14 + 64, dtype=torch.int32)
     words, bits = (place(torch.zeros(512, dtype=torch.int32)) for _ in range(2))
     noise, seeds, offsets = place(torch.zeros(512)), torch.tensor([seed]), torch.tensor([offset], dtype=torch.int32)
@@ -174,7 +173,6 @@ def test_noise_is_that_of_the_definition_and_below_its_bound(place, seed, offset
 
 
 def test_the_judge_of_close_calls_accepts_no_other_token():
-    """Of scores that are far apart it accepts the best, of two that are close both."""
     scores = random_logits(1, 50)[0].numpy() + reference.gumbel_noise(50, 3, 0)
     accepted = [token for token in range(50) if could_be_drawn(random_logits(1, 50)[0].numpy(), OFF, 0, token)]
     assert accepted == [scores.argmax()]
@@ -192,7 +190,6 @@ def test_every_filter_draws_what_the_reference_draws(place, vocab_size):
 @settings(max_examples=settings.default.max_examples // 33, deadline=None)  # on a GPU the first one compiles
 @given(data=st.data())
 def test_any_filters_together_draw_what_the_reference_draws(device, data):
-    """Of any seed."""
     row = st.fixed_dictionaries(
         {
             "temperature": st.sampled_from([0.2, 1.0, 3.0]),
@@ -208,7 +205,6 @@ def test_any_filters_together_draw_what_the_reference_draws(device, data):
 
 
 def test_flat_logits_are_searched_in_parts(place):
-    """Where top_k leaves more tokens than fit, and where all are alike."""
     filters = [
         OFF | {"top_k": 100},
         OFF | {"top_k": 200, "top_p": 0.5},
@@ -220,7 +216,6 @@ def test_flat_logits_are_searched_in_parts(place):
 
 
 def test_greedy_takes_the_lowest_id_on_ties_and_what_would_overflow(place):
-    """Also beyond the first segment; finite logits, but not after the division."""
     logits = torch.zeros(3, 300)
     logits[0, [150, 299]] = 5.0
     logits[2] = torch.linspace(-3e35, 3e35, 300)
@@ -230,7 +225,6 @@ def test_greedy_takes_the_lowest_id_on_ties_and_what_would_overflow(place):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_that_is_not_finite_is_marked_and_others_are_not(place, bad):
-    """One bad logit is enough, whatever becomes of the row."""
     logits = random_logits(3, 200)
     logits[0, 199] = logits[1, 0] = bad
     samples = assert_same_draws(place, logits, [OFF | {"temperature": 0.0}, OFF | {"top_p": 0.9}, OFF])
@@ -259,7 +253,6 @@ def test_rules_change_what_the_reference_changes(place):
 
 
 def test_a_token_beyond_the_vocabulary_changes_nothing(place):
-    """A GPU does not look at lists before it uses them."""
     chosen = rules({"forbidden": [-1, 150, 2**31 - 1], "output": [150, 7], "presence": 0.5})
     ours = kernels.sample(
         place(torch.linspace(0, 1, 150)[None]),
@@ -272,7 +265,6 @@ def test_a_token_beyond_the_vocabulary_changes_nothing(place):
 
 @pytest.mark.parametrize("num_logprobs", [0, 5, 60])
 def test_logprobs_are_of_the_distribution_before_temperature_filters_and_rules(place, num_logprobs):
-    """The drawn token's and the best ones', the lower id first on ties; as many as there are tokens."""
     logits, chosen = random_logits(2, 37), parameters([FILTERS[2], FILTERS[5]], num_logprobs)
     forbidden = rules({"forbidden": [int(logits[0].argmax())]}, {})
     ours = kernels.sample(place(logits), placed(place, chosen), placed(place, forbidden), num_logprobs)
@@ -284,7 +276,6 @@ def test_logprobs_are_of_the_distribution_before_temperature_filters_and_rules(p
 
 
 def test_logprobs_of_given_tokens_over_several_segments(place):
-    """Of flat logits, and of logits that are all the same; a row gets as many as it asked for, or none."""
     logits = random_logits(4, 300, 2, 0.5)
     logits[1] = -2.0
     given, wanted = torch.tensor([0, 299, 150, 5], dtype=torch.int32), torch.tensor([7, 7, 3, -1], dtype=torch.int32)
@@ -299,7 +290,6 @@ def test_logprobs_of_given_tokens_over_several_segments(place):
 
 
 def test_logprobs_of_what_is_not_finite_or_no_token_are_no_number(place):
-    """-inf is the logarithm of nothing, and fine."""
     logits = random_logits(4, 200)
     logits[0, 3], logits[1, 150], logits[2, 0] = float("nan"), float("inf"), float("-inf")
     given, wanted = torch.tensor([0, 0, 0, 200], dtype=torch.int32), torch.full((4,), 2, dtype=torch.int32)
@@ -310,7 +300,6 @@ def test_logprobs_of_what_is_not_finite_or_no_token_are_no_number(place):
 
 
 def test_a_row_draws_the_same_alone_and_in_a_batch(place):
-    """Bits of log-probabilities included."""
     logits, chosen = random_logits(3, 129), parameters([FILTERS[7]] * 3, 2)
     together = kernels.sample(place(logits), placed(place, chosen), None, 2)
     alone = SamplingParameters(*(getattr(chosen, field.name)[2:] for field in dataclasses.fields(chosen)))
@@ -355,7 +344,6 @@ def test_logits_of_other_types_are_refused():
 
 
 def test_what_a_gpu_cannot_know_or_do_is_refused(place):
-    """How many log-probabilities are wanted at most, more than it puts in order, more rows than a grid has."""
     with pytest.raises(KernelArgumentError, match="max_logprobs must be given on a GPU"):
         sampling._known("sample", None)
     one = place(torch.ones(1, dtype=torch.int32))
@@ -366,6 +354,5 @@ def test_what_a_gpu_cannot_know_or_do_is_refused(place):
 
 
 def test_no_rows_give_no_tokens(place):
-    """A step that samples nothing launches nothing."""
     samples = kernels.sample(place(torch.zeros(0, 8)), placed(place, parameters([])), None, 3)
     assert samples.top_token_ids.shape == (0, 3)

@@ -67,7 +67,6 @@ def test_what_has_no_room_is_not_computed(place):
 
 
 def test_a_token_without_a_block_has_no_slot(place):
-    """It is computed, and written nowhere."""
     state = row_state((9,) * NUM_ROWS, (0,) * NUM_ROWS)
     state.block_table[3, 1:] = -1
     expected = check(place, state, PlanColumns(int32(3), int32(6)), 6)
@@ -77,7 +76,6 @@ def test_a_token_without_a_block_has_no_slot(place):
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)  # on a GPU the first one compiles
 @given(data=st.data())
 def test_any_plan_gives_what_the_reference_gives(device, data):
-    """Rows in any order, with any number of tokens computed, held and planned."""
     num_held = data.draw(st.lists(st.integers(0, 20), min_size=NUM_ROWS, max_size=NUM_ROWS))
     num_computed = [data.draw(st.integers(0, held)) for held in num_held]
     finish = data.draw(st.lists(st.integers(0, 2), min_size=NUM_ROWS, max_size=NUM_ROWS))
@@ -89,7 +87,6 @@ def test_any_plan_gives_what_the_reference_gives(device, data):
 
 
 def test_a_plan_of_nothing_and_a_device_without_kernels_are_refused():
-    """By name."""
     state = row_state((0,) * NUM_ROWS, (0,) * NUM_ROWS)
     with pytest.raises(KernelArgumentError, match="a plan names 1 to 4096 rows, not 0"):
         step_inputs(state, PlanColumns(int32(), int32()), 1, 4)

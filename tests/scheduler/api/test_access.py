@@ -114,7 +114,6 @@ def named(method):
 
 
 def test_no_service_is_forgotten():
-    """What a new proto adds is tested here or with the executor's."""
     protos = Path(next(iter(paceline.v1.__path__))).glob("*.proto")
     declared = [
         line.split()[1] for proto in protos for line in proto.read_text().splitlines() if "service " in line[:8]
@@ -125,7 +124,6 @@ def test_no_service_is_forgotten():
 
 @pytest.mark.parametrize("method", METHODS, ids=named)
 async def test_no_call_is_answered_without_a_known_token(channel, method, tokens):
-    """Nor does the refusal say more than that. Refused requests are counted, and sessions of them."""
     assert await outcome(channel, method) == UNAUTHENTICATED
     assert await outcome(channel, method, token="of-nobody") == UNAUTHENTICATED
     assert tokens.refused == [UnauthenticatedError] * (2 if method.name in ("Generate", "Session") else 0)
@@ -133,7 +131,6 @@ async def test_no_call_is_answered_without_a_known_token(channel, method, tokens
 
 @pytest.mark.parametrize("method", METHODS, ids=named)
 async def test_bytes_that_are_no_message_are_an_invalid_argument(backend, method):
-    """Of every call, where anybody may call."""
     async with (
         serve_edge(backend, access=Access(), recording=NoRecording()) as server,
         grpc.aio.insecure_channel(server.address) as channel,
@@ -143,7 +140,6 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(backend, method
 
 @pytest.mark.parametrize("method", METHODS, ids=named)
 async def test_each_call_is_for_one_kind_of_caller(channel, method):
-    """Clients may not operate, and operators look at no tenant's text."""
     is_admin = method.containing_service.name == "AdminService"
     assert (await outcome(channel, method, token="of-blue") == DENIED) is is_admin
     assert (await outcome(channel, method, token="of-ops") == DENIED) is (not is_admin and method.name not in OPERATORS)
@@ -153,14 +149,12 @@ async def test_each_call_is_for_one_kind_of_caller(channel, method):
     ("method", "path"), TENANT_FIELDS, ids=lambda it: it.name if hasattr(it, "name") else ".".join(it)
 )
 async def test_no_call_may_name_a_foreign_tenant(channel, method, path):
-    """Wherever a message has a tenant; its own it may name."""
     foreign, own = (message_about(method, path, tenant) for tenant in ("red", "blue"))
     assert await outcome(channel, method, token="of-blue", message=foreign) == DENIED
     assert (await outcome(channel, method, token="of-blue", message=own))[0] is not grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_who_names_no_tenant_gets_the_one_of_its_token(stub, backend):
-    """In a call of its own and in a session."""
     call = stub.Generate(pb.GenerateRequest(request_id="r", text="hi"), metadata=bearer("of-blue"))
     assert (await backend.next_request()).key == RecordId("blue", "r")
     session = stub.Session(metadata=bearer("of-red"))
@@ -171,7 +165,6 @@ async def test_who_names_no_tenant_gets_the_one_of_its_token(stub, backend):
 
 
 async def test_a_request_is_unknown_to_other_tenants(stub, backend):
-    """Its output goes on to its owner, whoever asks for it, cancels it or comes back to it by its name and hash."""
     owner = stub.Generate(pb.GenerateRequest(request_id="r", text="hi", resumable=True), metadata=bearer("of-blue"))
     request = await backend.next_request()
     backend.step({request.handle: (5, 6)})
@@ -231,7 +224,6 @@ async def test_a_revoked_token_ends_its_session_and_another_one_goes_on_with_the
 
 
 async def test_a_call_that_waits_is_cut_when_its_token_is_revoked(stub, backend, tokens):
-    """Also one of a single request, before its first token."""
     call = stub.Generate(pb.GenerateRequest(request_id="r", text="hi"), metadata=bearer("of-blue"))
     await backend.next_request()
     tokens.revoke("of-blue")
@@ -239,7 +231,6 @@ async def test_a_call_that_waits_is_cut_when_its_token_is_revoked(stub, backend,
 
 
 async def test_a_tenant_has_so_many_calls_open_as_it_may(stub, backend, tokens):
-    """The next one is refused with a time to try again, others are not; a place is free when a call ends."""
     tokens.at_most = {"blue": 1}
     first = stub.Session(metadata=bearer("of-blue"))
     await first.write(pb.SessionRequest(generate=pb.GenerateRequest(request_id="r", text="hi")))
@@ -297,7 +288,6 @@ async def test_what_operators_do_is_logged_with_their_name(channel, stub, backen
 
 
 async def test_without_tokens_anybody_may_call_and_name_any_tenant(backend):
-    """As on a loopback that one user has."""
     async with serve_edge(backend) as server, grpc.aio.insecure_channel(server.address) as channel:
         for method in METHODS:
             code, _ = await outcome(channel, method)
@@ -315,7 +305,6 @@ async def test_without_tokens_anybody_may_call_and_name_any_tenant(backend):
     ],
 )
 def test_a_certificate_says_by_its_uris_who_calls(uris, roles, tenant):
-    """What does not say it exactly says nothing."""
     found = caller_of_uris(uris)
     assert (found.roles, found.tenant) == (roles, tenant)
     assert (found == NOBODY) is (not roles)

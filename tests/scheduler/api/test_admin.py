@@ -72,7 +72,6 @@ def stub(channel):
 
 
 async def test_executors_are_listed_with_all_their_counts(stub):
-    """And with the sums of their steps; and the queue."""
     response = await stub.ListExecutors(pb.ListExecutorsRequest())
     expected = pb.ExecutorView(
         address="10.0.0.1:50061",
@@ -115,7 +114,6 @@ def waiting(backend, *requests):
 
 
 async def test_requests_are_listed_with_all_but_what_they_say(stub, backend):
-    """As Explain tells of them; no field holds a token id or a text of prompt or output."""
     backend.clock.advance(100.0)
     waiting(backend, make_request(5, 9, request_id="r1", tenant="blue", model="tiny", deadline_s=130.0, priority=-3))
     response = await stub.ListRequests(pb.ListRequestsRequest())
@@ -167,14 +165,12 @@ async def test_requests_come_in_pages(stub, backend):
     ],
 )
 async def test_a_page_that_cannot_be_is_refused_by_its_field(stub, wrong):
-    """Not taken for the first page, or for all states."""
     code, _, details = await refusal_of(stub.ListRequests(pb.ListRequestsRequest(**wrong)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert [violation.field for violation in details[BadRequest].field_violations] == list(wrong)
 
 
 async def test_an_executor_is_drained_by_its_address(stub, backend):
-    """An unknown one is NOT_FOUND, with the known ones in the message."""
     response = await stub.DrainExecutor(pb.DrainExecutorRequest(address=EXECUTOR.address))
     assert (response.num_running_requests, backend.asked.drained) == (5, [EXECUTOR.address])
     code, _, details = await refusal_of(stub.DrainExecutor(pb.DrainExecutorRequest(address="nowhere")))
@@ -182,7 +178,6 @@ async def test_an_executor_is_drained_by_its_address(stub, backend):
 
 
 async def test_an_executor_that_is_not_attached_now_is_not_called_unknown(stub, backend):
-    """There is nothing to drain yet, and it may attach at any time."""
     backend.known_executors = (replace(EXECUTOR, state=pb.EXECUTOR_STATE_CONNECTING, incarnation=0),)
     call = stub.DrainExecutor(pb.DrainExecutorRequest(address=EXECUTOR.address))
     code, _, details = await refusal_of(call)
@@ -191,7 +186,6 @@ async def test_an_executor_that_is_not_attached_now_is_not_called_unknown(stub, 
 
 
 async def test_a_drain_is_taken_back(stub, backend):
-    """By the executor's address."""
     await stub.UndrainExecutor(pb.UndrainExecutorRequest(address=EXECUTOR.address))
     assert backend.asked.undrained == [EXECUTOR.address]
 
@@ -208,7 +202,6 @@ async def test_an_address_that_nobody_knows_is_answered_with_those_there_are(stu
 
 
 async def test_limits_change_where_they_are_set_and_stay_elsewhere(stub, backend):
-    """The answer holds all of them."""
     response = await stub.SetLimits(pb.SetLimitsRequest(limits=pb.Limits(max_num_queued_reqs=7)))
     assert backend.limit_values == LimitValues(7, 4_194_304, 2048)
     expected = pb.Limits(max_num_queued_reqs=7, max_num_queued_tokens=4_194_304, max_num_batched_tokens=2048)
@@ -221,7 +214,6 @@ async def test_limits_change_where_they_are_set_and_stay_elsewhere(stub, backend
 @pytest.mark.parametrize("name", ["max_num_queued_reqs", "max_num_queued_tokens", "max_num_batched_tokens"])
 @pytest.mark.parametrize("value", [0, 2**32 - 1])
 async def test_a_limit_out_of_range_changes_nothing(stub, backend, name, value):
-    """It is named; the others sent with it are not taken either."""
     if name == "max_num_queued_tokens":
         value *= 2**32
     wrong = pb.Limits(max_num_queued_reqs=9, max_num_queued_tokens=9, max_num_batched_tokens=9)
@@ -233,7 +225,6 @@ async def test_a_limit_out_of_range_changes_nothing(stub, backend, name, value):
 
 
 async def test_bounds_of_tenants_change_as_a_whole_and_others_keep_theirs(stub, backend):
-    """A tenant that is named with nothing has none of its own any more."""
     for limits in (
         pb.Limits(tenants=[{"tenant": "a", "max_num_streams": 3}, {"tenant": "b", "max_kv_share": 0.25}]),
         pb.Limits(tenants=[{"tenant": "a", "max_requests_per_minute": 9}], any_tenant={"max_num_queued_reqs": 5}),
@@ -262,7 +253,6 @@ async def test_bounds_of_tenants_change_as_a_whole_and_others_keep_theirs(stub, 
     ],
 )
 async def test_a_bound_of_a_tenant_out_of_range_changes_nothing(stub, backend, sent, field):
-    """It is named."""
     before = backend.limit_values
     code, _, details = await refusal_of(stub.SetLimits(pb.SetLimitsRequest(limits={**sent, "max_num_queued_reqs": 9})))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -271,7 +261,6 @@ async def test_a_bound_of_a_tenant_out_of_range_changes_nothing(stub, backend, s
 
 
 async def test_a_weight_is_refused_by_name(stub, backend):
-    """It comes with a later version."""
     before = backend.limit_values
     limits = {"any_tenant": {"weight": 2}, "max_num_queued_reqs": 9}
     code, _, details = await refusal_of(stub.SetLimits(pb.SetLimitsRequest(limits=limits)))
@@ -280,7 +269,6 @@ async def test_a_weight_is_refused_by_name(stub, backend):
 
 
 async def test_steps_are_watched_until_the_operator_has_seen_enough(stub, backend):
-    """Every field; the watcher is gone when the call is."""
     call = stub.WatchSteps(pb.WatchStepsRequest())
     await wait_until(lambda: backend.watch.sinks)
     backend.watch.sinks[0].step_finished(step(41))
@@ -303,7 +291,6 @@ async def test_steps_are_watched_until_the_operator_has_seen_enough(stub, backen
 
 
 async def test_one_executor_can_be_watched_alone(stub, backend):
-    """By its address, attached or not."""
     backend.known_executors = (EXECUTOR, replace(EXECUTOR, address="b", state=pb.EXECUTOR_STATE_CONNECTING))
     call = stub.WatchSteps(pb.WatchStepsRequest(address="b"))
     await wait_until(lambda: backend.watch.sinks)
@@ -314,7 +301,6 @@ async def test_one_executor_can_be_watched_alone(stub, backend):
 
 
 async def test_a_slow_watcher_is_told_how_many_steps_it_missed(stub, backend):
-    """The latest are kept."""
     call = stub.WatchSteps(pb.WatchStepsRequest())
     await wait_until(lambda: backend.watch.sinks)
     for step_id in range(1, 301):
@@ -325,7 +311,6 @@ async def test_a_slow_watcher_is_told_how_many_steps_it_missed(stub, backend):
 
 
 async def test_one_watcher_too_many_is_refused_and_no_other_is_disturbed(stub, backend):
-    """It is told what to do; the place of one that leaves is free."""
     calls = [stub.WatchSteps(pb.WatchStepsRequest()) for _ in range(MAX_WATCHERS)]
     await wait_until(lambda: len(backend.watch.sinks) == MAX_WATCHERS)
     code, _, details = await refusal_of(stub.WatchSteps(pb.WatchStepsRequest()).read())
@@ -342,7 +327,6 @@ async def test_one_watcher_too_many_is_refused_and_no_other_is_disturbed(stub, b
 
 
 async def test_without_a_folder_no_plans_are_recorded(stub):
-    """Which option it takes is said."""
     code, _, details = await refusal_of(stub.SetPlanRecording(pb.SetPlanRecordingRequest(name="x")))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert details[ErrorInfo].reason == "NO_RECORD_DIR"

@@ -65,7 +65,6 @@ def comeback(**fields):
 
 
 async def test_another_session_goes_on_with_a_request_and_may_acknowledge_its_end(stub, backend, broken):
-    """Nothing of it was ended in between."""
     backend.step({broken: encode("b")})
     call = stub.Session()
     await call.write(comeback())
@@ -81,7 +80,6 @@ async def test_another_session_goes_on_with_a_request_and_may_acknowledge_its_en
 
 
 async def test_a_refused_comeback_acknowledges_nothing(stub, backend, broken):
-    """The record is that of another attachment."""
     call = stub.Session()
     await call.write(comeback(last_attempt=2**31))
     (failure,) = (await read(call)).failures
@@ -94,7 +92,6 @@ async def test_a_refused_comeback_acknowledges_nothing(stub, backend, broken):
 
 
 async def test_a_generate_call_is_resumed_by_a_session_and_ends_with_aborted(stub, backend):
-    """The client that still reads the call learns why."""
     call = stub.Generate(generate().generate)
     handle = (await backend.next_request()).handle
     backend.step({handle: encode("a")})
@@ -109,7 +106,6 @@ async def test_a_generate_call_is_resumed_by_a_session_and_ends_with_aborted(stu
 
 
 async def test_a_client_that_has_beaten_and_falls_silent_is_lost(stub, backend):
-    """Its session ends and its requests go on without it."""
     call = stub.Session()
     await call.write(generate())
     handle = (await backend.next_request()).handle
@@ -119,8 +115,6 @@ async def test_a_client_that_has_beaten_and_falls_silent_is_lost(stub, backend):
 
 
 async def test_a_silent_client_is_lost_though_its_last_message_is_never_taken(server, backend):
-    """The stream is stuck in sending it; what the client runs is detached in time all the same."""
-
     async def falls_silent():
         yield generate()
         yield HEARTBEAT

@@ -61,7 +61,6 @@ async def client(edge):
 
 
 async def test_every_completion_is_a_request_of_the_core(client, backend):
-    """They share the prompt, know how many they are, and have handle, index and seed of their own."""
     handles = await client.send(asking(n=3))
     requests = [backend.asked.requests[handle] for handle in handles]
     assert [request.key for request in requests] == [RecordId("", "r1", index) for index in range(3)]
@@ -73,7 +72,6 @@ async def test_every_completion_is_a_request_of_the_core(client, backend):
 
 
 async def test_a_lone_completion_is_the_request(client, backend):
-    """There is no other one."""
     (handle,) = await client.send(asking(n=1))
     assert (backend.asked.requests[handle].key, backend.asked.requests[handle].num_completions) == (
         RecordId("", "r1"),
@@ -82,7 +80,6 @@ async def test_a_lone_completion_is_the_request(client, backend):
 
 
 def test_the_seeds_of_completions_never_change():
-    """A request sent again to a newer scheduler draws the same numbers."""
     assert completion_seed(5, 0) == 5
     assert completion_seed(5, 1) == 0xBF0BB29BC8431D00
     seeds = {completion_seed(seed, index) for seed in (0, 1, 2**64 - 1) for index in range(16)}
@@ -91,7 +88,6 @@ def test_the_seeds_of_completions_never_change():
 
 
 async def test_each_completion_ends_by_itself_and_the_request_with_the_last(client, edge, backend):
-    """By the device or by a stop text; each tells the prompt's length."""
     first, second = await client.send(asking(n=2, stopping={"stop": ["STOP"]}))
     backend.step({first: encode("a"), second: encode("b STOP")})
     content = client.collect()
@@ -106,7 +102,6 @@ async def test_each_completion_ends_by_itself_and_the_request_with_the_last(clie
 
 
 async def test_a_failure_of_one_completion_ends_all_and_is_told_once(client, backend):
-    """With the output that came before it."""
     first, second = await client.send(asking(n=2))
     backend.step({first: encode("a"), second: encode("b")})
     backend.fail(second, DeadlineExceededError("too late"))
@@ -118,7 +113,6 @@ async def test_a_failure_of_one_completion_ends_all_and_is_told_once(client, bac
 
 
 async def test_a_cancel_ends_all_that_still_run(client, edge, backend):
-    """Each is told."""
     first, *_ = await client.send(asking(n=3))
     backend.step({first: [END]}, {first: FinishReason.STOP})
     await edge.cancel(RecordId("", "r1"))
@@ -128,7 +122,6 @@ async def test_a_cancel_ends_all_that_still_run(client, edge, backend):
 
 
 async def test_a_cancel_before_the_request_was_submitted_ends_every_completion(client, edge, backend):
-    """The client waits for as many ends as it asked for."""
     stream = edge.open(asking(n=2), client.outbox, ANYBODY)
     await edge.cancel(RecordId("", "r1"))
     await edge.start(stream)
@@ -139,7 +132,6 @@ async def test_a_cancel_before_the_request_was_submitted_ends_every_completion(c
 
 
 async def test_a_client_that_leaves_ends_all_that_still_run(client, edge, backend):
-    """Once each."""
     first, second = await client.send(asking(n=2))
     backend.step({first: [END]}, {first: FinishReason.STOP})
     edge.close_outbox(client.outbox)
@@ -147,7 +139,6 @@ async def test_a_client_that_leaves_ends_all_that_still_run(client, edge, backen
 
 
 async def test_a_refusal_refuses_all_completions(client, edge, backend):
-    """Nothing is left behind, whoever refuses."""
     backend.refusal = QueueFullError("full", 0.5)
     with pytest.raises(QueueFullError):
         await client.send(asking(n=2))
@@ -158,7 +149,6 @@ async def test_a_refusal_refuses_all_completions(client, edge, backend):
 
 
 async def test_a_session_counts_completions(client):
-    """Sixteen of one request are as many as of sixteen."""
     await client.send(asking(n=15))
     with pytest.raises(QueueFullError):
         await client.send(asking(n=2, request_id="r2"))
@@ -175,7 +165,6 @@ async def test_a_full_queue_refuses_before_anything_is_read(client, edge, backen
 
 
 async def test_a_slow_client_loses_all_completions_at_once(client, backend):
-    """What waited for it is dropped, and it is told what to do."""
     first, second = await client.send(asking(n=2))
     for _ in range(60):
         backend.step({first: encode("x" * 40), second: encode("y")})
@@ -191,7 +180,6 @@ async def test_a_slow_client_loses_all_completions_at_once(client, backend):
 
 
 async def test_the_first_token_and_the_end_come_at_once_and_the_rest_in_groups(client, backend):
-    """However the steps bring them."""
     (handle,) = await client.send(asking(stream_interval=3))
     text = encode("abcdefgh")
     seen = []
@@ -205,7 +193,6 @@ async def test_the_first_token_and_the_end_come_at_once_and_the_rest_in_groups(c
 
 
 async def test_what_was_gathered_comes_before_a_failure(client, backend):
-    """Nothing that was computed is lost."""
     (handle,) = await client.send(asking(stream_interval=100))
     backend.step({handle: encode("a")})
     backend.step({handle: encode("b")})
@@ -216,7 +203,6 @@ async def test_what_was_gathered_comes_before_a_failure(client, backend):
 
 
 async def test_no_more_is_gathered_than_the_edge_holds(client, backend):
-    """Eight tokens here, whatever the client asks for."""
     (handle,) = await client.send(asking(stream_interval=2**31 - 1))
     backend.step({handle: encode("a")})
     client.collect()
@@ -227,7 +213,6 @@ async def test_no_more_is_gathered_than_the_edge_holds(client, backend):
 
 
 async def test_grouping_changes_no_text(client, backend):
-    """Offsets, hashes and texts of groups add up to those of single tokens."""
     tokens = encode("one two STOP three")
     joined = []
     for interval in (1, 2, 5):
@@ -247,7 +232,6 @@ async def test_grouping_changes_no_text(client, backend):
 
 
 async def test_a_stop_text_is_kept_on_request_and_so_is_an_end_that_is_no_special_token(client, backend):
-    """As far as the stop text goes."""
     stopping = {"stop": ["STOP"], "stop_token_ids": encode("!"), "include_stop_str_in_output": True}
     for text, finishes, shown in (("a STOP b", False, "a STOP"), ("a!", True, "a!")):
         (handle,) = await client.send(asking(stopping=stopping))
@@ -256,7 +240,6 @@ async def test_a_stop_text_is_kept_on_request_and_so_is_an_end_that_is_no_specia
 
 
 async def test_a_client_that_reads_is_not_cut_for_what_is_held_of_it(client, backend):
-    """Many completions together let go sooner."""
     handles = await client.send(asking(n=16, stream_interval=8))
     texts = dict.fromkeys(handles, "")
     for _ in range(7):
@@ -279,7 +262,6 @@ async def test_the_request_that_keeps_a_slow_client_busy_is_cut_first(client, ba
 
 
 async def test_a_large_first_delta_of_one_request_cuts_no_other(edge, backend):
-    """Several prompts' log-probabilities may come in one step, each as large as the bound; each is read in turn."""
     client = EdgeClient(edge)
     handles = [(await client.send(asking(request_id=f"r{number}", prompt_logprobs=20)))[0] for number in range(3)]
     (plain,) = await client.send(asking(request_id="plain"))
@@ -309,7 +291,6 @@ async def test_output_of_ended_completions_keeps_the_client_from_being_read(clie
 
 
 async def test_a_request_is_explained_from_its_arrival_to_its_end(client, edge, backend):
-    """Of several completions, the first that has not ended."""
     stream = edge.open(asking(n=2), client.outbox, ANYBODY)
     preparing = edge.explain(RecordId("", "r1"))
     assert (preparing.state, preparing.waiting_for) == (RequestState.WAITING, "its prompt is being tokenised")
@@ -335,7 +316,6 @@ async def test_an_estimate_submits_nothing_and_holds_every_refusal(client, edge,
 
 
 async def test_an_estimate_is_of_all_completions_and_of_the_timeout(edge, backend, monkeypatch):
-    """The queue must have room for each, any of them can be refused, and the last one counts."""
     asked = []
 
     def estimate(request, _):

@@ -20,7 +20,6 @@ LONGEST_S = 315_576_000_000
     ],
 )
 def test_every_number_of_seconds_has_a_message(seconds, nanoseconds):
-    """Beyond its range the nearest one; NaN, which is no time, is none."""
     assert write_duration(seconds).ToNanoseconds() == nanoseconds
 
 

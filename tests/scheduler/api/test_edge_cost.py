@@ -7,7 +7,6 @@ from scheduler_cost.edge_cost import measure
 
 @pytest.mark.parametrize("call", ["session", "generate"])
 async def test_each_step_brings_every_stream_one_token(call):
-    """In a session and in calls of their own alike; scheduler and client both spend time on it."""
     cost = await measure(num_streams=2, step_ms=2.0, call=call, seconds=0.2)
     assert cost.num_steps > 0
     assert cost.num_rows_per_step == pytest.approx(2, abs=0.1)

@@ -56,7 +56,6 @@ async def client(edge):
 
 
 async def test_a_resumable_request_goes_on_when_its_stream_ends(client, backend):
-    """What was generated meanwhile comes first."""
     handle = client.handle
     backend.step({handle: encode("a")})
     client.read()
@@ -71,7 +70,6 @@ async def test_a_resumable_request_goes_on_when_its_stream_ends(client, backend)
 
 
 async def test_a_request_that_did_not_ask_for_it_is_not_resumable(edge, backend):
-    """The end of its stream cancels it, whatever number that had."""
     call = EdgeClient(edge)
     (handle,) = await call.send(asking(attachment=2))
     call.leave()
@@ -79,7 +77,6 @@ async def test_a_request_that_did_not_ask_for_it_is_not_resumable(edge, backend)
 
 
 async def test_a_client_that_was_cut_comes_back_and_has_every_token(edge, client, backend):
-    """What was dropped for its slowness is told again when it reads."""
     handle, text = client.handle, ""
     while not backend.asked.detached:
         backend.step({handle: encode("x" * 40)})
@@ -94,7 +91,6 @@ async def test_a_client_that_was_cut_comes_back_and_has_every_token(edge, client
 
 
 async def test_the_newer_stream_has_the_request_and_the_older_one_ends(edge, client, backend):
-    """What the older had not read comes with the newer, and its call's end changes nothing."""
     older = client.call
     backend.step({client.handle: encode("a")})
     await client.come()
@@ -112,7 +108,6 @@ async def test_the_newer_stream_has_the_request_and_the_older_one_ends(edge, cli
 
 
 async def test_a_stream_that_is_only_being_prepared_is_taken_over_too(edge, backend):
-    """If it is ready first it has the request until the newer one is."""
     client = ReturningClient(edge)
     backend.synced.clear()
     first = asyncio.create_task(client.come())
@@ -127,7 +122,6 @@ async def test_a_stream_that_is_only_being_prepared_is_taken_over_too(edge, back
 
 @pytest.mark.parametrize("is_resumable", [True, False])
 async def test_a_comeback_that_is_refused_changes_nothing(edge, backend, is_resumable):
-    """Whoever has the request keeps it, and hears the rest."""
     first = EdgeClient(edge)
     (handle,) = await first.send(asking(resumable=is_resumable))
     bad = asking(sampling={"temperature": -1.0}, resumable=True, attachment=2)
@@ -150,7 +144,6 @@ async def test_inside_one_session_nothing_is_told_of_the_older_stream(edge, clie
 
 @pytest.mark.parametrize(("number", "error"), [(1, StaleAttachmentError), (2, DuplicateRequestError)])
 async def test_an_attachment_that_is_not_newer_is_refused_and_disturbs_nobody(edge, client, backend, number, error):
-    """Older, or the same once more."""
     await client.come(client.claim(number=2))
     with pytest.raises(error):
         await ReturningClient(edge).come(GenerateRequest(resumable=True, attachment=number))
@@ -160,7 +153,6 @@ async def test_an_attachment_that_is_not_newer_is_refused_and_disturbs_nobody(ed
 
 
 async def test_an_older_attachment_finds_the_request_taken_after_the_newer_has_left_too(edge, client):
-    """That the backend knows."""
     await client.come(client.claim(number=3))
     client.call.leave()
     with pytest.raises(StaleAttachmentError):
@@ -177,7 +169,6 @@ async def test_an_older_attachment_finds_the_request_taken_after_the_newer_has_l
     ids=["beyond", "other-hash", "other-tokens"],
 )
 async def test_a_client_that_holds_something_else_is_refused(client, backend, claim):
-    """And may come again with what it really holds."""
     backend.step({client.handle: encode("a") + encode("b")})
     client.read()
     client.call.leave()
@@ -201,7 +192,6 @@ async def test_another_body_of_the_same_name_is_refused(client):
 
 
 async def test_a_client_that_comes_back_in_another_trace_has_the_same_request(edge, backend):
-    """It is another call, and so another span."""
     first, again = (asking(trace_parent=f"00-a-{span}-01") for span in ("b", "c"))
     client = ReturningClient(edge, first)
     await client.come()
@@ -232,7 +222,6 @@ async def test_another_tenants_request_is_never_found(edge, client, backend):
 
 
 async def test_nothing_is_admitted_before_it_is_known_what_executors_run(edge, backend):
-    """New or not; a request's time counts from its arrival."""
     backend.synced.clear()
     call = EdgeClient(edge)
     sending = asyncio.create_task(call.send(asking(timeout={"seconds": 5})))
@@ -246,7 +235,6 @@ async def test_nothing_is_admitted_before_it_is_known_what_executors_run(edge, b
 
 
 async def test_a_request_whose_time_is_up_when_it_comes_back_fails(client, backend):
-    """Its timeout began with its first attachment."""
     client.call.leave()
     client.request.timeout.FromSeconds(5)
     late = client.claim()
@@ -256,8 +244,6 @@ async def test_a_request_whose_time_is_up_when_it_comes_back_fails(client, backe
 
 
 async def test_what_has_begun_is_refused_for_no_full_queue(edge, client, backend, monkeypatch):
-    """It is counted already, or owed; what is new is refused."""
-
     def full(*_):
         raise QueueFullError("full", 1.0)
 
@@ -272,7 +258,6 @@ async def test_what_has_begun_is_refused_for_no_full_queue(edge, client, backend
 
 
 async def test_a_draining_scheduler_sends_clients_elsewhere_and_its_streams_go_on(edge, client, backend):
-    """The executors will tell its successor."""
     edge.drain("restart", grace_s=1.0)
     with pytest.raises(DrainingError):
         await ReturningClient(edge).come(GenerateRequest(attachment=2))
@@ -282,7 +267,6 @@ async def test_a_draining_scheduler_sends_clients_elsewhere_and_its_streams_go_o
 
 
 async def test_a_refused_comeback_leaves_the_request_as_it_is(client, backend):
-    """It may be right the next time."""
     client.call.leave()
     with pytest.raises(InvalidRequestError):
         await client.come(GenerateRequest(attachment=2, prior_output_token_ids=[400]))
@@ -294,7 +278,6 @@ async def test_a_refused_comeback_leaves_the_request_as_it_is(client, backend):
 
 
 async def test_every_completion_goes_on_where_its_client_is(edge, backend):
-    """One has ended and is known to have, one ended unheard, one goes on."""
     client = ReturningClient(edge, asking(3, stopping={"stop": ["STOP"]}))
     await client.come()
     first, second, third = client.handles
@@ -314,7 +297,6 @@ async def test_every_completion_goes_on_where_its_client_is(edge, backend):
 
 
 async def test_a_finish_that_the_client_has_is_not_told_again(edge, backend):
-    """Of that completion nothing is resumed; whoever still had its output may forget it."""
     client = ReturningClient(edge, asking(3))
     await client.come()
     first, second, third = client.handles
@@ -332,7 +314,6 @@ async def test_a_finish_that_the_client_has_is_not_told_again(edge, backend):
 
 
 async def test_what_goes_on_of_a_completion_whose_finish_the_client_has_is_ended(edge, backend):
-    """An executor may run it still that has not heard of the end."""
     client = ReturningClient(edge, asking(2))
     await client.come()
     first, _ = client.handles
@@ -347,7 +328,6 @@ async def test_what_goes_on_of_a_completion_whose_finish_the_client_has_is_ended
 
 
 async def test_a_cancel_while_a_client_comes_back_tells_no_finish_that_it_has(edge, backend):
-    """Those of the other completions are."""
     client = ReturningClient(edge, asking(2))
     await client.come()
     first, _ = client.handles
@@ -395,7 +375,6 @@ async def test_each_token_has_its_logprobs_once(edge, backend):
 
 
 async def test_a_cancel_reaches_a_request_to_which_nobody_listens(edge, backend):
-    """All its completions; it is waited for until it can be known."""
     client = ReturningClient(edge, asking(2))
     await client.come()
     client.call.leave()
@@ -428,7 +407,6 @@ async def test_a_cancel_while_a_client_comes_back_is_told_behind_what_it_holds(e
 
 
 async def test_a_client_that_leaves_while_it_comes_back_disturbs_nothing(client, backend):
-    """The request goes on unheard."""
     client.call.leave()
     backend.synced.clear()
     coming = asyncio.create_task(client.come())
@@ -440,7 +418,6 @@ async def test_a_client_that_leaves_while_it_comes_back_disturbs_nothing(client,
 
 
 async def test_a_request_to_which_nobody_listens_is_explained(edge, backend):
-    """Of several completions, the first that has not ended."""
     client = ReturningClient(edge, asking(2))
     await client.come()
     first, _ = client.handles
@@ -450,7 +427,6 @@ async def test_a_request_to_which_nobody_listens_is_explained(edge, backend):
 
 
 async def test_output_that_makes_no_text_fails_the_comeback_alone(client, backend):
-    """Here by a token far outside the vocabulary, which no executor should send."""
     client.call.leave()
     backend.lose(client.handle, 1_000_000)
     client.copy.token_ids = [1_000_000]

@@ -24,7 +24,6 @@ async def stub(backend):
 
 
 async def test_a_request_is_explained(stub, backend):
-    """While it runs; afterwards it is NOT_FOUND."""
     call = stub.Generate(pb.GenerateRequest(text="hi", request_id="r", tenant="t"))
     handle = (await backend.next_request()).handle
     backend.step({handle: encode("a")})

@@ -41,7 +41,6 @@ async def serve_one(stub, backend):
 
 
 async def test_tokens_stream_as_they_come(stub, backend):
-    """A delta per step, text and finish included; the server made up the request_id."""
     call = stub.Generate(pb.GenerateRequest(text="hi", stopping=sampling_pb2.StoppingParams(max_tokens=5)))
     request = await backend.next_request()
     backend.step({request.handle: encode("Pa")})
@@ -58,7 +57,6 @@ async def test_tokens_stream_as_they_come(stub, backend):
 
 
 async def test_a_chat_goes_through_the_template(stub, backend):
-    """The prompt asks for the assistant's turn."""
     stub.Generate(pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])))
     request = await backend.next_request()
     expected = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -82,7 +80,6 @@ async def test_the_backend_keeps_the_request_without_its_prompt(stub, backend):
 
 
 async def test_logprobs_arrive_with_their_tokens(stub, backend):
-    """The drawn token and the most likely ones."""
     call = stub.Generate(pb.GenerateRequest(text="hi", output=sampling_pb2.OutputOptions(logprobs=1)))
     handle = (await backend.next_request()).handle
     backend.step({handle: [5]}, logprobs={handle: (TokenLogprobs(5, -0.5, ((6, -0.25),)),)})
@@ -112,7 +109,6 @@ async def test_logprobs_arrive_with_their_tokens(stub, backend):
     ],
 )
 async def test_a_bad_request_names_its_field_and_the_next_request_works(stub, backend, fields, name):
-    """INVALID_ARGUMENT with BadRequest."""
     code, _, details = await refusal_of(stub.Generate(pb.GenerateRequest(**fields)).read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert [violation.field for violation in details[BadRequest].field_violations] == [name]
@@ -127,7 +123,6 @@ async def test_a_bad_request_names_its_field_and_the_next_request_works(stub, ba
     ],
 )
 async def test_an_unsupported_field_names_itself(stub, fields, feature):
-    """UNIMPLEMENTED with ErrorInfo."""
     code, _, details = await refusal_of(stub.Generate(pb.GenerateRequest(text="hi", **fields)).read())
     assert code is grpc.StatusCode.UNIMPLEMENTED
     assert details[ErrorInfo].metadata["feature"] == feature
@@ -156,7 +151,6 @@ async def test_a_message_beyond_the_limit_is_refused_before_it_is_read(stub, bac
 
 
 async def test_a_refusal_by_the_backend_says_when_to_come_back(stub, backend):
-    """In gRPC's own form too."""
     backend.refusal = QueueFullError("the queue is full", 0.5)
     call = stub.Generate(pb.GenerateRequest(text="hi"))
     code, _, details = await refusal_of(call.read())
@@ -165,7 +159,6 @@ async def test_a_refusal_by_the_backend_says_when_to_come_back(stub, backend):
 
 
 async def test_a_failure_ends_the_call_after_its_output(stub, backend):
-    """With a status."""
     call = stub.Generate(pb.GenerateRequest(text="hi"))
     handle = (await backend.next_request()).handle
     backend.step({handle: encode("Pa")})
@@ -176,8 +169,6 @@ async def test_a_failure_ends_the_call_after_its_output(stub, backend):
 
 
 async def test_an_unexpected_error_shows_nothing_of_itself(stub, backend, monkeypatch):
-    """INTERNAL, and the log has the rest, with the names of the request and its trace."""
-
     def broken(event):
         raise RuntimeError("secret")
 
@@ -193,14 +184,12 @@ async def test_an_unexpected_error_shows_nothing_of_itself(stub, backend, monkey
 
 
 async def test_the_deadline_of_the_call_is_the_requests(stub, backend):
-    """Where it is the earlier one; here by the clock of the test, which stands at zero."""
     call = stub.Generate(pb.GenerateRequest(text="hi", timeout=Duration(seconds=500)), timeout=100)
     assert 90 < (await backend.next_request()).deadline_s < 110
     call.cancel()
 
 
 async def test_a_cancelled_call_ends_its_request_exactly_once(stub, backend, server):
-    """Mid-stream, with the tokens delivered so far."""
     call = stub.Generate(pb.GenerateRequest(text="hi"))
     handle = (await backend.next_request()).handle
     backend.step({handle: encode("Pa")})
@@ -214,7 +203,6 @@ async def test_a_cancelled_call_ends_its_request_exactly_once(stub, backend, ser
 
 
 async def test_a_lost_connection_ends_its_requests(server, backend):
-    """As a cancelled call does."""
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = InferenceServiceStub(channel).Generate(pb.GenerateRequest(text="hi"))
         handle = (await backend.next_request()).handle
@@ -225,7 +213,6 @@ async def test_a_lost_connection_ends_its_requests(server, backend):
 
 
 async def test_cancel_ends_a_request_of_the_same_tenant(stub, backend):
-    """Its own call reads so; to another tenant it is unknown."""
     call = stub.Generate(pb.GenerateRequest(text="hi", tenant="t", request_id="r"))
     await backend.next_request()
     for tenant, request_id, code in (
@@ -242,7 +229,6 @@ async def test_cancel_ends_a_request_of_the_same_tenant(stub, backend):
 
 
 async def test_a_client_that_does_not_read_is_cut_and_others_are_not(server, stub, backend):
-    """It learns so when it reads again; its request has ended long before."""
     async with grpc.aio.insecure_channel(server.address, options=SLOW_CHANNEL) as channel:
         slow = InferenceServiceStub(channel).Generate(pb.GenerateRequest(text="hi", request_id="slow"))
         slow_handle = (await backend.next_request()).handle
@@ -285,7 +271,6 @@ async def test_models_are_listed_and_described(stub, backend):
 
 
 async def test_tokenize_and_detokenize_are_inverse(stub):
-    """And say what single tokens spell; half a character is U+FFFD."""
     response = await stub.Tokenize(pb.TokenizeRequest(text="Paris 𝔘", return_token_texts=True))
     assert list(response.token_ids) == encode("Paris 𝔘")
     assert response.max_model_len == 256
@@ -295,7 +280,6 @@ async def test_tokenize_and_detokenize_are_inverse(stub):
 
 
 async def test_detokenize_skips_special_tokens_unless_told_otherwise(stub):
-    """Unset is true."""
     token_ids = [*encode("a"), END]
     assert (await stub.Detokenize(pb.DetokenizeRequest(token_ids=token_ids))).text == "a"
     shown = await stub.Detokenize(pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=False))
@@ -313,14 +297,12 @@ async def test_detokenize_skips_special_tokens_unless_told_otherwise(stub):
     ],
 )
 async def test_the_short_calls_name_a_wrong_field_too(stub, method, request_, name):
-    """The same rules as for Generate."""
     code, _, details = await refusal_of(getattr(stub, method)(request_))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert [violation.field for violation in details[BadRequest].field_violations] == [name]
 
 
 async def test_a_generate_call_ends_with_its_last_completion(stub, backend):
-    """Each has an index, an offset and an end of its own."""
     call = stub.Generate(pb.GenerateRequest(text="hi", sampling=sampling_pb2.SamplingParams(n=2)))
     first, second = [(await backend.next_request()).handle for _ in range(2)]
     backend.step({first: [END], second: encode("b")}, {first: FinishReason.STOP})

@@ -22,7 +22,6 @@ async def edge():
 
 @pytest.mark.parametrize("bad_words", [(), ("bye",)])
 async def test_what_a_request_that_is_known_says_is_not_tokenised_again(edge, monkeypatch, bad_words):
-    """All clients of a scheduler that died come at once, and a template may write another date today."""
     request = GenerateRequest(request_id="r1", text="hi", sampling={"bad_words": bad_words})
     client = ReturningClient(edge, request)
     await client.come()
@@ -41,7 +40,6 @@ async def test_what_a_request_that_is_known_says_is_not_tokenised_again(edge, mo
 
 
 def test_a_successor_knows_what_runs_by_key_and_body():
-    """Another request of the same name, which is refused or begun, is tokenised like any other."""
     harness = CoreHarness(make_executor())
     request = make_request(prompt=5, max_tokens=8, is_resumable=True)
     harness.submit(request)

@@ -52,7 +52,6 @@ async def settled(holds):
 
 
 async def test_streams_that_end_in_every_way_leave_nothing_behind(capsys):
-    """Requests, handles, calls, rows, blocks and tasks are what they were after the first of each kind."""
     async with (
         simulated_executor(step_ms=0.5) as executor,
         serve_scheduler(executor.address) as scheduler,

@@ -40,7 +40,6 @@ async def must_wait(outbox):
 
 
 def test_output_of_a_request_is_joined_until_it_is_collected():
-    """One delta per request, from the first offset to the last hash."""
     outbox = Outbox(MEBIBYTE, 0)
     put(outbox, 1, 0, [5], "a")
     put(outbox, 2, 7, [6], "x")
@@ -52,7 +51,6 @@ def test_output_of_a_request_is_joined_until_it_is_collected():
 
 
 def test_a_client_that_reads_nothing_is_slow_and_no_longer_when_something_was_dropped():
-    """Whether steps add to a delta or bring new ones; beside the bound there is room for one step."""
     outbox = Outbox(1000, 0)
     assert [step(outbox, (handle, "x" * 352)) for handle in (1, 2, 2, 3)] == [False, False, False, True]
     outbox.drop(2)
@@ -61,7 +59,6 @@ def test_a_client_that_reads_nothing_is_slow_and_no_longer_when_something_was_dr
 
 @pytest.mark.parametrize(("text", "num_bytes"), [("x" * 300, 300), ("☃" * 75, 300)], ids=["ascii", "wide"])
 def test_bytes_are_those_of_tokens_text_and_log_probabilities(text, num_bytes):
-    """Roughly, and all of them go when they are collected or dropped."""
     outbox = Outbox(1000, 0)
     logprobs = tuple(TokenLogprobs(7, -1.0, ((7, -1.0), (8, -2.0))) for _ in range(2))
     for offset in (0, 2):
@@ -75,7 +72,6 @@ def test_bytes_are_those_of_tokens_text_and_log_probabilities(text, num_bytes):
 
 
 async def test_a_message_that_is_being_sent_takes_room_until_it_is_gone():
-    """Its bytes lie in this process as much as those behind it."""
     outbox = Outbox(1000, 0)
     step(outbox, (1, "x" * 952))
     outbox.collect(MEBIBYTE)
@@ -95,7 +91,6 @@ def test_one_step_is_taken_whatever_its_size_and_what_comes_behind_it_has_the_us
 
 
 async def test_a_step_that_was_read_leaves_no_room_behind():
-    """The bound is what it was."""
     outbox = Outbox(1000, 0)
     step(outbox, (1, "x" * 5000))
     outbox.collect(MEBIBYTE)
@@ -105,7 +100,6 @@ async def test_a_step_that_was_read_leaves_no_room_behind():
 
 
 def test_a_session_has_more_room_the_more_requests_it_runs():
-    """One step brings output for all of them."""
     outbox = Outbox(0, 512)
     outbox.num_open = 100
     assert not any(step(outbox, *((handle, "x" * 150) for handle in range(100))) for _ in range(4))
@@ -113,7 +107,6 @@ def test_a_session_has_more_room_the_more_requests_it_runs():
 
 
 def test_what_is_held_is_ready_when_there_is_enough_of_it():
-    """Enough tokens, or many bytes, or much of all completions; and always when it is let go of."""
     outbox = Outbox(60_000, 0)
     put(outbox, 1, 1, [1], "a", at_least=2)
     put(outbox, 2, 1, [1], "x" * 10_000, at_least=9)
@@ -148,7 +141,6 @@ def test_what_exceeds_a_message_goes_into_the_next_one_and_errors_stay_behind_ou
 
 
 async def test_waiting_ends_with_each_kind_of_message():
-    """Output when the step is over, failures, heartbeats and a drain at once."""
     outbox = Outbox(MEBIBYTE, 0)
     waiting = asyncio.create_task(outbox.wait())
     put(outbox, 1, 0, [1], "x")
@@ -172,7 +164,6 @@ async def test_waiting_ends_with_each_kind_of_message():
 
 @pytest.mark.parametrize("kind", ["refusals", "output"])
 async def test_a_client_that_does_not_read_is_not_read_either(kind):
-    """Until it reads; what is being sent has not been read."""
     outbox = Outbox(1000, 0)
     assert not await must_wait(outbox)
     if kind == "refusals":

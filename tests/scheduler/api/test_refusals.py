@@ -31,7 +31,6 @@ async def server():
 
 
 async def test_every_refusal_is_told_once_with_its_reason(server, stub):
-    """Whether it is refused before its prompt is read, or after; what is taken is not told."""
     told = []
     server.edge.on_refusal(lambda key, model, trace, error: told.append((key.request_id, model, trace, type(error))))
     await refusal_of(stub.Generate(pb.GenerateRequest(request_id="a" * 1000, text="x")).read())
@@ -51,7 +50,6 @@ async def test_every_refusal_is_told_once_with_its_reason(server, stub):
 
 
 async def test_a_foreign_tenant_is_a_refusal_like_any_other(server):
-    """Its request is named."""
     told, blue = [], Caller("blue", frozenset({Role.CLIENT}), "blue")
     server.edge.on_refusal(lambda key, model, trace, error: told.append((key, model, type(error))))
     with pytest.raises(PermissionDeniedError):
@@ -60,7 +58,6 @@ async def test_a_foreign_tenant_is_a_refusal_like_any_other(server):
 
 
 async def test_a_standby_refuses_what_is_new_before_it_looks_at_it(server, stub):
-    """It names the active scheduler, whatever else is wrong with the request."""
     server.backend.active = Claim(7, "a", "host:1")
     code, sentence, details = await refusal_of(stub.Generate(pb.GenerateRequest()).read())
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "STANDBY")
@@ -69,14 +66,12 @@ async def test_a_standby_refuses_what_is_new_before_it_looks_at_it(server, stub)
 
 
 async def test_a_standby_does_not_refuse_what_was_begun_before_it_has_waited(server, stub):
-    """Its holder may just have died; the backend decides."""
     server.backend.active = Claim(7, "a", "host:1")
     stub.Generate(pb.GenerateRequest(text="hi", request_id="r", resumable=True, attachment=2))
     assert (await server.backend.next_request()).key.request_id == "r"
 
 
 async def test_fields_that_nobody_knows_go_no_further_than_the_edge(server, channel):
-    """What the backend keeps of a request is in every plan that places it."""
     message = pb.GenerateRequest(text="hi", request_id="r", sampling=sampling_pb2.SamplingParams(top_k=3))
     inner = sampling_pb2.StoppingParams(max_tokens=2).SerializeToString() + b"\xf8\x07\x01" * 10
     data = message.SerializeToString() + b"\x3a" + bytes([len(inner)]) + inner + A_MILLION_UNKNOWN_FIELDS
@@ -119,7 +114,6 @@ async def test_a_model_whose_executors_all_drain_is_unavailable_for_now(server, 
 
 
 async def test_a_prompt_that_never_fits_the_queue_is_invalid_and_not_to_be_sent_again(server, stub):
-    """The backend knows the queue; its refusal names the field."""
     server.backend.refusal = InvalidRequestError("prompt", "has 50 tokens, the queue takes at most 40")
     code, _, details = await refusal_of(stub.Generate(pb.GenerateRequest(text="hi")).read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -128,7 +122,6 @@ async def test_a_prompt_that_never_fits_the_queue_is_invalid_and_not_to_be_sent_
 
 
 async def test_tokenize_names_only_prompts_it_takes(stub):
-    """It takes no token ids."""
     code, sentence, _ = await refusal_of(stub.Tokenize(pb.TokenizeRequest()))
     assert (code, sentence) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt: is missing: set one of text and chat")
     code, sentence, _ = await refusal_of(stub.Generate(pb.GenerateRequest()).read())

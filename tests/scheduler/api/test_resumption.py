@@ -56,7 +56,6 @@ def held(point):
 
 
 def test_a_request_that_comes_first_holds_nothing():
-    """Nor is it known."""
     valid = resumption()
     assert not valid.is_begun
     assert [held(point) for point in valid.points] == [(0, hash_by_the_rule(), 0, None)]
@@ -73,13 +72,11 @@ def test_a_request_that_comes_first_holds_nothing():
     ],
 )
 def test_a_client_that_says_so_has_begun_the_request(fields):
-    """Whether it is to be resumable or not."""
     assert resumption(**fields).is_begun
     assert resumption(resumable=True, **fields).is_begun
 
 
 def test_what_is_held_is_told_by_tokens_or_by_their_hash():
-    """What follows from the tokens need not be said."""
     whole = (3, hash_by_the_rule(7, 8, 9), 2, [7, 8, 9])
     tokens = {"prior_output_token_ids": (7, 8, 9), "last_attempt": 2}
     assert held(resumption(**tokens).points[0]) == whole
@@ -88,7 +85,6 @@ def test_what_is_held_is_told_by_tokens_or_by_their_hash():
 
 
 def test_each_completion_has_a_point_of_its_own():
-    """In any order; of those without one nothing is held."""
     points = (point(2, 1, 55, 4), point(1, 2, 0, 0, (7, 8)))
     taken = resumption(n=4, resume_from=0, resume_points=points).points
     assert [held(each) for each in taken] == [
@@ -100,7 +96,6 @@ def test_each_completion_has_a_point_of_its_own():
 
 
 def test_a_client_says_of_each_completion_whether_it_has_the_finish():
-    """One at least is left, else there is nothing to come back for."""
     finished = pb.ResumePoint(index=2, resume_finished=True)
     assert resumption(n=3).is_finished == (False, False, False)
     assert resumption(n=3, resume_finished=True, resume_points=(finished,)).is_finished == (True, False, True)
@@ -137,7 +132,6 @@ def test_a_client_says_of_each_completion_whether_it_has_the_finish():
     ],
 )
 def test_a_claim_that_cannot_be_is_refused_by_the_name_of_its_field(fields, field):
-    """Of a request for three completions."""
     with pytest.raises(InvalidRequestError) as caught:
         resumption(**({"n": 3} | fields))
     assert caught.value.field == field
@@ -170,7 +164,6 @@ def test_a_request_whose_timeout_has_passed_when_it_comes_is_too_late(waited_s):
 
 
 def test_a_claim_ends_where_the_client_says_checked_or_not():
-    """Whoever cancels a request that is just being resumed is told its end behind what it holds."""
     request = pb.GenerateRequest(prior_output_token_ids=(7, 8), resume_points=(point(2, 3, 55),))
     ends = [(2, hash_by_the_rule(7, 8)), (0, NOTHING), (3, 55), (0, NOTHING)]
     assert [claimed_end(request, index) for index in range(4)] == ends
@@ -200,7 +193,6 @@ def test_what_differs_between_attachments_makes_no_other_request_of_it(fields):
 
 
 def test_another_trace_makes_no_other_request_of_it_and_is_kept():
-    """A client that sends a request again does so in another span; who carries the request on continues the trace."""
     trace = {"trace_parent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "trace_state": "vendor=1"}
     again = trace | {"trace_parent": "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"}
 

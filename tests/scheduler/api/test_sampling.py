@@ -54,14 +54,12 @@ async def test_penalties_and_lists_reach_the_core_as_they_were_sent(stub, server
 
 
 async def test_a_minimum_masks_the_models_end_tokens_even_where_they_are_ignored(stub, server):
-    """They do not end the completion, and before the minimum they are not drawn either."""
     stopping = sampling_pb2.StoppingParams(min_tokens=3, stop_token_ids=[7], ignore_eos=True)
     sent = await submitted(stub, server, stopping=stopping)
     assert (sent.min_tokens, sent.end_token_ids, sent.ignored_end_token_ids) == (3, (7,), (END,))
 
 
 async def test_a_stop_text_before_the_minimum_is_text(stub, server):
-    """One that a later token completes ends the output."""
     stopping = sampling_pb2.StoppingParams(min_tokens=2, stop=["a"])
     call = stub.Generate(pb.GenerateRequest(text="hi", stopping=stopping))
     handle = (await server.backend.next_request()).handle
@@ -71,20 +69,17 @@ async def test_a_stop_text_before_the_minimum_is_text(stub, server):
 
 
 async def test_bad_words_are_spelt_with_and_without_a_space(stub, server):
-    """Whatever space they came with; each way once."""
     sampling = sampling_pb2.SamplingParams(bad_words=["no", " never", "no"])
     sent = await submitted(stub, server, sampling=sampling)
     assert sent.bad_words == (spelt("no"), spelt("never"), spelt(" no"), spelt(" never"))
 
 
 async def test_bad_words_that_take_too_many_tokens_are_refused(stub, server):
-    """Their number and length are in range, their tokens together are not."""
     sampling = sampling_pb2.SamplingParams(bad_words=["ß" * 62 + chr(0x4E00 + i) for i in range(256)])
     assert await field_at_fault(stub.Generate(pb.GenerateRequest(text="hi", sampling=sampling))) == "sampling.bad_words"
 
 
 async def test_prompt_logprobs_come_with_the_first_delta(stub, server):
-    """Each token of the prompt but the first, with its alternatives."""
     call = stub.Generate(pb.GenerateRequest(text="hi", output=sampling_pb2.OutputOptions(prompt_logprobs=1)))
     request = await server.backend.next_request()
     assert request.num_prompt_logprobs == 1
@@ -102,7 +97,6 @@ async def test_prompt_logprobs_come_with_the_first_delta(stub, server):
 
 
 async def test_only_the_first_completion_asks_for_the_prompts(stub, server):
-    """The prompt is the same for all of them."""
     stub.Generate(
         pb.GenerateRequest(
             text="hi",

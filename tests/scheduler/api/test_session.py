@@ -65,7 +65,6 @@ async def session(stub):
 
 
 async def test_64_requests_get_one_message_per_step(session, backend):
-    """Whatever their number."""
     for number in range(64):
         await session.generate(f"r{number}")
     handles = [(await backend.next_request()).handle for _ in range(64)]
@@ -77,7 +76,6 @@ async def test_64_requests_get_one_message_per_step(session, backend):
 
 
 async def test_steps_that_come_while_the_stream_is_busy_are_joined(session, backend):
-    """Nothing waits for its own message."""
     await session.generate("r")
     handle = (await backend.next_request()).handle
     for letter in "abc":
@@ -114,8 +112,6 @@ async def test_a_failing_request_fails_alone(session, backend):
 
 
 async def test_a_request_that_breaks_the_scheduler_is_told_nothing_of_how(session, backend, monkeypatch):
-    """INTERNAL, and the session goes on."""
-
     def broken(event):
         raise RuntimeError("secret")
 
@@ -133,7 +129,6 @@ async def test_a_request_that_breaks_the_scheduler_is_told_nothing_of_how(sessio
 
 
 async def test_cancel_ends_one_request(session, backend):
-    """It reads so; another of the same session goes on; cancelling what is unknown does nothing."""
     await session.generate("r1", tenant="t")
     await backend.next_request()
     await session.generate("r2")
@@ -147,7 +142,6 @@ async def test_cancel_ends_one_request(session, backend):
 
 
 async def test_acknowledged_finishes_reach_the_backend_with_their_tenant(session, backend):
-    """Unknown ones do not."""
     await session.generate("r1", tenant="t")
     handle = (await backend.next_request()).handle
     backend.step({handle: [END]}, {handle: FinishReason.STOP})
@@ -158,7 +152,6 @@ async def test_acknowledged_finishes_reach_the_backend_with_their_tenant(session
 
 
 async def test_an_acknowledgement_is_for_all_completions(session, backend):
-    """Each has a record of its own."""
     await session.generate("r1", sampling=sampling_pb2.SamplingParams(n=2))
     handles = [(await backend.next_request()).handle for _ in range(2)]
     backend.step({handle: [END] for handle in handles}, dict.fromkeys(handles, FinishReason.STOP))
@@ -169,7 +162,6 @@ async def test_an_acknowledgement_is_for_all_completions(session, backend):
 
 
 async def test_heartbeats_come_at_once_and_then_regularly(session):
-    """Without a request too."""
     for _ in range(3):
         assert (await session.call.read()).HasField("heartbeat")
     await session.call.write(pb.SessionRequest(heartbeat=pb.Heartbeat()))
@@ -186,7 +178,6 @@ async def test_heartbeats_come_at_once_and_then_regularly(session):
     ids=["no-id", "long-id", "long-tenant"],
 )
 async def test_a_cancel_of_an_impossible_name_fails_alone(session, backend, cancel, field):
-    """The requests of the session go on."""
     await session.generate("r")
     handle = (await backend.next_request()).handle
     await session.call.write(pb.SessionRequest(cancel=cancel))
@@ -207,7 +198,6 @@ async def test_an_endless_name_is_told_back_cut(session, kind):
 
 
 async def test_any_number_of_acknowledgements_is_taken(session, backend):
-    """A client that gathered more than it should loses nothing by that."""
     await session.generate("r", tenant="t")
     handle = (await backend.next_request()).handle
     backend.step({handle: [END]}, {handle: FinishReason.STOP})
@@ -219,7 +209,6 @@ async def test_any_number_of_acknowledgements_is_taken(session, backend):
 
 
 async def test_a_message_that_is_none_ends_the_session_and_its_requests(session, backend):
-    """INVALID_ARGUMENT."""
     await session.generate("r")
     handle = (await backend.next_request()).handle
     await session.call.write(pb.SessionRequest())
@@ -231,7 +220,6 @@ async def test_a_message_that_is_none_ends_the_session_and_its_requests(session,
 
 
 async def test_a_client_that_ends_its_side_gets_the_rest_of_its_requests(session, backend):
-    """Then the stream ends, which is how a script without a loop can use a session."""
     await session.generate("r1")
     await session.generate("r2")
     handles = [(await backend.next_request()).handle for _ in range(2)]
@@ -244,7 +232,6 @@ async def test_a_client_that_ends_its_side_gets_the_rest_of_its_requests(session
 
 
 async def test_a_cancelled_session_ends_its_requests_exactly_once(session, server, backend):
-    """Running ones, and those that are still being tokenised; no task stays behind."""
     await session.generate("r1")
     handle = (await backend.next_request()).handle
     await session.generate("long", text="hello " * 1500)
@@ -259,7 +246,6 @@ async def test_a_cancelled_session_ends_its_requests_exactly_once(session, serve
 
 
 async def test_a_drain_is_announced_and_ends_the_session_when_its_requests_are_done(session, server, backend):
-    """New requests are told to go elsewhere."""
     await session.generate("r1")
     handle = (await backend.next_request()).handle
     server.edge.drain("restart", grace_s=2.5)
@@ -276,14 +262,12 @@ async def test_a_drain_is_announced_and_ends_the_session_when_its_requests_are_d
 
 
 async def test_a_scheduler_that_shuts_down_lists_no_models(server, stub):
-    """Who waits for it to be ready waits for its successor."""
     server.edge.drain("restart", grace_s=1.0)
     with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
         await stub.ListModels(pb.ListModelsRequest())
 
 
 async def test_a_session_that_begins_while_draining_ends_at_once(server, stub):
-    """With the announcement."""
     server.edge.drain("restart", grace_s=1.0)
     session = Session(stub.Session())
     assert (await session.read()).drain.reason == "restart"
@@ -291,7 +275,6 @@ async def test_a_session_that_begins_while_draining_ends_at_once(server, stub):
 
 
 async def test_a_session_that_is_not_read_is_cut_and_another_is_not(server, session, backend):
-    """All its requests produce more than it reads, so all end; when it reads again it learns so, and goes on."""
     async with grpc.aio.insecure_channel(server.address, options=SLOW_CHANNEL) as channel:
         slow = Session(InferenceServiceStub(channel).Session())
         await slow.generate("slow1")
@@ -320,7 +303,6 @@ async def test_a_session_that_is_not_read_is_cut_and_another_is_not(server, sess
 
 
 async def test_a_client_that_floods_with_bad_requests_and_reads_nothing_is_not_read_either(server):
-    """The refusals that wait for it are bounded; when it reads, it is read again."""
     num_sent = 0
 
     async def flood():
@@ -357,7 +339,6 @@ async def test_a_reader_that_breaks_with_its_session_is_not_reported_as_forgotte
 
 
 async def test_unicode_arrives_whole_whatever_the_tokens(session, backend):
-    """Token by token, also where one character takes four of them."""
     text = "a\u0301 👩‍👩‍👧‍👦 🏳️‍🌈 \u202eabc\u202c 𝔘 \x00 \r\n ﷽ 日本語 नमस्ते \U0010ffff"
     await session.generate("r", text=text)
     request = await backend.next_request()

@@ -55,7 +55,6 @@ class SlowClient:
 
 
 async def test_a_hundred_clients_that_do_not_read_are_cut_and_find_every_token_later():
-    """What waits for each stays in bounds, and those that read get every step at once."""
     async with AsyncExitStack() as stack:
         limits = EdgeLimits(max_stream_bytes=MAX_STREAM_BYTES)
         server = await stack.enter_async_context(serve_edge(ScriptedBackend(ENDLESS_MODEL), limits))

@@ -53,7 +53,6 @@ def details(error):
 
 @pytest.mark.parametrize(("error", "code", "reason"), REFUSALS_AND_FAILURES)
 def test_every_error_has_a_code_and_a_reason(error, code, reason):
-    """In ErrorInfo under the domain paceline."""
     described = status.describe(error)
     info = details(error)[ErrorInfo]
     assert (described.code, described.message) == (code, str(error))
@@ -64,14 +63,12 @@ def test_every_error_has_a_code_and_a_reason(error, code, reason):
     ("address", "named"), [("host:1", {"active_address": "host:1", "active_term": "7"}), ("", {"active_term": "7"})]
 )
 def test_who_is_sent_to_another_scheduler_is_told_where_it_is_if_that_is_known(address, named):
-    """Also the client of a request that is given up to it; without an address it tries all it knows."""
     active = Claim(7, "a", address)
     for error in (errors.StandbyError(active, 0.5), errors.GivenUpError("x", 0.5, active)):
         assert dict(details(error)[ErrorInfo].metadata) == named
 
 
 def test_no_error_that_a_client_may_meet_is_left_out():
-    """A new refusal or failure needs a line in the table above."""
     bases = {errors.RequestRefusedError, errors.RequestFailedError, errors.RetryableRefusalError}
     met = (errors.RequestRefusedError, errors.RequestFailedError)
     tree = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, met)}
@@ -79,7 +76,6 @@ def test_no_error_that_a_client_may_meet_is_left_out():
 
 
 def test_a_wrong_field_is_named_for_programs_and_people():
-    """BadRequest has the path and the sentence."""
     error = errors.InvalidRequestError("sampling.top_p", "is 2, must be above 0 and at most 1")
     (violation,) = details(error)[BadRequest].field_violations
     assert (violation.field, violation.description) == ("sampling.top_p", "is 2, must be above 0 and at most 1")
@@ -88,7 +84,6 @@ def test_a_wrong_field_is_named_for_programs_and_people():
 
 
 def test_an_unsupported_feature_names_itself():
-    """For programs too."""
     assert details(errors.UnsupportedError("sampling.n"))[ErrorInfo].metadata == {"feature": "sampling.n"}
 
 
@@ -96,7 +91,6 @@ def test_an_unsupported_feature_names_itself():
     "kind", [errors.QueueFullError, errors.NoExecutorError, errors.DrainingError, errors.GivenUpError]
 )
 def test_a_refusal_that_may_not_last_says_when_to_come_back(kind):
-    """RetryInfo and gRPC's pushback agree, and clients are spread by a fifth to both sides."""
     error = kind("x", 0.5)
     delays_ms = set()
     for described in (status.describe(error) for _ in range(50)):
@@ -108,21 +102,18 @@ def test_a_refusal_that_may_not_last_says_when_to_come_back(kind):
 
 
 def test_when_to_come_back_is_drawn_from_the_chance_that_is_given():
-    """So a simulation repeats it."""
     error = errors.QueueFullError("x", 0.5)
     delays_s = [status.describe(error, iter((drawn,)).__next__).retry_after_s for drawn in (0.0, 0.5, 1.0)]
     assert delays_s == pytest.approx([0.4, 0.5, 0.6])
 
 
 def test_a_lasting_refusal_says_nothing_of_coming_back():
-    """A client must not try again."""
     error = errors.InvalidRequestError("text", "is empty")
     assert RetryInfo not in details(error)
     assert "grpc-retry-pushback-ms" not in dict(status.trailing_metadata(status.describe(error)))
 
 
 def test_an_unexpected_exception_shows_nothing_of_itself():
-    """Its text may hold a prompt or a path."""
     described = status.describe(KeyError("secret"))
     assert described.code is grpc.StatusCode.INTERNAL
     assert "secret" not in str(status.rpc_status(described))
@@ -142,7 +133,6 @@ def test_a_text_of_any_length_makes_a_status_that_grpc_can_carry(letter):
 
 
 def test_a_text_is_cut_between_characters_and_only_if_it_is_long():
-    """What is left shows that it was cut."""
     assert status.cut("é" * 64, 128) == "é" * 64
     assert status.cut("é" * 65, 128) == "é" * 64 + "…"
     assert status.cut("x" + "é" * 64, 128) == "x" + "é" * 63 + "…"

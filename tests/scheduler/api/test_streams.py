@@ -62,7 +62,6 @@ async def client(edge):
 
 
 async def test_a_request_reaches_the_backend_complete(client, edge):
-    """Tokenised, with its key, limits and what a successor needs."""
     request = await client.start(
         tenant="t",
         stopping={"max_tokens": 7, "stop_token_ids": [3]},
@@ -80,7 +79,6 @@ async def test_a_request_reaches_the_backend_complete(client, edge):
 
 
 async def test_deltas_follow_each_other_without_gap_to_the_finish(client, backend):
-    """Offsets, hashes and the end token, which spells nothing."""
     handle = (await client.start()).handle
     tokens = encode("Paris ☃")
     backend.step({handle: tokens[:2]})
@@ -98,7 +96,6 @@ async def test_deltas_follow_each_other_without_gap_to_the_finish(client, backen
 
 
 async def test_an_ordinary_stop_token_spells_nothing_either(client, backend):
-    """Like a stop text, what ends the completion is no part of its text."""
     token_ids = encode("ab!")
     handle = (await client.start(stopping={"stop_token_ids": token_ids[-1:]})).handle
     backend.step({handle: token_ids}, {handle: FinishReason.STOP})
@@ -106,7 +103,6 @@ async def test_an_ordinary_stop_token_spells_nothing_either(client, backend):
 
 
 async def test_special_tokens_are_shown_on_request(client, backend):
-    """`skip_special_tokens` unset or false."""
     tokens = [*encode("a"), TOKENIZER.token_to_id("<|im_start|>")]
     for request_id, skip, text in (("r1", None, "a"), ("r2", False, "a<|im_start|>")):
         handle = (await client.start(request_id, output={"skip_special_tokens": skip})).handle
@@ -115,7 +111,6 @@ async def test_special_tokens_are_shown_on_request(client, backend):
 
 
 async def test_the_rest_of_a_character_comes_with_the_finish(client, backend):
-    """As U+FFFD, when the limit cut it."""
     handle = (await client.start()).handle
     tokens = encode("𝔘")[:-1]
     backend.step({handle: tokens})
@@ -126,7 +121,6 @@ async def test_the_rest_of_a_character_comes_with_the_finish(client, backend):
 
 @pytest.mark.parametrize("group_size", [1, 2, 3, 100])
 async def test_a_stop_text_ends_the_output_at_the_token_that_completes_it(client, backend, group_size):
-    """The backend is told once, with the length; what it still delivers is dropped."""
     tokens = encode("one STOP two")
     num_tokens = next(n for n in range(len(tokens)) if "STOP" in TOKENIZER.decode(tokens[:n]))
     handle = (await client.start(stopping={"stop": ["STOP"]})).handle
@@ -149,7 +143,6 @@ async def test_a_request_ended_by_a_stop_text_tells_its_cached_tokens(client, ba
 
 
 async def test_a_stop_text_wins_over_an_end_that_came_later_in_the_same_step(client, backend):
-    """The device did not know of it; it has ended the request already."""
     tokens = [*encode("a STOP b"), END]
     handle = (await client.start(stopping={"stop": ["STOP"]})).handle
     backend.step({handle: tokens}, {handle: FinishReason.STOP})
@@ -159,7 +152,6 @@ async def test_a_stop_text_wins_over_an_end_that_came_later_in_the_same_step(cli
 
 
 async def test_what_was_held_back_is_shown_when_the_output_ends(client, backend):
-    """It became no stop text."""
     handle = (await client.start(stopping={"stop": ["STOP"]})).handle
     backend.step({handle: encode("one STO")})
     assert client.delta().text == "one "
@@ -168,7 +160,6 @@ async def test_what_was_held_back_is_shown_when_the_output_ends(client, backend)
 
 
 async def test_logprobs_go_with_their_tokens_as_far_as_these_count(client, backend):
-    """A stop text cuts both."""
     tokens = encode("STOP and more")
     logprobs = tuple(TokenLogprobs(token_id, -1.0, ()) for token_id in tokens)
     handle = (await client.start(stopping={"stop": ["STOP"]}, output={"logprobs": 0})).handle
@@ -179,7 +170,6 @@ async def test_logprobs_go_with_their_tokens_as_far_as_these_count(client, backe
 
 
 async def test_a_failure_follows_the_output_before_it(client, backend):
-    """Nothing is lost and nothing comes after."""
     handle = (await client.start()).handle
     backend.step({handle: encode("a")})
     backend.fail(handle, DeadlineExceededError("too late"))
@@ -190,7 +180,6 @@ async def test_a_failure_follows_the_output_before_it(client, backend):
 
 
 async def test_a_gap_in_the_tokens_fails_the_request(client, backend):
-    """Better than wrong text."""
     handle = (await client.start()).handle
     backend.lose(handle, 1, 2, 3)
     backend.step({handle: encode("a")})
@@ -199,7 +188,6 @@ async def test_a_gap_in_the_tokens_fails_the_request(client, backend):
 
 
 async def test_one_request_whose_text_cannot_be_made_leaves_the_others_alone(client, backend):
-    """Here by a token far outside the vocabulary, which no executor should send."""
     broken = (await client.start("broken")).handle
     fine = (await client.start("fine")).handle
     backend.step({broken: [1_000_000], fine: encode("a")})
@@ -209,7 +197,6 @@ async def test_one_request_whose_text_cannot_be_made_leaves_the_others_alone(cli
 
 
 async def test_a_slow_client_is_cut_and_others_are_not(edge, backend):
-    """Its output is dropped, its request ended, its end told."""
     slow, other = Client(edge), Client(edge)
     first, second = (await slow.start("slow")).handle, (await other.start("other")).handle
     for _ in range(60):
@@ -224,7 +211,6 @@ async def test_a_slow_client_is_cut_and_others_are_not(edge, backend):
 
 
 async def test_a_client_that_reads_everything_is_never_slow(client, backend):
-    """However much one step brings."""
     handle = (await client.start()).handle
     for _ in range(3):
         backend.step({handle: encode("x" * 2000)})
@@ -233,7 +219,6 @@ async def test_a_client_that_reads_everything_is_never_slow(client, backend):
 
 
 async def test_a_call_that_ends_cancels_its_requests_exactly_once(client, edge, backend):
-    """With the number of tokens that were taken."""
     handle = (await client.start()).handle
     backend.step({handle: encode("ab")})
     edge.close_outbox(client.outbox)
@@ -243,7 +228,6 @@ async def test_a_call_that_ends_cancels_its_requests_exactly_once(client, edge, 
 
 
 async def test_a_call_that_ends_after_its_request_ends_nothing(client, edge, backend):
-    """The request is over."""
     handle = (await client.start()).handle
     backend.step({handle: [END]}, {handle: FinishReason.STOP})
     edge.close_outbox(client.outbox)
@@ -251,7 +235,6 @@ async def test_a_call_that_ends_after_its_request_ends_nothing(client, edge, bac
 
 
 async def test_a_request_that_is_cancelled_while_it_runs_is_told_so(client, edge, backend):
-    """By way of the backend."""
     handle = (await client.start()).handle
     backend.step({handle: encode("a")})
     await edge.cancel(RecordId("", "r1"))
@@ -273,7 +256,6 @@ async def test_a_request_that_is_cancelled_before_it_was_submitted_never_is(clie
 
 
 async def test_a_call_that_ends_while_its_request_is_tokenised_submits_nothing(client, edge, backend):
-    """Nor does anybody hear what was wrong with it, and the request_id is free again."""
     starting = asyncio.create_task(client.start(text="hello " * 6000))
     await asyncio.sleep(0)
     edge.close_outbox(client.outbox)
@@ -293,7 +275,6 @@ async def test_a_request_id_is_taken_while_its_request_runs(client, backend):
 
 
 async def test_a_refused_request_leaves_nothing_behind(client, backend):
-    """Whether the edge refuses it or the backend."""
     with pytest.raises(InvalidRequestError):
         await client.start(token_ids={})
     backend.refusal = QueueFullError("full", 0.5)
@@ -304,7 +285,6 @@ async def test_a_refused_request_leaves_nothing_behind(client, backend):
 
 
 async def test_a_session_runs_a_bounded_number_of_requests(client, backend):
-    """One more is refused, and taken when another has ended."""
     handles = [(await client.start(f"r{number}")).handle for number in range(4)]
     with pytest.raises(QueueFullError):
         await client.start("r4")
@@ -313,7 +293,6 @@ async def test_a_session_runs_a_bounded_number_of_requests(client, backend):
 
 
 async def test_draining_refuses_new_requests_and_waits_for_running_ones(client, edge, backend):
-    """Every call is told, also one that begins later."""
     handle = (await client.start()).handle
     edge.drain("restart", grace_s=3.0)
     assert client.collect().drain.reason == "restart"
@@ -331,7 +310,6 @@ async def test_draining_refuses_new_requests_and_waits_for_running_ones(client, 
 
 
 async def test_a_request_may_wait_for_a_replaced_model(client, backend):
-    """Each request is checked against the models served when it came."""
     backend.served = (replace(LONG_MODEL, name="other", max_model_len=8),)
     assert (await client.start()).model == "other"
     with pytest.raises(InvalidRequestError, match="at most 7 fit"):

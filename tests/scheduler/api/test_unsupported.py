@@ -78,7 +78,6 @@ def what_comes_of(message):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_every_field_of_a_request_is_read_or_refused_by_name(path):
-    """A field that is added to the protos and nowhere else fails here."""
     request = CHAT_REQUEST if path.startswith("chat.") else TEXT_REQUEST
     asking = with_leaf(request, path)
     is_refused = any(path == field or path.startswith(f"{field}.") for field in REFUSED)
@@ -91,7 +90,6 @@ def test_every_field_of_a_request_is_read_or_refused_by_name(path):
 
 @pytest.mark.parametrize("field", REFUSED)
 def test_what_a_later_version_acts_on_is_refused_by_name(field):
-    """And the sentence says what to do."""
     request = CHAT_REQUEST if field.startswith("chat.") else TEXT_REQUEST
     message = pb.GenerateRequest(**({"request_id": request.request_id, "text": "hi"} | REFUSED[field]))
     if message.HasField("chat") and not message.chat.messages:
@@ -102,7 +100,6 @@ def test_what_a_later_version_acts_on_is_refused_by_name(field):
 
 
 def test_what_asks_for_nothing_else_than_what_happens_anyway_is_taken():
-    """Off, empty, no."""
     check(
         pb.GenerateRequest(
             request_id="r1",
@@ -114,7 +111,6 @@ def test_what_asks_for_nothing_else_than_what_happens_anyway_is_taken():
 
 
 def test_a_turn_that_asks_for_more_is_named_by_its_place():
-    """As other faults of a turn."""
     chat = pb.Chat(messages=[*CHAT.messages, pb.ChatMessage(role="user", name="Ann")])
     with pytest.raises(UnsupportedError) as caught:
         check(pb.GenerateRequest(request_id="r1", chat=chat))
@@ -134,7 +130,6 @@ def test_tokenize_refuses_the_same_fields_of_a_chat(field):
 
 @pytest.mark.parametrize(("field", "at_most"), [("trace_parent", 128), ("trace_state", 512)])
 def test_a_trace_context_is_bounded(field, at_most):
-    """It is kept with the request."""
     check(pb.GenerateRequest(request_id="r1", text="hi", **{field: "x" * at_most}))
     with pytest.raises(InvalidRequestError) as caught:
         check(pb.GenerateRequest(request_id="r1", text="hi", **{field: "x" * (at_most + 1)}))

@@ -94,7 +94,6 @@ def check(request, models=(MODEL,), now_s=0.0, max_seconds=None):
     ],
 )
 def test_a_value_out_of_range_is_refused_by_the_name_of_its_field(path, value):
-    """Just outside, far outside, and no number at all."""
     with pytest.raises(InvalidRequestError) as caught:
         check(request_with(path, value))
     assert caught.value.field == path.removesuffix("_s").removeprefix("")
@@ -133,7 +132,6 @@ def test_a_value_out_of_range_is_refused_by_the_name_of_its_field(path, value):
     ],
 )
 def test_the_ends_of_every_range_are_taken(path, value):
-    """A limit is part of what it limits."""
     check(request_with(path, value))
 
 
@@ -161,21 +159,18 @@ def test_the_ends_of_every_range_are_taken(path, value):
     ],
 )
 def test_a_wrong_part_of_a_list_or_prompt_is_named_by_its_place(path, value, field):
-    """Down to the item."""
     with pytest.raises(InvalidRequestError) as caught:
         check(request_with(path, value))
     assert caught.value.field == field
 
 
 def test_a_prompt_that_is_too_long_names_both_numbers():
-    """One token of the context is for the output."""
     with pytest.raises(InvalidRequestError, match="has 256 tokens; at most 255 fit"):
         check(request_with("token_ids", {"ids": [1] * 256}))
     check(request_with("token_ids", {"ids": [1] * 255}))
 
 
 def test_what_is_kept_of_a_request_is_bounded():
-    """It travels in plans and in executors' memory; the message as a whole is at fault."""
     rest = MAX_ORIGIN_BYTES - len(body_of(request_with("stopping.stop", ["x" * 2**17]))[1]) + 2**17
     with pytest.raises(InvalidRequestError) as caught:
         check(request_with("stopping.stop", ["x" * rest]))
@@ -194,7 +189,6 @@ def test_a_chat_needs_a_template():
 
 
 def test_unset_fields_take_the_defaults():
-    """Of the fields, where the model has none."""
     valid = check(request_with())
     sampling = valid.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1.0, 0, 1.0, 0.0)
@@ -225,24 +219,20 @@ def test_a_models_repetition_penalty_counts_unless_the_request_says_otherwise():
 
 @pytest.mark.parametrize(("top_k", "expected"), [(0, 0), (1000, 400)])
 def test_a_models_default_top_k_may_mean_unlimited_or_more_than_there_is(top_k, expected):
-    """Generation configurations in the wild have both."""
     model = served_model(replace(SOURCE, defaults=GenerationDefaults(top_k=top_k)))
     assert check(request_with(), models=(model,)).sampling.top_k == expected
 
 
 def test_logprobs_of_zero_are_not_unset():
-    """They ask for the drawn token's alone."""
     assert check(request_with("output.logprobs", 0)).num_logprobs == 0
 
 
 def test_prompt_logprobs_of_zero_are_not_unset():
-    """They ask for the prompt tokens' alone."""
     assert check(request_with("output.prompt_logprobs", 0)).num_prompt_logprobs == 0
     assert check(request_with()).num_prompt_logprobs is None
 
 
 def test_prompt_logprobs_fit_into_one_answer():
-    """Values are tokens times alternatives and one."""
     check_prompt_logprobs(None, 2**31)
     check_prompt_logprobs(0, 16_384)
     check_prompt_logprobs(20, 780)
@@ -280,7 +270,6 @@ def test_end_tokens_that_the_model_cannot_draw_are_left_out():
 
 
 def test_end_tokens_are_the_models_and_the_requests():
-    """Each once; `ignore_eos` leaves out the model's own."""
     own = [7, END, 7]
     assert check(request_with("stopping.stop_token_ids", own)).end_token_ids == (END, 7)
     stopping = {"stop_token_ids": own, "ignore_eos": True}
@@ -298,7 +287,6 @@ def test_end_tokens_are_the_models_and_the_requests():
     ],
 )
 def test_the_earlier_of_timeout_and_the_calls_deadline_holds(timeout_s, max_seconds, deadline_s):
-    """On the backend's clock."""
     timeout = None if timeout_s is None else seconds(timeout_s)
     request = request_with("timeout", timeout)
     assert check(request, now_s=10.0, max_seconds=max_seconds).deadline_s == deadline_s
@@ -315,12 +303,10 @@ def test_an_unset_seed_follows_from_tenant_and_request():
 
 
 def test_the_derived_seed_never_changes():
-    """A request sent again to a newer scheduler draws the same numbers."""
     assert derived_seed(RecordId("tenant", "request-1")) == 0x3939EDA62AEC8930
 
 
 def test_the_only_model_needs_no_name():
-    """Of several, one must be named."""
     other = served_model(SOURCE, name="other")
     assert check(request_with()).model == MODEL.name
     assert check(request_with("model", "other"), models=(MODEL, other)).model == "other"
@@ -332,7 +318,6 @@ def test_the_only_model_needs_no_name():
 
 
 def test_without_executors_the_client_is_told_to_come_back():
-    """It is no fault of the request."""
     with pytest.raises(NoExecutorError) as caught:
         check(request_with(), models=())
     assert caught.value.retry_after_s > 0

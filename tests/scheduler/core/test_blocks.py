@@ -92,7 +92,6 @@ def test_a_key_belongs_to_one_block():
 
 
 def test_a_rebuilt_pool_knows_tables_and_tags_of_the_snapshot():
-    """Blocks in tables are used, tagged ones without an owner are cached, the others are free."""
     pool = BlockPool(5)
     pool.adopt([0, 1])
     pool.adopt([0, 2])

@@ -121,7 +121,6 @@ def test_no_draft_lies_beyond_the_last_token():
 
 
 def test_no_draft_lies_beyond_the_context():
-    """Without max_tokens the context's end is the bound."""
     harness = drafting(9, 1, make_request(3, None), max_model_len=8)
     assert scheduled(harness.plan()) == {0: (4, 3)}
 
@@ -176,7 +175,6 @@ def test_drafts_take_what_the_token_bound_leaves():
 
 
 def test_there_are_no_drafts_beside_a_prompt():
-    """Who waits for a first token does not wait for guesses."""
     harness = drafting(4, 1, make_request(3, 20), make_request(3, 20), max_num_batched_tokens=24)
     harness.submit(make_request(40, 2))
     assert [scheduled(harness.step()) for _ in range(3)] == [
@@ -204,7 +202,6 @@ def test_no_drafts_are_taken_where_a_step_would_take_too_long():
     ],
 )
 def test_a_result_with_more_than_was_planned_changes_nothing(change):
-    """It is refused row by row, whatever the sum is; the true one is still taken."""
     requests = make_request(3, 20), make_request(3, 20)
     harness = drafting(4, 2, *requests)
     harness.plan()
@@ -244,7 +241,6 @@ def test_steps_are_learnt_from_at_the_positions_that_they_had():
 
 
 def test_rows_that_had_ended_when_a_step_began_do_not_count_as_computed():
-    """An end token came with the step before, while two more were in flight."""
     ends, goes_on = make_request(3, 20, end_token_ids=(0,)), make_request(3, 20)
     executor = make_executor(end_probability=1.0)
     harness = CoreHarness(executor)
@@ -272,7 +268,6 @@ def test_rows_that_had_ended_when_a_step_began_do_not_count_as_computed():
 def test_output_and_log_probabilities_are_those_of_plain_decoding(
     shapes, drafts, seed, num_blocks, num_ahead, end_probability
 ):
-    """Whatever is drafted and accepted, however far plans run ahead, preempted or not, wherever outputs end."""
     requests = [make_request(*shape, end_token_ids=(0,), num_logprobs=1) for shape in shapes]
     executor = make_executor(
         num_blocks=num_blocks,

@@ -17,7 +17,6 @@ def used_blocks(harness):
 @pytest.mark.parametrize("num_steps", range(12))
 @pytest.mark.parametrize("in_flight", [0, 1, 2])
 def test_blocks_are_back_within_two_steps_of_a_cancel(num_steps, in_flight):
-    """Before, in and after the prompt (three chunks), up to the last token, with up to two plans unanswered."""
     harness = CoreHarness(make_executor(max_num_batched_tokens=8))
     request = make_request(20, 10, bypass_prefix_cache=True)
     harness.submit(request)

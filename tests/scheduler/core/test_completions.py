@@ -51,14 +51,12 @@ def test_a_partly_filled_block_is_copied_for_each_completion():
 
 
 def test_others_are_not_held_up_by_completions_that_wait_for_their_prompt():
-    """A request behind them in the line is placed in the same plan."""
     harness = CoreHarness(make_executor())
     harness.submit(*completions(list(range(6)), 6, 3), make_request(3, 2, handle=9))
     assert [placement.request.handle for placement in harness.step().new_requests] == [1, 9]
 
 
 def test_a_completion_that_was_preempted_starts_behind_the_prompt_again():
-    """Its own output is computed again, the prompt is not."""
     harness = CoreHarness(make_executor(num_blocks=12))
     harness.expect_short_outputs()
     requests = completions(list(range(9)), 24, 2)

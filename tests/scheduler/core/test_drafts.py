@@ -56,7 +56,6 @@ def columns(gains, cost_ms):
 def test_no_other_choice_within_the_bounds_brings_more_tokens_per_time(
     shares, base_ms, token_ms, cost_ms, round_ms, room, target_ms
 ):
-    """Tried out against every choice there is."""
     num_rows = len(shares)
     gains, costs = columns(np.cumprod(np.array(shares), axis=1), cost_ms)
     limits = CoreLimits(target_step_s=target_ms / 4e3, itl_budget_s=1e6)
@@ -82,13 +81,11 @@ def test_no_other_choice_within_the_bounds_brings_more_tokens_per_time(
 
 
 def test_who_drafts_well_gets_more():
-    """Each further draft is worth less."""
     gains, costs = columns([[0.9, 0.8, 0.7, 0.6], [0.5, 0.2, 0.1, 0.0], [0.1, 0.0, 0.0, 0.0]], 0.4)
     assert most_per_time(gains, costs, 0.0, make_budget(3)).tolist() == [4, 1, 0]
 
 
 def test_a_drafter_that_takes_long_drafts_less():
-    """All rows wait for the deepest one."""
     gains, costs = columns([[0.9, 0.8, 0.7, 0.6]], 0.1)
     drafts = [most_per_time(gains, costs, round_ms * MS, make_budget(1)).tolist() for round_ms in (0.0, 2.5, 4.0, 9.0)]
     assert drafts == [[4], [3], [1], [0]]
@@ -128,7 +125,6 @@ def test_what_a_round_of_drafts_takes_is_learned_in_a_few_steps(round_ms):
 
 
 def test_catching_up_says_nothing_of_what_a_round_takes():
-    """No draft came of it."""
     speculation = Speculation(1, 4)
     speculation.observe_drafting(4, int(8 * MS))
     before = speculation.round_ns
@@ -137,7 +133,6 @@ def test_catching_up_says_nothing_of_what_a_round_takes():
 
 
 def test_a_drafter_that_was_slow_is_tried_again_some_time():
-    """It may have been another process that was."""
     speculation, (gains, costs) = Speculation(1, 4), columns([[0.9, 0.8, 0.7, 0.6]], 0.1)
     for _ in range(100):
         speculation.observe_drafting(4, int(4 * 30 * MS))
@@ -175,26 +170,22 @@ def test_rows_draft_where_the_executor_can():
 
 
 def test_nobody_drafts_where_the_executor_cannot():
-    """Executors say so."""
     harness = drafting(make_request(3, 40), max_num_drafts=0)
     assert len(harness.step().num_draft_tokens) == 0
 
 
 def test_nobody_drafts_where_the_operator_forbids_it():
-    """And then nothing is counted either."""
     harness = drafting(make_request(3, 40), limits=CoreLimits(max_num_draft_tokens=0))
     assert len(harness.step().num_draft_tokens) == 0
 
 
 def test_a_request_may_bound_its_drafts_or_switch_them_off():
-    """The first takes what there is, the second two, the third none."""
     requests = [make_request(3, 40, max_num_draft_tokens=most) for most in (None, 2, 0)]
     harness = drafting(*requests)
     assert drafts_of(harness.step()) == [4, 2, 0]
 
 
 def test_drafters_may_catch_up_for_as_long_as_a_step_takes_without_drafts():
-    """Within the step's time; beside a row that has no drafts the whole step takes twice as long at most."""
     points = [StepPoint(1, int(5 * MS)), StepPoint(33, int(21 * MS))]
     spares = []
     for most, limits in ((None, CoreLimits()), (None, CoreLimits(target_step_s=0.0075 / 4)), (0, CoreLimits())):
@@ -223,7 +214,6 @@ def test_the_more_rows_the_likelier_a_draft_must_be_right():
 
 
 def test_a_plan_without_drafts_says_nothing_of_their_chances():
-    """There is nothing to leave out."""
     harness = drafting(make_request(3, 40, max_num_draft_tokens=0))
     assert harness.step().min_draft_chance == 0.0
 
@@ -255,7 +245,6 @@ def test_now_and_then_a_step_has_no_drafts():
 
 
 def test_steps_whose_drafters_found_nothing_are_such_steps_too():
-    """So none is left out for that where they come by themselves."""
     speculation = Speculation(1, 4)
     for step in range(100):
         speculation.planned(4)
@@ -264,7 +253,6 @@ def test_steps_whose_drafters_found_nothing_are_such_steps_too():
 
 
 def test_a_draft_must_be_worth_the_tokens_that_its_time_brings_with_drafts():
-    """Where requests are three times as fast with drafts, a draft is to be three times as likely."""
     chances = []
     for speedup in (1.0, 3.0):
         harness = drafting(make_request(3, 40))
@@ -284,7 +272,6 @@ def test_a_request_knows_its_drafts_at_its_end_and_before():
 
 
 def test_what_a_request_has_drafted_goes_with_it_to_the_next_executor_and_the_next_scheduler():
-    """Counts of a placement are in its context."""
     request = make_request(3, 60, is_resumable=True)
     harness = drafting(request)
     harness.step()
@@ -297,7 +284,6 @@ def test_what_a_request_has_drafted_goes_with_it_to_the_next_executor_and_the_ne
 
 
 def test_an_estimate_knows_what_drafts_bring():
-    """Five tokens come in the time of hardly more than one; operators see how many times as fast that is."""
     harness = drafting(make_request(3, 200))
     assert harness.views.counts(FIRST).draft_speedup == 1.0
     before = harness.views.estimate(make_request(3, 20), 0.0).inter_token_s
@@ -383,19 +369,16 @@ def test_shares_are_learned_by_place():
 
 
 def test_a_text_that_changes_is_followed():
-    """What was right for long counts less after a while."""
     assert observed(*[(1, 1)] * 500, *[(1, 0)] * 50)[0] < 0.3
     assert observed(*[(1, 0)] * 500, *[(1, 1)] * 50)[0] > 0.7
 
 
 def test_who_does_not_draft_is_tried_again_some_time():
-    """A row that was wrong is hopeful again after some hundred steps without drafts."""
     assert observed(*[(4, 0)] * 50)[0] < 0.1
     assert observed(*[(4, 0)] * 50, *[(0, 0)] * 1000)[0] > 0.8
 
 
 def test_the_next_request_of_a_row_begins_anew():
-    """Rows are known by their requests."""
     acceptance = Acceptance(1, 1)
     before = acceptance.survival(np.array([0]), 1)[0, 0]
     acceptance.observe(np.array([0]), np.array([1]), np.array([0]))
@@ -456,7 +439,6 @@ def test_the_policy_is_within_a_twentieth_of_the_best_fixed_number_of_drafts(dev
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_where_rows_differ_it_beats_every_number_that_is_the_same_for_all(device):
-    """Half of them copy, the others have no use for drafts; or it comes to as much."""
     for num_rows in (2, 16, 64):
         halves = np.where(np.arange(num_rows) % 2, 0.05, 0.95)
         reached, best = compare(DEVICES[device], np.tile(halves[:, np.newaxis], (1, MAX_DRAFTS)))

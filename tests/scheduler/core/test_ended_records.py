@@ -10,7 +10,6 @@ from paceline_scheduler.testing.requests import column, make_request
 
 
 def test_an_end_that_nobody_heard_of_beats_being_taken_off_the_row():
-    """The row was released for now in the plan after its last step, and the stream broke before either result came."""
     request = make_request(5, 3)
     harness = CoreHarness(make_executor())
     harness.submit(request)

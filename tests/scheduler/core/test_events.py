@@ -144,7 +144,6 @@ def test_a_result_of_an_executor_whose_stream_ended_changes_nothing(harness):
 
 
 def test_views_change_nothing(harness):
-    """Whatever is asked, of whatever request."""
     views, before = harness.views, fingerprint(harness.core)
     for request in (RUNNING, ABANDONED):
         views.explain(request.key, harness.clock())
@@ -219,7 +218,6 @@ def test_deciding_twice_is_deciding_once(num_executors, operations):
 
 
 def test_whom_a_plan_leaves_to_another_executor_is_written_down_when_it_is_made():
-    """Also where the plan does nothing else."""
     harness = CoreHarness(make_executor(), make_executor(incarnation=1000))
     shared = [7] * 40
     harness.submit(make_request(shared, 30))

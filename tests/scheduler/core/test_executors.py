@@ -35,7 +35,6 @@ def outputs(harness):
 
 
 def test_a_request_goes_where_its_prefix_is():
-    """The executor that is asked first leaves it to the one that has computed the prompt before."""
     harness = pair(max_num_batched_tokens=256)
     prompt = list(range(120))
     harness.views.executor("executor-0").draining = True
@@ -49,7 +48,6 @@ def test_a_request_goes_where_its_prefix_is():
 
 
 def test_without_a_prefix_a_request_goes_where_less_is_to_do():
-    """One executor decodes five requests, the other nothing."""
     harness = pair()
     harness.views.executor("executor-1").draining = True
     harness.submit(*(make_request(2, 40) for _ in range(5)))
@@ -60,7 +58,6 @@ def test_without_a_prefix_a_request_goes_where_less_is_to_do():
 
 
 def test_a_prefix_is_worth_no_more_than_the_time_it_saves():
-    """A single cached block does not outweigh a long prompt that is still to be computed there."""
     harness = pair(num_blocks=256, max_model_len=1024)
     harness.views.executor("executor-1").draining = True
     harness.submit(make_request([1, 2, 3, 4, 5], 1, handle=1))
@@ -98,7 +95,6 @@ def test_a_request_is_left_to_another_executor_only_so_long():
 
 
 def test_executors_of_different_models_have_lines_of_their_own():
-    """A line that stands still does not hold up the other one."""
     harness = CoreHarness(make_executor(max_num_rows=1), make_executor(model="other", incarnation=2))
     harness.submit(make_request(2, 50, handle=1), make_request(2, 2, handle=2))
     harness.submit(make_request(2, 2, handle=3, model="other"))
@@ -106,7 +102,6 @@ def test_executors_of_different_models_have_lines_of_their_own():
 
 
 def test_draining_moves_what_runs_to_another_executor_without_changing_a_token():
-    """Requests leave with the tokens they have and are computed again elsewhere; none fails, none is lost."""
     harness = pair(max_num_rows=16, num_blocks=256)
     harness.views.executor("executor-1").draining = True
     requests = [make_request(3 + handle % 4, 40, handle=handle) for handle in range(1, 13)]
@@ -124,7 +119,6 @@ def test_draining_moves_what_runs_to_another_executor_without_changing_a_token()
 
 
 def test_draining_the_only_executor_lets_what_runs_end_there():
-    """There is nowhere to move to."""
     harness = CoreHarness(make_executor())
     request = make_request(3, 20, handle=1)
     harness.submit(request)
@@ -135,7 +129,6 @@ def test_draining_the_only_executor_lets_what_runs_end_there():
 
 
 def test_an_executor_that_an_operator_drained_is_taken_back():
-    """What waits is placed there again at once, and what has not moved yet stays."""
     harness = pair()
     running, waiting = make_request(3, 20, handle=1), make_request(4, 20, handle=2)
     harness.feed(DrainExecutor("executor-1"))
@@ -176,7 +169,6 @@ def test_an_executor_that_goes_by_itself_is_not_taken_back(is_drained_by_operato
 
 
 def test_a_move_does_not_count_as_a_preemption():
-    """An operator's draining must not use up what protects a request."""
     harness = pair()
     harness.views.executor("executor-1").draining = True
     request = make_request(3, 20, handle=1)
@@ -230,7 +222,6 @@ def test_what_moves_leaves_its_row_once():
 
 
 def test_draining_moves_nothing_that_no_other_executor_can_hold():
-    """A request too large for the others ends where it is, while the rest moves."""
     harness = CoreHarness(make_executor(), make_executor(num_blocks=8, incarnation=9))
     harness.submit(make_request(60, 20, handle=1), make_request(3, 20, handle=2))
     harness.step("executor-0")
@@ -259,7 +250,6 @@ def test_what_only_a_draining_executor_could_hold_is_refused():
 
 
 def test_what_is_lost_while_it_drains_still_drains_unless_it_comes_back_as_another_process():
-    """It was the process that was told to end; the next one there was not."""
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
     harness.feed(DrainExecutor("executor-1"))
     harness.feed(ExecutorLost("executor-1"))
@@ -276,7 +266,6 @@ def test_what_is_lost_while_it_drains_still_drains_unless_it_comes_back_as_anoth
 
 
 def test_the_step_that_is_due_is_the_oldest_without_a_result_of_an_executor_that_is_attached():
-    """Who waits for it waits on a stream."""
     harness = CoreHarness(make_executor())
     assert harness.views.due_step("executor-0") is None
     harness.submit(make_request(3, 5))
@@ -314,7 +303,6 @@ def test_completions_go_where_their_prompt_is_being_computed():
 
 
 def test_what_was_learnt_of_an_executor_survives_a_broken_stream():
-    """The same process steps as fast as before."""
     harness = CoreHarness(make_executor())
     harness.submit(*(make_request(3, 30) for _ in range(4)))
     for _ in range(20):

@@ -28,7 +28,6 @@ def test_a_running_request_names_its_executor_and_how_far_it_is():
 
 
 def test_a_waiting_request_names_its_position_and_what_the_first_in_line_waits_for():
-    """The sentence about the head is the reason for which the planner does not place it."""
     harness = CoreHarness(make_executor(max_num_rows=1))
     requests = [make_request(3, 9) for _ in range(3)]
     harness.submit(*requests)
@@ -48,7 +47,6 @@ def test_a_waiting_request_names_its_position_and_what_the_first_in_line_waits_f
     ],
 )
 def test_a_request_without_room_in_the_pool_says_how_much_is_missing(pool, running, waiting, sentence):
-    """Blocks that are taken now, and blocks that will be."""
     harness = CoreHarness(make_executor(num_blocks=pool))
     harness.submit(make_request(*running))
     harness.step()
@@ -58,7 +56,6 @@ def test_a_request_without_room_in_the_pool_says_how_much_is_missing(pool, runni
 
 
 def test_a_request_waits_for_executors_by_name():
-    """One is not attached, the other drains."""
     harness = CoreHarness(make_executor(), make_executor(incarnation=2))
     request = make_request(3, 3)
     harness.submit(request)
@@ -71,7 +68,6 @@ def test_a_request_waits_for_executors_by_name():
 
 
 def test_a_preempted_request_says_why_and_how_often():
-    """It waits again, its output is kept."""
     harness = CoreHarness(make_executor(num_blocks=8))
     harness.expect_short_outputs()
     requests = [make_request(8, 20), make_request(8, 20)]
@@ -86,7 +82,6 @@ def test_a_preempted_request_says_why_and_how_often():
 
 
 def test_what_has_left_is_unknown():
-    """Its record may live on an executor; here nothing is left of it."""
     harness = CoreHarness(make_executor())
     request = make_request(3, 1)
     harness.submit(request)
@@ -169,7 +164,6 @@ def test_an_estimate_knows_how_long_those_ahead_may_become_at_most():
 
 
 def test_an_estimate_counts_the_steps_that_are_planned_already():
-    """Four plans of short steps are under way before a new prompt gets into one."""
     harness = TimedHarness()
     harness.submit(make_request(8, 200))
     for _ in range(8):
@@ -183,7 +177,6 @@ def test_an_estimate_counts_the_steps_that_are_planned_already():
 
 
 def test_an_estimate_knows_the_prefix_cache():
-    """The second of two like prompts is expected, and is, far sooner."""
     harness = TimedHarness()
     prompt = [token % 900 for token in range(1200)]
     harness.measured(make_request(prompt, 2))
@@ -194,7 +187,6 @@ def test_an_estimate_knows_the_prefix_cache():
 
 
 def test_an_estimate_names_the_refusal():
-    """A full queue is told without sending the request."""
     harness = TimedHarness(max_num_queued_reqs=1)
     harness.submit(make_request(8, 4))
     estimate = harness.views.estimate(make_request(8, 4), harness.clock())
@@ -232,7 +224,6 @@ def test_a_burst_that_no_row_will_be_free_for_is_refused_although_nothing_runs_y
 
 
 def test_an_executor_that_can_never_hold_a_request_promises_it_nothing():
-    """The small one is idle, the large one computes a long prompt first."""
     points = (StepPoint(1, 20_000_000), StepPoint(64, 650_000_000))
     small, large = (
         make_executor(step_points=points, num_blocks=count, max_model_len=2048, incarnation=count) for count in (8, 512)

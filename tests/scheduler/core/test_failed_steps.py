@@ -55,7 +55,6 @@ def assert_whole(harness, *requests):
 def test_exactly_the_requests_that_make_steps_fail_do_fail(
     shapes, num_executors, culprits, num_steps_before, num_blocks
 ):
-    """Whatever runs beside them, at whatever point it begins, however short blocks are."""
     requests = [make_request(prompt, max_tokens) for prompt, max_tokens in shapes]
     executors = [make_executor(num_blocks=num_blocks, incarnation=10 * number + 1) for number in range(num_executors)]
     harness = CoreHarness(*executors)
@@ -76,7 +75,6 @@ def test_exactly_the_requests_that_make_steps_fail_do_fail(
 
 
 def test_one_failure_is_enough_to_run_alone():
-    """Unlike a death, which may have had any cause, a failed step is told by the executor itself."""
     harness = CoreHarness(make_executor())
     requests = [make_request(3, 8) for _ in range(3)]
     harness.submit(*requests)
@@ -86,7 +84,6 @@ def test_one_failure_is_enough_to_run_alone():
 
 
 def test_what_fails_alone_twice_fails_with_the_executors_words():
-    """It is not tried a third time."""
     harness = CoreHarness(make_executor())
     request = make_request(3, 8)
     harness.submit(request)
@@ -113,7 +110,6 @@ def test_suspects_that_got_beyond_the_step_that_failed_run_together_again():
 
 
 def test_what_fails_alone_once_goes_on():
-    """Memory may have been short for a moment."""
     harness = CoreHarness(make_executor())
     request = make_request(3, 8)
     harness.submit(request)
@@ -126,7 +122,6 @@ def test_what_fails_alone_once_goes_on():
 
 
 def test_what_failed_alone_is_tried_on_another_executor_if_there_is_one():
-    """Where it does not fail it was not to blame."""
     harness = CoreHarness(make_executor(incarnation=1), make_executor(incarnation=11))
     request, sick = make_request(3, 8), harness.executors[FIRST]
     harness.submit(request)
@@ -139,7 +134,6 @@ def test_what_failed_alone_is_tried_on_another_executor_if_there_is_one():
 
 
 def test_after_a_failure_alone_what_nobody_suspects_runs_first():
-    """So an executor that is well shows it before the next suspect fails."""
     harness = CoreHarness(make_executor())
     bad, worse, good = make_request(3, 8), make_request(3, 8), make_request(3, 30)
     harness.submit(bad, worse)
@@ -155,7 +149,6 @@ def test_after_a_failure_alone_what_nobody_suspects_runs_first():
 
 
 def test_an_executor_that_is_to_blame_takes_no_request_of_several_with_it():
-    """It ends at the third one that fails alone; to the request that is no more than a first death."""
     harness = CoreHarness(make_executor())
     requests = [make_request(3, 8) for _ in range(4)]
     harness.submit(*requests)
@@ -169,7 +162,6 @@ def test_an_executor_that_is_to_blame_takes_no_request_of_several_with_it():
 
 
 def test_a_failed_step_is_remembered_when_the_executor_was_lost_meanwhile():
-    """Its requests are suspects when it attaches again, and not planned together as before."""
     harness = CoreHarness(make_executor())
     requests = [make_request(3, 8) for _ in range(3)]
     harness.submit(*requests)
@@ -190,7 +182,6 @@ def test_a_failed_step_is_remembered_when_the_executor_was_lost_meanwhile():
 
 
 def test_a_failure_of_another_schedulers_step_accuses_nobody():
-    """It is told to whoever attaches, and names an epoch that this one did not drive in."""
     harness = CoreHarness(make_executor())
     request = make_request(3, 8)
     harness.submit(request)
@@ -205,7 +196,6 @@ def test_a_failure_of_another_schedulers_step_accuses_nobody():
 
 
 def test_a_cancelled_request_of_a_failed_step_is_not_failed_as_well():
-    """It is over; its row goes out."""
     harness = CoreHarness(make_executor())
     request, other = make_request(3, 8), make_request(3, 4)
     harness.submit(request)
@@ -221,7 +211,6 @@ def test_a_cancelled_request_of_a_failed_step_is_not_failed_as_well():
 
 @pytest.mark.parametrize(("problem", "num_hit"), [(RowProblem.NOT_FINITE, 0), (RowProblem.NOTHING_LEFT, 8)])
 def test_nobody_begins_behind_blocks_that_may_hold_no_numbers(problem, num_hit):
-    """Chunks of a prompt are tagged before anybody looks at a number of it; then their keys are taken back."""
     harness = CoreHarness(make_executor(block_size=4, max_num_batched_tokens=8))
     prompt = [*range(12)]
     first, second = make_request(prompt, 4), make_request([*prompt[:9], 77], 4)

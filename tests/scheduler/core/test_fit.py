@@ -17,7 +17,6 @@ SMALL, LARGE = "executor-0", "executor-1"
 @pytest.mark.parametrize("small", [{"num_blocks": 8}, {"max_model_len": 40}], ids=["pool", "context"])
 @pytest.mark.parametrize("num_prompt", [8, 60])
 def test_a_request_runs_only_where_it_can_end(small, num_prompt):
-    """The small executor is asked first and leaves it to the large one, but takes what stands behind it."""
     harness = CoreHarness(make_executor(**small), make_executor(incarnation=9))
     large, tiny = make_request(num_prompt, 100, handle=1), make_request(4, 4, handle=2)
     harness.submit(large, tiny)
@@ -28,7 +27,6 @@ def test_a_request_runs_only_where_it_can_end(small, num_prompt):
 
 
 def test_without_max_tokens_a_request_gets_what_its_executor_allows():
-    """It may run on either."""
     harness = CoreHarness(make_executor(max_model_len=16), make_executor(max_model_len=64, incarnation=9))
     harness.submit(make_request(10, None, handle=1))
     harness.plan(SMALL)
@@ -38,7 +36,6 @@ def test_without_max_tokens_a_request_gets_what_its_executor_allows():
 
 
 def test_without_max_tokens_a_prompt_still_has_to_fit():
-    """With one token of output at least."""
     harness = CoreHarness(make_executor(max_model_len=16), make_executor(max_model_len=64, incarnation=9))
     harness.submit(make_request(16, None, handle=1))
     assert harness.plan(SMALL) is None
@@ -47,7 +44,6 @@ def test_without_max_tokens_a_prompt_still_has_to_fit():
 
 
 def test_what_waits_for_a_lost_executor_holds_nobody_up():
-    """It may come back; until then the others run what they can."""
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
     large, tiny = make_request(100, 10, handle=1), make_request(4, 4, handle=2)
     harness.submit(large)
@@ -78,7 +74,6 @@ def test_what_only_a_forgotten_executor_could_hold_fails():
     ids=["smaller", "another model"],
 )
 def test_an_executor_that_returns_as_another_one_fails_what_it_can_no_longer_hold(restarted, sentence):
-    """A pool's size depends on free memory, so it may be smaller after any restart."""
     harness = CoreHarness(make_executor())
     harness.submit(make_request(100, 40, handle=1))
     harness.step()

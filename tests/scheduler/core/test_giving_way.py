@@ -27,7 +27,6 @@ def pass_s(harness, seconds):
 
 
 def test_a_newcomer_is_served_soon_although_a_client_left_the_queue_full():
-    """Whoever vanished has every row, and all that may wait is its own."""
     harness, _ = abandoned(60)
     assert harness.views.num_waiting()[0] == 56
     pass_s(harness, ABANDONED_AFTER_S + 0.1)
@@ -40,7 +39,6 @@ def test_a_newcomer_is_served_soon_although_a_client_left_the_queue_full():
 
 
 def test_what_runs_goes_on_unheard_while_nobody_waits():
-    """Its client may come back until its window is over."""
     harness, _ = abandoned(4)
     pass_s(harness, 2 * ABANDONED_AFTER_S)
     assert harness.views.counts("executor-0").num_running_requests == 4

@@ -42,7 +42,6 @@ def test_a_step_with_sizes_is_never_larger_nor_slower_than_one_without(points, s
 
 @given(times, sizes, st.integers(0, 300), prompts, st.integers(1, 2048))
 def test_prompts_get_at_least_half_of_what_they_would_get(points, sizes, num_decodes, chunks, most):
-    """And no less than the few tokens that keep them from starving."""
     counts = sum(filled(points, sizes, num_decodes, chunks, most)[1])
     free = sum(filled(points, (), num_decodes, chunks, most)[1])
 

@@ -41,7 +41,6 @@ def busy_harness(num_rows, tenants, num_steps):
     at_most=st.integers(1, 5),
 )
 def test_pages_hold_every_request_once_as_it_is_explained(num_rows, tenants, num_steps, at_most):
-    """The oldest first, whatever the size of a page; those of a tenant or state are just these."""
     harness, requests = busy_harness(num_rows, tenants, num_steps)
     found = pages(harness, at_most)
     assert [listed.key for listed in found] == [request.key for request in requests]
@@ -70,7 +69,6 @@ def test_what_comes_and_goes_between_two_pages_moves_no_other():
 
 
 def test_a_request_without_a_listener_and_with_a_deadline_says_so():
-    """And how old it is; without a deadline no time is left or passed."""
     harness, _ = busy_harness(1, "a", 0)
     harness.submit(make_request(3, 4, deadline_s=60.0))
     harness.clock.advance(1.5)

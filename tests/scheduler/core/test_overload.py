@@ -42,14 +42,12 @@ def goodput(load, seconds=4.0, num_executors=1):
 
 
 def test_the_capacity_is_what_it_is_taken_for():
-    """All at once, and with nothing refused, requests are finished at this rate within a tenth."""
     limits = CoreLimits(ttft_budget_s=1e6)
     courses = OpenLoop([EXECUTOR], limits).run(faster(arrivals_at(1.0, 4.0), 1e6))
     assert len(courses) / max(course.token_s[-1] for course in courses) == pytest.approx(CAPACITY, rel=0.1)
 
 
 def test_goodput_holds_far_beyond_capacity():
-    """At twice, five times and ten times the capacity as many are answered in time as at the best load."""
     best = max(goodput(0.9), goodput(1.2))
     assert best > 0.75 * CAPACITY
     assert min(goodput(2.0), goodput(5.0), goodput(10.0, 2.0)) >= 0.95 * best
@@ -61,7 +59,6 @@ def test_two_executors_take_twice_as_much():
 
 
 def test_latency_is_back_two_seconds_after_a_flood():
-    """Ten times the capacity for two seconds; what arrives from two seconds later on finds an idle system."""
     later = [Arrival(4.0 + index, NUM_PROMPT, NUM_OUTPUT) for index in range(3)]
     courses = OpenLoop([EXECUTOR], LIMITS).run([*arrivals_at(10.0, 2.0), *later])[-3:]
     (base,) = OpenLoop([EXECUTOR], LIMITS).run([Arrival(0.0, NUM_PROMPT, NUM_OUTPUT)])
@@ -98,7 +95,6 @@ def goodput_of_others(flood_load, limits):
     ids=["requests", "tokens", "queue", "blocks"],
 )
 def test_a_flood_by_one_tenant_with_bounds_leaves_the_others_their_goodput(limits):
-    """Ten times what is its own, twice the capacity alone; without bounds the others are refused like it."""
     usual = goodput_of_others(0.2, {})
     assert goodput_of_others(2.0, {"flood": limits}) >= 0.95 * usual
     assert goodput_of_others(2.0, {}) < 0.8 * usual

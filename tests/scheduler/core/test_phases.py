@@ -93,7 +93,6 @@ def move(harness, diary, action):
     st.lists(st.tuples(st.sampled_from(["plan", "result", "result", "plan", "lose"]), st.integers(0, 50)), max_size=60)
 )
 def test_times_are_what_a_diary_of_plans_and_outputs_says(moves):
-    """Under preemptions in a small pool and losses of the executor, to the last millisecond."""
     harness = CoreHarness(make_executor(num_blocks=10, max_num_rows=4))
     diary = Diary(harness)
     requests = [make_request(3 + index, 10 + 3 * index, handle=index + 1) for index in range(5)]
@@ -130,7 +129,6 @@ def step(harness, seconds):
 
 
 def test_phases_add_up_to_the_time_since_the_submission():
-    """Half a second in the queue, a quarter for the prompt, two more steps."""
     harness = CoreHarness(make_executor())
     request = submitted(harness)
     harness.clock.advance(0.5)
@@ -142,7 +140,6 @@ def test_phases_add_up_to_the_time_since_the_submission():
 
 
 def test_what_a_request_has_waited_elsewhere_is_queued():
-    """Its client says so."""
     harness = CoreHarness(make_executor())
     submitted(harness, waited_s=90.0, attachment=2)
     for _ in range(3):
@@ -151,7 +148,6 @@ def test_what_a_request_has_waited_elsewhere_is_queued():
 
 
 def test_a_stream_that_breaks_takes_no_row_away():
-    """The executor had the row meanwhile."""
     harness = CoreHarness(make_executor())
     submitted(harness)
     step(harness, 1.0)

@@ -20,7 +20,6 @@ def scheduled(plan):
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_running_decodes():
-    """One step holds the decode and as much of the prompt as the token budget leaves."""
     harness = CoreHarness(make_executor(max_num_batched_tokens=8))
     harness.submit(make_request(3, 10, handle=1))
     harness.step()
@@ -49,7 +48,6 @@ def test_short_steps_are_planned_further_ahead_as_far_as_the_executor_takes_it(r
 
 
 def test_no_token_is_planned_beyond_max_tokens():
-    """The last output token needs no step of its own."""
     harness = CoreHarness(make_executor())
     harness.submit(make_request(3, 2, handle=1))
     plans = [harness.step(), harness.step(), harness.step()]
@@ -93,7 +91,6 @@ def test_the_head_of_the_queue_is_not_passed_over():
 
 
 def test_when_blocks_run_out_the_newest_request_is_preempted_and_continues_later():
-    """Both end with exactly the tokens of an undisturbed run."""
     harness = CoreHarness(make_executor(num_blocks=8))
     harness.expect_short_outputs()
     requests = [make_request(8, 20, handle=1), make_request(8, 20, handle=2)]
@@ -158,7 +155,6 @@ def test_decodes_that_take_longer_than_a_step_may_take_turns():
 
 
 def test_decodes_that_use_up_the_token_bound_leave_something_to_a_prompt():
-    """A bound as small as the number of decodes must not keep a prompt out until they end."""
     harness = CoreHarness(make_executor())
     harness.submit(*(make_request(1, 60, handle=handle) for handle in (1, 2, 3)))
     harness.step()
@@ -180,7 +176,6 @@ def test_a_plan_is_bounded_in_bytes():
 
 
 def test_a_prompt_beside_decodes_keeps_steps_near_the_inter_token_target():
-    """With a decode running the chunk shrinks to the floor, far below what a lone prompt gets."""
     harness = CoreHarness(slow_executor())
     harness.submit(make_request(2, 20, handle=1))
     harness.step()
@@ -203,7 +198,6 @@ def test_a_step_with_prompts_lasts_as_long_as_five_of_its_decodes_within_bounds(
 
 
 def test_a_prefix_is_computed_once():
-    """The second request starts behind the full blocks the first one left, at least one token is left to compute."""
     harness = CoreHarness(make_executor())
     prompt = list(range(12))
     harness.submit(make_request(prompt, 1, handle=1))
@@ -216,7 +210,6 @@ def test_a_prefix_is_computed_once():
 
 
 def test_a_prefix_is_shared_while_its_owner_runs():
-    """Full prompt blocks can be hit as soon as the result that filled them is known."""
     harness = CoreHarness(make_executor())
     harness.submit(make_request(list(range(9)), 30, handle=1))
     harness.step()
@@ -259,7 +252,6 @@ def test_rows_are_reused_only_after_their_release_is_confirmed():
 
 
 def test_step_times_are_learnt_from_results():
-    """A model that starts wrong by a factor of four predicts within a tenth after a hundred steps."""
     model = StepTimeModel((StepPoint(1, 1_000_000), StepPoint(64, 2_000_000)))
     for step in range(200):
         num_tokens = 1 + step % 64
@@ -270,7 +262,6 @@ def test_step_times_are_learnt_from_results():
 
 
 def test_one_outlier_does_not_ruin_the_predictions():
-    """A step that hung for a minute moves the prediction by a fraction."""
     model = StepTimeModel((StepPoint(1, 1_000_000), StepPoint(64, 2_000_000)))
     before = model.predict_ns(8, 36)
     model.observe(8, 36, 60_000_000_000)
@@ -286,7 +277,6 @@ def test_a_disturbed_warm_up_is_forgotten_as_soon_as_steps_tell_better():
 
 
 def test_a_draining_executor_takes_nothing_new():
-    """What runs there goes on; what waits goes to the other one."""
     harness = CoreHarness(make_executor(), make_executor(incarnation=2))
     harness.submit(make_request(2, 5, handle=1))
     harness.step("executor-0")
@@ -304,7 +294,6 @@ def test_executors_share_what_waits():
 
 
 def test_limits_change_while_running():
-    """A smaller step bound holds from the next plan on."""
     harness = CoreHarness(make_executor(), limits=CoreLimits(max_num_batched_tokens=8))
     harness.submit(make_request(20, 1, handle=1))
     assert harness.step().num_tokens == 8

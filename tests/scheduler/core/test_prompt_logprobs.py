@@ -40,7 +40,6 @@ def test_no_step_computes_many_of_them():
 
 
 def test_a_prompt_of_one_token_has_none():
-    """Nothing predicts the first."""
     harness = CoreHarness(make_executor())
     request = make_request(1, 2, num_prompt_logprobs=0)
     harness.submit(request)
@@ -50,7 +49,6 @@ def test_a_prompt_of_one_token_has_none():
 
 
 def test_a_cached_prefix_is_computed_again_for_them():
-    """Of what is not computed there are none; the request after it hits the cache as ever."""
     harness = CoreHarness(make_executor())
     prompt = list(range(100, 117))
     requests = [make_request(prompt, 2), make_request(prompt, 2, num_prompt_logprobs=0), make_request(prompt, 2)]
@@ -62,7 +60,6 @@ def test_a_cached_prefix_is_computed_again_for_them():
 
 
 def test_a_stream_that_breaks_before_the_first_token_costs_none_of_them():
-    """The executor does not keep them, so the request is computed anew."""
     harness = CoreHarness(make_executor(max_num_batched_tokens=4))
     request = make_request(14, 3, num_prompt_logprobs=1)
     harness.submit(request)
@@ -76,7 +73,6 @@ def test_a_stream_that_breaks_before_the_first_token_costs_none_of_them():
 
 
 def test_a_request_that_moves_after_its_first_token_is_not_asked_for_them_again():
-    """Its client has them; the second placement may start from cached blocks."""
     harness = CoreHarness(make_executor(), make_executor())
     request = make_request(9, 12, num_prompt_logprobs=1)
     harness.submit(request)
@@ -93,7 +89,6 @@ def test_a_request_that_moves_after_its_first_token_is_not_asked_for_them_again(
 
 
 def test_ones_that_do_not_follow_are_a_divergence():
-    """A gap, or more than the prompt has; nothing of the result counts."""
     harness = CoreHarness(make_executor(max_num_batched_tokens=4))
     request = make_request(10, 2, num_prompt_logprobs=0)
     harness.submit(request)
@@ -118,7 +113,6 @@ def _arrays(columns):
 
 
 def test_a_request_whose_rules_leave_no_token_fails_as_its_own_fault():
-    """Not as a failure of the executor's."""
     harness = CoreHarness(make_executor())
     request = make_request(5, 8)
     harness.submit(request)
@@ -129,7 +123,6 @@ def test_a_request_whose_rules_leave_no_token_fails_as_its_own_fault():
 
 @pytest.mark.parametrize("min_tokens", [0, 3, 8])
 def test_no_end_token_comes_before_the_minimum(min_tokens):
-    """Here every token ends that may."""
     harness = CoreHarness(make_executor(end_probability=1.0))
     request = make_request(5, 8, end_token_ids=(0,), min_tokens=min_tokens)
     harness.submit(request)

@@ -35,7 +35,6 @@ def test_after_two_deaths_in_a_row_a_request_runs_alone():
 
 
 def test_who_gets_on_alone_is_not_to_blame():
-    """It runs with the others again."""
     harness = CoreHarness(make_executor())
     requests = [make_request(3, 8), make_request(3, 8)]
     harness.submit(*requests)
@@ -64,7 +63,6 @@ def test_one_that_kills_an_executor_alone_fails():
 
 @pytest.mark.parametrize("num_deaths", [5, 9])
 def test_a_request_that_gets_on_between_deaths_is_never_to_blame(num_deaths):
-    """Executors die often here, and it is not its fault."""
     harness = CoreHarness(make_executor())
     request = make_request(3, 24)
     harness.submit(request)
@@ -89,7 +87,6 @@ def test_who_waited_is_not_suspected():
 
 
 def test_an_executor_that_was_only_frozen_accuses_nobody():
-    """It comes back as the same incarnation."""
     harness = CoreHarness(make_executor())
     request = make_request(3, 30)
     harness.submit(request)
@@ -104,7 +101,6 @@ def test_an_executor_that_was_only_frozen_accuses_nobody():
 
 
 def test_a_suspect_stays_one_for_the_next_scheduler():
-    """The count travels with the request."""
     harness = CoreHarness(make_executor())
     request = make_request(3, 8, is_resumable=True)
     harness.submit(request, make_request(3, 8, is_resumable=True))

@@ -48,7 +48,6 @@ def assert_aligned(harness, request):
 
 @pytest.mark.parametrize("num_logprobs", [0, 2, 20])
 def test_tokens_from_the_snapshot_come_with_their_logprobs(num_logprobs):
-    """Those of the two lost results, at once."""
     request = asking(num_logprobs)
     harness = running(request)
     harness.feed(StreamEnded("executor-0"))
@@ -60,7 +59,6 @@ def test_tokens_from_the_snapshot_come_with_their_logprobs(num_logprobs):
 
 
 def test_a_request_that_ended_unheard_is_delivered_with_its_logprobs():
-    """Its last token and its end come from the snapshot."""
     request = asking()
     harness = running(request)
     while harness.executors["executor-0"].rows[0].finish is RowFinish.GOES_ON:
@@ -74,7 +72,6 @@ def test_a_request_that_ended_unheard_is_delivered_with_its_logprobs():
 
 
 def test_logprobs_count_from_the_output_of_an_earlier_attempt():
-    """On the second executor they begin where the first one's ended, and a broken stream there moves nothing."""
     request = asking()
     harness = running(request, make_executor(), make_executor(incarnation=2))
     harness.feed(ExecutorLost("executor-0"))
@@ -109,7 +106,6 @@ def test_a_row_whose_logprobs_do_not_reach_back_is_computed_anew(logprobs):
 
 
 def test_a_row_without_logprobs_is_taken_up_if_nobody_asked():
-    """Nothing is delivered that was not asked for either."""
     request = make_request(5, NUM_TOKENS, handle=1)
     harness = running(request)
     harness.attach("executor-0")
@@ -131,7 +127,6 @@ def test_a_row_that_has_nothing_new_needs_no_logprobs():
 
 
 def test_each_completion_of_a_request_goes_on_as_itself():
-    """They have the id in common, and tokens of their own."""
     first = asking(seed=1, request_id="r")
     second = replace(asking(seed=2), handle=2, key=replace(first.key, index=1), num_completions=2)
     harness = CoreHarness(make_executor())

@@ -31,7 +31,6 @@ def preempt_one(harness):
 
 
 def test_the_record_of_an_end_is_kept_until_it_is_acknowledged():
-    """An idle scheduler sends the news too."""
     executor = make_executor()
     harness = CoreHarness(executor)
     request = make_request(4, 2)
@@ -44,7 +43,6 @@ def test_the_record_of_an_end_is_kept_until_it_is_acknowledged():
 
 
 def test_a_client_may_acknowledge_an_end_before_the_row_is_free():
-    """It has the finish as soon as the device said so."""
     executor = make_executor()
     harness = CoreHarness(executor)
     request = make_request(4, 2)
@@ -57,7 +55,6 @@ def test_a_client_may_acknowledge_an_end_before_the_row_is_free():
 
 
 def test_acknowledging_what_still_runs_changes_nothing():
-    """Its record does not exist yet."""
     executor = make_executor()
     harness = CoreHarness(executor)
     request = make_request(4, 8)
@@ -80,7 +77,6 @@ def test_a_preempted_request_that_is_cancelled_leaves_no_open_record():
 
 
 def test_a_request_that_ends_elsewhere_leaves_no_open_record_behind():
-    """Preempted on one executor, finished on another."""
     first, second = make_executor(num_blocks=6), make_executor(num_blocks=6, incarnation=50)
     harness = CoreHarness(first, second)
     harness.feed(DrainExecutor("executor-1"))
@@ -97,7 +93,6 @@ def test_a_request_that_ends_elsewhere_leaves_no_open_record_behind():
 
 @pytest.mark.parametrize("is_broken", [False, True], ids=["quiet", "broken stream"])
 def test_a_request_id_can_be_used_again_as_soon_as_its_end_was_told(is_broken):
-    """The new request waits until the old one has left its row, and runs then."""
     harness = CoreHarness(make_executor())
     old, new = make_request(4, 2, request_id="x"), make_request(5, 3, request_id="x")
     harness.submit(old)
@@ -113,7 +108,6 @@ def test_a_request_id_can_be_used_again_as_soon_as_its_end_was_told(is_broken):
 
 
 def test_what_an_executor_still_holds_for_nobody_is_forgotten():
-    """Left by a scheduler that is gone, or asked to be forgotten just before the stream broke."""
     executor = make_executor(num_blocks=6)
     harness = CoreHarness(executor)
     request = preempt_one(harness)

@@ -31,7 +31,6 @@ def test_without_an_executor_a_request_is_refused_with_a_time_to_try_again():
 
 
 def test_a_model_nobody_serves_is_refused_by_name():
-    """The sentence names the model."""
     with pytest.raises(UnknownModelError, match="'other'"):
         CoreHarness(make_executor()).submit(make_request(model="other"))
 
@@ -41,7 +40,6 @@ def test_a_model_nobody_serves_is_refused_by_name():
     [(16, None, "prompt"), (17, 1, "prompt"), (10, 7, "stopping.max_tokens"), (10, 2**31 - 1, "stopping.max_tokens")],
 )
 def test_what_can_never_fit_the_context_is_refused(num_prompt, max_tokens, field):
-    """The error names the field; the queue stays empty."""
     harness = CoreHarness(make_executor(max_model_len=16))
     with pytest.raises(InvalidRequestError) as refusal:
         harness.submit(make_request(num_prompt, max_tokens))
@@ -61,7 +59,6 @@ def test_what_can_never_fit_the_pool_is_refused():
 
 
 def test_an_unset_max_tokens_is_what_context_and_pool_allow():
-    """It ends with LENGTH at the limit."""
     harness = CoreHarness(make_executor(max_model_len=16))
     harness.submit(make_request(10, None, handle=1))
     harness.finish()
@@ -70,7 +67,6 @@ def test_an_unset_max_tokens_is_what_context_and_pool_allow():
 
 
 def test_a_full_queue_refuses_with_a_time_to_try_again():
-    """By requests and by tokens; what waits is unharmed."""
     harness = CoreHarness(make_executor(), limits=CoreLimits(max_num_queued_reqs=2, max_num_queued_tokens=10))
     harness.submit(make_request(4, handle=1))
     with pytest.raises(QueueFullError, match="tokens"):
@@ -84,7 +80,6 @@ def test_a_full_queue_refuses_with_a_time_to_try_again():
 
 
 def test_cancelling_gives_the_blocks_back_within_two_steps():
-    """The stream hears the end at once; the row goes out with the next plan."""
     harness = CoreHarness(make_executor())
     harness.submit(make_request(8, 50, handle=1, request_id="r"))
     harness.step()
@@ -95,7 +90,6 @@ def test_cancelling_gives_the_blocks_back_within_two_steps():
 
 
 def test_another_tenants_request_is_unknown():
-    """Keys are inside a tenant."""
     harness = CoreHarness(make_executor())
     harness.submit(make_request(request_id="r", tenant="red"))
     with pytest.raises(UnknownRequestError):
@@ -147,7 +141,6 @@ def test_a_row_that_fails_alone_leaves_its_neighbours_running():
 
 
 def test_a_broken_stream_loses_and_doubles_nothing():
-    """Steps that ran while the stream was down are delivered from the snapshot."""
     harness = CoreHarness(make_executor())
     request = make_request(5, 12, handle=1)
     harness.submit(request)
@@ -163,7 +156,6 @@ def test_a_broken_stream_loses_and_doubles_nothing():
 
 
 def test_an_executor_that_comes_back_empty_gets_its_requests_again():
-    """They are computed anew, prompt and output so far; the client sees one stream and a higher attempt."""
     executor = make_executor()
     harness = CoreHarness(executor)
     request = make_request(5, 12, handle=1)
@@ -178,7 +170,6 @@ def test_an_executor_that_comes_back_empty_gets_its_requests_again():
 
 
 def test_the_requests_of_a_lost_executor_continue_on_another_one():
-    """What the lost one still holds when it returns is released, not delivered."""
     harness = CoreHarness(make_executor(), make_executor(incarnation=2))
     request = make_request(5, 12, handle=1)
     harness.submit(request)
@@ -192,7 +183,6 @@ def test_the_requests_of_a_lost_executor_continue_on_another_one():
 
 
 def test_the_prefix_cache_survives_a_broken_stream():
-    """Tags come back with the snapshot."""
     harness = CoreHarness(make_executor())
     harness.submit(make_request(list(range(12)), 1, handle=1))
     harness.finish()

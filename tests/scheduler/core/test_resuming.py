@@ -49,7 +49,6 @@ def come_back(harness, request, point, attachment=2):
 
 
 def test_a_detached_request_runs_on_and_is_told_later():
-    """Everything from what the client holds."""
     request = resumable()
     harness = running(request)
     harness.feed(Detach(request.handle))
@@ -64,7 +63,6 @@ def test_a_detached_request_runs_on_and_is_told_later():
 
 
 def test_nothing_new_is_nothing_to_tell():
-    """The next step tells it."""
     request = resumable()
     harness = running(request)
     assert come_back(harness, request, holding(expected_output(request)[:3])).outputs is None
@@ -88,7 +86,6 @@ def test_after_the_window_nobody_is_waited_for(steps):
 
 
 def test_who_came_back_in_time_is_waited_for_no_more():
-    """The window is over when somebody listens."""
     request = resumable(100)
     harness = running(request)
     harness.feed(Detach(request.handle))
@@ -110,7 +107,6 @@ def test_what_is_not_resumable_ends_with_its_listener():
 
 @pytest.mark.parametrize(("before", "after", "error"), [(3, 2, StaleAttachmentError), (3, 3, DuplicateRequestError)])
 def test_only_a_higher_attachment_takes_a_request_over(before, after, error):
-    """A message of an older one may arrive late."""
     request = resumable()
     harness = running(request)
     come_back(harness, request, holding([]), before)
@@ -119,7 +115,6 @@ def test_only_a_higher_attachment_takes_a_request_over(before, after, error):
 
 
 def test_the_end_of_an_older_attachment_has_no_effect():
-    """Its handle is not the request's any more."""
     request = resumable(100)
     harness = running(request)
     newer = replace(request, handle=request.handle + 1000, attachment=2)
@@ -167,7 +162,6 @@ def test_who_holds_other_tokens_and_sends_them_gets_what_follows_those():
 
 
 def test_another_body_is_refused():
-    """The id names one request."""
     request = resumable()
     harness = running(request)
     other = replace(request, body_digest=b"another")
@@ -178,7 +172,6 @@ def test_another_body_is_refused():
 
 
 def test_another_tenant_starts_a_request_of_its_own():
-    """An id of somebody else is unknown, whatever it has."""
     request = resumable(tenant="blue")
     harness = running(request)
     stranger = replace(request, handle=999, key=RecordId("red", request.key.request_id))
@@ -208,7 +201,6 @@ def test_an_unknown_request_without_its_tokens_is_refused():
 
 @pytest.mark.parametrize(("end", "reason"), [((), FinishReason.LENGTH), ((4,), FinishReason.STOP)])
 def test_a_client_that_lacks_only_the_finish_gets_it(end, reason):
-    """All tokens arrived, then everything died."""
     request = resumable(4 if not end else 9, end_token_ids=end)
     harness = CoreHarness(make_executor())
     held = column(1, 2, 3, 4)
@@ -219,7 +211,6 @@ def test_a_client_that_lacks_only_the_finish_gets_it(end, reason):
 
 
 def test_output_that_fills_the_context_is_an_end():
-    """Without max_tokens the executors say how much there can be."""
     harness = CoreHarness(make_executor(max_model_len=8))
     held = column(1, 2, 3)
     resumed = come_back(harness, resumable(None), holding(held, prior=held))
@@ -227,7 +218,6 @@ def test_output_that_fills_the_context_is_an_end():
 
 
 def test_the_prompt_stays_what_it_was():
-    """A chat rendered anew may show another date, and its rows and blocks hold the one before."""
     request = resumable()
     harness = running(request)
     again = replace(request, prompt_token_ids=column(1, 2))
@@ -249,7 +239,6 @@ def test_an_end_is_kept_for_a_minute():
 
 
 def test_a_cancelled_request_does_not_begin_again():
-    """Somebody cancelled it while its client was away."""
     request = resumable()
     harness = running(request)
     harness.feed(Detach(request.handle))
@@ -284,7 +273,6 @@ def test_what_was_taken_once_is_not_refused_for_the_time_it_will_take():
 
 
 def test_completions_come_back_together_or_not_at_all():
-    """One that does not fit keeps the others from being begun."""
     harness = CoreHarness(make_executor(), limits=CoreLimits(max_num_queued_reqs=1))
     first = replace(resumable(), num_completions=2, attachment=2)
     second = replace(first, handle=first.handle + 1, key=replace(first.key, index=1))
@@ -294,7 +282,6 @@ def test_completions_come_back_together_or_not_at_all():
 
 
 def test_the_deadline_is_that_of_the_newest_attachment():
-    """The client knows best how much of its time has passed."""
     request = resumable(100, deadline_s=5.0)
     harness = running(request)
     later = replace(request, deadline_s=50.0)

@@ -72,7 +72,6 @@ requests_of = st.lists(
     st.booleans(),
 )
 def test_a_tenant_never_holds_more_than_its_share_and_all_requests_end(drawn, of_a, of_any, num_executors, are_short):
-    """Prompts with common beginnings, more of them than fit, and outputs that are expected to be short and are not."""
     bounds = TenantBounds({"a": TenantLimits(max_kv_share=of_a)}, TenantLimits(max_kv_share=of_any))
     executors = [
         make_executor(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, incarnation=number, max_num_drafts=2)
@@ -93,7 +92,6 @@ def test_a_tenant_never_holds_more_than_its_share_and_all_requests_end(drawn, of
 
 
 def test_others_run_while_a_tenant_waits_for_its_own_blocks():
-    """However many of its requests came before theirs."""
     harness = harness_with(TenantBounds({"flood": QUARTER}))
     flood = [make_request(4, 4, tenant="flood") for _ in range(40)]
     harness.submit(*flood)
@@ -132,7 +130,6 @@ def test_a_request_that_its_share_could_never_hold_is_refused():
 
 
 def test_a_share_that_shrinks_stops_nobody():
-    """What was taken before and needs more goes on alone."""
     harness = harness_with(TenantBounds())
     requests = [make_request(30, 20, tenant="a") for _ in range(3)]
     harness.submit(*requests)
@@ -143,7 +140,6 @@ def test_a_share_that_shrinks_stops_nobody():
 
 
 def test_what_a_request_waits_for_is_said_of_its_share():
-    """In `Explain`."""
     harness = harness_with(TenantBounds({"a": QUARTER}))
     requests = [make_request(16, 12, tenant="a") for _ in range(2)]
     harness.submit(*requests)

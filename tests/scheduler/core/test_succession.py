@@ -67,7 +67,6 @@ def test_a_request_goes_on_where_it_is(steps):
 
 
 def test_it_runs_on_before_its_client_is_back():
-    """And the client is told all at once what it missed."""
     request = resumable()
     harness = running(request)
     harness.succeed()
@@ -79,7 +78,6 @@ def test_it_runs_on_before_its_client_is_back():
 
 
 def test_a_request_that_ends_before_its_client_is_back_is_kept():
-    """Its output and its end, with the counts of the whole."""
     request = resumable()
     harness = running(request)
     harness.succeed()
@@ -90,7 +88,6 @@ def test_a_request_that_ends_before_its_client_is_back_is_kept():
 
 
 def test_a_request_that_had_ended_is_found_as_a_record():
-    """The finish was on its way to the client when the scheduler died."""
     request = resumable(4)
     harness = running(request, steps=6)
     harness.client.forget_after(request.handle, 2)
@@ -112,7 +109,6 @@ def test_what_was_acknowledged_is_not_kept():
 
 
 def test_a_request_that_cannot_be_resumed_is_let_go():
-    """Its client went with the connection."""
     request = make_request(5, 12)
     harness = running(request)
     harness.succeed()
@@ -121,7 +117,6 @@ def test_a_request_that_cannot_be_resumed_is_let_go():
 
 
 def test_a_client_that_does_not_come_back_is_waited_for_in_vain():
-    """For the window, then the row is free; who comes later goes on from what it has."""
     request = resumable(40)
     harness = running(request)
     harness.succeed()
@@ -148,7 +143,6 @@ def test_the_prefix_cache_survives():
 
 
 def test_counters_and_deadlines_go_on():
-    """What executors died of, how often a request gave way, and the time it has left."""
     request = resumable(40, deadline_s=20.0)
     harness = running(request)
     harness.succeed()
@@ -195,7 +189,6 @@ def moved(request):
 
 @pytest.mark.parametrize("is_zombie_first", [True, False])
 def test_of_two_rows_the_higher_attempt_lives(is_zombie_first):
-    """Whichever executor speaks first; the other row is released."""
     request = resumable()
     harness, zombie, alive = moved(request)
     addresses = [zombie, alive] if is_zombie_first else [alive, zombie]
@@ -220,7 +213,6 @@ def test_a_frozen_executor_that_wakes_with_the_row_of_a_waiting_request_runs_on(
 
 
 def test_a_preempted_request_waits_on():
-    """Its record has no end; it is placed again, with what it had."""
     request = resumable()
     harness = running(request)
     live = harness.views.executor(FIRST).rows.live[0]
@@ -242,7 +234,6 @@ def test_a_preempted_request_waits_on():
 
 
 def test_logprobs_come_from_the_snapshot():
-    """Of every token that the client does not have, once."""
     request = resumable(num_logprobs=2)
     harness = running(request)
     harness.succeed()
@@ -254,7 +245,6 @@ def test_logprobs_come_from_the_snapshot():
 
 
 def test_a_row_that_failed_is_tried_once_more():
-    """Its failure was not told; if it is its own it fails again."""
     request = resumable()
     harness = running(request)
     harness.executors[FIRST].fail_row(request.key, RowProblem.NOT_FINITE)
@@ -284,7 +274,6 @@ def test_completions_are_adopted_one_by_one():
 
 
 def test_three_schedulers_in_a_row():
-    """Each dies right after it has taken over."""
     request = resumable()
     harness = running(request)
     for attachment in (2, 3, 4):
@@ -319,7 +308,6 @@ def test_output_of_an_older_request_is_not_taken_for_that_of_a_newer_one_of_its_
 
 
 def test_an_id_that_was_used_again_before_its_row_left_is_the_newer_requests():
-    """The scheduler that knew of the cancel is dead; what it had not released is given up for the newer request."""
     request = resumable()
     harness = running(request)
     harness.feed(Cancel(request.key))
@@ -346,7 +334,6 @@ def test_a_client_that_has_everything_gets_its_end_from_whatever_is_left():
 
 
 def test_a_restart_shares_no_block_of_the_output_it_gave_up():
-    """The keys of its blocks are made anew, from the tokens that its client holds."""
     request = make_request(list(range(6)), 24, is_resumable=True)
     harness = running(request, steps=12)
     harness.feed(DrainExecutor(FIRST))
@@ -361,7 +348,6 @@ def test_a_restart_shares_no_block_of_the_output_it_gave_up():
 
 
 def test_a_suspect_that_is_found_on_a_row_runs_alone_again():
-    """After a stream broke, and for the next scheduler."""
     harness = CoreHarness(make_executor())
     harness.submit(*(make_request(100, 8, is_resumable=True) for _ in range(2)))
     for _ in range(2):
@@ -378,7 +364,6 @@ def test_a_suspect_that_is_found_on_a_row_runs_alone_again():
 
 
 def test_what_is_kept_goes_after_a_minute_without_anybody_asking():
-    """The next one to be kept makes room."""
     first, second = resumable(2), resumable(2)
     harness = running(first, steps=4)
     harness.clock.advance(61.0)

@@ -19,7 +19,6 @@ def bounds(**own):
 
 
 def test_more_of_a_tenant_than_may_wait_is_refused_and_others_are_not():
-    """In requests and in prompt tokens; what was refused has left no trace."""
     harness = CoreHarness(make_executor())
     harness.feed(bounds(a=TenantLimits(max_num_queued_reqs=2), b=TenantLimits(max_num_queued_tokens=10)))
     for _ in range(2):

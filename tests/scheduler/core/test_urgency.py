@@ -31,7 +31,6 @@ def one_at_a_time():
 
 
 def test_a_lower_priority_number_goes_first():
-    """Among requests that arrive together, whatever their deadlines."""
     harness = one_at_a_time()
     harness.submit(
         make_request(2, 1, handle=1, priority=1, deadline_s=20.0),
@@ -42,7 +41,6 @@ def test_a_lower_priority_number_goes_first():
 
 
 def test_within_a_priority_the_earliest_deadline_goes_first():
-    """Requests without one come after those that have one, in the order of their arrival."""
     harness = one_at_a_time()
     harness.submit(
         make_request(2, 1, handle=1),
@@ -55,7 +53,6 @@ def test_within_a_priority_the_earliest_deadline_goes_first():
 
 @pytest.mark.parametrize(("priority", "patience"), [(0, 1), (1, 2), (5, 6)])
 def test_nothing_starves_behind_newcomers_that_are_more_urgent(priority, patience):
-    """Each step of priority is worth so many seconds of waiting, and no more."""
     harness = one_at_a_time()
     harness.submit(make_request(2, 1, handle=1, priority=priority))
     harness.clock.advance(PATIENCE_S * patience - 1.0)
@@ -67,7 +64,6 @@ def test_nothing_starves_behind_newcomers_that_are_more_urgent(priority, patienc
 
 
 def test_a_preempted_request_keeps_its_place():
-    """It waits in front of what came after it."""
     harness = CoreHarness(make_executor(num_blocks=8))
     harness.expect_short_outputs()
     harness.submit(make_request(8, 20, handle=1), make_request(8, 20, handle=2))
@@ -79,7 +75,6 @@ def test_a_preempted_request_keeps_its_place():
 
 
 def test_the_least_urgent_request_is_preempted_not_the_newest():
-    """A request with a deadline that arrived last keeps its blocks."""
     harness = CoreHarness(make_executor(num_blocks=8))
     harness.expect_short_outputs()
     harness.submit(make_request(8, 20, handle=1), make_request(8, 20, handle=2, deadline_s=25.0))
@@ -133,7 +128,6 @@ def test_what_became_hopeless_while_it_waited_is_not_started_either():
 
 
 def test_a_deadline_that_passes_while_running_is_told_apart():
-    """It was begun in good faith; the client learns that time ran out."""
     harness = slow_harness()
     harness.submit(make_request(50, 100, handle=1, deadline_s=1.0))
     harness.step()
@@ -216,7 +210,6 @@ def test_what_has_begun_is_not_called_hopeless():
 
 
 def test_an_urgent_request_does_not_wait_for_a_long_prompt_that_is_less_so():
-    """Chunks go to the most urgent prompt, whether it runs already or waits."""
     harness = CoreHarness(make_executor(max_num_batched_tokens=16))
     harness.submit(make_request(200, 4))
     harness.step()

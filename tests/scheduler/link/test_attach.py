@@ -40,7 +40,6 @@ async def test_requests_run_to_their_end_with_the_right_tokens():
 
 @scenario
 async def test_requests_that_arrive_together_are_planned_together():
-    """Eight submits in one turn of the loop make one plan, not eight."""
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until_ready()
         rig.submit(*(make_request(2, 1) for _ in range(8)))
@@ -86,7 +85,6 @@ async def test_an_executor_that_restarts_gets_its_requests_again():
 
 @scenario
 async def test_requests_of_a_lost_executor_run_on_another_one():
-    """A spare takes over; the tokens are the same."""
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
         await rig.until_ready(2)
         requests = [make_request(9, 30) for _ in range(8)]
@@ -119,7 +117,6 @@ async def test_a_frozen_executor_is_noticed_by_its_silence_and_given_up():
 
 @scenario
 async def test_a_step_beyond_its_bound_ends_the_stream_although_heartbeats_come():
-    """A wedged device is told from a long step by the prediction."""
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until_ready()
         deployment[FIRST].time_scale = 1e6
@@ -129,7 +126,6 @@ async def test_a_step_beyond_its_bound_ends_the_stream_although_heartbeats_come(
 
 @scenario
 async def test_the_tokenizer_is_fetched_once_per_digest():
-    """Two executors with the same model, and a stream that comes back."""
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
         await rig.until_ready(2)
         deployment[FIRST].break_stream()
@@ -173,7 +169,6 @@ async def test_one_executor_under_two_addresses_gets_one_stream():
 
 @scenario
 async def test_a_second_scheduler_waits_in_line_until_the_first_one_goes():
-    """Its term is higher, but it does not displace a live holder."""
     async with Deployment(FIRST) as deployment:
         async with deployment.rig(scheduler_id="scheduler-a") as first:
             await first.until_ready()
@@ -206,7 +201,6 @@ async def test_a_scheduler_that_was_displaced_gives_up_its_requests_and_stands_b
 
 @scenario
 async def test_requests_leave_an_executor_that_drains_without_losing_a_token():
-    """The other one takes over what runs, and everything new; the executor is empty and keeps no record."""
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
         await rig.until_ready(2)
         early = make_request(9, 50)
@@ -254,7 +248,6 @@ async def test_executors_come_and_go_while_requests_run():
 
 @scenario
 async def test_a_drain_notice_that_comes_with_the_welcome_is_not_lost():
-    """An executor that is going away tells schedulers that come late as well."""
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until(lambda: bool(deployment[FIRST].holder_scheduler_id))
         deployment[FIRST].drain("going away")
@@ -265,7 +258,6 @@ async def test_a_drain_notice_that_comes_with_the_welcome_is_not_lost():
 
 @scenario
 async def test_an_operators_drain_survives_a_broken_stream():
-    """The executor attaches again and still gets nothing new."""
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until_ready()
         assert rig.runtime.feed(DrainExecutor(FIRST)) == 0
@@ -281,7 +273,6 @@ async def test_an_operators_drain_survives_a_broken_stream():
 
 @scenario
 async def test_a_deadline_fails_the_request_when_it_passes_and_frees_its_row():
-    """Nothing else has to happen for it."""
     async with Deployment(FIRST) as deployment, deployment.rig(limits=CoreLimits()) as rig:
         await rig.until_ready()
         request = make_request(3, 240, deadline_s=rig.runtime.now_s() + 0.05)

@@ -11,7 +11,6 @@ from paceline_scheduler.testing.virtual_time import in_virtual_time
 
 
 def test_addresses_names_and_ipv6_are_understood():
-    """Both kinds may be mixed."""
     found = parse_executors("a:1, [::1]:2,dns:///executors.default.svc:50061")
     assert found.fixed == (Endpoint("a", 1), Endpoint("::1", 2))
     assert found.names == (Endpoint("executors.default.svc", 50061),)
@@ -20,13 +19,11 @@ def test_addresses_names_and_ipv6_are_understood():
 
 @pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:0", "a:65536", "a:x", "a:1,a:1", "dns:///a", "a:1,,b:2"])
 def test_a_mistyped_address_is_a_value_error(text):
-    """The sentence is for people."""
     with pytest.raises(ValueError, match=r"host:port|twice"):
         parse_executors(text)
 
 
 async def test_a_name_that_cannot_be_resolved_keeps_its_last_answer():
-    """DNS that is gone for a while takes no executor away."""
     answers = [("10.0.0.2", "10.0.0.1"), OSError("no DNS"), ("10.0.0.3",)]
 
     async def resolver(name, port):
@@ -45,7 +42,6 @@ async def test_a_name_that_cannot_be_resolved_keeps_its_last_answer():
 
 @in_virtual_time
 async def test_executors_come_and_go_with_the_answers_of_dns():
-    """A new one is attached; one that left the answer keeps running until its stream ends, then it is forgotten."""
     deployment = Deployment("10.0.0.1:7", "10.0.0.2:7")
     hosts = ["10.0.0.1"]
 

@@ -20,7 +20,6 @@ def failed_step_of(executor):
 
 
 def test_a_failed_step_is_named_until_the_executor_boots_again():
-    """By its epoch and number there; before the first failure nothing is said."""
     harness = CoreHarness(make_executor())
     executor, request = harness.executors["executor-0"], make_request(3, 4)
     harness.submit(request)

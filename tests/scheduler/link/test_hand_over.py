@@ -76,7 +76,6 @@ async def serving_with_standby(requests):
 
 @scenario
 async def test_resumable_requests_go_on_at_the_standby_at_once():
-    """Each stream is whole, in its first attempt; what is new is served there within a second."""
     requests = [make_request(5, LONG, is_resumable=True) for _ in range(4)]
     async with serving_with_standby(requests) as (active, standby):
         began_s = asyncio.get_running_loop().time()

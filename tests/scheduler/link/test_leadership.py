@@ -86,7 +86,6 @@ def test_requests_wait_for_word_of_every_executor():
 
 
 def test_an_executor_that_says_nothing_is_lost_in_the_end():
-    """Once, and told from one that was driven."""
     leadership = looking_for(FIRST)
     drive(leadership, FIRST)
     assert leadership.advance(1.5) == ()
@@ -100,7 +99,6 @@ def test_an_executor_that_says_nothing_is_lost_in_the_end():
 
 
 def test_who_finds_a_higher_claim_yields_everywhere():
-    """It gives up all, ends its streams and rises above the other, to wait in the queue."""
     leadership = looking_for(*BOTH)
     drive(leadership, FIRST)
     find(leadership, SECOND, 2)
@@ -128,7 +126,6 @@ def test_who_finds_a_higher_claim_yields_everywhere():
     ],
 )
 def test_superseded_is_believed_by_a_claim_above_the_one_that_was_refused(holder, is_believed):
-    """Claims compare by term, then by id, and no term is beyond all use."""
     leadership = looking_for(*BOTH)
     drive(leadership, FIRST)
     find(leadership, SECOND, 2)
@@ -139,7 +136,6 @@ def test_superseded_is_believed_by_a_claim_above_the_one_that_was_refused(holder
 
 
 def test_what_several_executors_say_of_one_scheduler_is_one_displacement():
-    """The second one has refused a claim that is not made any more."""
     leadership = looking_for(*BOTH)
     for number, address in enumerate(BOTH, 1):
         find(leadership, address, number)
@@ -166,7 +162,6 @@ def test_one_executor_is_heeded_again_after_a_rest_or_a_welcome():
 
 
 def test_a_term_that_rises_ends_the_streams_to_all_others():
-    """One scheduler has one claim."""
     leadership = looking_for(*BOTH)
     drive(leadership, FIRST)
     greeting = leadership.found(SECOND, ExecutorInfo(2, 7, ""), 1.0, 0.5)
@@ -175,7 +170,6 @@ def test_a_term_that_rises_ends_the_streams_to_all_others():
 
 
 def test_a_stand_in_line_gives_back_what_was_driven():
-    """Its requests run elsewhere; who drives nothing else has been displaced."""
     leadership = looking_for(*BOTH)
     drive(leadership, FIRST)
     drive(leadership, SECOND, 2)
@@ -189,7 +183,6 @@ def test_a_stand_in_line_gives_back_what_was_driven():
 
 
 def test_a_notice_of_a_drain_is_kept_until_the_welcome_and_for_that_stream():
-    """Another process at the address has not said so."""
     leadership = looking_for(FIRST)
     find(leadership, FIRST)
     assert not leadership.drains(FIRST), "it is not ours yet"
@@ -202,7 +195,6 @@ def test_a_notice_of_a_drain_is_kept_until_the_welcome_and_for_that_stream():
 
 
 def test_who_drains_takes_no_new_request():
-    """Whoever keeps that says so."""
     leadership = looking_for(FIRST)
     drive(leadership, FIRST)
     assert leadership.readiness(lambda _: False) == Readiness(ServingStatus.SERVING)

@@ -94,7 +94,6 @@ def liar_of(rig):
 )
 @in_virtual_time
 async def test_a_term_that_nobody_can_have_come_to_is_that_executors_own_trouble(term, trouble):
-    """The claim made at the honest one stays one above which the next scheduler can rise."""
     async with beside(told_term=lambda _: term) as (deployment, rig, _):
         await rig.until_ready()
         await asyncio.sleep(5)
@@ -139,7 +138,6 @@ async def test_who_makes_up_the_next_term_again_and_again_is_believed_less_and_l
 
 @in_virtual_time
 async def test_after_a_liar_the_next_scheduler_gets_the_honest_executor():
-    """What is made up here is not passed on as a claim."""
     async with beside(told_term=lambda _: MAX_TERM - 1) as (deployment, rig, _):
         await rig.until_ready()
         await rig.stop()
@@ -150,7 +148,6 @@ async def test_after_a_liar_the_next_scheduler_gets_the_honest_executor():
 
 @in_virtual_time
 async def test_a_lone_executor_is_believed():
-    """There are no others to be spared."""
     async with Deployment(HONEST) as deployment:
         stream = await deployment.stranger(HONEST, "stranger", MAX_TERM_RISE)
         stream.cancel()

@@ -176,7 +176,6 @@ async def test_a_step_within_its_bound_raises_no_alarm_however_long_it_is_predic
 
 @in_virtual_time
 async def test_the_second_plan_in_flight_is_timed_from_the_result_of_the_first():
-    """Two that take a second each are no step of two seconds."""
     link = Link()
     task = await link.ready()
     link.plan(1, 0.5)
@@ -227,7 +226,6 @@ async def test_a_standstill_of_this_process_blames_nobody(standstill_s):
 
 @in_virtual_time
 async def test_an_executor_that_died_during_our_standstill_is_noticed_soon_after_it():
-    """What was excused once is not excused again."""
     link = Link()
     task = await link.ready()
     await link.executor.beat(0.4)
@@ -240,7 +238,6 @@ async def test_an_executor_that_died_during_our_standstill_is_noticed_soon_after
 
 @in_virtual_time
 async def test_a_network_that_takes_nothing_ends_the_stream():
-    """The outbox has a bound, also when words still come from the other side."""
     link = Link()
     task = await link.ready()
     link.executor.takes_messages.clear()
@@ -265,7 +262,6 @@ async def test_a_welcome_in_a_protocol_that_was_not_offered_is_a_divergence():
 
 @in_virtual_time
 async def test_the_snapshot_of_a_welcome_in_an_offered_protocol_is_handed_over():
-    """Whichever it picked."""
     link = Link()
     task = link.run(replace(HELLO, protocols=ProtocolRange(1, 3)))
     link.executor.welcome(protocol=2)
@@ -277,7 +273,6 @@ async def test_the_snapshot_of_a_welcome_in_an_offered_protocol_is_handed_over()
 
 @in_virtual_time
 async def test_plans_made_together_travel_as_one_message_but_for_prompts():
-    """Where the executor knows messages of several plans; the bound of a message is meant for one plan's prompts."""
     for protocol, together in ((2, [[1, 2], [3], [4]]), (1, [[1], [2], [3], [4]])):
         link = Link()
         task = await link.ready(protocol)

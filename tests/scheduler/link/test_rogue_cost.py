@@ -7,7 +7,6 @@ from scheduler_cost.rogue_cost import measure
 
 
 async def test_what_is_measured_happens(monkeypatch):
-    """It raises if a request loses a token."""
     monkeypatch.setenv("PYTHONPATH", str(Path(scheduler_cost.__file__).parents[1]))
     gaps_ms = await measure(num_streams=2, step_ms=2.0, seconds=1.0, num_turns=1)
     assert all(turn for turns in gaps_ms.values() for turn in turns)

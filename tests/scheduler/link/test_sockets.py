@@ -53,7 +53,6 @@ def assert_right_tokens(rig, requests):
 
 
 async def test_64_requests_of_mixed_lengths_all_get_the_right_tokens():
-    """Two executors, more requests than rows, streams that break in between."""
     async with executors(2) as (first, second), rig_for(first, second) as rig:
         await rig.until_ready(2)
         requests = [make_request(3 + 5 * (number % 12), 4 + number % 29) for number in range(64)]
@@ -67,7 +66,6 @@ async def test_64_requests_of_mixed_lengths_all_get_the_right_tokens():
 
 
 async def test_an_executor_that_restarts_is_attached_as_another_incarnation():
-    """What it had forgotten is sent again."""
     async with executors(1) as (executor,), rig_for(executor) as rig:
         await rig.until_ready()
         before = rig.executors.statuses()[0].incarnation
@@ -81,7 +79,6 @@ async def test_an_executor_that_restarts_is_attached_as_another_incarnation():
 
 
 async def test_a_refused_connection_is_told_at_once_and_tried_again():
-    """The executor may come later, at the same address."""
     async with executors(1) as (executor,):
         await executor.stop()
         async with rig_for(executor) as rig:
@@ -92,7 +89,6 @@ async def test_a_refused_connection_is_told_at_once_and_tried_again():
 
 
 async def test_the_holder_of_a_higher_term_is_told_from_an_end_of_the_stream():
-    """TERM_SUPERSEDED crosses the wire with the holder's name and term."""
     async with executors(1) as (executor,), rig_for(executor) as rig:
         await rig.until_ready()
         request = make_request(5, 1000)
@@ -104,7 +100,6 @@ async def test_the_holder_of_a_higher_term_is_told_from_an_end_of_the_stream():
 
 
 async def test_the_tokenizer_arrives_whole_over_many_parts():
-    """The parts are joined in order."""
     size = 100_000  # of more than a part
     async with simulated_executor(*ROOM, vocab_size=size) as executor, rig_for(executor) as rig:
         await rig.until_ready()
@@ -114,7 +109,6 @@ async def test_the_tokenizer_arrives_whole_over_many_parts():
 
 
 async def test_a_plan_that_breaks_a_rule_ends_the_stream_and_the_link_recovers():
-    """A mistake of ours is repaired from the snapshot like everything else."""
     with capture_logs() as events:
         async with simulated_executor(*ROOM, vocab_size=VOCAB_SIZE) as executor, rig_for(executor) as rig:
             await rig.until_ready()
@@ -130,7 +124,6 @@ async def test_a_plan_that_breaks_a_rule_ends_the_stream_and_the_link_recovers()
 
 @pytest.mark.parametrize("number", [0, 3])
 async def test_nothing_is_left_behind_when_the_links_stop(number):
-    """Streams are cancelled, so the executor is free for another scheduler at once."""
     async with executors(1) as (executor,):
         async with rig_for(executor) as rig:
             await rig.until_ready()

@@ -41,7 +41,6 @@ async def refusal_of(rig, arrival):
 
 @scenario
 async def test_a_new_request_is_sent_to_the_active_scheduler_at_once():
-    """By address and term; it is told to come back soon if that one does not answer."""
     async with active_and_standby(FIRST, SECOND) as (_, _, standby):
         seconds, refusal = await refusal_of(standby, Arrival.NEW)
         assert (seconds, refusal.active) == (0, ACTIVE)
@@ -71,7 +70,6 @@ async def test_a_request_that_was_begun_waits_for_the_lease_of_a_holder_that_has
 
 @scenario
 async def test_while_the_executors_change_hands_new_requests_are_not_sent_to_the_dead():
-    """As soon as one executor is ours they wait for the others."""
     async with active_and_standby(FIRST, SECOND) as (deployment, active, standby):
         deployment.network.freeze(SECOND)
         await active.stop()
@@ -115,7 +113,6 @@ async def test_a_standby_tells_whom_it_stands_behind_and_when_it_takes_over():
 
 @scenario
 async def test_a_displaced_scheduler_stands_by_and_names_the_one_that_took_over():
-    """To those whose requests it ran, and to those who come later."""
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as old:
         await old.until_ready(2)
         request = make_request(5, 200)
@@ -131,7 +128,6 @@ async def test_a_displaced_scheduler_stands_by_and_names_the_one_that_took_over(
 
 @scenario
 async def test_a_scheduler_that_had_given_an_executor_up_stands_by_all_the_same():
-    """While it loads both give it up; whoever does not get it then stands by, and knows behind whom."""
     async with Deployment(FIRST) as deployment:
         deployment.network.freeze(FIRST)
         async with deployment.rig() as active:
@@ -181,7 +177,6 @@ async def test_the_only_executor_goes_to_the_scheduler_that_had_it_as_well():
 
 @scenario
 async def test_a_standby_is_as_quick_after_many_restarts_of_an_executor():
-    """What it waits between attempts begins anew each time it is queued."""
     async with active_and_standby(FIRST) as (deployment, active, standby):
         for _ in range(8):
             await restart(deployment, FIRST, 0.3)
@@ -195,7 +190,6 @@ async def test_a_standby_is_as_quick_after_many_restarts_of_an_executor():
 
 @scenario
 async def test_a_displaced_scheduler_is_in_line_again_at_once():
-    """The one that took over may die as soon as it has the executors."""
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as old:
         await old.until_ready(2)
         async with deployment.rig(scheduler_id="scheduler-b", approach=Approach.TAKE_OVER) as new:
@@ -216,7 +210,6 @@ async def keep_alive(stream):
 
 @scenario
 async def test_a_standby_that_gets_some_executors_from_a_scheduler_that_lives_still_stands_by():
-    """The other one has lost its way to them, and serves with the rest."""
     async with Deployment(FIRST, SECOND) as deployment:
         first, second = [await deployment.stranger(each, "scheduler-0", 1, address="a:1") for each in (FIRST, SECOND)]
         alive = [asyncio.create_task(keep_alive(first))]

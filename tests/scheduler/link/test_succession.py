@@ -48,7 +48,6 @@ async def ended(rig, requests):
 
 @scenario
 async def test_a_successor_carries_on_without_computing_anything_again():
-    """Two executors, and requests on both."""
     requests = [resumable() for _ in range(6)]
     async with Deployment(FIRST, SECOND) as deployment:
         async with deployment.rig() as first:
@@ -78,7 +77,6 @@ async def test_requests_wait_until_an_executor_that_says_nothing_is_given_up():
 
 @scenario
 async def test_a_dead_executor_holds_nobody_up():
-    """A refused connection says that it runs nothing."""
     loop = asyncio.get_running_loop()
     async with Deployment(FIRST, SECOND) as deployment:
         deployment.network.stop(SECOND)
@@ -89,7 +87,6 @@ async def test_a_dead_executor_holds_nobody_up():
 
 @scenario
 async def test_a_standby_takes_over_and_the_displaced_one_gives_up_all():
-    """The operator starts it with the order to; clients are told to go there."""
     requests = [resumable(60) for _ in range(3)]
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as first:
         await first.until_ready(2)
@@ -121,7 +118,6 @@ async def test_a_request_follows_its_client_when_scheduler_and_executor_die():
 
 @scenario
 async def test_a_standby_that_gets_some_executors_gives_up_one_that_says_nothing():
-    """It was queued at both; the scheduler died, and one of them is frozen."""
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as first:
         await first.until_ready(2)
         async with deployment.rig(scheduler_id="scheduler-b") as second:
@@ -137,7 +133,6 @@ async def test_a_standby_that_gets_some_executors_gives_up_one_that_says_nothing
 
 @scenario
 async def test_an_executor_that_another_scheduler_has_taken_gives_its_requests_back():
-    """It is queued there, and the requests run where it drives."""
     requests = [resumable(60) for _ in range(4)]
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as first:
         await first.until_ready(2)

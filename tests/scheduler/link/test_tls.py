@@ -46,7 +46,6 @@ async def info_of(transport, address):
 
 
 async def test_each_connection_has_the_certificates_of_its_moment(deployment):
-    """Both sides follow a change of everything, authority included, without a restart; what stood goes on."""
     async with deployment.serve() as executor:
         transport = GrpcTransport(TlsFolder(deployment.scheduler))
         standing = transport.connect(executor.address)
@@ -58,7 +57,6 @@ async def test_each_connection_has_the_certificates_of_its_moment(deployment):
 
 
 async def test_an_executor_found_by_a_name_has_to_have_that_name(deployment):
-    """Whatever its address is; one that is given as an address has to have that."""
     deployment.certify(Authority(), names=(NAME,))
     async with deployment.serve() as executor:
         host, _, port = executor.address.rpartition(":")
@@ -75,7 +73,6 @@ async def test_an_executor_found_by_a_name_has_to_have_that_name(deployment):
 
 
 async def test_a_name_that_stands_for_an_address_no_longer_says_nothing_of_it():
-    """Nor one for an address that was given as such."""
     answers = [("10.0.0.1", "10.0.0.2"), ("10.0.0.2",)]
 
     async def resolve(name, port):
@@ -89,7 +86,6 @@ async def test_a_name_that_stands_for_an_address_no_longer_says_nothing_of_it():
 
 
 async def test_a_scheduler_without_its_role_is_refused_in_words(deployment):
-    """The log says why it does not come in."""
     deployment.certify(Authority(), role="client/blue")
     async with deployment.serve() as executor:
         with pytest.raises(

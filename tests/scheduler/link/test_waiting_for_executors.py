@@ -18,7 +18,6 @@ def told(events):
 
 @scenario
 async def test_an_executor_that_starts_a_few_seconds_later_is_waited_for_without_a_warning():
-    """However often it is dialled meanwhile."""
     async with Deployment(FIRST) as deployment:
         deployment.network.stop(FIRST)
         with capture_logs() as events:
@@ -31,7 +30,6 @@ async def test_an_executor_that_starts_a_few_seconds_later_is_waited_for_without
 
 @scenario
 async def test_an_executor_that_does_not_come_is_warned_of_within_some_seconds_and_then_now_and_then():
-    """It may be another address that was meant."""
     async with Deployment(FIRST) as deployment:
         deployment.network.stop(FIRST)
         with capture_logs() as events:
@@ -64,7 +62,6 @@ async def test_an_executor_that_loads_its_model_is_waited_for_however_long_that_
 
 @scenario
 async def test_an_executor_that_was_attached_and_goes_is_warned_of_at_once():
-    """It is missed."""
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until_ready()
         with capture_logs() as events:

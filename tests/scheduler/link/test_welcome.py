@@ -82,5 +82,4 @@ def test_a_welcome_that_does_not_come_or_stays_without_its_snapshot_ends_the_str
 
 
 def test_a_place_in_line_is_kept_for_as_long_as_heartbeats_come():
-    """Who drives may do so for weeks."""
     assert drive(WaitingInLine(Claim(1, "scheduler-b"))) is None

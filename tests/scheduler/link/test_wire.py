@@ -36,7 +36,6 @@ from paceline_scheduler.testing.requests import column, make_placement, make_req
 
 
 def test_the_context_holds_the_request_and_what_is_left_of_its_time():
-    """A successor of this scheduler finds there what it has to know."""
     origin = inference_pb2.GenerateRequest(request_id="r", stopping={"stop": ["END"]}).SerializeToString()
     request = dataclasses.replace(make_request(2), origin=origin, body_digest=b"x" * 16)
     placement = make_placement(0, request, waited_s=0.25, deadline_left_s=2.5)
@@ -68,7 +67,6 @@ async def test_bytes_that_are_no_message_are_a_divergence(data):
 
 
 async def test_a_welcome_without_geometry_is_refused():
-    """Nothing can be planned for an executor of no blocks."""
     welcome = plan_pb2.AttachResponse.FromString(encode_response(WELCOME))
     welcome.welcome.ClearField("geometry")
     with pytest.raises(DivergenceError, match="num_blocks is 0"):
@@ -76,7 +74,6 @@ async def test_a_welcome_without_geometry_is_refused():
 
 
 def test_a_refusal_with_broken_details_is_a_divergence():
-    """Also where what is broken lies inside of a sound status."""
     status = status_pb2.Status()
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason="TERM_SUPERSEDED"))
     status.details[0].value += b"\xff"
@@ -93,7 +90,6 @@ def test_a_refusal_without_details_is_the_end_of_the_stream():
 
 
 def test_an_executor_that_loads_its_model_is_told_from_one_that_is_not_there():
-    """By the reason that it gives, not by its sentence."""
     details = status_pb2.Status(code=14)
     details.details.add().Pack(error_details_pb2.ErrorInfo(reason="LOADING", domain="paceline"))
     error = wire.decode_refusal("UNAVAILABLE: wait", details.SerializeToString())
@@ -205,7 +201,6 @@ def test_a_snapshot_that_continues_with_another_request_is_a_divergence():
     "change", [{"offset": 5}, {"top_token_ids": column(1)[:, None], "top_logprobs": np.ones((1, 1))}]
 )
 def test_logprobs_that_do_not_follow_one_another_are_a_divergence(change):
-    """A piece of a request is missing, or of another width."""
     first, second = pieces_of(LONG)
     spoilt = dataclasses.replace(second, logprobs=dataclasses.replace(second.logprobs, **change))
     with pytest.raises(DivergenceError, match="log-probabilities"):
@@ -239,21 +234,18 @@ LIES = {
 
 @pytest.mark.parametrize("sentence", LIES)
 def test_a_snapshot_that_the_executor_cannot_have_is_a_divergence(sentence):
-    """The core's tables have the sizes that the welcome said."""
     assert joined(SnapshotPart(rows=(changed(),), num_parts=1)) is not None
     with pytest.raises(DivergenceError, match=sentence):
         joined(SnapshotPart(rows=LIES[sentence], num_parts=1))
 
 
 def test_a_tag_of_a_block_that_is_not_there_is_a_divergence():
-    """The pool has no such block."""
     assert joined(SnapshotPart(tags=BlockTags.of([(15, b"k" * 16)]), num_parts=1)) is not None
     with pytest.raises(DivergenceError, match="a tag of block 16 of 16"):
         joined(SnapshotPart(tags=BlockTags.of([(16, b"k" * 16)]), num_parts=1))
 
 
 def test_a_snapshot_is_refused_before_it_takes_too_much_memory():
-    """However small its parts are."""
     joiner, context = SnapshotJoiner(WELCOME), bytes(1_000_000)
     rows = (changed(row=None, record_id=RecordId("t", f"{number}"), context=context) for number in count())
     with pytest.raises(DivergenceError, match=f"more than {MAX_SNAPSHOT_BYTES} bytes"):
@@ -261,7 +253,6 @@ def test_a_snapshot_is_refused_before_it_takes_too_much_memory():
 
 
 def test_what_is_left_with_an_executor_comes_back_whole():
-    """Everything that another scheduler needs to place the request again, or to tell its client."""
     sent = inference_pb2.GenerateRequest(request_id="r", priority=3, cache_salt="s", resumable=True)
     sent.bypass_prefix_cache, sent.sampling.n = True, 2
     sent.trace_parent, sent.trace_state = "00-a-b-01", "vendor=1"
@@ -317,5 +308,4 @@ def test_a_context_that_no_scheduler_wrote_is_not_carried_on(fields):
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff", b"\x0a\x00"], ids=["nothing", "no message", "of an older version"])
 def test_what_cannot_be_read_is_not_carried_on(data):
-    """Its request is let go; the client sends what it has."""
     assert read_context(RecordId("", "r"), data)[0] is None

@@ -44,7 +44,6 @@ async def num_tokens(client, max_tokens=20):
 
 
 async def test_a_log_that_nobody_reads_or_that_is_closed_stalls_nothing():
-    """Calls are answered meanwhile; who reads again finds every event; what is lost is counted; the end is in order."""
     async with scheduler_process() as (executor, process, _, operator):
         process.clog_log()
         for _ in range(NUM_EVENTS):
@@ -76,7 +75,6 @@ def num_files(process_id):
 
 
 async def test_a_scheduler_out_of_descriptors_serves_whom_it_has_and_then_others_again():
-    """Connections that find no room wait; those that say nothing are closed, or go by themselves."""
     async with scheduler_process() as (_, process, client, _), AsyncExitStack() as strangers:
         assert await num_tokens(client, 1) == 1
         limit = num_files(process.process_id) + 4

@@ -130,7 +130,6 @@ async def until(holds):
 
 
 async def test_a_thousand_half_open_connections_cost_little_and_others_are_served(target):
-    """They say nothing, or the beginning of what a client says."""
     before_kb, before_files = target.rss_kb, target.num_files
     async with target.channel() as channel:
         assert await generate(channel) == 20
@@ -173,7 +172,6 @@ async def test_streams_that_are_left_open_are_refused_beyond_a_number_and_take_n
     ids=["metadata", "message"],
 )
 async def test_what_is_too_large_is_refused_and_its_connection_lives(target, sent, reason):
-    """As RESOURCE_EXHAUSTED, by gRPC, before anything of ours has read it."""
     before_kb = target.rss_kb
     async with target.channel() as channel:
         for _ in range(10):

@@ -111,7 +111,6 @@ async def test_a_session_is_told_of_the_drain_and_gets_the_rest_of_its_output():
 
 
 async def test_requests_that_outlast_the_shutdown_timeout_are_given_up_with_a_hint():
-    """Their clients are told to come again; the exit code says that it was not a clean end."""
     async with deployment("--shutdown-timeout", "0.2", step_ms=40.0) as (executor, process, channel):
         started = asyncio.Semaphore(0)
         running = asyncio.create_task(generate(channel, a_request(1, 1000), started))
@@ -127,7 +126,6 @@ async def test_requests_that_outlast_the_shutdown_timeout_are_given_up_with_a_hi
 
 
 async def test_a_process_that_drains_tells_how_many_requests_it_waits_for():
-    """At once, and whenever there are fewer."""
     async with deployment("--shutdown-timeout", "60", step_ms=40.0) as (_, process, channel):
         started = asyncio.Semaphore(0)
         requests = [a_request(1, 20), a_request(2, 1000)]
@@ -142,7 +140,6 @@ async def test_a_process_that_drains_tells_how_many_requests_it_waits_for():
 
 
 async def test_a_second_signal_does_not_wait():
-    """Whatever the timeout is."""
     async with deployment("--shutdown-timeout", "3600", step_ms=40.0) as (_, process, channel):
         started = asyncio.Semaphore(0)
         running = asyncio.create_task(generate(channel, a_request(1, 1000), started))
@@ -157,7 +154,6 @@ async def test_a_second_signal_does_not_wait():
 
 
 async def test_health_follows_the_executors_on_every_port():
-    """Live from the beginning; ready while an executor serves; a watch stays open and sees each change."""
     async with deployment() as (executor, process, _):
         ports = await process.event("listening")
         for port in (ports["port"], ports["admin_port"], ports["health_port"]):
@@ -178,7 +174,6 @@ async def test_health_follows_the_executors_on_every_port():
 
 
 async def test_metrics_are_shown_where_the_log_says():
-    """With what the executor has done, until the process ends."""
     async with deployment() as (_, process, channel):
         await generate(channel, a_request(3, 40))
         port = (await process.event("listening"))["metrics_port"]
@@ -190,7 +185,6 @@ async def test_metrics_are_shown_where_the_log_says():
 
 
 async def test_a_lost_executor_makes_the_scheduler_unready_and_its_return_ready_again():
-    """Requests wait meanwhile and get the right tokens in the end."""
     async with deployment() as (executor, process, channel):
         request = a_request(3, 400)
         started = asyncio.Semaphore(0)
@@ -205,7 +199,6 @@ async def test_a_lost_executor_makes_the_scheduler_unready_and_its_return_ready_
 
 
 async def test_when_the_last_executor_drains_new_requests_are_refused_and_the_log_says_so():
-    """The request that runs there finishes."""
     async with deployment() as (executor, process, channel):
         request = a_request(3, 400)
         started = asyncio.Semaphore(0)
@@ -225,7 +218,6 @@ async def test_when_the_last_executor_drains_new_requests_are_refused_and_the_lo
 
 
 async def test_operators_see_the_executor_and_its_steps():
-    """AdminService answers on its own port."""
     async with deployment() as (executor, process, channel):
         ports = await process.event("listening")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['admin_port']}") as operators:

@@ -35,7 +35,6 @@ async def ports():
 
 
 async def test_a_service_that_is_named_after_the_port_was_opened_answers_whoever_is_connected(ports):
-    """A client that came while the program was still being imported needs no second attempt."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.numbers.port}") as channel:
         async with asyncio.timeout(30):
             await channel.channel_ready()
@@ -48,7 +47,6 @@ async def test_a_service_that_is_named_after_the_port_was_opened_answers_whoever
 
 
 async def test_a_call_whose_time_ends_before_services_are_named_is_over(ports):
-    """And the next one is answered."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.numbers.port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await channel.unary_unary("/test/Echo")(b"hello", timeout=0.05)
@@ -59,7 +57,6 @@ async def test_a_call_whose_time_ends_before_services_are_named_is_over(ports):
 
 
 async def test_methods_that_no_service_has_are_unimplemented(ports):
-    """The ports differ in their services."""
     ports.clients.add_generic_rpc_handlers((Echo(),))
     ports.services_are_named()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.numbers.admin_port}") as channel:

@@ -87,7 +87,6 @@ async def test_a_standby_is_ready_and_sends_clients_to_the_active_scheduler():
 
 
 async def test_a_standby_takes_over_when_the_active_scheduler_is_killed():
-    """A client that comes to it before the lease is over is made to wait, and gets every token once."""
     async with pair() as (executor, active, standby), asyncio.timeout(MAX_WAIT_S):
         received = []
         async with channel_to(await active.event("listening")) as channel:

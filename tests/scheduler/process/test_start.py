@@ -21,7 +21,6 @@ def run_scheduler(*arguments):
 
 
 def test_help_names_every_option_and_exit_code():
-    """And there are few of them."""
     done = run_scheduler("--help")
     assert done.returncode == 0
     assert len(options(done.stdout)) <= MAX_KNOBS
@@ -58,7 +57,6 @@ def test_help_names_every_option_and_exit_code():
     ],
 )
 def test_a_wrong_option_is_named(arguments, complaint):
-    """The message is for people; nothing has been started yet."""
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         parse_config(arguments.split())
 
@@ -73,13 +71,11 @@ def test_a_wrong_option_is_named(arguments, complaint):
     ],
 )
 def test_clients_are_sent_to_where_this_scheduler_is_reached(arguments, address):
-    """The address that it listens on, this machine's name for all addresses, or what the operator says."""
     assert parse_config(f"--executors a:1 {arguments}".split()).reached_at(7) == address
 
 
 @pytest.mark.parametrize(("text", "most"), [('{"max_num_draft_tokens": 0}', 0), ("{}", 63), (None, 63)])
 def test_drafts_are_bounded_by_json_or_by_a_file_with_it(tmp_path, text, most):
-    """Without the option there may be as many as make it faster."""
     speculation = [] if text is None else ["--speculation", text]
     assert parse_config(["--executors", "a:1", *speculation]).max_num_draft_tokens == most
     path = tmp_path / "speculation.json"
@@ -141,7 +137,6 @@ print(*sorted(heavy & set(sys.modules)))
 
 
 def test_the_ports_are_open_before_most_is_imported_and_what_is_not_needed_never_is():
-    """Clients of a scheduler that died come back to its successor as soon as they find a port, and it is soon there."""
     done = subprocess.run((sys.executable, "-c", _STARTED), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines() == ["", ""]
 
@@ -170,7 +165,6 @@ def test_a_signal_while_the_process_starts_ends_it_without_a_word(module, number
 
 
 async def test_an_unreachable_executor_is_tried_again_and_again_without_flooding_the_log():
-    """The process stays up, says so once, and is not ready."""
     process = await SchedulerTestProcess.start("--executors", "127.0.0.1:1")
     try:
         listening = await process.event("listening")

@@ -52,7 +52,6 @@ def data():
 
 
 def test_a_file_that_ends_within_a_record_is_read_up_to_it(data, tmp_path):
-    """A crash or a full disk may end it anywhere."""
     whole = list(wire.decode(data))
     numbers = {len(list(wire.decode(data[:length]))) for length in range(len(data) + 1)}
     assert numbers == set(range(len(whole) + 1))
@@ -74,7 +73,6 @@ def test_whatever_is_in_a_file_is_read_or_refused(data, noise, at):
 
 @pytest.mark.parametrize("content", [b"", b"#!/bin/sh\nexit 1\n", bytes(100)])
 def test_another_file_is_refused(content, tmp_path):
-    """In one sentence."""
     path = tmp_path / "other"
     path.write_bytes(content)
     with pytest.raises(RecordingError):
@@ -130,7 +128,6 @@ def stand_ins(vocab_size=7):
 
 @given(first=SOME_TOKENS, second=SOME_TOKENS)
 def test_stand_ins_are_equal_as_far_as_the_tokens_are(first, second):
-    """And differ where these first differ; all are below the vocabulary's size."""
     made = stand_ins()
     hidden_first, hidden_second = (made.of("m", column(*tokens)).tolist() for tokens in (first, second))
     assert num_equal(first, second) == num_equal(hidden_first, hidden_second)
@@ -146,7 +143,6 @@ def num_equal(first, second):
 
 
 def test_stand_ins_of_two_recordings_have_nothing_in_common():
-    """Each has a key of its own."""
     tokens = column(*range(1000))
     hidden = [stand_ins(1000).of("m", tokens) for _ in range(2)]
     assert np.count_nonzero(hidden[0] == hidden[1]) < 20
@@ -154,7 +150,6 @@ def test_stand_ins_of_two_recordings_have_nothing_in_common():
 
 
 def test_who_knows_a_request_does_not_know_how_another_one_goes_on():
-    """Behind the same prefix the distance of two stand-ins is not that of their tokens."""
     made, prefix = stand_ins(1000), [5, 6, 7]
     ends = [made.of("m", column(*prefix, token))[-1] for token in range(1000)]
     assert sorted(ends) == list(range(1000))
@@ -164,7 +159,6 @@ def test_who_knows_a_request_does_not_know_how_another_one_goes_on():
 
 @given(prompt=SOME_TOKENS, drawn=st.lists(st.lists(st.integers(0, 6), max_size=3), max_size=6))
 def test_tokens_of_results_get_the_stand_ins_of_the_whole_sequence(prompt, drawn):
-    """However many each step gives."""
     made, known = stand_ins(), list(prompt)
     made.place("e", 2, column(*prompt))
     result = next(each for each in wire.decode(recorded(make_request(1, 1))) if _is_result(each)).event.result
@@ -200,7 +194,6 @@ class Ended:
 
 
 def test_older_files_go_when_there_are_too_many(tmp_path):
-    """By number and by size; files of others stay."""
     (tmp_path / "notes.txt").write_text("mine")
     bounds = FileBounds(max_file_bytes=10, max_bytes=45, max_files=3)
     for number in range(8):
@@ -216,7 +209,6 @@ def test_older_files_go_when_there_are_too_many(tmp_path):
 
 
 def test_a_full_disk_ends_the_recording_and_says_what_is_lost(tmp_path, monkeypatch):
-    """What was written before stays."""
     written = []
 
     def write(file, data):
@@ -237,7 +229,6 @@ def test_a_full_disk_ends_the_recording_and_says_what_is_lost(tmp_path, monkeypa
 
 
 def test_a_disk_that_is_too_slow_is_not_waited_for(tmp_path, monkeypatch):
-    """More than so much does not wait in memory; each record is written or counted as lost."""
     is_writing, goes_on, written = threading.Event(), threading.Event(), bytearray()
 
     def write(_, data):
@@ -261,7 +252,6 @@ def test_a_disk_that_is_too_slow_is_not_waited_for(tmp_path, monkeypatch):
 
 
 def test_a_record_that_cannot_be_made_ends_the_recording(tmp_path):
-    """In the thread, with a sentence."""
     ended = Ended()
     writer = FileWriter(tmp_path, FileBounds(), ended)
     writer.begin(tmp_path / f"a{SUFFIX}", lambda: b"head")
@@ -277,7 +267,6 @@ def recorder_in(folder, core):
 
 
 def test_a_recording_is_ended_by_another_and_both_can_be_repeated(tmp_path):
-    """Each has a file of its own name."""
     core = Core(CoreLimits())
     recorder = recorder_in(tmp_path, core)
     for name, is_raw in (("one", True), ("two", False)):
@@ -292,14 +281,12 @@ def test_a_recording_is_ended_by_another_and_both_can_be_repeated(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "ä", "x" * 65, "a\n"])
 def test_a_name_that_could_lead_out_of_the_folder_is_refused(tmp_path, name):
-    """Nothing is begun."""
     with pytest.raises(InvalidRequestError):
         recorder_in(tmp_path, Core(CoreLimits())).start(name, is_raw=False)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_recorded_ends_the_recording_alone(tmp_path):
-    """Whoever feeds the core does not hear of it."""
     core = Core(CoreLimits())
     recorder = recorder_in(tmp_path, core)
     recorder.start("x", is_raw=True)

@@ -139,7 +139,6 @@ def test_a_thousand_requests_with_faults_are_planned_again_bit_for_bit():
     num_waiting=st.sampled_from([0, 60]),
 )
 def test_every_scheduler_of_a_simulated_system_is_repeated(is_raw, seed, max_file_bytes, num_waiting):
-    """Whatever goes wrong there."""
     recordings = Recordings(is_raw=is_raw, max_file_bytes=max_file_bytes, num_waiting=num_waiting)
     record_seed(seed, recordings)
     assert recordings.files()
@@ -170,7 +169,6 @@ def test_a_core_that_decides_otherwise_is_found_with_the_first_step(recording):
 
 @pytest.mark.parametrize("refusal", ["", "DrainingError"])
 def test_an_event_that_the_core_refuses_now_is_a_difference(recording, refusal):
-    """As one is that it refuses for another reason."""
     records = list(recording.records)
     refused = [isinstance(each, RecordedEvent) and each.refusal == "QueueFullError" for each in records]
     index = refused.index(True)
@@ -199,7 +197,6 @@ def test_cached_blocks_of_a_former_scheduler_are_found_by_stand_ins_too():
 
 
 def test_without_these_pairs_the_hit_would_be_missed():
-    """The same recording, with the pairs left out."""
     recording = served_twice()
     bare = tuple(each for each in recording.records if not isinstance(each, RecordedKeys))
     assert len(bare) < len(recording.records)
@@ -210,7 +207,6 @@ def test_without_these_pairs_the_hit_would_be_missed():
 
 @pytest.mark.parametrize("holds_tokens", [True, False])
 def test_a_client_that_comes_back_is_found_again_by_the_hash_of_its_stand_ins(holds_tokens):
-    """Whether or not it sends its tokens; its prompt may be another one by then."""
     recordings = Recordings(is_raw=False)
     harness = RecordedHarness([recordings], make_executor())
     request = make_request(9, 12, is_resumable=True)

@@ -62,7 +62,6 @@ def sentences(recordings, wanted):
 
 
 def test_a_story_over_many_files_is_that_of_one(recorded):
-    """Of every request, with the times; none begins anew where a file does."""
     one, parts = recorded
     stories = told([one], "request-")
     assert len(stories) == 12
@@ -75,7 +74,6 @@ def test_a_story_over_many_files_is_that_of_one(recorded):
 
 
 def test_a_request_that_runs_where_the_files_begin_has_a_story_from_there_on(recorded):
-    """And is listed with the others."""
     _, parts = recorded
     later, requests = parts[len(parts) // 3 :], Requests()
     follow(later, requests)
@@ -88,7 +86,6 @@ def test_a_request_that_runs_where_the_files_begin_has_a_story_from_there_on(rec
 
 
 def test_a_request_that_was_cancelled_while_it_waited_has_nothing_of_who_came_after_it():
-    """Its row went with its executor; another request is on it now."""
     recordings = Recordings(is_raw=False)
     executor = make_executor(num_blocks=40, incarnation=1, end_probability=0.0)
     harness = RecordedHarness([recordings], executor)

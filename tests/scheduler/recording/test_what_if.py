@@ -69,7 +69,6 @@ def learned_from(recordings):
 
 
 def test_step_times_are_learned(recordings):
-    """Without their noise."""
     _, _, learned = learned_from(recordings)
     whole_s, busy_s = learned.step_costs().seconds(20, 20 * 60, 0)
     assert whole_s == pytest.approx(1.1 * (BASE_S + 20 * TOKEN_S), rel=0.1)
@@ -88,7 +87,6 @@ def test_with_the_same_settings_the_simulation_is_like_the_recording(recordings)
 
 
 def test_smaller_steps_make_tokens_come_sooner_and_first_tokens_later(recordings, tmp_path):
-    """Which is what the bound is there for; the table has three columns, and there is a picture."""
     recording, _, learned = learned_from(recordings)
     bounds = recording.fresh_core().state.limits
     tallies = []
@@ -108,6 +106,5 @@ def test_smaller_steps_make_tokens_come_sooner_and_first_tokens_later(recordings
 
 @pytest.mark.parametrize("policy", ["{", "[]", '{"speed": 1}', '{"itl_budget_s": -1}', '{"max_num_queued_reqs": 1.5}'])
 def test_settings_that_are_none_are_refused_by_name(policy):
-    """In a sentence that says what there is."""
     with pytest.raises(RecordingError, match="--policy"):
         read_policy(policy if policy.startswith("{") else "/no/such/file", CoreLimits())

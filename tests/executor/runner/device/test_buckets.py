@@ -55,7 +55,6 @@ def test_the_usual_limits_have_the_sizes_that_were_measured():
 
 @given(sizes, st.integers(1, 8), st.data())
 def test_every_step_with_drafts_fits_unless_it_is_large(limits, max_drafts, data):
-    """As many draws as a step may have, whatever else is in it."""
     max_rows, max_tokens = limits
     num_rows = data.draw(st.integers(1, min(max_rows, max_tokens)))
     most = min(max(max_rows, MAX_VERIFIED_TOKENS), max_tokens, num_rows * (1 + max_drafts))

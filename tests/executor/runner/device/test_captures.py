@@ -52,7 +52,6 @@ def test_nothing_is_collected_while_a_step_is_captured(cuda, device):
 
 
 def test_a_capture_that_fails_leaves_the_stream_and_the_collector_as_they_were(cuda, device):
-    """And says what failed."""
     runs = iter([None, RuntimeError("of the test")])
 
     def work():

@@ -136,7 +136,6 @@ def test_another_vocabulary_costs_drafts_alone(vocab_size):
 
 
 def test_no_end_token_is_drafted():
-    """The target's last token comes without one."""
     _, tokens = run(cpu_engine(TARGET), [0] * 6)
     end = tokens[5]
     first = tokens.index(end)

@@ -255,7 +255,6 @@ def test_a_row_fails_at_the_token_at_which_it_fails_without_drafts():
 
 
 def test_a_step_that_verifies_is_replayed_in_its_size():
-    """Up to three drafts of a row in one whose attention has no more columns than without, five in the deepest."""
     sampling = replace(GREEDY, allowed_token_ids=(1,))  # whose lookups are all right
     for num_drafts, longest, num_tokens in ((1, 4, 2), (2, 4, 4), (3, 4, 4), (5, 6, 6)):
         results, sizes = one_row(num_drafts, [1, 1, 1], LOOKUP, max_tokens=2 + num_drafts, sampling=sampling)
@@ -265,7 +264,6 @@ def test_a_step_that_verifies_is_replayed_in_its_size():
 
 
 def test_nobody_looks_for_drafts_in_a_step_that_has_none(monkeypatch):
-    """Not beside a chunk either."""
     device_runner(BUCKETS, LOOKUP)  # captures look, too
     looked = []
     monkeypatch.setattr(LookupDrafter, "draft", lambda *_: looked.append(True))
@@ -289,7 +287,6 @@ def test_lookups_know_tokens_that_were_computed_for_another_row():
 
 
 def test_no_more_is_drafted_than_a_step_may_draw():
-    """Three rows of five drafts are granted seven of ten draws; the others go on by a token."""
     limits = replace(LIMITS, max_num_draft_tokens=MAX_DRAFTS)
     drafts = plan([(row, 6) for row in range(3)], drafts=[5, 5, 5])
     assert granted_drafts(drafts, np.arange(3), limits).tolist() == [5, 5, 5]

@@ -162,7 +162,6 @@ requests = st.lists(wanted, min_size=2, max_size=6)
 @pytest.mark.parametrize("failing", [0.0, 0.1])
 @pytest.mark.parametrize("buckets", [BUCKETS, Buckets([])], ids=["captured", "launched one by one"])
 def test_a_device_that_keeps_rows_says_what_the_cpu_says(buckets, failing):
-    """Tokens, finishes and log-probabilities bit by bit, with rules, shared blocks, preemption and failed launches."""
     reached = Counter()
 
     @settings(max_examples=settings.default.max_examples // 5)
@@ -212,7 +211,6 @@ def launched_steps(engine, num_steps):
 
 
 def test_a_row_that_decodes_needs_not_a_word(monkeypatch):
-    """It is described once, with its prompt and blocks; then the device knows all but which rows to run."""
     runner, _ = device_runner()
     words = []
     write = cuda.PlanWriter.write
@@ -225,7 +223,6 @@ def test_a_row_that_decodes_needs_not_a_word(monkeypatch):
 
 
 def test_what_a_slot_has_no_room_for_comes_before_the_step(monkeypatch):
-    """By a launch of its own."""
     expected = launched_steps(Engine(RowTable(LIMITS), device_runner()[0]), 5)
     monkeypatch.setattr(cuda, "_WORDS_PER_ROW", 0)
     device_runner.cache_clear()
@@ -243,7 +240,6 @@ def lost_device():
 
 
 def test_a_device_that_fails_while_it_computes_ends_the_executor(lost_device):
-    """Nothing can go on with what it holds. Who looks whether the step has ended goes on to hear why."""
     engine, lose = lost_device
     ticket = engine.launch(plan([(0, 2)], place=[placement(0, [5, 6])], grants=[(0, 0, 2)]))
     lose()
@@ -264,7 +260,6 @@ def test_a_device_that_has_failed_when_a_step_is_launched_ends_the_executor(lost
 
 
 def test_the_warm_up_captures_every_bucket_and_measures_steps():
-    """What it is about to do is told before."""
     told = []
     geometry = kv_geometry(CONFIG, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
     kv_cache = allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv)

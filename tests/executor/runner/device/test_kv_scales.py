@@ -56,7 +56,6 @@ def measured(model, max_len=256):
 
 @pytest.mark.parametrize("max_len", [256, 17])
 def test_every_head_of_every_layer_has_a_scale_of_what_it_makes(max_len):
-    """The same each time; the loud head's values are a thousand times those of the quiet one, and nothing else is."""
     quiet = measured(twin_model(RandomCheckpoint(), 256), max_len)
     again = measured(twin_model(RandomCheckpoint(), 256), max_len)
     loud = measured(LlamaModel(LouderValues(RandomCheckpoint()), 256), max_len)

@@ -55,7 +55,6 @@ def test_all_parts_together_stay_within_the_share_and_within_what_is_free(memory
 
 @given(memories, shares, uses, needs, st.integers(0, 10 * GIB), st.floats(0, 0.5))
 def test_more_memory_a_larger_share_and_smaller_parts_give_no_fewer_blocks(memory, share, uses, needs, more, further):
-    """Each of them for itself."""
     before = num_blocks(memory, share, uses, needs)
     larger = DeviceMemory(memory.total_bytes + more, memory.free_bytes + more)
     smaller = replace(uses, weights=max(0, uses.weights - more))
@@ -67,7 +66,6 @@ def test_more_memory_a_larger_share_and_smaller_parts_give_no_fewer_blocks(memor
 
 @given(memories, shares, uses, needs)
 def test_what_is_left_is_less_than_a_block_unless_blocks_would_be_of_no_use(memory, share, uses, needs):
-    """Nothing is held back."""
     try:
         plan = plan_memory(memory, share, uses, needs)
     except ShortMemoryError:
@@ -110,7 +108,6 @@ def test_the_kv_cache_takes_what_is_asked_for():
     ],
 )
 def test_what_does_not_fit_says_what_to_lower(memory, uses, kv_bytes, sentence):
-    """What is largest, and who else has the memory."""
     with pytest.raises(ShortMemoryError, match=sentence):
         plan_memory(memory, 0.9, uses, NEEDS, kv_bytes)
 
@@ -131,6 +128,5 @@ def test_larger_steps_take_more(num_tokens, num_draws):
 
 
 def test_captured_steps_share_the_memory_of_the_largest():
-    """Each adds a little of its own."""
     assert MIB < graph_bytes(GIB, 24 * [MIB]) - graph_bytes(GIB, 23 * [MIB]) < 10 * MIB
     assert graph_bytes(2 * GIB, 24 * [MIB]) - graph_bytes(GIB, 24 * [MIB]) == GIB

@@ -77,7 +77,6 @@ def told(rows):
 
 @given(described_rows)
 def test_a_described_row_is_in_every_column_and_no_other_row_changes(rows):
-    """Its tokens come with the batch, or as history where rules count them; no word is told twice."""
     words = RowWords(LIMITS, torch.device("cpu"))
     words.words.fill_(-7)
     batch = told(rows)
@@ -126,7 +125,6 @@ def test_a_token_that_the_device_drew_is_not_told_again():
 
 
 def test_more_rows_than_places_can_name_are_refused():
-    """Where the rows' tokens alone are two thousand million."""
     limits = RowLimits(4096, 2**20, 2048, 2**20, 16, 50)
     with pytest.raises(StartError, match="lower --max-num-seqs or --max-model-len"):
         RowWords(limits, torch.device("meta"))

@@ -85,7 +85,6 @@ NEEDED = {
 
 
 def test_a_model_is_fetched_into_a_folder_of_its_commit(place):
-    """Its configuration, tokenizer and the weights that the index names; no code, no pickle, no second copy."""
     path = place.resolve()
     assert path == place.cache / "hub" / "org--folder" / MAIN_COMMIT
     assert place.contents(path) == NEEDED
@@ -95,7 +94,6 @@ def test_a_model_is_fetched_into_a_folder_of_its_commit(place):
 
 
 def test_a_head_is_fetched_without_a_tokenizer(place):
-    """It has none, or one that is the model's."""
     options = FetchOptions(None, place.hub.endpoint, has_tokenizer=False)
     names = ("config.json", "model.safetensors")
     place.hub.repositories["org/head"] = dict.fromkeys((*names, "tokenizer_config.json", "d2t.npy"), b"{}")
@@ -124,7 +122,6 @@ def test_a_revision_leads_to_its_commit(place, revision):
 
 
 def test_a_cut_connection_goes_on_where_it_broke(large):
-    """With a Range; twice here, and the file is whole."""
     large.hub.cut_after = [(1 << 20) + 1000, (1 << 20) + 5]
     path = large.resolve()
     assert (path / "part-1.safetensors").read_bytes() == LARGE
@@ -135,15 +132,12 @@ def test_a_cut_connection_goes_on_where_it_broke(large):
 
 
 def test_a_reset_connection_goes_on_where_it_broke(large):
-    """What had arrived is kept then, too."""
     large.hub.cut_after, large.hub.resets = [(2 << 20) + 1000, 0], True
     assert (large.resolve() / "part-1.safetensors").read_bytes() == LARGE
     assert [name for name, _ in large.hub.downloads()].count("part-1.safetensors") == 3
 
 
 def test_a_later_start_goes_on_where_an_earlier_one_was_ended(large):
-    """Ctrl-C arrives as an exception; what had arrived is not fetched again."""
-
     def interrupt(progress):
         if progress.phase is FetchPhase.DOWNLOADING and progress.num_bytes > 1 << 20:
             raise KeyboardInterrupt
@@ -158,7 +152,6 @@ def test_a_later_start_goes_on_where_an_earlier_one_was_ended(large):
 
 
 def test_a_connection_that_is_always_cut_is_an_error(large):
-    """After a few attempts without a byte."""
     large.hub.cut_after = [0] * 100
     with pytest.raises(HubUnreachableError, match="start again, which goes on where this stopped"):
         large.resolve()
@@ -188,7 +181,6 @@ def test_offline_what_is_not_there_is_refused(place):
 
 
 def test_a_hub_that_does_not_answer_is_an_error(place):
-    """A closed port, and a hub that fails itself, when nothing is in the cache."""
     place.hub.refusals["/api/models/org/folder"] = (503, "")
     with pytest.raises(HubUnreachableError, match="answers 503"):
         place.resolve()
@@ -220,7 +212,6 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_the_hub_refuses_is_said_with_what_to_do(place, name):
-    """In one line of its own, not the library's paragraphs."""
     path, status, code, error, message = REFUSALS[name]
     place.hub.refusals[path] = (status, code)
     with pytest.raises(error, match=message) as refusal:
@@ -229,7 +220,6 @@ def test_what_the_hub_refuses_is_said_with_what_to_do(place, name):
 
 
 def test_a_wrong_revision_is_named(place):
-    """Nothing is fetched for it; elsewhere than on the hub there are none at all."""
     with pytest.raises(ModelNotFoundError, match="org/folder has no revision 'v9': check --revision"):
         place.resolve(revision="v9")
     assert place.hub.downloads() == []
@@ -238,7 +228,6 @@ def test_a_wrong_revision_is_named(place):
 
 
 def test_a_token_is_sent_to_the_hub(place, monkeypatch):
-    """The one of the environment, by the library."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     place.resolve()
     assert place.hub.tokens == {"Bearer hf_secret"}
@@ -255,7 +244,6 @@ def test_a_damaged_file_is_not_kept(place, name):
 
 
 def test_a_model_in_a_cache_that_cannot_be_written_to_is_used(place, monkeypatch):
-    """As in a container whose image brings the model along; the hub still says which commit is meant."""
     path = place.resolve()
 
     def read_only(*_, **__):
@@ -268,15 +256,12 @@ def test_a_model_in_a_cache_that_cannot_be_written_to_is_used(place, monkeypatch
 
 
 def test_a_full_disk_is_said_before_the_download(place, monkeypatch):
-    """With what is needed and where."""
     monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: fetching.shutil._ntuple_diskusage(1, 1, 1))
     with pytest.raises(ModelFetchError, match=r"to fetch org/folder: make room, or set PACELINE_CACHE_DIR"):
         place.resolve()
 
 
 def test_a_disk_that_fills_up_is_said(place, monkeypatch):
-    """Not taken for a fault of the hub."""
-
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -286,7 +271,6 @@ def test_a_disk_that_fills_up_is_said(place, monkeypatch):
 
 
 def test_several_at_once_download_once(place):
-    """The others find the files when their turn comes."""
     threads = [threading.Thread(target=place.resolve) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -305,7 +289,6 @@ def test_a_gguf_file_is_chosen_by_its_name_or_quantisation(place, choice):
 
 
 def test_a_choice_that_is_not_clear_is_refused_with_the_choices(place):
-    """Several files and none chosen, or none of that name."""
     with pytest.raises(ModelNotFoundError, match=r"org/gguf has several GGUF files: give one as .* tiny-Q8_0\.gguf"):
         place.resolve("org/gguf")
     with pytest.raises(ModelNotFoundError, match="org/gguf has no GGUF file 'Q2_K'"):
@@ -326,7 +309,6 @@ def test_a_choice_that_is_not_clear_is_refused_with_the_choices(place):
     ],
 )
 def test_a_repository_without_a_model_says_what_is_missing(place, files, message):
-    """Before anything is downloaded; a name that leaves the folder is no name."""
     place.hub.repositories["org/folder"] = files
     with pytest.raises(UnsupportedModelError, match=message):
         place.resolve()
@@ -354,12 +336,10 @@ def test_a_repository_without_a_model_says_what_is_missing(place, files, message
     ],
 )
 def test_names_of_the_hub_are_told_from_paths(text, expected):
-    """A path that does not exist is not asked for on the hub."""
     assert parse_hub_id(text) == expected
 
 
 def test_requests_call_a_model_of_the_hub_as_it_was_asked_for(place):
-    """Not by the commit that its folder is called after."""
     for name in ("org/folder", "org/gguf:Q8_0"):
         assert served_name(parse_config(["--model", name]), place.resolve(name)) == name
     folder = place.cache / "My-Model-1.5"
@@ -369,7 +349,6 @@ def test_requests_call_a_model_of_the_hub_as_it_was_asked_for(place):
 
 @pytest.mark.parametrize(("value", "expected"), [("", False), ("0", False), ("1", True), ("TRUE", True)])
 def test_the_environment_may_forbid_and_redirect_fetching(monkeypatch, value, expected):
-    """With the variables that Hugging Face's own tools know."""
     monkeypatch.setenv("HF_HUB_OFFLINE", value)
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
     config = parse_config(["--revision", "v1"])

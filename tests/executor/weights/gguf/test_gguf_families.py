@@ -98,7 +98,6 @@ def read(tmp_path, parts):
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_gguf_file_holds_the_model_that_its_folder_holds(tmp_path, family):
-    """Every tensor and the whole configuration, apart from how each format writes the norms of Gemma."""
     model = random_model(family)
     model.save_pretrained(tmp_path)
     folder, file = load_checkpoint(tmp_path), read(tmp_path, parts_of(family, model))
@@ -115,7 +114,6 @@ def test_a_gguf_file_holds_the_model_that_its_folder_holds(tmp_path, family):
 
 
 def test_quantised_biased_projections_are_put_back_in_order(tmp_path):
-    """Rows of a Llama's matrices move as a whole, its biases number by number."""
     model = random_model("llama with biases")
     parts = parts_of("llama with biases", model)
     stored = parts.tensors["blk.0.attn_q.weight"][0]
@@ -153,7 +151,6 @@ def test_factors_of_frequencies_are_read_from_their_tensor(tmp_path):
 
 
 def test_short_and_long_factors_are_read_from_their_tensors(tmp_path):
-    """As longrope models have them, with the factor of attention that the converter computed."""
     parts = parts_of("llama")
     parts.metadata |= {"llama.rope.scaling.attn_factor": 1.25, "llama.rope.scaling.original_context_length": 32}
     for name, value in (("short", 1.5), ("long", 4.0)):
@@ -179,7 +176,6 @@ SCALINGS = {
 
 @pytest.mark.parametrize("name", SCALINGS)
 def test_rope_scaling_is_read_as_llama_cpp_reads_it(tmp_path, name):
-    """Yarn's own growth of attention is on top of what the file says."""
     values, scaling, max_model_len = SCALINGS[name]
     parts = parts_of("qwen2")
     parts.metadata |= {f"qwen2.rope.scaling.{key}": value for key, value in values.items()}
@@ -189,7 +185,6 @@ def test_rope_scaling_is_read_as_llama_cpp_reads_it(tmp_path, name):
 
 
 def test_gemma_3_scales_the_frequencies_of_full_layers_only(tmp_path):
-    """Its context length includes the scaling already."""
     parts = parts_of("gemma3")
     parts.metadata |= {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
     config = read(tmp_path, parts).config
@@ -199,7 +194,6 @@ def test_gemma_3_scales_the_frequencies_of_full_layers_only(tmp_path):
 
 
 def test_which_layers_slide_may_be_listed(tmp_path):
-    """Newer files say so layer by layer."""
     parts = parts_of("gemma2")
     parts.metadata["gemma2.attention.sliding_window_pattern"] = [True, True, False, True, False, False]
     assert read(tmp_path, parts).config.sliding_layers == (True, True, False, True, False, False)
@@ -217,7 +211,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_what_cannot_be_computed_is_named(tmp_path, key):
-    """With the architecture's own key."""
     value, error, message = REFUSED[key]
     parts = parts_of("qwen2")
     parts.metadata[f"qwen2.{key}"] = value
@@ -235,7 +228,6 @@ def test_what_cannot_be_computed_is_named(tmp_path, key):
     ],
 )
 def test_impossible_factors_of_frequencies_are_named(tmp_path, values, error, message):
-    """They are read when the file is opened."""
     parts = parts_of("llama")
     parts.tensors["rope_freqs.weight"] = (values, GGMLQuantizationType.F32)
     with pytest.raises(error, match=message):

@@ -79,7 +79,6 @@ def test_every_type_is_dequantised_as_the_library_does(tmp_path, kind):
 
 
 def test_rows_of_quantised_projections_are_put_back_in_order(tmp_path):
-    """Moving whole quantised rows equals moving the dequantised ones."""
     checkpoint = RandomCheckpoint(TINY_CONFIG)
     parts = gguf_parts(checkpoint, GGMLQuantizationType.Q8_0)
     loaded = load_checkpoint(parts.write(tmp_path / "tiny.gguf"))
@@ -89,7 +88,6 @@ def test_rows_of_quantised_projections_are_put_back_in_order(tmp_path):
 
 
 def test_the_default_model_equals_what_transformers_reads():
-    """All weights bit for bit, and the configuration, against an independent reader of the same file."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -131,7 +129,6 @@ UNSUPPORTED = {
 
 @pytest.mark.parametrize("key", CORRUPT)
 def test_impossible_metadata_is_named(tmp_path, key):
-    """One value out of its range spoils the file, and the message says which."""
     value, message = CORRUPT[key]
     parts = gguf_parts(RandomCheckpoint())
     parts.metadata[key] = value
@@ -150,14 +147,12 @@ def test_a_feature_this_version_lacks_is_named(tmp_path, key):
 
 
 def test_settings_that_change_nothing_are_accepted(tmp_path):
-    """A file may spell out that a feature is off."""
     parts = gguf_parts(RandomCheckpoint())
     parts.metadata |= {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 1.0, "llama.expert_count": 0}
     assert load_checkpoint(parts.write(tmp_path / "tiny.gguf")).config == TINY_CONFIG
 
 
 def test_a_missing_key_is_named(tmp_path):
-    """Not a traceback about a dictionary."""
     parts = gguf_parts(RandomCheckpoint())
     del parts.metadata["llama.block_count"]
     with pytest.raises(ModelCorruptError, match=r"llama\.block_count is missing"):
@@ -165,7 +160,6 @@ def test_a_missing_key_is_named(tmp_path):
 
 
 def test_a_missing_tensor_is_named(tmp_path):
-    """Before any weight is read."""
     parts = gguf_parts(RandomCheckpoint())
     del parts.tensors["blk.1.ffn_up.weight"]
     with pytest.raises(ModelCorruptError, match=r"tensor blk\.1\.ffn_up\.weight is missing"):
@@ -173,7 +167,6 @@ def test_a_missing_tensor_is_named(tmp_path):
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path):
-    """With the shape it should have."""
     parts = gguf_parts(RandomCheckpoint())
     parts.tensors["output_norm.weight"] = (np.ones(65, np.float32), GGMLQuantizationType.F32)
     with pytest.raises(ModelCorruptError, match=r"output_norm\.weight has shape \(65,\) where \(64,\) is needed"):
@@ -189,7 +182,6 @@ def test_a_tensor_a_llama_does_not_use_is_named(tmp_path):
 
 
 def test_a_type_without_dequantisation_is_named(tmp_path):
-    """Found when the file is opened, not minutes into loading it."""
     parts = gguf_parts(RandomCheckpoint())
     parts.tensors["output_norm.weight"] = (np.ones(64, np.int32), GGMLQuantizationType.I32)
     with pytest.raises(UnsupportedModelError, match="cannot dequantise its I32 tensors"):
@@ -215,7 +207,6 @@ def test_a_file_cut_after_it_was_opened_is_noticed(tmp_path):
 
 
 def test_paths_without_a_model_are_refused(tmp_path):
-    """Nothing there, and a folder."""
     with pytest.raises(ModelNotFoundError, match="No such file"):
         load_checkpoint(tmp_path / "absent.gguf")
     with pytest.raises(UnsupportedModelError, match="it is a folder"):

@@ -77,7 +77,6 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_header_is_refused_in_one_line_and_little_memory(tmp_path, case):
-    """Whatever it announces, no more is taken than the file holds."""
     content, message = HOSTILE[case]
     path = tmp_path / "hostile.gguf"
     path.write_bytes(content)
@@ -124,7 +123,6 @@ def test_a_header_beyond_the_bound_is_refused(tmp_path):
 
 
 def test_a_header_is_read_as_the_library_reads_it(tmp_path):
-    """Every key and every tensor, against gguf's own reader."""
     parts = gguf_parts(RandomCheckpoint())
     parts.metadata |= {"a.flag": True, "a.float": 0.1, "a.list": [3, 1, 2], "a.text": "naïve"}
     path = parts.write(tmp_path / "tiny.gguf")

@@ -87,7 +87,6 @@ def oracle():
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_default_model_encodes_as_transformers_does(real_tokenizer, oracle, text):
-    """The same ids, and the text comes back from them."""
     ids = encode(real_tokenizer, text)
     assert ids == encode(oracle, text)
     assert real_tokenizer.decode(ids, skip_special_tokens=False) == text
@@ -95,7 +94,6 @@ def test_the_default_model_encodes_as_transformers_does(real_tokenizer, oracle, 
 
 @given(text=st.text(st.characters(codec="utf-8")) | st.text("aA 's09\n½٣é<|>", max_size=30))
 def test_any_text_encodes_as_transformers_does(real_tokenizer, oracle, text):
-    """Unicode of every plane, and whitespace, digits and apostrophes in every order."""
     assert encode(real_tokenizer, text) == encode(oracle, text)
 
 
@@ -118,7 +116,6 @@ def test_the_default_model_names_its_special_tokens(real, real_tokenizer):
 
 
 def test_equal_files_have_equal_digests(tmp_path, real):
-    """And any difference shows."""
     metadata = byte_level_metadata()
     digest = bundle_of(tmp_path, metadata).digest
     assert bundle_of(tmp_path, metadata).digest == digest != real.digest
@@ -187,7 +184,6 @@ def trained_merges(count=200):
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2"])
 def test_merges_apply_as_in_transformers(tmp_path, name):
-    """With the pre-tokenizers that transformers builds for these names, all ids agree."""
     from transformers import AutoTokenizer
 
     tokenizer = tokenizer_of(bundle_of(tmp_path, byte_level_metadata(trained_merges(), pre=name)))
@@ -197,7 +193,6 @@ def test_merges_apply_as_in_transformers(tmp_path, name):
 
 
 def test_a_llama3_piece_that_is_a_token_is_taken_whole(tmp_path):
-    """Some of its tokens no merge leads to; the model's own tokenizer.json says ignore_merges."""
     metadata = byte_level_metadata(["h e"], pre="llama-bpe")
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], "hello"]
     metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 1]
@@ -249,7 +244,6 @@ def sentence_piece(tmp_path_factory):
 
 @given(text=st.text("helowrd ", max_size=20) | st.text("héo 日\n", max_size=8))
 def test_sentence_piece_encodes_as_llama_cpp_does(sentence_piece, text):
-    """Merges by score, bytes for what has no piece, and the text comes back."""
     ids = encode(sentence_piece, text)
     assert ids == ids_by_llama_cpp(text, sentence_piece_metadata())
     assert sentence_piece.decode(ids) == text
@@ -276,7 +270,6 @@ def test_sentence_piece_defaults_are_those_of_the_format(tmp_path):
 
 
 def test_sentence_piece_leaves_the_prefix_space_out_where_told(tmp_path):
-    """`add_space_prefix` of the file."""
     metadata = sentence_piece_metadata() | {"tokenizer.ggml.add_space_prefix": False}
     tokenizer = tokenizer_of(bundle_of(tmp_path, metadata))
     ids = encode(tokenizer, " hello")
@@ -303,7 +296,6 @@ def gemma(tmp_path_factory):
 
 @given(text=st.text("helowrd \n", max_size=20) | st.text("héo 日\n", max_size=8))
 def test_a_gemma_vocabulary_encodes_as_llama_cpp_does(gemma, text):
-    """Text is cut at the tokens that stand for themselves, longest first, and what is between is merged."""
     metadata = gemma_metadata()
     expected = []
     for fragment in regex.split(r"(\n\n|\n|   )", text):
@@ -316,7 +308,6 @@ def test_a_gemma_vocabulary_encodes_as_llama_cpp_does(gemma, text):
 
 
 def test_end_tokens_come_from_ids_and_names(tmp_path):
-    """eos, eot and eom by key, then control tokens by their well-known texts; none twice."""
     metadata = byte_level_metadata()
     eot = metadata["tokenizer.ggml.tokens"].index(BYTE_LETTERS[10])
     bundle = bundle_of(tmp_path, metadata | {"tokenizer.ggml.eot_token_id": eot, "tokenizer.ggml.eom_token_id": 2})
@@ -324,7 +315,6 @@ def test_end_tokens_come_from_ids_and_names(tmp_path):
 
 
 def test_generation_defaults_are_read_where_the_file_names_them(tmp_path):
-    """Five keys, each optional."""
     named = {"temp": 0.5, "top_k": 20, "min_p": 0.25, "penalty_repeat": 1.125}
     metadata = byte_level_metadata() | {f"general.sampling.{name}": value for name, value in named.items()}
     expected = GenerationDefaults(temperature=0.5, top_k=20, min_p=0.25, repetition_penalty=1.125)
@@ -348,7 +338,6 @@ UNSUPPORTED = {
 
 @pytest.mark.parametrize("key", CORRUPT)
 def test_an_impossible_tokenizer_is_named(tmp_path, key):
-    """The message says which key or token is at fault."""
     value, message = CORRUPT[key]
     with pytest.raises(ModelCorruptError, match=message):
         bundle_of(tmp_path, byte_level_metadata() | {key: value})
@@ -382,6 +371,5 @@ def test_more_tokens_than_embeddings_are_refused(tmp_path):
 
 
 def test_scores_are_one_for_each_token(tmp_path):
-    """Without them a SentencePiece vocabulary has no order."""
     with pytest.raises(ModelCorruptError, match="scores is not one finite number"):
         bundle_of(tmp_path, sentence_piece_metadata() | {"tokenizer.ggml.scores": [0.0, 1.0]})

@@ -28,7 +28,6 @@ def read(tmp_path, parts, dialect=Dialect.AUTHORS, target=TARGET):
 
 @DIALECTS
 def test_the_shape_of_a_head_is_what_its_config_says(tmp_path, dialect):
-    """With a rotation of its own."""
     parts = random_head(TARGET, aux_layers=(3, 2, 7), draft_vocab_size=20)
     config = read(tmp_path, parts, dialect).config
     assert (config.layer.hidden_size, config.layer.num_heads, config.layer.head_dim) == (64, 4, 16)
@@ -41,7 +40,6 @@ def test_the_shape_of_a_head_is_what_its_config_says(tmp_path, dialect):
 
 
 def test_the_rotation_of_speculators_is_scaled_as_it_says(tmp_path):
-    """It stands in the object of the layer."""
     folder = random_head(TARGET).write(tmp_path / "head", Dialect.SPECULATORS)
     fields = json.loads((folder / "config.json").read_text())
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -72,7 +70,6 @@ def test_layers_are_those_that_states_flow_into(tmp_path, dialect, fields, layer
 @DIALECTS
 @given(data=st.data())
 def test_the_id_map_is_undone_whatever_it_leads_to(tmp_path_factory, dialect, data):
-    """Any order of any tokens; what is no weight is not counted as one."""
     target_ids = np.array(data.draw(st.lists(st.integers(0, 59), min_size=1, max_size=59, unique=True)))
     parts = random_head(TARGET, draft_vocab_size=target_ids.size)
     parts.tensors["d2t"] = target_ids - np.arange(target_ids.size)
@@ -100,7 +97,6 @@ def test_the_id_map_is_undone_whatever_it_leads_to(tmp_path_factory, dialect, da
     ],
 )
 def test_tensors_that_contradict_the_config_are_refused(tmp_path, changes, sentence):
-    """In one line that names the tensor."""
     parts = random_head(TARGET, draft_vocab_size=20)
     for name, tensor in changes.items():
         parts.tensors.pop(name, None)
@@ -126,7 +122,6 @@ def test_tensors_that_contradict_the_config_are_refused(tmp_path, changes, sente
     ],
 )
 def test_heads_that_are_not_for_this_model_or_version_are_refused(tmp_path, changes, sentence):
-    """And why is said."""
     parts = random_head(TARGET)
     parts.fields |= changes
     with pytest.raises(UnsupportedModelError, match=sentence):
@@ -143,7 +138,6 @@ def test_heads_that_are_not_for_this_model_or_version_are_refused(tmp_path, chan
     ],
 )
 def test_fields_that_make_no_sense_are_named(tmp_path, changes, sentence):
-    """As in any config.json."""
     parts = random_head(TARGET)
     parts.fields |= changes
     with pytest.raises(ModelCorruptError, match=sentence):
@@ -151,7 +145,6 @@ def test_fields_that_make_no_sense_are_named(tmp_path, changes, sentence):
 
 
 def test_a_model_of_few_layers_needs_its_layers_named(tmp_path):
-    """The default ones are not three of six."""
     parts = random_head(TARGET, aux_layers=(2, 3, 4))
     del parts.fields[LAYER_IDS]
     with pytest.raises(UnsupportedModelError, match="it reads layers 2, 3, 3 by default of 6"):
@@ -174,7 +167,6 @@ def test_a_head_with_more_than_we_compute_is_refused(tmp_path, tensor, sentence)
 
 
 def test_a_name_twice_and_weights_in_pickles_are_refused(tmp_path):
-    """Both dialects' names of one tensor; a file that can run code, which is how the first heads were published."""
     parts = random_head(TARGET)
     parts.tensors["layers.0.hidden_norm.weight"] = parts.tensors["midlayer.hidden_norm.weight"]
     with pytest.raises(ModelCorruptError, match="appears twice"):
@@ -187,7 +179,6 @@ def test_a_name_twice_and_weights_in_pickles_are_refused(tmp_path):
 
 
 def test_a_model_with_integers_among_its_weights_is_refused_as_before(tmp_path):
-    """Ids are read of heads alone."""
     from paceline_executor.weights import load_checkpoint
 
     folder = random_head(TARGET).write(tmp_path / "head")

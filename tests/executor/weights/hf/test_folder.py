@@ -84,7 +84,6 @@ def test_a_folder_holds_what_transformers_wrote(tmp_path, family):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_float_type_becomes_float32(tmp_path, dtype):
-    """In a single file; nothing is rounded."""
     model = saved_model(tmp_path, "llama", DTYPES[dtype])
     assert_same_weights(load_checkpoint(tmp_path), model)
 
@@ -177,7 +176,6 @@ def test_a_folder_is_the_model_it_was_made_of(tmp_path):
 
 
 def test_an_output_matrix_beside_a_tied_embedding_is_ignored(tmp_path):
-    """As are tables of rotary frequencies, which older files carry."""
     surplus = {
         "lm_head.weight": np.zeros((16, 4), np.float32),
         "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32),
@@ -207,7 +205,6 @@ WRONG_WEIGHTS = {
 
 @pytest.mark.parametrize("name", WRONG_WEIGHTS)
 def test_weights_that_do_not_fit_the_configuration_are_named(tmp_path, name):
-    """When the folder is opened, before any weight is read."""
     changes, error, message = WRONG_WEIGHTS[name]
     weights = {key: value for key, value in (small_weights() | changes).items() if value is not None}
     with pytest.raises(error, match=message):
@@ -240,7 +237,6 @@ DAMAGED = {
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_file_is_named(tmp_path, name):
-    """In one line, and without taking the memory that it asks for."""
     small_folder(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(DAMAGED[name])
     with pytest.raises(ModelCorruptError, match=r"model\.safetensors is damaged") as refusal:
@@ -275,7 +271,6 @@ def float8_folder(folder, quantization, scale_shape, scale_dtype=torch.float32):
 @pytest.mark.parametrize("shape", [lambda _: (), lambda _: (1,), lambda values: (values.shape[0], 1)])
 @pytest.mark.parametrize("quantization", FLOAT8_CONFIGS.values(), ids=FLOAT8_CONFIGS.keys())
 def test_float8_is_read_with_its_scales(tmp_path, quantization, shape, dtype):
-    """One for each tensor or for each row; those of activations are not needed."""
     expected = float8_folder(tmp_path, quantization, shape, dtype)
     checkpoint = load_checkpoint(tmp_path)
     assert checkpoint.quantization == "float8_e4m3fn"
@@ -284,7 +279,6 @@ def test_float8_is_read_with_its_scales(tmp_path, quantization, shape, dtype):
 
 
 def test_float8_without_a_scale_that_fits_is_named(tmp_path):
-    """A scale for each block of a matrix is another format."""
     float8_folder(tmp_path, COMPRESSED, lambda _: (2, 1))
     with pytest.raises(
         ModelCorruptError, match=r"_scale' is of shape \(2, 1\), neither one number nor one for each of"
@@ -307,7 +301,6 @@ def test_float8_without_a_scale_that_fits_is_named(tmp_path):
     ids=str,
 )
 def test_other_quantisation_is_refused_by_its_name(tmp_path, quantization):
-    """The sentence says what is read."""
     small_folder(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": quantization}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -353,7 +346,6 @@ def test_an_index_names_only_files_beside_it(tmp_path, places):
 
 
 def test_an_absent_part_is_named(tmp_path):
-    """As after a download that was not finished."""
     small_folder(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "part-2.safetensors"}}))
     with pytest.raises(ModelNotFoundError, match=r"part-2\.safetensors"):
@@ -361,7 +353,6 @@ def test_an_absent_part_is_named(tmp_path):
 
 
 def test_files_that_may_run_code_are_not_read(tmp_path):
-    """Alone in a folder or given themselves; the message says what to convert them to."""
     path = tmp_path / "pytorch_model.bin"
     path.write_bytes(b"\x80\x04")
     for given_path in (tmp_path, path):
@@ -370,13 +361,11 @@ def test_files_that_may_run_code_are_not_read(tmp_path):
 
 
 def test_a_part_of_a_model_is_not_a_model(tmp_path):
-    """The configuration is in its folder."""
     with pytest.raises(UnsupportedModelError, match="give the path of the folder"):
         load_checkpoint(small_folder(tmp_path) / "model.safetensors")
 
 
 def test_a_folder_without_a_configuration_or_tokenizer_says_which(tmp_path):
-    """Weights alone are no model."""
     small_folder(tmp_path)
     with pytest.raises(ModelNotFoundError, match=r"tokenizer\.json"):
         load_model(tmp_path)

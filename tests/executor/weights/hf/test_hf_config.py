@@ -65,7 +65,6 @@ SCALINGS = {
 
 @pytest.mark.parametrize("kind", SCALINGS)
 def test_rope_scaling_is_read_from_old_and_new_keys(tmp_path, kind):
-    """`rope_scaling` with `type` beside `rope_theta`, or `rope_parameters`; what is left out is as in transformers."""
     values, scaling, max_model_len = SCALINGS[kind]
     old = config_fields(rope_theta=5e5, rope_scaling={"type": kind, **values})
     new = config_fields(rope_parameters={"rope_type": kind, "rope_theta": 5e5, **values})
@@ -94,7 +93,6 @@ OLD_FILES = {
 
 @pytest.mark.parametrize("name", OLD_FILES)
 def test_files_of_every_age_mean_what_transformers_takes_them_for(tmp_path, name):
-    """Defaults of the family fill what is absent; a null stays one."""
     config = read_config(tmp_path, OLD_FILES[name])
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     assert config.num_kv_heads == theirs.num_key_value_heads
@@ -150,7 +148,6 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, name):
 
 @pytest.mark.parametrize("field", IMPOSSIBLE)
 def test_impossible_values_are_named(tmp_path, field):
-    """File and field are in the message."""
     value, message = IMPOSSIBLE[field]
     with pytest.raises(ModelCorruptError, match=rf"config\.json is damaged: {message}"):
         read_config(tmp_path, config_fields(**{field: value}))
@@ -164,7 +161,6 @@ def test_longrope_factors_are_one_for_each_pair_of_dimensions(tmp_path):
 
 
 def test_code_in_a_folder_is_not_run(tmp_path):
-    """`auto_map` points to a module; nothing looks at it."""
     (tmp_path / "modeling_evil.py").write_text("raise SystemExit")
     auto_map = {"AutoModelForCausalLM": "modeling_evil.Evil"}
     assert read_config(tmp_path, config_fields(auto_map=auto_map)) == read_config(tmp_path, config_fields())

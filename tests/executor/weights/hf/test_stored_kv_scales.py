@@ -37,7 +37,6 @@ def tensors(keys, values, names=("k_scale", "v_scale")):
 @pytest.mark.parametrize("names", [("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale")])
 @pytest.mark.parametrize(("keys", "values"), [(0.5, 0.25), ([0.5], [0.25]), ([0.5] * HEADS, [[0.25]] * HEADS)])
 def test_scales_of_layers_and_of_heads_are_read_under_either_name(names, keys, values):
-    """Every head gets one; weights are left alone."""
     found = tensors(keys, values, names)
     scales = take_kv_scales(TINY_CONFIG, found)
     assert np.array_equal(scales.keys, np.full((LAYERS, HEADS), 0.5, np.float32))
@@ -46,14 +45,12 @@ def test_scales_of_layers_and_of_heads_are_read_under_either_name(names, keys, v
 
 
 def test_each_head_keeps_its_own_scale():
-    """In the order of the file."""
     scales = take_kv_scales(TINY_CONFIG, tensors([1.0, 2.0], [3.0, 4.0]))
     assert scales.keys[1].tolist() == [1.0, 2.0]
     assert scales.values[0].tolist() == [3.0, 4.0]
 
 
 def test_a_file_without_scales_brings_none():
-    """Nor does one with random weights."""
     assert take_kv_scales(TINY_CONFIG, {"model.norm.weight": stored([1.0])}) is None
     assert RandomCheckpoint().kv_scales is None
 
@@ -70,7 +67,6 @@ def test_a_file_without_scales_brings_none():
     ],
 )
 def test_scales_that_are_of_no_use_are_damage(scale, sentence):
-    """The sentence names the tensor."""
     found = tensors(0.5, 0.5)
     found["model.layers.1.self_attn.v_scale"] = scale
     if scale is None:
@@ -80,7 +76,6 @@ def test_scales_that_are_of_no_use_are_damage(scale, sentence):
 
 
 def test_a_folder_with_scales_is_a_model_like_any_other(tmp_path):
-    """Written beside the weights that transformers makes; its own numbers are untouched."""
     config = LlamaConfig(
         vocab_size=64,
         hidden_size=32,

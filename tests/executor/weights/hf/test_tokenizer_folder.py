@@ -31,7 +31,6 @@ def write_folder(folder, tokenizer=None, template=None, **files):
 
 
 def test_a_folder_is_read_whole(tmp_path):
-    """Special tokens as texts or objects, end tokens from all three places, defaults, template."""
     bundle = load_tokenizer(
         write_folder(
             tmp_path,
@@ -54,7 +53,6 @@ def test_a_folder_is_read_whole(tmp_path):
 
 
 def test_a_folder_may_hold_its_weights_in_a_gguf_file(tmp_path):
-    """The folder's own tokenizer goes before the file's."""
     checkpoint = RandomCheckpoint()
     path = gguf_parts(checkpoint).write(tmp_path / "tiny.gguf")
     assert load_checkpoint(tmp_path).config == checkpoint.config
@@ -63,7 +61,6 @@ def test_a_folder_may_hold_its_weights_in_a_gguf_file(tmp_path):
 
 
 def test_a_lone_tokenizer_json_is_enough(tmp_path):
-    """Everything else is optional; an end token is known by its text."""
     bundle = load_tokenizer(write_folder(tmp_path))
     assert (bundle.bos_token_id, bundle.eos_token_id, bundle.chat_template) == (None, None, None)
     assert bundle.end_token_ids == (4,)
@@ -82,7 +79,6 @@ def test_a_repetition_penalty_that_a_folder_recommends_is_a_default(tmp_path):
 
 
 def test_a_folder_encodes_as_transformers_does(tmp_path):
-    """The same file, the same ids."""
     from transformers import AutoTokenizer
 
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "<|eot_id|>"}
@@ -104,25 +100,21 @@ def test_bos_goes_first_where_the_post_processor_puts_it(tmp_path, stated, expec
 
 
 def test_the_template_file_goes_before_the_configuration(tmp_path):
-    """As newer folders have it."""
     config = {"chat_template": "old"}
     assert load_tokenizer(write_folder(tmp_path, template="new", tokenizer_config=config)).chat_template == "new"
 
 
 def test_of_several_templates_the_default_is_taken(tmp_path):
-    """Older folders list them by name."""
     config = {"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]}
     assert load_tokenizer(write_folder(tmp_path, tokenizer_config=config)).chat_template == "d"
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    """The message says what is missing."""
     with pytest.raises(UnsupportedModelError, match=r"neither a model\.safetensors nor a GGUF file"):
         load_tokenizer(tmp_path)
 
 
 def test_a_folder_with_several_models_is_refused(tmp_path):
-    """Which one is meant is for the user to say."""
     for name in ("small.gguf", "large.gguf"):
         gguf_parts(RandomCheckpoint()).write(tmp_path / name)
     with pytest.raises(UnsupportedModelError, match=r"2 GGUF files, large\.gguf the first; give the path of one"):
@@ -162,7 +154,6 @@ BROKEN = {
     ("name", "content"), [(name, content) for name, contents in BROKEN.items() for content in contents]
 )
 def test_a_broken_file_is_named(tmp_path, name, content):
-    """One line, with the file in it."""
     write_folder(tmp_path)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelCorruptError, match=name) as refusal:

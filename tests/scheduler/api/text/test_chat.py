@@ -135,7 +135,6 @@ def render(renderers, template, messages=HELLO, max_chars=10_000):
 @pytest.mark.parametrize("name", ["smollm2", *TEMPLATES])
 @pytest.mark.parametrize("num_messages", [1, 2, 4])
 def test_templates_render_as_in_transformers(templates, name, num_messages, monkeypatch):
-    """Character for character, with and without a system message."""
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", NoonDatetime)
     messages = CONVERSATION[1:2] if num_messages == 1 else CONVERSATION[:num_messages]
     oracle = PreTrainedTokenizerFast(
@@ -149,14 +148,12 @@ def test_templates_render_as_in_transformers(templates, name, num_messages, monk
 
 
 def test_a_template_refuses_a_conversation_in_its_own_words():
-    """`raise_exception` is how templates speak to users."""
     template = ChatTemplate(TEMPLATES["llama-2"], {"bos_token": "<s>", "eos_token": "</s>"})
     with pytest.raises(ChatRefusedError, match="roles must alternate"):
         template.render(CONVERSATION[2:3], NOON, max_chars=1000)
 
 
 def test_a_missing_token_is_undefined_and_not_none():
-    """A model without a bos token must not get the text "None"."""
     template = ChatTemplate("{{ bos_token }}x", {"bos_token": None})
     assert template.render([], NOON, max_chars=10) == "x"
 
@@ -179,13 +176,11 @@ def test_a_missing_token_is_undefined_and_not_none():
     ],
 )
 def test_a_template_that_fails_says_so(source):
-    """Whatever fails inside, one error comes out."""
     with pytest.raises(TemplateFailedError):
         ChatTemplate(source, {}).render([{"role": "user", "content": "x"}], NOON, max_chars=1000)
 
 
 async def test_a_chat_is_rendered_in_a_process_of_its_own(renderers):
-    """Twice by the same process, with the local time."""
     template = (
         "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %} {{ strftime_now('%H') }}"
     )
@@ -194,7 +189,6 @@ async def test_a_chat_is_rendered_in_a_process_of_its_own(renderers):
 
 
 async def test_chats_at_the_same_time_get_their_own_answers(renderers):
-    """One process answers them one after another."""
     chats = [(Turn("user", str(number)),) for number in range(20)]
     texts = await asyncio.gather(*(render(renderers, "{{ messages[0].content }}", chat) for chat in chats))
     assert texts == [str(number) for number in range(20)]
@@ -212,7 +206,6 @@ async def test_chats_at_the_same_time_get_their_own_answers(renderers):
     ids=["endless", "doubling", "wide", "endless-to-compile", "half-a-character"],
 )
 async def test_a_hostile_template_hurts_only_its_own_chat(renderers, template):
-    """It is named as the cause, the event loop runs on, and other templates work while it fails."""
     hostile = asyncio.create_task(render(renderers, template))
     assert await render(renderers, "{{ messages[0].content }}") == "hello"
     with pytest.raises(InvalidRequestError) as caught:
@@ -222,7 +215,6 @@ async def test_a_hostile_template_hurts_only_its_own_chat(renderers, template):
 
 
 async def test_a_template_that_failed_once_works_for_the_next_chat(renderers):
-    """Its process is replaced."""
     template = "{% if messages[0].content == 'bad' %}{{ 'x' | center(10 ** 10) }}{% endif %}fine"
     with pytest.raises(InvalidRequestError):
         await render(renderers, template, (Turn("user", "bad"),))
@@ -230,7 +222,6 @@ async def test_a_template_that_failed_once_works_for_the_next_chat(renderers):
 
 
 async def test_what_a_template_says_is_cut_and_made_printable(renderers):
-    """It becomes part of a status."""
     with pytest.raises(InvalidRequestError) as caught:
         await render(renderers, "{{ raise_exception('\\ud800' ~ 'x' * 10000) }}")
     assert "?xxx" in caught.value.message
@@ -253,7 +244,6 @@ def num_files():
 
 
 async def test_a_machine_out_of_descriptors_refuses_chats_for_a_while_and_loses_none(renderers):
-    """Each with a hint to come back; what was opened for a process that did not start is closed again."""
     limit, at_most = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_before = num_files()
     resource.setrlimit(resource.RLIMIT_NOFILE, (num_before + 100, at_most))
@@ -276,7 +266,6 @@ async def test_a_machine_out_of_descriptors_refuses_chats_for_a_while_and_loses_
 
 
 async def test_a_refusal_names_the_messages(renderers):
-    """They are at fault, not the template."""
     with pytest.raises(InvalidRequestError, match="be polite") as caught:
         await render(renderers, "{{ raise_exception('be polite') }}")
     assert caught.value.field == "chat.messages"
@@ -293,7 +282,6 @@ async def test_a_chat_whose_caller_goes_away_leaves_the_renderer_usable(renderer
 
 
 async def test_the_least_used_renderer_ends_when_there_are_too_many(renderers):
-    """And starts again when it is needed."""
     for number in range(10):
         assert await render(renderers, f"{{{{ messages[0].content }}}}{number}") == f"hello{number}"
     assert len(renderers._renderers) == 8
@@ -301,7 +289,6 @@ async def test_the_least_used_renderer_ends_when_there_are_too_many(renderers):
 
 
 async def test_too_many_waiting_chats_are_refused():
-    """With a hint to come back."""
     renderers = ChatRenderers(EdgeLimits(max_num_waiting_texts=1), lambda: NOON)
     first = asyncio.create_task(render(renderers, "{{ messages[0].content }}"))
     await asyncio.sleep(0)

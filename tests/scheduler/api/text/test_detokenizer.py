@@ -63,7 +63,6 @@ characters = st.characters(codec="utf-8").map(lambda c: byte_tokens(c.encode()))
 
 @given(st.lists(st.one_of(words, characters), max_size=20).map(lambda parts: [*chain(*parts)]), any_cuts, st.booleans())
 def test_sentence_piece_text_equals_the_librarys_where_byte_tokens_are_valid(token_ids, cuts, skip_special_tokens):
-    """The leading space goes once, at the very beginning."""
     pieces, rest = stream("sentence-piece", split(token_ids, cuts), skip_special_tokens)
     assert "".join(pieces) + rest == SENTENCE_PIECE.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
@@ -81,7 +80,6 @@ def test_invalid_byte_tokens_become_what_unicode_recommends(data, cuts):
 @given(text=st.text(alphabet=st.characters(codec="utf-8"), max_size=30))
 @example(text=TORTURE)
 def test_no_piece_ends_inside_a_character(kind, text):
-    """One token at a time, what is shown is always a prefix of the text."""
     token_ids = TOKENIZERS[kind].encode(text, add_special_tokens=False).ids
     text = TOKENIZERS[kind].decode(token_ids)
     pieces, rest = stream(kind, [[token_id] for token_id in token_ids])
@@ -91,7 +89,6 @@ def test_no_piece_ends_inside_a_character(kind, text):
 
 
 def test_an_unfinished_character_appears_as_replacement_at_the_end():
-    """Three of the four bytes of a smiley."""
     token_ids = byte_tokens("😀".encode()[:3])
     assert stream("sentence-piece", [token_ids]) == ([""], "\ufffd")
 
@@ -108,7 +105,6 @@ def test_several_leading_spaces_are_stripped_as_far_as_the_decoder_says():
 
 
 def test_an_added_token_is_written_as_it_stands():
-    """Its letters are no letters for bytes."""
     tokenizer = byte_level_tokenizer()
     tokenizer.add_tokens([AddedToken("日 本"), AddedToken("plain")])
     token_ids = tokenizer.encode("x日 本plain").ids
@@ -118,7 +114,6 @@ def test_an_added_token_is_written_as_it_stands():
 
 
 def test_ids_beyond_the_tokenizer_spell_nothing():
-    """Models pad their vocabulary."""
     padded = read_spelling(BYTE_LEVEL, BYTE_LEVEL.get_vocab_size() + 3)
     assert padded.decode([BYTE_LEVEL.get_vocab_size() + 2], skip_special_tokens=False) == ""
 
@@ -132,7 +127,6 @@ def test_ids_beyond_the_tokenizer_spell_nothing():
     ],
 )
 def test_a_decoder_that_cannot_be_streamed_is_refused_by_name(decoder, name):
-    """Better than wrong text."""
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     if decoder is not None:
         tokenizer.decoder = decoder
@@ -141,7 +135,6 @@ def test_a_decoder_that_cannot_be_streamed_is_refused_by_name(decoder, name):
 
 
 def test_the_decoder_is_recognised_inside_a_nested_list():
-    """Converters wrap a single decoder into a list."""
     state = json.loads(BYTE_LEVEL.to_str())
     state["decoder"] = {"type": "Sequence", "decoders": [state["decoder"]]}
     tokenizer = Tokenizer.from_str(json.dumps(state))

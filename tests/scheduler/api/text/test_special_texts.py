@@ -58,7 +58,6 @@ def model():
 @example(content=ATTACK, role="user")
 @example(content="  <|im_end|>\ufdd0<|im_<|im_end|>end|>  ", role="user")
 def test_only_the_template_writes_special_tokens_and_no_letter_is_lost(model, content, role):
-    """The names that users write are spelt out like any other word."""
     chat = chat_of(content, role)
     messages, mark = model.marked(chat)
     token_ids = model.encode_rendered_chat(rendered(messages), mark).tolist()
@@ -68,7 +67,6 @@ def test_only_the_template_writes_special_tokens_and_no_letter_is_lost(model, co
 
 @given(st.text(max_size=50))
 def test_a_chat_without_such_names_is_tokenised_as_ever(model, content):
-    """All at once, and nothing is marked."""
     chat = chat_of(content)
     assert model.marked(chat) == (chat.messages, "")
     text = rendered(chat.messages)
@@ -76,7 +74,6 @@ def test_a_chat_without_such_names_is_tokenised_as_ever(model, content):
 
 
 async def test_whoever_means_the_tokens_sends_text():
-    """A chat of the same letters has none but the template's."""
     texts = Texts(EdgeLimits(), lambda: NOON)
     served = served_model(tokenizer_source(TOKENIZER, chat_template=TEMPLATE), max_model_len=4096)
     from_chat = (await texts.token_ids(GenerateRequest(chat=chat_of(ATTACK)), served)).tolist()
@@ -87,7 +84,6 @@ async def test_whoever_means_the_tokens_sends_text():
 
 
 def test_pieces_of_sentences_are_spelt_out_too():
-    """A name becomes the bytes of its letters."""
     tokenizer = sentence_piece_tokenizer()
     model = read_text_model(tokenizer_source(tokenizer, bos_token="<s>", eos_token="</s>"), tokenizer.get_vocab_size())
     messages, mark = model.marked(chat_of("hello</s>"))
@@ -108,7 +104,6 @@ def test_a_name_that_a_tokenizer_cannot_spell_is_left_out():
 
 
 def test_a_template_that_cuts_names_leaves_no_mark(model):
-    """What is left of them is text."""
     messages, mark = model.marked(chat_of("<|im_end|>" * 3))
     token_ids = model.encode_rendered_chat(messages[0].content[:15], mark)
     assert TOKENIZER.decode(token_ids.tolist(), skip_special_tokens=False) == "<|im_end|><|i"

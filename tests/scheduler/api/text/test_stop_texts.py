@@ -93,7 +93,6 @@ def in_groups(token_ids, sizes):
 
 @given(token_lists, requests, group_sizes)
 def test_output_equals_the_model_after_every_group(token_ids, asked, sizes):
-    """The text shown, the cut and the stop text are a function of the tokens so far, not of their grouping."""
     detokenizer = Detokenizer(SPELLING, asked.skip_special_tokens)
     completion = CompletionText(detokenizer, asked.stop_texts, asked.matched_text, asked.min_tokens)
     shown, num_tokens = "", 0
@@ -124,7 +123,6 @@ def test_output_equals_the_model_after_every_group(token_ids, asked, sizes):
          "nothing-before", "empty-pieces"],
 )  # fmt: skip
 def test_what_is_shown_of_each_piece(pieces, stop_texts, shown, found):
-    """What may become a stop text waits; the one that is complete first ends the output."""
     scanner = StopScanner(stop_texts)
     scans = [scanner.scan(piece) for piece in pieces]
     assert [text for text, _ in scans] == shown
@@ -132,7 +130,6 @@ def test_what_is_shown_of_each_piece(pieces, stop_texts, shown, found):
 
 
 def test_no_more_is_held_back_than_a_stop_text_less_one_character():
-    """However long the output."""
     scanner = StopScanner(("a" * 256,))
     shown = sum(len(scanner.scan("a" * 255 + "b")[0]) for _ in range(40))
     assert shown + len(scanner.flush()) == 40 * 256
@@ -140,13 +137,11 @@ def test_no_more_is_held_back_than_a_stop_text_less_one_character():
 
 
 def test_a_stop_text_that_is_kept_is_shown_as_it_comes():
-    """It is part of the output whatever follows, so nothing waits; what follows is no part of it."""
     scanner = StopScanner(("STOP",), MatchedText.INCLUDED)
     assert [scanner.scan(piece) for piece in ("a ST", "OP b")] == [("a ST", None), ("OP", "STOP")]
 
 
 def test_a_stop_text_that_is_passed_by_may_go_on_as_another_one():
-    """Its end is the beginning of the next."""
     scanner = StopScanner(("aba",))
     assert scanner.pass_by("xaba") == "xab"
     assert scanner.scan("ba!") == ("", "aba")

@@ -51,7 +51,6 @@ def sentence_piece_model(**options):
 
 
 async def test_plain_text_gets_the_first_token_once(texts):
-    """Also when the text brings it along."""
     model = sentence_piece_model()
     expected = [SENTENCE_PIECE.token_to_id("<s>"), SENTENCE_PIECE.token_to_id("▁hello")]
     assert (await texts.token_ids(GenerateRequest(text="hello"), model)).tolist() == expected
@@ -59,13 +58,11 @@ async def test_plain_text_gets_the_first_token_once(texts):
 
 
 async def test_plain_text_gets_no_first_token_where_the_model_wants_none(texts):
-    """`add_bos` decides, not whether there is such a token."""
     token_ids = await texts.token_ids(GenerateRequest(text="hello"), served_model())
     assert token_ids.tolist() == BYTE_LEVEL.encode("hello").ids
 
 
 async def test_a_chat_begins_as_its_template_says(texts):
-    """`add_bos` is for plain text."""
     bos = SENTENCE_PIECE.token_to_id("<s>")
     chat = GenerateRequest(chat=turns(("user", "hello")))
     for template, num_first in (("{{ bos_token }}{{ messages[0].content }}", 1), ("{{ messages[0].content }}", 0)):
@@ -75,7 +72,6 @@ async def test_a_chat_begins_as_its_template_says(texts):
 
 
 async def test_a_chat_of_the_default_model_is_tokenised_as_by_its_own_tokenizer(texts):
-    """Special tokens of the template become single tokens."""
     bundle = load_tokenizer(default_model_path(os.environ))
     oracle = Tokenizer.from_buffer(bundle.tokenizer_json)
     source = TokenizerSource(
@@ -126,7 +122,6 @@ def test_what_reading_a_vocabulary_takes_is_given_back(tmp_path):
 
 
 async def test_long_texts_are_tokenised_on_a_thread_and_short_ones_here(texts, monkeypatch):
-    """The event loop waits for nothing that takes long."""
     model = served_model(max_model_len=4096)
     threads = []
     text_model = await texts.model(model)
@@ -142,7 +137,6 @@ async def test_long_texts_are_tokenised_on_a_thread_and_short_ones_here(texts, m
 
 
 async def test_tokens_are_taken_as_they_are_inside_the_vocabulary(texts):
-    """The first one outside is named by its place."""
     model = served_model(vocab_size=400)
     assert (await texts.token_ids(GenerateRequest(token_ids={"ids": [0, 399]}), model)).tolist() == [0, 399]
     for bad in (-1, 400, 2**31 - 1):
@@ -169,7 +163,6 @@ def has_one_of(ways, token_ids):
 @pytest.mark.parametrize("text", ["hello", "so hello", "so\nhello", "“hello”", "so,hello", "so\n hello"])
 @pytest.mark.parametrize("word", ["hello", " hello"])
 async def test_a_bad_word_is_found_wherever_a_text_has_it(texts, word, text):
-    """In vocabularies that mark a word's start at the beginning of every text, and in those that do not."""
     for tokenizer, model in ((BYTE_LEVEL, served_model()), (SENTENCE_PIECE, sentence_piece_model())):
         ways = await texts.bad_word_token_ids((word,), model)
         assert has_one_of(ways, tokenizer.encode(text, add_special_tokens=False).ids)
@@ -177,7 +170,6 @@ async def test_a_bad_word_is_found_wherever_a_text_has_it(texts, word, text):
 
 
 async def test_each_way_to_spell_a_bad_word_is_named_once(texts):
-    """With and without the mark; a byte-level vocabulary spells a word behind a line's end as at the beginning."""
     marked = await texts.bad_word_token_ids(("hello", " hello"), sentence_piece_model())
     pieces = [[SENTENCE_PIECE.id_to_token(token_id) for token_id in way] for way in marked]
     assert pieces == [["▁hello"], ["▁", "▁hello"], ["h", "el", "lo"]]
@@ -195,27 +187,23 @@ async def test_a_bad_word_that_joins_the_line_end_before_it_is_left_as_it_is_alo
 
 
 async def test_decoding_names_a_token_that_does_not_exist(texts):
-    """For Detokenize."""
     with pytest.raises(InvalidRequestError) as caught:
         await texts.decode(np.array([1, 400], dtype=np.int32), served_model(), skip_special_tokens=True)
     assert caught.value.field == "token_ids[1]"
 
 
 async def test_many_tokens_decode_to_the_same_text_as_few(texts):
-    """Off the event loop."""
     token_ids = np.array(BYTE_LEVEL.encode("hello ☃ ").ids * 2000, dtype=np.int32)
     assert await texts.decode(token_ids, served_model(), skip_special_tokens=True) == "hello ☃ " * 2000
 
 
 async def test_a_tokenizer_is_built_once_for_all_who_ask_at_the_same_time(texts):
-    """Loading takes long for a large vocabulary."""
     model = served_model()
     first, *others = await asyncio.gather(*(texts.model(model) for _ in range(5)))
     assert all(other is first for other in others)
 
 
 async def test_a_prepared_tokenizer_is_the_one_that_is_used(texts):
-    """Whoever serves the model later."""
     model = served_model()
     await texts.prepare(model.tokenizer, model.vocab_size)
     assert len(texts._models._loading) == 1
@@ -234,7 +222,6 @@ async def test_a_caller_that_goes_away_does_not_end_the_loading_for_others(texts
 
 
 async def test_a_tokenizer_that_cannot_be_streamed_is_tried_once(texts):
-    """And refused by name each time."""
     tokenizer = byte_level_tokenizer()
     tokenizer.decoder = decoders.WordPiece()
     model = served_model(tokenizer_source(tokenizer))
@@ -248,7 +235,6 @@ PANIC = BYTE_LEVEL.to_str().replace('"continuing_subword_prefix":null', '"contin
 
 @pytest.mark.parametrize("json", [b"{}", b"\xff", b"[]", b'{"version": "1.0"}', PANIC])
 async def test_bytes_that_are_no_tokenizer_are_refused_by_name(texts, json):
-    """Not as an internal error, again and again; the last one makes the library panic, which is no Exception."""
     with pytest.raises(UnsupportedError, match="tokenizers library cannot read it"):
         await texts.prepare(TokenizerSource("digest", json, None, None, None, (), False, GenerationDefaults()), 100)
 
@@ -262,7 +248,6 @@ async def test_a_token_far_beyond_any_vocabulary_is_refused(texts):
 
 
 async def test_a_text_at_which_the_tokenizer_fails_is_refused(texts):
-    """Its token for what it does not know is none of its tokens."""
     json = SENTENCE_PIECE.to_str().replace('"unk_token":"<unk>"', '"unk_token":"<none>"').replace("<0x", "<1x")
     source = tokenizer_source(Tokenizer.from_str(json))
     model = served_model(source, vocab_size=SENTENCE_PIECE.get_vocab_size())
@@ -281,7 +266,6 @@ async def test_the_least_used_tokenizer_is_forgotten(texts):
 
 
 async def test_work_is_refused_when_too_much_waits():
-    """The queue in front of the threads is bounded."""
     threads = TextThreads(EdgeLimits(max_num_waiting_texts=1, num_tokenizer_threads=1))
     release = threading.Event()
     waiting = asyncio.create_task(threads.run(release.wait))

@@ -55,7 +55,6 @@ def threads():
 
 @given(st.lists(st.tuples(st.binary(max_size=4), st.booleans()), max_size=20), st.integers(0, 3), st.text(max_size=3))
 def test_a_file_gives_back_what_tokens_spell(tokens, num_stripped_spaces, bos_token):
-    """Whatever the bytes; special tokens spell nothing in one of the two tables."""
     all_bytes = tuple(spelt for spelt, _ in tokens)
     without_special = tuple(b"" if is_special else spelt for spelt, is_special in tokens)
     texts = TokenTexts(Spelling(all_bytes, without_special, num_stripped_spaces), bos_token, None)
@@ -64,7 +63,6 @@ def test_a_file_gives_back_what_tokens_spell(tokens, num_stripped_spaces, bos_to
 
 @pytest.mark.parametrize("source", [BYTE_LEVEL, SENTENCE_PIECE], ids=["byte level", "sentence piece"])
 async def test_a_successor_spells_before_it_has_read_the_vocabulary(source, tmp_path, threads):
-    """And encodes the same as its predecessor, which reads it then."""
     cache = cache_in(tmp_path)
     first, later = [await TextModels(threads, cache).get(source, 500) for _ in range(2)]
     assert (first.is_complete, later.is_complete) == (True, False)
@@ -74,7 +72,6 @@ async def test_a_successor_spells_before_it_has_read_the_vocabulary(source, tmp_
 
 
 async def test_a_vocabulary_that_no_prompt_needed_is_read_when_nobody_is_served(tmp_path, threads, monkeypatch):
-    """Everything stands still while it is read, streams too."""
     monkeypatch.setattr(tokenizer, "_LOOK_FOR_REST_S", 0.001)
     looks = []
 
@@ -127,7 +124,6 @@ async def test_a_vocabulary_of_another_size_has_a_file_of_its_own(tmp_path, thre
 
 
 async def test_a_file_of_another_form_is_written_anew(tmp_path, threads):
-    """As another version may have left it."""
     cache = cache_in(tmp_path)
     cache.store(f"spelling 1 {BYTE_LEVEL.digest} 500", lambda: b"{}\n")
     assert [(await TextModels(threads, cache).get(BYTE_LEVEL, 500)).is_complete for _ in range(2)] == [True, False]
@@ -150,7 +146,6 @@ async def test_a_tokenizer_that_could_not_be_read_for_want_of_a_thread_is_read_t
 
 @pytest.mark.parametrize("source", [BYTE_LEVEL, SENTENCE_PIECE], ids=["byte level", "sentence piece"])
 async def test_a_successor_does_not_fetch_the_tokenizer_again(source, tmp_path):
-    """It has all of it, the chat template and the defaults included."""
     connection = ServingConnection(source)
     cache = cache_in(tmp_path)
     for _ in range(2):
@@ -176,7 +171,6 @@ async def test_a_tokenizer_that_is_not_the_announced_one_is_not_kept(tmp_path):
 
 
 async def test_an_executor_that_is_slow_with_its_tokenizer_keeps_no_other_model_waiting():
-    """Those with the same tokenizer wait for it, and do not fetch it a second time."""
     store = TokenizerStore()
     slow, other = (ServingConnection(replace(BYTE_LEVEL, digest=digest)) for digest in ("slow", "other"))
     slow.answers.clear()
