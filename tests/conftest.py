@@ -1,4 +1,4 @@
-"""What all tests share: the switch for the long variants, how Hypothesis searches, and one real system."""
+"""What all tests share: the three tiers, how Hypothesis searches, and one real system."""
 
 import os
 import signal
@@ -32,10 +32,15 @@ if os.environ["TRITON_INTERPRET"] == "1":
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On a busy machine an example may be slow: time is never asserted, so there is no deadline. The same examples every
-# run: a failure of `make test` is about the change at hand. `make soak` searches further, from a new seed each time.
+# run: a failure is about the change at hand. `make soak` searches further, from a new seed each time.
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
-settings.register_profile("test", derandomize=True, **PATIENT)
+settings.register_profile("test", derandomize=True, max_examples=30, **PATIENT)
+settings.register_profile("all", derandomize=True, max_examples=100, **PATIENT)
 settings.register_profile("soak", derandomize=False, max_examples=5000, **PATIENT)
+
+# What a tier leaves out: `make test` finds what a change breaks where it was made, `make test-all` what it breaks
+# elsewhere, `make soak` what nobody thought of.
+LEFT_OUT = {"test": {"slow", "soak"}, "all": {"soak"}, "soak": set()}
 
 # The first start may have to download the model and compile kernels, on a machine that is busy with other tests.
 MAX_START_SECONDS = 480
@@ -55,26 +60,25 @@ SHARING_MODULES = (
 
 
 def pytest_addoption(parser):
-    """`--soak` also runs what takes too long for every commit."""
-    parser.addoption("--soak", action="store_true", help="run the long variants too (see `make soak`)")
+    """Which tier runs; the profile of Hypothesis has its name."""
+    parser.addoption("--tier", choices=list(LEFT_OUT), default="test", help="run `make test`, `test-all` or `soak`")
 
 
 def pytest_configure(config):
     """One profile for the whole run."""
-    settings.load_profile("soak" if config.getoption("--soak") else "test")
+    settings.load_profile(config.getoption("--tier"))
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups next
 def pytest_collection_modifyitems(config, items):
-    """Leave the long variants out unless they were asked for, and keep together what shares something costly."""
+    """Leave out what belongs to a longer tier, and keep together what shares something costly."""
     for item in items:
         group = group_of(item)
         if group is not None:
             item.add_marker(pytest.mark.xdist_group(group))
-    if config.getoption("--soak"):
-        return
-    left_out = [item for item in items if "soak" in item.keywords]
-    items[:] = [item for item in items if "soak" not in item.keywords]
+    unwanted = LEFT_OUT[config.getoption("--tier")]
+    left_out = [item for item in items if any(mark.name in unwanted for mark in item.iter_markers())]
+    items[:] = [item for item in items if all(mark.name not in unwanted for mark in item.iter_markers())]
     config.hook.pytest_deselected(items=left_out)
 
 

@@ -60,7 +60,7 @@ def ten(request):
 @pytest.fixture
 def num_few_rows_tokens(request):
     """How many tokens are compared where only few rows are in a batch: steps then cost the most per token."""
-    return NUM_TOKENS if request.config.getoption("--soak") else NUM_TOKENS // 2
+    return NUM_TOKENS if request.config.getoption("--tier") == "soak" else NUM_TOKENS // 2
 
 
 @pytest.fixture(scope="module")

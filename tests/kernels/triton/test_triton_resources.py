@@ -2,7 +2,7 @@
 
 The tables `resources_sm_80.csv` and so on are the output of `python -m kernel_resources sm_80`, and so on: a change of
 theirs is looked at by whoever makes it. They say what each kernel was compiled from, and what has not changed since is
-not compiled again; with `--soak` everything is. Registers are a compiler's choice, so they are
+not compiled again; with `--tier soak` everything is. Registers are a compiler's choice, so they are
 compared only with the version of Triton that the tables were made with.
 """
 
@@ -48,7 +48,7 @@ def compile_all(tmp_path_factory, pytestconfig):
     @cache
     def compiled(architecture):
         table = table_path(architecture)
-        known = () if pytestconfig.getoption("--soak") or not table.exists() else (table,)
+        known = () if pytestconfig.getoption("--tier") == "soak" or not table.exists() else (table,)
         return rows(made_anew(architecture, *known, environment=environment))
 
     return compiled
