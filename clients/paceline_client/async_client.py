@@ -384,10 +384,13 @@ class AsyncClient:
         deadline = loop.time() + self._timeout.call_seconds
         num_losses = 0
         while True:
+            is_token_replaced = endpoint.channel.token_watch()
             try:
                 with self._connection.use(endpoint) as channel:
                     answer = await call(channel.calls, sendable_seconds(deadline - loop.time()))
             except grpc.aio.AioRpcError as refusal:
+                if refusal.code() is grpc.StatusCode.UNAUTHENTICATED and is_token_replaced():
+                    continue
                 error = wire.error_from_call(refusal)
                 if wire.is_answered(refusal) and error.reason not in NOT_HERE:
                     raise await self._connection.explained(error, endpoint) from None

@@ -5,6 +5,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Protocol
 
 import grpc
@@ -34,6 +35,9 @@ class Channel(Protocol):
 
     async def what_serves(self) -> str:
         """What answers there, as the end of a sentence, where it is not the API of a scheduler; empty if it may be."""
+
+    def token_watch(self) -> Callable[[], bool]:
+        """Says later whether the token that calls show now has been replaced since."""
 
     def open_session(self) -> wire.SessionCall:
         """Start a session; nothing is known of the server until its first message."""
@@ -99,6 +103,9 @@ class GrpcChannel:
 
     async def what_serves(self) -> str:
         return await wire.what_serves(self._calls, timeout_seconds=_WHY_SECONDS)
+
+    def token_watch(self) -> Callable[[], bool]:
+        return self._calls.credentials.token_watch()
 
     def open_session(self) -> wire.SessionCall:
         return wire.open_session(self._calls)

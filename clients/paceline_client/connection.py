@@ -136,7 +136,10 @@ class Connection(Generic[ChannelT_co]):
         await self._set_aside()
         endpoint = self._session_endpoint = await self._dialler.connect(deadline, refused_deadline_s=refused_deadline)
         self._dialler.hold(endpoint)
-        self._session = Session(endpoint.channel.open_session(), keepalive=self._keepalive, limits=self._limits)
+        is_token_replaced = endpoint.channel.token_watch()
+        self._session = Session(
+            endpoint.channel.open_session(), is_token_replaced, keepalive=self._keepalive, limits=self._limits
+        )
         now = asyncio.get_running_loop().time()
         self._left = {name: at_s for name, at_s in self._left.items() if now < at_s + _CANCEL_WINDOW_SECONDS}
         for tenant, request_id in self._left:

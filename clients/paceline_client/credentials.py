@@ -4,6 +4,7 @@ Knows files. What cannot be read later stays what it was; refuses to know who as
 """
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +57,11 @@ class Credentials:
             with contextlib.suppress(OSError, ValueError):
                 self._token = self._token_file.read_text(encoding="ascii").strip() or self._token
         return () if self._token is None else (("authorization", f"Bearer {self._token}"),)
+
+    def token_watch(self) -> Callable[[], bool]:
+        """Says later whether the token that calls show now has been replaced since."""
+        shown = self.metadata()
+        return lambda: self.metadata() != shown
 
 
 def _read(tls: Tls) -> Certificates:

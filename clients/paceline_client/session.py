@@ -89,10 +89,13 @@ class _Running:
 
 
 class Session:
-    """Everything runs on the event loop it was made on."""
+    """Everything runs on the event loop it was made on. `is_token_replaced`: since the call was made."""
 
-    def __init__(self, call: wire.SessionCall, *, keepalive: Keepalive, limits: Limits) -> None:
+    def __init__(
+        self, call: wire.SessionCall, is_token_replaced: Callable[[], bool], *, keepalive: Keepalive, limits: Limits
+    ) -> None:
         self._call = call
+        self._is_token_replaced = is_token_replaced
         self._keepalive = keepalive
         self._limits = limits
         self._running: dict[str, _Running] = {}
@@ -216,6 +219,8 @@ class Session:
         except grpc.aio.AioRpcError as error:
             if error.code() in _CONNECTION_STATUSES:
                 return self._end_by_status(error.code(), error.details() or "")
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED and self._is_token_replaced():
+                return self._end_by_status(error.code(), "its token was replaced while it was shown")
             refusal = error
             return lambda: wire.error_from_call(refusal)
         except grpc.aio.BaseError as error:  # from inside gRPC, where a connection broke under it

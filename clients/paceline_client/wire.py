@@ -107,10 +107,12 @@ _OTHER_SERVICES = {
 
 
 class CallChannel(NamedTuple):
-    """Metadata is asked for anew for each call, as a token may have changed."""
-
     channel: grpc.aio.Channel
-    metadata: Callable[[], tuple[tuple[str, str], ...]] = lambda: ()
+    credentials: Credentials = Credentials()
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Asked for anew for each call, as a token may have changed."""
+        return self.credentials.metadata()
 
 
 def open_channel(
@@ -136,11 +138,11 @@ def open_channel(
         options.append(("grpc.default_authority", server_name))
     certificates = credentials.certificates()
     if certificates is None:
-        return CallChannel(grpc.aio.insecure_channel(target, options=options), credentials.metadata)
+        return CallChannel(grpc.aio.insecure_channel(target, options=options), credentials)
     if expected := credentials.server_name or server_name:
         options.append(("grpc.ssl_target_name_override", expected))
     tls = grpc.ssl_channel_credentials(certificates.roots, certificates.key, certificates.chain)
-    return CallChannel(grpc.aio.secure_channel(target, tls, options=options), credentials.metadata)
+    return CallChannel(grpc.aio.secure_channel(target, tls, options=options), credentials)
 
 
 def open_session(on: CallChannel) -> SessionCall:

@@ -23,6 +23,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
     def __init__(self):
         self.seen = []
         self.accepted = None
+        self.on_refusal = lambda: None
 
     async def intercept_service(self, continuation, handler_call_details):
         """Look at the metadata."""
@@ -33,6 +34,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
             return handler
 
         async def refuse(_, context):
+            self.on_refusal()
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you?")
 
         if handler.request_streaming:
@@ -100,6 +102,19 @@ async def test_who_is_not_known_is_told_so_at_once():
                     await call()
                 num_calls.append(len(doorkeeper.seen))
             assert 1 in num_calls
+
+
+async def test_a_token_that_is_replaced_while_it_is_shown_is_no_refusal(tmp_path):
+    """Rotated and revoked between the moment a call read it and the moment the server looked it up."""
+    file = tmp_path / "token"
+    file.write_text("old")
+    async with serving(say("hi")) as (target, doorkeeper), AsyncClient(target, token=file) as client:
+        doorkeeper.accepted = "new"
+        doorkeeper.on_refusal = lambda: file.write_text("new")
+        assert (await client.generate("?")).text == "hi"
+        doorkeeper.accepted = "newest"
+        doorkeeper.on_refusal = lambda: file.write_text("newest")
+        assert (await client.get_model()).name == "fake"
 
 
 @pytest.mark.parametrize("asks_clients", [True, False])

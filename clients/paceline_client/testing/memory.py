@@ -75,6 +75,9 @@ class MemoryChannel:
     async def what_serves(self) -> str:
         return ""
 
+    def token_watch(self) -> Callable[[], bool]:
+        return lambda: False
+
     def open_session(self) -> "MemoryCall":
         return self._server.open_call()
 

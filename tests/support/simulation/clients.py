@@ -1,7 +1,7 @@
 """Clients as nodes of the network: the real client library, dialling whatever scheduler answers."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from random import Random
 from typing import Protocol, cast
@@ -119,6 +119,9 @@ class SimulatedChannel:
     async def what_serves(self) -> str:
         """Here everybody serves the API."""
         return ""
+
+    def token_watch(self) -> Callable[[], bool]:
+        return lambda: False
 
     def open_session(self) -> wire.SessionCall:
         """Start the Session call."""
