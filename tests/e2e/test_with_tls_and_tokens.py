@@ -64,9 +64,7 @@ class System:
     def revoke_first_token(self):
         """Delete its line."""
         _, *rest = self.tokens.read_text().splitlines(keepends=True)
-        replacement = self.tokens.with_suffix(".new")
-        replacement.write_text("".join(rest))
-        replacement.replace(self.tokens)
+        replace_text(self.tokens, "".join(rest))
 
     def channel(self, address, folder=None):
         """A connection, with a certificate of one's own if there is a folder."""
@@ -155,6 +153,13 @@ async def test_without_tokens_certificates_say_who_calls(tmp_path):
         async with system.channel(system.admin, tmp_path / "operator") as channel:
             (method,) = [method for method in methods_of(admin_pb2.DESCRIPTOR) if method.name == "GetLimits"]
             assert await outcome(channel, method) == (grpc.StatusCode.OK, "")
+
+
+def replace_text(file, text):
+    """All at once, as Kubernetes replaces a mounted secret: no reader finds half of it."""
+    replacement = file.with_suffix(".new")
+    replacement.write_text(text)
+    replacement.replace(file)
 
 
 async def until_known(channel, token):
@@ -261,7 +266,7 @@ async def test_no_stream_fails_while_certificates_and_tokens_are_renewed(system,
         new = system.new_token("blue")
         async with system.channel(system.api) as channel:
             await until_known(channel, new)
-        file.write_text(new)
+        replace_text(file, new)
         system.revoke_first_token()
 
     async with asyncio.TaskGroup() as group:
