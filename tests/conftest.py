@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -144,6 +144,15 @@ def running_system(tmp_path_factory):
 def own_system(tmp_path_factory):
     """The real thing for the tests of one module, which may kill its processes."""
     yield from run_system(tmp_path_factory.mktemp("own_system"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """A GGUF file of random weights: what it says means nothing, is the same whenever it is asked, and soon repeats."""
+    from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts  # imports torch
+
+    checkpoint = RandomCheckpoint(replace(TINY_CONFIG, head_dim=32, num_layers=8, max_model_len=1024))
+    return gguf_parts(checkpoint).write(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
 def run_system(folder):

@@ -15,9 +15,8 @@ from paceline_client.errors import PacelineError
 from paceline_scheduler.testing.measured_processes import event, module_process
 from paceline_scheduler.testing.processes import SchedulerTestProcess
 
-MAX_WAIT_S = 120
 PORTS = ("--port", "0", "--health-port", "0", "--metrics-port", "0")
-SMALL = ("--max-num-seqs", "8", "--max-model-len", "512", "--kv-cache-memory", "16MiB")
+SMALL = ("--max-num-seqs", "8", "--max-model-len", "512", "--kv-cache-memory", "2MiB")
 CONSTANT = {"cache_config_info", "executor_info", "executor_kv_blocks", "executor_kv_cache_bytes"}
 # What no client and no operator can do to a sound system; their own tests show them.
 NOT_HERE = {"executor_refused_plans", "executor_failed_steps"}
@@ -66,7 +65,7 @@ async def load(target):
     """Short answers, which the scheduler learns from, copies, and then more long ones than there are blocks for."""
     await asyncio.gather(*(ask(target, f"{number} {LETTER}", 4) for number in range(24)))
     for _ in range(2):
-        await ask(target, LETTER * 6, 60)
+        await ask(target, LETTER * 4, 60)
     with pytest.raises(PacelineError):
         await ask(target, LETTER, 10_000)
     await asyncio.gather(*(ask(target, f"{LETTER * 2}{number}", 330, tenant=f"t-{number}") for number in range(12)))
@@ -78,11 +77,12 @@ async def keep_asking(target):
         await ask(target, LETTER, 400)
 
 
-async def test_every_metric_of_a_system_moves(monkeypatch):
+async def test_every_metric_of_a_system_moves(tiny_model, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")  # spans are made, and nobody takes them
     scraped = Scraped()
-    async with asyncio.timeout(MAX_WAIT_S), AsyncExitStack() as stack:
-        executor = await stack.enter_async_context(module_process("paceline_executor", *PORTS, *SMALL))
+    model = ("--model", str(tiny_model))
+    async with AsyncExitStack() as stack:
+        executor = await stack.enter_async_context(module_process("paceline_executor", *model, *PORTS, *SMALL))
         served = await event(executor, "ready")
         await scraped.look(served["metrics_port"])
         options = ("--executors", f"127.0.0.1:{served['port']}", "--log-requests", "1")

@@ -4,11 +4,9 @@ device, rings and two steps in flight; and those in which a second model drafts.
 A tiny model of random weights: what it says means nothing, and is the same whenever it is asked.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import grpc.aio
-import pytest
 from rich.console import Console
 
 from paceline.v1.admin_pb2 import ListExecutorsRequest
@@ -19,16 +17,8 @@ from paceline_cli.chaos.faults import FaultKind
 from paceline_cli.chaos.report import figures_of
 from paceline_cli.chaos.views import FaultLines
 from paceline_cli.supervisor.programs import Deployment, free_ports
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts
 
 KINDS = (FaultKind.SCHEDULER_KILL, FaultKind.EXECUTOR_KILL)
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory):
-    """A file with room for the questions that are asked."""
-    checkpoint = RandomCheckpoint(replace(TINY_CONFIG, head_dim=32, num_layers=8, max_model_len=1024))
-    return gguf_parts(checkpoint).write(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
 def setting(tiny_model, **options):

@@ -96,11 +96,12 @@ class SchedulerTestProcess:
     async def stop(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
+        self.unclog_log()  # a test that failed meanwhile has not, and the log would never end
         await self.ended()
 
     async def _read(self) -> None:
         async for line in self._log:
-            if line.strip():
+            if line.strip() and line.endswith(b"\n"):  # else it was killed in the middle of a line
                 self.events.append(json.loads(line))
                 self._news.set()
         self._news.set()
