@@ -7,6 +7,9 @@ import pytest
 
 from paceline_client import AsyncClient, Sampling, Stopping
 
+# A second real model beside that of the other tests; tests/faults kills processes, too.
+pytestmark = pytest.mark.slow
+
 NUM_STREAMS = 16
 # Seconds of work for all streams together: what is done to the processes is done while they run.
 STOPPING = Stopping(max_tokens=128, ignore_eos=True)

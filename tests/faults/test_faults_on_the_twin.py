@@ -7,6 +7,7 @@ A tiny model of random weights: what it says means nothing, and is the same when
 from functools import partial
 
 import grpc.aio
+import pytest
 from rich.console import Console
 
 from paceline.v1.admin_pb2 import ListExecutorsRequest
@@ -17,6 +18,8 @@ from paceline_cli.chaos.faults import FaultKind
 from paceline_cli.chaos.report import figures_of
 from paceline_cli.chaos.views import FaultLines
 from paceline_cli.supervisor.programs import Deployment, free_ports
+
+pytestmark = pytest.mark.slow
 
 KINDS = (FaultKind.SCHEDULER_KILL, FaultKind.EXECUTOR_KILL)
 

@@ -27,19 +27,22 @@ from paceline_cli.supervisor.programs import Deployment, free_ports
 NUM_IN_FLIGHT = 16
 MAX_END_SECONDS = 60
 
-# A freeze of up to a second is waited for, one of 2 s ends with another scheduler, or executor, at work.
+# The five that `make test` tries.
 FAULTS = [
     Fault(FaultKind.SCHEDULER_KILL),
-    Fault(FaultKind.SCHEDULERS_KILL),
     Fault(FaultKind.EXECUTOR_KILL),
     Fault(FaultKind.CLIENT_CUT),
+    Fault(FaultKind.SCHEDULER_FREEZE, 2.0),
+    Fault(FaultKind.BOTH_KILL),
+]
+# A freeze of up to a second is waited for, one of 2 s ends with another scheduler, or executor, at work.
+MORE_FAULTS = [
+    Fault(FaultKind.SCHEDULERS_KILL),
     Fault(FaultKind.SCHEDULER_KILL),
     Fault(FaultKind.CLIENT_SILENCE, 1.0),
     Fault(FaultKind.SCHEDULER_FREEZE, 0.1),
     Fault(FaultKind.SCHEDULER_FREEZE, 0.5),
-    Fault(FaultKind.SCHEDULER_FREEZE, 2.0),
     Fault(FaultKind.CLIENT_KILL),
-    Fault(FaultKind.BOTH_KILL),
     Fault(FaultKind.CLIENT_DELAY, 1.0),
     Fault(FaultKind.CLIENT_THROTTLE, 1.0),
     Fault(FaultKind.CLIENT_CUT),
@@ -108,13 +111,17 @@ async def num_running_requests(system):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def experiment(request):
     """The one that all faults below are done to; a load runs on it meanwhile."""
-    kinds = tuple({fault.kind for fault in FAULTS})
+    kinds = tuple({fault.kind for fault in (*FAULTS, *MORE_FAULTS)})
     async with undamaged(setting(kinds, timing=FaultTiming(settle_seconds=240)), request.config) as running:
         yield running
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}-{fault.seconds:g}")
+@pytest.mark.parametrize(
+    "fault",
+    [*FAULTS, *(pytest.param(fault, marks=pytest.mark.slow) for fault in MORE_FAULTS)],
+    ids=lambda fault: f"{fault.kind}-{fault.seconds:g}",
+)
 async def test_what_is_delivered_under_a_fault_is_what_is_delivered_without(fault, experiment):
     if fault.kind in NEEDS_A_SPARE:
         await experiment.system.whole()

@@ -49,10 +49,13 @@ from simulation.scenario import FaultKind
 class Ablation:
     """One safeguard. `replaced` are the functions that embody it: where they are, their names, what stands there.
 
-    `guards_against` is the fault without which it cannot be missed, if it is one.
+    `shown_by` is a seed whose run goes wrong without it; after a change that draws other runs,
+    `python -m simulation --ablation NAME --seeds 300` finds it anew. `guards_against` is the fault without which it
+    cannot be missed, if it is one.
     """
 
     safeguard: str
+    shown_by: int
     replaced: tuple[tuple[object, str, Any], ...]
     guards_against: FaultKind | None = None
 
@@ -210,80 +213,95 @@ def _outranks_always(seen: SeenRow, live: LiveRequest, output: Int32Array) -> bo
 ABLATIONS: dict[str, Ablation] = {
     "epoch": Ablation(
         "plans of another epoch have no effect",
+        128,
         ((StreamOfPlans, "take", _take_any_epoch), (StepLoop, "_is_wanted", _is_wanted_in_any_epoch)),
         FaultKind.REPLAY,
     ),
-    "step": Ablation("plans run in order and once", ((StreamOfPlans, "take", _take_any_step),), FaultKind.MANGLE),
-    "term": Ablation("no claim is accepted after a higher one", ((Fence, "_is_superseded", _no),)),
-    "lease": Ablation("who is heard of keeps the executor", ((Fence, "_is_free", _yes),)),
-    "line": Ablation("who comes second waits", ((Fence, "_goes_first", _yes),)),
+    "step": Ablation("plans run in order and once", 69, ((StreamOfPlans, "take", _take_any_step),), FaultKind.MANGLE),
+    "term": Ablation("no claim is accepted after a higher one", 0, ((Fence, "_is_superseded", _no),)),
+    "lease": Ablation("who is heard of keeps the executor", 0, ((Fence, "_is_free", _yes),)),
+    "line": Ablation("who comes second waits", 0, ((Fence, "_goes_first", _yes),)),
     "queued-plans": Ablation(
         "plans that were not launched are dropped at an acceptance",
+        101,
         ((StepLoop, "_is_wanted", _is_wanted_in_any_epoch),),
     ),
     "told-rows": Ablation(
         "a device that keeps rows is told of each new one",
+        0,
         ((RowColumns, "clear", _clear_but_count_as_told),),
     ),
     "frozen-executor": Ablation(
         "an executor that stood still takes nobody for silent",
+        66,
         ((Fence, "renew", _nothing),),
         FaultKind.FREEZE_EXECUTOR,
     ),
     "grant-hash": Ablation(
         "block tables that differ are noticed",
+        199,
         ((results, "matching_step", _match_any_grants),),
         FaultKind.CHANGE_GRANT,
     ),
     "bounds": Ablation(
-        "what is planned of a row is never below what was computed", ((results, "_settle", _settle_row_alone),)
+        "what is planned of a row is never below what was computed", 2, ((results, "_settle", _settle_row_alone),)
     ),
     "acceptance": Ablation(
-        "a draft is accepted while it is what is drawn", ((simulated, "counting_draws", _accept_all),)
+        "a draft is accepted while it is what is drawn", 2, ((simulated, "counting_draws", _accept_all),)
     ),
-    "drafts": Ablation("drafts take no prompt's turn", ((planner, "_all_decode", _yes),)),
+    "drafts": Ablation("drafts take no prompt's turn", 13, ((planner, "_all_decode", _yes),)),
     "late-tags": Ablation(
         "blocks are tagged when they are known to be full",
+        0,
         ((ExecutorState, "_tag_filled", _tag_planned), (ExecutorState, "settle", _settle_early)),
     ),
-    "leaving": Ablation("a row is free when its release is confirmed", ((ExecutorState, "commit", _commit_confirmed),)),
-    "attempt": Ablation(
-        "of two rows the higher attempt lives", ((recovery, "outranks", _outranks_always),), FaultKind.ZOMBIE
+    "leaving": Ablation(
+        "a row is free when its release is confirmed", 0, ((ExecutorState, "commit", _commit_confirmed),)
     ),
-    "offset": Ablation("a client is served from the offset it asks for", ((recovery, "join", _join_from_the_start),)),
+    "attempt": Ablation(
+        "of two rows the higher attempt lives", 6, ((recovery, "outranks", _outranks_always),), FaultKind.ZOMBIE
+    ),
+    "offset": Ablation(
+        "a client is served from the offset it asks for", 6, ((recovery, "join", _join_from_the_start),)
+    ),
     "rolling-hash": Ablation(
         "only output that the client holds is gone on with",
+        27,
         ((resuming, "holds_beginning", _holds_as_many),),
         FaultKind.BAD_RESUME,
     ),
     "body": Ablation(
         "a request is resumed only as the same request",
+        27,
         ((intake, "resume_mode", _resume_mode_with_any_body),),
         FaultKind.BAD_RESUME,
     ),
     "attachment": Ablation(
         "the highest attachment has the request",
+        131,
         ((Edge, "_before", _any_stream_before), (resuming, "_check_attachment", _nothing)),
         FaultKind.LATE_REQUEST,
     ),
     "sync-gate": Ablation(
         "nothing is admitted before it is known what executors run",
+        18,
         (
             (Executors, "until_synced", _at_once),
             (ExecutorGroup, "expect", _nothing),
         ),
         FaultKind.RETURN,
     ),
-    "tenant": Ablation("no tenant hits another one's blocks", ((PrefixChain, "__init__", _chain_of_all_tenants),)),
-    "share": Ablation("no tenant holds more than its share", ((Capacity, "_tenant_blocker", _nothing),)),
+    "tenant": Ablation("no tenant hits another one's blocks", 4, ((PrefixChain, "__init__", _chain_of_all_tenants),)),
+    "share": Ablation("no tenant holds more than its share", 23, ((Capacity, "_tenant_blocker", _nothing),)),
     "suspects": Ablation(
         "what may have made a step fail runs alone",
+        91,
         ((Suspicion, "is_suspect", _no),),
         FaultKind.FAIL_STEPS,
     ),
     "silence": Ablation(
-        "a silent executor is given up", ((PlanStream, "_check_alive", _nothing),), FaultKind.HALF_OPEN
+        "a silent executor is given up", 81, ((PlanStream, "_check_alive", _nothing),), FaultKind.HALF_OPEN
     ),
-    "yielding": Ablation("who finds a higher claim yields everywhere", ((Leadership, "_yield_to", _yield_alone),)),
+    "yielding": Ablation("who finds a higher claim yields everywhere", 6, ((Leadership, "_yield_to", _yield_alone),)),
 }
 """By name."""
