@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from paceline.v1.admin_pb2 import ListExecutorsRequest
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from repository_checks.programs import BIN
+from suite_cost import ProcessCost, SuiteCost
 
 # GPU kernels are interpreted on the CPU, which Triton wants to know before anything imports it. `TRITON_INTERPRET=0`
 # runs their tests on a GPU.
@@ -65,8 +66,43 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """One profile for the whole run."""
+    """One profile for the whole run, whose cost is told where all of a tier runs."""
     settings.load_profile(config.getoption("--tier"))
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword + config.option.markexpr:
+        config.pluginmanager.register(CostOfTier(config))
+
+
+class CostOfTier:
+    """The CPU time of all tests, written to a file; in continuous integration the run fails where it is above its limit
+    by more than what machines differ.
+    """
+
+    def __init__(self, config):
+        self.config, self.own, self.sum = config, ProcessCost(), SuiteCost()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self):
+        result = yield
+        self.own.test_ends()
+        return result
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        self.sum.add(*getattr(node, "workeroutput", {}).get("cost", (0.0, [])))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session):
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput["cost"] = self.own.taken()
+            return
+        self.sum.add(*self.own.taken())
+        tier = self.config.getoption("--tier")
+        self.sum.write(tier)
+        if "CI" in os.environ and self.sum.is_above_limit(tier):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        terminalreporter.write_line(self.sum.told(self.config.getoption("--tier")))
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups next
