@@ -18,11 +18,6 @@ MAX_TRITON_KERNEL_LINES = 120
 MAX_FILE_LINES = 600
 MAX_METHODS = 25
 MAX_FIELDS = 15
-MIN_MODULE_LINES = 40
-# Folders of `tests` that hold packages; the others hold tests.
-PACKAGES_OF_TESTS = frozenset({"support", "bench"})
-NAMED_FOR_WHY = frozenset({"__init__", "__main__", "config", "errors"})
-BACKENDS = frozenset({"reference", "cpu", "triton"})
 UNSAFE_MODULES = (
     *("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "runpy"),
     *("torch.hub", "torch.package"),
@@ -71,20 +66,6 @@ def class_width(source: Source) -> Iterator[Violation]:
                 yield _too_wide(source, node, f"{num_methods} methods", MAX_METHODS)
             if num_fields > MAX_FIELDS and not _is_value(node):
                 yield _too_wide(source, node, f"{num_fields} fields", MAX_FIELDS)
-
-
-def module_size(source: Source) -> Iterator[Violation]:
-    """A module below 40 lines says why it is one: a sentence of its docstring begins with `Apart`.
-
-    Where that is missing it belongs to a neighbour. Some names say it themselves: those that Python looks for, `config`
-    and `errors`, of which a package has one, and in the kernels the files that an operation has for each backend.
-    """
-    stem, num_lines = source.path.stem, len(source.text.splitlines())
-    is_named_for_it = stem in NAMED_FOR_WHY or (source.package == "paceline_kernels" and stem in BACKENDS)
-    if num_lines >= MIN_MODULE_LINES or is_named_for_it or _is_a_test(source):
-        return
-    if not re.search(r"(?:^|[.:]\s+)Apart\b", ast.get_docstring(source.tree) or ""):
-        yield Violation(source.path, 1, f"the module has {num_lines} lines and does not say why it stands apart")
 
 
 def environment(source: Source) -> Iterator[Violation]:
@@ -158,7 +139,7 @@ def search_sizes(source: Source) -> Iterator[Violation]:
                 yield Violation(source.path, node.value.lineno, f"max_examples={value!r} is the same in every profile")
 
 
-EVERYWHERE: tuple[Rule, ...] = (function_size, file_size, class_width, module_size)
+EVERYWHERE: tuple[Rule, ...] = (function_size, file_size, class_width)
 IN_THE_PRODUCT: tuple[Rule, ...] = (environment, unsafe_loading, generated_modules, words, keyword_pass_through)
 IN_THE_TESTS: tuple[Rule, ...] = (asserted_times, search_sizes)
 
@@ -299,11 +280,6 @@ def _timed_names(function: ast.AST, bindings: Mapping[str, str]) -> set[str]:
 
 def _loaded_names(root: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(root) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-
-
-def _is_a_test(source: Source) -> bool:
-    top, folder = source.path.parts[:2]
-    return top == "tests" and folder not in PACKAGES_OF_TESTS
 
 
 def _is_at_the_border(source: Source) -> bool:
