@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from repository_checks import rules
-from repository_checks.sources import parse, product_sources, sources_of_tests
+from repository_checks.sources import Source, product_sources, sources_of_tests
 
 pytestmark = pytest.mark.lint
 
 CORE = "scheduler/paceline_scheduler/core/planner.py"
-PROCESS = "protos/paceline/process/ports.py"
 TEST = "tests/scheduler/core/test_planner.py"
 TIMED = "import time\ndef test_it(start):\n    took = time.monotonic() - start\n    assert {condition}"
+TIMED_BY_NAME = "from time import monotonic_ns as now\ndef test_it(end):\n    assert now() < end"
 LINES_61 = "def plan():\n" + "    x = 1\n" * 60
 METHODS_25 = "class Queue:\n" + "".join(f"    def do_{i}(self): ...\n" for i in range(25))
 PARTS_16 = "".join(f"    part_{i}: int\n" for i in range(16))
@@ -31,13 +31,13 @@ TEST_RULES = (*rules.EVERYWHERE, *rules.IN_THE_TESTS)
 
 
 def of_all(rules_of_it, source):
-    """What rules say about a file, which is parsed once for all of them."""
+    """What rules say about a file."""
     return [violation for rule in rules_of_it for violation in rule(source)]
 
 
 def violations(rule, path, text):
     """What a rule says about a made-up file."""
-    return [str(violation) for violation in rule(parse(Path(path), text))]
+    return [str(violation) for violation in rule(Source(Path(path), text))]
 
 
 def test_what_is_written_by_hand_keeps_the_rules():
@@ -71,35 +71,13 @@ def test_what_is_written_by_hand_keeps_the_rules():
         (rules.class_width, CORE, f"{ASSIGNED_15}    def f(self):\n        self.b += 1", "1: Queue has 16 fields"),
         (rules.class_width, CORE, f"{ASSIGNED_15}    def f(self):\n        a, self.b = 1, 2", "1: Queue has 16 fields"),
         (rules.class_width, CORE, class_with_16_arrays("size_{i}"), "1: Rows has 16 fields, the limit is 15"),
-        (rules.environment, CORE, "import os\nos.environ['A']", "2: os.environ outside of config.py"),
-        (rules.environment, CORE, "import os\nos.getenv('A')", "2: os.getenv outside of config.py"),
-        (rules.environment, CORE, "import os as o\no.environ.get('A')", "2: os.environ"),
-        (rules.environment, CORE, "from os import environ", "1: os.environ outside of config.py"),
         (rules.environment, CORE, "option(envvar='A')", "1: reads an environment variable"),
-        (rules.unsafe_loading, CORE, "import pickle", "1: pickle runs code"),
-        (rules.unsafe_loading, CORE, "from pickle import loads", "1: pickle.loads runs code"),
-        (rules.unsafe_loading, CORE, "import torch\ntorch.load('x')", "2: torch.load runs code"),
-        (rules.unsafe_loading, CORE, "import torch as t\nt.jit.load('x')", "2: torch.jit.load runs code"),
-        (rules.unsafe_loading, CORE, "from torch import load", "1: torch.load runs code"),
-        (rules.unsafe_loading, CORE, "eval('1')", "1: builtins.eval runs code"),
-        (rules.unsafe_loading, CORE, "run = exec", "1: builtins.exec runs code"),
-        (rules.unsafe_loading, CORE, "import builtins\nbuiltins.eval('1')", "2: builtins.eval runs code"),
-        (rules.unsafe_loading, CORE, "import importlib\nimportlib.import_module(name)", "2: importlib.import_module"),
+        (rules.unsafe_loading, CORE, "eval('1')", "1: eval runs code"),
+        (rules.unsafe_loading, CORE, "run = exec", "1: exec runs code"),
+        (rules.unsafe_loading, CORE, "compile(text)", "1: compile runs code"),
+        (rules.unsafe_loading, CORE, "__import__(name)", "1: __import__ runs code"),
         (rules.unsafe_loading, CORE, "np.load(p, allow_pickle=True)", "1: allow_pickle=True"),
         (rules.unsafe_loading, CORE, "np.load(p, allow_pickle=flag)", "1: allow_pickle=flag"),
-        (rules.generated_modules, CORE, "from paceline.v1 import plan_pb2", "1: uses paceline.v1.plan_pb2"),
-        (rules.generated_modules, CORE, "import paceline.v1.plan_pb2", "1: uses paceline.v1.plan_pb2"),
-        (rules.generated_modules, CORE, "from paceline_scheduler.link.wire import plan_pb2", "1: uses paceline_sched"),
-        (
-            rules.generated_modules,
-            CORE,
-            "from paceline_scheduler.link import wire\nwire.plan_pb2",
-            "2: uses paceline_scheduler.link.wire.plan_pb2",
-        ),
-        (rules.generated_modules, "scheduler/paceline_scheduler/errors.py", "import paceline.v1", "1: uses"),
-        (rules.generated_modules, CORE, "import paceline\nx = paceline.v1", "2: uses paceline.v1"),
-        (rules.generated_modules, PROCESS, "from paceline.v1 import plan_pb2", "1: uses paceline.v1.plan_pb2"),
-        (rules.generated_modules, CORE, "from paceline.process.a import plan_pb2", "1: uses paceline.process.a.plan"),
         (rules.words, CORE, "class TableMixin: ...", "1: TableMixin uses the word 'mixin'"),
         (rules.words, CORE, "def f(num_bumps): ...", "1: num_bumps uses the word 'bump'"),
         (rules.words, CORE, "is_stranger: bool = False", "1: is_stranger uses the word 'stranger'"),
@@ -125,6 +103,7 @@ def test_what_is_written_by_hand_keeps_the_rules():
             "4: test_it asserts a time",
         ),
         (rules.asserted_times, TEST, TIMED.format(condition="took < 5"), "4: test_it asserts a time"),
+        (rules.asserted_times, TEST, TIMED_BY_NAME, "3: test_it asserts a time"),
         (rules.search_sizes, TEST, "settings(max_examples=40)", "1: max_examples=40 is the same in every profile"),
     ],
 )
@@ -146,16 +125,9 @@ def test_the_rule_bites(rule, path, text, message):
         (rules.class_width, CORE, f"@dataclass(frozen=True, slots=True)\nclass Request:\n{PARTS_16}"),
         (rules.class_width, CORE, f"class Request(NamedTuple):\n{PARTS_16}"),
         (rules.class_width, CORE, class_with_16_arrays("num_rows")),
-        (rules.environment, "scheduler/paceline_scheduler/config.py", "import os\nos.environ['A']"),
+        (rules.environment, "scheduler/paceline_scheduler/config.py", "option(envvar='A')"),
         (rules.unsafe_loading, CORE, "model.eval()\nself.load('x')\nre.compile('x')"),
         (rules.unsafe_loading, CORE, "np.load(p, allow_pickle=False)"),
-        (rules.generated_modules, "scheduler/paceline_scheduler/link/wire.py", "from paceline.v1 import plan_pb2"),
-        (rules.generated_modules, "scheduler/paceline_scheduler/api/servicer.py", "from paceline.v1 import plan_pb2"),
-        (rules.generated_modules, "scheduler/paceline_scheduler/api/edge.py", "from paceline.v1 import inference_pb2"),
-        (rules.generated_modules, "protos/paceline/plan/codec/plans.py", "from paceline.v1 import plan_pb2"),
-        (rules.generated_modules, "clients/paceline_client/errors.py", "from paceline.v1 import plan_pb2"),
-        (rules.generated_modules, CORE, "from google.rpc import code_pb2"),
-        (rules.generated_modules, CORE, "from paceline.process import ports"),
         (rules.words, CORE, "values.extend([1])\npaged: int = 1\nprint(message.page)\nentry, job = 1, 2"),
         (rules.keyword_pass_through, CORE, "def f(*args: P.args, **kwargs: P.kwargs): ..."),
         (rules.asserted_times, TEST, TIMED.format(condition="start")),

@@ -1,5 +1,6 @@
 """ruff, mypy and import-linter accept the tree, and each of them would refuse a worse one."""
 
+import json
 import os
 import shutil
 import sysconfig
@@ -23,6 +24,11 @@ BREACHES = {
     "process-alone": ("protos/paceline/process/breach.py", "import paceline.v1.plan_pb2"),
     "plan-alone": ("protos/paceline/plan/breach.py", "import structlog"),
     "plan-values-plain": ("protos/paceline/plan/hashes.py", "import paceline.v1.plan_pb2"),
+    "messages-at-the-border": (
+        "scheduler/paceline_scheduler/core/queue/breach.py",
+        "def f():\n    from paceline.v1 import plan_pb2",
+    ),
+    "no-circles": ("executor/paceline_executor/rows/batch.py", "import paceline_executor.rows.table"),
     "core-pure": ("scheduler/paceline_scheduler/core/breach.py", "import time"),
     "leadership-pure": ("scheduler/paceline_scheduler/link/redial.py", "import asyncio"),
     "scheduler-layers": ("scheduler/paceline_scheduler/link/breach.py", "import paceline_scheduler.api"),
@@ -35,9 +41,32 @@ BREACHES = {
 }
 
 
-def run_ruff(*arguments):
+# A line each that the product may not have.
+BANNED = """
+os.environ["A"]
+os.getenv("A")
+o.environ.get("A")
+from os import environ
+import pickle
+from pickle import loads
+from torch import load
+import torch.hub
+torch.load("x")
+t.jit.load("x")
+import builtins
+importlib.import_module("x")
+"""
+
+
+def run_ruff(*arguments, stdin=""):
     """ruff with the repository's configuration, wherever the file lies."""
-    return run("ruff", *arguments, "--config", ROOT / "pyproject.toml")
+    return run("ruff", *arguments, "--config", ROOT / "pyproject.toml", stdin=stdin)
+
+
+def refused_lines(path, text):
+    """The lines of a made-up file that ruff refuses for what they call or import."""
+    shown = run_ruff("check", "--output-format", "json", "--stdin-filename", ROOT / path, "-", stdin=text).stdout
+    return {found["location"]["row"] for found in json.loads(shown) if found["code"] == "TID251"}
 
 
 def test_ruff_finds_nothing():
@@ -55,6 +84,17 @@ def test_ruff_refuses_an_unused_import_and_bad_formatting(tmp_path):
     worse.write_text('"""A module."""\nimport os\nx = {  "a":1 }\n')
     assert "F401" in run_ruff("check", worse).stdout
     assert run_ruff("format", "--check", worse).returncode == 1
+
+
+def test_ruff_refuses_what_reads_the_environment_or_runs_code_out_of_data():
+    imports = "import importlib, os, os as o, torch, torch as t"
+    lines = set(range(2, 2 + len(BANNED.split("\n")[1:-1])))
+    assert refused_lines("scheduler/paceline_scheduler/core/planner.py", imports + BANNED) == lines
+    assert refused_lines("scheduler/paceline_scheduler/core/planner.py", "model.eval()\nself.load('x')\n") == set()
+
+
+def test_ruff_lets_the_configuration_read_the_environment():
+    assert refused_lines("scheduler/paceline_scheduler/config.py", "import os\nos.environ['A']\n") == set()
 
 
 def test_mypy_finds_nothing():

@@ -28,3 +28,6 @@ class EdgeLimits:
     max_inline_chars: int = 1024
     num_tokenizer_threads: int = 2
     max_num_waiting_texts: int = 256
+
+    def max_prompt_chars(self, max_model_len: int) -> int:
+        return max_model_len * self.max_chars_per_token

@@ -1,6 +1,7 @@
 """The kinds of rule that a field may have to keep.
 
-Knows no field. Every rule raises InvalidRequestError, which names the one it was given.
+Knows no field but the prompt, whose length `text` checks too. Every rule raises InvalidRequestError, which names the
+one it was given.
 """
 
 import math
@@ -10,7 +11,11 @@ import numpy as np
 
 from paceline.plan.ranges import Range
 from paceline.plan.values import Int32Array
+from paceline.v1 import inference_pb2
+from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.errors import InvalidRequestError
+
+Prompt = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 
 
 def check_range(field: str, value: float | None, allowed: Range) -> None:
@@ -53,3 +58,14 @@ def check_texts(field: str, texts: Sequence[str], at_most: int, max_chars: int) 
     for index, text in enumerate(texts):
         if not 1 <= len(text) <= max_chars:
             raise InvalidRequestError(f"{field}[{index}]", f"has {len(text)} characters, must have 1 to {max_chars}")
+
+
+def check_prompt_length(num_tokens: int, model: ServedModel) -> None:
+    if num_tokens == 0:
+        raise InvalidRequestError("prompt", "has no tokens")
+    if num_tokens >= model.max_model_len:
+        raise InvalidRequestError(
+            "prompt",
+            f"has {num_tokens} tokens; at most {model.max_model_len - 1} fit, as prompt and output share the "
+            f"{model.max_model_len} tokens of the context",
+        )

@@ -21,7 +21,15 @@ from paceline.process.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_B
 from paceline.v1 import inference_pb2, sampling_pb2
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.resumption import ValidResumption, body_of, number_of
-from paceline_scheduler.api.rules import check_count, check_ids, check_num_bytes, check_range, check_texts
+from paceline_scheduler.api.rules import (
+    Prompt,
+    check_count,
+    check_ids,
+    check_num_bytes,
+    check_prompt_length,
+    check_range,
+    check_texts,
+)
 from paceline_scheduler.api.text.stop_texts import MatchedText
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.core.request import Request
@@ -32,8 +40,6 @@ from paceline_scheduler.errors import (
     UnknownModelError,
     UnsupportedError,
 )
-
-Prompt = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 
 MAX_MODEL_NAME_BYTES = 256
 MAX_KEY_BYTES = 128  # of tenant, request_id and cache_salt each
@@ -214,17 +220,6 @@ def check_prompt(prompt: Prompt, model: ServedModel, limits: EdgeLimits) -> None
             raise InvalidRequestError("prompt", "is missing: set one of text, chat and token_ids")
 
 
-def check_prompt_length(num_tokens: int, model: ServedModel) -> None:
-    if num_tokens == 0:
-        raise InvalidRequestError("prompt", "has no tokens")
-    if num_tokens >= model.max_model_len:
-        raise InvalidRequestError(
-            "prompt",
-            f"has {num_tokens} tokens; at most {model.max_model_len - 1} fit, as prompt and output share the "
-            f"{model.max_model_len} tokens of the context",
-        )
-
-
 def check_context(num_prompt_tokens: int, resumption: ValidResumption, model: ServedModel) -> None:
     num_held = max(point.resume_from for point in resumption.points)
     if num_prompt_tokens + num_held > model.max_model_len:
@@ -242,10 +237,6 @@ def check_prompt_logprobs(num_prompt_logprobs: int | None, num_prompt_tokens: in
             "output.prompt_logprobs",
             f"asks for {num_values} values for {num_prompt_tokens} prompt tokens, at most {MAX_PROMPT_LOGPROBS} fit",
         )
-
-
-def max_prompt_chars(model: ServedModel, limits: EdgeLimits) -> int:
-    return model.max_model_len * limits.max_chars_per_token
 
 
 def derived_seed(key: RecordId) -> int:
@@ -289,7 +280,7 @@ def _check_chat(chat: inference_pb2.Chat, model: ServedModel, limits: EdgeLimits
 
 
 def _check_num_chars(field: str, num_chars: int, model: ServedModel, limits: EdgeLimits) -> None:
-    max_chars = max_prompt_chars(model, limits)
+    max_chars = limits.max_prompt_chars(model.max_model_len)
     if num_chars > max_chars:
         raise InvalidRequestError(
             field,

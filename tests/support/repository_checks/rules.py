@@ -4,9 +4,8 @@ There is no list of exceptions, on purpose: a file that breaks a rule is changed
 """
 
 import ast
-import builtins
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import chain
 
 from repository_checks.sources import Source, Violation
@@ -18,20 +17,12 @@ MAX_TRITON_KERNEL_LINES = 120
 MAX_FILE_LINES = 600
 MAX_METHODS = 25
 MAX_FIELDS = 15
-UNSAFE_MODULES = (
-    *("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "runpy"),
-    *("torch.hub", "torch.package"),
-)
-# Importing by a name that is only known at run time would pass every rule about imports.
-UNSAFE_CALLS = frozenset(
-    {"torch.load", "torch.jit.load", "importlib.import_module", "importlib.__import__"}
-    | {f"builtins.{name}" for name in ("eval", "exec", "compile", "__import__")}
-)
-ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv")
-CLOCKS = tuple(f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter") for unit in ("", "_ns"))
+# What else runs code out of data, ruff bans: it finds what imports bind, and of these builtins only some calls.
+UNSAFE_BUILTINS = frozenset({"eval", "exec", "compile", "__import__"})
+CLOCKS = frozenset(f"{name}{unit}" for name in ("time", "monotonic", "perf_counter") for unit in ("", "_ns"))
 # Each has a rival that is in use: page is block, extend and retract are append and preempt, a stranger is an orphan,
-# a hindrance a blocker. Words of the field that
-# have none are free (sequence, job, entry, manager were not once, and stranger ones stood in for them).
+# a hindrance a blocker. Words of the field that have none are free (sequence, job, entry, manager were not once, and
+# stranger ones stood in for them).
 UNUSED_WORDS = frozenset({"page", "extend", "retract", "bump", "onboard", "mixin", "hopeless", "stranger", "hindrance"})
 
 
@@ -59,7 +50,7 @@ def class_width(source: Source) -> Iterator[Violation]:
     values, such as a configuration or a request as it was sent: they have as many fields as they have parts. Arrays of
     one length that a class makes at once are the columns of one table, hence one field.
     """
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ClassDef):
             num_methods, num_fields = len({method.name for method in _methods(node)}), _num_fields(node)
             if num_methods > MAX_METHODS:
@@ -69,37 +60,21 @@ def class_width(source: Source) -> Iterator[Violation]:
 
 
 def environment(source: Source) -> Iterator[Violation]:
-    """The environment is read in `config.py` and nowhere else."""
-    if source.path.name == "config.py":
-        return
-    for line, name in _used_names(source):
-        if name in ENVIRONMENT:
-            yield Violation(source.path, line, f"{name} outside of config.py")
-    for node in ast.walk(source.tree):
+    """No option outside of `config.py` has an environment variable; ruff bans other reads."""
+    for node in source.nodes if source.path.name != "config.py" else ():
         if isinstance(node, ast.keyword) and node.arg == "envvar":
             yield Violation(source.path, node.value.lineno, "reads an environment variable outside of config.py")
 
 
 def unsafe_loading(source: Source) -> Iterator[Violation]:
-    """Nothing that runs code out of data: no pickle, torch.load, eval, exec, and no import by a computed name."""
-    for line, name in _used_names(source):
-        if name in UNSAFE_CALLS or _is_within(name, UNSAFE_MODULES):
-            yield Violation(source.path, line, f"{name} runs code out of data")
-    for node in ast.walk(source.tree):
+    """Nothing runs code out of data: no builtin that does, and no library that is told that it may."""
+    for node in source.nodes:
         match node:
+            case ast.Name(id=name, ctx=ast.Load()) if name in UNSAFE_BUILTINS:
+                yield Violation(source.path, node.lineno, f"{name} runs code out of data")
             case ast.keyword(arg="allow_pickle" | "trust_remote_code", value=value) if ast.unparse(value) != "False":
                 sentence = f"{node.arg}={ast.unparse(value)} runs code out of data"
                 yield Violation(source.path, value.lineno, sentence)
-
-
-def generated_modules(source: Source) -> Iterator[Violation]:
-    """`paceline.v1` stays at the border: the scheduler's `api`, wire, servicers, `__main__`, client errors, testing."""
-    if _is_at_the_border(source):
-        return
-    for line, name in _used_names(source):
-        is_generated = any(part.endswith(("_pb2", "_pb2_grpc")) for part in name.split("."))
-        if _is_within(name, ("paceline.v1",)) or (is_generated and name.startswith("paceline")):
-            yield Violation(source.path, line, f"uses {name} outside of a wire or servicer module")
 
 
 def words(source: Source) -> Iterator[Violation]:
@@ -111,7 +86,7 @@ def words(source: Source) -> Iterator[Violation]:
 
 def keyword_pass_through(source: Source) -> Iterator[Violation]:
     """No `**kwargs`: a signature says what it takes. Decorators keep theirs by a ParamSpec."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.arguments(kwarg=ast.arg(arg=name, annotation=annotation) as kwargs) if not (
                 isinstance(annotation, ast.Attribute) and annotation.attr == "kwargs"
@@ -121,11 +96,11 @@ def keyword_pass_through(source: Source) -> Iterator[Violation]:
 
 def asserted_times(source: Source) -> Iterator[Violation]:
     """A test asserts no times: no clock in an assertion, nor a name that got its value from one."""
-    bindings = {name: full for name, full in _bindings(source).items() if _is_within(full, ("time",))}
-    for function in _functions(source) if bindings else ():
-        timed = _timed_names(function, bindings)
+    clocks = _clocks(source)
+    for function in _functions(source) if clocks else ():
+        timed = _timed_names(function, clocks)
         for node in ast.walk(function):
-            if isinstance(node, ast.Assert) and (_reads_a_clock(node, bindings) or timed & _loaded_names(node)):
+            if isinstance(node, ast.Assert) and (_reads_a_clock(node, clocks) or timed & _loaded_names(node)):
                 yield Violation(source.path, node.lineno, f"{function.name} asserts a time")
 
 
@@ -133,19 +108,19 @@ def search_sizes(source: Source) -> Iterator[Violation]:
     """How far Hypothesis searches is a share of the profile's `max_examples`, so that `make soak` searches further."""
     if source.path.name == "conftest.py":
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.keyword(arg="max_examples", value=ast.Constant(value=value)):
                 yield Violation(source.path, node.value.lineno, f"max_examples={value!r} is the same in every profile")
 
 
 EVERYWHERE: tuple[Rule, ...] = (function_size, file_size, class_width)
-IN_THE_PRODUCT: tuple[Rule, ...] = (environment, unsafe_loading, generated_modules, words, keyword_pass_through)
+IN_THE_PRODUCT: tuple[Rule, ...] = (environment, unsafe_loading, words, keyword_pass_through)
 IN_THE_TESTS: tuple[Rule, ...] = (asserted_times, search_sizes)
 
 
 def _functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -206,66 +181,24 @@ def _is_triton_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(ast.unparse(target) == "triton.jit" for target in targets)
 
 
-def _imported_names(source: Source) -> Iterator[tuple[int, str]]:
-    """Line and full name of every module, or part of a module, that a file imports."""
-    for node in ast.walk(source.tree):
+def _clocks(source: Source) -> Set[str]:
+    """The expressions by which a file reads a clock, as its imports of `time` name them."""
+    clocks: set[str] = set()
+    for node in source.nodes:
         match node:
             case ast.Import(names=names):
-                yield from ((node.lineno, alias.name) for alias in names)
-            case ast.ImportFrom(module=str(module), names=names, level=0):
-                yield from ((node.lineno, f"{module}.{alias.name}") for alias in names)
+                modules = [alias.asname or alias.name for alias in names if alias.name == "time"]
+                clocks |= {f"{module}.{clock}" for module in modules for clock in CLOCKS}
+            case ast.ImportFrom(module="time", names=names):
+                clocks |= {alias.asname or alias.name for alias in names if alias.name in CLOCKS}
+    return clocks
 
 
-def _bindings(source: Source) -> dict[str, str]:
-    """The full names behind the names that a file's imports bind."""
-    bindings: dict[str, str] = {}
-    for node in ast.walk(source.tree):
-        match node:
-            case ast.Import(names=names):
-                for alias in names:
-                    top = alias.name.partition(".")[0]
-                    bindings |= {alias.asname: alias.name} if alias.asname else {top: top}
-            case ast.ImportFrom(module=str(module), names=names, level=0):
-                bindings |= {alias.asname or alias.name: f"{module}.{alias.name}" for alias in names}
-    return bindings
+def _reads_a_clock(root: ast.AST, clocks: Set[str]) -> bool:
+    return any(isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in clocks for node in ast.walk(root))
 
 
-def _used_names(source: Source) -> Iterator[tuple[int, str]]:
-    """Line and full name of all that a file imports, or reaches through what it imports or through the builtins."""
-    yield from _imported_names(source)
-    yield from _reached_names(source.tree, _bindings(source))
-
-
-def _reached_names(root: ast.AST, bindings: Mapping[str, str]) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(root):
-        match node:
-            case ast.Name(id=name, ctx=ast.Load()) if name not in bindings and hasattr(builtins, name):
-                yield node.lineno, f"builtins.{name}"
-            case ast.Name(ctx=ast.Load()) | ast.Attribute():
-                first, dot, rest = _dotted(node).partition(".")
-                if first in bindings:
-                    yield node.lineno, f"{bindings[first]}{dot}{rest}"
-
-
-def _dotted(node: ast.expr) -> str:
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(value=value, attr=attribute) if parent := _dotted(value):
-            return f"{parent}.{attribute}"
-        case _:
-            return ""
-
-
-def _is_within(name: str, parents: Sequence[str]) -> bool:
-    return any(name == parent or name.startswith(f"{parent}.") for parent in parents)
-
-
-def _reads_a_clock(root: ast.AST, bindings: Mapping[str, str]) -> bool:
-    return any(name in CLOCKS for _, name in _reached_names(root, bindings))
-
-
-def _timed_names(function: ast.AST, bindings: Mapping[str, str]) -> set[str]:
+def _timed_names(function: ast.AST, clocks: Set[str]) -> set[str]:
     """Names whose value was computed from a clock, at once or by way of other such names."""
     timed: set[str] = set()
     for node in ast.walk(function):
@@ -273,7 +206,7 @@ def _timed_names(function: ast.AST, bindings: Mapping[str, str]) -> set[str]:
             case (
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
                 | ast.NamedExpr(target=ast.Name(id=name), value=value)
-            ) if _reads_a_clock(value, bindings) or timed & _loaded_names(value):
+            ) if _reads_a_clock(value, clocks) or timed & _loaded_names(value):
                 timed.add(name)
     return timed
 
@@ -282,22 +215,9 @@ def _loaded_names(root: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(root) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
-def _is_at_the_border(source: Source) -> bool:
-    stem = source.path.stem
-    if source.package == "paceline_client" and stem == "errors":
-        return True
-    if source.package == "paceline_scheduler" and "api" in source.path.parent.parts:
-        return True  # it works on requests as they were sent
-    return (
-        stem in {"wire", "_wire", "__main__"}
-        or stem.startswith(("wire_", "servicer"))
-        or not {"servicers", "testing", "codec"}.isdisjoint(source.path.parts)
-    )
-
-
 def _defined_names(source: Source) -> Iterator[tuple[int, str]]:
     """Every name that a file gives to something, wherever it does so."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield node.lineno, name

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -18,13 +19,17 @@ PACKAGES = (
 GENERATED_SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
-    """One Python file, parsed. `path` is relative to the repository."""
+    """One Python file. `path`, relative to the repository, decides which rules look at it."""
 
     path: Path
     text: str
-    tree: ast.Module
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All of its syntax tree: every rule looks through them."""
+        return tuple(ast.walk(ast.parse(self.text, filename=str(self.path))))
 
     @property
     def package(self) -> str:
@@ -44,11 +49,6 @@ class Violation:
         return f"{self.path}:{self.line}: {self.message}"
 
 
-def parse(path: Path, text: str) -> Source:
-    """A source from its text; `path` decides which rules look at it."""
-    return Source(path, text, ast.parse(text, filename=str(path)))
-
-
 def product_sources() -> Iterator[Source]:
     """Every module of the packages."""
     for package in PACKAGES:
@@ -63,4 +63,4 @@ def sources_of_tests() -> Iterator[Source]:
 def _sources_under(folder: Path) -> Iterator[Source]:
     for path in sorted(folder.rglob("*.py")):
         if not path.name.endswith(GENERATED_SUFFIXES):
-            yield parse(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
+            yield Source(path.relative_to(ROOT), path.read_text(encoding="utf-8"))

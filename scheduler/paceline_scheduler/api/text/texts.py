@@ -12,10 +12,9 @@ import numpy as np
 from paceline.plan.values import Int32Array
 from paceline.v1 import inference_pb2
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.rules import check_token_ids
+from paceline_scheduler.api.rules import Prompt, check_prompt_length, check_token_ids
 from paceline_scheduler.api.text.chat_renderer import ChatRenderers, RenderLimits, TemplateSource
 from paceline_scheduler.api.text.tokenizer import TextModel, TextModels, TextThreads
-from paceline_scheduler.api.validation import Prompt, check_prompt_length, max_prompt_chars
 from paceline_scheduler.backend import ServedModel, TokenizerSource
 from paceline_scheduler.disk_cache import AsyncDiskCache
 from paceline_scheduler.errors import InvalidRequestError
@@ -111,4 +110,4 @@ class Texts:
         assert model.tokenizer.chat_template is not None, "checked before"
         source = TemplateSource(model.tokenizer.chat_template, text_model.bos_token, text_model.eos_token)
         # A template may repeat its input once.
-        return await self._chats.render(source, messages, 2 * max_prompt_chars(model, self._limits))
+        return await self._chats.render(source, messages, 2 * self._limits.max_prompt_chars(model.max_model_len))
