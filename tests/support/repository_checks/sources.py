@@ -1,4 +1,4 @@
-"""Which files are ours to check: hand-written Python, as it lies on disk, whether git knows it yet or not."""
+"""Which files are ours to check, as they lie on disk, whether git knows them yet or not."""
 
 import ast
 from collections.abc import Iterator
@@ -58,6 +58,11 @@ def product_sources() -> Iterator[Source]:
 def sources_of_tests() -> Iterator[Source]:
     """The tests, and what they are made of."""
     yield from _sources_under(ROOT / "tests")
+
+
+def documents() -> list[Path]:
+    """Every Markdown file."""
+    return sorted(path for depth in range(4) for path in ROOT.glob("[!.]*/" * depth + "*.md"))
 
 
 def _sources_under(folder: Path) -> Iterator[Source]:
