@@ -53,7 +53,6 @@ SHARING_MODULES = (
     "test_gguf_file",
     "test_hostile_connections",
     "test_images",
-    "test_knobs",
     "test_real_faults",
     "test_real_model",
     "test_tokenizer_gguf",

@@ -49,6 +49,7 @@ def installed(folder: Path, *wheels):
     return folder
 
 
+@pytest.mark.slow
 def test_the_stubs_alone_make_a_call(wheels, tmp_path):
     """Their wheel holds `paceline.v1`, typed, and neither a program nor the client library."""
     assert {Path(name).parent for name in files_of(wheels["paceline_protos"])} == {Path("paceline/v1")}
@@ -66,6 +67,7 @@ def test_the_stubs_alone_make_a_call(wheels, tmp_path):
     assert "No module named 'paceline_client'" in run_beside(folder, "import paceline_client").stderr
 
 
+@pytest.mark.slow
 def test_the_client_library_needs_the_stubs_and_no_program(wheels, tmp_path):
     names = files_of(wheels["paceline_client"])
     assert {name.split("/")[0] for name in names} == {"paceline_client"}
@@ -83,12 +85,14 @@ def test_the_client_library_needs_the_stubs_and_no_program(wheels, tmp_path):
     assert "No module named 'paceline_cli'" in run_beside(folder, "import paceline_cli").stderr
 
 
+@pytest.mark.slow
 def test_no_two_distributions_bring_the_same_file(wheels):
     owners = [name for wheel in wheels.values() for name in files_of(wheel)]
     assert len(owners) == len(set(owners))
     assert scripts_of(wheels["paceline"]) == {"paceline", "paceline-scheduler", "paceline-executor"}
 
 
+@pytest.mark.slow
 def test_a_program_without_its_extra_says_what_to_install(wheels, tmp_path):
     """In one line, instead of a traceback."""
     folder = installed(tmp_path, *wheels.values())

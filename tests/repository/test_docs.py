@@ -13,9 +13,9 @@ import pytest
 from repository_checks import grpcurl
 from repository_checks.programs import BIN
 from repository_checks.readme import as_script, broken_links, install_grpcurl, runnable_blocks, undecided_fences
-from repository_checks.sources import ROOT
+from repository_checks.sources import ROOT, documents
 
-DOCUMENTS = sorted(document for depth in range(4) for document in ROOT.glob("[!.]*/" * depth + "*.md"))
+DOCUMENTS = documents()
 MAX_README_WORDS = 900
 BLOCKS = [
     block
@@ -78,7 +78,13 @@ def typed_before(block):
     return [other for other in BLOCKS if other.path == block.path and other.line < block.line]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def with_tier(block):
+    """A block as a case: `make test` runs the first README's but the demonstration, which starts its own system."""
+    is_slow = block.path != Path("README.md") or "make demo" in block.text
+    return pytest.param(block, id=str(block), marks=[pytest.mark.slow] * is_slow)
+
+
+@pytest.mark.parametrize("block", [*map(with_tier, BLOCKS)])
 def test_what_a_readme_says_can_be_run(block, search_path, request):
     addresses = request.getfixturevalue("running_system").addresses if block.talks_to_the_system else {}
     if block.own_ports:

@@ -82,6 +82,7 @@ def test_the_descriptor_set_is_whole(descriptors):
         assert any(location.leading_comments for location in file.source_code_info.location)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", re.findall("^protoc .*$", README, flags=re.MULTILINE))
 def test_stubs_for_other_languages_are_made_as_the_readme_says(command, tmp_path):
     """With plugins that only look at what they are given."""
@@ -123,16 +124,19 @@ def test_the_readme_names_every_field_that_is_not_acted_on_yet(descriptors):
     assert sorted(named) == sorted(not_acted_on(descriptors))
 
 
+@pytest.mark.slow
 def test_a_field_without_a_comment_is_refused(copy):
     edit(copy, "plan.proto", "message StepTimings {", "message StepTimings {\n  uint64 nap_ns = 99;")
     assert 'Field "nap_ns" should have a non-empty comment' in run("buf", "lint", copy).stdout
 
 
+@pytest.mark.slow
 def test_bad_formatting_is_refused(copy):
     edit(copy, "plan.proto", "uint64 prepare_ns = 2;", "uint64   prepare_ns=2;")
     assert run("buf", "format", "--diff", "--exit-code", copy).returncode != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -1,27 +1,12 @@
 """How many knobs a program has: the long options of its `--help`, and those that CONTRIBUTING.md keeps a place for."""
 
 import re
-import tomllib
-from collections.abc import Iterator
-
-from repository_checks.programs import run
-from repository_checks.sources import ROOT
 
 MAX_KNOBS = 25
 NOT_KNOBS = frozenset({"--help", "--version", "--install-completion", "--show-completion"})
 # What belongs together is one option, which names a file or folder; OpenTelemetry has variables of its own.
 ONE_EACH = ("--tls-", "--token-", "--speculati", "--adapter", "--metrics-", "--record-")
 NONE_OF = ("--otel", "--otlp")
-
-
-def programs() -> Iterator[tuple[str, ...]]:
-    """Every program that this repository installs, and every command of `paceline`, as it is called."""
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-    for script in scripts:
-        commands = re.search(r"^╭─ Commands ─+╮\n((?:│ .*\n)+)", run(script, "--help").stdout, flags=re.MULTILINE)
-        names = re.findall(r"^│ (\S+)  ", commands[1], flags=re.MULTILINE) if commands else ()
-        yield (script,)
-        yield from ((script, name) for name in names)
 
 
 def options(help_text: str) -> set[str]:
