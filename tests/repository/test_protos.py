@@ -152,6 +152,7 @@ def test_a_breaking_change_is_refused(copy, old, new, message):
     assert message in result.stdout
 
 
+@pytest.mark.slow
 def test_a_changed_proto_generates_other_modules(copy, tmp_path_factory):
     edit(copy, "plan.proto", "uint64 prepare_ns = 2;", "uint64 preparation_ns = 2;")
     fresh = tmp_path_factory.mktemp("fresh")
