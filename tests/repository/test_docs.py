@@ -81,7 +81,10 @@ def typed_before(block):
 def with_tier(block):
     """A block as a case: `make test` runs the first README's but the demonstration, which starts its own system."""
     is_slow = block.path != Path("README.md") or "make demo" in block.text
-    return pytest.param(block, id=str(block), marks=[pytest.mark.slow] * is_slow)
+    marks = [pytest.mark.slow] * is_slow
+    if block.talks_to_the_system:
+        marks.append(pytest.mark.xdist_group("running_system"))  # as `conftest` does for those that name the fixture
+    return pytest.param(block, id=str(block), marks=marks)
 
 
 @pytest.mark.parametrize("block", [*map(with_tier, BLOCKS)])
