@@ -1,5 +1,6 @@
 """The alerts by Prometheus' own tool: each comes when it should, and stays away when it should."""
 
+import re
 import shutil
 import subprocess
 
@@ -126,27 +127,35 @@ STAYS_AWAY = {
 }
 
 
-def promtool(folder, *arguments, rules=RULES):
-    """What promtool says in a folder where the rules are."""
+CASES = {**COMES, **STAYS_AWAY}
+
+
+def promtool(folder, *arguments, rules=RULES, tests=()):
+    """What promtool says in a folder where the rules are, and `test.yaml` with these tests."""
     (folder / "rules.yaml").write_text(yaml.safe_dump(rules["spec"]))
+    content = {"rule_files": ["rules.yaml"], "evaluation_interval": EVERY_MINUTE, "tests": list(tests)}
+    (folder / "test.yaml").write_text(yaml.safe_dump(content))
     return subprocess.run([PROMTOOL, *arguments], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def fired(folder, input_series):
-    """The alerts that came at any time, by the samples that promtool says were there though none are expected."""
+@pytest.fixture(scope="module")
+def fired(tmp_path_factory):
+    """The alerts that came at any time of each case: samples that promtool says were there though none is expected."""
     ever = f'count by (alertname) (count_over_time(ALERTS{{alertstate="firing"}}[{MINUTES}m]))'
-    test = {
-        "interval": EVERY_MINUTE,
-        "input_series": input_series,
-        "promql_expr_test": [{"expr": ever, "eval_time": f"{MINUTES}m", "exp_samples": []}],
-    }
-    (folder / "test.yaml").write_text(
-        yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": EVERY_MINUTE, "tests": [test]})
-    )
-    said = promtool(folder, "test", "rules", "test.yaml")
-    found = [name for name in NAMES if f'alertname="{name}"' in said.stdout + said.stderr]
-    assert bool(said.returncode) == bool(found), said.stdout + said.stderr
-    return found
+    tests = [
+        {
+            "interval": EVERY_MINUTE,
+            "input_series": input_series,
+            "promql_expr_test": [
+                {"expr": f'label_replace({ever}, "case", "{case}", "", "")', "eval_time": f"{MINUTES}m"}
+            ],
+        }
+        for case, (_, input_series) in CASES.items()
+    ]
+    said = promtool(tmp_path_factory.mktemp("alerts"), "test", "rules", "test.yaml", tests=tests)
+    samples = re.findall(r'\{alertname="(\w+)", case="([^"]+)"\} \S+', said.stdout + said.stderr)
+    assert bool(said.returncode) == bool(samples), said.stdout + said.stderr
+    return {case: {name for name, of in samples if of == case} for case in CASES}
 
 
 def test_prometheus_takes_the_rules(tmp_path):
@@ -165,15 +174,15 @@ def test_every_alert_is_seen_to_come_and_to_stay_away():
     assert {name for name, _ in STAYS_AWAY.values()} == {*NAMES, None}
 
 
-@pytest.mark.parametrize(("name", "input_series"), COMES.values(), ids=COMES)
-def test_an_alert_comes_when_it_should(name, input_series, tmp_path):
-    assert name in fired(tmp_path, input_series)
+@pytest.mark.parametrize("case", COMES)
+def test_an_alert_comes_when_it_should(case, fired):
+    assert COMES[case][0] in fired[case]
 
 
-@pytest.mark.parametrize(("name", "input_series"), STAYS_AWAY.values(), ids=STAYS_AWAY)
-def test_an_alert_stays_away_when_it_should(name, input_series, tmp_path):
-    found = fired(tmp_path, input_series)
-    assert found == [] if name is None else name not in found
+@pytest.mark.parametrize("case", STAYS_AWAY)
+def test_an_alert_stays_away_when_it_should(case, fired):
+    name, _ = STAYS_AWAY[case]
+    assert fired[case] == set() if name is None else name not in fired[case]
 
 
 def test_an_alert_says_what_and_how_many(tmp_path):
@@ -198,8 +207,5 @@ def test_an_alert_says_what_and_how_many(tmp_path):
             }
         ],
     }
-    (tmp_path / "test.yaml").write_text(
-        yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": EVERY_MINUTE, "tests": [test]})
-    )
-    said = promtool(tmp_path, "test", "rules", "test.yaml")
+    said = promtool(tmp_path, "test", "rules", "test.yaml", tests=[test])
     assert said.returncode == 0, said.stdout + said.stderr

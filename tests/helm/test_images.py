@@ -96,6 +96,7 @@ def prefix(tmp_path_factory):
     return build(read_image("executor-cpu"), tmp_path_factory.mktemp("built"))
 
 
+@pytest.mark.slow  # builds and installs the distributions
 @pytest.mark.parametrize("name", ALONE)
 def test_an_image_has_its_program_and_says_how_to_use_it(name, prefix, tmp_path):
     image = read_image(name)
@@ -106,6 +107,7 @@ def test_an_image_has_its_program_and_says_how_to_use_it(name, prefix, tmp_path)
     assert f"Usage: paceline-{image.name.partition('-')[0]}" in said.stdout
 
 
+@pytest.mark.slow  # builds and installs the distributions
 @pytest.mark.parametrize("name", ALONE)
 def test_process_1_on_a_read_only_root_serves_and_follows_sigterm(name, prefix, tmp_path):
     """It answers the health check of its image, ends with 0, and needs no folder but the two that are named."""

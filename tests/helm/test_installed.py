@@ -20,6 +20,7 @@ MINIMAL = CHART / "ci" / "minimal.yaml"
 NO_MODEL = CHART / "ci" / "without-a-model.yaml"
 NUM_STREAMS = 32
 NUM_TOKENS = 100
+processes = pytest.mark.slow  # each pod is one
 
 
 @pytest.fixture
@@ -65,6 +66,7 @@ async def stream_until(client, ended, first):
     return streams
 
 
+@processes
 async def test_no_stream_notices_an_upgrade(cluster, without_a_model):
     new_schedulers = without_a_model | {"scheduler.image": "paceline-scheduler:0.2.0"}
     new_executors = new_schedulers | {"pools.nothing.image": "paceline-executor-cpu:0.2.0"}
@@ -87,6 +89,7 @@ async def test_no_stream_notices_an_upgrade(cluster, without_a_model):
     assert set(cluster.exit_codes.values()) == {0}
 
 
+@processes
 async def test_a_single_scheduler_is_replaced_before_it_ends(cluster, without_a_model):
     without_standby = without_a_model | {"standby.enabled": False}
     await cluster.install(render(NO_MODEL, without_standby))
@@ -97,6 +100,7 @@ async def test_a_single_scheduler_is_replaced_before_it_ends(cluster, without_a_
     assert set(cluster.exit_codes.values()) == {0}
 
 
+@processes
 async def test_helm_test_has_the_model_generate_a_token(cluster, warm_cache):
     objects = render(MINIMAL, {"standby.enabled": False, "scheduler.preStopSeconds": 0})
     await cluster.install(objects)
@@ -106,6 +110,7 @@ async def test_helm_test_has_the_model_generate_a_token(cluster, warm_cache):
     assert test.log.strip()
 
 
+@processes
 async def test_a_pod_that_ends_is_reported_with_what_it_said(cluster, without_a_model):
     """Where a cluster would start it again and again."""
     objects = render(NO_MODEL, without_a_model | {"pools.nothing.args": ["--runner=simulated:none"]})

@@ -29,6 +29,7 @@ def issue(cluster):
     return authority
 
 
+@pytest.mark.slow  # starts the pods as processes
 @pytest.mark.parametrize("values", [{}, TOKENS], ids=["certificates", "tokens"])
 async def test_pods_with_certificates_serve_whom_they_should(tmp_path, values):
     """The test pod is a client; a certificate of nobody's role would not do, nor a token that is not in the file."""

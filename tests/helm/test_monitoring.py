@@ -263,6 +263,7 @@ def test_legends_name_labels_that_the_query_keeps():
                 assert re.search(rf"by \([\w, ]*\b{label}\b[\w, ]*\)", target["expr"]), panel["title"]
 
 
+@pytest.mark.slow  # starts the pods as processes
 async def test_rendered_pods_show_what_the_queries_ask_for(tmp_path):
     """At the ports of their Services, as Prometheus reads them."""
     values = {"standby.enabled": False, "scheduler.preStopSeconds": 0, "pools.nothing.replicas": 1}

@@ -31,6 +31,7 @@ GPUS = CHART / "ci" / "gpu-cert-manager.yaml"
 CLAIM = CHART / "ci" / "secrets-claim.yaml"
 INIT = CHART / "ci" / "init-container.yaml"
 HOST_PATH = CHART / "ci" / "host-path.yaml"
+SLOW = pytest.mark.slow
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 each_file = pytest.mark.parametrize("file", VALUES_FILES, ids=lambda file: file.stem)
@@ -45,8 +46,16 @@ def test_there_are_values_for_every_way_to_serve():
     assert len(VALUES_FILES) >= 6
 
 
-@each_file
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    ("file", "program"),
+    [
+        pytest.param(
+            file, program, id=f"{file.stem}-{program}", marks=[] if (file, program) == (GPUS, "helm") else SLOW
+        )
+        for file in VALUES_FILES
+        for program in PROGRAMS
+    ],
+)
 def test_helm_finds_nothing_to_complain_of(file, program):
     helm("lint", CHART, "--strict", "--quiet", "-f", file, program=program)
 
@@ -60,6 +69,7 @@ def test_helm_complains_of_a_worse_chart(tmp_path):
         helm("lint", tmp_path)
 
 
+@pytest.mark.slow
 @each_file
 def test_helm_3_and_4_render_the_same(file):
     assert render(file, program=PROGRAMS[0]) == render(file, program=PROGRAMS[-1])
@@ -70,7 +80,14 @@ def test_what_a_cluster_is_told_changes_where_a_reviewer_sees_it(file):
     assert render(file) == list(yaml.safe_load_all(golden_of(file).read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize(
+    "version",
+    [
+        KUBERNETES_VERSIONS[0],
+        *(pytest.param(version, marks=SLOW) for version in KUBERNETES_VERSIONS[1:-1]),
+        KUBERNETES_VERSIONS[-1],
+    ],
+)
 def test_every_kubernetes_takes_it(version):
     different = {json.dumps(found): found for file in VALUES_FILES for found in render(file)}
     assert [problem for found in different.values() if (problem := problem_of(found, version))] == []

@@ -1,12 +1,15 @@
 """The chart's values: each is documented, has a schema and does something; what cannot be meant is refused in words."""
 
+import functools
+import itertools
 import json
+import operator
 import re
 
 import pytest
 import yaml
 
-from chart_checks.helm import CHART, PROGRAMS, HelmError, helm, render
+from chart_checks.helm import CHART, PROGRAMS, HelmError, helm, render, render_all
 
 GPUS = CHART / "ci" / "gpu-cert-manager.yaml"
 MINIMAL = CHART / "ci" / "minimal.yaml"
@@ -15,110 +18,103 @@ TEXT = (CHART / "values.yaml").read_text(encoding="utf-8")
 VALUES = yaml.safe_load(TEXT)
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 MONITORING = CHART / "ci" / "monitoring.yaml"
-SCALING = ("minReplicas", "maxReplicas", "queuedRequests", "runningRequests", "serverAddress")
-PERSON = {"runAsNonRoot": True, "runAsUser": 5}
 
-# For every value another one that may be meant, and the file that it is set beside.
-OTHERS = {
-    "fullnameOverride": (MINIMAL, "other"),
-    "image.registry": (MINIMAL, "example.com"),
-    "image.tag": (MINIMAL, "9"),
-    "image.pullPolicy": (MINIMAL, "Always"),
-    "image.pullSecrets": (MINIMAL, [{"name": "a"}]),
-    "tls.source": (GPUS, "none"),
-    "tls.certManager.issuerRef": (GPUS, {"name": "other"}),
-    "tls.secrets.scheduler": (CLAIM, "other"),
-    "tls.secrets.executor": (CLAIM, "other"),
-    "tls.secrets.client": (CLAIM, "other"),
-    "auth.tokens.secretName": (GPUS, "other"),
-    "auth.tokens.key": (GPUS, "other"),
-    "auth.testToken.secretName": (GPUS, "other"),
-    "auth.testToken.key": (GPUS, "other"),
-    "networkPolicy.enabled": (MINIMAL, False),
-    "networkPolicy.clients": (MINIMAL, []),
-    "networkPolicy.metrics": (MONITORING, [{"podSelector": {}}]),
-    "monitoring.serviceMonitor.enabled": (MINIMAL, True),
-    "monitoring.serviceMonitor.interval": (MONITORING, "7s"),
-    "monitoring.serviceMonitor.labels": (MONITORING, {"release": "other"}),
-    "monitoring.rules.enabled": (MINIMAL, True),
-    "monitoring.rules.labels": (MONITORING, {"release": "other"}),
-    "monitoring.rules.runbookUrl": (MONITORING, "other"),
-    "monitoring.rules.queuedRequests": (MONITORING, 7),
-    "monitoring.rules.ttftSeconds": (MONITORING, 7.5),
-    "monitoring.dashboard.enabled": (MINIMAL, True),
-    "monitoring.dashboard.labels": (MONITORING, {"other": "1"}),
-    "listenAddress": (MINIMAL, "::"),
-    "podSecurityContext": (MINIMAL, PERSON),
-    "serviceAccountName": (MINIMAL, "other"),
-    "standby.enabled": (MINIMAL, False),
-    "scheduler.image": (MINIMAL, "example.com/paceline-scheduler@sha256:0"),
-    "scheduler.shutdownTimeoutSeconds": (MINIMAL, 7),
-    "scheduler.preStopSeconds": (MINIMAL, 0),
-    "scheduler.args": (MINIMAL, ["--log-level=debug"]),
-    "scheduler.env": (MINIMAL, [{"name": "A", "value": "b"}]),
-    "scheduler.resources": (MINIMAL, {"limits": {"cpu": 3}}),
-    "scheduler.nodeSelector": (MINIMAL, {"a": "b"}),
-    "scheduler.tolerations": (MINIMAL, [{"operator": "Exists"}]),
-    "scheduler.zones": (MINIMAL, ["a"]),
-    "scheduler.priorityClassName": (MINIMAL, "other"),
-    "pools": (MINIMAL, {"large": {"model": {"name": "org/name"}}}),
-    "poolDefaults.replicas": (MINIMAL, 3),
-    "poolDefaults.autoscaling.enabled": (MINIMAL, True),
-    "poolDefaults.autoscaling.minReplicas": (MINIMAL, 2),
-    "poolDefaults.autoscaling.maxReplicas": (MINIMAL, 7),
-    "poolDefaults.autoscaling.queuedRequests": (MINIMAL, 7),
-    "poolDefaults.autoscaling.runningRequests": (MINIMAL, 7),
-    "poolDefaults.autoscaling.serverAddress": (MINIMAL, "https://other"),
-    "poolDefaults.image": (MINIMAL, "other"),
-    "poolDefaults.model.name": (MINIMAL, "org/name"),
-    "poolDefaults.model.revision": (MINIMAL, "v1"),
-    "poolDefaults.model.servedName": (MINIMAL, "other"),
-    "poolDefaults.model.claimName": (MINIMAL, "other"),
-    "poolDefaults.model.hostPath": (MINIMAL, "/other"),
-    "poolDefaults.model.init": (MINIMAL, {"image": "other"}),
-    "poolDefaults.model.tokenSecret": (MINIMAL, {"name": "a", "key": "b"}),
-    "poolDefaults.gpu.count": (MINIMAL, 1),
-    "poolDefaults.gpu.resource": (GPUS, "amd.com/gpu"),
-    "poolDefaults.gpu.memoryUtilization": (GPUS, 0.5),
-    "poolDefaults.runtimeClassName": (MINIMAL, "nvidia"),
-    "poolDefaults.cache.persistent": (MINIMAL, False),
-    "poolDefaults.cache.size": (MINIMAL, "3Gi"),
-    "poolDefaults.cache.storageClassName": (MINIMAL, "fast"),
-    "poolDefaults.startupBudgetSeconds": (MINIMAL, 100),
-    "poolDefaults.shutdownTimeoutSeconds": (MINIMAL, 7),
-    "poolDefaults.args": (MINIMAL, ["--max-num-seqs=4"]),
-    "poolDefaults.env": (MINIMAL, [{"name": "A", "value": "b"}]),
-    "poolDefaults.resources": (MINIMAL, {"limits": {"cpu": 3}}),
-    "poolDefaults.nodeSelector": (MINIMAL, {"a": "b"}),
-    "poolDefaults.tolerations": (MINIMAL, [{"operator": "Exists"}]),
-    "poolDefaults.zones": (MINIMAL, ["a"]),
-    "poolDefaults.priorityClassName": (MINIMAL, "other"),
-    "extraObjects": (MINIMAL, [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}]),
+each_program = pytest.mark.parametrize(
+    "program", ["helm", *(pytest.param(program, marks=pytest.mark.slow) for program in PROGRAMS[1:])]
+)
+
+# The file that a value is set in, where that is not the smallest one, by the beginning of its path.
+FILES = {
+    "tls.source": GPUS,
+    "tls.certManager": GPUS,
+    "tls.secrets": CLAIM,
+    "auth": GPUS,
+    "monitoring": MONITORING,
+    "networkPolicy.metrics": MONITORING,
+    "poolDefaults.gpu.resource": GPUS,
+    "poolDefaults.gpu.memoryUtilization": GPUS,
 }
-# What has to be set beside it.
+# What has to be set beside it, by the beginning of its path.
 BESIDE = {
     "tls.source": {"auth.tokens.secretName": ""},
-    **{f"poolDefaults.autoscaling.{name}": {"poolDefaults.autoscaling.enabled": True} for name in SCALING},
+    "poolDefaults.autoscaling.enabled": {},
+    "poolDefaults.autoscaling": {"poolDefaults.autoscaling.enabled": True},
     "poolDefaults.model.name": {"poolDefaults.model.name": "a", "pools": {"other": {}}},
+}
+# Another value that may be meant, by its path or the end of that, where the schema does not say enough to make one up.
+OTHERS = {
+    "image.pullSecrets": [{"name": "a"}],
+    "tls.source": "none",
+    "issuerRef": {"name": "other"},
+    "clients": [],
+    "metrics": [{"podSelector": {}}],
+    "interval": "7s",
+    "labels": {"other": "1"},
+    "ttftSeconds": 7.5,
+    "podSecurityContext": {"runAsNonRoot": True, "runAsUser": 5},
+    "pools": {"large": {"model": {"name": "org/name"}}},
+    "minReplicas": 2,
+    "serverAddress": "https://other",
+    "hostPath": "/other",
+    "init": {"image": "other"},
+    "tokenSecret": {"name": "a", "key": "b"},
+    "count": 1,
+    "gpu.resource": "amd.com/gpu",
+    "memoryUtilization": 0.5,
+    "size": "3Gi",
+    "startupBudgetSeconds": 100,
+    "args": ["--log-level=debug"],
+    "env": [{"name": "A", "value": "b"}],
+    "resources": {"limits": {"cpu": 3}},
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"operator": "Exists"}],
+    "zones": ["a"],
+    "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}],
 }
 
 
 def leaves(schema, path=""):
-    """The paths at which the schema stops to say which names there are."""
+    """The schemas of all values by their paths, as deep as they say which names there are."""
     if "$ref" in schema:
         schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
     named = schema.get("properties", {})
     if not named or "dependencies" in schema or path.endswith((".init", ".issuerRef")):
-        return {path}
-    return set().union(*(leaves(part, f"{path}.{name}".lstrip(".")) for name, part in named.items()))
+        return {path: schema}
+    deeper = [leaves(part, f"{path}.{name}".lstrip(".")) for name, part in named.items() if name != "global"]
+    return dict(itertools.chain.from_iterable(part.items() for part in deeper))
 
 
-def value_at(path):
-    """The default of a value."""
-    found = VALUES
-    for name in path.split("."):
-        found = found[name]
-    return found
+LEAVES = leaves(SCHEMA)
+
+
+def value_at(path, values=VALUES):
+    """The default of a value; KeyError where there is none."""
+    return functools.reduce(operator.getitem, path.split("."), values)
+
+
+def by_beginning(table, path, default):
+    return next((found for beginning, found in table.items() if path.startswith(beginning)), default)
+
+
+def another(path, file):
+    """A value that may be meant, other than the one in force beside this file."""
+    for end, other in OTHERS.items():
+        if f".{path}".endswith(f".{end}"):
+            return other
+    try:
+        current = value_at(path, yaml.safe_load(file.read_text(encoding="utf-8")))
+    except KeyError:
+        current = value_at(path)
+    match LEAVES[path]:
+        case {"enum": choices}:
+            return next(choice for choice in choices if choice not in ("", current))
+        case {"type": "boolean"}:
+            return not current
+        case {"type": "integer"}:
+            return 7
+        case {"type": "string"}:
+            return "other"
+    raise AssertionError(f"say in OTHERS what {path} may be")
 
 
 def documented():
@@ -134,21 +130,24 @@ def documented():
 
 
 def test_the_schema_knows_the_values_that_there_are():
-    """No more, and no fewer: whatever is misspelt is refused."""
-    for path in leaves(SCHEMA) - {"global"}:
+    """No more; were there fewer, helm would refuse the chart's own values. So whatever is misspelt is refused."""
+    for path in LEAVES:
         value_at(path)
-    assert leaves(SCHEMA) - {"global"} == set(OTHERS)
 
 
 def test_every_value_is_documented_for_helm_docs():
-    assert set(OTHERS) - documented() == set()
+    assert set(LEAVES) - documented() == set()
 
 
-@pytest.mark.parametrize("path", OTHERS)
-def test_no_value_does_nothing(path):
-    file, other = OTHERS[path]
-    beside = BESIDE.get(path, {})
-    assert render(file, beside | {path: other}) != render(file, beside)
+def test_no_value_does_nothing(tmp_path):
+    changes = []
+    for path in LEAVES:
+        file, beside = by_beginning(FILES, path, MINIMAL), by_beginning(BESIDE, path, {})
+        changes += [(file, beside), (file, beside | {path: another(path, file)})]
+    alone, *pairs = render_all(tmp_path / "all", [(MINIMAL, {}), *changes])
+    assert [found for found in yaml.safe_load_all(alone) if found] == render(MINIMAL)
+    unchanged_and_changed = zip(LEAVES, pairs[::2], pairs[1::2], strict=True)
+    assert [path for path, unchanged, changed in unchanged_and_changed if unchanged == changed] == []
 
 
 @pytest.mark.parametrize(
@@ -203,7 +202,7 @@ def test_no_value_does_nothing(path):
         (MINIMAL, {"fullnameOverride": "a" * 31}, "fullnameOverride"),
     ],
 )
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_program
 def test_what_cannot_be_meant_is_refused(file, values, message, program):
     with pytest.raises(HelmError) as error:
         render(file, values, program=program)
@@ -226,6 +225,7 @@ def test_nothing_is_installed_by_chance():
         helm("template", "rel", CHART)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("helm4" not in PROGRAMS, reason="helm 3 renders notes beside a cluster only")
 @pytest.mark.parametrize(
     ("file", "said", "unsaid"),

@@ -3,8 +3,10 @@
 import functools
 import json
 import platform
+import re
+import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,35 @@ def _rendered(file: Path, overrides: tuple[str, ...], program: str) -> tuple[Obj
     options = [part for override in overrides for part in ("--set-json", override)]
     text = helm("template", RELEASE, CHART, "-n", NAMESPACE, "-f", file, *options, program=program)
     return tuple(found for found in yaml.load_all(text, Loader=yaml.CSafeLoader) if found)
+
+
+def render_all(folder: Path, releases: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[str]:
+    """The text of each of many releases, in one run: `folder` becomes a chart that has the chart once for each.
+
+    They are called by numbers there, where a label of the chart has its name.
+    """
+    shutil.copytree(CHART, folder / "charts" / CHART.name)
+    names = [f"release-{number}" for number in range(len(releases))]
+    parts = [{"name": CHART.name, "version": "*", "alias": name} for name in names]
+    chart = {"apiVersion": "v2", "name": "all", "version": "0.1.0", "dependencies": parts}
+    values = {name: _changed(file, changes) for name, (file, changes) in zip(names, releases, strict=True)}
+    (folder / "Chart.yaml").write_text(json.dumps(chart), encoding="utf-8")
+    (folder / "values.yaml").write_text(json.dumps(values), encoding="utf-8")
+    text = helm("template", RELEASE, folder, "-n", NAMESPACE)
+    text = re.sub(r"(helm\.sh/chart: )release-\d+", rf"\1{CHART.name}", text)
+    found = dict.fromkeys(names, "")
+    for part in text.split("# Source: all/charts/")[1:]:
+        name, _, objects = part.partition("/")
+        found[name] += f"# {objects}"
+    return list(found.values())
+
+
+def _changed(file: Path, changes: Mapping[str, Any]) -> Object:
+    values: Object = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for path, value in changes.items():
+        *folders, name = path.split(".")
+        functools.reduce(lambda part, folder: part.setdefault(folder, {}), folders, values)[name] = value
+    return values
 
 
 def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
