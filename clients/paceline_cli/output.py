@@ -25,4 +25,5 @@ def echo_json(value: object) -> None:
 
 def abandon_stdout() -> None:
     """Nothing more can be written there; the interpreter must not complain when it flushes at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -3,8 +3,8 @@
 They take the options of the real ones, refuse unknown ones with exit code 2 as those do, and print the same events. The
 scheduler answers every request with the same sentence; a model called "broken" makes the executor end as it would for a
 missing one, one called "crash" makes it crash. ATTACH_WHEN_THERE, in the environment, names a file without which the
-scheduler serves no model. DRAIN_SECONDS and DRAIN_EXIT_CODE say how long the scheduler takes to end, and how it ends;
-DRAIN_REQUESTS how many requests it says to run then.
+scheduler serves no model. DRAIN_UNTIL_THERE names one without which it does not end, DRAIN_EXIT_CODE its
+exit code, and DRAIN_REQUESTS how many requests it says to run until then.
 """
 
 import argparse
@@ -33,9 +33,9 @@ def wait_for_sigterm(meanwhile=lambda: None):
     log("draining")
 
 
-def may_attach():
-    """Whether the scheduler sees its executors: unless it is to wait for a file."""
-    return "ATTACH_WHEN_THERE" not in os.environ or Path(os.environ["ATTACH_WHEN_THERE"]).exists()
+def may(variable):
+    """Whether the file is there that the scheduler is to wait for, if any."""
+    return variable not in os.environ or Path(os.environ[variable]).exists()
 
 
 def scheduler(arguments):
@@ -50,10 +50,11 @@ def scheduler(arguments):
     options = parser.parse_args(arguments)
     model = pb.Model(name="fake", num_executors=len(options.executors.split(",")))
     with FakeServer(say("The capital of France is Paris."), models=[], port=int(options.port)) as server:
-        wait_for_sigterm(lambda: server.set_models([model] if may_attach() else []))
+        wait_for_sigterm(lambda: server.set_models([model] if may("ATTACH_WHEN_THERE") else []))
     if "DRAIN_REQUESTS" in os.environ:
         log("still_running", num_requests=int(os.environ["DRAIN_REQUESTS"]))
-    time.sleep(float(os.environ.get("DRAIN_SECONDS", "0")))
+    while not may("DRAIN_UNTIL_THERE"):
+        time.sleep(0.02)
     return int(os.environ.get("DRAIN_EXIT_CODE", "0"))
 
 

@@ -1,6 +1,8 @@
 """The commands that talk to a scheduler: what they print, where, and with which exit code."""
 
 import dataclasses
+import functools
+import io
 import json
 import os
 import re
@@ -13,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.v1 import inference_pb2 as pb
+from paceline_cli.__main__ import main
 from paceline_cli.app import app
 from paceline_cli.sentences import explained
 from paceline_client import Client, Explanation, RequestState, Times
@@ -257,36 +260,40 @@ def test_an_unknown_chat_command_is_explained():
     assert "/exit or Ctrl-D leaves" in result.stderr
 
 
+@functools.cache
+def help_of(command):
+    """What `paceline COMMAND --help` prints on a terminal of 80 columns."""
+    result = CliRunner().invoke(app, [*command.split(), "--help"], terminal_width=80)
+    assert result.exit_code == 0
+    return result.stdout
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_a_terminal_of_80_columns(command):
-    result = CliRunner().invoke(app, [command, "--help"], terminal_width=80)
-    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
-    assert result.exit_code == 0
-    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+    lines = [line.strip() for line in help_of(command).splitlines() if line.strip()]
+    assert max(len(line) for line in help_of(command).splitlines()) <= 80
     assert lines[0].startswith("Usage: ")
     assert lines[1].endswith(".")
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_is_for_people(command):
-    shown = CliRunner().invoke(app, [*command.split(), "--help"], terminal_width=80).stdout
-    names = re.findall(r"^│ [* ]{0,3}(-\S+)", shown, re.MULTILINE)
+    names = re.findall(r"^│ [* ]{0,3}(-\S+)", help_of(command), re.MULTILINE)
     assert names
     assert not [name for name in names if name.endswith("…")]
-    assert not re.search(r"<[a-z]+>|list\[", shown)
+    assert not re.search(r"<[a-z]+>|list\[", help_of(command))
 
 
 def test_help_says_what_holds_where_an_option_is_unset():
-    """Also where a command decides that by itself."""
-    shown = CliRunner().invoke(app, ["bench", "--help"], terminal_width=80).stdout
-    words = " ".join(re.findall(r"[^│\s]+", shown))
+    """Also where a command decides that by itself, or the executor: its automatic choice for the cache is int8."""
+    words = " ".join(re.findall(r"[^│\s]+", help_of("bench")))
     assert "random for a range. Unset, 128." in words
     assert "Requests per rung. Unset, 200, or the whole trace." in words
+    assert "int8 (auto)" in " ".join(re.findall(r"[^│\s]+", help_of("up")))
 
 
 def test_the_list_of_commands_is_not_cut():
-    result = CliRunner().invoke(app, ["--help"], terminal_width=80)
-    panel = result.stdout.partition("─ Commands ─")[2].partition("╰")[0].splitlines()[1:]
+    panel = help_of("").partition("─ Commands ─")[2].partition("╰")[0].splitlines()[1:]
     listed = [line.strip("│ ") for line in panel]
     assert [line.split()[0] for line in listed] == COMMANDS
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
@@ -330,32 +337,22 @@ def test_after_a_second_it_is_said_what_a_command_waits_for():
 
 
 def test_shells_complete_commands():
-    code = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline']; main()"
     asked = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": "paceline ge", "COMP_CWORD": "1"}
-    assert run_process(code, env={**os.environ, **asked}).stdout.split() == ["generate"]
+    assert CliRunner().invoke(app, [], prog_name="paceline", env=asked).stdout.split() == ["generate"]
 
 
 def test_the_version_is_the_distributions():
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("paceline ")
 
 
-def run_process(code, **options):
+def run_process(code, *arguments, **options):
     """Run Python code as a process of its own."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **options)
-
-
-def run_command(*arguments, target, encoding="utf-8", stdout=subprocess.PIPE, stdin_text=""):
-    """Run the command line as a process of its own, in an environment that allows stdout this encoding."""
-    code = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        input=stdin_text,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PACELINE_TARGET": target, "PYTHONIOENCODING": encoding},
+        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, timeout=60, **options
     )
+
+
+COMMAND = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
 
 
 def test_without_the_extra_the_command_says_what_to_install():
@@ -367,56 +364,72 @@ import paceline_client
 from paceline_cli.__main__ import main
 main()
 """
-    result = run_process(code)
+    result = run_process(code, stdout=subprocess.PIPE)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == "error: the paceline command needs typer: pip install 'paceline[cli]'\n"
 
 
 def test_a_reader_that_goes_away_is_no_traceback():
     """As in `paceline generate ... | head -1`."""
-    with FakeServer(say("many words " * 50)) as server:
-        code = f"""
-import sys
-from paceline_cli.__main__ import main
-sys.argv = ["paceline", "generate", "x", "--target", "{server.target}"]
-main()
-"""
-        with subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            process.stdout.close()
-            assert process.stderr.read() == ""
-        assert process.returncode == 141
+    reading, writing = os.pipe()
+    os.close(reading)
+    with FakeServer(say("many words " * 50)) as server, os.fdopen(writing, "w") as stdout:
+        result = run_process(COMMAND, "generate", "x", "--target", server.target, stdout=stdout)
+    assert (result.returncode, result.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("arguments", [["generate", "x"], ["generate", "x", "--json"], ["chat"], ["models"], ["-h"]])
-def test_output_that_cannot_be_written_is_one_line(arguments):
+DISK_FULL = 74, "error: input or output failed: No space left on device\n"
+
+
+def test_output_that_cannot_be_written_is_one_line():
     """A full disk is nobody's bug: the reason, and the exit code for it."""
     with FakeServer(say("hi there")) as server, Path("/dev/full").open("w") as full:
-        result = run_command(*arguments, target=server.target, stdout=full, stdin_text="hello\n")
-    assert (result.returncode, result.stderr) == (74, "error: input or output failed: No space left on device\n")
+        result = run_process(COMMAND, "generate", "x", "--target", server.target, stdout=full)
+    assert (result.returncode, result.stderr) == DISK_FULL
+
+
+@pytest.fixture
+def run_main(monkeypatch):
+    """Do what the program does, in this process; returns its exit code."""
+
+    def run_main(*arguments):
+        monkeypatch.setenv("GRPC_VERBOSITY", "NONE")  # it would set that for good
+        monkeypatch.setattr("sys.argv", ["paceline", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code
+
+    return run_main
+
+
+@pytest.mark.parametrize("arguments", [["generate", "x", "--json"], ["chat"], ["models"], ["-h"]])
+def test_no_command_hides_that_its_output_cannot_be_written(arguments, run_main, monkeypatch, capsys):
+    with FakeServer(say("hi there")) as server, Path("/dev/full").open("w") as full:
+        monkeypatch.setenv("PACELINE_TARGET", server.target)
+        monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+        monkeypatch.setattr("sys.stdout", full)
+        assert (run_main(*arguments), capsys.readouterr().err) == DISK_FULL
 
 
 def test_a_character_that_the_encoding_lacks_is_replaced():
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     with FakeServer(say("Grüße, 世界")) as server:
-        text = run_command("generate", "x", target=server.target, encoding="ascii")
-        array = run_command("generate", "x", "--json", target=server.target, encoding="ascii")
+        arguments = "generate", "x", "--target", server.target
+        text = run_process(COMMAND, *arguments, stdout=subprocess.PIPE, env=ascii_only)
+        array = CliRunner(charset="ascii").invoke(app, [*arguments, "--json"])
     assert (text.returncode, text.stdout, text.stderr) == (0, "Gr??e, ??\n", "")
     assert json.loads(array.stdout)["text"] == "Grüße, 世界"
 
 
-def test_an_unforeseen_error_is_one_line():
-    code = """
-import paceline_cli.commands.models as models
-def fail(*given): raise ZeroDivisionError("oops")
-models.cli_client = fail
-import sys
-sys.argv = ["paceline", "models"]
-from paceline_cli.__main__ import main
-main()
-"""
-    result = run_process(code)
-    assert result.returncode == 70
-    assert result.stderr.startswith("error: unexpected ZeroDivisionError: oops")
-    assert "Traceback" not in result.stderr
-    assert "Traceback" in run_process(code, env={"PACELINE_DEBUG": "1"}).stderr
+def test_an_unforeseen_error_is_one_line_unless_a_traceback_is_wanted(run_main, monkeypatch, capsys):
+    def fail(*_):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("paceline_cli.commands.models.cli_client", fail)
+    assert run_main("models") == 70
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: unexpected ZeroDivisionError: oops")
+    assert "Traceback" not in shown
+    monkeypatch.setenv("PACELINE_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        run_main("models")

@@ -127,28 +127,24 @@ def test_up_says_what_is_where_and_ends_on_sigterm(fake_scripts):
     assert all('"draining"' in log for log in logs.values())
 
 
-def test_up_starts_a_killed_service_again(fake_scripts):
-    with start_up(fake_scripts) as process:
-        read_until(process.stdout, "Ctrl-C stops everything")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGKILL)
-        text = read_until(process.stderr, "starting it again")
-        read_until(process.stderr, "ready")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-    assert re.search(r"was killed by signal 9; starting it again now", text)
+def children_of(process):
+    """The ids of its processes, in the order in which it started them."""
+    return [int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
-def test_up_waits_for_executors_as_long_as_there_is_hope(fake_scripts, tmp_path):
+def test_up_starts_a_killed_service_again_and_waits_for_executors_as_long_as_there_is_hope(fake_scripts, tmp_path):
     file = tmp_path / "attach"
     with start_up(fake_scripts, attach_seconds=0.1, ATTACH_WHEN_THERE=str(file)) as process:
         read_until(process.stderr, "scheduler: waiting for its executors")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[1]), signal.SIGKILL)
+        scheduler, executor = children_of(process)
+        os.kill(executor, signal.SIGKILL)
         read_until(process.stderr, "executor: was killed by signal 9; starting it again now")
         read_until(process.stderr, "executor: ready")
         file.touch()
         assert "Ready: fake" in read_until(process.stdout, "Ctrl-C stops everything")
+        os.kill(scheduler, signal.SIGKILL)
+        read_until(process.stderr, "scheduler: was killed by signal 9; starting it again now")
+        read_until(process.stderr, "scheduler: ready")
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
 
@@ -346,8 +342,7 @@ def test_scripts_are_found_beside_the_interpreter_then_on_the_path(fake_scripts,
 def test_up_with_a_standby_says_how_to_reach_both(fake_scripts):
     with start_up(fake_scripts, "--standby") as process:
         text = read_until(process.stdout, "Ctrl-C stops everything")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[1]), signal.SIGKILL)
+        os.kill(children_of(process)[1], signal.SIGKILL)
         read_until(process.stderr, "scheduler-1: was killed by signal 9; starting it again in 0.5 s")
         read_until(process.stderr, "scheduler-1: ready")
         process.send_signal(signal.SIGTERM)
@@ -358,16 +353,16 @@ def test_up_with_a_standby_says_how_to_reach_both(fake_scripts):
     assert "One scheduler drives the executors, the other one stands by." in text
 
 
-@pytest.mark.parametrize(
-    ("num_requests", "waits_for"),
-    [("0", "still finishing what it runs"), ("1", "1 request still runs"), ("3", "3 requests still run")],
-)
-def test_up_says_what_it_waits_for_and_that_it_stopped(fake_scripts, num_requests, waits_for):
-    with start_up(fake_scripts, DRAIN_SECONDS="1.5", DRAIN_REQUESTS=num_requests) as process:
+def test_up_says_what_it_waits_for_and_that_it_stopped(fake_scripts, tmp_path):
+    file = tmp_path / "drained"
+    with start_up(fake_scripts, DRAIN_UNTIL_THERE=str(file), DRAIN_REQUESTS="3") as process:
         read_until(process.stdout, "Ctrl-C stops everything")
         process.send_signal(signal.SIGINT)
         read_until(process.stderr, "Stopping; what runs may finish")
-        assert re.search(rf"scheduler: {waits_for}, for \d+ s at most", read_until(process.stderr, "at most"))
+        assert re.search(
+            r"scheduler: 3 requests still run, for \d+ s at most", read_until(process.stderr, "3 requests")
+        )
+        file.touch()
         read_until(process.stderr, "Stopped.")
         assert process.wait(30) == 0
 
@@ -380,16 +375,10 @@ def test_up_fails_where_running_requests_were_given_up(fake_scripts):
         assert process.wait(30) == 6
 
 
-def test_a_second_interrupt_is_no_success(fake_scripts):
-    with start_up(fake_scripts, DRAIN_SECONDS="20") as process:
+def test_a_second_interrupt_is_no_success(fake_scripts, tmp_path):
+    with start_up(fake_scripts, DRAIN_UNTIL_THERE=str(tmp_path / "never")) as process:
         read_until(process.stdout, "Ctrl-C stops everything")
         process.send_signal(signal.SIGINT)
         read_until(process.stderr, "Stopping; what runs may finish")
         process.send_signal(signal.SIGINT)
         assert process.wait(15) == 130
-
-
-def test_help_says_of_the_cache_what_the_executor_does():
-    """Its automatic choice is int8."""
-    shown = CliRunner().invoke(app, ["up", "--help"]).stdout
-    assert "int8 (auto)" in " ".join(shown.replace("│", " ").split())

@@ -3,13 +3,17 @@
 import asyncio
 import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
 from both_sides.chrome_trace import check_steps, read_trace, steps_of
 from paceline.v1 import plan_pb2
+from paceline_cli.app import app
+from paceline_cli.wire_profile import trace_parts
+from paceline_client.credentials import Credentials
 from paceline_executor.testing.hash_executor import hash_executor
 from paceline_executor.testing.plan_client import attached, grants, request
 from paceline_scheduler.backend import ExecutorStatus
@@ -19,9 +23,14 @@ from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import served_model
 
 EXECUTOR = ExecutorStatus("10.0.0.1:50061", 3, 7, 2, "tiny", 1, 100, 60, 10, 30, 0, 3, 4, 2, "", StepTotals())
-COMMAND = (
-    "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', 'profile', *sys.argv[1:]]; main()"
-)
+COMMAND = """
+import sys
+from paceline_cli.commands import profile
+profile._IDLE_SECONDS = 0.2
+from paceline_cli.__main__ import main
+sys.argv = ["paceline", "profile", *sys.argv[1:]]
+main()
+"""
 PLACING = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, i, i) for i in range(8)]))
 MAX_WAIT_S = 120
 
@@ -62,10 +71,28 @@ async def ended(process):
     return process.returncode, out.decode(), errors.decode()
 
 
-async def test_the_next_steps_are_in_the_file(executor, tmp_path):
+async def invoked(*arguments):
+    """The command in a thread of this process: its exit code and what it printed on stderr."""
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["profile", *map(str, arguments)])
+    return result.exit_code, result.stderr
+
+
+@asynccontextmanager
+async def scheduler_of(*addresses):
+    """A scheduler that knows executors at these addresses; yields where operators ask it, after where nobody is."""
+    backend = ScriptedBackend(served_model())
+    backend.known_executors = tuple(replace(EXECUTOR, address=address) for address in addresses)
+    async with serve_edge(backend) as served:
+        yield f"127.0.0.1:1,{served.address}"
+
+
+async def test_the_next_steps_of_the_executor_that_a_scheduler_knows_are_in_the_file(executor, tmp_path):
     file = tmp_path / "trace.json"
-    options = "--executor", executor.address, "--steps", 3, "-o", file
-    async with attached(executor.address) as client, profiling(*options) as process:
+    async with (
+        scheduler_of(executor.address) as target,
+        attached(executor.address) as client,
+        profiling("--admin-target", target, "--steps", 3, "-o", file) as process,
+    ):
         await recorded(executor)
         await client.run([(0, 3)], PLACING)
         for _ in range(2):
@@ -92,47 +119,38 @@ async def test_what_has_come_until_ctrl_c_is_kept(executor, tmp_path):
     assert len(steps_of(read_trace(file.read_bytes()))) == 1
 
 
+async def test_an_executor_that_does_not_answer_is_one_line(tmp_path):
+    async with profiling("--executor", "127.0.0.1:1", "-o", tmp_path / "trace.json") as process:
+        code, _, errors = await ended(process)
+    assert (code, len(errors.splitlines())) == (69, 1), errors
+    assert errors.startswith("error: the executor at 127.0.0.1:1 does not answer")
+    assert not list(tmp_path.iterdir())
+
+
 async def test_what_cannot_be_recorded_is_one_line(executor, tmp_path):
-    folder = tmp_path / "missing"
-    cases = {
-        ("--executor", "127.0.0.1:1"): (69, "the executor at 127.0.0.1:1 does not answer"),
-        ("--target", "127.0.0.1:1"): (69, "cannot reach 127.0.0.1:2"),
-        ("--target", "unix:/run/paceline"): (65, "say --admin-target"),
-        ("--admin-target", executor.address): (69, "is not the admin port of a scheduler"),
-        ("--executor", executor.address, "-o", folder / "trace.json"): (65, "cannot write"),
-    }
-
-    async def fails(arguments, expected, said):
-        output = () if "-o" in arguments else ("-o", tmp_path / f"{arguments[1]}.json".replace("/", "-"))
-        async with profiling(*arguments, *output) as process:
-            code, _, errors = await ended(process)
-        assert (code, len(errors.splitlines())) == (expected, 1), errors
-        assert errors.startswith(f"error: {said}") or said in errors
-
-    await asyncio.gather(*(fails(arguments, *ends) for arguments, ends in cases.items()))
+    others = "127.0.0.1:1", "10.0.0.9:50061"
+    async with scheduler_of(*others) as target:
+        for arguments, expected, sentence in (
+            (("--target", "127.0.0.1:1"), 69, "cannot reach 127.0.0.1:2"),
+            (("--target", "unix:/run/paceline"), 65, "say --admin-target"),
+            (("--admin-target", executor.address), 69, "is not the admin port of a scheduler"),
+            (("--admin-target", target), 65, f"there are {', '.join(others)}"),
+            (("--executor", executor.address, "-o", tmp_path / "missing" / "trace.json"), 65, "cannot write"),
+        ):
+            output = () if "-o" in arguments else ("-o", tmp_path / "trace.json")
+            code, errors = await invoked(*arguments, *output)
+            assert (code, len(errors.splitlines())) == (expected, 1), errors
+            assert errors.startswith("error: ")
+            assert sentence in errors
     assert not list(tmp_path.iterdir())
 
 
 async def test_a_second_profile_is_refused(executor, tmp_path):
     """By what to do: exit code 75, as for all that is overloaded."""
-    async with profiling("--executor", executor.address, "-o", tmp_path / "first.json"):
+    async with aclosing(trace_parts(executor.address, 20, Credentials(None, None))) as parts:
+        first = asyncio.ensure_future(anext(parts))
         await recorded(executor)
-        async with profiling("--executor", executor.address, "-o", tmp_path / "second.json") as process:
-            code, _, errors = await ended(process)
+        code, errors = await invoked("--executor", executor.address, "-o", tmp_path / "second.json")
+        first.cancel()
+        await asyncio.wait((first,))
     assert (code, "another profile is being recorded" in errors) == (75, True)
-
-
-async def test_the_executor_is_the_one_that_a_scheduler_knows(executor, tmp_path):
-    others = "127.0.0.1:1", "10.0.0.9:50061"
-    backend = ScriptedBackend(served_model())
-    async with serve_edge(backend) as served:
-        backend.known_executors = tuple(replace(EXECUTOR, address=address) for address in others)
-        async with profiling("--admin-target", f"127.0.0.1:1,{served.address}") as process:
-            code, _, errors = await ended(process)
-        assert (code, f"there are {', '.join(others)}" in errors) == (65, True), errors
-        backend.known_executors = (replace(EXECUTOR, address=executor.address),)
-        async with profiling("--admin-target", served.address, "-o", tmp_path / "trace.json") as process:
-            await recorded(executor)
-            process.send_signal(signal.SIGINT)
-            code, _, errors = await ended(process)
-    assert code == 130, errors
