@@ -1,13 +1,10 @@
 """`paceline bench` as it is typed: tables, files, exit codes and Ctrl-C, against a scripted scheduler."""
 
-import contextlib
 import io
 import json
 import signal
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
@@ -63,22 +60,17 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_a_ladder_has_a_table_per_rung_and_one_over_all():
+def test_a_ladder_has_a_table_per_rung_and_one_over_all_and_a_line_per_rung_in_the_names_of_vllm(tmp_path):
     """With every kind of time, and rates; nothing on stderr where nobody looks."""
+    path = tmp_path / "results.jsonl"
+    path.write_text("an earlier result\n")
     with FakeServer(answer) as server:
-        result = bench(*SMALL, "--max-concurrency", "1,2", target=server.target)
+        result = bench(*SMALL, "--max-concurrency", "1,2", "--output", str(path), target=server.target)
         assert len(server.seen.requests) == 7
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.count("(TTFT)") == result.stdout.count("(ITL)") == 2
     assert "concurrency 1: 3 requests in " in result.stdout
     assert result.stdout.splitlines()[-1].split()[:2] == ["concurrency", "2"]
-
-
-def test_the_file_has_a_line_per_rung_in_the_names_of_vllm(tmp_path):
-    path = tmp_path / "results.jsonl"
-    path.write_text("an earlier result\n")
-    with FakeServer(answer) as server:
-        bench(*SMALL, "--max-concurrency", "1,2", "--output", str(path), target=server.target)
     first, second = lines_of(path)
     assert set(first) >= VLLM_FIELDS
     assert (first["max_concurrency"], second["max_concurrency"], first["request_rate"]) == (1, 2, "inf")
@@ -179,7 +171,7 @@ def test_plots_are_pictures(tmp_path):
         (["--backend", "openai", "--base-url", "http://127.0.0.1:1/v1"], 69, "no server answers at http://127.0.0.1:1"),
         (["--base-url", "http://x/v1"], 65, "--base-url belongs to --backend openai"),
         (["--max-concurrency", "none"], 65, "--max-concurrency: 'none' is no list of numbers above 0"),
-        (["--trace", "nowhere.csv"], 65, "cannot read nowhere.csv"),
+        (["--trace", "nowhere.csv"], 65, "cannot read nowhere.csv: No such file"),
         (["--goodput", "fast"], 65, "'fast' is no objective"),
         (["tpot:50"], 65, "what is 'tpot:50'?"),
         (["--output", "/nowhere/results.jsonl"], 1, "--output: cannot write /nowhere/results.jsonl: No such file"),
@@ -242,41 +234,11 @@ def test_ctrl_c_ends_in_good_order_with_what_was_measured(tmp_path):
     assert (fields["completed"], fields["interrupted"], len(fields["ttfts"])) == (2, 2, 2)
 
 
-@contextlib.contextmanager
-def completions_server():
-    """An OpenAI-compatible server that answers each prompt with two tokens."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_):
-            """Nobody reads it."""
-
-        def do_GET(self):
-            self.answer("application/json", b'{"data": [{"id": "other"}]}')
-
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.answer("text/event-stream", b'data: {"choices": [{"text": "a"}]}\n\n' * 2 + b"data: [DONE]\n\n")
-
-        def answer(self, content_type, body):
-            self.send_response(200)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-        thread.join()
-
-
-def test_any_openai_compatible_endpoint_is_measured_the_same_way(tmp_path):
+def test_any_openai_compatible_endpoint_is_measured_the_same_way(tmp_path, openai_server):
     path = tmp_path / "results.jsonl"
-    with completions_server() as base_url:
-        options = ["--backend", "openai", "--base-url", base_url, "--max-concurrency", "2", "--output", str(path)]
-        result = bench(*SMALL, *options)
+    server = openai_server(*[{"choices": [{"text": "a"}]}] * 2, "data: [DONE]\n\n", models={"data": [{"id": "other"}]})
+    options = ["--backend", "openai", "--base-url", server.base_url, "--max-concurrency", "2", "--output", str(path)]
+    result = bench(*SMALL, *options)
     assert result.exit_code == 0, result.output
     assert "3 answers had fewer tokens than were asked for" in result.stdout
     (fields,) = lines_of(path)

@@ -20,7 +20,7 @@ from paceline_cli.bench.workload import PlannedRequest, Segment
 from paceline_client.errors import NotFoundError, OverloadedError
 from paceline_client.requests import Sampling
 from paceline_client.results import FinishReason, Model
-from paceline_client.testing import End, Fail, FakeServer, Hold, Tokens
+from paceline_client.testing import End, Fail, FakeServer, Tokens
 
 
 class VirtualTime:
@@ -300,17 +300,6 @@ async def test_an_answer_without_a_token_is_a_failure():
     async with FakeServer([End()]) as server, connected(server) as target:
         ended = await run(target, Rung(ClosedLoop(1), requests(None)), Clock())
     assert ended.records[0].outcome == Failure("NoOutputError", "the answer ended without a token (stop)")
-
-
-async def test_a_stop_cancels_requests_on_the_server():
-    """They must not run on for nobody."""
-    async with FakeServer([Tokens((1,)), Hold()]) as server, connected(server) as target:
-        stop = asyncio.Event()
-        running = asyncio.create_task(run(target, Rung(ClosedLoop(3), requests(*[None] * 5)), Clock(), stop))
-        await server.seen_that(lambda seen: len(seen.requests) == 3)
-        stop.set()
-        await running
-        await server.seen_that(lambda seen: len(seen.cancelled) == 3)
 
 
 async def test_without_the_model_nothing_begins():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_cli.bench.errors import TraceError, WorkloadError
+from paceline_cli.bench.errors import WorkloadError
 from paceline_cli.bench.openai_target import WORDS
 from paceline_cli.bench.plan import WorkloadOptions, gamma_arrivals
 from paceline_cli.bench.prompts import PromptWriter
@@ -139,11 +139,6 @@ def test_rates_make_a_ladder_of_open_loops():
 def test_options_that_cannot_be_meant_are_refused_by_name(options, expected):
     with pytest.raises(WorkloadError, match=expected):
         WorkloadOptions(**options).rungs()
-
-
-def test_a_missing_trace_is_named():
-    with pytest.raises(TraceError, match=r"cannot read nowhere\.csv: No such file"):
-        WorkloadOptions(trace=Path("nowhere.csv")).rungs()
 
 
 def test_requests_beyond_the_context_are_found():
