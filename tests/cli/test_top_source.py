@@ -43,6 +43,14 @@ async def server(*executors, access=None):
 
 
 @asynccontextmanager
+async def through_a_proxy(served):
+    """A proxy to a server."""
+    host, port = served.address.split(":")
+    async with FaultProxy(host, int(port), CHANCE) as proxy:
+        yield proxy
+
+
+@asynccontextmanager
 async def source_of(target):
     """An operator's connection and what it tells."""
     state = TopState()
@@ -54,19 +62,21 @@ async def source_of(target):
 
 
 async def test_over_a_slow_link_old_steps_are_left_out():
-    async with server(EXECUTOR) as served:
-        host, port = served.address.split(":")
-        async with FaultProxy(host, int(port), CHANCE) as proxy, source_of(proxy.address) as (source, state):
-            await source.ask()
-            await wait_until(lambda: served.backend.watch.sinks)
-            proxy.become(LinkState(bytes_per_second=16_000))
-            for number in range(1, NUM_STEPS + 1):
-                served.backend.watch.sinks[0].step_finished(step(number))
-                if not number % 100:
-                    await asyncio.sleep(0.005)
-            await source.ask()
-            await wait_until(lambda: state.first_tokens.quantiles(time.monotonic(), [1.0]) == (NUM_STEPS,), 60)
-            num_seen = NUM_STEPS - state.num_unseen_steps
+    async with (
+        server(EXECUTOR) as served,
+        through_a_proxy(served) as proxy,
+        source_of(proxy.address) as (source, state),
+    ):
+        await source.ask()
+        await wait_until(lambda: served.backend.watch.sinks)
+        proxy.become(LinkState(bytes_per_second=16_000))
+        for number in range(1, NUM_STEPS + 1):
+            served.backend.watch.sinks[0].step_finished(step(number))
+            if not number % 100:
+                await asyncio.sleep(0.005)
+        await source.ask()
+        await wait_until(lambda: state.first_tokens.quantiles(time.monotonic(), [1.0]) == (NUM_STEPS,), 60)
+        num_seen = NUM_STEPS - state.num_unseen_steps
     assert 0 < num_seen < NUM_STEPS / 4
 
 
@@ -94,19 +104,45 @@ async def test_what_an_operator_may_not_see_ends_it():
         assert state.trouble == ""
 
 
-async def test_a_scheduler_that_comes_back_is_found():
-    async with server(EXECUTOR) as served:
-        host, port = served.address.split(":")
-        async with FaultProxy(host, int(port), CHANCE) as proxy, source_of(proxy.address) as (source, state):
-            running = asyncio.create_task(source.run(0.05))
-            await wait_until(lambda: state.updated_s is not None, 30)
-            proxy.become(LinkState(refuses=True))
-            proxy.cut()
-            await wait_until(lambda: state.trouble, 30)
-            proxy.become(LinkState())
-            await wait_until(lambda: not state.trouble, 30)
+@asynccontextmanager
+async def running_source(target, monkeypatch):
+    """What a source that asks again and again tells; it gives up connecting after a moment."""
+    monkeypatch.setattr("paceline_cli.top.source._CONNECT_SECONDS", 0.3)
+    async with source_of(target) as (source, state):
+        running = asyncio.create_task(source.run(0.05))
+        try:
+            yield state
+        finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_scheduler_that_comes_back_is_found(monkeypatch):
+    async with (
+        server(EXECUTOR) as served,
+        through_a_proxy(served) as proxy,
+        running_source(proxy.address, monkeypatch) as state,
+    ):
+        await wait_until(lambda: state.updated_s is not None, 30)
+        proxy.become(LinkState(refuses=True))
+        proxy.cut()
+        await wait_until(lambda: state.trouble, 30)
+        proxy.become(LinkState())
+        await wait_until(lambda: not state.trouble, 30)
+
+
+async def test_the_scheduler_that_takes_over_from_one_that_is_gone_is_found(monkeypatch):
+    async with (
+        server(EXECUTOR) as active,
+        server(HELD) as standby,
+        through_a_proxy(active) as proxy,
+        running_source(f"{standby.address},{proxy.address}", monkeypatch) as state,
+    ):
+        await wait_until(lambda: state.server == proxy.address, 30)
+        proxy.become(LinkState(refuses=True))
+        proxy.cut()
+        standby.backend.known_executors = (EXECUTOR,)
+        await wait_until(lambda: (state.server, state.overview.holder, state.trouble) == (standby.address, "", ""), 30)
 
 
 async def test_bounds_and_drains_reach_the_scheduler():

@@ -14,7 +14,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pyte
 import pytest
+from typer.testing import CliRunner
 
+from paceline_cli.app import app
 from paceline_client import AsyncClient, FinishReason, Stopping
 from paceline_client.testing import FakeServer, say
 from paceline_scheduler.backend import ExecutorStatus
@@ -26,6 +28,7 @@ from paceline_scheduler.testing.tokenizers import served_model
 
 COMMAND = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
 UP, HOME, END = "\x1b[A", "\x1b[H", "\x1b[F"
+COLOURS = re.compile(rb"\x1b\[[0-9;]*(?:3[0-7]|38;[0-9;]+)m")
 PATIENCE_S = 60
 LONG = Stopping(max_tokens=2000)  # of 100 ms each
 
@@ -150,6 +153,7 @@ async def test_top_shows_a_running_system_and_changes_it():
         await top.until_shown(rf"^ {re.escape(executor)} +ready +2/2 +[0-9.]+ +[0-9.]+ ")
         await top.until_shown("^ waiting-1 .* waiting .* every row of ")
         await top.until_shown("between tokens p50 [0-9.]+ p99 [0-9.]+$")
+        assert COLOURS.findall(top.written)
 
         top.press(END)
         await top.until_shown("^>waiting-1")
@@ -201,6 +205,7 @@ async def follows_its_size(top):
         await top.until_shown("^ waiting-1 .* running " if columns > 40 else "^ EXECUTOR")
 
 
+@pytest.mark.slow  # with connections of one process: test_top_source
 async def test_top_finds_the_scheduler_that_takes_over():
     """The one that drives the executors is killed; the standby is shown as soon as it drives them. With that killed
     too, top says so and goes on looking; what was known stays.
@@ -222,46 +227,38 @@ async def test_top_finds_the_scheduler_that_takes_over():
         assert await top.ended() == 0
 
 
-@pytest.mark.parametrize(("environment", "has_colours"), [({"NO_COLOR": "1"}, False), ({}, True)])
-async def test_top_writes_no_colours_where_nobody_wants_any(environment, has_colours):
-    async with scripted() as address, terminal("--admin-target", address, environment=environment) as top:
+async def test_top_writes_no_colours_where_nobody_wants_any():
+    """SIGTERM ends it as q does, with the terminal as it was."""
+    async with scripted() as address, terminal("--admin-target", address, environment={"NO_COLOR": "1"}) as top:
         await top.until_shown("live$")
-        colours = re.findall(rb"\x1b\[[0-9;]*(?:3[0-7]|38;[0-9;]+)m", top.written)
-        assert bool(colours) is has_colours
+        assert not COLOURS.findall(top.written)
         top.process.send_signal(signal.SIGTERM)
         assert await top.ended() == 0
         await top.until(lambda _: b"\x1b[?1049l" in top.written)
 
 
 async def printed(*options):
-    """What the command prints where there is no terminal: its exit code, stdout, stderr."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", COMMAND, "top", "--interval", "0.1", *options),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    shown, complaint = await process.communicate()
-    return process.returncode, shown.decode(), complaint.decode()
+    """What the command prints where there is no terminal, in a thread of this process."""
+    return await asyncio.to_thread(CliRunner().invoke, app, ["top", "--interval", "0.1", *options])
 
 
 async def test_top_prints_one_screen_where_there_is_no_terminal():
     """Without colours and keys, no line wider than 80."""
     async with scripted() as address:
-        code, shown, _ = await printed("--admin-target", address)
-    lines = shown.splitlines()
-    assert (code, lines[0], lines[-1]) == (0, f"paceline top  {address}  live", " no requests")
+        result = await printed("--admin-target", address)
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, lines[0], lines[-1]) == (0, f"paceline top  {address}  live", " no requests")
     assert [line for line in lines if line.startswith(" 10.0.0.1:50061 ")]
     assert max(map(len, lines)) <= 80
-    assert "\x1b" not in shown
+    assert "\x1b" not in result.stdout
 
 
 async def test_a_port_that_is_no_admin_port_is_named():
     """With what to say instead; a failure is a line and an exit code."""
     with FakeServer(say("hi")) as server:
-        code, _, complaint = await printed("--once", "--admin-target", server.target)
-    assert (code, len(complaint.splitlines())) == (os.EX_UNAVAILABLE, 1)
-    assert f"{server.target} is not the admin port of a scheduler of this version: say --admin-target" in complaint
+        result = await printed("--once", "--admin-target", server.target)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (os.EX_UNAVAILABLE, 1)
+    assert f"{server.target} is not the admin port of a scheduler of this version: say --admin-target" in result.stderr
 
 
 def api(ports):
