@@ -8,20 +8,29 @@ import sys
 import pytest
 
 from paceline.process.help import HelpParser
+from paceline_executor.config import parse_config as parse_executor
+from paceline_scheduler.config import parse_config as parse_scheduler
 
-PROGRAMS = ("paceline_scheduler", "paceline_executor")
+PROGRAMS = {"paceline_scheduler": parse_scheduler, "paceline_executor": parse_executor}
 
 
-def help_of(program, columns, encoding="utf-8"):
-    """What `--help` prints on a terminal of this width."""
-    command = (sys.executable, "-m", program, "--help")
-    environment = os.environ | {"COLUMNS": str(columns), "PYTHONIOENCODING": encoding}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment).stdout
+@pytest.fixture
+def help_of(monkeypatch, capsys):
+    """What `--help` of a program prints on a terminal of some width."""
+
+    def help_of(program, columns):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as end:
+            PROGRAMS[program](["--help"])
+        assert end.value.code == 0
+        return capsys.readouterr().out
+
+    return help_of
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_a_help_fits_the_terminal(program, columns):
+def test_a_help_fits_the_terminal(help_of, program, columns):
     """All panels have one width: that of the terminal, as far as lines of it can be read."""
     lines = help_of(program, columns).splitlines()
     assert {len(line) for line in lines if line[:1] in ("│", "╭", "╰")} == {min(columns, 120)}
@@ -30,7 +39,7 @@ def test_a_help_fits_the_terminal(program, columns):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_each_option_is_told_in_a_sentence_with_its_default(program):
+def test_each_option_is_told_in_a_sentence_with_its_default(help_of, program):
     text = help_of(program, 120)
     titles = re.findall(r"^╭─ (.+?) ─+╮$", text, flags=re.MULTILINE)
     assert titles[-3:] == ["Options", "Exit codes", "Environment"]
@@ -43,9 +52,12 @@ def test_each_option_is_told_in_a_sentence_with_its_default(program):
     assert "--shutdown-timeout SECONDS" in told
 
 
-def test_where_boxes_cannot_be_written_they_are_plain():
-    text = help_of("paceline_scheduler", 80, encoding="ascii")
-    assert "+- Executors ---" in text
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_where_boxes_cannot_be_written_they_are_plain(program):
+    environment = os.environ | {"COLUMNS": "80", "PYTHONIOENCODING": "ascii"}
+    command = (sys.executable, "-m", program, "--help")
+    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment).stdout
+    assert "+- Exit codes ---" in text
     assert text.isascii()
 
 

@@ -24,6 +24,11 @@ from paceline_scheduler.testing.raw_http2 import RawConnection
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+# What a connection may do once it is made is the same with certificates as without.
+each_port_in_test_all = pytest.mark.parametrize(
+    "target", ["plain", pytest.param("tls", marks=pytest.mark.slow)], indirect=True, scope="module"
+)
+
 GENEROUS_S = 120
 NUM_CONNECTIONS = 1000
 NUM_STREAMS, MAX_STREAMS = 3000, 1024
@@ -150,6 +155,7 @@ async def test_half_open_connections_are_closed_by_themselves(target):
         await until(lambda: target.num_files < before_files + 20 + NUM_CONNECTIONS // 3)
 
 
+@each_port_in_test_all
 @pytest.mark.parametrize("begun", [b"", b"\0\xff\xff\xff\xffx"], ids=["nothing", "4 GiB"])
 async def test_streams_that_are_left_open_are_refused_beyond_a_number_and_take_no_memory(target, begun):
     """By HTTP/2 itself. Their messages never come, of whatever length they announce them."""
@@ -163,6 +169,7 @@ async def test_streams_that_are_left_open_are_refused_beyond_a_number_and_take_n
         assert await generate(channel) == 20
 
 
+@each_port_in_test_all
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [

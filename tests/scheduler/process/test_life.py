@@ -173,17 +173,6 @@ async def test_health_follows_the_executors_on_every_port():
         assert (await process.ended())[0] == 0
 
 
-async def test_metrics_are_shown_where_the_log_says():
-    async with deployment() as (_, process, channel):
-        await generate(channel, a_request(3, 40))
-        port = (await process.event("listening"))["metrics_port"]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 30)
-        writer.close()
-    assert b'paceline_generation_tokens_total{model_name="simulated"} 40.0' in answer
-
-
 async def test_a_lost_executor_makes_the_scheduler_unready_and_its_return_ready_again():
     async with deployment() as (executor, process, channel):
         request = a_request(3, 400)
@@ -217,7 +206,7 @@ async def test_when_the_last_executor_drains_new_requests_are_refused_and_the_lo
         assert await running == expected(request)
 
 
-async def test_operators_see_the_executor_and_its_steps():
+async def test_operators_and_metrics_show_the_executor_and_its_steps():
     async with deployment() as (executor, process, channel):
         ports = await process.event("listening")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['admin_port']}") as operators:
@@ -227,7 +216,12 @@ async def test_operators_see_the_executor_and_its_steps():
             assert listed.scheduler_id == ports["scheduler_id"]
             assert [view.address for view in listed.executors] == [executor.address]
             assert listed.executors[0].blocks.total == NUM_BLOCKS
-            await generate(channel, a_request(1, 3))
+            await generate(channel, a_request(3, 40))
             step = await steps.read()
             assert (step.address, step.num_rows) == (executor.address, 1)
             steps.cancel()
+        reader, writer = await asyncio.open_connection("127.0.0.1", ports["metrics_port"])
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        shown = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+    assert b'paceline_generation_tokens_total{model_name="simulated"} 40.0' in shown

@@ -1,11 +1,13 @@
 """Ports that are open before there is anything to answer on them."""
 
 import asyncio
+import socket
 
 import grpc.aio
 import pytest
 
 from paceline_scheduler.config import parse_config
+from paceline_scheduler.errors import PortError
 from paceline_scheduler.servicer_ports import SchedulerPorts
 
 _ANY_PORT = ("--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0")
@@ -54,6 +56,16 @@ async def test_a_call_whose_time_ends_before_services_are_named_is_over(ports):
         ports.clients.add_generic_rpc_handlers((Echo(),))
         ports.services_are_named()
         assert await channel.unary_unary("/test/Echo")(b"hello", timeout=30) == b"hello"
+
+
+@pytest.mark.parametrize("option", ["--port", "--admin-port", "--health-port"])
+async def test_a_port_in_use_is_refused_with_the_option_to_change(option):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        ports = SchedulerPorts(parse_config(("--executors", "a:1", *_ANY_PORT, option, str(number))))
+        with pytest.raises(PortError, match=rf"^cannot listen on 127\.0\.0\.1:{number}: .* {option}$"):
+            await ports.listen()
+        await ports.stop()
 
 
 async def test_methods_that_no_service_has_are_unimplemented(ports):

@@ -99,7 +99,7 @@ def test_a_wrong_option_ends_the_process_with_one_line():
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("option", ["--port", "--admin-port", "--health-port", "--metrics-port"])
+@pytest.mark.parametrize("option", ["--port", "--metrics-port"])  # the first and the last; the others: test_ports
 def test_a_port_in_use_ends_the_process_with_one_line(option):
     """It names the option to change, with exit code 4."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -141,6 +141,7 @@ def test_the_ports_are_open_before_most_is_imported_and_what_is_not_needed_never
     assert done.stdout.splitlines() == ["", ""]
 
 
+_IMPORTED = ("argparse", "asyncio", "uvloop", "grpc", "paceline_scheduler.process")
 _SIGNALLED = """
 import os, sys
 
@@ -155,8 +156,14 @@ main(["--executors", "127.0.0.1:1", "--port", "0", "--admin-port", "0", "--healt
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("module", ["argparse", "asyncio", "uvloop", "grpc", "paceline_scheduler.process"])
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        *((module, signal.SIGINT) for module in _IMPORTED),
+        (_IMPORTED[0], signal.SIGTERM),
+        *(pytest.param(module, signal.SIGTERM, marks=pytest.mark.slow) for module in _IMPORTED[1:]),
+    ],
+)
 def test_a_signal_while_the_process_starts_ends_it_without_a_word(module, number):
     """Whatever is being imported then: it was asked to stop before it began, and that is no failure."""
     command = (sys.executable, "-c", _SIGNALLED, module, str(int(number)))
