@@ -47,6 +47,10 @@ def test_a_parser_takes_or_refuses_what_it_is_given(target):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < MAX_GROWTH_KB
 
 
+def test_what_was_found_is_tried():
+    assert {path.name for path in FINDS.iterdir()} <= set(TARGETS)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_is_found_in_ten_minutes(name):

@@ -4,14 +4,11 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import httpx2
-import numpy as np
-import numpy.typing as npt
-from gguf.constants import GGMLQuantizationType
 from huggingface_hub import set_client_factory
 from huggingface_hub.utils._http import default_client_factory
 from safetensors.numpy import save
@@ -20,7 +17,14 @@ from fuzzing.target import Target, scratch
 from paceline_executor.errors import ModelError, StepTimesError
 from paceline_executor.runner.step_times import read_step_times
 from paceline_executor.testing.eagle3 import Dialect, random_head
-from paceline_executor.testing.models import TINY_CONFIG, GgufParts, MetadataInput, byte_level_metadata
+from paceline_executor.testing.models import (
+    TINY_CONFIG,
+    GgufParts,
+    MetadataInput,
+    RandomCheckpoint,
+    byte_level_metadata,
+    gguf_parts,
+)
 from paceline_executor.weights import load_checkpoint, load_tokenizer
 from paceline_executor.weights.fetch.fetching import FetchOptions
 from paceline_executor.weights.fetch.hub import fetch_from_hub
@@ -28,7 +32,6 @@ from paceline_executor.weights.fetch.hub_client import HubClient
 from paceline_executor.weights.fetch.hub_id import HubId
 from paceline_executor.weights.gguf.header import read_gguf_header
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
-from paceline_executor.weights.hf.safetensors_folder import checkpoint_from_folder
 from paceline_executor.weights.hf.tokenizer import tokenizer_from_folder
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.backend import TokenizerSource
@@ -36,11 +39,14 @@ from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer, tokenizer_source
 
 _HUB_ID, _COMMIT = HubId("org/name"), 40 * "a"
-_VOCAB_SIZE = 8
+# As few numbers as a model may have, so that most of an input is what the parser decides by.
+_SMALLEST = replace(
+    TINY_CONFIG, num_layers=1, hidden_size=4, intermediate_size=4, num_heads=1, num_kv_heads=1, head_dim=4, vocab_size=8
+)
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "vocab_size": _VOCAB_SIZE,
+    "vocab_size": 8,
     "hidden_size": 4,
     "intermediate_size": 4,
     "num_hidden_layers": 1,
@@ -52,10 +58,6 @@ _CONFIG = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
 }
-_Tensors = dict[str, npt.NDArray[np.generic]]
-_Metadata = dict[str, MetadataInput]
-_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-_JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors.index.json")
 
 
 def read_gguf(data: bytes) -> None:
@@ -83,27 +85,13 @@ def _read_weights(path: Path) -> None:
 
 def _sound_gguf() -> Iterator[bytes]:
     path = scratch() / "sound.gguf"
-    llama: _Metadata = {
-        "general.architecture": "llama",
-        "llama.block_count": 1,
-        "llama.context_length": 16,
-        "llama.embedding_length": 4,
-        "llama.feed_forward_length": 4,
-        "llama.attention.head_count": 1,
-        "llama.attention.layer_norm_rms_epsilon": 2.0**-17,
-    }
-    floats = GGMLQuantizationType.F32
-    tensors: _Tensors = {f"blk.0.{name}.weight": np.ones((4, 4), np.float32) for name in _MATRICES}
-    tensors |= {name: np.ones(4, np.float32) for name in ("blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")}
-    tensors |= {"output_norm.weight": np.ones(4, np.float32), "token_embd.weight": np.ones((262, 4), np.float32)}
-    parts = GgufParts(llama | byte_level_metadata(), {name: (data, floats) for name, data in tensors.items()})
-    yield parts.write(path).read_bytes()
+    yield gguf_parts(RandomCheckpoint(replace(_SMALLEST, vocab_size=262))).write(path).read_bytes()
     yield GgufParts({"general.architecture": "llama"} | byte_level_metadata(("h e",))).write(path).read_bytes()
     yield GgufParts(_scored_metadata()).write(path).read_bytes()
     yield b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<II", 4, 7)
 
 
-def _scored_metadata() -> _Metadata:
+def _scored_metadata() -> dict[str, MetadataInput]:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "e", "he"]
     return {
         "general.architecture": "llama",
@@ -116,72 +104,94 @@ def _scored_metadata() -> _Metadata:
     }
 
 
-@cache
-def _folder() -> Path:
-    """A sound folder, but for its tokenizer, which is another target."""
-    folder = scratch() / "folder"
-    folder.mkdir()
-    for name, data in _sound_files().items():
-        (folder / name).write_bytes(data)
-    return folder
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A folder that is sound but for one of its files: the first byte of an input says which, the rest is its content.
+
+    files: what they are when it is sound; those in `kept` are never changed.
+    """
+
+    name: str
+    files: Callable[[], dict[str, bytes]]
+    reads: tuple[Callable[[Path], object], ...]
+    kept: tuple[str, ...] = ()
+
+    def changed(self) -> list[str]:
+        return sorted(self.files().keys() - set(self.kept))
+
+    def run(self, data: bytes) -> None:
+        """Be an executor with this folder."""
+        names = self.changed()
+        self.read_with(names[data[0] % len(names) if data else 0], data[1:])
+
+    def read_with(self, name: str, content: bytes) -> None:
+        path = self._path()
+        (path / name).write_bytes(content)
+        for read in self.reads:
+            _refused_in_a_line(read, path)
+        (path / name).write_bytes(self.files()[name])
+
+    def seeds(self) -> Iterator[bytes]:
+        for number, name in enumerate(self.changed()):
+            yield bytes([number]) + self.files()[name]
+
+    def _path(self) -> Path:
+        path = scratch() / self.name
+        if not path.is_dir():
+            path.mkdir()
+            for name, content in self.files().items():
+                (path / name).write_bytes(content)
+        return path
 
 
 @cache
-def _sound_files() -> dict[str, bytes]:
-    layer = "model.layers.0."
-    square, line = np.ones((4, 4), np.float32), np.ones(4, np.float32)
-    projections = [f"self_attn.{name}_proj" for name in "qkvo"] + [
-        f"mlp.{name}_proj" for name in ("gate", "up", "down")
-    ]
-    tensors: _Tensors = {f"{layer}{name}.weight": square for name in projections}
-    tensors |= {f"{layer}{name}.weight": line for name in ("input_layernorm", "post_attention_layernorm")}
-    tensors |= {"model.norm.weight": line, "model.embed_tokens.weight": np.ones((_VOCAB_SIZE, 4), np.float32)}
+def _model_files() -> dict[str, bytes]:
+    checkpoint = RandomCheckpoint(_SMALLEST)
+    tensors = {name: checkpoint.tensor(name) for name in _SMALLEST.tensor_shapes()}
     index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
     return {
-        "model.safetensors": save(tensors),
         "config.json": json.dumps(_CONFIG).encode(),
         "generation_config.json": json.dumps({"eos_token_id": [1], "temperature": 0.7}).encode(),
-        "tokenizer_config.json": json.dumps({"eos_token": "<|im_end|>", "chat_template": "x"}).encode(),
+        "model.safetensors": save(tensors),
         "model.safetensors.index.json": json.dumps(index).encode(),
         "tokenizer.json": byte_level_tokenizer().to_str().encode(),
+        "tokenizer_config.json": json.dumps({"eos_token": "<|im_end|>", "chat_template": "x"}).encode(),
     }
 
 
-def read_safetensors(data: bytes) -> None:
-    """Be an executor with this file in a folder that is sound otherwise."""
-    path = _folder() / "model.safetensors"
-    path.write_bytes(data)
-    _refused_in_a_line(_read_weights, _folder())
-    path.write_bytes(_sound_files()[path.name])
+@cache
+def _head_files() -> dict[str, bytes]:
+    folder = random_head(TINY_CONFIG, draft_vocab_size=20).write(scratch() / "sound-head")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def _sound_safetensors() -> Iterator[bytes]:
-    yield _sound_files()["model.safetensors"]
+def _read_head(folder: Path) -> None:
+    checkpoint = eagle3_from_folder(folder, TINY_CONFIG)
+    for name in checkpoint.tensors:
+        checkpoint.tensor(name)
 
 
-def read_json_files(data: bytes) -> None:
-    """Be an executor with a file in such a folder; the first byte says which."""
-    path = _folder() / _JSON_FILES[data[0] % len(_JSON_FILES) if data else 0]
-    path.write_bytes(data[1:])
-    _refused_in_a_line(checkpoint_from_folder, _folder())
-    _refused_in_a_line(tokenizer_from_folder, _folder())
-    path.write_bytes(_sound_files()[path.name])
+_MODEL = _Folder("model", _model_files, (_read_weights, tokenizer_from_folder), kept=("tokenizer.json",))
+_HEAD = _Folder("head", _head_files, (_read_head,))
 
 
-def _sound_json_files() -> Iterator[bytes]:
-    for number, name in enumerate(_JSON_FILES):
-        yield bytes([number]) + _sound_files()[name]
+def _sound_models() -> Iterator[bytes]:
+    yield from _MODEL.seeds()
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8}
     gemma = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "sliding_window": 4}}
     for config in (_CONFIG | {"rope_scaling": yarn}, _CONFIG | {"model_type": "qwen3"}, _CONFIG | gemma):
         yield b"\0" + json.dumps(config).encode()
 
 
+def _sound_heads() -> Iterator[bytes]:
+    yield from _HEAD.seeds()
+    other = random_head(TINY_CONFIG).write(scratch() / "speculators", Dialect.SPECULATORS)
+    yield b"\0" + (other / "config.json").read_bytes()
+
+
 def read_tokenizer(data: bytes) -> None:
     """Be an executor with this tokenizer.json, and a scheduler that is sent it."""
-    path = _folder() / "tokenizer.json"
-    path.write_bytes(data)
-    _refused_in_a_line(tokenizer_from_folder, _folder())
+    _MODEL.read_with("tokenizer.json", data)
     with suppress(UnsupportedError, InvalidRequestError):
         model = read_text_model(replace(_source(), json=data), 400)
         model.encode_text("Hello, world")
@@ -246,34 +256,6 @@ def _sound_listings() -> Iterator[bytes]:
     yield b"h" + json.dumps({"id": "org/name", "sha": _COMMIT, "siblings": siblings, "tags": []}).encode()
 
 
-@cache
-def _head_files() -> dict[str, bytes]:
-    folder = random_head(TINY_CONFIG, draft_vocab_size=20).write(scratch() / "head")
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def read_head(data: bytes) -> None:
-    """Be an executor with this file in the folder of an EAGLE-3 head; the first byte says which."""
-    names = sorted(_head_files())
-    path = scratch() / "head" / names[data[0] % len(names) if data else 0]
-    path.write_bytes(data[1:])
-    _refused_in_a_line(_read_head, path.parent)
-    path.write_bytes(_head_files()[path.name])
-
-
-def _read_head(folder: Path) -> None:
-    checkpoint = eagle3_from_folder(folder, TINY_CONFIG)
-    for name in checkpoint.tensors:
-        checkpoint.tensor(name)
-
-
-def _sound_heads() -> Iterator[bytes]:
-    for number, name in enumerate(sorted(_head_files())):
-        yield bytes([number]) + _head_files()[name]
-    other = random_head(TINY_CONFIG).write(scratch() / "speculators", Dialect.SPECULATORS)
-    yield b"\0" + (other / "config.json").read_bytes()
-
-
 def read_step_time_file(data: bytes) -> None:
     """Be a simulated executor with this table."""
     path = scratch() / "steps.json"
@@ -289,10 +271,9 @@ def _sound_step_times() -> Iterator[bytes]:
 
 TARGETS = (
     Target("gguf", read_gguf, _sound_gguf),
-    Target("safetensors", read_safetensors, _sound_safetensors),
-    Target("model-json", read_json_files, _sound_json_files),
+    Target("model-folder", _MODEL.run, _sound_models),
     Target("tokenizer-json", read_tokenizer, _sound_tokenizers),
     Target("hub-listing", read_listing, _sound_listings),
-    Target("eagle3-head", read_head, _sound_heads),
+    Target("eagle3-head", _HEAD.run, _sound_heads),
     Target("step-times", read_step_time_file, _sound_step_times),
 )
