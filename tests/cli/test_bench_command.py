@@ -19,7 +19,7 @@ from paceline_cli.bench.workload import PlannedRequest, Segment
 from paceline_client.results import FinishReason
 from paceline_client.testing import End, Fail, FakeServer, Hold, Tokens
 
-COMMAND = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
+PACELINE = (sys.executable, "-m", "paceline_cli")
 SMALL = ["--num-prompts", "3", "--input-len", "4", "--output-len", "5"]
 # What `vllm bench serve --save-result --save-detailed` writes and tools read, of what applies to any server.
 VLLM_FIELDS = {
@@ -138,13 +138,16 @@ def test_failures_are_counted_and_end_nothing(tmp_path):
     assert fields["errors"][0] == "OverloadedError: the queue is full"
 
 
-def test_a_run_in_which_everything_failed_is_a_failure():
-    """Whatever the table says; the warm-up, which would have said so before, was left out."""
+def test_a_run_in_which_everything_failed_is_a_failure_and_one_that_did_not_begin_leaves_the_earlier_result(tmp_path):
+    """Whatever the table says. Without a warm-up, which says so before, it begins."""
+    path = tmp_path / "results.jsonl"
+    path.write_text("an earlier result\n")
     with FakeServer([Fail(grpc.StatusCode.INTERNAL, "broken")]) as server:
+        warmed = bench(*SMALL, "--max-concurrency", "1", "--output", str(path), target=server.target)
         result = bench(*SMALL, "--max-concurrency", "1", "--num-warmups", "0", target=server.target)
-        warmed = bench(*SMALL, "--max-concurrency", "1", target=server.target)
-    assert (result.exit_code, result.stderr) == (1, "error: every request failed\n")
     assert (warmed.exit_code, warmed.stdout, warmed.stderr) == (70, "", "error: broken\n")
+    assert path.read_text() == "an earlier result\n"
+    assert (result.exit_code, result.stderr) == (1, "error: every request failed\n")
 
 
 def test_requests_that_cannot_fit_are_announced():
@@ -200,14 +203,6 @@ def test_a_missing_library_says_how_to_get_it(monkeypatch, module, arguments):
     assert result.stderr.endswith(f"needs {module}: pip install 'paceline[bench]'\n")
 
 
-def test_a_result_that_does_not_come_leaves_the_earlier_one(tmp_path):
-    path = tmp_path / "results.jsonl"
-    path.write_text("an earlier result\n")
-    with FakeServer([Fail(grpc.StatusCode.INTERNAL, "broken")]) as server:
-        assert bench("--output", str(path), target=server.target).exit_code == 70
-    assert path.read_text() == "an earlier result\n"
-
-
 def test_ctrl_c_ends_in_good_order_with_what_was_measured(tmp_path):
     """Two were answered, two were running; the server hears that nobody waits for those."""
     numbers = iter(range(100))
@@ -219,7 +214,7 @@ def test_ctrl_c_ends_in_good_order_with_what_was_measured(tmp_path):
     options = ["--num-warmups", "0", "--max-concurrency", "2,4", "--output", str(path)]
     with FakeServer(script) as server:
         process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "bench", *options, "--target", server.target],
+            [*PACELINE, "bench", *options, "--target", server.target],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -83,6 +83,22 @@ class InMemoryTarget:
         """Nothing to close."""
 
 
+@pytest.fixture
+def time():
+    return VirtualTime()
+
+
+@pytest.fixture
+def target(time):
+    """Answers at once."""
+    return InMemoryTarget(time)
+
+
+@pytest.fixture
+def silent_target(time):
+    return InMemoryTarget(time, answers=False)
+
+
 def requests(*times, num_output_tokens=3):
     """Prompts of four tokens."""
     return [
@@ -105,10 +121,8 @@ async def run(target, rung, clock, stop=None):
 
 
 @pytest.mark.parametrize("max_concurrency", [1, 3, 8])
-async def test_a_closed_loop_keeps_so_many_running(max_concurrency):
+async def test_a_closed_loop_keeps_so_many_running(max_concurrency, time, target):
     """Never more, and as many as there are requests to fill it."""
-    time = VirtualTime()
-    target = InMemoryTarget(time)
     ended = await run(target, Rung(ClosedLoop(max_concurrency), requests(*[None] * 20)), time.clock)
     assert (target.most_at_once, [record.outcome for record in ended.records]) == (
         max_concurrency,
@@ -116,22 +130,18 @@ async def test_a_closed_loop_keeps_so_many_running(max_concurrency):
     )
 
 
-async def test_an_open_loop_sends_when_it_is_time_whether_or_not_anything_has_ended():
-    time = VirtualTime()
-    target = InMemoryTarget(time, answers=False)
+async def test_an_open_loop_sends_when_it_is_time_whether_or_not_anything_has_ended(time, silent_target):
     stop = asyncio.Event()
     running = asyncio.create_task(
-        run(target, Rung(OpenLoop(2, 1), requests(0.5, 0.75, 4)), time.clock, stop),
+        run(silent_target, Rung(OpenLoop(2, 1), requests(0.5, 0.75, 4)), time.clock, stop),
     )
-    while len(target.sent) < 3:
+    while len(silent_target.sent) < 3:
         await asyncio.sleep(0)
     stop.set()
     assert [record.started for record in (await running).records] == [100.5, 100.75, 104]
 
 
-async def test_a_trace_is_replayed_at_its_own_times():
-    time = VirtualTime()
-    target = InMemoryTarget(time)
+async def test_a_trace_is_replayed_at_its_own_times(time, target):
     rows = [TraceRow(60, 5, 1), TraceRow(62, 6, 1), TraceRow(62, 7, 1), TraceRow(70, 8, 1)]
     scale = Scale(rate=4)
     ended = await run(target, Rung(Replay("t", scale), replay(rows, scale)), time.clock)
@@ -144,13 +154,11 @@ async def test_a_trace_is_replayed_at_its_own_times():
     assert [record.due for record in ended.records] == [100, 100.5, 100.5, 102.5]
 
 
-async def test_one_that_is_sent_late_says_so():
-    time = VirtualTime()
-
+async def test_one_that_is_sent_late_says_so(time, target):
     async def oversleep(seconds):
         await time.sleep(seconds + 0.25)
 
-    ended = await run(InMemoryTarget(time), Rung(OpenLoop(1, 1), requests(1, 1.125, 3)), Clock(time.now, oversleep))
+    ended = await run(target, Rung(OpenLoop(1, 1), requests(1, 1.125, 3)), Clock(time.now, oversleep))
     assert [(record.due, record.started) for record in ended.records] == [
         (101, 101.25),
         (101.125, 101.25),
@@ -158,8 +166,7 @@ async def test_one_that_is_sent_late_says_so():
     ]
 
 
-async def test_a_failed_request_never_ends_a_run():
-    time = VirtualTime()
+async def test_a_failed_request_never_ends_a_run(time):
     ended = await run(InMemoryTarget(time, failing={2}), Rung(ClosedLoop(1), requests(*[None] * 4)), time.clock)
     assert [record.outcome for record in ended.records] == [
         Counted(4, 1),
@@ -169,22 +176,18 @@ async def test_a_failed_request_never_ends_a_run():
     ]
 
 
-async def test_a_stop_cancels_what_runs_and_keeps_what_has_ended():
-    time = VirtualTime()
-    target = InMemoryTarget(time, answers=False)
+async def test_a_stop_cancels_what_runs_and_keeps_what_has_ended(time, silent_target):
     stop = asyncio.Event()
-    running = asyncio.create_task(run(target, Rung(ClosedLoop(2), requests(*[None] * 9)), time.clock, stop))
-    while len(target.sent) < 2:
+    running = asyncio.create_task(run(silent_target, Rung(ClosedLoop(2), requests(*[None] * 9)), time.clock, stop))
+    while len(silent_target.sent) < 2:
         await asyncio.sleep(0)
     stop.set()
     ended = await running
-    assert ([record.outcome for record in ended.records], target.num_cancelled) == ([None, None], 2)
+    assert ([record.outcome for record in ended.records], silent_target.num_cancelled) == ([None, None], 2)
 
 
-async def test_a_mistake_of_the_program_is_not_a_failed_request():
+async def test_a_mistake_of_the_program_is_not_a_failed_request(time, target):
     """It ends the run, as it should."""
-    time = VirtualTime()
-    target = InMemoryTarget(time)
 
     async def mistaken(_request, _times):
         raise LookupError
@@ -195,10 +198,8 @@ async def test_a_mistake_of_the_program_is_not_a_failed_request():
     assert caught.group_contains(LookupError)
 
 
-async def test_rungs_and_warm_up_share_no_prefix_cache():
+async def test_rungs_and_warm_up_share_no_prefix_cache(time, target):
     """Each has a group of its own, and the warm-up a prompt of its own, as long as the first."""
-    time = VirtualTime()
-    target = InMemoryTarget(time)
     generator = generator_of(target, time.clock)
     planned = requests(None)
     await generator.warm_up(planned[0], 0)
@@ -218,9 +219,7 @@ async def test_rungs_and_warm_up_share_no_prefix_cache():
     assert [running.rung.load for running in ended] == [ClosedLoop(1), ClosedLoop(2)]
 
 
-async def test_a_stopped_ladder_hands_on_the_rung_that_ran_and_begins_no_other():
-    time = VirtualTime()
-    target = InMemoryTarget(time)
+async def test_a_stopped_ladder_hands_on_the_rung_that_ran_and_begins_no_other(time, target):
     stop = asyncio.Event()
     ended = []
     target.send, send = stop_after(1, stop, target), target.send

@@ -88,10 +88,12 @@ def test_concurrency_is_the_most_that_ran_at_any_start(requests):
 
 
 def test_rates_count_what_was_answered():
-    records = [record(0, [1, 1, 1], num_prompt_tokens=7), record(1, [1], num_prompt_tokens=3), record(2, [1])]
-    records[2].outcome = FAILED
+    """What was interrupted counts nowhere: it is only said how many there were."""
+    records = [record(0, [1, 1, 1], num_prompt_tokens=7), record(1, [1], num_prompt_tokens=3)]
+    records += [record(2, [1], outcome=FAILED), record(0, [1, 1])]
+    records[-1].outcome = None
     summary = summarise(run_of(*records))
-    assert (summary.num_completed, summary.num_failed, summary.num_interrupted) == (2, 1, 0)
+    assert (summary.num_completed, summary.num_failed, summary.num_interrupted) == (2, 1, 1)
     assert (summary.request_throughput, summary.output_throughput) == (0.2, 0.4)
     assert summary.total_token_throughput == (7 + 3 + 4) / 10
 
@@ -110,14 +112,6 @@ def test_failures_are_counted_by_kind():
     assert [(item.kind, item.count, item.example) for item in summary.failures] == [("B", 2, "two"), ("A", 1, "one")]
     assert summary.ttft is None
     assert summary.output_throughput == 0
-
-
-def test_what_was_interrupted_counts_nowhere():
-    """It is only said how many there were."""
-    running = record(0, [1, 1])
-    running.outcome = None
-    summary = summarise(run_of(record(0, [1]), running))
-    assert (summary.num_completed, summary.num_failed, summary.num_interrupted) == (1, 0, 1)
 
 
 def test_answers_that_ended_early_are_counted():

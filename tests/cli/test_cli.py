@@ -21,6 +21,7 @@ from paceline_cli.sentences import explained
 from paceline_client import Client, Explanation, RequestState, Times
 from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say, standby
 
+PACELINE = (sys.executable, "-m", "paceline_cli")
 COMMANDS = [
     *("up", "chat", "generate", "models", "top", "explain", "estimate", "profile", "replay", "token"),
     *("bench", "demo", "chaos", "serve"),
@@ -345,14 +346,9 @@ def test_the_version_is_the_distributions():
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("paceline ")
 
 
-def run_process(code, *arguments, **options):
-    """Run Python code as a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, timeout=60, **options
-    )
-
-
-COMMAND = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
+def run_process(*command, **options):
+    """Run a command as a process of its own."""
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, **options)
 
 
 def test_without_the_extra_the_command_says_what_to_install():
@@ -364,7 +360,7 @@ import paceline_client
 from paceline_cli.__main__ import main
 main()
 """
-    result = run_process(code, stdout=subprocess.PIPE)
+    result = run_process(sys.executable, "-c", code, stdout=subprocess.PIPE)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == "error: the paceline command needs typer: pip install 'paceline[cli]'\n"
 
@@ -374,7 +370,7 @@ def test_a_reader_that_goes_away_is_no_traceback():
     reading, writing = os.pipe()
     os.close(reading)
     with FakeServer(say("many words " * 50)) as server, os.fdopen(writing, "w") as stdout:
-        result = run_process(COMMAND, "generate", "x", "--target", server.target, stdout=stdout)
+        result = run_process(*PACELINE, "generate", "x", "--target", server.target, stdout=stdout)
     assert (result.returncode, result.stderr) == (141, "")
 
 
@@ -384,7 +380,7 @@ DISK_FULL = 74, "error: input or output failed: No space left on device\n"
 def test_output_that_cannot_be_written_is_one_line():
     """A full disk is nobody's bug: the reason, and the exit code for it."""
     with FakeServer(say("hi there")) as server, Path("/dev/full").open("w") as full:
-        result = run_process(COMMAND, "generate", "x", "--target", server.target, stdout=full)
+        result = run_process(*PACELINE, "generate", "x", "--target", server.target, stdout=full)
     assert (result.returncode, result.stderr) == DISK_FULL
 
 
@@ -415,7 +411,7 @@ def test_a_character_that_the_encoding_lacks_is_replaced():
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     with FakeServer(say("Grüße, 世界")) as server:
         arguments = "generate", "x", "--target", server.target
-        text = run_process(COMMAND, *arguments, stdout=subprocess.PIPE, env=ascii_only)
+        text = run_process(*PACELINE, *arguments, stdout=subprocess.PIPE, env=ascii_only)
         array = CliRunner(charset="ascii").invoke(app, [*arguments, "--json"])
     assert (text.returncode, text.stdout, text.stderr) == (0, "Gr??e, ??\n", "")
     assert json.loads(array.stdout)["text"] == "Grüße, 世界"

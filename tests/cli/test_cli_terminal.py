@@ -16,7 +16,7 @@ from paceline_cli.supervisor.events import BecameReady, Exited, Printed, Progres
 from paceline_cli.supervisor.log_lines import Level
 from paceline_client.testing import FakeServer, Hold, Tokens, say
 
-COMMAND = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
+PACELINE = (sys.executable, "-m", "paceline_cli")
 
 
 # What a line begins with, before the editor moves the cursor behind it.
@@ -31,7 +31,7 @@ class Terminal:
     def __init__(self, *arguments):
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, *arguments],
+            [*PACELINE, *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -26,7 +26,7 @@ from paceline_scheduler.testing.measured_processes import event, module_process,
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import served_model
 
-COMMAND = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
+PACELINE = (sys.executable, "-m", "paceline_cli")
 UP, HOME, END = "\x1b[A", "\x1b[H", "\x1b[F"
 COLOURS = re.compile(rb"\x1b\[[0-9;]*(?:3[0-7]|38;[0-9;]+)m")
 PATIENCE_S = 60
@@ -43,7 +43,7 @@ class TopTerminal:
         self._set_size(80, 24)
         self.written = b""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "top", "--interval", "0.2", *arguments],
+            [*PACELINE, "top", "--interval", "0.2", *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
