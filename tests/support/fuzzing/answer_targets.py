@@ -7,7 +7,6 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import grpc
@@ -16,7 +15,7 @@ import httpx2
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from fuzzing.target import Target
+from fuzzing.target import Target, event_loop
 from paceline.v1 import admin_pb2, sampling_pb2
 from paceline.v1 import inference_pb2 as pb
 from paceline_cli.bench import openai_target
@@ -91,7 +90,7 @@ def read_answer(data: bytes) -> None:
         return
     server: Any = _Server(data[1:])
     with suppress(DecodeError, PacelineError):  # the first is gRPC's own
-        _loop().run_until_complete(_CALLS[data[0] % len(_CALLS)](wire.CallChannel(server)))
+        event_loop().run_until_complete(_CALLS[data[0] % len(_CALLS)](wire.CallChannel(server)))
     code = list(grpc.StatusCode)[data[0] % len(grpc.StatusCode)]
     refusal = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata((_METADATA_KEY, data[1:])), "")
     assert str(wire.error_from_call(refusal)), "an error has a sentence"
@@ -128,8 +127,8 @@ def read_openai(data: bytes) -> None:
     """Be the benchmark of a server that lists its models so, streams an answer so, or refuses so."""
     if data:
         with suppress(PacelineError):
-            _loop().run_until_complete(_asked(data[0], data[1:]))
-        _loop().run_until_complete(asyncio.sleep(0))  # generators that were left end
+            event_loop().run_until_complete(_asked(data[0], data[1:]))
+        event_loop().run_until_complete(asyncio.sleep(0))  # generators that were left end
 
 
 async def _asked(number: int, data: bytes) -> None:
@@ -156,11 +155,6 @@ def _sound_http() -> Iterator[bytes]:
     yield b"\0" + first + b'data: {"error": {"message": "no", "code": 500}}\n\n'
     yield b'\1{"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": 4096}]}'
     yield b'\2{"error": {"message": "full"}}'
-
-
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
 
 
 TARGETS = (

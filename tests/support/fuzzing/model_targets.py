@@ -13,7 +13,7 @@ from huggingface_hub import set_client_factory
 from huggingface_hub.utils._http import default_client_factory
 from safetensors.numpy import save
 
-from fuzzing.target import Target, scratch
+from fuzzing.target import Target, scratch, tokenizer
 from paceline_executor.errors import ModelError, StepTimesError
 from paceline_executor.runner.step_times import read_step_times
 from paceline_executor.testing.eagle3 import Dialect, random_head
@@ -34,9 +34,8 @@ from paceline_executor.weights.gguf.header import read_gguf_header
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_executor.weights.hf.tokenizer import tokenizer_from_folder
 from paceline_scheduler.api.text.tokenizer import read_text_model
-from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer, tokenizer_source
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer
 
 _HUB_ID, _COMMIT = HubId("org/name"), 40 * "a"
 # As few numbers as a model may have, so that most of an input is what the parser decides by.
@@ -193,19 +192,14 @@ def read_tokenizer(data: bytes) -> None:
     """Be an executor with this tokenizer.json, and a scheduler that is sent it."""
     _MODEL.read_with("tokenizer.json", data)
     with suppress(UnsupportedError, InvalidRequestError):
-        model = read_text_model(replace(_source(), json=data), 400)
+        model = read_text_model(replace(tokenizer(), json=data), 400)
         model.encode_text("Hello, world")
         model.spelling.decode([1, 2, 3, 399], skip_special_tokens=True)
 
 
-@cache
-def _source() -> TokenizerSource:
-    return tokenizer_source(byte_level_tokenizer())
-
-
 def _sound_tokenizers() -> Iterator[bytes]:
-    for tokenizer in (byte_level_tokenizer(), sentence_piece_tokenizer()):
-        yield tokenizer.to_str().encode()
+    for sound in (byte_level_tokenizer(), sentence_piece_tokenizer()):
+        yield sound.to_str().encode()
     yield b'{"version":"1.0","added_tokens":[],"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
 
 

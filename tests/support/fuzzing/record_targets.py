@@ -1,16 +1,14 @@
 """What a scheduler writes for later: recordings, and what it keeps on disk of tokenizers. Others may send the files."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cache
 from typing import Any
 
 from both_sides.audited import make_executor
 from both_sides.recorded import RecordedHarness, Recordings
-from fuzzing.target import Target, scratch
+from fuzzing.target import Target, event_loop, scratch, tokenizer
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.limits import CoreLimits
@@ -21,7 +19,6 @@ from paceline_scheduler.recording.replay import Recording, read_recording, repla
 from paceline_scheduler.recording.story import Requests
 from paceline_scheduler.recording.what_if import read_policy
 from paceline_scheduler.testing.requests import make_request
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, tokenizer_source
 
 # So that a later file begins with a cache that is written as columns.
 _NUM_CACHED_TOKENS, _MAX_FILE_BYTES = 400, 2_000
@@ -66,17 +63,7 @@ class _Executor:
     async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
         """Send it."""
         del timeout_s
-        return _source()
-
-
-@cache
-def _source() -> TokenizerSource:
-    return tokenizer_source(byte_level_tokenizer())
-
-
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
+        return tokenizer()
 
 
 def find_tokenizer(data: bytes) -> None:
@@ -84,8 +71,8 @@ def find_tokenizer(data: bytes) -> None:
     connection: Any = _Executor()
     store = TokenizerStore(_prepare, _CacheOf(data))
     with suppress(LinkError, DivergenceError):
-        found = _loop().run_until_complete(store.get(_source().digest, 400, connection))
-        assert found.digest == _source().digest
+        found = event_loop().run_until_complete(store.get(tokenizer().digest, 400, connection))
+        assert found.digest == tokenizer().digest
 
 
 async def _prepare(source: TokenizerSource, vocab_size: int) -> None:
@@ -93,7 +80,7 @@ async def _prepare(source: TokenizerSource, vocab_size: int) -> None:
 
 
 def _sound_tokenizers() -> Iterator[bytes]:
-    fields = asdict(_source())
+    fields = asdict(tokenizer())
     content: bytes = fields.pop("json")
     yield json.dumps(fields).encode() + b"\n" + content
 

@@ -3,14 +3,18 @@
 Apart from the targets, which all need it.
 """
 
+import asyncio
+import atexit
 import io
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-MAX_SEED_BYTES = 1 << 17
+from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, tokenizer_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,20 @@ class Target:
 def scratch() -> Path:
     """Return a folder in memory, where there is one: files are written to it thousands of times a second."""
     memory = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
-    return Path(tempfile.mkdtemp(prefix="paceline-fuzz-", dir=memory if memory.is_dir() else None))
+    folder = Path(tempfile.mkdtemp(prefix="paceline-fuzz-", dir=memory if memory.is_dir() else None))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def event_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
+
+
+@cache
+def tokenizer() -> TokenizerSource:
+    """Return a sound one of 400 tokens at most."""
+    return tokenizer_source(byte_level_tokenizer())
 
 
 def framed(messages: Iterable[bytes]) -> bytes:

@@ -7,7 +7,7 @@ from datetime import datetime
 from types import FrameType
 from typing import NoReturn
 
-from fuzzing.target import Target, scratch
+from fuzzing.target import Target, scratch, tokenizer
 from paceline_cli.bench.errors import TraceError
 from paceline_cli.bench.traces import Scale, read_trace, replay
 from paceline_cli.supervisor.log_lines import Level, parse_line
@@ -16,7 +16,7 @@ from paceline_scheduler.api.text.spelling_file import TokenTexts, pack
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.config import read_speculation
 from paceline_scheduler.errors import ConfigError, TokenFileError, UnsupportedError
-from paceline_scheduler.testing.tokenizers import CHAT_TEMPLATE, byte_level_tokenizer, tokenizer_source
+from paceline_scheduler.testing.tokenizers import CHAT_TEMPLATE
 from paceline_scheduler.tokens import parse_tokens
 
 _NOON = datetime(2026, 11, 21, 12, 0)  # noqa: DTZ001 - templates are told the local time
@@ -76,21 +76,15 @@ def _sound_templates() -> Iterator[bytes]:
     yield b"{% macro say(x) %}[{{ x }}]{% endmacro %}{{ say(messages[-1].content[::-1]) }}{{ raise_exception('no') }}"
 
 
-def read_csv(data: bytes) -> None:
-    """Be the benchmark with this trace."""
-    _read_trace("trace.csv", data)
+def _reads_trace(name: str) -> Callable[[bytes], None]:
+    def read(data: bytes) -> None:
+        """Be the benchmark with this trace."""
+        path = scratch() / name
+        path.write_bytes(data)
+        with suppress(TraceError):
+            replay(read_trace(path, 50), Scale(0.125, 2.0))
 
-
-def read_jsonl(data: bytes) -> None:
-    """The same in the other form."""
-    _read_trace("trace.jsonl", data)
-
-
-def _read_trace(name: str, data: bytes) -> None:
-    path = scratch() / name
-    path.write_bytes(data)
-    with suppress(TraceError):
-        replay(read_trace(path, 50), Scale(0.125, 2.0))
+    return read
 
 
 def _sound_csv() -> Iterator[bytes]:
@@ -128,26 +122,24 @@ def _sound_options() -> Iterator[bytes]:
 
 
 def _reads_spelling(vocab_size: int) -> Callable[[bytes], None]:
-    source = tokenizer_source(byte_level_tokenizer())
-
     def read(data: bytes) -> None:
         """Be a scheduler that finds this in its cache: it falls back to the tokenizer itself."""
         with suppress(UnsupportedError):
-            model = read_text_model(source, vocab_size, data)
+            model = read_text_model(tokenizer(), vocab_size, data)
             model.spelling.decode([1, 2], skip_special_tokens=True)
 
     return read
 
 
 def _sound_spelling() -> Iterator[bytes]:
-    texts = read_text_model(tokenizer_source(byte_level_tokenizer()), 400).texts
+    texts = read_text_model(tokenizer(), 400).texts
     yield pack(TokenTexts(texts.spelling, "<s>", None))
 
 
 TARGETS = (
     Target("chat-template", render, _sound_templates),
-    Target("trace-csv", read_csv, _sound_csv),
-    Target("trace-jsonl", read_jsonl, _sound_jsonl),
+    Target("trace-csv", _reads_trace("trace.csv"), _sound_csv),
+    Target("trace-jsonl", _reads_trace("trace.jsonl"), _sound_jsonl),
     Target("tokens-file", read_tokens, _sound_tokens),
     Target("json-lines", read_option, _sound_options),
     Target("spelling-cache", _reads_spelling(400), _sound_spelling),
