@@ -1,4 +1,7 @@
-"""The rendered commands, variables, probes and hooks at work, as processes: installed, upgraded under load, removed."""
+"""The rendered commands, variables, probes and hooks at work, as processes: installed, upgraded under load, removed.
+
+Certificates and tokens are those that the chart mounts.
+"""
 
 import asyncio
 import json
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from both_sides import certificates
 from chart_checks.cluster import Cluster
 from chart_checks.helm import CHART, of_kind, render
 from chart_checks.pods import Pod, PodError, addresses, expanded, no_pods_left
@@ -15,9 +19,18 @@ from paceline_client import AsyncClient, Sampling, Stopping
 from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.models import default_model_path
 from paceline_kernels.compiler import jit
+from repository_checks.programs import run
 
 MINIMAL = CHART / "ci" / "minimal.yaml"
 NO_MODEL = CHART / "ci" / "without-a-model.yaml"
+WITH_TLS = {
+    "tls": {"source": "certManager", "certManager": {"issuerRef": {"name": "internal"}}},
+    "scheduler.preStopSeconds": 0,
+    "standby.enabled": False,
+    "pools.nothing.replicas": 1,
+}
+WITH_TOKENS = {"auth": {"tokens": {"secretName": "tokens"}, "testToken": {"secretName": "test-token"}}}
+ACCESS_DENIED = 77
 NUM_STREAMS = 32
 NUM_TOKENS = 100
 processes = pytest.mark.slow  # each pod is one
@@ -108,6 +121,38 @@ async def test_helm_test_has_the_model_generate_a_token(cluster, warm_cache):
     await cluster.uninstall()
     assert set(cluster.exit_codes.values()) == {0}
     assert test.log.strip()
+
+
+def issue(cluster):
+    """Do what cert-manager does; servers also have the addresses that stand for their names here."""
+    authority = certificates.Authority()
+    services = {"rel-paceline-scheduler": "rel-paceline", "rel-paceline-executor": "rel-paceline-executors"}
+    for found in of_kind(cluster.objects, "Certificate"):
+        service = services.get(found["metadata"]["name"])
+        names = (*found["spec"].get("dnsNames", ()), *(cluster.addresses_of(service) if service else ()), "nobody")
+        authority.mount(cluster.secrets / found["spec"]["secretName"], *found["spec"]["uris"], names=names)
+    return authority
+
+
+@processes
+@pytest.mark.parametrize("values", [{}, WITH_TOKENS], ids=["certificates", "tokens"])
+async def test_pods_with_certificates_serve_whom_they_should(cluster, values):
+    """The test pod is a client; a certificate of nobody's role would not do, nor a token that is not in the file."""
+    cluster.plan(render(NO_MODEL, WITH_TLS | values))
+    authority = issue(cluster)
+    for folder in ("tokens", "test-token"):
+        (cluster.secrets / folder).mkdir()
+    made = run("paceline", "token", "--tenant", "blue", "--tokens", cluster.secrets / "tokens" / "tokens")
+    (cluster.secrets / "test-token" / "token").write_text(made.stdout.strip())
+    await cluster.install(cluster.objects)
+    (test,) = await cluster.test()
+    assert cluster.exit_codes[test.name] == 0, test.log
+    assert test.log.strip()
+    (cluster.secrets / "test-token" / "token").write_text("unknown")
+    authority.mount(cluster.secrets / "rel-paceline-client-tls", "paceline://executor", names=("nobody",))
+    await cluster.test()
+    assert cluster.exit_codes[test.name] == ACCESS_DENIED
+    await cluster.uninstall()
 
 
 @processes
