@@ -113,16 +113,24 @@ def test_the_demo_does_not_try_a_crash_again(use_fakes):
     assert result.stderr.splitlines()[-1] == "error: executor ended with exit code 1: RuntimeError: a bug"
 
 
-def test_up_says_what_is_where_and_ends_on_sigterm(fake_scripts):
+def test_up_says_what_is_where_and_what_it_waits_for_when_it_ends(fake_scripts, tmp_path):
     """Addresses and what to try next; exit code 0 and no process left."""
-    with start_up(fake_scripts, "--executors", "2", "--log-dir", str(fake_scripts / "logs")) as process:
+    file, folder = tmp_path / "drained", tmp_path / "logs"
+    options = "--executors", "2", "--log-dir", str(folder)
+    with start_up(fake_scripts, *options, DRAIN_UNTIL_THERE=str(file), DRAIN_REQUESTS="3") as process:
         text = read_until(process.stdout, "Ctrl-C stops everything")
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        read_until(process.stderr, "Stopping; what runs may finish")
+        assert re.search(
+            r"scheduler: 3 requests still run, for \d+ s at most", read_until(process.stderr, "3 requests")
+        )
+        file.touch()
+        read_until(process.stderr, "Stopped.")
         assert process.wait(30) == 0
     assert "Ready: fake" in text
     assert re.search(r"Executors +127\.0\.0\.1:\d+, 127\.0\.0\.1:\d+\n", text)
     assert re.search(r"paceline chat --target 127\.0\.0\.1:\d+\n", text)
-    logs = {path.name: path.read_text() for path in (fake_scripts / "logs").iterdir()}
+    logs = {path.name: path.read_text() for path in folder.iterdir()}
     assert sorted(logs) == ["executor-0.log", "executor-1.log", "scheduler.log"]
     assert all('"draining"' in log for log in logs.values())
 
@@ -351,20 +359,6 @@ def test_up_with_a_standby_says_how_to_reach_both(fake_scripts):
     assert f"paceline chat --target 127.0.0.1:{first},127.0.0.1:{first + 3}\n" in text
     assert f"Admin      127.0.0.1:{first + 1}, 127.0.0.1:{first + 4}\n" in text
     assert "One scheduler drives the executors, the other one stands by." in text
-
-
-def test_up_says_what_it_waits_for_and_that_it_stopped(fake_scripts, tmp_path):
-    file = tmp_path / "drained"
-    with start_up(fake_scripts, DRAIN_UNTIL_THERE=str(file), DRAIN_REQUESTS="3") as process:
-        read_until(process.stdout, "Ctrl-C stops everything")
-        process.send_signal(signal.SIGINT)
-        read_until(process.stderr, "Stopping; what runs may finish")
-        assert re.search(
-            r"scheduler: 3 requests still run, for \d+ s at most", read_until(process.stderr, "3 requests")
-        )
-        file.touch()
-        read_until(process.stderr, "Stopped.")
-        assert process.wait(30) == 0
 
 
 def test_up_fails_where_running_requests_were_given_up(fake_scripts):

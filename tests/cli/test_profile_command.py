@@ -127,7 +127,8 @@ async def test_an_executor_that_does_not_answer_is_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-async def test_what_cannot_be_recorded_is_one_line(executor, tmp_path):
+async def test_what_cannot_be_recorded_is_one_line(executor, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline_cli.top.source._CONNECT_SECONDS", 0.3)  # to where nobody is
     others = "127.0.0.1:1", "10.0.0.9:50061"
     async with scheduler_of(*others) as target:
         for arguments, expected, sentence in (
