@@ -58,19 +58,20 @@ def render_all(folder: Path, releases: Sequence[tuple[Path, Mapping[str, Any]]])
     They are called by numbers there, where a label of the chart has its name.
     """
     shutil.copytree(CHART, folder / "charts" / CHART.name)
-    names = [f"release-{number}" for number in range(len(releases))]
-    parts = [{"name": CHART.name, "version": "*", "alias": name} for name in names]
+    values = [json.dumps(_changed(file, changes)) for file, changes in releases]
+    names = {text: f"release-{number}" for number, text in enumerate(dict.fromkeys(values))}
+    parts = [{"name": CHART.name, "version": "*", "alias": name} for name in names.values()]
     chart = {"apiVersion": "v2", "name": "all", "version": "0.1.0", "dependencies": parts}
-    values = {name: _changed(file, changes) for name, (file, changes) in zip(names, releases, strict=True)}
     (folder / "Chart.yaml").write_text(json.dumps(chart), encoding="utf-8")
-    (folder / "values.yaml").write_text(json.dumps(values), encoding="utf-8")
+    together = {name: json.loads(text) for text, name in names.items()}
+    (folder / "values.yaml").write_text(json.dumps(together), encoding="utf-8")
     text = helm("template", RELEASE, folder, "-n", NAMESPACE)
     text = re.sub(r"(helm\.sh/chart: )release-\d+", rf"\1{CHART.name}", text)
-    found = dict.fromkeys(names, "")
+    found = dict.fromkeys(names.values(), "")
     for part in text.split("# Source: all/charts/")[1:]:
         name, _, objects = part.partition("/")
         found[name] += f"# {objects}"
-    return list(found.values())
+    return [found[names[text]] for text in values]
 
 
 def _changed(file: Path, changes: Mapping[str, Any]) -> Object:
