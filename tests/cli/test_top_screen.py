@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from itertools import repeat
+from typing import get_type_hints
 
 import pytest
 from hypothesis import given
@@ -38,45 +40,34 @@ from paceline_cli.top.window import Window
 from paceline_client.errors import InvalidRequestError
 from paceline_client.results import RequestState
 
-counts = st.integers(0, 2**40)
-seconds = st.floats(0, 1e7)
 texts = st.text(max_size=90)  # with everything that Unicode has: controls, wide and combining characters
-executors = st.builds(
-    Executor,
-    address=texts,
-    state=st.sampled_from(ExecutorState),
-    model=texts,
-    num_rows=counts,
-    max_num_rows=counts,
-    blocks=st.builds(Blocks, counts, counts, counts, counts),
-    sums=st.builds(Sums, counts, counts, seconds, seconds, seconds, seconds, counts, counts),
-    last_error=texts,
-    holder=texts,
-)
-requests = st.builds(
-    Request,
-    key=st.builds(RequestKey, texts, texts, st.integers(0, 15)),
-    state=st.sampled_from(RequestState),
-    model=texts,
-    executor=texts,
-    waiting_for=texts,
-    queue_position=counts,
-    num_prompt_tokens=counts,
-    num_output_tokens=counts,
-    max_tokens=st.none() | counts,
-    age_s=seconds,
-    has_listener=st.booleans(),
-)
-overviews = st.builds(
+counts, seconds = st.integers(0, 2**40), st.floats(0, 1e7)
+OF_TYPES = {
+    str: texts,
+    int: counts,
+    int | None: st.none() | counts,
+    float: seconds,
+    bool: st.booleans(),
+    ExecutorState: st.sampled_from(ExecutorState),
+    RequestState: st.sampled_from(RequestState),
+    Mapping[str, int]: st.dictionaries(texts, counts, max_size=3),
+}
+
+
+def drawn(kind, **given):
+    """Objects of a class, with anything that its fields may have; nested ones, too."""
+    if kind in OF_TYPES:
+        return OF_TYPES[kind]
+    return st.builds(
+        kind, **{name: drawn(hint) for name, hint in get_type_hints(kind).items() if name not in given}, **given
+    )
+
+
+overviews = drawn(
     Overview,
     scheduler_id=st.sampled_from("ab"),
-    executors=st.lists(executors, max_size=5).map(tuple),
-    requests=st.lists(requests, max_size=8).map(tuple),
-    has_more=st.booleans(),
-    num_waiting_requests=counts,
-    num_waiting_tokens=counts,
-    refusals=st.dictionaries(texts, counts, max_size=3),
-    recoveries=st.dictionaries(texts, counts, max_size=3),
+    executors=st.lists(drawn(Executor), max_size=5).map(tuple),
+    requests=st.lists(drawn(Request), max_size=8).map(tuple),
 )
 keys = st.sampled_from(
     ["up", "down", "pagedown", "end", "home", "s", "h", "e", "c", "d", "u", "l", "y", "1", "9", "escape", "enter", "x"]

@@ -11,10 +11,13 @@ from chart_checks.helm import CHART, of_kind, render
 from repository_checks.programs import BIN
 
 PROMTOOL = next((path for path in (str(BIN / "promtool"), "promtool") if shutil.which(path)), None)
-pytestmark = pytest.mark.skipif(
-    PROMTOOL is None,
-    reason="promtool is not here: install Prometheus, or run make test where apt-get finds Debian's package of it",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        PROMTOOL is None,
+        reason="promtool is not here: install Prometheus, or run make test where apt-get finds Debian's package of it",
+    ),
+    pytest.mark.xdist_group("test_alerts"),  # one run of promtool for all cases
+]
 (RULES,) = of_kind(render(CHART / "ci" / "monitoring.yaml"), "PrometheusRule")
 NAMES = [rule["alert"] for group in RULES["spec"]["groups"] for rule in group["rules"]]
 EVERY_MINUTE = "1m"

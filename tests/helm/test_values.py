@@ -87,29 +87,25 @@ def leaves(schema, path=""):
 LEAVES = leaves(SCHEMA)
 
 
-def value_at(path, values=VALUES):
+def value_at(path):
     """The default of a value; KeyError where there is none."""
-    return functools.reduce(operator.getitem, path.split("."), values)
+    return functools.reduce(operator.getitem, path.split("."), VALUES)
 
 
 def by_beginning(table, path, default):
     return next((found for beginning, found in table.items() if path.startswith(beginning)), default)
 
 
-def another(path, file):
-    """A value that may be meant, other than the one in force beside this file."""
+def another(path):
+    """A value that may be meant, other than the default one."""
     for end, other in OTHERS.items():
         if f".{path}".endswith(f".{end}"):
             return other
-    try:
-        current = value_at(path, yaml.safe_load(file.read_text(encoding="utf-8")))
-    except KeyError:
-        current = value_at(path)
     match LEAVES[path]:
         case {"enum": choices}:
-            return next(choice for choice in choices if choice not in ("", current))
+            return next(choice for choice in choices if choice != value_at(path))
         case {"type": "boolean"}:
-            return not current
+            return not value_at(path)
         case {"type": "integer"}:
             return 7
         case {"type": "string"}:
@@ -142,8 +138,10 @@ def test_every_value_is_documented_for_helm_docs():
 def test_no_value_does_nothing(tmp_path):
     changes = []
     for path in LEAVES:
-        file, beside = by_beginning(FILES, path, MINIMAL), by_beginning(BESIDE, path, {})
-        changes += [(file, beside), (file, beside | {path: another(path, file)})]
+        # What is on in a file stands under `enabled`: that is turned on beside the smallest one.
+        file = MINIMAL if path.endswith(".enabled") else by_beginning(FILES, path, MINIMAL)
+        beside = by_beginning(BESIDE, path, {})
+        changes += [(file, beside), (file, beside | {path: another(path)})]
     alone, *pairs = render_all(tmp_path / "all", [(MINIMAL, {}), *changes])
     assert [found for found in yaml.safe_load_all(alone) if found] == render(MINIMAL)
     unchanged_and_changed = zip(LEAVES, pairs[::2], pairs[1::2], strict=True)
