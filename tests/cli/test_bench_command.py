@@ -60,6 +60,19 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.fixture
+def measure(tmp_path):
+    """Run the command against a scripted scheduler; returns its result and the lines of its file."""
+    path = tmp_path / "results.jsonl"
+
+    def measure(*arguments, script=answer):
+        with FakeServer(script) as server:
+            result = bench("--output", str(path), *arguments, target=server.target)
+        return result, lines_of(path)
+
+    return measure
+
+
 def test_a_ladder_has_a_table_per_rung_and_one_over_all_and_a_line_per_rung_in_the_names_of_vllm(tmp_path):
     """With every kind of time, and rates; nothing on stderr where nobody looks."""
     path = tmp_path / "results.jsonl"
@@ -91,47 +104,36 @@ def test_a_ladder_has_a_table_per_rung_and_one_over_all_and_a_line_per_rung_in_t
     }
 
 
-def test_an_open_loop_says_how_late_it_sent(tmp_path):
+def test_an_open_loop_says_how_late_it_sent(measure):
     """Because a client that cannot keep up would measure itself."""
-    path = tmp_path / "results.jsonl"
-    with FakeServer(answer) as server:
-        result = bench(*SMALL, "--request-rate", "200", "--output", str(path), target=server.target)
-    (fields,) = lines_of(path)
+    result, (fields,) = measure(*SMALL, "--request-rate", "200")
     assert "sent late by" in result.stdout
     assert (fields["request_rate"], fields["burstiness"], fields["max_concurrency"]) == (200, 1, None)
     assert len(fields["queue_times"]) == 3
     assert fields["p99_client_queue_time_ms"] >= 0
 
 
-def test_a_trace_is_replayed_with_its_lengths(tmp_path):
-    trace, path = tmp_path / "short.csv", tmp_path / "results.jsonl"
+def test_a_trace_is_replayed_with_its_lengths(measure, tmp_path):
+    trace = tmp_path / "short.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,80,16\n2023-11-16 18:15:47,40,8\n")
-    options = ["--trace", str(trace), "--scale-lengths", "0.125", "--scale-rate", "100", "--output", str(path)]
-    with FakeServer(answer) as server:
-        assert "trace short.csv: 2 requests" in bench(*options, target=server.target).stdout
-    (fields,) = lines_of(path)
+    result, (fields,) = measure("--trace", str(trace), "--scale-lengths", "0.125", "--scale-rate", "100")
+    assert "trace short.csv: 2 requests" in result.stdout
     assert (fields["input_lens"], fields["output_lens"]) == ([10, 5], [2, 1])
     assert (fields["trace"], fields["scale_lengths"], fields["scale_rate"]) == ("short.csv", 0.125, 100)
 
 
-def test_goodput_and_cost_are_shown_where_they_are_asked_for(tmp_path):
+def test_goodput_and_cost_are_shown_where_they_are_asked_for(measure):
     """Objectives as vllm bench serve takes them: several after one option."""
-    path = tmp_path / "results.jsonl"
-    options = ["--cost-per-hour", "2", "--output", str(path), "--goodput", "ttft:60000", "tpot:60000"]
-    with FakeServer(answer) as server:
-        result = bench(*SMALL, "--max-concurrency", "1,3", *options, target=server.target)
+    options = ["--cost-per-hour", "2", "--goodput", "ttft:60000", "tpot:60000"]
+    result, (first, _) = measure(*SMALL, "--max-concurrency", "1,3", *options)
     assert "goodput: 100.0% of the requests" in result.stdout
     assert "cost per million tokens" in result.stdout
-    first, _ = lines_of(path)
     assert (first["goodput_share"], first["request_goodput"]) == (1, first["request_throughput"])
     assert first["cost_per_million_output_tokens"] == pytest.approx(2 * first["duration"] / 3600 / 15 * 1e6)
 
 
-def test_failures_are_counted_and_end_nothing(tmp_path):
-    path = tmp_path / "results.jsonl"
-    with FakeServer(refuse_every_second()) as server:
-        result = bench("--num-prompts", "4", "--max-concurrency", "1", "--output", str(path), target=server.target)
-    (fields,) = lines_of(path)
+def test_failures_are_counted_and_end_nothing(measure):
+    result, (fields,) = measure("--num-prompts", "4", "--max-concurrency", "1", script=refuse_every_second())
     assert result.exit_code == 0
     assert "failed: 2 requests with OverloadedError, such as: the queue is full" in result.stdout
     assert (fields["completed"], fields["failed"], fields["failures"]) == (2, 2, {"OverloadedError": 2})
