@@ -127,12 +127,18 @@ async def test_an_executor_that_does_not_answer_is_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-async def test_what_cannot_be_recorded_is_one_line(executor, tmp_path, monkeypatch):
+async def test_a_scheduler_that_is_not_there_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("paceline_cli.top.source._CONNECT_SECONDS", 0.3)  # to where nobody is
+    code, errors = await invoked("--target", "127.0.0.1:1", "-o", tmp_path / "trace.json")
+    assert (code, len(errors.splitlines())) == (69, 1), errors
+    assert errors.startswith("error: cannot reach 127.0.0.1:2")
+    assert not list(tmp_path.iterdir())
+
+
+async def test_what_cannot_be_recorded_is_one_line(executor, tmp_path):
     others = "127.0.0.1:1", "10.0.0.9:50061"
     async with scheduler_of(*others) as target:
         for arguments, expected, sentence in (
-            (("--target", "127.0.0.1:1"), 69, "cannot reach 127.0.0.1:2"),
             (("--target", "unix:/run/paceline"), 65, "say --admin-target"),
             (("--admin-target", executor.address), 69, "is not the admin port of a scheduler"),
             (("--admin-target", target), 65, f"there are {', '.join(others)}"),
