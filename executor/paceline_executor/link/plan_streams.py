@@ -38,9 +38,6 @@ _NANOSECONDS = 1_000_000_000
 _HELLO_S = 5.0
 _FROZEN_NS = 600_000_000  # beats come every 0.2 s; after such a gap this process itself had stood still
 _TIMER_SLACK_S = 0.001  # timers fire up to a clock tick early
-_MAX_ID_BYTES = 64
-_MAX_ADDRESS_BYTES = 256
-_MAX_DIGEST_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,6 @@ class PlanStreams:
         hello = await self._receive_hello(transport)
         if self._steps is None:
             raise NotReadyError("the model is still loading; wait until the health service says SERVING")
-        _check_hello(hello)
         protocol = _pick_protocol(self.protocols, hello.protocols)
         stream_id = next(self._stream_ids)
         stream = PlanStream(stream_id, hello, protocol, transport, self.identity.incarnation, self.max_plans_in_flight)
@@ -268,15 +264,6 @@ class PlanStreams:
         if self._steps is None:
             raise NotReadyError("the model is still loading")
         return self._steps
-
-
-def _check_hello(hello: Hello) -> None:
-    if not 1 <= len(hello.claim.scheduler_id.encode()) <= _MAX_ID_BYTES:
-        raise AttachError(f"hello.scheduler_id must have 1 to {_MAX_ID_BYTES} bytes")
-    if len(hello.claim.address.encode()) > _MAX_ADDRESS_BYTES:
-        raise AttachError(f"hello.address must have at most {_MAX_ADDRESS_BYTES} bytes")
-    if len(hello.tag_key_digest) > _MAX_DIGEST_BYTES:
-        raise AttachError(f"hello.tag_key_digest must have at most {_MAX_DIGEST_BYTES} bytes")
 
 
 def _pick_protocol(ours: ProtocolRange, theirs: ProtocolRange) -> int:

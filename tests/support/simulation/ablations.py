@@ -300,7 +300,7 @@ ABLATIONS: dict[str, Ablation] = {
         FaultKind.FAIL_STEPS,
     ),
     "silence": Ablation(
-        "a silent executor is given up", 81, ((PlanStream, "_check_alive", _nothing),), FaultKind.HALF_OPEN
+        "a silent executor is given up", 83, ((PlanStream, "_check_alive", _nothing),), FaultKind.HALF_OPEN
     ),
     "yielding": Ablation("who finds a higher claim yields everywhere", 6, ((Leadership, "_yield_to", _yield_alone),)),
 }

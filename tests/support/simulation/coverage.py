@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     from _typeshed import TraceFunction
 
 _ROOT = Path(paceline_executor.__file__).parent
-_LINK = ("engine", "failure_attribution", "fence", "plan_stream", "plan_streams", "result_batcher", "step_loop")
+_LINK = (
+    "description",
+    "engine",
+    "failure_attribution",
+    "fence",
+    "plan_stream",
+    "plan_streams",
+    "result_batcher",
+    "step_loop",
+)
 _ROWS = sorted(path.stem for path in (_ROOT / "rows").glob("*.py") if path.stem != "__init__")
 FILES = (*(_ROOT / "link" / f"{name}.py" for name in _LINK), *(_ROOT / "rows" / f"{name}.py" for name in _ROWS))
-"""What executors do with plans, but for the thread that steps run on."""
+"""All of rows, and of link what holds no gRPC call, no profile and no metric, but for the thread that steps run on."""
 
 
 class LineCoverage:

@@ -194,6 +194,7 @@ class Faults:
 
     async def _bad_resume(self, _: Hit) -> None:
         await self._stage.rogue.lie()
+        await self._stage.rogue.knock([host.name for host in self._stage.executors])
 
     async def _return(self, hit: Hit) -> None:
         """Kill who drives; the executor that knows the request answers the successor last."""

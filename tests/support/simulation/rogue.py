@@ -1,13 +1,19 @@
-"""A client without the library: it comes back to requests with what is not so, or with hardly anything (F1, F17)."""
+"""A client without the library, which comes back to requests with what is not so, or with hardly anything (F1, F17);
+and a scheduler that asks for executors in ways that none may grant.
+"""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import Random
 
+from paceline.plan.codec import encode_request
+from paceline.plan.values import MAX_TERM, Claim, Heartbeat, Hello, ToExecutor
+from paceline.plan.versions import ProtocolRange
 from paceline.v1 import inference_pb2 as pb
 from paceline_client.hashing import rolling_hash
+from simulation.executors import ATTACH
 from simulation.invariants import Report
 from simulation.loop import SimulationLoop
 from simulation.network import CallEndedError, Network
@@ -37,6 +43,19 @@ class _Answer:
     code: int = 0  # that it failed with
 
 
+_CLAIM = Claim(1, "rogue", "rogue:1")
+_HELLOS: tuple[ToExecutor, ...] = (
+    Heartbeat(),
+    Hello(replace(_CLAIM, term=0)),
+    Hello(replace(_CLAIM, term=MAX_TERM)),
+    Hello(replace(_CLAIM, scheduler_id="")),
+    Hello(replace(_CLAIM, address="a" * 1000)),
+    Hello(_CLAIM, tag_key_digest=bytes(1000)),
+    Hello(_CLAIM, ProtocolRange(1000, 1001)),
+)
+"""First messages of plan streams that an executor refuses, whoever drives it."""
+
+
 class Rogue:
     """Begins requests of its own, leaves them, and comes back."""
 
@@ -60,6 +79,10 @@ class Rogue:
         """Come back to a request in every wrong way: nothing must come of it."""
         await self._loop.spawn(self._node, self._lie())
 
+    async def knock(self, executors: Sequence[str]) -> None:
+        """Ask for executors in every wrong way: none may be accepted, and who drives goes on."""
+        await self._loop.spawn(self._node, self._knock(executors))
+
     async def begin(self) -> tuple[pb.GenerateRequest, list[int]]:
         """Begin a request and leave it; returns it with what was received, which is nothing if that failed."""
         return await self._loop.spawn(self._node, self._begin())
@@ -76,6 +99,20 @@ class Rogue:
             answer = await self._exchange(_untrue(_again(honest, received, attachment), lie), 1)
             if answer.num_deltas:
                 self._report(f"F17: {honest.request_id} was served, asked for with {lie.value}")
+
+    async def _knock(self, executors: Sequence[str]) -> None:
+        for name in executors:
+            for hello in self._random.sample(_HELLOS, len(_HELLOS)):
+                call = self._network.call(self._node, name, ATTACH)
+                call.tampered()
+                try:
+                    call.ask(encode_request(hello))
+                    async with asyncio.timeout(_PATIENCE_S):
+                        self._report(f"{name} answers {hello} with {await call.answer()!r}")
+                except (CallEndedError, TimeoutError):
+                    pass
+                finally:
+                    call.cancel()
 
     async def _begin(self) -> tuple[pb.GenerateRequest, list[int]]:
         self._num_requests += 1

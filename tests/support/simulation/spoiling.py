@@ -29,22 +29,22 @@ _BEYOND = 10_000  # no row of any executor that there may be
 
 
 class PlanSpoiler:
-    """Changes a plan, once, so that no executor may take it; the one that gets it must be as it was before."""
+    """Changes plans, each in another way, so that no executor may take them; who gets one must be as it was before."""
 
     def __init__(self, random: Random, tell: Callable[[str], None]) -> None:
         self._random = random
         self._tell = tell
-        self._is_done = False
+        self._unused = list(_WAYS_TO_SPOIL)
 
     def __call__(self, call: Call, inbox: Inbox, message: object) -> Arrivals | None:
         """Return a spoilt plan, or None: the message, as it should."""
-        plans = [] if self._is_done else plans_in(call, inbox, message)
-        ways = [way for way in _WAYS_TO_SPOIL if plans and way(plans[-1]) is not None]
+        plans = plans_in(call, inbox, message)
+        ways = [way for way in self._unused if plans and way(plans[-1]) is not None]
         if not ways:
             return None
-        self._is_done = True
         call.tampered(len(plans))
         way = self._random.choice(ways)
+        self._unused.remove(way)
         self._tell(f"step {plans[-1].step_id} of {call.method} {call.number} is spoilt: {way.__name__.strip('_')}")
         spoilt = way(plans[-1])
         assert spoilt is not None, "it was one of the ways"
@@ -112,6 +112,18 @@ def _tokens_beyond_the_step(plan: BatchPlan) -> BatchPlan | None:
 def _tokens_beyond_the_known(plan: BatchPlan) -> BatchPlan | None:
     """A row computes its last token, as most do, and one more."""
     return replace(plan, num_scheduled_tokens=plan.num_scheduled_tokens + 8) if plan.rows.size else None
+
+
+def _fewer_lengths_than_rows(plan: BatchPlan) -> BatchPlan | None:
+    return replace(plan, num_scheduled_tokens=plan.num_scheduled_tokens[1:]) if plan.rows.size else None
+
+
+def _drafts_alone(plan: BatchPlan) -> BatchPlan | None:
+    return replace(plan, num_draft_tokens=plan.num_scheduled_tokens) if plan.rows.size else None
+
+
+def _drafts_below_none(plan: BatchPlan) -> BatchPlan | None:
+    return replace(plan, num_draft_tokens=plan.num_scheduled_tokens * 0 - 1) if plan.rows.size else None
 
 
 def _a_release_of_no_row(plan: BatchPlan) -> BatchPlan | None:
@@ -210,6 +222,9 @@ _WAYS_TO_SPOIL = (
     _rows_with_nothing_to_compute,
     _tokens_beyond_the_step,
     _tokens_beyond_the_known,
+    _fewer_lengths_than_rows,
+    _drafts_alone,
+    _drafts_below_none,
     _a_release_of_no_row,
     _a_release_twice,
     _a_release_beyond_the_output,
