@@ -63,15 +63,19 @@ async def test_a_server_that_is_back_is_soon_found(outage_seconds, most_seconds)
     assert now() - came_back <= most_seconds
 
 
+@pytest.mark.parametrize(
+    ("names", "trouble"), [(["memory"], "cannot reach memory: conn.*refused"), ("ab", r"cannot reach a \(.*\), b \(")]
+)
 @in_virtual_time
-async def test_an_outage_has_an_end():
+async def test_an_outage_has_an_end(names, trouble):
     """The error says what was lost and what is the matter since; the time counts from the last output."""
-    rig = MemoryRig([Tokens((1,), "a"), Hold(), Tokens((2,), "b"), Hold()])
+    rig = MemoryRig([Tokens((1,), "a"), Hold(), Tokens((2,), "b"), Hold()], names=names)
     stream = rig.stream()
     await anext(stream)
-    rig.server.go_down()
+    for server in rig.servers.values():
+        server.go_down()
     began = now()
-    with pytest.raises(ConnectionLostError, match=r"connection reset.*since then: cannot reach memory: conn.*refused"):
+    with pytest.raises(ConnectionLostError, match=rf"connection reset.*since then: {trouble}"):
         await stream.collect()
     assert 58 <= now() - began <= 60
 

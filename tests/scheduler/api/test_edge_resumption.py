@@ -2,16 +2,12 @@
 
 import asyncio
 
-import numpy as np
 import pytest
 
-from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.errors import (
-    DeadlineExceededError,
-    DrainingError,
     DuplicateRequestError,
     InvalidRequestError,
     QueueFullError,
@@ -120,17 +116,35 @@ async def test_a_stream_that_is_only_being_prepared_is_taken_over_too(edge, back
     assert isinstance(older.collect().failures[0].error, SupersededError)
 
 
-@pytest.mark.parametrize("is_resumable", [True, False])
-async def test_a_comeback_that_is_refused_changes_nothing(edge, backend, is_resumable):
-    first = EdgeClient(edge)
-    (handle,) = await first.send(asking(resumable=is_resumable))
-    bad = asking(sampling={"temperature": -1.0}, resumable=True, attachment=2)
-    with pytest.raises(InvalidRequestError):
-        await EdgeClient(edge).send(bad)
-    assert (backend.asked.ended, backend.asked.detached) == ([], [])
-    backend.step({handle: encode("a")}, {handle: FinishReason.LENGTH})
-    (delta,) = first.collect().deltas
-    assert delta.text == "a"
+# By the edge, and by the backend, whose rules are the core's.
+REFUSED = {
+    "no token of the model": ({"prior_output_token_ids": [400]}, InvalidRequestError),
+    "another hash": ({"resume_hash": 77}, ResumeMismatchError),
+    "another body": ({"cache_salt": "another"}, ResumeMismatchError),
+    "another tenant": ({"tenant": "thief"}, ResumeMismatchError),
+}
+
+
+@pytest.mark.parametrize(("is_resumable", "is_gone"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("claim", REFUSED)
+async def test_a_comeback_that_is_refused_changes_nothing(edge, backend, claim, is_resumable, is_gone):
+    client = ReturningClient(edge)
+    await client.come(GenerateRequest(resumable=is_resumable, attachment=1))
+    backend.step({client.handle: encode("a")})
+    client.read()
+    if is_gone:
+        client.call.leave()
+    num_detached, (fields, error) = len(backend.asked.detached), REFUSED[claim]
+    refused = client.claim(prior=False)
+    refused.MergeFrom(GenerateRequest(**fields))
+    with pytest.raises(error):
+        await ReturningClient(edge).come(refused)
+    assert (backend.asked.ended, len(backend.asked.detached)) == ([], num_detached)
+    if is_gone:
+        await client.come()
+    backend.step({client.handle: encode("b")})
+    client.read()
+    assert client.copy.text == "ab"
 
 
 async def test_inside_one_session_nothing_is_told_of_the_older_stream(edge, client):
@@ -152,75 +166,6 @@ async def test_an_attachment_that_is_not_newer_is_refused_and_disturbs_nobody(ed
     assert client.copy.text == "a"
 
 
-async def test_an_older_attachment_finds_the_request_taken_after_the_newer_has_left_too(edge, client):
-    await client.come(client.claim(number=3))
-    client.call.leave()
-    with pytest.raises(StaleAttachmentError):
-        await client.come(client.claim(number=2))
-
-
-@pytest.mark.parametrize(
-    "claim",
-    [
-        {"resume_from": 3, "resume_hash": 77},
-        {"resume_from": 1, "resume_hash": 77},
-        {"resume_from": 2, "resume_hash": rolling_hash(HASH_START, np.array(encode("ac")))},
-    ],
-    ids=["beyond", "other-hash", "other-tokens"],
-)
-async def test_a_client_that_holds_something_else_is_refused(client, backend, claim):
-    backend.step({client.handle: encode("a") + encode("b")})
-    client.read()
-    client.call.leave()
-    other = client.claim(prior=False)
-    for name, value in claim.items():
-        setattr(other, name, value)
-    with pytest.raises(ResumeMismatchError):
-        await client.come(other)
-    await client.come()
-    backend.step({client.handle: encode("c")})
-    client.read()
-    assert client.copy.text == "abc"
-
-
-async def test_another_body_of_the_same_name_is_refused(client):
-    """It would be another output."""
-    client.call.leave()
-    client.request.cache_salt = "another"
-    with pytest.raises(ResumeMismatchError):
-        await client.come()
-
-
-async def test_a_client_that_comes_back_in_another_trace_has_the_same_request(edge, backend):
-    first, again = (asking(trace_parent=f"00-a-{span}-01") for span in ("b", "c"))
-    client = ReturningClient(edge, first)
-    await client.come()
-    backend.step({client.handle: encode("a")})
-    client.read()
-    client.call.leave()
-    client.request = again
-    await client.come(client.claim(prior=False))
-    backend.step({client.handle: encode("b")})
-    client.read()
-    assert client.copy.text == "ab"
-
-
-async def test_another_tenants_request_is_never_found(edge, client, backend):
-    """Neither with its hash nor to cancel or explain it."""
-    backend.step({client.handle: encode("a")})
-    client.read()
-    thief = ReturningClient(edge)
-    thief.request.tenant, thief.copies = "thief", client.copies
-    with pytest.raises(ResumeMismatchError):
-        await thief.come(thief.claim(prior=False, number=9))
-    for ask in (edge.cancel, edge.explain):
-        with pytest.raises(UnknownRequestError):
-            await ask(RecordId("thief", "r1"))
-    backend.step({client.handle: encode("b")})
-    client.read()
-    assert client.copy.text == "ab"
-
-
 async def test_nothing_is_admitted_before_it_is_known_what_executors_run(edge, backend):
     backend.synced.clear()
     call = EdgeClient(edge)
@@ -232,15 +177,6 @@ async def test_nothing_is_admitted_before_it_is_known_what_executors_run(edge, b
     backend.synced.set()
     (handle,) = await sending
     assert backend.asked.requests[handle].deadline_s == 5.0
-
-
-async def test_a_request_whose_time_is_up_when_it_comes_back_fails(client, backend):
-    client.call.leave()
-    client.request.timeout.FromSeconds(5)
-    late = client.claim()
-    late.waited.FromSeconds(5)
-    with pytest.raises(DeadlineExceededError):
-        await client.come(late)
 
 
 async def test_what_has_begun_is_refused_for_no_full_queue(edge, client, backend, monkeypatch):
@@ -255,26 +191,6 @@ async def test_what_has_begun_is_refused_for_no_full_queue(edge, client, backend
     other.request.request_id = "new"
     with pytest.raises(QueueFullError):
         await other.come()
-
-
-async def test_a_draining_scheduler_sends_clients_elsewhere_and_its_streams_go_on(edge, client, backend):
-    edge.drain("restart", grace_s=1.0)
-    with pytest.raises(DrainingError):
-        await ReturningClient(edge).come(GenerateRequest(attachment=2))
-    backend.step({client.handle: encode("a")})
-    client.read()
-    assert client.copy.text == "a"
-
-
-async def test_a_refused_comeback_leaves_the_request_as_it_is(client, backend):
-    client.call.leave()
-    with pytest.raises(InvalidRequestError):
-        await client.come(GenerateRequest(attachment=2, prior_output_token_ids=[400]))
-    assert backend.asked.ended == []
-    await client.come()
-    backend.step({client.handle: encode("a")})
-    client.read()
-    assert client.copy.text == "a"
 
 
 async def test_every_completion_goes_on_where_its_client_is(edge, backend):
@@ -327,11 +243,12 @@ async def test_what_goes_on_of_a_completion_whose_finish_the_client_has_is_ended
     assert client.call.collect().deltas == ()
 
 
-async def test_a_cancel_while_a_client_comes_back_tells_no_finish_that_it_has(edge, backend):
+async def test_a_cancel_while_a_client_comes_back_is_told_behind_what_it_holds(edge, backend):
+    """But for a finish that it has; and what nobody listened to ends too."""
     client = ReturningClient(edge, asking(2))
     await client.come()
-    first, _ = client.handles
-    backend.step({first: [END]}, {first: STOP})
+    first, second = client.handles
+    backend.step({first: [END], second: encode("a")}, {first: STOP})
     client.read()
     client.call.leave()
     backend.synced.clear()
@@ -342,7 +259,8 @@ async def test_a_cancel_while_a_client_comes_back_tells_no_finish_that_it_has(ed
     backend.synced.set()
     await asyncio.gather(coming, cancelling)
     client.read()
-    assert [copy.finish.reason for copy in client.copies] == [STOP, FinishReason.CANCELLED]
+    assert [(copy.text, copy.finish.reason) for copy in client.copies] == [("", STOP), ("a", FinishReason.CANCELLED)]
+    assert (backend.asked.cancelled, backend.asked.resumed[2:]) == ([RecordId("", "r1", 1)], [])
 
 
 @pytest.mark.parametrize(("end", "told"), [(" STOP", ("STOP", None)), ("<|im_end|>", (None, END))])
@@ -385,25 +303,9 @@ async def test_a_cancel_reaches_a_request_to_which_nobody_listens(edge, backend)
     backend.synced.set()
     await cancelling
     assert backend.asked.cancelled == [KEY, RecordId("", "r1", 1)]
-    with pytest.raises(UnknownRequestError):
-        await edge.cancel(KEY)
-
-
-async def test_a_cancel_while_a_client_comes_back_is_told_behind_what_it_holds(edge, client, backend):
-    """And the request, which nobody listened to, ends too."""
-    backend.step({client.handle: encode("a")})
-    client.read()
-    client.call.leave()
-    backend.synced.clear()
-    coming, cancelling = asyncio.create_task(client.come()), None
-    await asyncio.sleep(0)
-    cancelling = asyncio.create_task(edge.cancel(KEY))
-    await asyncio.sleep(0)
-    backend.synced.set()
-    await asyncio.gather(coming, cancelling)
-    client.read()
-    assert client.copy.finish.reason is FinishReason.CANCELLED
-    assert (backend.asked.cancelled, backend.asked.resumed[1:]) == ([KEY], [])
+    for key in (KEY, RecordId("thief", "r1")):
+        with pytest.raises(UnknownRequestError):
+            await edge.cancel(key)
 
 
 async def test_a_client_that_leaves_while_it_comes_back_disturbs_nothing(client, backend):
@@ -424,6 +326,8 @@ async def test_a_request_to_which_nobody_listens_is_explained(edge, backend):
     backend.step({first: [END]}, {first: FinishReason.STOP})
     client.call.leave()
     assert edge.explain(KEY).waiting_for == "a row for 1"
+    with pytest.raises(UnknownRequestError):
+        edge.explain(RecordId("thief", "r1"))
 
 
 async def test_output_that_makes_no_text_fails_the_comeback_alone(client, backend):

@@ -292,13 +292,14 @@ async def test_a_session_runs_a_bounded_number_of_requests(client, backend):
     assert await client.start("r4") is not None
 
 
-async def test_draining_refuses_new_requests_and_waits_for_running_ones(client, edge, backend):
+async def test_draining_refuses_new_requests_and_comebacks_and_waits_for_running_ones(client, edge, backend):
     handle = (await client.start()).handle
     edge.drain("restart", grace_s=3.0)
     assert client.collect().drain.reason == "restart"
-    with pytest.raises(DrainingError):
-        await client.start("r2")
     late = Client(edge)
+    for request in ({"request_id": "r2"}, {"request_id": "r1", "attachment": 2}):
+        with pytest.raises(DrainingError):
+            await late.start(**request)
     assert late.collect().drain.grace_s == 3.0
     edge.close_outbox(late.outbox)
     drained = asyncio.create_task(edge.drained())

@@ -1,5 +1,6 @@
 """A client comes back to its request: with what it holds, to what the request has, as whom it came before."""
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -60,12 +61,7 @@ def test_a_detached_request_runs_on_and_is_told_later():
     assert resumed.prefix_token_ids.tolist() == list(expected_output(request)[:2])
     assert resumed.outputs.offsets.tolist() == [2]
     assert tuple(resumed.outputs.token_ids) == expected_output(request)[2:6]
-
-
-def test_nothing_new_is_nothing_to_tell():
-    request = resumable()
-    harness = running(request)
-    assert come_back(harness, request, holding(expected_output(request)[:3])).outputs is None
+    assert come_back(harness, request, holding(expected_output(request)[:6]), 3).outputs is None
 
 
 @pytest.mark.parametrize("steps", [3, 20])
@@ -105,13 +101,18 @@ def test_what_is_not_resumable_ends_with_its_listener():
     assert not harness.executors["executor-0"].rows
 
 
-@pytest.mark.parametrize(("before", "after", "error"), [(3, 2, StaleAttachmentError), (3, 3, DuplicateRequestError)])
-def test_only_a_higher_attachment_takes_a_request_over(before, after, error):
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_only_a_higher_attachment_takes_a_request_over(is_gone):
+    """But for the newest itself, once nobody listens: its client was cut, and says so again."""
     request = resumable()
     harness = running(request)
-    come_back(harness, request, holding([]), before)
-    with pytest.raises(error):
-        come_back(harness, request, holding([]), after)
+    come_back(harness, request, holding([]), 3)
+    if is_gone:
+        harness.feed(Detach(request.handle))
+    with pytest.raises(StaleAttachmentError):
+        come_back(harness, request, holding([]), 2)
+    with contextlib.nullcontext() if is_gone else pytest.raises(DuplicateRequestError):
+        come_back(harness, request, holding([]), 3)
 
 
 def test_the_end_of_an_older_attachment_has_no_effect():
@@ -229,12 +230,15 @@ def test_the_prompt_stays_what_it_was():
 
 
 def test_an_end_is_kept_for_a_minute():
-    """Then the request begins anew, as one nobody knows."""
-    request = resumable(3)
+    """Then nobody knows the request: it begins anew for who holds nothing or sends what it holds."""
+    request, other = resumable(3), resumable(3)
     harness = running(request, steps=6)
     assert come_back(harness, request, holding([])).outputs.finishes
     harness.clock.advance(RETAIN_S + 1)
-    harness.feed(Tick())
+    harness.submit(other)  # what has expired goes without anybody asking for it
+    harness.finish()
+    with pytest.raises(ResumeMismatchError):
+        come_back(harness, request, holding(expected_output(request)), 3)
     assert come_back(harness, request, holding([]), 3).outputs is None
 
 

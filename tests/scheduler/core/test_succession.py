@@ -22,7 +22,7 @@ from paceline_scheduler.core.events import (
 )
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.core.live import RESUME_WINDOW_S
-from paceline_scheduler.errors import ResumeMismatchError, UnknownRequestError
+from paceline_scheduler.errors import UnknownRequestError
 from paceline_scheduler.testing.requests import column, make_request
 
 FIRST, SECOND = "executor-0", "executor-1"
@@ -54,37 +54,24 @@ def assert_whole(harness, request):
     assert harness.client.finishes[request.handle].num_output_tokens == len(expected_output(request))
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 11])
-def test_a_request_goes_on_where_it_is(steps):
-    """Nothing is computed again: it keeps its row, its blocks and its attempt."""
-    request = resumable()
+@pytest.mark.parametrize(("steps", "meanwhile"), [(1, 0), (2, 0), (5, 0), (11, 0), (3, 4), (3, 20)])
+def test_a_request_goes_on_where_it_is(steps, meanwhile):
+    """Before its client is back, too. Nothing is computed again: it keeps its row, its blocks and its attempt; and
+    should it end meanwhile, its end is kept.
+    """
+    request = resumable(num_logprobs=2)
     harness = running(request, steps=steps)
     harness.succeed()
-    harness.resume(again(request))
-    harness.finish()
-    assert_whole(harness, request)
-    assert harness.client.attempts[request.handle] == 1
-
-
-def test_it_runs_on_before_its_client_is_back():
-    request = resumable()
-    harness = running(request)
-    harness.succeed()
-    for _ in range(4):
+    for _ in range(meanwhile):
         harness.step()
-    assert len(harness.client.token_ids[request.handle]) == 3
+    assert len(harness.client.token_ids[request.handle]) == steps
     harness.resume(again(request))
-    assert len(harness.client.token_ids[request.handle]) == 7
-
-
-def test_a_request_that_ends_before_its_client_is_back_is_kept():
-    request = resumable()
-    harness = running(request)
-    harness.succeed()
+    assert len(harness.client.token_ids[request.handle]) == min(steps + meanwhile, 12)
     harness.finish()
-    harness.resume(again(request))
     assert_whole(harness, request)
+    assert harness.client.logprobs[request.handle] == expected_logprobs(expected_output(request), 2)
     assert harness.client.finishes[request.handle].num_prompt_tokens == 5
+    assert harness.client.attempts[request.handle] == 1
 
 
 def test_a_request_that_had_ended_is_found_as_a_record():
@@ -233,17 +220,6 @@ def test_a_preempted_request_waits_on():
     assert_whole(harness, request)
 
 
-def test_logprobs_come_from_the_snapshot():
-    request = resumable(num_logprobs=2)
-    harness = running(request)
-    harness.succeed()
-    harness.step()
-    harness.resume(again(request))
-    harness.finish()
-    assert_whole(harness, request)
-    assert harness.client.logprobs[request.handle] == expected_logprobs(expected_output(request), 2)
-
-
 def test_a_row_that_failed_is_tried_once_more():
     request = resumable()
     harness = running(request)
@@ -361,13 +337,3 @@ def test_a_suspect_that_is_found_on_a_row_runs_alone_again():
     harness.succeed()
     assert harness.views.executor(FIRST).suspects.rows == {0}
     assert len(harness.plan().rows) == 1
-
-
-def test_what_is_kept_goes_after_a_minute_without_anybody_asking():
-    first, second = resumable(2), resumable(2)
-    harness = running(first, steps=4)
-    harness.clock.advance(61.0)
-    harness.submit(second)
-    harness.finish()
-    with pytest.raises(ResumeMismatchError):
-        harness.resume(again(first), holds_tokens=False)

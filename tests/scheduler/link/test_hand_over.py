@@ -2,17 +2,10 @@
 
 import asyncio
 import contextlib
-from dataclasses import replace
-
-import numpy as np
 
 from both_sides.audited import expected_output
-from both_sides.deployment import Deployment, scenario
-from paceline.plan.hashes import HASH_START, rolling_hash
+from both_sides.deployment import Deployment, come_over, scenario
 from paceline_scheduler import process
-from paceline_scheduler.backend import Arrival
-from paceline_scheduler.core.events import Resume
-from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.errors import GivenUpError
 from paceline_scheduler.testing.requests import make_request
 
@@ -48,17 +41,6 @@ def drain(rig):
     )
 
 
-def go_on(request, before, after):
-    """The client of a request comes to another scheduler with what it holds."""
-    held = np.array(before.client.token_ids[request.handle], dtype=np.int32)
-    after.client.token_ids[request.handle] = held.tolist()
-    after.client.forget_after(request.handle, len(held))
-    point = ResumePoint(len(held), rolling_hash(HASH_START, held), 1, held)
-    (resumed,) = after.runtime.feed(Resume((replace(request, attachment=2, point=point),)))
-    if resumed.outputs is not None:
-        after.client.deliver((resumed.outputs,), ())
-
-
 @contextlib.asynccontextmanager
 async def serving_with_standby(requests):
     """Two executors, a scheduler that runs requests on them, and one in the queue."""
@@ -82,9 +64,7 @@ async def test_resumable_requests_go_on_at_the_standby_at_once():
         stopping = drain(active)
         await active.until(lambda: len(active.client.failures) == len(requests))
         assert {type(error) for error in active.client.failures.values()} == {GivenUpError}
-        await standby.executors.until_synced(Arrival.BACK)
-        for request in requests:
-            go_on(request, active, standby)
+        await come_over(requests, active, standby)
         new = make_request(5, 3)
         standby.submit(new)
         await standby.until(lambda: new.handle in standby.client.ended)

@@ -1,18 +1,15 @@
 """One scheduler dies, freezes or is displaced, and the next one carries on its requests. In virtual time."""
 
 import asyncio
-from dataclasses import replace
 
-import numpy as np
+import pytest
 
 from both_sides.audited import expected_output
-from both_sides.deployment import Deployment, scenario
-from paceline.plan.hashes import HASH_START, rolling_hash
-from paceline.plan.values import Approach
+from both_sides.deployment import Deployment, come_over, scenario
+from paceline.plan.values import Approach, Claim
 from paceline_scheduler.backend import Arrival
-from paceline_scheduler.core.events import Resume
-from paceline_scheduler.core.request import ResumePoint
-from paceline_scheduler.errors import GivenUpError
+from paceline_scheduler.errors import GivenUpError, StandbyError
+from paceline_scheduler.link.leadership import ServingStatus
 from paceline_scheduler.testing.requests import make_request
 
 FIRST, SECOND = "executor:1", "executor:2"
@@ -23,20 +20,6 @@ def resumable(max_tokens=40):
     return make_request(5, max_tokens, is_resumable=True)
 
 
-async def move(requests, before, after):
-    """The clients of these requests go to another scheduler with all they hold."""
-    await after.executors.until_synced(Arrival.BACK)
-    for request in requests:
-        held = np.array(before.client.token_ids.get(request.handle, []), dtype=np.int32)
-        point = ResumePoint(len(held), rolling_hash(HASH_START, held), 1, held)
-        (resumed,) = after.runtime.feed(Resume((replace(request, attachment=2, point=point),)))
-        if len(held):
-            after.client.token_ids[request.handle] = held.tolist()
-            after.client.forget_after(request.handle, len(held))
-        if resumed.outputs is not None:
-            after.client.deliver((resumed.outputs,), ())
-
-
 async def ended(rig, requests):
     """All have ended, with the tokens of the reference, in their first attempt."""
     await rig.until(lambda: len(rig.client.ended) >= len(requests))
@@ -44,19 +27,6 @@ async def ended(rig, requests):
     for request in requests:
         assert tuple(rig.client.token_ids[request.handle]) == expected_output(request)
     return {rig.client.attempts[request.handle] for request in requests}
-
-
-@scenario
-async def test_a_successor_carries_on_without_computing_anything_again():
-    requests = [resumable() for _ in range(6)]
-    async with Deployment(FIRST, SECOND) as deployment:
-        async with deployment.rig() as first:
-            await first.until_ready(2)
-            first.submit(*requests)
-            await first.until(lambda: len(first.client.token_ids) == 6)
-        async with deployment.rig(scheduler_id="scheduler-b") as second:
-            await move(requests, first, second)
-            assert await ended(second, requests) == {1}
 
 
 @scenario
@@ -86,38 +56,35 @@ async def test_a_dead_executor_holds_nobody_up():
 
 
 @scenario
-async def test_a_standby_takes_over_and_the_displaced_one_gives_up_all():
+async def test_a_displaced_scheduler_gives_up_all_its_requests_which_go_on_where_it_says():
+    """And is in line again at once."""
     requests = [resumable(60) for _ in range(3)]
-    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as first:
-        await first.until_ready(2)
-        first.submit(*requests)
-        await first.until(lambda: len(first.client.token_ids) == 3)
-        async with deployment.rig(scheduler_id="scheduler-b", approach=Approach.TAKE_OVER) as second:
-            await second.until_ready(2)
-            await first.until(lambda: len(first.client.failures) == 3)
-            assert {type(error) for error in first.client.failures.values()} == {GivenUpError}
-            await move(requests, first, second)
-            assert await ended(second, requests) == {1}
-
-
-@scenario
-async def test_a_request_follows_its_client_when_scheduler_and_executor_die():
-    """Only the client knows anything of it: it sends what it has."""
-    requests = [resumable()]
-    async with Deployment(FIRST) as deployment:
-        async with deployment.rig() as first:
-            await first.until_ready()
-            first.submit(*requests)
-            await first.until(lambda: len(first.client.token_ids.get(requests[0].handle, ())) > 5)
-        deployment.network.stop(FIRST)
-        deployment.network.start(FIRST)
-        async with deployment.rig(scheduler_id="scheduler-b") as second:
-            await move(requests, first, second)
-            assert await ended(second, requests) == {2}
+    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as old:
+        await old.until_ready(2)
+        old.submit(*requests)
+        await old.until(lambda: len(old.client.token_ids) == 3)
+        async with deployment.rig(scheduler_id="scheduler-b", approach=Approach.TAKE_OVER) as new:
+            await old.until(lambda: len(old.client.failures) == 3)
+            taken_by = Claim(new.leadership.claim.term, "scheduler-b", "scheduler-b:50051")
+            assert {type(error) for error in old.client.failures.values()} == {GivenUpError}
+            assert {error.active for error in old.client.failures.values()} == {taken_by}
+            with pytest.raises(StandbyError) as refusal:
+                await old.executors.until_synced(Arrival.NEW)
+            assert refusal.value.active == taken_by
+            assert ServingStatus.NOT_SERVING not in old.statuses
+            await new.until_ready(2)
+            await asyncio.sleep(0.4)
+            assert [deployment[address].fence.num_waiting for address in (FIRST, SECOND)] == [1, 1]
+            await come_over(requests, old, new)
+            assert await ended(new, requests) == {1}
+        left_s = asyncio.get_running_loop().time()
+        await old.until_ready(2)
+        assert asyncio.get_running_loop().time() - left_s < 0.2
 
 
 @scenario
 async def test_a_standby_that_gets_some_executors_gives_up_one_that_says_nothing():
+    """New requests wait until then: nobody sends them to the scheduler that has died."""
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as first:
         await first.until_ready(2)
         async with deployment.rig(scheduler_id="scheduler-b") as second:
@@ -125,7 +92,10 @@ async def test_a_standby_that_gets_some_executors_gives_up_one_that_says_nothing
             deployment.network.freeze(SECOND)
             await first.stop()
             await second.until_ready(1)
-            await second.executors.until_synced(Arrival.BACK)
+            waiting = asyncio.create_task(second.executors.until_synced(Arrival.NEW))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            await waiting
             request = resumable()
             second.submit(request)
             await ended(second, [request])

@@ -1,16 +1,23 @@
 """Executors on a network in memory, and schedulers that drive them, all inside one virtual-time loop."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
+
+import numpy as np
 
 from both_sides.audited import make_executor
 from both_sides.network import MemoryNetwork, MemoryPlanStream
 from both_sides.served import ServedExecutor
+from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import Approach, Claim, Hello
 from paceline.plan.versions import PROTOCOLS, ProtocolRange
+from paceline_scheduler.backend import Arrival
+from paceline_scheduler.core.events import Resume
 from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.request import Request, ResumePoint
 from paceline_scheduler.testing.rig import SchedulerRig
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
@@ -69,6 +76,20 @@ class Deployment:
         for executor in self.network.executors.values():
             executor.stop()
         assert not broken, f"rules of the plan protocol were broken: {broken}"
+
+
+async def come_over(requests: Sequence[Request], before: SchedulerRig, after: SchedulerRig) -> None:
+    """Let the clients of these requests go to another scheduler with all they hold, once it takes them."""
+    await after.executors.until_synced(Arrival.BACK)
+    for request in requests:
+        held = np.array(before.client.token_ids.get(request.handle, []), dtype=np.int32)
+        point = ResumePoint(len(held), rolling_hash(HASH_START, held), 1, held)
+        (resumed,) = after.runtime.feed(Resume((replace(request, attachment=2, point=point),)))
+        if len(held):
+            after.client.token_ids[request.handle] = held.tolist()
+            after.client.forget_after(request.handle, len(held))
+        if resumed.outputs is not None:
+            after.client.deliver((resumed.outputs,), ())
 
 
 def scenario(main: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
