@@ -1,15 +1,15 @@
-"""What comes to an executor and is no message, or beyond its bounds: INVALID_ARGUMENT, and nothing in the log."""
+"""What comes to an executor and is no message, beyond its bounds or no hello: refused, and nothing in the log."""
 
 import grpc
 import pytest
 import structlog
 from grpc_status import rpc_status
 
-from paceline.v1 import executor_pb2, inference_pb2, plan_pb2
+from paceline.v1 import executor_pb2, executor_pb2_grpc, inference_pb2, plan_pb2
 from paceline_executor.link.service import ExecutorService, ServiceConfig
 from paceline_executor.testing.hash_executor import hash_executor, loaded
 from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.plan_client import attached, hello, info_of
+from paceline_executor.testing.plan_client import attach_until, attached, hello, info_of, read
 
 EXECUTOR = "/paceline.v1.ExecutorService"
 HEALTH = "/grpc.health.v1.Health"
@@ -53,14 +53,14 @@ async def tell(call, messages):
         await call.read()
 
 
-@pytest.mark.parametrize("data", NO_MESSAGES)
 @pytest.mark.parametrize(
-    "method",
+    ("method", "data"),
     [
-        *(f"{EXECUTOR}/{name}" for name in ("GetInfo", "GetState", "GetTokenizer", "Profile", "Attach")),
-        f"{HEALTH}/Check",
-        f"{HEALTH}/Watch",
-        REFLECTION,
+        *((f"{EXECUTOR}/{name}", NO_MESSAGES[0]) for name in ("GetInfo", "GetState", "GetTokenizer", "Profile")),
+        *((f"{EXECUTOR}/Attach", data) for data in NO_MESSAGES),
+        (f"{HEALTH}/Check", NO_MESSAGES[0]),
+        (f"{HEALTH}/Watch", NO_MESSAGES[1]),
+        (REFLECTION, NO_MESSAGES[2]),
     ],
 )
 async def test_bytes_that_are_no_message_are_an_invalid_argument(executor, logged, method, data):
@@ -70,12 +70,11 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(executor, logge
     assert not logged
 
 
-@pytest.mark.parametrize("data", NO_MESSAGES)
-async def test_the_port_for_probes_says_the_same(logged, data):
+async def test_the_port_for_probes_says_the_same(logged):
     service = ExecutorService(ServiceConfig("127.0.0.1", 0, 0), lambda: loaded(HashRunner(8, 4, 100)))
     _, health_port = await service.listen()
     try:
-        code, _ = await answer(f"127.0.0.1:{health_port}", f"{HEALTH}/Check", data)
+        code, _ = await answer(f"127.0.0.1:{health_port}", f"{HEALTH}/Check", NO_MESSAGES[0])
     finally:
         await service.stop()
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -95,12 +94,11 @@ async def test_bytes_that_are_no_message_end_a_stream_that_drives(executor, logg
     assert not logged
 
 
+# One of each kind of message; `test_plan_bounds` has every field.
 LIES = {
     "hello.term": plan_pb2.AttachRequest(hello=plan_pb2.Hello(scheduler_id="x", term=2**63 - 1)),
-    "hello.scheduler_id": plan_pb2.AttachRequest(hello=plan_pb2.Hello(scheduler_id="x" * 65, term=1)),
     "heartbeat.running_ns": plan_pb2.AttachRequest(heartbeat=inference_pb2.Heartbeat(running_ns=2**64 - 1)),
     "predicted_ns": plan_pb2.AttachRequest(plan=plan_pb2.BatchPlan(predicted_ns=2**64 - 1)),
-    "rows": plan_pb2.AttachRequest(plan=plan_pb2.BatchPlan(rows=b"\xff" * 4)),
     "grants.block_ids": plan_pb2.AttachRequest(
         plan=plan_pb2.BatchPlan(grants=plan_pb2.BlockGrants(block_ids=b"\xff" * 4))
     ),
@@ -128,3 +126,39 @@ async def test_the_executor_goes_on_after_all_that(executor):
     async with grpc.aio.insecure_channel(executor.address) as channel:
         data = await channel.unary_unary(f"{EXECUTOR}/GetInfo")(b"")
     assert executor_pb2.GetInfoResponse.FromString(data).model.name == "hash"
+
+
+@pytest.mark.parametrize("protocols", [{"min_protocol": 3, "max_protocol": 4}, {"min_protocol": 0, "max_protocol": 0}])
+async def test_a_hello_in_no_protocol_of_this_executor_is_refused(executor, protocols):
+    greeting = plan_pb2.Hello(scheduler_id="x", term=1, **protocols)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await attach_until(executor.address, "welcome", greeting)
+    assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert info_of(failure.value).reason == "PROTOCOL_MISMATCH"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [plan_pb2.AttachRequest(plan=plan_pb2.BatchPlan(step_id=1))],
+        [plan_pb2.AttachRequest()],
+        [plan_pb2.AttachRequest(heartbeat=inference_pb2.Heartbeat())],
+        [],
+        None,
+    ],
+    ids=["plan", "empty", "heartbeat", "end", "silence"],
+)
+async def test_a_stream_begins_with_hello(executor, monkeypatch, messages):
+    """And is not kept open without one."""
+    async with grpc.aio.insecure_channel(executor.address) as channel:
+        call = executor_pb2_grpc.ExecutorServiceStub(channel).Attach()
+        if messages is None:
+            monkeypatch.setattr("paceline_executor.link.plan_streams._HELLO_S", 0.01)
+        else:
+            for message in messages:
+                await call.write(message)
+            await call.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await read(call)
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert info_of(failure.value).reason == "ATTACH_MALFORMED"

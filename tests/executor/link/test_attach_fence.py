@@ -1,12 +1,12 @@
-"""Who may drive an executor: the fence with a clock that is told the time."""
+"""Who may drive an executor: the fence with a clock that is told the time.
+
+Each rule by its name; `test_attach_fence_histories` holds all of them against any history.
+"""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from paceline.plan.values import MAX_TERM, MAX_TERM_RISE, Approach, Claim
-from paceline_executor.errors import AttachError, EpochEndedError, TermSupersededError, TooManySchedulersError
+from paceline_executor.errors import AttachError, TermSupersededError, TooManySchedulersError
 from paceline_executor.link.fence import Accepted, Fence, FenceTimes, Refused, Waits
 
 MS = 1_000_000
@@ -191,128 +191,3 @@ def test_a_line_full_of_silent_ones_keeps_nobody_from_a_free_executor(fence):
     fence.leave(1, 0)
 
     assert fence.arrive(5, Claim(20, "y"), WAIT, 1000 * MS)[0] == Accepted(5, 2, None)
-
-
-class FenceMachine(RuleBasedStateMachine):
-    """Any number of schedulers that come, speak, fall silent, leave and come again."""
-
-    def __init__(self):
-        super().__init__()
-        self.fence = Fence(TIMES, max_waiting=3)
-        self.now_ns = 0
-        self.num_streams = 0
-        self.claims = {}  # of open streams
-        self.heard = {}
-        self.waiting = set()
-        self.driver = None
-        self.accepted = []
-        self.left_ns = None
-        self.allows_displacing = False
-
-    @rule(term=st.integers(1, 4), scheduler_id=st.sampled_from("abc"), approach=st.sampled_from(Approach))
-    def arrive(self, term, scheduler_id, approach):
-        """A stream with a hello."""
-        self.num_streams += 1
-        stream_id, claim = self.num_streams, Claim(term, scheduler_id)
-        self.claims[stream_id] = claim
-        self.heard[stream_id] = self.now_ns
-        self.waiting.add(stream_id)
-        own = self.accepted and self.accepted[-1].scheduler_id == scheduler_id
-        self.allows_displacing = own or approach is TAKE_OVER
-        self.take(self.fence.arrive(stream_id, claim, approach, self.now_ns))
-        self.allows_displacing = False
-        is_answered = stream_id == self.driver or stream_id not in self.claims or stream_id in self.told
-        assert is_answered
-
-    @precondition(lambda self: self.claims)
-    @rule(data=st.data())
-    def note_message(self, data):
-        """A stream speaks."""
-        stream_id = data.draw(st.sampled_from(sorted(self.claims)))
-        self.heard[stream_id] = self.now_ns
-        self.take(self.fence.note_message(stream_id, self.now_ns))
-
-    @precondition(lambda self: self.claims)
-    @rule(data=st.data())
-    def leave(self, data):
-        """A stream ends."""
-        self.end(data.draw(st.sampled_from(sorted(self.claims))))
-
-    @rule(delay_ms=st.sampled_from([1, 50, 99, 100, 500, 999, 1000]))
-    def pass_time(self, delay_ms):
-        """Time passes, and the fence is woken when it wished to be."""
-        until_ns = self.now_ns + delay_ms * MS
-        wake_ns = self.fence.next_change_ns()
-        if wake_ns is not None and self.now_ns < wake_ns <= until_ns:
-            self.now_ns = wake_ns
-            self.take(self.fence.advance(self.now_ns))
-        self.now_ns = until_ns
-        self.take(self.fence.advance(self.now_ns))
-
-    def end(self, stream_id):
-        """Close a stream, whoever wanted it."""
-        del self.claims[stream_id], self.heard[stream_id]
-        self.waiting.discard(stream_id)
-        if self.driver == stream_id:
-            self.driver, self.left_ns = None, self.now_ns
-        self.take(self.fence.leave(stream_id, self.now_ns))
-
-    def take(self, verdicts):
-        """Do what the fence says, checking that it may say so."""
-        self.told = set()
-        for verdict in verdicts:
-            match verdict:
-                case Accepted(stream_id, epoch, displaced):
-                    self.check_accepted(stream_id, epoch, displaced)
-                case Waits(stream_id, holder):
-                    assert holder == self.accepted[-1] < self.claims[stream_id]
-                    self.told.add(stream_id)
-                case Refused(stream_id, TermSupersededError()):
-                    assert self.claims[stream_id] < self.accepted[-1]
-                    self.waiting.discard(stream_id)
-                    del self.claims[stream_id], self.heard[stream_id]
-                case Refused(stream_id, EpochEndedError()):
-                    assert self.claims[stream_id].scheduler_id == self.accepted[-1].scheduler_id
-                    assert stream_id in self.waiting
-                    self.waiting.discard(stream_id)
-                    del self.claims[stream_id], self.heard[stream_id]
-                case Refused(stream_id):
-                    assert len(self.waiting) > 3
-                    self.waiting.discard(stream_id)
-                    del self.claims[stream_id], self.heard[stream_id]
-
-    def check_accepted(self, stream_id, epoch, displaced):
-        """Only an open stream that waited, of no lower claim, and over no live holder but by right."""
-        claim = self.claims[stream_id]
-        assert stream_id in self.waiting
-        assert displaced == self.driver
-        assert epoch == len(self.accepted) + 1
-        assert not self.accepted or claim >= self.accepted[-1]
-        is_return = bool(self.accepted) and claim.scheduler_id == self.accepted[-1].scheduler_id
-        if self.driver is not None and not self.allows_displacing:
-            assert self.now_ns - self.heard[self.driver] >= TIMES.lease_ns
-        if self.driver is None and self.accepted and not is_return and not self.allows_displacing:
-            assert self.now_ns - self.left_ns >= TIMES.return_ns
-        if self.driver is not None:
-            del self.claims[self.driver], self.heard[self.driver]
-        self.waiting.discard(stream_id)
-        self.driver = stream_id
-        self.accepted.append(claim)
-
-    @invariant()
-    def agrees(self):
-        """The fence and the model see the same driver and line."""
-        assert self.fence.holder == (self.claims[self.driver] if self.driver else None)
-        assert self.fence.num_waiting == len(self.waiting) <= 3
-        assert self.fence.epoch == len(self.accepted)
-
-    @invariant()
-    def nobody_alive_waits_for_nobody(self):
-        """One in the queue that speaks is not left waiting for a holder that is gone."""
-        is_free = self.driver is None and self.left_ns is not None and self.now_ns - self.left_ns >= TIMES.return_ns
-        if is_free:
-            assert all(self.now_ns - self.heard[stream] >= TIMES.lease_ns for stream in self.waiting)
-
-
-TestFence = FenceMachine.TestCase
-TestFence.settings = settings(max_examples=settings.default.max_examples * 3 // 5, stateful_step_count=40)

@@ -77,7 +77,7 @@ class StreamInMemory:
     async def end(self):
         """How the executor ended the stream: the error, or None."""
         with contextlib.suppress(ServiceError):
-            await asyncio.wait_for(asyncio.shield(self.task), 10)
+            await asyncio.wait_for(asyncio.shield(self.task), 60)
         return self.task.exception()
 
     async def break_off(self):
@@ -123,6 +123,7 @@ async def executor():
     description = await executor.steps.start()
     executor.plan_streams.open(executor.steps, description.welcome(1, b"k" * 32, 4))
     yield executor
+    executor.runner.closes = False
     executor.runner.gate.set()
     for stream in executor.streams:
         await stream.break_off()
@@ -180,11 +181,15 @@ async def test_the_holder_that_comes_back_within_50_ms_keeps_the_executor(execut
     assert (await waiting.until(WaitingInLine)).holder == Claim(5, "driver")
 
 
-async def test_the_result_of_a_step_that_outlives_its_stream_is_in_the_snapshot_only(executor):
+async def test_a_takeover_lets_the_running_step_finish_and_drops_what_is_queued(executor):
+    """The result of a step that outlives its stream is in the snapshot only."""
     old = await _driven(executor)
     executor.runner.gate.clear()
     old.plan(2, [(0, 1)])
     await executor.until_running()
+    for step_id in (3, 4):
+        old.plan(step_id, [(0, 1)])
+    await _until(lambda: executor.plan_streams._driver.num_in_flight == 3)
     successor = executor.attach("other", 6, Approach.TAKE_OVER)
     assert isinstance(await old.end(), EpochEndedError)
     executor.runner.gate.set()
@@ -280,14 +285,15 @@ async def test_a_scheduler_that_comes_during_a_drain_is_told_so_after_its_welcom
 
 
 async def test_a_wedged_executor_refuses_each_that_comes_until_its_step_ends(executor, monkeypatch):
-    monkeypatch.setattr("paceline_executor.link.plan_streams.MIN_STEP_BOUND_NS", 20 * MS)
-    monkeypatch.setattr("paceline_executor.link.step_loop.MIN_STEP_BOUND_NS", 0)
     old = await _driven(executor)
     executor.runner.gate.clear()
-    old.plan(2, [(0, 1)])
-    await executor.until_running()
-    executor.now_ns = executor.steps.running.bound_ns
-    refusals = [await executor.attach("other", 6 + number, Approach.TAKE_OVER).end() for number in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline_executor.link.plan_streams.MIN_STEP_BOUND_NS", 20 * MS)
+        patch.setattr("paceline_executor.link.step_loop.MIN_STEP_BOUND_NS", 0)
+        old.plan(2, [(0, 1)])
+        await executor.until_running()
+        executor.now_ns = executor.steps.running.bound_ns
+        refusals = [await executor.attach("other", 6 + number, Approach.TAKE_OVER).end() for number in range(2)]
     executor.runner.gate.set()
 
     (row,) = await executor.attach("other", 7).welcomed()

@@ -4,7 +4,6 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from paceline_executor.errors import DeviceFaultError, PlanError, PlanFault, Ste
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.interface import StepLogprobs, StepOutput
 from paceline_executor.testing.hash_runner import HashRunner, continuation
 from paceline_executor.testing.hiding_runner import MAX_IN_FLIGHT, HidingRunner
 from paceline_executor.testing.plans import int32, placement, plan
@@ -317,28 +315,3 @@ def test_a_device_that_fails_while_it_computes_leaves_nothing_to_go_on_with(ahea
     ahead.hiding.lose_next = RuntimeError("an illegal memory access")
     with pytest.raises(DeviceFaultError, match="this executor ends"):
         ahead.engine.collect(ticket)
-
-
-def test_a_row_may_bring_several_tokens_in_a_step():
-    table = RowTable(WIDE)
-    place = [placement(0, [1, 2], num_logprobs=1), placement(1, [3])]
-    launched = table.launch(plan([(0, 2), (1, 1)], place=place, grants=[(0, 0, 0), (0, 1, 1), (1, 0, 2)]), 0)
-    # As a step with two drafts of row 0 will be, once plans may have them.
-    prepared = replace(launched.prepared, num_draws=int32([3, 1]), max_drawn=4, num_tokens=int32([4, 1]))
-    columns = table._columns
-    columns.known_bound[0] += 2
-    columns.computed_bound[0] += 2
-    table._in_flight[0] = launched = replace(launched, prepared=prepared)
-    values = StepLogprobs(
-        np.array([-1, -2, -3], np.float32),
-        np.array([[7], [8], [9]], np.int32),
-        np.array([[-1], [-2], [-3]], np.float32),
-    )
-    result = table.land(launched, StepOutput(int32([2, 1]), int32([7, 8, 9]), values, {}, 0, 0))
-
-    assert (result.num_accepted.tolist(), result.token_ids.tolist()) == ([2, 1], [7, 8, 9])
-    (told,) = result.logprobs
-    assert (told.row, told.token_ids.tolist(), told.columns.logprobs.tolist()) == (0, [7, 8], [-1.0, -2.0])
-    assert [state.output_token_ids.tolist() for state in table.states()] == [[7, 8], [9]]
-    assert [state.num_computed_tokens for state in table.states()] == [3, 1]
-    assert_bounds_hold(table)
