@@ -243,35 +243,37 @@ def same(left, right):
     return left == right or (isinstance(left, float) and math.isnan(left) and math.isnan(right))
 
 
-def kind_name(kind):
-    """How a kind of value is called in the name of a test."""
-    return kind.__name__
+SAID = [
+    *(pytest.param(encode_request, decode_request, TO_EXECUTOR[kind], id=kind.__name__) for kind in TO_EXECUTOR),
+    *(
+        pytest.param(encode_response, decode_response, FROM_EXECUTOR[kind], id=f"{kind.__name__} of an executor")
+        for kind in FROM_EXECUTOR
+    ),
+]
 
 
-@pytest.mark.parametrize("kind", typing.get_args(plan.ToExecutor), ids=kind_name)
+def test_every_kind_of_message_is_said():
+    assert set(TO_EXECUTOR) == set(typing.get_args(plan.ToExecutor))
+    assert set(FROM_EXECUTOR) == set(typing.get_args(plan.FromExecutor))
+
+
+@pytest.mark.parametrize(("encode", "decode", "messages"), SAID)
 @given(data=st.data())
-def test_what_a_scheduler_says_arrives(kind, data):
-    message = data.draw(TO_EXECUTOR[kind])
-    assert same(decode_request(encode_request(message)), [message])
+def test_what_is_said_arrives(encode, decode, messages, data):
+    message = data.draw(messages)
+    assert same(decode(encode(message)), [message])
 
 
-@pytest.mark.parametrize("kind", typing.get_args(plan.FromExecutor), ids=kind_name)
+@pytest.mark.parametrize(
+    ("encode", "decode", "kind"),
+    [(encode_request, decode_request, plans), (encode_response, decode_response, results())],
+    ids=["plans", "results"],
+)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(data=st.data())
-def test_what_an_executor_says_arrives(kind, data):
-    message = data.draw(FROM_EXECUTOR[kind])
-    assert same(decode_response(encode_response(message)), [message])
-
-
-@settings(max_examples=settings.default.max_examples // 4)
-@given(st.lists(plans, min_size=2, max_size=3))
-def test_plans_that_travel_together_arrive_in_order(sent):
-    assert same(decode_request(encode_request(*sent)), sent)
-
-
-@settings(max_examples=settings.default.max_examples // 4)
-@given(st.lists(results(), min_size=2, max_size=3))
-def test_results_that_travel_together_arrive_in_order(sent):
-    assert same(decode_response(encode_response(*sent)), sent)
+def test_plans_and_results_that_travel_together_arrive_in_order(encode, decode, kind, data):
+    sent = data.draw(st.lists(kind, min_size=2, max_size=3))
+    assert same(decode(encode(*sent)), sent)
 
 
 def test_what_is_not_the_same_is_told_apart():
