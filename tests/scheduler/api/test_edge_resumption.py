@@ -179,6 +179,24 @@ async def test_nothing_is_admitted_before_it_is_known_what_executors_run(edge, b
     assert backend.asked.requests[handle].deadline_s == 5.0
 
 
+@pytest.mark.parametrize("bad_words", [(), ("bye",)])
+async def test_what_a_request_that_is_known_says_is_not_tokenised_again(edge, backend, monkeypatch, bad_words):
+    client = ReturningClient(edge, asking(sampling={"bad_words": bad_words}))
+    await client.come()
+    first = backend.asked.requests[client.handle]
+
+    async def refuse(*_):
+        raise AssertionError("the backend has the tokens")
+
+    for name in ("token_ids", "bad_word_token_ids"):
+        monkeypatch.setattr(edge.texts, name, refuse)
+    await client.come()
+    again = backend.asked.resumed[-1]
+    assert again.prompt_token_ids.tolist() == encode("hi")
+    assert again.bad_words == first.bad_words
+    assert bool(again.bad_words) == bool(bad_words)
+
+
 async def test_what_has_begun_is_refused_for_no_full_queue(edge, client, backend, monkeypatch):
     def full(*_):
         raise QueueFullError("full", 1.0)

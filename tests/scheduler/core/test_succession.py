@@ -74,6 +74,19 @@ def test_a_request_goes_on_where_it_is(steps, meanwhile):
     assert harness.client.attempts[request.handle] == 1
 
 
+def test_a_successor_knows_what_runs_by_key_and_body():
+    request = resumable()
+    harness = running(request)
+    harness.succeed()
+    found = harness.views.known(request.key, request.body_digest, request.model)
+    assert found is not None
+    assert found.prompt_token_ids.tolist() == request.prompt_token_ids.tolist()
+    assert harness.views.known(request.key, b"another body", request.model) is None
+    assert harness.views.known(make_request().key, request.body_digest, request.model) is None
+    # A body that names no model meant the only one there was.
+    assert harness.views.known(request.key, request.body_digest, "another model") is None
+
+
 def test_a_request_that_had_ended_is_found_as_a_record():
     request = resumable(4)
     harness = running(request, steps=6)
