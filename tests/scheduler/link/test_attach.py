@@ -168,21 +168,6 @@ async def test_one_executor_under_two_addresses_gets_one_stream():
 
 
 @scenario
-async def test_a_second_scheduler_waits_in_line_until_the_first_one_goes():
-    async with Deployment(FIRST) as deployment:
-        async with deployment.rig(scheduler_id="scheduler-a") as first:
-            await first.until_ready()
-            second = deployment.rig(scheduler_id="scheduler-b")
-            await second.__aenter__()
-            await asyncio.sleep(5)
-            assert second.states() == {FIRST: ShownState.CONNECTING}
-            assert first.states() == {FIRST: ShownState.READY}
-        await second.until_ready()
-        assert second.leadership.claim.term > first.leadership.claim.term
-        await second.__aexit__(None, None, None)
-
-
-@scenario
 async def test_a_scheduler_that_was_displaced_gives_up_its_requests_and_stands_by():
     """After a freeze another one holds the executors: nothing is driven any more, clients are told to come again."""
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig(scheduler_id="scheduler-a") as rig:

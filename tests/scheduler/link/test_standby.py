@@ -12,6 +12,7 @@ from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StandbyError
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
+from paceline_scheduler.link.linked_executor import ShownState
 
 FIRST, SECOND = "executor:1", "executor:2"
 ACTIVE = Claim(1, "scheduler-a", "scheduler-a:50051")
@@ -50,9 +51,10 @@ async def test_a_new_request_is_sent_to_the_active_scheduler_at_once():
 @scenario
 async def test_a_request_that_was_begun_is_sent_there_when_its_holder_surely_lives():
     """1.5 s are longer than a dead holder is named."""
-    async with active_and_standby(FIRST) as (_, _, standby):
+    async with active_and_standby(FIRST) as (_, active, standby):
         seconds, refusal = await refusal_of(standby, Arrival.BACK)
         assert (seconds, refusal.active) == (pytest.approx(1.5), ACTIVE)
+        assert (active.states(), standby.states()) == ({FIRST: ShownState.READY}, {FIRST: ShownState.CONNECTING})
 
 
 @scenario

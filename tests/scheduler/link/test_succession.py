@@ -96,6 +96,7 @@ async def test_a_standby_that_gets_some_executors_gives_up_one_that_says_nothing
             await asyncio.sleep(0.05)
             assert not waiting.done()
             await waiting
+            assert second.leadership.claim.term > first.leadership.claim.term
             request = resumable()
             second.submit(request)
             await ended(second, [request])
