@@ -12,7 +12,6 @@ from typing import Any
 
 # All streams run beside each other, however slowly.
 NO_BUDGETS = ("--ttft-budget", "1e6", "--itl-budget", "1e6")
-_TOKENS_PER_STREAM = 2080
 
 
 @asynccontextmanager
@@ -25,11 +24,6 @@ async def module_process(name: str, *options: str) -> AsyncIterator[asyncio.subp
         with contextlib.suppress(ProcessLookupError):  # a test has killed it
             process.kill()
         await process.communicate()
-
-
-def room_for(num_streams: int) -> tuple[str, ...]:
-    """Streams have up to 2,000 tokens, prompts included."""
-    return ("--max-num-seqs", str(num_streams), "--max-model-len", str(_TOKENS_PER_STREAM))
 
 
 @asynccontextmanager

@@ -204,7 +204,7 @@ async def measure(
     """Return what each of OBSERVED costs, and what became of the spans where all is observed."""
     with tempfile.TemporaryDirectory() as folder:
         async with module_process("scheduler_cost.receiver") as receiver:
-            with traces_to((await event(receiver, "ready"))["port"], ratio):
+            with _traces_to((await event(receiver, "ready"))["port"], ratio):
                 systems = {name: _Steps(num_rows, observers, Path(folder)) for name, observers in OBSERVED.items()}
             costs = {name: Cost() for name in systems}
             for steps in systems.values():
@@ -223,7 +223,7 @@ async def measure(
 
 
 @contextmanager
-def traces_to(port: int, ratio: float) -> Iterator[None]:
+def _traces_to(port: int, ratio: float) -> Iterator[None]:
     """Let what is started inside of the block send this share of its requests."""
     variables = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
