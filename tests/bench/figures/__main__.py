@@ -4,13 +4,13 @@ import asyncio
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count, pairwise
 from pathlib import Path
+from subprocess import PIPE
 
 import grpc.aio
 
@@ -18,6 +18,7 @@ from figures.system import Addresses, running_system, scheduler_cold_start_s
 from paceline.v1.admin_pb2 import ListExecutorsRequest
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline_client import AsyncClient, Sampling, Stopping
+from process_groups import end_with_what_was_started, run_program
 
 _NUM_STREAMS = (1, 8, 32)
 _PROMPT_TOKENS = 64
@@ -123,8 +124,10 @@ async def _kv_use(client: AsyncClient, addresses: Addresses) -> KvUse:
 
 def _planning_cost() -> str:
     command = [sys.executable, "-m", "scheduler_cost.planning_cost"]
-    environment = {**os.environ, "PYTHONPATH": str(_BENCH)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    finished = run_program(command, {**os.environ, "PYTHONPATH": str(_BENCH)}, stdout=PIPE)
+    if finished.code != 0:
+        raise RuntimeError(f"scheduler_cost.planning_cost ended with code {finished.code}")
+    return finished.stdout.strip()
 
 
 def _print_table(loads: list[Load], kv_use: KvUse, planning: str, cold_start_s: float) -> None:
@@ -153,4 +156,5 @@ def _machine() -> str:
 
 
 if __name__ == "__main__":
+    end_with_what_was_started()
     asyncio.run(main())

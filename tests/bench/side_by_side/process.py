@@ -1,4 +1,4 @@
-"""An engine's driver as a process: started, asked, stopped in between, ended; every wait is bounded.
+"""An engine's driver as a process: started, asked, stopped in between, ended; waited for as long as it computes.
 
 Knows the protocol's lines. Refuses to know what is measured.
 """
@@ -18,9 +18,11 @@ from typing import IO
 
 from side_by_side.drivers.protocol import Answer, Facts, Workload
 from side_by_side.errors import DiedError, RefusedError, SilentError, StartError
+from side_by_side.machine import group_cpu_s
 
 _END_S = 30.0
 _NUM_LAST_LINES = 3
+_LEAST_WORK = 0.05  # CPU time of an engine that computes, by the time that passes
 
 
 class DriverProcess:
@@ -49,17 +51,17 @@ class DriverProcess:
         """The id of the process group."""
         return self._process.pid
 
-    def wait_until_ready(self, limit_s: float) -> Facts:
-        """Return what the driver says of its engine. `StartError` when it ends, or says nothing in time."""
+    def wait_until_ready(self, silence_s: float) -> Facts:
+        """Return what the driver says of its engine. `StartError` when it ends, or is silent for so long."""
         try:
-            ready = self._next_line(limit_s)["ready"]
+            ready = self._next_line(silence_s)["ready"]
         except (DiedError, SilentError) as error:
             raise StartError(f"did not start: {error}") from error
         assert isinstance(ready, dict)
         return Facts(ready["version"], ready["harness"], ready["configuration"], tuple(ready["memory_pids"]))
 
-    def ask(self, workload: Workload, limit_s: float) -> Answer:
-        """Run a workload. `RefusedError`, `DiedError`; `SilentError` after the limit, and then the driver is ended."""
+    def ask(self, workload: Workload, silence_s: float) -> Answer:
+        """Run a workload. `RefusedError`, `DiedError`; `SilentError` after so long, and then the driver is ended."""
         self._num_asked += 1
         stdin = self._process.stdin
         assert stdin is not None
@@ -68,7 +70,7 @@ class DriverProcess:
             stdin.flush()
         except BrokenPipeError:
             raise DiedError(self._last_words()) from None
-        message = self._next_line(limit_s)
+        message = self._next_line(silence_s)
         if "error" in message:
             raise RefusedError(str(message["error"]))
         answer = message["answer"]
@@ -103,12 +105,18 @@ class DriverProcess:
                 self._lines.put(line)
         self._lines.put("")
 
-    def _next_line(self, limit_s: float) -> dict[str, object]:
-        try:
-            line = self._lines.get(timeout=limit_s)
-        except queue.Empty:
-            self._signal(signal.SIGKILL)
-            raise SilentError(f"no answer within {limit_s:g} s") from None
+    def _next_line(self, silence_s: float) -> dict[str, object]:
+        """However slow the machine is: who neither answers nor computes for so long is silent."""
+        line, before_s = None, group_cpu_s(self.group)
+        while line is None:
+            try:
+                line = self._lines.get(timeout=silence_s)
+            except queue.Empty:
+                now_s = group_cpu_s(self.group)
+                if abs(now_s - before_s) < _LEAST_WORK * silence_s:  # processes that ended take theirs along
+                    self._signal(signal.SIGKILL)
+                    raise SilentError(f"neither an answer nor work within {silence_s:g} s") from None
+                before_s = now_s
         if not line:
             raise DiedError(self._last_words())
         message: dict[str, object] = json.loads(line)

@@ -5,10 +5,11 @@ It prints one JSON object on its last line, with the numbers `fast` and `float32
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
+from subprocess import PIPE
 
+from process_groups import run_program
 from side_by_side.engines import OURS, SEARCH_PATH
 from side_by_side.errors import EngineError
 from side_by_side.measurements import Values
@@ -19,23 +20,14 @@ COMMAND = ("-m", "quality", "--json", "-")
 SHORT_COMMAND = (*COMMAND, "--tokens", "2048")
 
 
-def measure_quality(command: Sequence[str], limit_s: float) -> Values:
+def measure_quality(command: Sequence[str]) -> Values:
     """Run the command, arguments of our own interpreter. `EngineError` when it fails or prints something else."""
+    environment = {**os.environ, "PYTHONPATH": str(SEARCH_PATH)}
+    finished = run_program([sys.executable, *command], environment, stdout=PIPE, stderr=PIPE)
+    if finished.code != 0:
+        raise EngineError(f"perplexity: code {finished.code}: {finished.stderr.strip()[-200:]}")
     try:
-        result = subprocess.run(
-            [sys.executable, *command],
-            env={**os.environ, "PYTHONPATH": str(SEARCH_PATH)},
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise EngineError(f"perplexity: no answer within {limit_s:.0f} s") from None
-    if result.returncode != 0:
-        raise EngineError(f"perplexity: code {result.returncode}: {result.stderr.strip()[-200:]}")
-    try:
-        numbers = json.loads(result.stdout.strip().rpartition("\n")[2])
+        numbers = json.loads(finished.stdout.strip().rpartition("\n")[2])
         return {"fast": float(numbers["fast"]), "float32": float(numbers["float32"])}
     except (ValueError, KeyError, TypeError) as error:
         raise EngineError(f"perplexity: the last line is not the JSON object expected: {error!r}") from error

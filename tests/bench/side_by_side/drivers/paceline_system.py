@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from typing import Self
@@ -21,16 +21,17 @@ import uvloop
 from paceline.v1.admin_pb2 import WatchStepsRequest, WatchStepsResponse
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports, programs_of
-from paceline_client import AsyncClient, Sampling, Stopping
+from paceline_client import AsyncClient, Sampling, Stopping, UnavailableError
 from side_by_side.drivers.protocol import Answer, Facts, Request, Step, Workload, reserve_stdout, serve
 
 # Room for 32 requests of 256 tokens and a little more: what llama.cpp is given for the same requests.
 _KV_CACHE = "102MiB"
 # What the default does not say; empty: as a user gets it.
 _EXECUTOR_OPTIONS: tuple[str, ...] = ()
-_START_S = 300.0
+_LOOK_S = 5.0
 _STOP_S = 30
 _WATCH_S = 0.2
+Processes = Sequence["subprocess.Popen[bytes]"]
 
 
 class System:
@@ -41,11 +42,14 @@ class System:
         self._channel = grpc.aio.insecure_channel(f"{LOOPBACK}:{deployment.ports.scheduler.admin}")
 
     @classmethod
-    async def connect(cls, deployment: Deployment) -> Self:
+    async def connect(cls, deployment: Deployment, processes: Processes) -> Self:
         """Return when the system serves; made here because a channel belongs to the loop it is made on."""
         system = cls(deployment)
-        await system._client.wait_until_ready(_START_S)
-        return system
+        while all(process.poll() is None for process in processes):
+            with suppress(UnavailableError):
+                await system._client.wait_until_ready(_LOOK_S)
+                return system
+        raise RuntimeError("the scheduler or the executor ended instead of serving")
 
     async def close(self) -> None:
         """Disconnect."""
@@ -132,20 +136,20 @@ async def _collect(watch: "grpc.aio.UnaryStreamCall[WatchStepsRequest, WatchStep
 
 
 @contextmanager
-def running(deployment: Deployment) -> Iterator[tuple[int, ...]]:
-    """Start scheduler and executor, yield their process ids, drain them at the end."""
+def running(deployment: Deployment) -> Iterator[Processes]:
+    """Start scheduler and executor, drain them at the end."""
     scheduler, executor = (program.command for program in programs_of(deployment))
     processes = [
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
         for command in (scheduler, (*executor, *_EXECUTOR_OPTIONS))
     ]
     try:
-        yield tuple(process.pid for process in processes)
+        yield processes
     finally:
         for process in processes:
             process.send_signal(signal.SIGTERM)
         for process in processes:
-            process.wait(_STOP_S)
+            process.wait()
 
 
 def main() -> None:
@@ -159,8 +163,9 @@ def main() -> None:
         kv_cache_memory=_KV_CACHE,
     )
     configuration = " ".join(("defaults, KV cache", _KV_CACHE, *_EXECUTOR_OPTIONS))
-    with running(deployment) as pids, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        system = runner.run(System.connect(deployment))
+    with running(deployment) as processes, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        system = runner.run(System.connect(deployment, processes))
+        pids = tuple(process.pid for process in processes)
         facts = Facts(version("paceline"), "client, scheduler and executor over gRPC", configuration, pids)
         serve(channel, facts, lambda workload: runner.run(system.run(workload)))
         runner.run(system.close())
