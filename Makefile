@@ -68,10 +68,12 @@ quality: $(VENV)/.run  ## Measure what the fast numbers cost: perplexity against
 	@PYTHONPATH=tests/bench $(BIN)/python -m quality
 
 .PHONY: gpu-kernels
-gpu-kernels:  ## On a CUDA machine, by its own torch and Triton: the kernels' tests and times. ANCHORS=folder compares.
-	@PYTHONPATH=kernels:tests/bench:tests/support:executor $(PYTHON) -m gpu_kernels $(if $(ANCHORS),--anchors "$(ANCHORS)") $(ARGS)
+gpu-kernels:  ## On a CUDA machine, by its own torch and Triton: the kernels' tests and times. ONLY=operations ANCHORS=folder
+	@PYTHONPATH=kernels:tests/bench:tests/support:executor $(PYTHON) -m gpu_kernels $(if $(ONLY),--only "$(ONLY)") \
+	  $(if $(ANCHORS),--anchors "$(ANCHORS)") $(ARGS)
 
 .PHONY: gpu
+gpu: STAGES ?= $(ONLY)
 gpu:  ## On a CUDA machine, without .venv or network: kernels, runner, whole system, figures. STAGES= WHEELS= PEER= MODEL= ANCHORS=
 	@PYTHONPATH=tests/bench:clients $(PYTHON) -m gpu $(if $(STAGES),--stages "$(STAGES)") $(if $(WHEELS),--wheels "$(WHEELS)") \
 	  $(if $(PEER),--peer "$(PEER)") $(if $(MODEL),--model "$(MODEL)") $(if $(ANCHORS),--anchors "$(ANCHORS)") $(ARGS)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from tokenizers import Tokenizer
 from torch.nn import functional
 from typer.testing import CliRunner
@@ -24,7 +23,6 @@ from paceline_executor.weights import load_model, load_tokenizer
 from paceline_kernels.compiler import jit
 from quality.__main__ import app
 from quality.measure import NUM_GIVEN, measure
-from quality.scales import CANDIDATES, Scales, measure_scales, rounded
 from quality.text import prose, take, windows
 
 PACKED = Numerics(WeightKind.PACKED, KvDtype.FLOAT16)
@@ -93,36 +91,6 @@ def test_float32_differs_in_nothing_from_itself():
     assert (first.difference, first.standard_error, first.kl_divergence, first.same_best) == (0, 0, 0, 1)
 
 
-@given(
-    arrays(np.float32, (3, 64), elements=st.floats(-1e6, 1e6, width=32)),
-    st.sampled_from([0, 1, 16, 40, 64]),
-)
-def test_rounding_leaves_each_group_what_255_steps_can_hold(values, size):
-    found = rounded(torch.from_numpy(values), size).numpy()
-    for start in range(0, 64, size or 64):
-        group, its = (part[:, start : start + (size or 64)].astype(np.float64) for part in (found, values))
-        steps = np.maximum(np.abs(its).max(axis=1, keepdims=True) / 127, 1e-30)
-        assert (np.abs(group - its) <= steps * (0.5 + 1e-4)).all()
-        assert np.allclose(group / steps, np.rint(group / steps), atol=1e-3)
-
-
-def test_fewer_scales_are_worse_and_float32_stays_what_it_was():
-    """Inputs that nothing is done to are those of float32, also after others were rounded."""
-    kinds = [Scales(), Scales(inputs=32), Scales(inputs=0), Scales(inputs=0, weights=0), Scales()]
-    checkpoint = tiny_checkpoint(num_heads=9, num_kv_heads=3, head_dim=32, intermediate_size=96)
-    float32, before, by_32, by_row, both, after = measure_scales(checkpoint, kinds, two_windows(), WINDOW)
-    assert float32 == before == after
-    assert 0 < by_32.kl_divergence < by_row.kl_divergence < both.kl_divergence
-
-
-def test_what_is_rounded_is_what_the_fast_path_rounds():
-    """Of a model in 8 bits for every 32 weights, it is as far from float32 as packed weights with float16 caches."""
-    checkpoint = tiny_checkpoint(num_heads=9, num_kv_heads=3, head_dim=32, intermediate_size=96)
-    _, rounding = measure_scales(checkpoint, [Scales(inputs=32, weights=32)], two_windows(), WINDOW)
-    _, packed = measure(checkpoint, [PACKED], two_windows(), WINDOW)
-    assert rounding.kl_divergence == pytest.approx(packed.kl_divergence, rel=0.2)
-
-
 @given(st.lists(st.integers(0, 9)), st.integers(2, 7), st.sampled_from([(), (100,)]))
 def test_windows_hold_every_token_once_and_in_order(token_ids, size, first):
     cut = windows(token_ids, size, first)
@@ -149,12 +117,13 @@ def test_the_digest_is_that_of_the_tokens_taken(model_file):
 
 
 def test_the_command_prints_a_table_and_writes_the_same_as_json(model_file, tmp_path):
-    """Of a model file: one row for each kind of numbers, and what was predicted."""
+    """Of a model file: one row for each kind of numbers, and what was predicted. As a file, or as the last line."""
     report = tmp_path / "quality.json"
-    arguments = ["--model", str(model_file), "--tokens", "80", "--window", "40", "--json", str(report)]
-    result = CliRunner().invoke(app, arguments)
+    arguments = ["--model", str(model_file), "--tokens", "80", "--window", "40", "--json"]
+    result = CliRunner().invoke(app, [*arguments, str(report)])
     assert result.exit_code == 0, result.output
     found = json.loads(report.read_text())
+    assert json.loads(CliRunner().invoke(app, [*arguments, "-"]).stdout.splitlines()[-1]) == found
     float32, default, float16 = found["rows"]
     assert [(row["weights"], row["kv_cache"]) for row in found["rows"]] == [
         ("float32", "float32"),
@@ -182,23 +151,6 @@ def test_the_command_prints_a_table_and_writes_the_same_as_json(model_file, tmp_
     assert (found["num_tokens"], found["window"], found["num_predicted"]) == (80, 40, 48)
     assert f"{default['perplexity']:.4f}" in result.output
     assert found["text_sha256"] in result.output
-
-
-def test_the_command_measures_fewer_scales_where_that_is_asked_for(model_file):
-    """One row for each choice, float32 first."""
-    arguments = ["--model", str(model_file), "--tokens", "80", "--window", "40", "--scales", "--json", "-"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
-    assert [(row["inputs"], row["weights"]) for row in rows[:2]] == [("float32", "float32"), ("int8 by 32", "float32")]
-    assert len(rows) == 1 + len(CANDIDATES) == len({(row["inputs"], row["weights"]) for row in rows})
-    assert all(f"{row['perplexity']:.4f}" in result.stdout for row in rows)
-
-
-def test_the_last_line_of_stdout_is_the_json_where_that_is_asked_for(model_file):
-    arguments = ["--model", str(model_file), "--tokens", "40", "--window", "40", "--json", "-"]
-    last_line = CliRunner().invoke(app, arguments).stdout.splitlines()[-1]
-    assert {"fast", "float32"} < set(json.loads(last_line))
 
 
 @pytest.mark.parametrize(

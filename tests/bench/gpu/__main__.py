@@ -9,14 +9,17 @@ import importlib.util
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gpu.config import ROOT, stage_environment
 from gpu.errors import GpuRunError
 from gpu.peer import read_peer
-from gpu.stages import NEEDED, Asked, Stage, command_of, run_command
+from gpu.stages import NEEDED, Asked, Stage, command_of
 from gpu.wheels import install_wheels, missing_modules
+from process_groups import end_with_what_was_started, run_program
 
 _MODULES = ("torch", "triton", "numpy")
 _LIMIT_S = 480.0
@@ -65,32 +68,42 @@ def _run(stages: Sequence[Stage], asked: Asked, wheels: Path | None, scratch: Pa
         print(f"== {stage.value}", flush=True)
         file = asked.folder / f"{stage.value}.json"
         file.unlink(missing_ok=True)  # of an earlier run
-        outcomes[stage] = _outcome(stage, asked, environment)
-        _add_outcome(file, outcomes[stage])
+        outcomes[stage] = _outcome(stage, asked, environment, file)
     print("== outcome", flush=True)
     for stage, outcome in outcomes.items():
         print(f"{stage.value:<8} {outcome}", flush=True)
     print(f"figures and logs are in {asked.folder}", flush=True)
-    return 0 if all(outcome.startswith("passed") for outcome in outcomes.values()) else 1
+    return 0 if all(outcome.startswith("passed after") for outcome in outcomes.values()) else 1
 
 
-def _outcome(stage: Stage, asked: Asked, environment: dict[str, str]) -> str:
+def _outcome(stage: Stage, asked: Asked, environment: dict[str, str], file: Path) -> str:
+    """Run a stage, and add to its file how it ended."""
     missing = missing_modules(NEEDED[stage], environment)
     if missing:
-        return f"did not run: this Python has no {', '.join(missing)}; put their wheels into the folder of WHEELS="
-    code, seconds = run_command(command_of(stage, asked), environment, asked.seconds)
+        outcome = f"did not run: this Python has no {', '.join(missing)}; put their wheels into the folder of WHEELS="
+        return _told(file, outcome)
+    begun = time.monotonic()
+    code = run_program(command_of(stage, asked), environment, limit_s=asked.seconds).code
+    seconds = time.monotonic() - begun
     if code is None:
-        return f"was ended after {seconds:.0f} s"
-    return f"{'passed' if code == 0 else f'failed with code {code}'} after {seconds:.0f} s"
+        return _told(file, f"was ended after {seconds:.0f} s")
+    left_out = len(_found(file).get("left_out", []))
+    if code == 1 and left_out and _found(file)["is_good"]:
+        return _told(file, f"passed, but {left_out} could not be measured, after {seconds:.0f} s")
+    return _told(file, f"{'passed' if code == 0 else f'failed with code {code}'} after {seconds:.0f} s")
 
 
-def _add_outcome(file: Path, outcome: str) -> None:
-    """A stage that was ended may have written nothing, or the half of it."""
+def _found(file: Path) -> dict[str, Any]:
+    """What a stage has written: one that was ended, nothing or the half of it."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        return dict(json.loads(file.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError):
-        found = {"is_good": False}
-    file.write_text(json.dumps({**found, "outcome": outcome}, indent=1) + "\n", encoding="utf-8")
+        return {"is_good": False}
+
+
+def _told(file: Path, outcome: str) -> str:
+    file.write_text(json.dumps({**_found(file), "outcome": outcome}, indent=1) + "\n", encoding="utf-8")
+    return outcome
 
 
 def _write_scripts(folder: Path) -> Path:
@@ -128,4 +141,5 @@ def _stages(text: str) -> list[Stage]:
 
 
 if __name__ == "__main__":
+    end_with_what_was_started()
     sys.exit(main())

@@ -33,7 +33,7 @@ class Task:
 
 
 def run_stage(name: str, work: Callable[[Task, Callable[[str], Report]], Report]) -> int:
-    """Run a stage as a program; returns its exit code: 0 if all that was checked is good."""
+    """Run a stage as a program; returns its exit code: 0 if all there is was checked and measured, and is good."""
     parser = argparse.ArgumentParser(prog=f"gpu.{name}")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
@@ -50,4 +50,6 @@ def run_stage(name: str, work: Callable[[Task, Callable[[str], Report]], Report]
     except GpuRunError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
-    return 0 if report.is_good else 1
+    if report.left_out:
+        print(f"{name}: not measured: {'; '.join(report.left_out)}", flush=True)
+    return 0 if report.is_good and not report.left_out else 1

@@ -1,19 +1,10 @@
-"""The stages as programs: their command lines, what they import, and how they are ended when their time is up.
-
-Knows processes. It refuses to know what stages do.
-"""
+"""The stages as programs: their command lines, and what they import. Refuses to know what stages do."""
 
 import enum
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-_GRACE_S = 15.0
 
 
 class Stage(enum.Enum):
@@ -64,28 +55,3 @@ def command_of(stage: Stage, asked: Asked) -> list[str]:
     command += ["--model", asked.model] if asked.model else []
     command += ["--numbers", asked.numbers] if asked.numbers else []
     return command + (["--peer", str(asked.peer)] if asked.peer else [])
-
-
-def run_command(command: list[str], environment: Mapping[str, str], limit_s: float) -> tuple[int | None, float]:
-    """Run a program in a process group of its own; returns its exit code, None if it was ended, and its seconds."""
-    begun = time.monotonic()
-    process = subprocess.Popen(command, env=dict(environment), start_new_session=True)
-    try:
-        return process.wait(limit_s), time.monotonic() - begun
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)
-        return None, time.monotonic() - begun
-    finally:
-        _end_group(process)
-
-
-def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """Whatever it has started ends with it."""
-    try:
-        process.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpu.errors import WheelsError
-
-_TIMEOUT_S = 120.0
+from process_groups import run_program
 
 
 def install_wheels(folder: Path, site: Path) -> None:
@@ -20,8 +19,8 @@ def install_wheels(folder: Path, site: Path) -> None:
         raise WheelsError(f"{folder} has no wheels: name a folder with *.whl files, or leave WHEELS= out")
     options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "install", *options, "--target", str(site), *map(str, wheels)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    if done.returncode:
+    done = run_program(command, stderr=subprocess.PIPE)
+    if done.code:
         last = (done.stderr.strip().splitlines() or ["pip says nothing"])[-1]
         raise WheelsError(f"the wheels of {folder} cannot be installed: {last}")
 

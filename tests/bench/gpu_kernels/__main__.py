@@ -12,12 +12,13 @@ from pathlib import Path
 from gpu_kernels import config
 from gpu_kernels.anchors import read_anchors
 from gpu_kernels.errors import MeasurementError
+from process_groups import end_with_what_was_started
 
 _MODULES = ("torch", "triton", "numpy")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The program's exit code: 0, or 1 if a test or a case failed."""
+    """The program's exit code: 0, or 1 if a test or a case failed or could not be measured."""
     options = _parser().parse_args(arguments)
     missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
     if missing:
@@ -41,7 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     from gpu_kernels.case import Scale
     from gpu_kernels.run import Run
 
-    run = Run(anchors, options.json, deadline=time.monotonic() + options.seconds)
+    words = [word.strip() for word in options.only.split(",") if word.strip()]
+    run = Run(anchors, options.json, time.monotonic() + options.seconds, words)
     if options.rehearse:
         return run.rehearsed()
     return run.on_gpu(Scale.QUICK if options.quick else Scale.FULL, with_tests=not options.no_tests)
@@ -51,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu-kernels", description=__doc__)
     parser.add_argument("--anchors", type=Path, metavar="FOLDER", help="CSV files of measured kernels to compare with")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there, after every case")
+    parser.add_argument("--only", default="", metavar="WORDS", help="operations whose names hold one of these")
     parser.add_argument("--quick", action="store_true", help="only the shapes that targets name")
     parser.add_argument("--no-tests", action="store_true", help="do not run the tests first")
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes, interpreted on the CPU, nothing timed")
@@ -59,4 +62,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    end_with_what_was_started()
     sys.exit(main())

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from gpu_kernels.anchors import AnchorKey, AnchorTable
-from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of
+from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of, type_name
 from paceline_kernels.attention import Splits, reference
 from paceline_kernels.attention.triton import paged_attention
 
@@ -24,7 +24,7 @@ _OPERATIONS_PER_BYTE = 200
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class Batch:
     """Rows that compute the last of their tokens: one in a decode, all of them in a prompt."""
 
     contexts: Sequence[int]
@@ -34,6 +34,7 @@ class _Batch:
     splits: Splits = Splits.EVEN
     window: int | None = None
     softcap: float | None = None
+    short_tokens: int = 1  # rows that compute so few decode, also where they verify drafts
 
     @property
     def is_prompt(self) -> bool:
@@ -66,15 +67,15 @@ class _Batch:
         return 4 * sum(self.num_seen(position) for _, position in self.positions) * heads * head_dim
 
 
-def _decode(contexts: Sequence[int]) -> _Batch:
-    return _Batch(contexts, [1] * len(contexts))
+def _decode(contexts: Sequence[int]) -> Batch:
+    return Batch(contexts, [1] * len(contexts))
 
 
-def _prompt(context: int) -> _Batch:
-    return _Batch([context], [context])
+def _prompt(context: int) -> Batch:
+    return Batch([context], [context])
 
 
-def _odd(batch: _Batch, heads: tuple[int, int, int]) -> _Batch:
+def _odd(batch: Batch, heads: tuple[int, int, int]) -> Batch:
     return replace(batch, heads=heads, block_size=16)
 
 
@@ -83,50 +84,51 @@ def cases(scale: Scale, place: Place) -> Iterator[Case]:
     if scale is Scale.ODD:
         heads = (4, 2, 64)
         for cache_type in (place.dtype, _FP8, torch.int8):
-            yield _case("decode attention", _odd(_decode([129, 1]), heads), place, cache_type)
+            yield attention_case("decode attention", _odd(_decode([129, 1]), heads), place, cache_type)
         fixed = replace(_odd(_decode([600, 1]), heads), splits=Splits.FIXED)
-        yield _case("decode, fixed splits", fixed, place, place.dtype)
-        yield _case("prefill attention", _odd(_prompt(48), heads), place, place.dtype)
+        yield attention_case("decode, fixed splits", fixed, place, place.dtype)
+        yield attention_case("prefill attention", _odd(_prompt(48), heads), place, place.dtype)
         return
     shapes = [(8, 2048), (64, 2048), (8, 32_768), (64, 8192)]
     if scale is Scale.FULL:
         shapes += [(1, 512), (1, 32_768), (8, 8192), (64, 32_768), (128, 2048), (256, 512), (256, 1024), (256, 8192)]
     for num_rows, context in sorted(shapes):
         for cache_type in (place.dtype, _FP8):
-            yield _case("decode attention", _decode([context] * num_rows), place, cache_type)
+            yield attention_case("decode attention", _decode([context] * num_rows), place, cache_type)
     for cache_type in (place.dtype, _FP8):
         fixed = replace(_decode([8192] * 64), splits=Splits.FIXED)
-        yield _case("decode, fixed splits", fixed, place, cache_type)
-    yield _case("decode attention", _decode([8192] * 64), place, torch.int8)
+        yield attention_case("decode, fixed splits", fixed, place, cache_type)
+    yield attention_case("decode attention", _decode([8192] * 64), place, torch.int8)
     for cache_type in (place.dtype, _FP8):
         # One long row among short ones, 4,096 on average.
-        yield _case("decode attention", _decode([65_536 + 2048] + [2048] * 31), place, cache_type)
+        yield attention_case("decode attention", _decode([65_536 + 2048] + [2048] * 31), place, cache_type)
     for context in (2048, 8192):
         for cache_type in (place.dtype, _FP8):
-            yield _case("prefill attention", _prompt(context), place, cache_type)
+            yield attention_case("prefill attention", _prompt(context), place, cache_type)
 
 
 def cases_of_other_models(scale: Scale, place: Place) -> Iterator[Case]:
     """What Llama-3-8B does not ask for: other sizes of heads, windows, caps; and decodes beside a chunk of a prompt."""
     if scale is Scale.QUICK:
         return
-    decode, prompt, mixed = _decode([8192] * 64), _prompt(8192), _Batch([8192] * 64 + [4096], [1] * 64 + [512])
+    decode, prompt, mixed = _decode([8192] * 64), _prompt(8192), Batch([8192] * 64 + [4096], [1] * 64 + [512])
     all_heads = [(32, 8, 64), (32, 8, 256)]
     rules: list[tuple[int | None, float | None]] = [(1024, None), (None, 5.0)]
     if scale is Scale.ODD:
         all_heads, rules = [(1, 1, 40)], [(33, 5.0)]
-        batches = (_decode([70]), _prompt(40), _Batch([33, 40], [1, 20]))
+        batches = (_decode([70]), _prompt(40), Batch([33, 40], [1, 20]))
         decode, prompt, mixed = (_odd(batch, all_heads[0]) for batch in batches)
     for heads in all_heads:
-        yield _case("decode, other heads", replace(decode, heads=heads), place, place.dtype)
+        yield attention_case("decode, other heads", replace(decode, heads=heads), place, place.dtype)
     for window, softcap in rules:
-        yield _case("decode, rules", replace(decode, window=window, softcap=softcap), place, place.dtype)
-        yield _case("prefill, rules", replace(prompt, window=window, softcap=softcap), place, place.dtype)
-    yield _case("decodes + a chunk", mixed, place, place.dtype)
+        yield attention_case("decode, rules", replace(decode, window=window, softcap=softcap), place, place.dtype)
+        yield attention_case("prefill, rules", replace(prompt, window=window, softcap=softcap), place, place.dtype)
+    yield attention_case("decodes + a chunk", mixed, place, place.dtype)
 
 
-def _case(op: str, batch: _Batch, place: Place, cache_type: torch.dtype) -> Case:
-    kv = "fp8" if cache_type == _FP8 else str(cache_type).removeprefix("torch.")
+def attention_case(op: str, batch: Batch, place: Place, cache_type: torch.dtype) -> Case:
+    """A batch with one type of cache."""
+    kv = type_name(cache_type)
     is_even = len(set(batch.contexts)) == 1
     shape = {"b": len(batch.contexts), "ctx": max(batch.contexts) if is_even else "uneven", "kv": kv}
     if batch.heads[2] != _HEAD_DIM:
@@ -162,17 +164,17 @@ class _Inputs:
     cu_seqlens: torch.Tensor
     context_lens: torch.Tensor
     scales: torch.Tensor | None
-    batch: _Batch
+    batch: Batch
 
     def attend(self) -> torch.Tensor:
         scale = self.query.shape[-1] ** -0.5
         rows = (self.tables, self.cu_seqlens, self.context_lens)
         caches, scales = (self.keys, self.values), (self.scales, self.scales)
-        rules, lengths = (self.batch.window, self.batch.softcap), (1, max(self.batch.computed))
+        rules, lengths = (self.batch.window, self.batch.softcap), (self.batch.short_tokens, max(self.batch.computed))
         return paged_attention(self.query, *caches, *rows, scale, *rules, *scales, self.batch.splits, *lengths)
 
 
-def _build(batch: _Batch, place: Place, cache_type: torch.dtype, seed: int) -> Work:
+def _build(batch: Batch, place: Place, cache_type: torch.dtype, seed: int) -> Work:
     heads, kv_heads, head_dim = batch.heads
     num_blocks = batch.num_blocks
     shape = (sum(num_blocks), kv_heads, batch.block_size, head_dim)
@@ -204,7 +206,7 @@ def _scales(place: Place, shape: Sequence[int], cache_type: torch.dtype, seed: i
     return torch.full((shape[1],), _FP8_SCALE, device=place.device) if cache_type == _FP8 else None
 
 
-def _theirs(batch: _Batch, inputs: _Inputs) -> Callable[[], object] | None:
+def _theirs(batch: Batch, inputs: _Inputs) -> Callable[[], object] | None:
     """torch's attention over keys and values that lie together: the same numbers of the same caches, in any order."""
     heads, kv_heads, head_dim = batch.heads
     context, num_rows = batch.contexts[0], len(batch.contexts)
@@ -217,7 +219,7 @@ def _theirs(batch: _Batch, inputs: _Inputs) -> Callable[[], object] | None:
     return lambda: functional.scaled_dot_product_attention(query, keys, values, is_causal=is_causal, enable_gqa=True)
 
 
-def _error(way: Way, batch: _Batch, inputs: _Inputs) -> float:
+def _error(way: Way, batch: Batch, inputs: _Inputs) -> float:
     """Of some tokens, each as a row of its own, with the blocks of its row and no others."""
     ours = way(inputs.attend)
     tokens = sorted({(len(ours) - 1) * index // _NUM_CHECKED for index in range(_NUM_CHECKED + 1)})
@@ -225,7 +227,7 @@ def _error(way: Way, batch: _Batch, inputs: _Inputs) -> float:
     return error_of(ours[tokens], torch.cat(expected))
 
 
-def _expected(batch: _Batch, inputs: _Inputs, token: int) -> torch.Tensor:
+def _expected(batch: Batch, inputs: _Inputs, token: int) -> torch.Tensor:
     row, position = batch.positions[token]
     visible = position + 1
     blocks = inputs.tables[row, : -(-visible // batch.block_size)].long()

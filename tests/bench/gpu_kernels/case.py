@@ -37,7 +37,7 @@ class Bound(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where tensors are, and the type of activations."""
+    """Where tensors are, and the type of activations. On torch's device `meta` they have no numbers."""
 
     device: torch.device
     dtype: torch.dtype
@@ -50,12 +50,16 @@ class Place:
 
     def normal(self, *shape: int, seed: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Standard normal numbers. Never zeros: products of zeros take less power, hence less time."""
+        if self.device.type == "meta":
+            return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         generator = torch.Generator(self.device).manual_seed(seed)
         made = torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
         return made if dtype is None else made.to(dtype)
 
     def integers(self, high: int, *shape: int, seed: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         """0 to high - 1."""
+        if self.device.type == "meta":
+            return torch.empty(shape, dtype=dtype, device=self.device)
         generator = torch.Generator(self.device).manual_seed(seed)
         return torch.randint(high, shape, generator=generator, device=self.device, dtype=dtype)
 
@@ -99,6 +103,11 @@ class Case:
     def shape_name(self) -> str:
         """The shape, with the names of its numbers."""
         return " ".join(value if isinstance(value, str) else f"{name} {value}" for name, value in self.shape.items())
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """As shapes have it."""
+    return "fp8" if dtype == torch.float8_e4m3fn else str(dtype).removeprefix("torch.")
 
 
 def at_once(call: Callable[[], _Made], /) -> _Made:

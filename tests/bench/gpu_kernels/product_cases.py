@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from gpu_kernels.anchors import AnchorKey, AnchorTable
-from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of
+from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of, type_name
 from paceline_kernels.gpu.splits import Splits
 from paceline_kernels.linear.triton import linear
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
@@ -24,30 +24,37 @@ _ROUNDED_ROWS_ERROR = 4e-2  # of float8_e4m3fn on both sides: 2**-4 / sqrt(3) of
 def cases(scale: Scale, place: Place) -> Iterator[Case]:
     """Few rows, and many."""
     if scale is Scale.ODD:
-        yield _linear(place, 3, 63, 100)
-        yield from (_scaled_linear(place, 3, 63, 100, dtype) for dtype in (_FP8, torch.int8))
+        yield linear_case(place, 3, 63, 100)
+        yield from (scaled_linear_case(place, 3, 63, 100, dtype) for dtype in (_FP8, torch.int8))
         return
     few = (1, 16) if scale is Scale.QUICK else (1, 4, 16, 64)
     for layer in _LAYERS[:2] if scale is Scale.QUICK else _LAYERS:
-        yield from (_scaled_linear(place, num_rows, *layer, _FP8) for num_rows in few)
+        yield from (scaled_linear_case(place, num_rows, *layer, _FP8) for num_rows in few)
     for layer in _LAYERS[:1] if scale is Scale.QUICK else _LAYERS[1:3]:
         for num_rows in (1, 16):
-            yield _linear(place, num_rows, *layer)
-            yield _scaled_linear(place, num_rows, *layer, torch.int8)
+            yield linear_case(place, num_rows, *layer)
+            yield scaled_linear_case(place, num_rows, *layer, torch.int8)
     if scale is Scale.FULL:
-        yield _linear(place, 2048, 6144, 4096)
-        yield from (_scaled_linear(place, 2048, 6144, 4096, dtype) for dtype in (_FP8, torch.int8))
+        yield linear_case(place, 2048, 6144, 4096)
+        yield from (scaled_linear_case(place, 2048, 6144, 4096, dtype) for dtype in (_FP8, torch.int8))
 
 
-def _linear(place: Place, num_rows: int, num_outputs: int, num_inputs: int) -> Case:
+def linear_case(
+    place: Place, num_rows: int, num_outputs: int, num_inputs: int, splits: Splits = Splits.EVEN, *, adds: bool = False
+) -> Case:
+    """With weights of x's type. adds: a bias."""
+
     def build(seed: int) -> Work:
         x, weight = place.normal(num_rows, num_inputs, seed=seed), place.normal(num_outputs, num_inputs, seed=seed + 1)
+        bias = place.normal(num_outputs, seed=seed + 2) if adds else None
 
         def ours() -> torch.Tensor:
-            return linear(x, weight, None, Splits.EVEN)
+            return linear(x, weight, bias, splits)
 
         def error(way: Way) -> float:
-            return error_of(way(ours), x.double() @ weight.double().T)
+            return error_of(
+                way(ours), functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+            )
 
         return Work(ours, lambda: functional.linear(x, weight), error)
 
@@ -55,13 +62,22 @@ def _linear(place: Place, num_rows: int, num_outputs: int, num_inputs: int) -> C
     return _case("linear", place, key, place.dtype, build)
 
 
-def _scaled_linear(place: Place, num_rows: int, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Case:
+def scaled_linear_case(
+    place: Place,
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    dtype: torch.dtype,
+    splits: Splits = Splits.EVEN,
+) -> Case:
+    """With weights of 8 bits."""
+
     def build(seed: int) -> Work:
         x = place.normal(num_rows, num_inputs, seed=seed)
         weight = quantize_rows(place.normal(num_outputs, num_inputs, seed=seed + 1), dtype)
 
         def ours() -> torch.Tensor:
-            return scaled_linear(x, weight, None, Splits.EVEN)
+            return scaled_linear(x, weight, None, splits)
 
         def error(way: Way) -> float:
             return error_of(way(ours), scaled_linear_reference.scaled_linear(x, weight))
@@ -74,7 +90,7 @@ def _scaled_linear(place: Place, num_rows: int, num_outputs: int, num_inputs: in
 
 def _theirs(x: torch.Tensor, weight: ScaledWeight) -> Callable[[], object] | None:
     """The library's product of rows that are rounded already, where it has one."""
-    if weight.values.dtype != _FP8 or x.device.type == "cpu":
+    if weight.values.dtype != _FP8 or x.device.type != "cuda":
         return None
     rounded, scales = round_rows(x)
     by_row = functional.ScalingType.RowWise
@@ -92,10 +108,9 @@ def _case(op: str, place: Place, key: AnchorKey, weight_type: torch.dtype, build
     num_rows, num_outputs, num_inputs = key.sizes
     activations = num_rows * (num_inputs + num_outputs) * place.dtype.itemsize
     is_rounded = num_rows >= _FROM_MANY and weight_type == _FP8
-    name = "fp8" if weight_type == _FP8 else str(weight_type).removeprefix("torch.")
     return Case(
         op=op,
-        shape={"m": num_rows, "n": num_outputs, "k": num_inputs, "weight": name},
+        shape={"m": num_rows, "n": num_outputs, "k": num_inputs, "weight": type_name(weight_type)},
         bound=Bound.MEMORY if num_rows < _FROM_MANY else Bound.FP8_PRODUCTS if is_rounded else Bound.PRODUCTS,
         num_bytes=num_outputs * num_inputs * weight_type.itemsize + activations,
         num_flops=2 * num_rows * num_outputs * num_inputs,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch.nn import functional
 
-from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of, mismatch_of
+from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of, mismatch_of, type_name
 from paceline_kernels.activation import Gate
 from paceline_kernels.activation import reference as activation_reference
 from paceline_kernels.activation.triton import gate_and_multiply
@@ -25,52 +25,58 @@ from paceline_kernels.take_rows.triton import take_rows
 _EPS = 1e-5
 _TABLE_BYTES = 4  # of a number
 _FP8 = torch.float8_e4m3fn
-_FP8_ERROR = 0.1  # a number keeps four bits, and in Triton's interpreter a little less
+# A number keeps four bits, and in Triton's interpreter a little less; or it is one of 255 up to the largest.
+_STORED_ERRORS = {_FP8: 0.1, torch.int8: 0.02}
 
 
 def cases(scale: Scale, place: Place) -> Iterator[Case]:
     """Those of 4,096 tokens, which targets are about, and decodes."""
     if scale is Scale.ODD:
-        yield _add_norm(place, 3, 129)
-        yield _rope(place, 3, (3, 1, 32), 40, _FP8)
-        yield _rope(place, 3, (3, 1, 32), 40, place.dtype, _EPS)
-        yield _head_norms(place, 3, (3, 1, 32))
-        yield _silu(place, 3, 100)
-        yield _take_rows(place, 5, 63, 9)
-        yield _block_copy(place, 3, 2, 12, 63)
+        yield from (norm_case(place, 3, 129, adds=adds) for adds in (True, False))
+        for cache_type in _STORED_ERRORS:
+            yield rope_case(place, 3, (3, 1, 32), 40, cache_type, block_size=8)
+        yield rope_case(place, 3, (3, 1, 32), 40, place.dtype, _EPS, block_size=8)
+        yield head_norms_case(place, 3, (3, 1, 32))
+        yield gate_case(place, 3, 100)
+        yield take_rows_case(place, 5, 63, 9)
+        yield block_copy_case(place, 3, 2, 12, 63)
         return
     for num_tokens in (4096,) if scale is Scale.QUICK else (64, 4096):
-        yield _add_norm(place, num_tokens, 4096)
-        yield from (_rope(place, num_tokens, (32, 8, 128), 8192, cache_type) for cache_type in (place.dtype, _FP8))
-        yield _silu(place, num_tokens, 14_336)
+        yield norm_case(place, num_tokens, 4096)
+        yield from (rope_case(place, num_tokens, (32, 8, 128), 8192, cache_type) for cache_type in (place.dtype, _FP8))
+        yield gate_case(place, num_tokens, 14_336)
     if scale is Scale.FULL:
-        yield _rope(place, 4096, (32, 8, 128), 8192, place.dtype, _EPS)
-        yield _head_norms(place, 4096, (32, 8, 128))
-        yield _take_rows(place, 4096, 4096, 128_256)
-        yield _block_copy(place, 64, 32, 512, 8 * 64 * 128)
+        yield rope_case(place, 4096, (32, 8, 128), 8192, place.dtype, _EPS)
+        yield head_norms_case(place, 4096, (32, 8, 128))
+        yield take_rows_case(place, 4096, 4096, 128_256)
+        yield block_copy_case(place, 64, 32, 512, 8 * 64 * 128)
 
 
-def _add_norm(place: Place, num_tokens: int, width: int) -> Case:
+def norm_case(place: Place, num_tokens: int, width: int, *, adds: bool = True) -> Case:
+    """Of a sum, which is kept, or of x alone."""
+
     def build(seed: int) -> Work:
         x, residual = (place.normal(num_tokens, width, seed=seed + i) for i in range(2))
         weight = place.normal(width, seed=seed + 2)
 
         def error(way: Way) -> float:
             kept = residual.clone()
-            ours = way(lambda: rms_norm(x, weight, _EPS, kept))
-            expected = rms_norm_reference.rms_norm(kept, weight, _EPS)
-            return error_of(ours, expected) + mismatch_of((kept, residual + x))
+            ours = way(lambda: rms_norm(x, weight, _EPS, kept if adds else None))
+            expected = rms_norm_reference.rms_norm(kept if adds else x, weight, _EPS)
+            return error_of(ours, expected) + mismatch_of((kept, residual + x if adds else residual))
 
         def theirs() -> torch.Tensor:
-            return functional.rms_norm(residual.add_(x), (width,), weight, _EPS)
+            return functional.rms_norm(residual.add_(x) if adds else x, (width,), weight, _EPS)
 
-        return Work(lambda: rms_norm(x, weight, _EPS, residual), theirs, error)
+        return Work(lambda: rms_norm(x, weight, _EPS, residual if adds else None), theirs, error)
 
-    num_bytes = 4 * num_tokens * width * place.dtype.itemsize
-    return _moves(place, "add + norm", {"tokens": num_tokens, "width": width}, num_bytes, build)
+    num_bytes = (4 if adds else 2) * num_tokens * width * place.dtype.itemsize
+    shape = {"tokens": num_tokens, "width": width}
+    return _moves(place, "add + norm" if adds else "norm", shape, num_bytes, build)
 
 
-def _head_norms(place: Place, num_tokens: int, heads: tuple[int, int, int]) -> Case:
+def head_norms_case(place: Place, num_tokens: int, heads: tuple[int, int, int]) -> Case:
+    """Of queries and keys."""
     num_heads, num_kv_heads, head_dim = heads
 
     def build(seed: int) -> Work:
@@ -102,17 +108,17 @@ def _normalised(qkv: torch.Tensor, norms: HeadNorms | None, num_kv_heads: int) -
     return rms_norm_reference.rms_norm_heads(qkv, norms.query_weight, norms.key_weight, num_kv_heads, norms.eps)
 
 
-def _rope(
+def rope_case(
     place: Place,
     num_tokens: int,
     heads: tuple[int, int, int],
     num_slots: int,
     cache_type: torch.dtype,
     eps: float | None = None,  # of norms of heads, if there are any
+    block_size: int = 64,
 ) -> Case:
+    """A rotation, and the write of keys and values in a type of their own."""
     num_heads, num_kv_heads, head_dim = heads
-    block_size = 8 if num_slots < 64 else 64
-    kv = "fp8" if cache_type == _FP8 else str(cache_type).removeprefix("torch.")
 
     def build(seed: int) -> Work:
         qkv = place.normal(num_tokens, num_heads + 2 * num_kv_heads, head_dim, seed=seed)
@@ -122,11 +128,15 @@ def _rope(
         slots = torch.randperm(num_slots, generator=generator)[:num_tokens].to(place.device)
         shape = (num_slots // block_size, num_kv_heads, block_size, head_dim)
         keys, values = (place.normal(*shape, seed=seed + i, dtype=cache_type) for i in range(2))
-        scales = torch.full((num_kv_heads,), 0.75, device=place.device) if cache_type == _FP8 else None
+        scales = None  # of float8 one per head, given; of int8 one per slot, written
+        if cache_type in _STORED_ERRORS:
+            scales = torch.full(shape[1:2] if cache_type == _FP8 else shape[:3], 0.75, device=place.device)
         norms = None if eps is None else _norms(place, head_dim, seed, eps)
 
+        all_scales = [scales if cache_type == _FP8 or scales is None else scales.clone() for _ in range(2)]
+
         def ours(into: torch.Tensor) -> None:
-            rope_and_write_kv(into, table, positions, slots, keys, values, norms, scales, scales)
+            rope_and_write_kv(into, table, positions, slots, keys, values, norms, *all_scales)
 
         def error(way: Way) -> float:
             rotated = qkv.clone()
@@ -134,10 +144,10 @@ def _rope(
             wide, stored = _normalised(qkv, norms, num_kv_heads).cpu(), [torch.zeros(shape) for _ in range(2)]
             rope_reference.rope_and_write_kv(wide, table.cpu(), positions.cpu(), slots.cpu(), *stored)
             places = (slots.cpu() // block_size, slice(None), slots.cpu() % block_size)
-            factor = 1.0 if scales is None else 0.75
-            written = [cache.float().cpu()[places] * factor for cache in (keys, values)]
+            caches = zip((keys, values), all_scales, strict=True)
+            written = [_numbers(cache.cpu(), its_scales)[places] for cache, its_scales in caches]
             queries = error_of(rotated[:, :num_heads].cpu(), wide[:, :num_heads])
-            loss = 1.0 if scales is None else place.rounding / _FP8_ERROR
+            loss = place.rounding / _STORED_ERRORS[cache_type] if cache_type in _STORED_ERRORS else 1.0
             return max(queries, *(loss * error_of(a, b[places]) for a, b in zip(written, stored, strict=True)))
 
         return Work(lambda: ours(qkv), None, error)
@@ -146,25 +156,36 @@ def _rope(
     token_bytes = (2 * num_heads + 2 * num_kv_heads) * place.dtype.itemsize + 2 * num_kv_heads * cache_type.itemsize
     num_bytes = num_tokens * head_dim * (token_bytes + _TABLE_BYTES)
     op = "rope + kv" if eps is None else "norms + rope + kv"
-    return _moves(place, op, {"tokens": num_tokens, "kv": kv}, num_bytes, build)
+    return _moves(place, op, {"tokens": num_tokens, "kv": type_name(cache_type)}, num_bytes, build)
 
 
-def _silu(place: Place, num_tokens: int, width: int) -> Case:
+def _numbers(cache: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    """What a cache stands for."""
+    if scales is None:
+        return cache.float()
+    return cache.float() * (scales.cpu()[..., None] if scales.ndim == 3 else scales.cpu()[:, None, None])
+
+
+def gate_case(place: Place, num_tokens: int, width: int, gate: Gate = Gate.SILU) -> Case:
+    """Of two halves."""
+
     def build(seed: int) -> Work:
         gate_up = place.normal(num_tokens, 2 * width, seed=seed)
         gates, up = gate_up.chunk(2, dim=1)
 
         def error(way: Way) -> float:
-            expected = activation_reference.gate_and_multiply(gate_up.float(), Gate.SILU)
-            return error_of(way(lambda: gate_and_multiply(gate_up, Gate.SILU)), expected)
+            expected = activation_reference.gate_and_multiply(gate_up.float(), gate)
+            return error_of(way(lambda: gate_and_multiply(gate_up, gate)), expected)
 
-        return Work(lambda: gate_and_multiply(gate_up, Gate.SILU), lambda: functional.silu(gates) * up, error)
+        return Work(lambda: gate_and_multiply(gate_up, gate), lambda: functional.silu(gates) * up, error)
 
     num_bytes = 3 * num_tokens * width * place.dtype.itemsize
     return _moves(place, "silu", {"tokens": num_tokens, "width": width}, num_bytes, build)
 
 
-def _take_rows(place: Place, count: int, width: int, num_rows: int) -> Case:
+def take_rows_case(place: Place, count: int, width: int, num_rows: int) -> Case:
+    """An embedding."""
+
     def build(seed: int) -> Work:
         table, indices = place.normal(num_rows, width, seed=seed), place.integers(num_rows, count, seed=seed)
 
@@ -179,7 +200,9 @@ def _take_rows(place: Place, count: int, width: int, num_rows: int) -> Case:
     return _moves(place, "take rows", {"rows": count, "width": width}, num_bytes, build)
 
 
-def _block_copy(place: Place, count: int, num_layers: int, num_blocks: int, block: int) -> Case:
+def block_copy_case(place: Place, count: int, num_layers: int, num_blocks: int, block: int) -> Case:
+    """In all layers."""
+
     def build(seed: int) -> Work:
         cache = place.normal(num_layers, num_blocks, block, seed=seed)
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).int()

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,8 +32,10 @@ class Run:
     anchors: Anchors
     json_file: Path | None
     deadline: float  # by the monotonic clock
+    words: Sequence[str] = ()  # only operations whose names hold one of these; none want all
     results: list[Result | Failure] = field(default_factory=list)
     num_failed: int = 0
+    num_left: int = 0
 
     def on_gpu(self, scale: Scale, *, with_tests: bool) -> int:
         """Everything on the current CUDA device. Returns the exit code."""
@@ -51,21 +53,30 @@ class Run:
         ours = f"{reached.copy_tbps:.2f} TB/s copied, {reached.product_tflops:.0f} TFLOP/s in a large product"
         fp8 = "" if reached.fp8_tflops is None else f", {reached.fp8_tflops:.0f} in one of float8"
         print(f"what 100 % of the limit is: {ours}{fp8}", flush=True)
-        self._time(cases(scale, place), place, clock, reached)
+        self._time(self._wanted(scale, place), place, clock, reached)
         self._check_odd_shapes(place)  # last: an illegal access spoils whatever comes after it
-        return 1 if self.num_failed else 0
+        return self._exit_code()
 
     def rehearsed(self) -> int:
         """The same code on the CPU, interpreted, with tiny shapes and times that are made up. Returns the exit code."""
         place, clock = Place(torch.device("cpu"), torch.float16), RehearsalClock()
         print("A rehearsal: results are checked, times and all that is made of them are invented.")
         with np.errstate(all="ignore"):  # infinity and NaN are results like others
-            self._time(cases(Scale.ODD, place), place, clock, ceilings(clock, place, copy_bytes=64, size=8))
-        return 1 if self.num_failed else 0
+            self._time(self._wanted(Scale.ODD, place), place, clock, ceilings(clock, place, copy_bytes=64, size=8))
+        return self._exit_code()
+
+    def _wanted(self, scale: Scale, place: Place) -> Iterator[Case]:
+        return (case for case in cases(scale, place) if not self.words or any(map(case.op.__contains__, self.words)))
+
+    def _exit_code(self) -> int:
+        """0 if all that was asked for was measured, and is right."""
+        if not self.results and not self.num_left:
+            print(f"no operation has {' or '.join(self.words)} in its name: there are {', '.join(_all_operations())}")
+        return 0 if self.results and not self.num_failed and not self.num_left else 1
 
     def _check_odd_shapes(self, place: Place) -> None:
         """All operations at sizes that are multiples of nothing; only what fails is printed."""
-        odd = list(cases(Scale.ODD, place))
+        odd = list(self._wanted(Scale.ODD, place))
         for case in odd:
             try:
                 check(case)
@@ -75,10 +86,9 @@ class Run:
 
     def _time(self, wanted: Iterator[Case], place: Place, clock: Clock, reached: Ceilings) -> None:
         print(HEADER)
-        num_left = 0
         for case in wanted:
             if time.monotonic() > self.deadline:
-                num_left += 1
+                self.num_left += 1
                 continue
             try:
                 self.results.append(measure(case, clock, reached, self.anchors))
@@ -89,8 +99,8 @@ class Run:
             if place.device.type == "cuda" and not _is_usable():
                 break
         print("\n".join(summary(self.results)))
-        if num_left:
-            print(f"{num_left} cases were left out: the time was up")
+        if self.num_left:
+            print(f"{self.num_left} cases were left out: the time was up")
 
     def _fail(self, case: Case, error: Exception) -> None:
         """Whatever is wrong with one case, the others are still worth knowing."""
@@ -111,6 +121,10 @@ class Run:
             "results": [_figures(result) for result in self.results],
         }
         self.json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _all_operations() -> list[str]:
+    return list(dict.fromkeys(case.op for case in cases(Scale.ODD, Place(torch.device("cpu"), torch.float16))))
 
 
 def _is_usable() -> bool:

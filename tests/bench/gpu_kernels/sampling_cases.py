@@ -24,7 +24,7 @@ _HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class DrawWay:
     """How tokens are drawn."""
 
     name: str
@@ -43,32 +43,37 @@ class _Way:
 
 
 _WAYS = (
-    _Way("greedy", temperature=0.0),
-    _Way("all tokens"),
-    _Way("top_k 50", top_k=50),
-    _Way("top_p 0.9", top_p=0.9),
-    _Way("min_p 0.05", min_p=0.05),
-    _Way("5 logprobs", num_logprobs=5),
-    _Way("2,048 seen", num_seen=2048),
-    _Way("all tokens bfloat16", dtype=torch.bfloat16),
+    DrawWay("greedy", temperature=0.0),
+    DrawWay("all tokens"),
+    DrawWay("top_k 50", top_k=50),
+    DrawWay("top_p 0.9", top_p=0.9),
+    DrawWay("min_p 0.05", min_p=0.05),
+    DrawWay("5 logprobs", num_logprobs=5),
+    DrawWay("2,048 seen", num_seen=2048),
+    DrawWay("all tokens bfloat16", dtype=torch.bfloat16),
 )
 # What interpreting is worth here; the tests of the operation draw in all ways from odd vocabularies.
-_FEW_WAYS = (_Way("7 seen", num_seen=7), _Way("all filters", top_k=50, top_p=0.9, min_p=0.05, num_logprobs=2), _WAYS[0])
+_FEW_WAYS = (
+    DrawWay("7 seen", num_seen=7),
+    DrawWay("all filters", top_k=50, top_p=0.9, min_p=0.05, num_logprobs=2),
+    _WAYS[0],
+)
 
 
 def cases(scale: Scale, place: Place) -> Iterator[Case]:
     """Every way for as many rows as a large batch has; one row, and a vocabulary of an odd size."""
     if scale is Scale.ODD:
-        yield from (_case(place, 2, 129, way) for way in _FEW_WAYS)
+        yield from (sample_case(place, 2, 129, way) for way in _FEW_WAYS)
         yield _logprobs(place, 2, 129)
         return
     if scale is Scale.FULL:
-        yield from (_case(place, 1, 128_256, way) for way in _WAYS[:2])
-    yield from (_case(place, 256, 128_256, way) for way in _WAYS)
+        yield from (sample_case(place, 1, 128_256, way) for way in _WAYS[:2])
+    yield from (sample_case(place, 256, 128_256, way) for way in _WAYS)
     yield _logprobs(place, 256, 128_256)
 
 
-def _case(place: Place, num_rows: int, vocab: int, way: _Way) -> Case:
+def sample_case(place: Place, num_rows: int, vocab: int, way: DrawWay) -> Case:
+    """Draws in one way."""
     return Case(
         op=way.op,
         shape={"rows": num_rows, "vocab": vocab, "way": way.name},
@@ -80,9 +85,12 @@ def _case(place: Place, num_rows: int, vocab: int, way: _Way) -> Case:
     )
 
 
-def _builder(place: Place, num_rows: int, vocab: int, way: _Way) -> Callable[[int], Work]:
+def _builder(place: Place, num_rows: int, vocab: int, way: DrawWay) -> Callable[[int], Work]:
     def build(seed: int) -> Work:
-        parameters, logits = _parameters(way, num_rows, seed), _logits(place, num_rows, vocab, seed).to(way.dtype)
+        logits, parameters = (
+            _logits(place, num_rows, vocab, seed).to(way.dtype),
+            parameters_of(way, num_rows, seed, _HOST),
+        )
         on_device = moved(parameters, place.device)
         rules = _rules(place, way, num_rows, vocab, seed) if way.num_seen else None
 
@@ -102,8 +110,7 @@ def _builder(place: Place, num_rows: int, vocab: int, way: _Way) -> Callable[[in
 
 def _logits(place: Place, num_rows: int, vocab: int, seed: int) -> torch.Tensor:
     """Three times as wide as normal, so that the likeliest token of a row has a chance of some hundredths."""
-    generator = torch.Generator(place.device).manual_seed(seed)
-    return 3 * torch.randn(num_rows, vocab, generator=generator, device=place.device)
+    return 3 * place.normal(num_rows, vocab, seed=seed, dtype=torch.float32)
 
 
 def _logprobs(place: Place, num_rows: int, vocab: int) -> Case:
@@ -140,7 +147,7 @@ def _logprobs(place: Place, num_rows: int, vocab: int) -> Case:
     )
 
 
-def _rules(place: Place, way: _Way, num_rows: int, vocab: int, seed: int) -> DrawRules:
+def _rules(place: Place, way: DrawWay, num_rows: int, vocab: int, seed: int) -> DrawRules:
     """All penalties of what was seen, half of it output; a word and a token that are forbidden in every row."""
 
     def column(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -163,17 +170,20 @@ def _rules(place: Place, way: _Way, num_rows: int, vocab: int, seed: int) -> Dra
     return DrawRules(of_rows, rows, token_ids, column(way.num_seen - way.num_seen // 2, torch.int32))
 
 
-def _parameters(way: _Way, num_rows: int, seed: int) -> SamplingParameters:
-    def column(value: float, dtype: torch.dtype) -> torch.Tensor:
-        return torch.full((num_rows,), value, dtype=dtype)
+def parameters_of(way: DrawWay, num_rows: int, seed: int, device: torch.device) -> SamplingParameters:
+    """The same for all rows, but for their seeds."""
 
+    def column(value: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((num_rows,), value, dtype=dtype, device=device)
+
+    places = torch.arange(num_rows, device=device)
     return SamplingParameters(
         temperature=column(way.temperature, torch.float32),
         top_k=column(way.top_k, torch.int32),
         top_p=column(way.top_p, torch.float32),
         min_p=column(way.min_p, torch.float32),
-        seeds=torch.arange(num_rows) + 1000 * seed,
-        offsets=column(way.num_seen // 2, torch.int32) if way.num_seen else torch.arange(num_rows, dtype=torch.int32),
+        seeds=places + 1000 * seed,
+        offsets=column(way.num_seen // 2, torch.int32) if way.num_seen else places.int(),
         num_logprobs=column(way.num_logprobs, torch.int32),
     )
 
@@ -182,7 +192,7 @@ def _first(parameters: SamplingParameters, rows: slice) -> SamplingParameters:
     return SamplingParameters(*(getattr(parameters, field.name)[rows] for field in dataclasses.fields(parameters)))
 
 
-def _theirs(way: _Way, logits: torch.Tensor) -> Callable[[], object] | None:
+def _theirs(way: DrawWay, logits: torch.Tensor) -> Callable[[], object] | None:
     """The largest logit; or, as engines built on torch draw, the largest of probabilities over exponential noise."""
     if way == _WAYS[0]:
         return lambda: logits.argmax(dim=-1)

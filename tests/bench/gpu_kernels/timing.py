@@ -4,22 +4,20 @@ Calls are captured in a graph and replayed, so that the host has no part in the 
 come from memory and not from the second level of the cache, if there are enough of them.
 """
 
-import statistics
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch.nn import functional
+from triton.testing import do_bench_cudagraph
 
 from gpu_kernels.case import Place
 from gpu_kernels.results import Ceilings, Timing
 
 _COPY_BYTES = 2**30
-_LARGER_COPY = 4
 _PRODUCT_SIZE = 8192
-_MIN_CALLS = 20  # of one repetition, so that its two events cost little
-_MIN_REPETITIONS, _MAX_REPETITIONS = 7, 41
-_REPETITIONS_MS = 100.0
+_MIN_CALLS = 20  # that are timed together
+_REPETITION_MS = 20
 
 _Made = TypeVar("_Made")
 
@@ -36,10 +34,6 @@ class Clock(Protocol):
         """The time of one call."""
         ...
 
-    def launched_us(self, call: Callable[[], object]) -> float:
-        """The time of one call in no graph, which must be so long that the host's part in it is none."""
-        ...
-
     def replayed(self, call: Callable[[], _Made], /) -> _Made:
         """What a call leaves that has been captured and replayed once, see `Way`. It has run before."""
         ...
@@ -51,10 +45,6 @@ class CudaClock:
     max_sets = 128
 
     def time(self, calls: Sequence[Callable[[], object]]) -> Timing:
-        """See `Clock`. Every call runs once before any is timed, so that what has to be compiled is."""
-        for call in calls:
-            call()
-        torch.cuda.synchronize()
         turns = -(-_MIN_CALLS // len(calls))
 
         def all_calls() -> None:
@@ -62,18 +52,10 @@ class CudaClock:
                 for call in calls:
                     call()
 
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            all_calls()
-        first_ms = _elapsed_ms(graph.replay)
-        wanted = int(_REPETITIONS_MS / max(first_ms, 1e-3))
-        num_repetitions = min(max(wanted, _MIN_REPETITIONS), _MAX_REPETITIONS)
-        us = [1e3 * _elapsed_ms(graph.replay) / (turns * len(calls)) for _ in range(num_repetitions)]
-        lower, median, upper = statistics.quantiles(us, n=4)
+        torch.cuda.synchronize()  # inputs were made on another stream than the one that is timed
+        quartiles = do_bench_cudagraph(all_calls, rep=_REPETITION_MS, quantiles=[0.25, 0.5, 0.75])
+        lower, median, upper = (1e3 * ms / (turns * len(calls)) for ms in quartiles)
         return Timing(median, (upper - lower) / median)
-
-    def launched_us(self, call: Callable[[], object]) -> float:
-        return statistics.median(1e3 * _elapsed_ms(call) for _ in range(_MIN_REPETITIONS))
 
     def replayed(self, call: Callable[[], _Made], /) -> _Made:
         graph = torch.cuda.CUDAGraph()
@@ -93,30 +75,17 @@ class RehearsalClock:
         calls[0]()
         return Timing(1.0, 0.0)
 
-    def launched_us(self, call: Callable[[], object]) -> float:
-        return self.time([call]).us
-
     def replayed(self, call: Callable[[], _Made], /) -> _Made:
         return call()
 
 
-def _elapsed_ms(call: Callable[[], object]) -> float:
-    event: Any = torch.cuda.Event  # untyped
-    start, end = (event(enable_timing=True) for _ in range(2))
-    call()  # what is timed is launched while this still runs
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
-
-
 def ceilings(clock: Clock, place: Place, *, copy_bytes: int = _COPY_BYTES, size: int = _PRODUCT_SIZE) -> Ceilings:
-    """The faster of two copies, of so many bytes in a graph and of four times as many outside of one (on an H200 these
-    were 2.8 and 4.3 TB/s, it is not known why); and products of square matrices of this size, of bfloat16 and, where a
-    GPU has it, of float8; random numbers in all of them.
+    """A kernel that reads so many bytes and writes as many; and products of square matrices of this size, of bfloat16
+    and, where a GPU has it, of float8; random numbers in all of them. `copy_` is no kernel: in a graph it becomes a
+    node of its own kind, by which an H200 moves 2.8 TB/s where kernels move 4.3.
     """
-    source = place.integers(256, copy_bytes, seed=0, dtype=torch.uint8)
+    source = place.normal(copy_bytes // 4, seed=0, dtype=torch.float32)
+    copy = torch.empty_like(source)
     a, b = (place.normal(size, size, seed=seed, dtype=torch.bfloat16) for seed in range(2))
     products = {"product_tflops": lambda: torch.mm(a, b)}
     if place.has_fp8 and place.device.type == "cuda":
@@ -125,14 +94,6 @@ def ceilings(clock: Clock, place: Place, *, copy_bytes: int = _COPY_BYTES, size:
         products["fp8_tflops"] = lambda: functional.scaled_mm(
             rows, columns, one, whole, one, whole, output_dtype=torch.bfloat16, use_fast_accum=True
         )
-    copy = torch.empty_like(source)
-    copy_us = min(clock.time([lambda: copy.copy_(source)]).us, _larger_copy_us(clock, source) / _LARGER_COPY)
+    copy_us = clock.time([lambda: torch.add(source, 1.0, out=copy)]).us
     rates = {name: 2 * size**3 / clock.time([call]).us / 1e6 for name, call in products.items()}
     return Ceilings(copy_tbps=2 * copy_bytes / copy_us / 1e6, **rates)
-
-
-def _larger_copy_us(clock: Clock, source: torch.Tensor) -> float:
-    """The time of a copy of the source as often as `_LARGER_COPY` says, in no graph."""
-    sources = source.repeat(_LARGER_COPY)
-    copies = torch.empty_like(sources)
-    return clock.launched_us(lambda: copies.copy_(sources))

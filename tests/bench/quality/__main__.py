@@ -15,7 +15,6 @@ from paceline_kernels.compiler import jit
 from quality.measure import NUM_GIVEN, measure
 from quality.predictor import BLOCK_SIZE
 from quality.report import Setting, as_json, print_table
-from quality.scales import CANDIDATES, Scales, measure_scales
 from quality.text import first_tokens, prose, take, windows
 
 progress = Console(stderr=True)
@@ -27,9 +26,6 @@ def main(
     model: Annotated[str, typer.Option(metavar="NAME_OR_PATH", help="As of paceline-executor.")] = DEFAULT_MODEL,
     tokens: Annotated[int, typer.Option(min=NUM_GIVEN + 1, help="How many tokens of the text to take.")] = 8192,
     window: Annotated[int, typer.Option(min=NUM_GIVEN + 1, help="How many tokens are read together.")] = 512,
-    scales: Annotated[
-        bool, typer.Option("--scales", help="Instead: what fewer scales would cost, in float32 with int8 operands.")
-    ] = False,
     json: Annotated[
         typer.FileTextWrite | None, typer.Option(metavar="FILE", help="Write the figures there; - is stdout.")
     ] = None,
@@ -49,12 +45,8 @@ def main(
     jit.set_num_threads(min(usable_cores(), jit.max_threads()))
     cut = windows(sample.token_ids, window, first_tokens(tokenizer))
     read = track(cut, "predicting", console=progress, transient=True)
-    if scales:
-        found = measure_scales(checkpoint, CANDIDATES, read, window)
-        labels = [each.labels() for each in (Scales(), *CANDIDATES)]
-    else:
-        found = measure(checkpoint, kinds, read, window)
-        labels = [{"weights": each.weights.value, "kv_cache": each.kv.value} for each in (FLOAT32_NUMERICS, *kinds)]
+    found = measure(checkpoint, kinds, read, window)
+    labels = [{"weights": each.weights.value, "kv_cache": each.kv.value} for each in (FLOAT32_NUMERICS, *kinds)]
     rows = list(zip(labels, found, strict=True))
     setting = Setting(path.name, sample.sha256, tokens, window)
     print_table(setting, rows, Console())

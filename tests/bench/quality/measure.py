@@ -6,7 +6,6 @@ Knows the definitions of the figures. It refuses to know files, tokenizers, tabl
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -40,27 +39,16 @@ class _Scores:
     same_best: torch.Tensor  # [num_predicted] bool
 
 
-class Predicting(Protocol):
-    """Something that expects tokens, see `Predictor`."""
-
-    def logprobs(self, token_ids: Sequence[int], start: int) -> torch.Tensor: ...
-
-
 def measure(
     checkpoint: Checkpoint, candidates: Sequence[Numerics], windows: Iterable[Sequence[int]], max_window: int
 ) -> list[Quality]:
-    """The figures of float32 and then of each candidate, as `compare` takes them."""
-    float32, *others = predictors(checkpoint, [FLOAT32_NUMERICS, *candidates], max_window)
-    return compare(float32, others, windows)
-
-
-def compare(float32: Predicting, others: Sequence[Predicting], windows: Iterable[Sequence[int]]) -> list[Quality]:
-    """The figures of float32 and then of each of the others, over all windows; each window is read afresh.
+    """The figures of float32 and then of each candidate, over all windows; each window is read afresh.
 
     Nothing is predicted in windows of `NUM_GIVEN` tokens or fewer; at least one has to be longer. The calling thread's
     number of threads is that of `jit.set_num_threads`. The distributions of one window are held at a time: a few times
     window * vocabulary * 4 bytes.
     """
+    float32, *others = predictors(checkpoint, [FLOAT32_NUMERICS, *candidates], max_window)
     all_scores: list[list[_Scores]] = [[] for _ in (float32, *others)]
     for window in windows:
         if len(window) <= NUM_GIVEN:

@@ -1,6 +1,7 @@
 """The quality row: perplexity of the fast path and of float32 on the same GGUF file, from what measures both.
 
-It prints one JSON object on its last line, with the numbers `fast` and `float32`.
+It prints one JSON object on its last line, with the numbers `fast` and `float32`. Apart from `measurements`,
+which engines answer in turns: this one is taken once.
 """
 
 import json

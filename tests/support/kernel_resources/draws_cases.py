@@ -1,4 +1,4 @@
-"""How plans, draws, advances of rows and their results are launched: without drafts, and with the largest tables."""
+"""How plans, inputs, draws, advances of rows and results are launched: without drafts, and with the largest tables."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -20,18 +20,36 @@ from paceline_kernels.plan_ring import PlanRing, read_plan, write_words
 from paceline_kernels.prompt_lookup import lookup_drafts
 from paceline_kernels.result_ring import NUM_STAMPS, ResultRing, write_results
 from paceline_kernels.sampling.columns import Samples, SamplingParameters
-from paceline_kernels.step_inputs import MAX_PLANNED_ROWS, PlanColumns, RowState, StepInputs
+from paceline_kernels.step_inputs import MAX_PLANNED_ROWS, PlanColumns, RowState, StepInputs, step_inputs
 
 _ROWS, _MAX_TOKENS, _DRAWS, _LOGPROBS = 1024, 131_072, 2048, 20
 
 
 def cases() -> Iterator[Case]:
     """A plan; many rows without drafts, and one with the largest table; results, with log-probabilities and without."""
+    for num_planned in (1, 1024):
+        yield Case(f"step inputs {num_planned}", partial(_call_step_inputs, num_planned))
     yield Case("plan", _call_plan)
     yield Case("draws 1024", partial(_call, 1024, 0, 2))
     yield Case("draws 1 drafts", partial(_call, 1, MAX_DRAFTS, MAX_END_TOKENS))
     for name, with_logprobs in (("results", False), ("results logprobs", True)):
         yield Case(name, partial(call_results, 256, with_logprobs=with_logprobs))
+
+
+def _state() -> RowState:
+    ints = meta(_ROWS, dtype=torch.int32)
+    return RowState(
+        token_ids=meta(_ROWS, _MAX_TOKENS, dtype=torch.int32),
+        num_held=ints,
+        num_computed=ints,
+        finish=meta(_ROWS, dtype=torch.int32),
+        block_table=meta(_ROWS, 8192, dtype=torch.int32),
+    )
+
+
+def _call_step_inputs(num_planned: int) -> None:
+    planned = meta(num_planned, dtype=torch.int32)
+    step_inputs(_state(), PlanColumns(planned, planned), _DRAWS, 16)
 
 
 def _call_plan() -> None:
@@ -44,13 +62,7 @@ def _call_plan() -> None:
 
 def _call(num_planned: int, max_drafts: int, num_end_tokens: int) -> None:
     ints, floats = meta(_ROWS, dtype=torch.int32), meta(_ROWS, dtype=torch.float32)
-    state = RowState(
-        token_ids=meta(_ROWS, _MAX_TOKENS, dtype=torch.int32),
-        num_held=ints,
-        num_computed=ints,
-        finish=meta(_ROWS, dtype=torch.int32),
-        block_table=meta(_ROWS, 8192, dtype=torch.int32),
-    )
+    state = _state()
     rows = RowDraws(
         num_prompt=ints,
         num_known=ints,
