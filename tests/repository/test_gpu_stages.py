@@ -156,7 +156,7 @@ def scripted_cells(drafter):
     return DraftedCells("float32", rig, script, what.shapes, {})
 
 
-@pytest.mark.parametrize("drafter", ["", MODEL, HEAD])
+@pytest.mark.parametrize("drafter", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in (MODEL, HEAD))])
 def test_drafts_of_a_script_are_right_as_often_as_it_says(drafter):
     """Every draft of an acceptance of 1, none of 0; tokens are those of steps without drafts. Whoever drafts before."""
     cells = scripted_cells(drafter)

@@ -49,8 +49,8 @@ class KvUse:
     mean_context: float
 
 
-async def main() -> None:
-    """Measure one row after another, and print the table."""
+async def main() -> int:
+    """Measure one row after another, and print the table. Returns the exit code: 1 if a row could not be measured."""
     print(f"measuring; load average {os.getloadavg()[0]:.1f} before the start", file=sys.stderr)
     cold_starts = [await scheduler_cold_start_s() for _ in range(_NUM_COLD_STARTS)]
     planning = _planning_cost()
@@ -60,6 +60,9 @@ async def main() -> None:
             loads = [await _median_load(client, num_streams) for num_streams in _NUM_STREAMS]
             kv_use = await _kv_use(client, addresses)
     _print_table(loads, kv_use, planning, statistics.median(cold_starts))
+    if kv_use is None:
+        print(f"not measured: KV slots filled, {max(_NUM_STREAMS)} streams never ran at a time", file=sys.stderr)
+    return 0 if kv_use else 1
 
 
 async def _median_load(client: AsyncClient, num_streams: int) -> Load:
@@ -100,13 +103,13 @@ def _prompt(num_tokens: int) -> list[int]:
     return [1000 + (number * 7919 + position * 31) % 40000 for position in range(num_tokens)]
 
 
-async def _kv_use(client: AsyncClient, addresses: Addresses) -> KvUse:
+async def _kv_use(client: AsyncClient, addresses: Addresses) -> KvUse | None:
     """Look at the pool while 32 requests of more than 512 tokens decode."""
     num_streams = max(_NUM_STREAMS)
     running = [
         asyncio.create_task(_arrivals(client, _LONG_PROMPT_TOKENS, _LONG_OUTPUT_TOKENS)) for _ in range(num_streams)
     ]
-    best = KvUse(0.0, 0.0)
+    found = None
     async with grpc.aio.insecure_channel(addresses.admin) as channel:
         admin = AdminServiceStub(channel)
         while not all(task.done() for task in running):
@@ -114,12 +117,12 @@ async def _kv_use(client: AsyncClient, addresses: Addresses) -> KvUse:
             executor = (await admin.ListExecutors(ListExecutorsRequest())).executors[0]
             mean_context = executor.num_filled_slots / max(1, executor.num_running_requests)
             if executor.num_running_requests == num_streams and mean_context >= _LONG_PROMPT_TOKENS:
-                best = KvUse(executor.num_filled_slots / executor.num_owned_slots, mean_context)
+                found = KvUse(executor.num_filled_slots / executor.num_owned_slots, mean_context)
                 break
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
-    return best
+    return found
 
 
 def _planning_cost() -> str:
@@ -130,7 +133,7 @@ def _planning_cost() -> str:
     return finished.stdout.strip()
 
 
-def _print_table(loads: list[Load], kv_use: KvUse, planning: str, cold_start_s: float) -> None:
+def _print_table(loads: list[Load], kv_use: KvUse | None, planning: str, cold_start_s: float) -> None:
     print(f"{datetime.now(UTC):%Y-%m-%d}, {_machine()}; `make figures`. ", end="")
     print(f"Prompts of {_PROMPT_TOKENS} tokens, {_OUTPUT_TOKENS} out, greedy, client to client over gRPC.\n")
     print("| | 1 stream | 8 streams | 32 streams |\n|---|---|---|---|")
@@ -141,10 +144,9 @@ def _print_table(loads: list[Load], kv_use: KvUse, planning: str, cold_start_s: 
     ):
         print(f"| {name} | {' | '.join(values)} |")
     print("\n| | |\n|---|---|")
-    print(
-        f"| KV slots filled, of those allocated (32 streams, mean context {kv_use.mean_context:.0f}) "
-        f"| {kv_use.filled_share:.1%} |"
-    )
+    if kv_use is not None:
+        context = f"{max(_NUM_STREAMS)} streams, mean context {kv_use.mean_context:.0f}"
+        print(f"| KV slots filled, of those allocated ({context}) | {kv_use.filled_share:.1%} |")
     print(f"| scheduler's CPU time per decode-only step | {planning} |")
     print(f"| cold start of the scheduler, process start to listening, median | {cold_start_s:.2f} s |")
 
@@ -157,4 +159,7 @@ def _machine() -> str:
 
 if __name__ == "__main__":
     end_with_what_was_started()
-    asyncio.run(main())
+    try:
+        sys.exit(asyncio.run(main()))
+    except RuntimeError as error:
+        sys.exit(f"figures: {error}")

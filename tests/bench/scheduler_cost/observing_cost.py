@@ -40,6 +40,7 @@ from paceline_scheduler.runtime import PlanObserver
 from paceline_scheduler.spans.sampler import trace_sampler
 from paceline_scheduler.testing.measured_processes import event, module_process
 from paceline_scheduler.tracing import LateSpans
+from process_groups import end_with_what_was_started
 from scheduler_cost import wire
 from scheduler_cost.planning_cost import answer, describe
 
@@ -265,4 +266,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_with_what_was_started()
     main()

@@ -13,6 +13,7 @@ import time
 
 from paceline_client import AsyncClient, Stopping
 from paceline_scheduler.testing.measured_processes import event, module_process, scheduler_of, simulated_executor
+from process_groups import end_with_what_was_started
 
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 32, 64
 _WARM_UP_S = 2.0
@@ -87,4 +88,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_with_what_was_started()
     main()

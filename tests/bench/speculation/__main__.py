@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from paceline_client import AsyncClient, Result, Sampling, Scheduling, Stopping
 from paceline_scheduler.testing.measured_processes import NO_BUDGETS, cpu_ns, event, module_process, scheduler_of
+from process_groups import end_with_what_was_started
 from speculation.prompts import PROMPTS, Kind
 
 _STOPPING = Stopping(max_tokens=160)
@@ -162,4 +163,5 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    end_with_what_was_started()
     asyncio.run(main())
