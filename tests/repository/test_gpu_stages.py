@@ -14,6 +14,7 @@ import zipfile
 from collections import Counter
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -338,6 +339,9 @@ def test_stages_run_in_order_and_one_that_fails_fails_the_run(tmp_path, capsys, 
     assert program.main([*options, "kernels"]) == 0
     with pytest.raises(SystemExit, match="2"):
         program.main(["--stages", "speed"])
+    monkeypatch.setattr(program, "run_program", Mock(side_effect=KeyboardInterrupt))
+    assert program.main([*options, "kernels"]) == 1
+    assert f"gpu: interrupted, what was found is in {tmp_path}" in capsys.readouterr().err
 
 
 def test_what_could_not_be_measured_is_said_and_fails_the_run(tmp_path, capsys, monkeypatch):

@@ -45,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GpuRunError as error:
         print(f"gpu: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"gpu: interrupted, what was found is in {folder}", file=sys.stderr)
+        return 1
 
 
 def _why_nothing_runs(*, rehearses: bool) -> str:

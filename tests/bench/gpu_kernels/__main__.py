@@ -44,9 +44,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     words = [word.strip() for word in options.only.split(",") if word.strip()]
     run = Run(anchors, options.json, time.monotonic() + options.seconds, words)
-    if options.rehearse:
-        return run.rehearsed()
-    return run.on_gpu(Scale.QUICK if options.quick else Scale.FULL, with_tests=not options.no_tests)
+    try:
+        if options.rehearse:
+            return run.rehearsed()
+        return run.on_gpu(Scale.QUICK if options.quick else Scale.FULL, with_tests=not options.no_tests)
+    except KeyboardInterrupt:
+        print(f"gpu-kernels: interrupted after {len(run.results)} cases", file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
