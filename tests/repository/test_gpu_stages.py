@@ -113,17 +113,15 @@ def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
     assert failures(report) == []
     phases = [figure for figure in report.figures if figure.what == START_PHASE]
     assert {"captures", "measuring"} <= {figure.shape for figure in phases}
-    figures = {(figure.what, figure.shape): figure for figure in report.figures if figure not in phases}
-    start = figures.pop((START, ""))
-    assert start.system > 0
-    mixed = [figures.pop(place) for place in list(figures) if place[0] == mixed_of(TINY.mixed_prompt)]
-    assert [figure.engine is not None for figure in mixed] == [True] * len(TINY.mixed)
-    loading = [figures.pop(place).engine for place in list(figures) if place[0] in (LOADING, LOADING_SHARE)]
+    figures = {(one.what, one.shape): (one.engine, one.system) for one in report.figures if one not in phases}
+    assert figures.pop((START, ""))[1] > 0
+    loading = [figures.pop(place)[0] for place in list(figures) if place[0] in (LOADING, LOADING_SHARE)]
     assert len(loading) == 3
     assert all(rate > 0 for rate in loading)
-    num_decodes = len(TINY.decodes) + len(TINY.ruled)
-    assert len(figures) == 2 * num_decodes + 2 * len(TINY.prompts) + 2 * len(TINY.arrivals) + len(TINY.requests)
-    assert all(figure.engine is not None and figure.system is not None for figure in figures.values())
+    for cells, wanted in ((TINY.cells(), [True, True]), (TINY.engine_cells(), [True, False])):
+        for what, shape, _ in (figure for cell in cells for figure in TINY.figures_of(cell)):
+            assert [side is not None for side in figures.pop((what, shape))] == wanted
+    assert figures == {}
     assert "started in: listening" in capsys.readouterr().out
 
 

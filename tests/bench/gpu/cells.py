@@ -154,6 +154,28 @@ class Shapes:
         ]
         return [cell for _, cell in sorted(cells, key=lambda pair: pair[0])]
 
+    def engine_cells(self) -> list["Cell"]:
+        """Of the engine alone, behind the others."""
+        return [Cell(Kind.MIXED, rows, context) for rows, context in self.mixed]
+
+    def figures_of(self, cell: "Cell") -> tuple[tuple[str, str, str], ...]:
+        """What is measured in a cell, in this order: what, shape and unit of each figure."""
+        first, second = cell.first, cell.second
+        match cell.kind:
+            case Kind.DECODE | Kind.RULED:
+                shape = (rows_at if cell.kind is Kind.DECODE else ruled_at)(first, second)
+                return (DECODE, shape, "ms"), (IDLE, shape, "%")
+            case Kind.PREFILL:
+                shape = f"tokens {first}"
+                return (PREFILL, shape, "ms"), (PREFILL_RATE, shape, "TFLOP/s")
+            case Kind.ARRIVAL:
+                rows, shape = self.arrival_rows, rows_at(self.arrival_rows, self.arrival_context)
+                return (gap_of(rows, first), shape, "ms"), (gap_spread_of(rows, first), shape, "x")
+            case Kind.THROUGHPUT:
+                return ((throughput_of(self.num_requests), f"{first} in {second} out", "output tok/s"),)
+            case Kind.MIXED:
+                return ((mixed_of(self.mixed_prompt), rows_at(first, second), "ms"),)
+
 
 class Kind(enum.Enum):
     """What is done in a cell."""
@@ -163,6 +185,7 @@ class Kind(enum.Enum):
     ARRIVAL = "arrival"
     THROUGHPUT = "throughput"
     RULED = "decode with rules"
+    MIXED = "decodes beside a prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +195,11 @@ class Cell:
     kind: Kind
     first: int
     second: int = 0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Those that it has."""
+        return (self.first, self.second) if self.second else (self.first,)
 
     def __str__(self) -> str:
         return f"{self.kind.value} {self.first}{f'/{self.second}' if self.second else ''}"

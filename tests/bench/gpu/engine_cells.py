@@ -6,28 +6,13 @@ Knows streams and landed steps. Decodes begin with contexts that are taken for c
 import itertools
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
-from gpu.cells import (
-    DECODE,
-    IDLE,
-    PREFILL,
-    PREFILL_RATE,
-    Cell,
-    Kind,
-    Shapes,
-    gap_of,
-    gap_spread_of,
-    has_rules,
-    mixed_of,
-    rows_at,
-    ruled_at,
-    spread_of,
-    throughput_of,
-)
+from gpu.cells import Cell, Kind, Shapes, has_rules, spread_of
 from gpu.errors import DoesNotFitError
 from gpu.feed import Feed, Step, Stream
 from gpu.report import Figure
@@ -47,7 +32,7 @@ _ARRIVAL_CHUNK = 512  # tokens of a prompt that comes beside streams, in each st
 
 @dataclass(slots=True)
 class EngineCells:
-    """Measures one engine, cell by cell. Every method returns its figures."""
+    """Measures one engine, cell by cell. The methods of cells return values in the order of `Shapes.figures_of`."""
 
     numbers: str
     rig: Rig
@@ -61,19 +46,19 @@ class EngineCells:
 
     def measure(self, cell: Cell) -> list[Figure]:
         """The figures of a cell."""
-        match cell.kind:
-            case Kind.DECODE:
-                return self.decode(cell.first, cell.second)
-            case Kind.RULED:
-                return self.decode(cell.first, cell.second, with_rules=True)
-            case Kind.PREFILL:
-                return self.prefill(cell.first)
-            case Kind.ARRIVAL:
-                return self.arrival(cell.first)
-            case Kind.THROUGHPUT:
-                return self.throughput(cell.first, cell.second)
+        measured: Mapping[Kind, Callable[..., tuple[float, ...]]] = {
+            Kind.DECODE: self._decode,
+            Kind.RULED: partial(self._decode, with_rules=True),
+            Kind.PREFILL: self._prefill,
+            Kind.ARRIVAL: self._arrival,
+            Kind.THROUGHPUT: self._throughput,
+            Kind.MIXED: self._mixed,
+        }
+        values = measured[cell.kind](*cell.sizes)
+        figures = zip(self.shapes.figures_of(cell), values, strict=True)
+        return [Figure(self.numbers, *figure, engine=value) for figure, value in figures]
 
-    def decode(self, num_rows: int, context: int, *, with_rules: bool = False) -> list[Figure]:
+    def _decode(self, num_rows: int, context: int, *, with_rules: bool = False) -> tuple[float, ...]:
         """The median step, and how long the device waited between steps: of its own stamps and the steps' ends.
 
         with_rules: a quarter of the rows have penalties and tell log-probabilities.
@@ -91,13 +76,9 @@ class EngineCells:
         wall_ns = 1e9 * (timed[-1].landed_s - timed[0].landed_s)
         busy_ns = sum(step.forward_ns + step.sample_ns for step in timed[1:])
         idle = max(0.0, 100 * (1 - busy_ns / wall_ns))
-        shape = ruled_at(num_rows, context) if with_rules else rows_at(num_rows, context)
-        return [
-            Figure(self.numbers, DECODE, shape, "ms", engine=statistics.median(times_ms)),
-            Figure(self.numbers, IDLE, shape, "%", engine=idle),
-        ]
+        return statistics.median(times_ms), idle
 
-    def mixed(self, num_rows: int, context: int) -> list[Figure]:
+    def _mixed(self, num_rows: int, context: int) -> tuple[float, ...]:
         """The median of the steps in which all rows decode and a whole prompt comes beside them."""
         num_prompt = self.shapes.mixed_prompt
         num_tokens = _STEPS_PER_PROMPT * _NUM_MIXED + _WARM_STEPS
@@ -115,10 +96,9 @@ class EngineCells:
         self._feed.run(on_step, until=lambda: len(arriving) == _NUM_MIXED and arriving[-1].is_done)
         self._end(streams)
         pairs = [pair for pair in itertools.pairwise(steps) if pair[1].num_tokens == num_rows + num_prompt]
-        median = statistics.median(1e3 * (now.landed_s - then.landed_s) for then, now in pairs)
-        return [Figure(self.numbers, mixed_of(num_prompt), rows_at(num_rows, context), "ms", engine=median)]
+        return (statistics.median(1e3 * (now.landed_s - then.landed_s) for then, now in pairs),)
 
-    def prefill(self, num_tokens: int) -> list[Figure]:
+    def _prefill(self, num_tokens: int) -> tuple[float, ...]:
         """From an idle engine to the first token; the first time is not counted."""
         self._check_room(num_tokens)
         times_ms = []
@@ -128,14 +108,10 @@ class EngineCells:
             begun = time.perf_counter()
             self._feed.run(lambda step, landed=landed: landed.append(step.landed_s) if step.num_rows else None)  # type: ignore[misc]
             times_ms.append(1e3 * (landed[-1] - begun))
-        median, shape = statistics.median(times_ms[1:]), f"tokens {num_tokens}"
-        rate = flops_of(self.config, num_tokens) / median / 1e9
-        return [
-            Figure(self.numbers, PREFILL, shape, "ms", engine=median),
-            Figure(self.numbers, PREFILL_RATE, shape, "TFLOP/s", engine=rate),
-        ]
+        median = statistics.median(times_ms[1:])
+        return median, flops_of(self.config, num_tokens) / median / 1e9
 
-    def arrival(self, num_tokens: int) -> list[Figure]:
+    def _arrival(self, num_tokens: int) -> tuple[float, ...]:
         """Streams decode, a prompt comes beside them in chunks: the largest gap between two of their tokens."""
         rows, context = self.shapes.arrival_rows, self.shapes.arrival_context
         num_chunks = -(-num_tokens // _ARRIVAL_CHUNK)
@@ -146,13 +122,10 @@ class EngineCells:
         arriving = self._feed.add(self._prompt(num_tokens), 1, max_chunk=_ARRIVAL_CHUNK)
         self._feed.run(lambda step: landed.append(step.landed_s), until=lambda: arriving.is_done)
         self._end(streams)
-        gaps, shape = [now - then for then, now in itertools.pairwise(landed)], rows_at(rows, context)
-        return [
-            Figure(self.numbers, gap_of(rows, num_tokens), shape, "ms", engine=1e3 * max(gaps)),
-            Figure(self.numbers, gap_spread_of(rows, num_tokens), shape, "x", engine=spread_of(gaps)),
-        ]
+        gaps = [now - then for then, now in itertools.pairwise(landed)]
+        return 1e3 * max(gaps), spread_of(gaps)
 
-    def throughput(self, tokens_in: int, tokens_out: int) -> list[Figure]:
+    def _throughput(self, tokens_in: int, tokens_out: int) -> tuple[float, ...]:
         """All requests at once, from the first launch to the last token."""
         num_requests = self.shapes.num_requests
         self._check_room(num_requests * (tokens_in + tokens_out))
@@ -160,9 +133,7 @@ class EngineCells:
             self._feed.add(self._prompt(tokens_in), tokens_out)
         begun = time.perf_counter()
         self._feed.run()
-        rate = num_requests * tokens_out / (time.perf_counter() - begun)
-        shape = f"{tokens_in} in {tokens_out} out"
-        return [Figure(self.numbers, throughput_of(num_requests), shape, "output tok/s", engine=rate)]
+        return (num_requests * tokens_out / (time.perf_counter() - begun),)
 
     def _end(self, streams: list[Stream]) -> None:
         """With what they have."""

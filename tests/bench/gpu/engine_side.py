@@ -41,11 +41,8 @@ def _measure_cells(
     rig = make_rig(place, model, what.config, limits, numerics)
     print(f"{numbers}: engine ready after {time.perf_counter() - begun:.1f} s", flush=True)
     cells = EngineCells(numbers, rig, what.config, what.shapes)
-    for cell in what.shapes.cells():
+    for cell in (*what.shapes.cells(), *what.shapes.engine_cells()):
         report.check(f"{numbers} engine {cell}", partial(report.measured, partial(cells.measure, cell)))
-    for rows, context in what.shapes.mixed:
-        name = f"{numbers} engine {rows} decodes of {context} and a prompt"
-        report.check(name, partial(report.measured, partial(cells.mixed, rows, context)))
 
 
 if __name__ == "__main__":

@@ -7,28 +7,14 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import grpc.aio
 
-from gpu.cells import (
-    DECODE,
-    IDLE,
-    PREFILL,
-    PREFILL_RATE,
-    Cell,
-    Kind,
-    Shapes,
-    gap_of,
-    gap_spread_of,
-    has_rules,
-    rows_at,
-    ruled_at,
-    spread_of,
-    throughput_of,
-)
+from gpu.cells import Cell, Kind, Shapes, has_rules, spread_of
 from gpu.errors import DoesNotFitError
 from gpu.report import Figure
 from gpu.wire import StepSums, read_step_sums
@@ -85,7 +71,7 @@ class Arrivals:
 
 @dataclass(slots=True)
 class SystemCells:
-    """Measures one system, cell by cell. Every method returns its figures."""
+    """Measures one system, cell by cell. The methods of cells return values in the order of `Shapes.figures_of`."""
 
     numbers: str
     client: AsyncClient
@@ -98,19 +84,18 @@ class SystemCells:
 
     async def measure(self, cell: Cell) -> list[Figure]:
         """The figures of a cell."""
-        match cell.kind:
-            case Kind.DECODE:
-                return await self.decode(cell.first, cell.second)
-            case Kind.RULED:
-                return await self.decode(cell.first, cell.second, with_rules=True)
-            case Kind.PREFILL:
-                return await self.prefill(cell.first)
-            case Kind.ARRIVAL:
-                return await self.arrival(cell.first)
-            case Kind.THROUGHPUT:
-                return await self.throughput(cell.first, cell.second)
+        measured: Mapping[Kind, Callable[..., Awaitable[tuple[float, ...]]]] = {
+            Kind.DECODE: self._decode,
+            Kind.RULED: partial(self._decode, with_rules=True),
+            Kind.PREFILL: self._prefill,
+            Kind.ARRIVAL: self._arrival,
+            Kind.THROUGHPUT: self._throughput,
+        }
+        values = await measured[cell.kind](*cell.sizes)
+        figures = zip(self.shapes.figures_of(cell), values, strict=True)
+        return [Figure(self.numbers, *figure, system=value) for figure, value in figures]
 
-    async def decode(self, num_rows: int, context: int, *, with_rules: bool = False) -> list[Figure]:
+    async def _decode(self, num_rows: int, context: int, *, with_rules: bool = False) -> tuple[float, ...]:
         """Time per token of each stream, from when all decode until the first one ends.
 
         with_rules: a quarter of them have penalties, log-probabilities and stop texts that never come.
@@ -137,28 +122,19 @@ class SystemCells:
         last_s = min(end_s, *(one.times_s[-1] for one in streams))
         tokens = sum(one.tokens_within(start_s, last_s) for one in streams)
         idle = max(0.0, 100 * (1 - after.since(before).busy_ns / 1e9 / (end_s - start_s)))
-        shape = ruled_at(num_rows, context) if with_rules else rows_at(num_rows, context)
-        step_ms = 1e3 * (last_s - start_s) * num_rows / tokens
-        return [
-            Figure(self.numbers, DECODE, shape, "ms", system=step_ms),
-            Figure(self.numbers, IDLE, shape, "%", system=idle),
-        ]
+        return 1e3 * (last_s - start_s) * num_rows / tokens, idle
 
-    async def prefill(self, num_tokens: int) -> list[Figure]:
+    async def _prefill(self, num_tokens: int) -> tuple[float, ...]:
         """From the call to the first token; the first time is not counted."""
         times_ms = []
         for _ in range(self.shapes.num_repeats + 1):
             stream = Arrivals(time.perf_counter())
             await self._stream(stream, num_tokens, 1)
             times_ms.append(1e3 * (stream.times_s[0] - stream.begun_s))
-        median, shape = statistics.median(times_ms[1:]), f"tokens {num_tokens}"
-        rate = self.flops(num_tokens) / median / 1e9
-        return [
-            Figure(self.numbers, PREFILL, shape, "ms", system=median),
-            Figure(self.numbers, PREFILL_RATE, shape, "TFLOP/s", system=rate),
-        ]
+        median = statistics.median(times_ms[1:])
+        return median, self.flops(num_tokens) / median / 1e9
 
-    async def arrival(self, num_tokens: int) -> list[Figure]:
+    async def _arrival(self, num_tokens: int) -> tuple[float, ...]:
         """The largest gap between two deltas of any stream, and how far the rare ones are from the usual ones, while a
         prompt that came beside them is computed.
         """
@@ -176,20 +152,14 @@ class SystemCells:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         gaps = [gap for one in streams for gap in one.gaps(arriving.begun_s, arriving.times_s[-1])]
-        shape, largest_ms = rows_at(rows, context), 1e3 * max(gaps, default=0.0)
-        return [
-            Figure(self.numbers, gap_of(rows, num_tokens), shape, "ms", system=largest_ms),
-            Figure(self.numbers, gap_spread_of(rows, num_tokens), shape, "x", system=spread_of(gaps)),
-        ]
+        return 1e3 * max(gaps, default=0.0), spread_of(gaps)
 
-    async def throughput(self, tokens_in: int, tokens_out: int) -> list[Figure]:
+    async def _throughput(self, tokens_in: int, tokens_out: int) -> tuple[float, ...]:
         """All requests at once, from the first call to the last token."""
         streams = [Arrivals(time.perf_counter()) for _ in range(self.shapes.num_requests)]
         begun_s = time.perf_counter()
         await asyncio.gather(*(self._stream(one, tokens_in, tokens_out) for one in streams))
-        rate = len(streams) * tokens_out / (time.perf_counter() - begun_s)
-        shape = f"{tokens_in} in {tokens_out} out"
-        return [Figure(self.numbers, throughput_of(len(streams)), shape, "output tok/s", system=rate)]
+        return (len(streams) * tokens_out / (time.perf_counter() - begun_s),)
 
     async def _stream(self, arrivals: Arrivals, num_prompt: int, num_tokens: int, asks: _Asks = _PLAIN) -> None:
         prompt = [self._random.randrange(_FIRST_ID, self.vocab_size) for _ in range(num_prompt)]
