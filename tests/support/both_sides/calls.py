@@ -113,8 +113,9 @@ async def _end_of(call: Any, method: MethodDescriptor, data: bytes) -> Outcome: 
 
 
 async def _answered(channel: grpc.aio.Channel) -> None:
+    call: Any = channel.unary_unary("/no.such.Service/Call")
     with contextlib.suppress(grpc.aio.AioRpcError):
-        await channel.unary_unary("/no.such.Service/Call")(b"")
+        await call(b"")
 
 
 async def ended(call: Any) -> Outcome:  # noqa: ANN401  a call of any kind
