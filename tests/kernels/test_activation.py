@@ -5,47 +5,69 @@ import torch
 
 from paceline_kernels.activation import Gate, gate_and_multiply, reference, softcap
 from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.testing.tensors import normal
+
+slow = pytest.mark.slow
+GATES = pytest.mark.parametrize("gate", Gate)
+# Half a unit in the last place of each type, with a little for float32's own operations.
+ROUNDING = {torch.float16: 6e-4, torch.bfloat16: 5e-3}
+# In the serial and in the parallel range of a CPU's rows, and of one block of a program and of several.
+SHAPES = [(1, 1), *(pytest.param(*shape, marks=slow) for shape in ((2, 63), (3, 7), (7, 64), (2, 129))), (8, 100)]
+SHAPES += [(2, 1025), pytest.param(33, 1000, marks=slow)]
 
 
-@pytest.mark.parametrize("gate", Gate)
-@pytest.mark.parametrize(("num_tokens", "width"), [(1, 1), (3, 7), (7, 64), (8, 100), (33, 1000)])
-def test_gate_and_multiply_equals_the_reference(num_tokens, width, gate):
-    """In the serial and in the parallel range of rows, for ordinary and for large gates."""
-    generator = torch.Generator().manual_seed(0)
-    gate_up = torch.randn(num_tokens, 2 * width, generator=generator)
-    gate_up[:, :width] *= torch.logspace(-3, 2, width)
-    # GELU's gate comes close to zero far left, where only its distance from zero matters.
-    bounds = {"rtol": 1e-6, "atol": 1e-30} if gate is Gate.SILU else {"rtol": 2e-6, "atol": 1e-6}
-    expected = reference.gate_and_multiply(gate_up, gate)
-    torch.testing.assert_close(gate_and_multiply(gate_up, gate), expected, **bounds)
+@GATES
+@pytest.mark.parametrize(("num_tokens", "width"), SHAPES)
+def test_gate_and_multiply_equals_the_reference(place, dtype, num_tokens, width, gate):
+    """For ordinary and for large gates."""
+    gate_up = normal(num_tokens, 2 * width)
+    gate_up[:, :width] *= torch.logspace(-3, 2 if dtype == torch.float32 else 1.5, width)
+    gate_up = gate_up.to(dtype)
+    ours = gate_and_multiply(place(gate_up), gate).cpu()
+    bounds = {"rtol": ROUNDING.get(dtype), "atol": ROUNDING.get(dtype, 0) * 0.1}
+    if dtype == torch.float32:
+        # GELU's gate comes close to zero far left, where only its distance from zero matters.
+        bounds = {"rtol": 1e-6, "atol": 1e-30} if gate is Gate.SILU else {"rtol": 2e-6, "atol": 1e-6}
+    torch.testing.assert_close(ours.float(), reference.gate_and_multiply(gate_up, gate), **bounds)
 
 
-@pytest.mark.parametrize("gate", Gate)
-def test_an_element_has_the_same_bits_in_any_batch(gate):
-    gate_up = torch.randn(20, 66, generator=torch.Generator().manual_seed(1))
-    rows = [gate_and_multiply(row[None].clone(), gate) for row in gate_up]
-    assert torch.equal(torch.cat(rows), gate_and_multiply(gate_up, gate))
+@GATES
+def test_an_element_has_the_same_bits_in_any_batch(place, exact, gate):
+    gate_up = normal(20, 66, seed=1).to(exact)
+    rows = [gate_and_multiply(place(row[None]), gate) for row in gate_up]
+    assert torch.equal(torch.cat(rows), gate_and_multiply(place(gate_up), gate))
 
 
-@pytest.mark.parametrize("gate", Gate)
-def test_gates_beyond_the_range_of_exp_saturate(gate):
+@GATES
+def test_gates_beyond_the_range_of_exp_saturate(place, device, gate):
+    wide = torch.bfloat16 if device.type == "cuda" else torch.float32
     gates = torch.tensor([-1e30, -200.0, 200.0, 1e30, float("nan")])
-    out = gate_and_multiply(torch.cat((gates, torch.full((5,), 2.0)))[None], gate)[0]
-    assert out[:4].tolist() == [-0.0, -0.0, 400.0, torch.tensor(2e30).item()]
+    given = torch.cat((gates, torch.full((5,), 2.0)))[None].to(wide)
+    out = gate_and_multiply(place(given), gate)[0].cpu()
+    assert out[:4].tolist() == [-0.0, -0.0, 400.0, 2 * given[0, 3].item()]
     assert out[4].isnan()
+
+
+def test_softcap_equals_the_reference(place, dtype):
+    """In place, for values far below the cap and far beyond it; NaN stays NaN."""
+    x = (normal(3, 1025, seed=2) * torch.logspace(-3, 3, 1025)).to(dtype)
+    x[1, 7] = float("nan")
+    ours = place(x)
+    softcap(ours, 30.0)
+    rounding = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
+    expected = reference.softcap(x, 30.0)
+    torch.testing.assert_close(ours.cpu().float(), expected, rtol=rounding, atol=0, equal_nan=True)
+
+
+def test_no_rows_give_no_rows(place, exact):
+    none = place(torch.zeros(0, 8).to(exact))
+    assert gate_and_multiply(none, Gate.SILU).shape == (0, 4)
+    softcap(none, 1.0)
 
 
 def test_an_odd_width_is_refused():
     with pytest.raises(KernelArgumentError, match="even width"):
         gate_and_multiply(torch.zeros(1, 3), Gate.SILU)
-
-
-def test_softcap_equals_the_reference():
-    """In place, for values far below the cap and far beyond it."""
-    x = torch.randn(3, 101, generator=torch.Generator().manual_seed(2)) * torch.logspace(-3, 3, 101)
-    expected = reference.softcap(x, 30.0)
-    softcap(x, 30.0)
-    torch.testing.assert_close(x, expected, rtol=1e-6, atol=0)
 
 
 def test_a_cap_of_nothing_is_refused():

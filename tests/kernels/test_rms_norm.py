@@ -1,4 +1,4 @@
-"""rms_norm: right against float64, invariant, and the residual is replaced by the sum."""
+"""rms_norm: right against float64, invariant, and the residual is replaced by the sum; of rows and of heads."""
 
 import pytest
 import torch
@@ -7,32 +7,50 @@ from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.rms_norm import reference, rms_norm, rms_norm_heads
 from paceline_kernels.testing.tensors import normal
 
-
-@pytest.mark.parametrize(("num_tokens", "hidden"), [(1, 1), (3, 7), (31, 63), (32, 100), (33, 576)])
-def test_rms_norm_equals_the_reference(num_tokens, hidden):
-    x, weight = normal(num_tokens, hidden), normal(hidden, seed=1)
-    torch.testing.assert_close(rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("num_tokens", [1, 5, 40])
-def test_with_a_residual_the_sum_is_normalised_and_kept(num_tokens):
-    x, residual, weight = normal(num_tokens, 50), normal(num_tokens, 50, seed=1), normal(50, seed=2)
-    before, expected_sum = x.clone(), residual + x
-    out = rms_norm(x, weight, 1e-5, residual=residual)
-    assert torch.equal(residual, expected_sum)
-    assert torch.equal(x, before)
-    assert torch.equal(out, rms_norm(expected_sum, weight, 1e-5))
+slow = pytest.mark.slow
+# Half a unit in the last place of each type, with a little for float32's own sums.
+ROUNDING = {torch.float16: 6e-4, torch.bfloat16: 5e-3, torch.float32: 3e-6}
+SHAPES = [(1, 1), (3, 63), *(pytest.param(*shape, marks=slow) for shape in ((3, 7), (3, 100), (3, 129), (31, 63)))]
+SHAPES += [pytest.param(*shape, marks=slow) for shape in ((33, 576), (3, 1025))]
 
 
-def test_a_row_has_the_same_bits_in_any_batch():
-    x, weight = normal(70, 577), normal(577, seed=1)
-    together = rms_norm(x, weight, 1e-5)
-    assert torch.equal(torch.cat([rms_norm(row[None].clone(), weight, 1e-5) for row in x]), together)
-    assert torch.equal(rms_norm(x[3:20].clone(), weight, 1e-5), together[3:20])
+def assert_close(ours, expected):
+    """Equal but for the rounding of our type."""
+    bound = ROUNDING[ours.dtype]
+    torch.testing.assert_close(ours.cpu().float(), expected.float(), rtol=bound, atol=bound * 0.1)
 
 
-def test_a_row_of_zeros_stays_zero():
-    assert torch.equal(rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-5), torch.zeros(2, 8))
+@pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
+def test_rms_norm_equals_the_reference(place, dtype, num_tokens, hidden):
+    x, weight = normal(num_tokens, hidden, dtype=dtype), normal(hidden, dtype=dtype, seed=1)
+    assert_close(rms_norm(place(x), place(weight), 1e-5), reference.rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "hidden"),
+    [(1, 1), (5, 63), pytest.param(2, 129, marks=slow), pytest.param(2, 1025, marks=slow), (40, 50)],
+)
+def test_with_a_residual_the_sum_is_kept_and_normalised_as_it_is_kept(place, dtype, num_tokens, hidden):
+    x, residual = (normal(num_tokens, hidden, dtype=dtype, seed=seed) for seed in range(2))
+    ours, kept, weight = place(x), place(residual), place(normal(hidden, dtype=dtype, seed=2))
+    out = rms_norm(ours, weight, 1e-5, residual=kept)
+    assert torch.equal(kept.cpu(), residual + x)
+    assert torch.equal(ours.cpu(), x)
+    assert torch.equal(out, rms_norm(kept, weight, 1e-5))
+
+
+def test_a_row_has_the_same_bits_in_any_batch(place, backend, dtype):
+    """A CPU shares many rows out among threads; a GPU has a program for each."""
+    x, weight = normal(4 if backend.is_gpu else 70, 129, dtype=dtype), place(normal(129, dtype=dtype, seed=1))
+    together = rms_norm(place(x), weight, 1e-5)
+    assert torch.equal(torch.cat([rms_norm(place(row[None]), weight, 1e-5) for row in x]), together)
+    assert torch.equal(rms_norm(place(x[2:20]), weight, 1e-5), together[2:20])
+
+
+def test_a_row_of_zeros_stays_zero_and_no_rows_stay_none(place, exact):
+    weight = place(torch.ones(8).to(exact))
+    assert torch.equal(rms_norm(place(torch.zeros(2, 8).to(exact)), weight, 1e-5).cpu(), torch.zeros(2, 8).to(exact))
+    assert rms_norm(place(torch.zeros(0, 8).to(exact)), weight, 1e-5).shape == (0, 8)
 
 
 def test_a_residual_of_another_shape_is_refused():
@@ -40,16 +58,29 @@ def test_a_residual_of_another_shape_is_refused():
         rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-5, residual=torch.zeros(3, 8))
 
 
-@pytest.mark.parametrize("num_tokens", [1, 40])
-def test_heads_are_normalised_each_by_itself(num_tokens):
-    qkv, query, key = normal(num_tokens, 7, 20), normal(20, seed=1), normal(20, seed=2)
-    expected = reference.rms_norm_heads(qkv, query, key, 2, 1e-5)
-    alone = qkv[:1].clone()
-    rms_norm_heads(alone, query, key, 2, 1e-5)
-    rms_norm_heads(qkv, query, key, 2, 1e-5)
-    torch.testing.assert_close(qkv, expected, rtol=1e-5, atol=1e-6)
-    assert torch.equal(qkv[:, 5:], expected[:, 5:])
-    assert torch.equal(alone, qkv[:1])
+def test_a_row_that_no_program_can_hold_is_refused(gpu, place, exact):
+    """Rather than normalised in parts."""
+    with pytest.raises(KernelArgumentError, match="hidden must be at most 16384 on a GPU, not 20000"):
+        rms_norm(place(torch.zeros(1, 20_000).to(exact)), place(torch.zeros(20_000).to(exact)), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_heads", "num_kv_heads", "head_dim"),
+    [
+        (2, 3, 1, 63),
+        (40, 3, 2, 20),
+        *(pytest.param(*shape, marks=slow) for shape in ((2, 17, 2, 64), (2, 2, 1, 100))),
+    ],
+)
+def test_heads_are_normalised_each_by_itself(place, dtype, num_tokens, num_heads, num_kv_heads, head_dim):
+    qkv = normal(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    query, key = (normal(head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
+    ours, alone = place(qkv), place(qkv[:1])
+    for each in (ours, alone):
+        rms_norm_heads(each, place(query), place(key), num_kv_heads, 1e-5)
+    assert_close(ours, reference.rms_norm_heads(qkv, query, key, num_kv_heads, 1e-5))
+    assert torch.equal(ours[:, -num_kv_heads:].cpu(), qkv[:, -num_kv_heads:])
+    assert torch.equal(alone, ours[:1])
 
 
 def test_heads_that_do_not_fit_their_norms_are_refused():

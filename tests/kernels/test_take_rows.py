@@ -1,33 +1,35 @@
-"""take_rows copies rows and refuses indices that name none."""
+"""take_rows copies rows; of indices that name none a CPU refuses those that are no padding."""
 
 import pytest
 import torch
 
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.take_rows import reference, take_rows
+from paceline_kernels.testing.tensors import int32, normal
 
 
-def test_take_rows_equals_the_reference():
-    table = torch.randn(11, 5, generator=torch.Generator().manual_seed(0))
-    indices = torch.tensor([10, 0, 3, 3, 7], dtype=torch.int32)
-    assert torch.equal(take_rows(table, indices), reference.take_rows(table, indices))
-    assert torch.equal(take_rows(table, indices, 3.0), reference.take_rows(table, indices, 3.0))
-
-
-def test_padding_gives_nan():
-    table = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("width", [1, pytest.param(63, marks=pytest.mark.slow), 2049])
+def test_take_rows_equals_the_reference(place, dtype, width):
+    """Padding gives NaN."""
+    table, indices = normal(11, width, dtype=dtype), int32(10, 0, 3, 3, -1, 7)
     for scale in (1.0, 3.0):
-        ours = take_rows(table, torch.tensor([-1, 2], dtype=torch.int32), scale)
-        assert ours[0].isnan().all()
-        assert torch.equal(ours[1], table[2] * scale)
+        ours = take_rows(place(table), place(indices), scale).cpu()
+        torch.testing.assert_close(ours, reference.take_rows(table, indices, scale), rtol=0, atol=0, equal_nan=True)
 
 
-def test_no_indices_give_no_rows():
-    assert take_rows(torch.zeros(3, 5), torch.zeros(0, dtype=torch.int32)).shape == (0, 5)
+def test_no_indices_give_no_rows(place, exact):
+    assert take_rows(place(torch.zeros(3, 5).to(exact)), place(int32())).shape == (0, 5)
 
 
 @pytest.mark.parametrize("index", [-2, 3, 2**31 - 1])
-def test_an_index_outside_of_the_table_is_refused(index):
+def test_an_index_outside_of_the_table_is_refused_on_a_cpu(index):
     """It neither wraps around nor reads what lies behind."""
     with pytest.raises(KernelArgumentError, match="indices must be 0 to 2"):
-        take_rows(torch.zeros(3, 5), torch.tensor([0, index], dtype=torch.int32))
+        take_rows(torch.zeros(3, 5), int32(0, index))
+
+
+@pytest.mark.parametrize("index", [-2, 3, 2**31 - 1])
+def test_an_index_outside_of_the_table_gives_nan_on_a_gpu(gpu, place, exact, index):
+    """That row alone: a request fails, its neighbours do not."""
+    out = take_rows(place(torch.ones(3, 5).to(exact)), place(int32(0, index)))
+    assert out.isnan().all(dim=1).tolist() == [False, True]

@@ -7,21 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_kernels.clock import new_clock, stamp
-from paceline_kernels.clock import triton as clock_kernels
-from paceline_kernels.devices import cpu_stands_for_gpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.plan_ring import PlanRing, PlanWriter, new_plan_ring, read_plan, reference, write_words
-from paceline_kernels.plan_ring import triton as kernels
-from paceline_kernels.testing.bounds import BoundedMemory
+from paceline_kernels.testing.tensors import placed
 
 MAX_PLANNED, MAX_WORDS, NUM_WORDS = 20, 40, 50
 
 
 @pytest.fixture(autouse=True)
-def _small_programs(monkeypatch):
+def _small_programs(is_gpu, monkeypatch):
     """So that every loop goes round more than once."""
-    monkeypatch.setattr(kernels, "_PROGRAMS", 2)
-    monkeypatch.setattr(kernels, "_BLOCK", 4)
+    if is_gpu:
+        monkeypatch.setattr("paceline_kernels.plan_ring.triton._PROGRAMS", 2)
+        monkeypatch.setattr("paceline_kernels.plan_ring.triton._BLOCK", 4)
 
 
 def int32(values):
@@ -34,12 +32,10 @@ def number_of(step):
     return torch.tensor([step], dtype=torch.int64)
 
 
-def ring_on(memory, device, num_slots):
-    """A ring that the host may write and a kernel read, and what a test may read of it."""
+def ring_on(place, device, num_slots):
+    """A ring that the host may write and an operation read, and what a test may read of it."""
     ring = new_plan_ring(num_slots, MAX_PLANNED, MAX_WORDS, pinned=device.type == "cuda")
-    if device.type == "cuda":
-        return ring
-    return PlanRing(*(memory.place(getattr(ring, name)) for name in PlanRing.__dataclass_fields__))
+    return ring if device.type == "cuda" else placed(place, ring)
 
 
 PLACES = st.integers(-3, NUM_WORDS + 3)
@@ -52,40 +48,34 @@ STEPS = st.lists(st.tuples(ROWS, CHANGES, st.integers(1, MAX_PLANNED)), min_size
 
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)  # on a GPU the first one compiles
 @given(steps=STEPS, num_slots=st.integers(1, 3), first=st.sampled_from([0, 1, 2**31 - 2, 2**40]))
-def test_every_step_is_planned_as_it_was_written(device, steps, num_slots, first):
-    memory = BoundedMemory(device)
-    ring = ring_on(memory, device, num_slots)
-    writer = PlanWriter(ring)
-    expected_words = torch.arange(NUM_WORDS, dtype=torch.int32)
-    words, cpu_words = memory.place(expected_words), expected_words.clone()
-    clock, cpu_clock = memory.place(torch.tensor([-1, -1])), torch.tensor([-1, -1])
-    for step, (rows, changes, num_planned) in enumerate(steps, first):
-        planned, changed = int32(rows).reshape(-1, 2), int32(changes).reshape(-1, 2)
-        writer.write(step, *planned.T, *changed.T)
-        expected = reference.read_plan(ring, number_of(step), expected_words, num_planned)
-        ours = kernels.read_plan(ring, memory.place(number_of(step)), words, num_planned, clock)
-        cpus = read_plan(ring, number_of(step), cpu_words, num_planned, cpu_clock)
-        assert ours.rows.tolist() == cpus.rows.tolist() == expected.rows.tolist()
-        assert ours.num_tokens.tolist() == cpus.num_tokens.tolist() == expected.num_tokens.tolist()
-        assert words.tolist() == cpu_words.tolist() == expected_words.tolist()
-    for times in (clock.tolist(), cpu_clock.tolist()):
-        assert times[0] > 0
-        assert times[1] == -1
-    assert memory.margins_are_untouched()
+def test_every_step_is_planned_as_it_was_written(backend, steps, num_slots, first):
+    with backend.memory() as place:
+        ring = ring_on(place, backend.device, num_slots)
+        writer = PlanWriter(ring)
+        expected_words = torch.arange(NUM_WORDS, dtype=torch.int32)
+        words, clock = place(expected_words), place(torch.tensor([-1, -1]))
+        for step, (rows, changes, num_planned) in enumerate(steps, first):
+            planned, changed = int32(rows).reshape(-1, 2), int32(changes).reshape(-1, 2)
+            writer.write(step, *planned.T, *changed.T)
+            expected = reference.read_plan(ring, number_of(step), expected_words, num_planned)
+            ours = read_plan(ring, place(number_of(step)), words, num_planned, clock)
+            assert ours.rows.tolist() == expected.rows.tolist()
+            assert ours.num_tokens.tolist() == expected.num_tokens.tolist()
+            assert words.tolist() == expected_words.tolist()
+        assert clock[0] > 0
+        assert clock[1] == -1
 
 
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)
 @given(changes=CHANGES)
-def test_words_without_a_slot_are_written_alike(device, changes):
-    memory = BoundedMemory(device)
+def test_words_without_a_slot_are_written_alike(backend, changes):
     places, values = torch.from_numpy(int32(changes).reshape(-1, 2).T.copy())
     expected = torch.arange(NUM_WORDS, dtype=torch.int32)
-    words, cpu_words = memory.place(expected), expected.clone()
-    kernels.write_words(words, memory.place(places), memory.place(values))
-    write_words(cpu_words, places, values)
-    reference.write_words(expected, places, values)
-    assert words.tolist() == cpu_words.tolist() == expected.tolist()
-    assert memory.margins_are_untouched()
+    with backend.memory() as place:
+        words = place(expected)
+        write_words(words, place(places), place(values))
+        reference.write_words(expected, places, values)
+        assert words.tolist() == expected.tolist()
 
 
 def test_a_step_says_what_is_planned_and_what_has_changed():
@@ -98,16 +88,11 @@ def test_a_step_says_what_is_planned_and_what_has_changed():
     assert ring.counts.tolist() == [[0, 0], [3, 2]]
 
 
-def test_time_goes_on_from_stamp_to_stamp(device):
-    memory = BoundedMemory(device)
-    for clock, run in (
-        (memory.place(new_clock(torch.device("cpu"))), clock_kernels.stamp),
-        (new_clock(torch.device("cpu")), stamp),
-    ):
-        run(clock, 1)
-        run(clock, 0)
-        assert clock[0] >= clock[1] > 0
-    assert memory.margins_are_untouched()
+def test_time_goes_on_from_stamp_to_stamp(place):
+    clock = place(new_clock(torch.device("cpu")))
+    stamp(clock, 1)
+    stamp(clock, 0)
+    assert clock[0] >= clock[1] > 0
 
 
 def test_what_does_not_fit_a_slot_is_refused():
@@ -138,17 +123,3 @@ def test_what_cannot_be_read_is_refused():
         write_words(words.to("meta"), words, words)
     with pytest.raises(UnsupportedDeviceError, match="stamp has no implementation for device 'meta'"):
         stamp(clock.to("meta"), 0)
-
-
-def test_a_cpu_that_stands_for_a_gpu_takes_its_kernels(device):
-    """The whole way, as a runner goes it."""
-    if device.type != "cpu":
-        pytest.skip("kernels are compiled here")
-    ring, words, clock = new_plan_ring(1, 2, 3, pinned=False), torch.zeros(4, dtype=torch.int32), torch.zeros(2).long()
-    PlanWriter(ring).write(0, int32([1]), int32([5]), int32([3]), int32([8]))
-    with cpu_stands_for_gpu():
-        plan = read_plan(ring, number_of(0), words, 2, clock)
-        write_words(words, *torch.tensor([[0], [9]]).int())
-        stamp(clock, 1)
-    assert (plan.rows.tolist(), plan.num_tokens.tolist(), words.tolist()) == ([1, -1], [5, 0], [9, 0, 0, 8])
-    assert 0 < clock[0] <= clock[1]

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from paceline_kernels.draws import Advanced, DrawInputs, RowFinish
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.result_ring import ResultRing, RingReader, new_ring, reference, write_results
-from paceline_kernels.result_ring import triton as kernels
 from paceline_kernels.sampling import SampleOutcome, Samples, SamplingParameters
-from paceline_kernels.testing.bounds import BoundedMemory
 from paceline_kernels.testing.tensors import int32, placed
 
 MAX_PLANNED, MAX_DRAWS, MAX_LOGPROBS = 20, 60, 3
@@ -25,10 +23,11 @@ CLOCK = torch.tensor([11, 2**40])
 
 
 @pytest.fixture(autouse=True)
-def _few_at_a_time(monkeypatch):
+def _few_at_a_time(is_gpu, monkeypatch):
     """So that every loop goes round more than once."""
-    monkeypatch.setattr(kernels, "_ROWS_AT_A_TIME", 4)
-    monkeypatch.setattr(kernels, "_TOPS_AT_A_TIME", 16)
+    if is_gpu:
+        monkeypatch.setattr("paceline_kernels.result_ring.triton._ROWS_AT_A_TIME", 4)
+        monkeypatch.setattr("paceline_kernels.result_ring.triton._TOPS_AT_A_TIME", 16)
 
 
 @dataclasses.dataclass
@@ -68,10 +67,10 @@ def columns_of(rows, num_draws, num_logprobs=2):
     return Advanced(int32(*(row.num_accepted for row in rows)), finish), draws, samples
 
 
-def ring_on(memory, device, num_slots):
-    """A ring that a kernel may write and the host may read."""
+def ring_on(place, device, num_slots):
+    """A ring that an operation may write and the host may read."""
     ring = new_ring(num_slots, MAX_PLANNED, MAX_DRAWS, MAX_LOGPROBS, pinned=device.type == "cuda")
-    return ring if device.type == "cuda" else placed(memory.place, ring)
+    return ring if device.type == "cuda" else placed(place, ring)
 
 
 def number_of(step):
@@ -79,11 +78,11 @@ def number_of(step):
     return torch.tensor([step], dtype=torch.int64)
 
 
-def written(memory, device, ring, step, columns, *, with_logprobs=False):
+def written(place, device, ring, step, columns, *, with_logprobs=False):
     """One step's results, in the ring; returns what is the next step for the device."""
-    number = memory.place(number_of(step))
-    columns = [placed(memory.place, column) for column in columns]
-    kernels.write_results(ring, number, *columns, memory.place(CLOCK), with_logprobs=with_logprobs)
+    number = place(number_of(step))
+    columns = [placed(place, column) for column in columns]
+    write_results(ring, number, *columns, place(CLOCK), with_logprobs=with_logprobs)
     if device.type == "cuda":
         torch.cuda.synchronize()
     return int(number)
@@ -127,34 +126,30 @@ STEPS = st.lists(st.lists(planned_rows(), min_size=1, max_size=MAX_PLANNED - 5),
     first=st.sampled_from([0, 1, 2**31 - 2, 2**40]),
     num_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
 )
-def test_every_step_is_read_as_it_was_until_its_slot_is_written_again(device, steps, num_slots, first, num_logprobs):
-    memory, with_logprobs = BoundedMemory(device), num_logprobs is not None
-    expected, cpus = (new_ring(num_slots, MAX_PLANNED, MAX_DRAWS, MAX_LOGPROBS, pinned=False) for _ in range(2))
-    ring = ring_on(memory, device, num_slots)
-    reader = RingReader(ring)
-    expected_number, cpu_number = number_of(first), number_of(first)
-    for step, rows in enumerate(steps, first):
-        columns = columns_of(rows, sum(len(row.drawn) for row in rows), num_logprobs or 0)
-        assert not reader.has_step(step)
-        next_step = written(memory, device, ring, step, columns, with_logprobs=with_logprobs)
-        reference.write_results(expected, expected_number, *columns, CLOCK, with_logprobs=with_logprobs)
-        write_results(cpus, cpu_number, *columns, CLOCK, with_logprobs=with_logprobs)
-        assert next_step == int(expected_number) == int(cpu_number) == step + 1
-        assert_same(ring, expected)
-        assert_same(cpus, expected)
-        for back in range(min(num_slots, step - first + 1)):
-            landed = steps[step - first - back]
-            assert_read(reader.results_of(step - back, len(landed)), landed)
-    assert memory.margins_are_untouched()
+def test_every_step_is_read_as_it_was_until_its_slot_is_written_again(backend, steps, num_slots, first, num_logprobs):
+    with_logprobs = num_logprobs is not None
+    expected = new_ring(num_slots, MAX_PLANNED, MAX_DRAWS, MAX_LOGPROBS, pinned=False)
+    with backend.memory() as place:
+        ring, expected_number = ring_on(place, backend.device, num_slots), number_of(first)
+        reader = RingReader(ring)
+        for step, rows in enumerate(steps, first):
+            columns = columns_of(rows, sum(len(row.drawn) for row in rows), num_logprobs or 0)
+            assert not reader.has_step(step)
+            next_step = written(place, backend.device, ring, step, columns, with_logprobs=with_logprobs)
+            reference.write_results(expected, expected_number, *columns, CLOCK, with_logprobs=with_logprobs)
+            assert next_step == int(expected_number) == step + 1
+            assert_same(ring, expected)
+            for back in range(min(num_slots, step - first + 1)):
+                landed = steps[step - first - back]
+                assert_read(reader.results_of(step - back, len(landed)), landed)
 
 
-def test_log_probabilities_are_those_of_the_tokens_taken(device):
+def test_log_probabilities_are_those_of_the_tokens_taken(place, device):
     """In their order, as many of the best as samples have; none where none are asked for."""
     rows = [Row((5, 6, 7), 1), Row((), 0), Row((8, 9), 2)]
-    memory, columns = BoundedMemory(device), columns_of(rows, 6, 2)
-    ring = ring_on(memory, device, 2)
-    written(memory, device, ring, 0, columns, with_logprobs=True)
-    written(memory, device, ring, 1, columns)
+    columns, ring = columns_of(rows, 6, 2), ring_on(place, device, 2)
+    written(place, device, ring, 0, columns, with_logprobs=True)
+    written(place, device, ring, 1, columns)
     told, silent = (RingReader(ring).results_of(step, 3) for step in (0, 1))
     samples, taken = columns[2], [0, 3, 4]
     assert told.token_ids.tolist() == silent.token_ids.tolist() == samples.token_ids[taken].tolist()
@@ -165,7 +160,7 @@ def test_log_probabilities_are_those_of_the_tokens_taken(device):
     assert told.top_logprobs[:, 2].tolist() == silent.logprobs.tolist() == [0, 0, 0]
 
 
-def test_a_row_is_told_why_its_draw_failed_and_only_in_that_step(device):
+def test_a_row_is_told_why_its_draw_failed_and_only_in_that_step(place, device):
     rows = [
         Row((5, 6, 7), 1, RowFinish.ERROR, SampleOutcome.NOT_FINITE),
         Row((8,), 0, RowFinish.ERROR, SampleOutcome.NOTHING_LEFT),
@@ -173,9 +168,8 @@ def test_a_row_is_told_why_its_draw_failed_and_only_in_that_step(device):
         Row((9, 9), 1, RowFinish.GOES_ON, SampleOutcome.NOT_FINITE),
         Row(),
     ]
-    memory = BoundedMemory(device)
-    ring = ring_on(memory, device, 2)
-    written(memory, device, ring, 3, columns_of(rows, 9))
+    ring = ring_on(place, device, 2)
+    written(place, device, ring, 3, columns_of(rows, 9))
     results = RingReader(ring).results_of(3, 5)
     assert results.problems.tolist() == [1, 2, 0, 0, 0]
     assert results.token_ids.tolist() == [5, 9]

@@ -11,18 +11,17 @@ from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_kernels.draws import RowDraws, RowFinish
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.prompt_lookup import lookup_drafts, reference
-from paceline_kernels.prompt_lookup import triton as kernels
 from paceline_kernels.step_inputs import PlanColumns, RowState
-from paceline_kernels.testing.bounds import BoundedMemory
 from paceline_kernels.testing.tensors import int32, placed
 
 MAX_TOKENS = 40
 
 
 @pytest.fixture(autouse=True)
-def _few_at_a_time(monkeypatch):
+def _few_at_a_time(is_gpu, monkeypatch):
     """So that every loop goes round more than once."""
-    monkeypatch.setattr(kernels, "_BLOCK", 16)
+    if is_gpu:
+        monkeypatch.setattr("paceline_kernels.prompt_lookup.triton._BLOCK", 16)
 
 
 def columns_of(rows):
@@ -38,19 +37,15 @@ def columns_of(rows):
     return state, RowDraws(ints, num_known, ints, ends, nothing, ints, nothing, nothing, nothing.long(), ints)
 
 
-def drafts_of(memory, rows, planned, max_drafts, min_chance=0.0):
-    """Kernel and CPU write what the reference writes; returns the drafts of each row."""
+def drafts_of(place, rows, planned, max_drafts, min_chance=0.0):
+    """What is written is what the reference writes; returns the drafts of each row."""
     columns = (*columns_of(rows), PlanColumns(int32(*(row for row, _ in planned)), int32(*(n for _, n in planned))))
-    there, here = ([placed(put, each) for each in columns] for put in (memory.place, torch.clone))
-    chance = torch.tensor([min_chance])
-    kernels.lookup_drafts(*there, max_drafts, memory.place(chance))
-    lookup_drafts(*here, max_drafts, chance)
+    ours, chance = [placed(place, each) for each in columns], torch.tensor([min_chance])
+    lookup_drafts(*ours, max_drafts, place(chance))
     state, draws, plan = columns
     reference.lookup_drafts(state, draws, plan, max_drafts, chance)
-    for ours in (there[0], here[0]):
-        for name in RowState.__slots__:
-            assert torch.equal(getattr(ours, name).cpu(), getattr(state, name)), name
-    assert memory.margins_are_untouched()
+    for name in RowState.__slots__:
+        assert torch.equal(getattr(ours[0], name).cpu(), getattr(state, name)), name
     return [
         tokens[known:held].tolist()
         for tokens, known, held in zip(state.token_ids, draws.num_known.tolist(), state.num_held.tolist(), strict=True)
@@ -66,51 +61,61 @@ def rows_of_few_tokens(draw):
 
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)  # on a GPU the first one compiles
 @given(st.lists(rows_of_few_tokens(), min_size=1, max_size=4), st.data())
-def test_kernel_and_cpu_find_what_the_reference_finds(device, rows, data):
+def test_any_rows_have_the_drafts_that_the_reference_finds(backend, rows, data):
     order = data.draw(st.permutations(range(-1, len(rows))))
     planned = [(row, data.draw(st.integers(0, MAX_TOKENS))) for row in order]
     min_chance = data.draw(st.sampled_from([0.0, 0.31, 0.57, 0.83]))
-    drafts_of(BoundedMemory(device), rows, planned, data.draw(st.integers(1, 9)), min_chance)
+    with backend.memory() as place:
+        drafts_of(place, rows, planned, data.draw(st.integers(1, 9)), min_chance)
 
 
-def drafts(device, known, num_drafts, max_drafts=8, min_chance=0.0):
+def drafts(place, known, num_drafts, max_drafts=8, min_chance=0.0):
     """Of a row that decodes."""
-    (found,) = drafts_of(BoundedMemory(device), [(known, 1, 0)], [(0, 1 + num_drafts)], max_drafts, min_chance)
+    (found,) = drafts_of(place, [(known, 1, 0)], [(0, 1 + num_drafts)], max_drafts, min_chance)
     return found
 
 
-def test_the_longest_match_counts_and_of_equal_ones_the_latest(device):
+def test_the_longest_match_counts_and_of_equal_ones_the_latest(place):
     """What follows 1 2 3 is taken rather than what follows 2 3; of 8 8 9 and 8 8 7 the latter."""
-    assert drafts(device, [1, 2, 3, 4, 5, 0, 2, 3, 6, 1, 2, 3], 2) == [4, 5]
-    assert drafts(device, [8, 8, 9, 8, 8, 7, 8, 8], 1) == [7]
+    assert drafts(place, [1, 2, 3, 4, 5, 0, 2, 3, 6, 1, 2, 3], 2) == [4, 5]
+    assert drafts(place, [8, 8, 9, 8, 8, 7, 8, 8], 1) == [7]
 
 
-def test_what_repeats_goes_on_repeating(device):
-    assert drafts(device, [5, 6, 5, 6], 5) == [5, 6, 5, 6, 5]
+def test_what_repeats_goes_on_repeating(place):
+    assert drafts(place, [5, 6, 5, 6], 5) == [5, 6, 5, 6, 5]
 
 
-def test_one_token_alike_is_no_match_and_a_full_row_has_no_room(device):
-    assert drafts(device, [1, 2, 1], 4) == drafts(device, [1], 4) == []
-    assert drafts(device, [3, 4] * (MAX_TOKENS // 2), 4) == []
-    assert drafts(device, [3, 4] * (MAX_TOKENS // 2 - 1), 4) == [3, 4]
+def test_one_token_alike_is_no_match_and_a_full_row_has_no_room(place):
+    assert drafts(place, [1, 2, 1], 4) == drafts(place, [1], 4) == []
+    assert drafts(place, [3, 4] * (MAX_TOKENS // 2), 4) == []
+    assert drafts(place, [3, 4] * (MAX_TOKENS // 2 - 1), 4) == [3, 4]
 
 
-def test_no_more_drafts_than_were_planned_and_none_before_the_end_of_what_is_known(device):
-    assert drafts(device, [7] * 9, 3) == [7] * 3
-    assert drafts(device, [7] * 9, 6, max_drafts=2) == [7] * 2
-    memory, row = BoundedMemory(device), ([7] * 9, 5, 0)
-    assert drafts_of(memory, [row, row, row], [(0, 4), (1, 5), (2, 6)], 8) == [[], [], [7]]
+def test_no_more_drafts_than_were_planned_and_none_before_the_end_of_what_is_known(place):
+    assert drafts(place, [7] * 9, 3) == [7] * 3
+    assert drafts(place, [7] * 9, 6, max_drafts=2) == [7] * 2
+    row = ([7] * 9, 5, 0)
+    assert drafts_of(place, [row, row, row], [(0, 4), (1, 5), (2, 6)], 8) == [[], [], [7]]
 
 
-@pytest.mark.parametrize("min_chance", [0.0, 1 / 14, 0.31, 0.57, 0.72, 0.91, 0.95])
-@pytest.mark.parametrize("length", [2, 3, 7, 13, 30])
-def test_as_many_are_worth_their_time_as_on_a_cpu(device, length, min_chance):
+LENGTHS, CHANCES = (2, 3, 7, 13, 30), (0.0, 1 / 14, 0.31, 0.57, 0.72, 0.91, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("length", "min_chance"),
+    [
+        pytest.param(length, chance, marks=[] if i % len(LENGTHS) == j else pytest.mark.slow)
+        for i, chance in enumerate(CHANCES)
+        for j, length in enumerate(LENGTHS)
+    ],
+)
+def test_as_many_are_worth_their_time_as_the_executors_drafter_finds(place, length, min_chance):
     """Of a row that has shown nothing yet: by the length of the match alone."""
     known = [7] * length if length > 15 else [*range(1, length + 1), 40, 41, 0, *range(1, length + 1)]
     row = WantingRow(0, np.array(known, dtype=np.int32), 8, np.zeros(0, dtype=np.int32), len(known))
     (expected,) = PromptLookup().draft(WantedDrafts([row], None, min_chance))
 
-    assert drafts(device, known, 8, min_chance=min_chance) == expected.tolist()
+    assert drafts(place, known, 8, min_chance=min_chance) == expected.tolist()
 
 
 def test_other_devices_and_other_shapes_are_refused():

@@ -49,7 +49,7 @@ def test_what_another_process_compiled_is_found():
     source = """
 import numpy as np
 from paceline_kernels.compiler import jit
-from tests.kernels.test_extern_calls import add_everywhere
+from tests.kernels.cpu.test_extern_calls import add_everywhere
 sums = np.zeros(3)
 with jit.only_kept():
     add_everywhere(sums, 2.0, 1)

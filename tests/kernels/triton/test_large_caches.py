@@ -23,7 +23,7 @@ _FEW = 4  # blocks of the caches that are compared with
 
 
 @pytest.fixture(autouse=True)
-def _needs_the_interpreter(device):
+def _needs_the_interpreter(gpu, device):
     if device.type != "cpu":
         pytest.skip("on a GPU this would be memory")
 
@@ -59,9 +59,9 @@ def attended(num_blocks, dtype, splits):
     return attention.paged_attention(query, keys, values, *rows, key_scales, value_scales, splits, 1, 20)
 
 
-@pytest.mark.parametrize(("dtype", "splits"), [(torch.float16, Splits.EVEN), (torch.int8, Splits.FIXED)], ids=str)
-def test_slots_behind_2_to_the_31_numbers_are_written_and_attended_to(dtype, splits):
-    assert torch.equal(attended(_MANY, dtype, splits), attended(_FEW, dtype, splits))
+@pytest.mark.parametrize(("cache_type", "splits"), [(torch.float16, Splits.EVEN), (torch.int8, Splits.FIXED)], ids=str)
+def test_slots_behind_2_to_the_31_numbers_are_written_and_attended_to(cache_type, splits):
+    assert torch.equal(attended(_MANY, cache_type, splits), attended(_FEW, cache_type, splits))
 
 
 def test_blocks_behind_2_to_the_31_words_are_copied():
