@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_kernels.compiler import jit
 from paceline_kernels.decoder import AuxHidden, Decoder, DecoderBatch, reference
 from paceline_kernels.testing.decoders import (
     HEAD_DIM,
@@ -227,7 +226,6 @@ def test_hidden_states_between_layers_are_those_of_the_reference(dtype, weights,
 
 @KINDS
 @DTYPES
-@pytest.mark.skipif(jit.max_threads() < 2, reason="one core")
 def test_the_number_of_threads_does_not_change_a_bit(dtype, threads, weights):
     """Threads share pieces out, never a sum; folding falls to whichever is last."""
     contexts = random_contexts(300, 280, 70)

@@ -90,7 +90,6 @@ def test_a_row_has_the_same_bits_alone_and_at_any_place_of_any_batch(weight_form
 
 
 @FORMATS
-@pytest.mark.skipif(jit.max_threads() < 2, reason="one core")
 def test_the_number_of_threads_does_not_change_a_bit(weight_format, threads):
     """Threads share tiles out, never a sum."""
     x, weight = rows(7, 96), random_packed_weight(100, 96, weight_format, seed=1)
