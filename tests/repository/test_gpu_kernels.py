@@ -66,6 +66,7 @@ def test_without_a_gpu_or_torch_one_line_says_so(capsys, monkeypatch):
     assert capsys.readouterr().out.endswith(" has no no_such_module\n")
 
 
+@pytest.mark.slow
 def test_a_rehearsal_checks_every_operation_on_the_cpu(tmp_path):
     folders = (ROOT / each for each in ("kernels", "tests/bench", "tests/support", "executor"))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}

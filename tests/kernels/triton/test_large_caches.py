@@ -59,7 +59,11 @@ def attended(num_blocks, dtype, splits):
     return attention.paged_attention(query, keys, values, *rows, key_scales, value_scales, splits, 1, 20)
 
 
-@pytest.mark.parametrize(("cache_type", "splits"), [(torch.float16, Splits.EVEN), (torch.int8, Splits.FIXED)], ids=str)
+@pytest.mark.parametrize(
+    ("cache_type", "splits"),
+    [(torch.float16, Splits.EVEN), pytest.param(torch.int8, Splits.FIXED, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_slots_behind_2_to_the_31_numbers_are_written_and_attended_to(cache_type, splits):
     assert torch.equal(attended(_MANY, cache_type, splits), attended(_FEW, cache_type, splits))
 
