@@ -1,19 +1,16 @@
 """What tests of an executor share: runners that are seen or hide, and fifty prompts of the default model."""
 
 import contextlib
-import json
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tokenizers import Tokenizer
 
+import real_model
 from hash_twin import TwinHashRunner
 from paceline_executor.speculation.drafter import TimedDrafter
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.testing.stepping import hidden, runners_seen_as
-from paceline_executor.weights import load_tokenizer
 
 
 @pytest.fixture(scope="module", params=["seen", "hidden", "twin"])
@@ -51,11 +48,5 @@ def default_model():
 
 @pytest.fixture(scope="session")
 def fifty_prompts(default_model):
-    """Token ids of prompts of many kinds: chats as the model's template would render them, texts as they are."""
-    tokenizer = Tokenizer.from_str(load_tokenizer(default_model).tokenizer_json.decode())
-    prompts = json.loads(Path(__file__).with_name("fifty_prompts.json").read_text(encoding="utf-8"))
-    texts = [
-        prompt.get("text") or f"<|im_start|>user\n{prompt['user']}<|im_end|>\n<|im_start|>assistant\n"
-        for prompt in prompts
-    ]
-    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    """Token ids."""
+    return real_model.fifty_prompts(default_model)
