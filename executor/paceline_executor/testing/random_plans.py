@@ -65,9 +65,12 @@ class Scheduler:
     max_num_drafts: of a row and step.
     """
 
-    def __init__(self, random: Random, requests: list[Request], max_num_drafts: int = 0) -> None:
+    def __init__(
+        self, random: Random, requests: list[Request], max_num_drafts: int = 0, limits: RowLimits = LIMITS
+    ) -> None:
         self.random = random
         self.max_num_drafts = max_num_drafts
+        self.limits = limits
         self.requests = {request.name: request for request in requests}
         self.waiting = list(requests)
         self.running: dict[int, Request] = {}
@@ -84,16 +87,16 @@ class Scheduler:
     @property
     def free_blocks(self) -> list[int]:
         held = {block for request in self.running.values() for block in request.blocks}
-        return [block for block in range(LIMITS.num_blocks) if block not in held]
+        return [block for block in range(self.limits.num_blocks) if block not in held]
 
     def plan(self) -> BatchPlan:
         self.step_id += 1
         finish, preempt = self._release()
-        free_rows = [row for row in range(LIMITS.num_rows) if row not in {**self.running, **self.leaving}]
+        free_rows = [row for row in range(self.limits.num_rows) if row not in {**self.running, **self.leaving}]
         sources = list(self.running.values())
         cells = _Cells()
         place = [self._place(row, sources, cells) for row in free_rows if self.waiting]
-        tagged = [block for block in range(LIMITS.num_blocks) if self.random.random() < 0.05]
+        tagged = [block for block in range(self.limits.num_blocks) if self.random.random() < 0.05]
         forget = [name for name in sorted(self.remembered) if self.random.random() < 0.1]
         self.remembered -= set(forget)
         scheduled = self._schedule(cells, place)
@@ -156,7 +159,7 @@ class Scheduler:
             request.num_expected, request.num_computed = len(request.output), state.num_computed_tokens
             request.finish = int(state.finish)
             # A copy too many does no harm.
-            request.is_last_block_shared = request.num_computed % LIMITS.block_size > 0
+            request.is_last_block_shared = request.num_computed % self.limits.block_size > 0
             if state.row is not None:
                 self.running[state.row] = request
         self.waiting = [r for r in self.requests.values() if r not in self.running.values() and not r.finish]
@@ -179,7 +182,7 @@ class Scheduler:
         request = self.waiting.pop(0)
         source = max(sources, key=request.num_in_common, default=request)
         request.num_computed, request.num_expected = 0, len(request.output)
-        num_shared, num_copied = divmod(request.num_in_common(source), LIMITS.block_size)
+        num_shared, num_copied = divmod(request.num_in_common(source), self.limits.block_size)
         request.blocks = source.blocks[:num_shared]
         cells.shared += [(row, i, block) for i, block in enumerate(request.blocks)]
         self.running[row] = request
@@ -194,7 +197,7 @@ class Scheduler:
             cells.copies.append((source.blocks[num_shared], free[0]))
             request.blocks = [*request.blocks, free[0]]
             request.num_computed = num_copied
-        request.num_computed += num_shared * LIMITS.block_size
+        request.num_computed += num_shared * self.limits.block_size
         return placement(
             row,
             request.prompt,
@@ -207,21 +210,22 @@ class Scheduler:
 
     def _num_drafts(self, request: Request, budget: int) -> int:
         num_known = len(request.prompt) + request.num_expected
-        room = min(request.max_tokens - request.num_expected, LIMITS.max_model_len - num_known) - 1
+        room = min(request.max_tokens - request.num_expected, self.limits.max_model_len - num_known) - 1
         return self.random.randint(0, max(0, min(self.max_num_drafts, room, budget)))
 
     def _schedule(self, cells: "_Cells", place: Sequence[NewRequest]) -> list[tuple[int, int, int]]:
         """Returns rows, how many tokens each computes, and how many of these are drafts."""
         scheduled: list[tuple[int, int, int]] = []
-        budget = LIMITS.max_num_batched_tokens
+        budget = self.limits.max_num_batched_tokens
         placed = [placement.row for placement in place]
         given_up: set[int] = set()
         for row, request in self.running.items():
-            is_over = request.num_expected >= request.max_tokens or request.num_ahead == 0
+            most = min(request.max_tokens, self.limits.max_model_len - len(request.prompt))
+            is_over = request.num_expected >= most or request.num_ahead == 0
             num_tokens = self.random.randint(0, min(request.num_ahead, budget))
             num_drafts = self._num_drafts(request, budget - num_tokens) if num_tokens == request.num_ahead else 0
             num_tokens += num_drafts if num_tokens else 0
-            needed = -(-(request.num_computed + num_tokens) // LIMITS.block_size) - len(request.blocks)
+            needed = -(-(request.num_computed + num_tokens) // self.limits.block_size) - len(request.blocks)
             free = [block for block in self.free_blocks if block not in given_up]
             needs_copy = request.is_last_block_shared
             if is_over or num_tokens == 0 or max(0, needed) + needs_copy > len(free) or (needs_copy and row in placed):

@@ -7,9 +7,9 @@ variants every prompt has every number.
 from dataclasses import replace
 from random import Random
 
-import numpy as np
 import pytest
 
+from drafting.serving import serve
 from paceline.plan.values import SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
@@ -21,8 +21,10 @@ from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.drafters import KnowingDrafter, UpTo, UselessDrafter, head_drafter
 from paceline_executor.testing.eagle3 import random_head
 from paceline_executor.testing.models import FirstLayers
-from paceline_executor.testing.plans import placement, plan
+from paceline_executor.testing.plans import placement
 from paceline_executor.weights import load_checkpoint
+
+pytestmark = pytest.mark.slow  # tiny models show the same in `test_drafts_change_no_token`
 
 NUM_TOKENS, MAX_DRAFTS, BLOCK_SIZE = 16, 8, 16
 NUMERICS = Numerics(WeightKind.PACKED, KvDtype.INT8)
@@ -94,36 +96,7 @@ def runner(new_runner):
 @pytest.fixture(scope="module")
 def plain(runner, limits, requests):
     """What comes of the requests without drafts."""
-    return served(runner, limits, requests, None, 0)[0]
-
-
-def served(runner, limits, requests, drafter, first):
-    """The tokens and log-probabilities of each request, and how many drafts were verified and right in all."""
-    engine = Engine(RowTable(limits, drafter), runner)
-    per_row = limits.num_blocks // limits.num_rows
-    cells = [(request.row, index, request.row * per_row + index) for request in requests for index in range(per_row)]
-    known = [request.prompt_token_ids.size for request in requests]
-    ends = [num + NUM_TOKENS for num in known]
-    outputs, ended, step_id, num_verified, num_right = [[] for _ in requests], set(), 0, 0, 0
-    logprobs = [[] for _ in requests]
-    while going := [row for row in range(len(requests)) if row not in ended]:
-        step_id += 1
-        chunks = [known[row] if step_id == 1 else 1 for row in going]
-        drafts = [min(1 + (row + first) % MAX_DRAFTS, ends[row] - known[row] - 1) if drafter else 0 for row in going]
-        scheduled = [(row, sum(each)) for row, *each in zip(going, chunks, drafts, strict=True)]
-        contents = {"place": requests, "grants": cells} if step_id == 1 else {}
-        step = plan(scheduled, step_id=step_id, drafts=drafts if drafter else (), **contents)
-        result = engine.collect(engine.launch(step))
-        tokens = iter(result.token_ids.tolist())
-        for row, num_accepted in zip(going, result.num_accepted.tolist(), strict=True):
-            outputs[row] += [next(tokens) for _ in range(num_accepted)]
-            known[row] += num_accepted
-        ended |= {row for row, finish in zip(going, result.finishes.tolist(), strict=True) if finish}
-        for told in result.logprobs:
-            logprobs[told.row] += zip(told.token_ids.tolist(), told.columns.logprobs.tolist(), strict=True)
-        num_verified += int(result.num_draft_tokens.sum())
-        num_right += int(np.maximum(result.num_accepted - 1, 0).sum())
-    return (outputs, logprobs), num_verified, num_right
+    return serve(Engine(RowTable(limits), runner), requests)[0]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +112,7 @@ def test_fifty_prompts_get_the_tokens_of_plain_decoding(
     """Greedy and at two temperatures, with rules and without, in one batch: one to eight drafts of every drafter."""
     chance = Random(first)  # noqa: S311  # reproducible on purpose
     answers = [
-        [*request.prompt_token_ids.tolist(), *output] for request, output in zip(requests, plain[0], strict=True)
+        [*request.prompt_token_ids.tolist(), *outcome.tokens] for request, outcome in zip(requests, plain, strict=True)
     ]
     drafter = {
         "lookup": PromptLookup,
@@ -150,11 +123,12 @@ def test_fifty_prompts_get_the_tokens_of_plain_decoding(
         "layers": lambda: draft_model(new_runner(28), limits),
         "head": lambda: random_head_drafter(runner, checkpoint.config, limits, tmp_path),
     }[kind]()
-    outputs, num_verified, num_right = served(runner, limits, requests, drafter, first)
+    engine = Engine(RowTable(limits, drafter), runner)
+    outcomes, steps = serve(engine, requests, lambda row, _: 1 + (row + first) % MAX_DRAFTS)
     runner.observe_by(None)
-    assert outputs == plain
-    assert num_verified >= 100
-    assert (num_right > 20) == (kind not in ("useless", "wrong", "head"))
+    assert outcomes == plain
+    assert sum(step.verified for step in steps) >= 100
+    assert (sum(step.accepted for step in steps) > 20) == (kind not in ("useless", "wrong", "head"))
 
 
 def draft_model(runner, limits):

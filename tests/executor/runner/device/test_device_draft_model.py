@@ -1,4 +1,4 @@
-"""A draft model on a device, on its twin: it drafts what it drafts on a CPU, and first computes what it lacks."""
+"""A draft model on a device, on its twin: it first computes what it lacks, and drafts no further than it reaches."""
 
 from dataclasses import replace
 
@@ -8,98 +8,39 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_executor.device_numerics import TWIN_NUMERICS
+from drafting.serving import serve
+from drafting.targets import DEVICE_LIMITS, device_draft_model, device_runner
 from paceline_executor.link.engine import Engine
-from paceline_executor.models.layers import HostWeights
-from paceline_executor.models.llama import LlamaModel
-from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
-from paceline_executor.runner.cuda import DeviceRunner
-from paceline_executor.runner.device.buckets import buckets_of
-from paceline_executor.runner.device.draft_model import _shares, drafting_by_model
-from paceline_executor.runner.device.twin import TwinDevice
-from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
-from paceline_executor.speculation.draft_model import DraftModel
-from paceline_executor.testing.drafters import UpTo
+from paceline_executor.runner.device.draft_model import _shares
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
 from paceline_executor.testing.plans import GREEDY, placement, plan
-from paceline_executor.testing.random_plans import LIMITS as PLAIN_LIMITS
-from paceline_kernels.attention import Splits
 
-MAX_DRAFTS = 5
-LIMITS = replace(PLAIN_LIMITS, max_model_len=48, max_num_draft_tokens=MAX_DRAFTS)
+LIMITS = replace(DEVICE_LIMITS, max_model_len=48)
 CONFIG = replace(TINY_CONFIG, vocab_size=LIMITS.vocab_size)
 TARGET = RandomCheckpoint(CONFIG)
-FEW = (1, 2, 3)  # so that two models agree often enough
-SEEDED = replace(GREEDY, temperature=1.0, seed=7, allowed_token_ids=FEW)
-CELLS = [(0, cell, cell) for cell in range(LIMITS.max_blocks_per_row)]
-
-
-def drafting(checkpoint, max_model_len=LIMITS.max_model_len):
-    """By this model, with a KV cache of its own."""
-    model, device = LlamaModel(HostWeights(checkpoint), LIMITS.max_model_len), torch.device("cpu")
-    return drafting_by_model(model, checkpoint.config, TWIN_NUMERICS, LIMITS, max_model_len, Splits.EVEN, device)
+SEEDED = replace(GREEDY, temperature=1.0, seed=7, allowed_token_ids=(1, 2, 3))  # so that two models agree often enough
 
 
 def device_engine(checkpoint, **limits):
-    """On the twin."""
-    geometry = kv_geometry(CONFIG, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
-    runner = DeviceRunner(
-        TwinDevice(),
-        LlamaModel(HostWeights(TARGET), LIMITS.max_model_len),
-        allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv),
-        geometry,
-        LIMITS,
-        buckets=buckets_of(LIMITS.num_rows, LIMITS.max_num_batched_tokens, MAX_DRAFTS),
-        drafting=drafting(checkpoint, **limits),
-    )
-    runner.warm_up()
+    """On the twin, this model drafting."""
+    drafting = device_draft_model(checkpoint, LIMITS, **limits)
+    runner, _ = device_runner(drafting, checkpoint=TARGET, limits=LIMITS)
     return Engine(RowTable(LIMITS), runner)
 
 
-def cpu_engine(checkpoint):
-    """The same two models on the CPU."""
-    sizes = {"num_blocks": LIMITS.num_blocks, "block_size": LIMITS.block_size, "num_threads": 1}
-    drafter = DraftModel(
-        CpuRunner(checkpoint, **sizes),
-        max_model_len=LIMITS.max_model_len,
-        vocab_size=checkpoint.config.vocab_size,
-        catch_up=UpTo(1000),
-    )
-    return Engine(RowTable(LIMITS, drafter), CpuRunner(TARGET, **sizes))
+def cpu_engine():
+    """Nobody drafts."""
+    runner = CpuRunner(TARGET, num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size, num_threads=1)
+    return Engine(RowTable(LIMITS), runner)
 
 
 def run(engine, drafts, *, sampling=SEEDED, prompt=(1, 2, 3), **asked):
     """Drafts verified and tokens brought of each step, and all tokens; drafts: how many each step may have."""
-    asked = {"max_tokens": 40, "sampling": sampling, **asked}
-    contents, num_tokens, told, tokens = (
-        {"place": [placement(0, prompt, **asked)], "grants": CELLS},
-        len(prompt),
-        [],
-        [],
-    )
-    for wanted in drafts:
-        planned = plan([(0, num_tokens + wanted)], drafts=[wanted] if wanted else (), **contents)
-        result = engine.collect(engine.launch(planned))
-        told.append((int(result.num_draft_tokens.sum()), int(result.num_accepted[0])))
-        tokens += result.token_ids.tolist()
-        contents, num_tokens = {}, 1
-    return told, tokens
-
-
-SMALLER = RandomCheckpoint(replace(CONFIG, num_layers=1), seed=5)
-
-
-@pytest.mark.parametrize("sampling", [SEEDED, replace(GREEDY, allowed_token_ids=FEW, repetition_penalty=1.3)])
-def test_a_device_drafts_what_a_cpu_drafts(sampling):
-    """Another model, one in two or three of whose drafts is right: each step verifies and accepts as many."""
-    steps = [0, 1, 2, 5, 3, 0, 4, 1, 2, 5]
-    on_device, expected = (run(engine(SMALLER), steps, sampling=sampling) for engine in (device_engine, cpu_engine))
-
-    assert on_device == expected
-    verified, brought = (sum(column) for column in zip(*on_device[0], strict=True))
-    assert 0 < brought - len(steps) < verified
+    request = placement(0, prompt, **{"max_tokens": 40, "sampling": sampling, **asked})
+    (outcome,), steps = serve(engine, [request], lambda _, step: drafts[step], len(drafts))
+    return [(step.verified, step.accepted + 1) for step in steps], outcome.tokens
 
 
 def test_a_row_is_caught_up_before_it_has_drafts():
@@ -127,7 +68,7 @@ def test_no_drafts_where_the_model_does_not_reach():
 def test_another_vocabulary_costs_drafts_alone(vocab_size):
     """Of ids that only one of the two has none is drafted, or none is right."""
     steps = [0, 3, 3, 3, 3]
-    plain = run(cpu_engine(TARGET), [0] * 17, sampling=replace(SEEDED, allowed_token_ids=()), prompt=[45, 49, 1])
+    plain = run(cpu_engine(), [0] * 17, sampling=replace(SEEDED, allowed_token_ids=()), prompt=[45, 49, 1])
     checkpoint = RandomCheckpoint(replace(CONFIG, vocab_size=vocab_size), seed=5)
     sampling = replace(SEEDED, allowed_token_ids=())
     told, tokens = run(device_engine(checkpoint), steps, sampling=sampling, prompt=[45, 49, 1])
@@ -136,7 +77,7 @@ def test_another_vocabulary_costs_drafts_alone(vocab_size):
 
 
 def test_no_end_token_is_drafted():
-    _, tokens = run(cpu_engine(TARGET), [0] * 6)
+    _, tokens = run(cpu_engine(), [0] * 6)
     end = tokens[5]
     first = tokens.index(end)
     told, ended = run(device_engine(TARGET), [0, 5] if first else [0], end_token_ids=(end,))

@@ -1,0 +1,284 @@
+"""Drafts change no token: a request gets, bit for bit, what plain decoding gives it alone, whoever drafts.
+
+On a CPU and on the twin of a device, whose steps in flight may both verify drafts; among chunks, shared and copied
+blocks, preemptions and failed steps. Drafters know the answers and err at times, always or never, are of no use, or are
+those of production.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from drafting.serving import RandomRun, serve
+from drafting.targets import BUCKETS, HIGH, LIMITS, DeviceTarget, HostTarget
+from paceline.plan.values import RowFinish, SamplingParams
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.runner.device.buckets import Buckets
+from paceline_executor.speculation.prompt_lookup import PromptLookup
+from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
+from paceline_executor.testing.plans import GREEDY, placement
+from paceline_kernels.testing import poisoned
+
+HOSTS = {
+    "packed-float16": Numerics(WeightKind.PACKED, KvDtype.FLOAT16),
+    "packed-int8": Numerics(WeightKind.PACKED, KvDtype.INT8),
+    "float32": FLOAT32_NUMERICS,
+}
+DEVICES = {"captured": BUCKETS, "launched one by one": Buckets([])}
+HOST_DRAFTERS = ("right", "erring", "wrong", "useless", "lookup", "itself", "copy", "model", "head")
+DEVICE_DRAFTERS = tuple(kind for kind in HOST_DRAFTERS if kind != "copy")
+
+
+def repeated(name, *others):
+    """A case of `make test`, and its repetition on others."""
+    return [name, *(pytest.param(other, marks=pytest.mark.slow) for other in others)]
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    """Memory that is read before it is written is NaN."""
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+
+
+@pytest.fixture(scope="module")
+def new_target(tmp_path_factory):
+    """Each is made once: what stays in its caches must do no harm."""
+
+    @cache
+    def made(name):
+        folder = tmp_path_factory.mktemp("heads")
+        return HostTarget(HOSTS[name], folder) if name in HOSTS else DeviceTarget(DEVICES[name], folder)
+
+    return made
+
+
+@pytest.fixture(scope="module", params=repeated(*HOSTS))
+def host(request, new_target):
+    return new_target(request.param)
+
+
+@pytest.fixture(scope="module", params=repeated(*DEVICES))
+def device(request, new_target):
+    return new_target(request.param)
+
+
+@pytest.fixture(scope="module", params=[*repeated(*HOSTS), *repeated(*DEVICES)])
+def target(request, new_target):
+    return new_target(request.param)
+
+
+# Few tokens may be drawn, so that words, penalties and end tokens are met, and lookups find something.
+FEW = tuple(range(8))
+OWN = 10  # and more: a token of each request's own, by which drafters that know answers tell requests apart
+samplings = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    top_k=st.sampled_from([0, 0, 5]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    seed=st.integers(0, 2**64 - 1),
+    presence_penalty=st.sampled_from([0.0, 0.6]),
+    frequency_penalty=st.sampled_from([0.0, 0.3, -0.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    logit_bias=st.sampled_from([(), ((3, 2.0), (5, -2.0)), ((3, 2.0), (HIGH, -2.0))]),
+    allowed_token_ids=st.sampled_from([(), FEW, FEW, (*FEW, HIGH)]),
+)
+words = st.lists(st.lists(st.sampled_from((*FEW, HIGH)), min_size=1, max_size=3), max_size=4)
+
+
+@st.composite
+def wanted_requests(draw):
+    """Several, which may begin alike: those who want log-probabilities of their prompts share no blocks."""
+    common = draw(st.lists(st.sampled_from(FEW), max_size=9))
+    requests = []
+    for index in range(draw(st.integers(2, 5))):
+        num_prompt_logprobs = draw(st.sampled_from([None, None, 2]))
+        begin = common[: draw(st.integers(0, 9))] + draw(st.lists(st.sampled_from(FEW), max_size=2))
+        own = [OWN + index]
+        request = placement(
+            0,
+            own + begin if num_prompt_logprobs else begin + own,
+            max_tokens=draw(st.sampled_from([1, 5, 12, 64])),
+            end_token_ids=draw(st.sampled_from([(), (7,), (6, 7), (7, HIGH)])),
+            ignored_end_token_ids=draw(st.sampled_from([(), (5,)])),
+            min_tokens=draw(st.sampled_from([0, 9])),
+            bad_words=draw(words),
+            num_logprobs=draw(st.sampled_from([None, 0, 3])),
+            num_prompt_logprobs=num_prompt_logprobs,
+            sampling=draw(samplings),
+        )
+        requests.append(request)
+    return requests
+
+
+def drafter_of(kind, requests, outcomes, seed):
+    """One that knows the answers, one of no use, or the name of one of production's."""
+    chance = Random(seed)  # noqa: S311  # reproducible on purpose
+    answers = [
+        request.prompt_token_ids.tolist() + outcome.tokens for request, outcome in zip(requests, outcomes, strict=True)
+    ]
+    return {
+        "right": KnowingDrafter(answers, lambda num_wanted: num_wanted),
+        "erring": KnowingDrafter(answers, lambda num_wanted: chance.randint(0, num_wanted)),
+        "wrong": KnowingDrafter(answers, lambda _: 0),
+        "useless": UselessDrafter(chance, LIMITS.vocab_size),
+    }.get(kind, kind)
+
+
+def change_nothing(target, kind):
+    """Compare requests drawn at random with plain decoding; returns what was reached, and how requests ended."""
+    reached, finishes = Counter(), Counter()
+
+    @settings(max_examples=settings.default.max_examples // 4)
+    @given(wanted_requests(), st.integers(0, 2**32), st.integers(1, 8))
+    def outcomes_are_those_of_plain_decoding(wanted, seed, most):
+        expected = [target.plain.outcome(request) for request in wanted]
+        engine = target.engine(drafter_of(kind, wanted, expected, seed))
+        run = RandomRun(engine, wanted, seed, min(most, target.limits.max_num_draft_tokens), target)
+        assert run.run() == expected
+        reached.update(run.reached)
+        finishes.update(RowFinish(outcome.finish).name for outcome in expected)
+
+    outcomes_are_those_of_plain_decoding()
+    for branch in ("failed", "released", "copied", "chunks beside drafts"):
+        assert reached[branch] >= 5, reached
+    for reason in ("END_TOKEN", "LENGTH", "CONTEXT_FULL"):
+        assert finishes[reason] >= 1, finishes
+    return reached
+
+
+def assert_as_right_as(kind, verified, accepted):
+    """How many drafts came, and how many were right, is as it should be of this drafter."""
+    match kind:
+        case "itself":  # it draws as the target does: by the same logits, noise and rules
+            assert accepted == verified >= 20
+        case "wrong":
+            assert accepted == 0
+            assert verified >= 20
+        case "right" | "copy":
+            assert 20 <= accepted <= verified
+        case "useless":
+            assert accepted <= verified
+        case _:
+            assert 5 <= accepted < verified
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("kind", HOST_DRAFTERS)
+def test_a_host_that_drafts_says_what_plain_decoding_says(host, kind):
+    reached = change_nothing(host, kind)
+    assert_as_right_as(kind, reached["verified"], reached["accepted"])
+    if kind == "right":  # nothing is verified behind an end
+        assert reached["accepted"] == reached["verified"]
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("kind", DEVICE_DRAFTERS)
+def test_a_device_that_drafts_says_what_plain_decoding_says(device, kind):
+    reached = change_nothing(device, kind)
+    assert_as_right_as(kind, reached["verified"], reached["accepted"])
+    assert reached["drafts behind drafts"] >= 5, reached
+
+
+def test_a_drafter_that_fails_costs_its_drafts_and_no_step(host, failing_drafters):
+    class Failing(PromptLookup):
+        num_asked = 0
+
+        def draft(self, wanted):
+            self.num_asked += 1
+            if self.num_asked % 2:
+                raise MemoryError("of the test")
+            return super().draft(wanted)
+
+    failing_drafters.allowed()
+    sampling = replace(GREEDY, allowed_token_ids=FEW)
+    requests = [placement(row, [3, 4, 3, 4], max_tokens=18, sampling=sampling) for row in range(2)]
+    plain, _ = serve(host.engine(None), requests)
+    drafter = Failing()
+    with capture_logs() as lines:
+        outcomes, steps = serve(host.engine(drafter), requests, lambda *_: 4)
+    assert outcomes == plain
+    assert sum(step.verified for step in steps) > 0
+    assert [line["event"] for line in lines] == ["draft_failed"] * -(-drafter.num_asked // 2)
+
+
+RULES_OF_ONE = {
+    "bad word": {"bad_words": [(HIGH,)]},
+    "longer bad word": {"bad_words": [(5, HIGH)]},
+    "bias": {"sampling": replace(GREEDY, logit_bias=((HIGH, -1.0),))},
+    "one of the allowed": {"sampling": replace(GREEDY, allowed_token_ids=(1, 2, HIGH), repetition_penalty=1.5)},
+    "all of the allowed": {"sampling": replace(GREEDY, allowed_token_ids=(HIGH,))},
+    "withheld end token": {"end_token_ids": [HIGH], "min_tokens": 12},
+}
+
+
+@pytest.mark.parametrize("rules", RULES_OF_ONE.values(), ids=RULES_OF_ONE)
+def test_rules_may_name_tokens_that_the_drafter_does_not_know(target, rules):
+    """They fail no step: a base model drafts for one with more special tokens."""
+    requests = [placement(0, [1, 2, 3], max_tokens=16, **rules), placement(1, [4, 5], max_tokens=16)]
+    plain, _ = serve(target.engine(None), requests)
+    outcomes, steps = serve(target.engine("model"), requests, lambda *_: 4)
+    assert outcomes == plain
+    assert sum(step.verified for step in steps) > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("num_drafts", range(1, 9))
+def test_a_right_drafter_brings_all_its_drafts_and_a_token_more(host, temperature, num_drafts):
+    sampling = replace(GREEDY, temperature=temperature, top_p=0.95, seed=17)
+    requests = [placement(0, [1, 2, 3, 4], max_tokens=2 + 2 * (num_drafts + 1), sampling=sampling)]
+    plain, _ = serve(host.engine(None), requests)
+    outcomes, steps = serve(host.engine(drafter_of("right", requests, plain, 0)), requests, lambda *_: num_drafts)
+    assert outcomes == plain
+    brought = [(num_drafts, num_drafts), (num_drafts, num_drafts), (1, 1)]
+    assert [(step.granted, step.accepted) for step in steps] == brought
+
+
+def test_a_row_fails_at_the_token_at_which_it_fails_without_drafts(target):
+    """Nothing is left after 3, which is drafted and right; what is drawn behind it does not count."""
+    words = [(3, token) for token in FEW]
+    sampling = replace(GREEDY, allowed_token_ids=FEW, logit_bias=((3, 1.5),), repetition_penalty=1.5)
+    requests = [placement(0, [1, 2], max_tokens=20, sampling=sampling, bad_words=words)]
+    (plain,), _ = serve(target.engine(None), requests)
+    assert (plain.error, plain.tokens[-1]) == ("NO_TOKEN_LEFT", 3)
+
+    drafter = KnowingDrafter([[1, 2, *plain.tokens, 0, 0, 0]], lambda num_wanted: num_wanted)
+    (outcome,), steps = serve(target.engine(drafter), requests, lambda *_: 5)
+    assert outcome == plain
+    assert sum(step.accepted for step in steps) > 0
+
+
+def test_a_drafted_end_token_ends_nothing(target):
+    """It is not drawn: the row goes on, and ends where it does without drafts."""
+    sampling = replace(GREEDY, logit_bias=((9, -100.0),))
+    requests = [placement(0, [1, 2, 3], max_tokens=12, end_token_ids=[9], sampling=sampling)]
+    plain, _ = serve(target.engine(None), requests)
+    drafter = KnowingDrafter([[1, 2, 3, *plain[0].tokens[:3], 9, 9]], lambda _: 2)
+    outcomes, _ = serve(target.engine(drafter), requests, lambda *_: 5)
+    assert outcomes == plain
+
+
+@pytest.mark.parametrize("kind", ["shallow", "head", "large head"])
+def test_a_device_drafts_what_a_cpu_drafts(device, tmp_path, kind):
+    """One in two or three drafts is right: each step verifies and accepts as many."""
+    host, steps, num_drafts = HostTarget(FLOAT32_NUMERICS, tmp_path), [], [0, 1, 2, 5, 3, 0, 4]
+    few = replace(GREEDY, allowed_token_ids=(1, 2, 3))
+    for sampling in [
+        *(replace(few, temperature=1.0, seed=seed) for seed in range(6)),
+        replace(few, repetition_penalty=1.3),
+    ]:
+        requests = [placement(0, [1, 2, 3], max_tokens=24, sampling=sampling)]
+        on_host, on_device = (
+            serve(each.engine(kind), requests, lambda _, step: num_drafts[step], len(num_drafts))
+            for each in (host, device)
+        )
+        assert on_device == on_host
+        steps += on_host[1]
+    assert 0 < sum(step.accepted for step in steps) < sum(step.verified for step in steps)
