@@ -261,22 +261,21 @@ def out_of_memory(*_):
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("owner", "name", "sentence"),
     [
-        ("upload_model", "while weights were loaded: choose --quantization fp8 or a smaller model, or end other"),
-        ("allocate_on_device", "for the KV cache: lower --gpu-memory-utilization or --kv-cache-memory"),
-        ("build_runner", "for what is kept of rows: lower --max-model-len or --max-num-seqs"),
+        (
+            loading_device,
+            "upload_model",
+            "while weights were loaded: choose --quantization fp8 or a smaller model, or end",
+        ),
+        (loading_device, "allocate_on_device", "for the KV cache: lower --gpu-memory-utilization or --kv-cache-memory"),
+        (loading_device, "build_runner", "for what is kept of rows: lower --max-model-len or --max-num-seqs"),
+        (Built, "warm_up", "while steps were captured: lower --max-num-batched-tokens or --max-num"),
     ],
 )
-def test_memory_that_runs_out_says_what_to_lower(monkeypatch, name, sentence):
-    monkeypatch.setattr(loading_device, name, out_of_memory)
+def test_memory_that_runs_out_says_what_to_lower(monkeypatch, owner, name, sentence):
+    monkeypatch.setattr(owner, name, out_of_memory)
     with pytest.raises(ShortMemoryError, match=f"the device's memory ran out {sentence}"):
-        loaded(WIDE)
-
-
-def test_memory_that_runs_out_while_steps_are_captured_says_what_to_lower(monkeypatch):
-    monkeypatch.setattr(Built, "warm_up", out_of_memory)
-    with pytest.raises(ShortMemoryError, match="while steps were captured: lower --max-num-batched-tokens or --max-nu"):
         loaded(WIDE)
 
 

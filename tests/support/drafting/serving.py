@@ -79,13 +79,11 @@ def serve(
 
     num_drafts: how many drafts a row may have in a step, both counted from 0; as many as it has room for.
     """
-    per_row = engine.table.limits.max_blocks_per_row
+    limits = engine.table.limits
     outcomes = {request.row: Outcome() for request in requests}
     known = {request.row: request.prompt_token_ids.size for request in requests}
-    ends = {
-        request.row: min(known[request.row] + request.max_tokens, engine.table.limits.max_model_len)
-        for request in requests
-    }
+    ends = {request.row: min(known[request.row] + request.max_tokens, limits.max_model_len) for request in requests}
+    per_row = -(-max(ends.values()) // limits.block_size)
     contents: dict[str, Any] = {"place": requests}
     contents["grants"] = [(row, index, row * per_row + index) for row in outcomes for index in range(per_row)]
     steps: list[Step] = []
