@@ -16,7 +16,10 @@ NUM_BUSY = 24
 MAX_DRAFTS = 3
 
 
-@pytest.mark.parametrize(("is_on_twins", "num_seeds"), [(False, 40), (True, 12)])
+@pytest.mark.parametrize(
+    ("is_on_twins", "num_seeds"),
+    [(False, 10), (True, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(False, 40), (True, 12)])],
+)
 def test_drafts_are_among_what_is_tried_right_ones_and_wrong_ones(is_on_twins, num_seeds, monkeypatch):
     observe, seen = Acceptance.observe, Counter()
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.models.layers import HostWeights
@@ -24,6 +23,8 @@ SHAPES = {
 
 def oracle(checkpoint):
     """transformers' Llama with the checkpoint's weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # which takes seconds
+
     config = checkpoint.config
     model = LlamaForCausalLM(
         LlamaConfig(

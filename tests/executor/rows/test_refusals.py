@@ -13,7 +13,12 @@ from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plans import GREEDY, cells, int32, placement, plan
 from paceline_executor.testing.stepping import SteppingEngine
 
-pytestmark = pytest.mark.usefixtures("seen_or_hidden")
+# What is refused comes to no runner.
+SEEN = ["seen", "hidden", pytest.param("twin", marks=pytest.mark.slow)]
+pytestmark = [
+    pytest.mark.usefixtures("seen_or_hidden"),
+    pytest.mark.parametrize("seen_or_hidden", SEEN, indirect=True, scope="module"),
+]
 
 LIMITS = RowLimits(
     num_rows=4, max_model_len=16, max_num_batched_tokens=20, num_blocks=12, block_size=4, vocab_size=1000

@@ -91,7 +91,7 @@ def generate(case, prompt, draw, num_tokens=6, max_chunk=512, mates=(), seed=0):
 
 
 @pytest.mark.parametrize("draw", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("chunk", [1, 7, 16])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, 16])
 def test_chunks_do_not_change_a_bit(case, draw, chunk):
     prompt = random_prompt(290, seed=chunk)
     assert generate(case, prompt, draw, max_chunk=chunk, seed=1) == generate(case, prompt, draw)

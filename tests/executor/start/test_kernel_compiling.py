@@ -264,13 +264,19 @@ def run_whole_model(drafting=None):
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
-def test_whatever_a_whole_model_launches_was_compiled_before(found, monkeypatch):
+@pytest.mark.parametrize(
+    "make_drafting",
+    [
+        pytest.param(lambda: None, id="alone"),
+        pytest.param(draft_model, id="beside a draft model", marks=pytest.mark.slow),
+        pytest.param(head, id="beside a head", marks=pytest.mark.slow),
+    ],
+)
+def test_whatever_a_whole_model_launches_was_compiled_before(found, monkeypatch, make_drafting):
     """Down to the alignment of every pointer: what is missing would be compiled while requests wait."""
     recorder = Recorder(monkeypatch)
     with np.errstate(all="ignore"), cpu_stands_for_gpu():
-        run_whole_model()
-        run_whole_model(draft_model())
-        run_whole_model(head())
+        run_whole_model(make_drafting())
     kernels = {name.rpartition(".")[2] for name, _ in recorder.seen}
 
     assert recorder.seen <= set(found)

@@ -48,7 +48,9 @@ def as_stored(tensors):
     return StoredCheckpoint(CONFIG, {name: random.stored(name) for name in CONFIG.tensor_shapes()} | tensors)
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize(
+    "kind", ["F32", "Q8_0", "Q4_0", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("F16", "BF16", "Q4_1"))]
+)
 def test_every_tensor_is_the_checkpoints(tmp_path, staging, kind):
     """In float32 bit for bit; queries and keys, interleaved in the file, in their order."""
     checkpoint = written(tmp_path, kind)

@@ -1,4 +1,7 @@
-"""The default model as transformers computes it, with the weights and configuration that it reads from the file."""
+"""The default model as transformers computes it, with the weights and configuration that it reads from the file.
+
+Apart from the prompts, as transformers takes seconds to import.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -176,13 +176,18 @@ def test_a_device_that_keeps_rows_says_what_the_cpu_says(buckets, failing):
     assert all(reached[branch] >= 5 for branch in branches), reached
 
 
-def drawn_by(engine, num_steps):
+def drawn_tokens(engine, num_tokens):
+    """What each step of three rows draws, and whether they end."""
+    return [(step.token_ids.tolist(), step.finishes.tolist()) for step in results_of(engine, num_tokens)]
+
+
+def results_of(engine, num_tokens):
     """Results of three rows: prompts together and then decodes, as many steps in flight as there may be."""
     rows, samplings = range(LIMITS.num_rows), (SAMPLINGS[1], SAMPLINGS[3], SAMPLINGS[4])
-    place = [placement(row, [5, 6, 7 + row], max_tokens=6, sampling=samplings[row]) for row in rows]
+    place = [placement(row, [5, 6, 7 + row], max_tokens=num_tokens, sampling=samplings[row]) for row in rows]
     cells = [(row, index, 3 * row + index) for row in rows for index in range(3)]
     plans = [plan([(row, 3) for row in rows], place=place, grants=cells)]
-    plans += [plan([(row, 1) for row in rows], step_id=2 + step) for step in range(num_steps)]
+    plans += [plan([(row, 1) for row in rows], step_id=2 + step) for step in range(num_tokens - 1)]
     tickets = deque()
     for planned in plans:
         if len(tickets) == engine.max_in_flight:
@@ -192,12 +197,12 @@ def drawn_by(engine, num_steps):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
-def test_the_kernels_of_a_gpu_draw_what_the_cpu_draws():
+@pytest.mark.parametrize("num_tokens", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_the_kernels_of_a_gpu_draw_what_the_cpu_draws(num_tokens):
     """Interpreted, in a runner on the twin: with top-k and top-p, penalties and a mask, to the end of the rows."""
-    cpu = [(step.token_ids.tolist(), step.finishes.tolist()) for step in drawn_by(Engine(RowTable(LIMITS), CPU), 5)]
+    cpu = drawn_tokens(Engine(RowTable(LIMITS), CPU), num_tokens)
     with np.errstate(all="ignore"), cpu_stands_for_gpu():
-        engine = Engine(RowTable(LIMITS), cold_runner(Buckets([]))[0])
-        gpu = [(step.token_ids.tolist(), step.finishes.tolist()) for step in drawn_by(engine, 5)]
+        gpu = drawn_tokens(Engine(RowTable(LIMITS), cold_runner(Buckets([]))[0]), num_tokens)
     assert gpu == cpu
     assert all(gpu[-1][1])
 

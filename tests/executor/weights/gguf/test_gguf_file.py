@@ -87,6 +87,7 @@ def test_rows_of_quantised_projections_are_put_back_in_order(tmp_path):
     assert_bitwise_equal(Q_PROJ, loaded.tensor(Q_PROJ), expected)
 
 
+@pytest.mark.slow
 def test_the_default_model_equals_what_transformers_reads():
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from paceline_executor.errors import ModelCorruptError
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
@@ -76,6 +75,8 @@ def test_scales_that_are_of_no_use_are_damage(scale, sentence):
 
 
 def test_a_folder_with_scales_is_a_model_like_any_other(tmp_path):
+    from transformers import AutoModelForCausalLM, LlamaConfig  # which takes seconds
+
     config = LlamaConfig(
         vocab_size=64,
         hidden_size=32,
