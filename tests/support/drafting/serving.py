@@ -160,7 +160,8 @@ class RandomRun:
         for _ in range(MAX_TURNS):
             if self.scheduler.is_done and not self.in_flight:
                 return list(self.outcomes.values())
-            if len(self.in_flight) < self.max_in_flight and self.random.random() < 0.75:
+            is_alone = self.max_in_flight == 1
+            if len(self.in_flight) < self.max_in_flight and (is_alone or self.random.random() < 0.75):
                 planned = self.scheduler.plan()
                 placed = tuple(map(self._asking, planned.new_requests))
                 self._launch(replace(planned, new_requests=placed))
@@ -183,8 +184,9 @@ class RandomRun:
         while not self.engine.can_launch(planned):
             if not self._land():
                 return  # the plan is of an epoch that is over
+        fails = self.random.random() < FAILURES
         if self.device:
-            self.device.fail_next(MemoryError(OF_THE_TEST) if self.random.random() < FAILURES else None)
+            self.device.fail_next(MemoryError(OF_THE_TEST) if fails else None)
         self.in_flight.append((planned, self.engine.launch(planned)))
         if self.device:
             self.device.fail_next(None)
