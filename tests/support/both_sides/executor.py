@@ -124,9 +124,10 @@ class InlineExecutor:
         assert self.num_plans_waiting == 1, "execute() is for plans that run as they arrive; else receive() and run"
         return self.run_next()
 
-    def drop_waiting(self) -> None:
-        """Forget the plans that have not run, wholly."""
-        self._waiting.clear()
+    def drop_waiting(self, num_kept: int = 0) -> None:
+        """Forget the plans that have not run, wholly, but for the first ones."""
+        while len(self._waiting) > num_kept:
+            self._waiting.pop()
 
     def welcome(self) -> Welcome:
         """Return what it is, as it would say now."""

@@ -1,1 +1,0 @@
-"""The protocol, small enough to look at every state it can reach."""
