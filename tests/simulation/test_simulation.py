@@ -71,6 +71,7 @@ def test_the_same_in_a_hundred_times_as_many_ways():
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_without_a_safeguard_a_run_goes_wrong(name):
     ablation = ABLATIONS[name]
+    assert ablation.shown_by is not None
     with ablation.active():
         outcome, _ = run_seed(ablation.shown_by)
     assert outcome.failures, f"nothing goes wrong though not {ablation.safeguard}; see `Ablation.shown_by`"

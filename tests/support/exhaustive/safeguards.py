@@ -136,7 +136,7 @@ def _fit_drafts_beyond_the_end(
 
 
 def _replaced(safeguard: str, *replaced: tuple[object, str, Any]) -> Ablation:
-    return Ablation(safeguard, replaced)
+    return Ablation(safeguard, None, replaced)
 
 
 SAFEGUARDS: dict[str, Ablation] = {

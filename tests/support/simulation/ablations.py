@@ -49,13 +49,13 @@ from simulation.scenario import FaultKind
 class Ablation:
     """One safeguard. `replaced` are the functions that embody it: where they are, their names, what stands there.
 
-    `shown_by` is a seed whose run goes wrong without it; after a change that draws other runs,
-    `python -m simulation --ablation NAME --seeds 300` finds it anew. `guards_against` is the fault without which it
-    cannot be missed, if it is one.
+    `shown_by` is a seed whose run goes wrong without it, None where no seed is needed; after a change that draws other
+    runs, `python -m simulation --ablation NAME --seeds 300` finds it anew. `guards_against` is the fault without which
+    it cannot be missed, if it is one.
     """
 
     safeguard: str
-    shown_by: int
+    shown_by: int | None
     replaced: tuple[tuple[object, str, Any], ...]
     guards_against: FaultKind | None = None
 
