@@ -8,7 +8,6 @@ import torch
 from paceline_kernels.attention import Splits, paged_attention, reference
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.gpu import architecture
-from paceline_kernels.gpu.architecture import Architecture
 from paceline_kernels.testing import paged_batch, random_context
 from paceline_kernels.testing.tensors import int32
 
@@ -370,23 +369,6 @@ def test_rules_that_leave_nothing_are_refused(rules):
 def test_what_no_launch_table_has_is_refused(gpu, place, exact, heads, short_tokens, problem):
     with pytest.raises(KernelArgumentError, match=problem):
         run(place, batch_of([(2, 1, 2)], heads), exact, short_tokens=short_tokens)
-
-
-@pytest.mark.parametrize(
-    ("cache_type", "num_columns", "num_rows", "num_warps"),
-    [
-        (torch.float8_e4m3fn, 4, 8, 2),
-        (torch.float8_e4m3fn, 16, 256, 2),
-        (torch.float8_e4m3fn, 4, 7, 4),
-        (torch.float8_e4m3fn, 20, 8, 4),
-        (torch.int8, 4, 8, 4),
-    ],
-)
-def test_programs_of_two_warps_are_for_what_they_were_measured_at(cache_type, num_columns, num_rows, num_warps):
-    """Many rows of float8 with few columns."""
-    launches = pytest.importorskip("paceline_kernels.attention.triton.launches")
-    place = (Architecture.SM_90, 128, 1)
-    assert launches.splits_launch(place, cache_type, num_columns, num_rows).num_warps == num_warps
 
 
 def test_fp8_caches_are_refused_where_a_gpu_has_no_such_numbers(gpu, place, exact, monkeypatch):

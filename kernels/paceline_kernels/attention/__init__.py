@@ -11,12 +11,14 @@ where 256 is no multiple of that.
 
 On a GPU query is bfloat16 or float16, and the caches of the same type or quantised, with scales, as `rope_and_write_kv`
 writes them; head_dim is a multiple of 8 up to 256, scale above 0. Slots beyond a row's context, and those that a window
-hides from all its tokens, are not read, nor are their entries of the table; another row's do not matter, but NaN in a
-later slot of a token's own row may reach it. Nothing is refused for what lengths and tables hold, since finding it
-would mean waiting for the device; tokens of a row of context 0 have no result. Rows of few tokens,
-decodes and those that verify drafts, share the GPU evenly; other rows are chunks, whose bits depend neither on batch
-mates nor on where a chunk is cut. With Splits.EVEN a token in a short row and the same token in a chunk may differ by
-rounding. With Splits.FIXED all rows are chunks: long contexts of few rows then leave most of the GPU idle.
+hides from all its tokens, have no part in its result, and neither blocks of such slots alone nor their entries of the
+table are read; another row's do not matter, but NaN in a later slot of a token's own row may reach it. Blocks whose
+size is a multiple of 64 are the fastest where short rows are many, see `triton.launches`. Nothing is refused for what
+lengths and tables hold, since finding it would mean waiting for the device; tokens of a row of context 0 have no
+result. Rows of few tokens, decodes and those that verify drafts, share the GPU evenly; other rows are chunks, whose
+bits depend neither on batch mates nor on where a chunk is cut. With Splits.EVEN a token in a short row and the same
+token in a chunk may differ by rounding. With Splits.FIXED all rows are chunks: long contexts of few rows then leave
+most of the GPU idle.
 """
 
 import torch

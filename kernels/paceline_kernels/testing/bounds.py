@@ -60,9 +60,17 @@ class BoundedMemory:
     def watched_load(self, load: Callable[..., Any]) -> Callable[..., Any]:
         """The interpreter's `create_masked_load`, which from now on raises OutOfBoundsError."""
 
-        def checked(builder: Any, pointers: Any, mask: Any, *arguments: Any) -> Any:  # noqa: ANN401
+        def checked(  # a descriptor's load names the last three
+            builder: Any,  # noqa: ANN401
+            pointers: Any,  # noqa: ANN401
+            mask: Any,  # noqa: ANN401
+            other: Any,  # noqa: ANN401
+            cache_modifier: Any,  # noqa: ANN401
+            eviction_policy: Any,  # noqa: ANN401
+            is_volatile: Any,  # noqa: ANN401
+        ) -> Any:  # noqa: ANN401
             self._check(pointers, mask)
-            return load(builder, pointers, mask, *arguments)
+            return load(builder, pointers, mask, other, cache_modifier, eviction_policy, is_volatile)
 
         return checked
 
@@ -76,7 +84,8 @@ class BoundedMemory:
         return checked
 
     def _check(self, pointers: Any, mask: Any) -> None:  # noqa: ANN401
-        addresses = pointers.data[mask.data.astype(np.bool_)].astype(np.int64)
+        # A descriptor's mask is an array, whose data is memory.
+        addresses = pointers.data[np.asarray(mask.data, dtype=np.bool_)].astype(np.int64)
         size = pointers.get_element_ty().primitive_bitwidth // 8
         order = np.argsort(self._starts)
         starts, stops = np.array(self._starts)[order], np.array(self._stops)[order]

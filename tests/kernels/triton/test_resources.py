@@ -28,6 +28,9 @@ MAX_SHARED_BYTES = {
     "sm_100": _MUCH,
     "sm_120": _LITTLE,
 }
+# What is allowed to spill because it was measured to be faster than what does not: 971 us with 4 warps, 1,165 with 8
+# that spill nothing (`kernels/MEASURED.md`).
+MEASURED_SPILLS = {("sm_90", "attention 256 bfloat16 blocks of 64", "attend_splits"): 104}
 REGISTERS_OF_A_MULTIPROCESSOR = 65_536
 TABLES_ARE_OF = "3.6.0"
 same_triton = pytest.mark.skipif(
@@ -79,10 +82,11 @@ def rows(table):
 @pytest.mark.parametrize("architecture", TABLES)
 def test_every_kernel_fits_its_gpu(architecture, compile_all):
     """A program's registers and shared memory are those of one multiprocessor; where a launch table was made for the
-    GPU, nothing is spilled to memory.
+    GPU, nothing is spilled to memory but for `MEASURED_SPILLS`.
     """
     for row in compile_all(architecture):
-        assert row["spilled_bytes"] == 0 or architecture not in ("sm_80", "sm_90"), row
+        spill = MEASURED_SPILLS.get((architecture, row["case"], row["kernel"]), 0)
+        assert row["spilled_bytes"] <= spill or architecture not in ("sm_80", "sm_90"), row
         assert row["shared_bytes"] <= MAX_SHARED_BYTES[architecture], row
         assert row["registers"] * row["num_warps"] * 32 <= REGISTERS_OF_A_MULTIPROCESSOR, row
 

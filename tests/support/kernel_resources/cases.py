@@ -19,6 +19,7 @@ from gpu_kernels.sampling_cases import DrawWay
 from kernel_resources import draws_cases
 from kernel_resources.case import Case, meta, type_name
 from paceline_kernels.activation import Gate, softcap
+from paceline_kernels.attention.triton.launches import BULK_SPLITS
 from paceline_kernels.gpu.architecture import Architecture, table_of
 from paceline_kernels.gpu.splits import Splits
 from paceline_kernels.linear.triton.launches import TILES, TilesLaunch
@@ -42,7 +43,7 @@ def cases(capability: int) -> Iterator[Case]:
     yield from _rope(has_fp8=has_fp8)
     yield from _rows()
     yield from draws_cases.cases()
-    yield from _attention(has_fp8=has_fp8)
+    yield from _attention(architecture, has_fp8=has_fp8)
     yield from _products(architecture, has_fp8=has_fp8)
     yield from _sampling()
 
@@ -78,25 +79,41 @@ def _rows() -> Iterator[Case]:
     yield _launched("block copy", row_cases.block_copy_case(_NARROW, 2, 32, 1000, 8 * 16 * 128))
 
 
-def _attention(*, has_fp8: bool) -> Iterator[Case]:
-    """Both kernels and the fold in each line; what differs for few rows of float8, and where all rows are chunks."""
+def _attention(architecture: Architecture, *, has_fp8: bool) -> Iterator[Case]:
+    """Both kernels and the fold in each line; blocks copied in bulk, and where all rows are chunks."""
+    addressed = 64  # slots of blocks that are not copied in bulk
+    if architecture in {place[0] for place in BULK_SPLITS}:
+        addressed = 32
+        yield from _attention_in_bulk()
     chunk = _batch([64, *[0] * (_ROWS - 1)])
     lines = {64: (_SMALLEST, None), 128: (_NARROW, None), 256: (_NARROW, 4096)}
-    verifying = replace(_batch([8] * _ROWS, block_size=64), short_tokens=8)
+    verifying = replace(_batch([8] * _ROWS, block_size=addressed), short_tokens=8)
     for head_dim, (place, window) in lines.items():
         for cache_type in (place.dtype, _INT8):
             yield _attends(replace(chunk, window=window), head_dim, place, cache_type)
     if has_fp8:
         for head_dim, (place, window) in lines.items():
-            wide = _batch(chunk.computed, block_size=64)
+            wide = _batch(chunk.computed, block_size=addressed)
             yield _attends(replace(wide, window=window), head_dim, place, _FP8)
-        yield _attends(_batch([1], block_size=64), 128, _NARROW, _FP8, "rows 1")
     for head_dim, cache_type in ((128, torch.bfloat16), (256, torch.bfloat16), (128, _INT8)):
         yield _attends(verifying, head_dim, _NARROW, cache_type, "drafts 7")
     if has_fp8:
         yield _attends(verifying, 128, _NARROW, _FP8, "drafts 7")
     everything = replace(chunk, window=4096, softcap=50.0, splits=Splits.FIXED, short_tokens=5)
     yield _attends(everything, 128, _NARROW, torch.bfloat16, "softcap fixed")
+
+
+def _attention_in_bulk() -> Iterator[Case]:
+    """Each line for blocks that are copied in bulk, with each type; windows and caps, which take registers."""
+    decode = _batch([1] * _ROWS, block_size=64)
+    verifying = replace(_batch([8] * _ROWS, block_size=64), short_tokens=8)
+    for cache_type in (torch.bfloat16, _FP8, _INT8):
+        for head_dim in (64, 128, 256):
+            yield _attends(decode, head_dim, _NARROW, cache_type)
+            yield _attends(replace(decode, window=4096), head_dim, _NARROW, cache_type)
+        yield _attends(replace(decode, softcap=50.0), 128, _NARROW, cache_type, "softcap")
+        for head_dim in (64, 128):
+            yield _attends(verifying, head_dim, _NARROW, cache_type, "drafts 7")
 
 
 def _batch(computed: Sequence[int], block_size: int = 16) -> Batch:

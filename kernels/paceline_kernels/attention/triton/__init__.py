@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paceline_kernels.attention.triton.chunks import attend_chunks
 from paceline_kernels.attention.triton.launches import (
@@ -56,11 +57,10 @@ class _Call:
 
     @property
     def inputs(self) -> tuple[object, ...]:
-        """What both kernels are given first but for where they write, in their order."""
+        """What both kernels are given first but for where they write, queries and caches, in their order."""
         num_rows, num_blocks = self.block_tables.shape
-        caches = (self.key_cache, self.value_cache, self.key_scales, self.value_scales)
         rows = (self.block_tables, self.cu_seqlens, self.context_lens, num_rows, self.query.stride(0), num_blocks)
-        return (self.query, *caches, *rows, self.window, self.scale, self.softcap or 1.0)
+        return (self.key_scales, self.value_scales, *rows, self.window, self.scale, self.softcap or 1.0)
 
 
 def paged_attention(
@@ -88,8 +88,8 @@ def paged_attention(
         raise KernelArgumentError("paged_attention", problem)
     if splits is Splits.FIXED:  # whether a token comes alone or in a chunk, computed first or again: one kernel
         short_tokens = 0
-    place = (architecture.current(), padded, 1 if key_cache.element_size() == 1 else 2)
-    launch = splits_launch(place, key_cache.dtype, group * short_tokens, context_lens.shape[0])
+    place = (architecture.current(), padded, min(key_cache.element_size(), 2))
+    launch = splits_launch(*place[:2], key_cache, group * short_tokens, capped=softcap is not None)
     packed = max(launch.min_packed, triton.next_power_of_2(group * short_tokens))
     if packed > _MAX_PACKED:
         problem = f"{short_tokens} tokens of {group} heads per KV head are more than {_MAX_PACKED} together"
@@ -131,10 +131,15 @@ def _launch_splits(call: _Call, launch: SplitLaunch) -> None:
     num_partials = 2 * num_programs
     partials = torch.empty((num_partials, call.packed, head_dim), dtype=torch.float32, device=call.query.device)
     statistics = torch.empty((num_partials, 2, call.packed), dtype=torch.float32, device=call.query.device)
+    caches: tuple[object, ...] = (call.key_cache, call.value_cache)
+    if launch.bulk:
+        caches = (_described(call.key_cache, launch.tile), _described(call.value_cache, launch.tile))
     attend_splits[(num_programs,)](
         call.out,
         partials,
         statistics,
+        call.query,
+        *caches,
         *call.inputs,
         KV_HEADS=num_kv_heads,
         GROUP=call.group,
@@ -148,10 +153,27 @@ def _launch_splits(call: _Call, launch: SplitLaunch) -> None:
         WINDOWED=call.window != _NO_WINDOW,
         TURNED=launch.turned,
         STEP=ROW_STEP,
+        BULK=launch.bulk,
+        EARLY=_folds_early(launch),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
+        maxnreg=launch.max_registers,
     )
     _launch_fold(call, launch, partials, statistics, num_programs)
+
+
+def _described(cache: torch.Tensor, tile: int) -> TensorDescriptor:
+    """A cache as slots of all blocks and KV heads, of which `tile` are copied at a time.
+
+    A captured graph holds it by value, so that it lives as long as the cache.
+    """
+    head_dim = cache.shape[-1]
+    return TensorDescriptor(cache, [cache.numel() // head_dim, head_dim], [head_dim, 1], [tile, head_dim])
+
+
+def _folds_early(launch: SplitLaunch) -> bool:
+    """Whether the fold is launched while programs still run, which GPUs that copy in bulk can do."""
+    return launch.bulk and not triton.knobs.runtime.interpret
 
 
 def _launch_fold(
@@ -178,7 +200,9 @@ def _launch_fold(
         TILE=launch.tile,
         STEP=ROW_STEP,
         PARTS=FOLD_PARTS,
+        EARLY=_folds_early(launch),
         num_warps=FOLD_WARPS,
+        launch_pdl=_folds_early(launch),
     )
 
 
@@ -191,6 +215,9 @@ def _launch_chunks(call: _Call, launch: ChunkLaunch) -> None:
     num_tiles = num_tokens // (launch.rows // call.group) + num_rows
     attend_chunks[(num_tiles * num_kv_heads,)](
         call.out,
+        call.query,
+        call.key_cache,
+        call.value_cache,
         *call.inputs,
         KV_HEADS=num_kv_heads,
         GROUP=call.group,

@@ -1,7 +1,7 @@
 """How both attention kernels are launched, by architecture, padded head size and bytes per stored number.
 
-What a table may hold is bounded by registers (65,536 per multiprocessor, no spills) and shared memory (227 KiB on
-sm_90, 163 on sm_80); `python -m kernel_resources` says what each line takes. Figures are for an H200: 132
+What a table may hold is bounded by registers (65,536 per multiprocessor, no spills but one) and shared memory (227 KiB
+on sm_90, 163 on sm_80); `python -m kernel_resources` says what each line takes. Figures are for an H200: 132
 multiprocessors at about 1.75 GHz, 4.3 TB/s of copy, 790 TFLOP/s of bfloat16 products.
 
 Splits. A tile of 64 positions of one KV head is 64 * head size * 2 (keys, values) numbers: 32 KiB of bfloat16 at 128.
@@ -11,6 +11,13 @@ cycle each, so that a warp may spend that many on it; it spends, at 128, by its 
     bfloat16, blocks of 16 / 64 slots     566 / 418
     float8_e4m3, blocks of 16 / 64        720 / 570
     int8, blocks of 16 / 64               1,060 / 865    above what memory would allow: blocks of 64 are better
+
+Blocks copied in bulk (`BULK_SPLITS`; blocks of 64, heads of 128) take 335 instructions per warp and tile and no
+addresses; what is in flight is two tiles per program. On an H200 they read 4.2 TB/s of float8 and int8 and 4.4 of
+bfloat16, where the kernel that addresses every slot read 3.4, 2.3 and 4.3; loads by addresses with the same products
+took 425 to 508 us at 64 rows of 8,192 positions, copies 257 to 269 of 8 bits. By `kernel_resources` float8 has 153
+registers, so that three programs share a multiprocessor, and int8 fits into 128, so that four do; bfloat16's two are
+bounded by shared memory.
 
 Products cost little: 64 * 16 * 128 * 4 operations per tile, 16 columns of which 4 are used where a KV head has 4 query
 heads, are 0.5 MFLOP, 90 cycles. Bytes in flight decide: 4.3 TB/s times about 1 us are 33 KiB per multiprocessor. A tile
@@ -42,6 +49,8 @@ class SplitLaunch:
     programs: int  # per multiprocessor
     num_warps: int
     num_stages: int
+    max_registers: int | None = None  # of a thread, where the compiler would take more than its program's share
+    bulk: bool = False  # blocks are copied by descriptors, see `blocks`
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +85,28 @@ SPLITS: dict[Place, SplitLaunch] = {
     (SM_80, 128, 1): SplitLaunch(8, 64, False, 2, 4, 5),
     (SM_80, 256, 1): SplitLaunch(8, 32, False, 2, 4, 5),
 }
-# Measured (`kernels/MEASURED.md`) for float8_e4m3 and 16 columns: from so many rows on. With int8, or with more
-# columns, two warps have too few registers.
-FLOAT8_SPLITS_FROM_ROWS = 8
-FLOAT8_SPLITS: dict[Place, SplitLaunch] = {(SM_90, 128, 1): SplitLaunch(16, 64, False, 4, 2, 5)}
+# Where a tile of 64 slots lies in one block: up to 8 columns and no cap of scores, and what takes more registers for
+# either. bfloat16 with heads of 256 spills a few registers outside of its loop of whole tiles: with 8 warps, which
+# spill none, it takes a fifth longer (`kernels/MEASURED.md`).
+BULK_SPLITS: dict[Place, SplitLaunch] = {
+    (SM_90, 64, 2): SplitLaunch(8, 64, False, 4, 4, 5, bulk=True),
+    (SM_90, 128, 2): SplitLaunch(8, 64, False, 2, 4, 5, bulk=True),
+    (SM_90, 256, 2): SplitLaunch(8, 64, False, 1, 4, 5, bulk=True),
+    (SM_90, 64, 1): SplitLaunch(8, 64, False, 4, 4, 5, bulk=True),
+    (SM_90, 128, 1): SplitLaunch(8, 64, False, 3, 4, 5, bulk=True),
+    (SM_90, 256, 1): SplitLaunch(8, 64, False, 2, 4, 5, bulk=True),
+}
+# What int8 takes instead: a fourth program, for which float8 would spill.
+INT8_BULK_SPLITS: dict[Place, SplitLaunch] = {
+    (SM_90, 128, 1): SplitLaunch(8, 64, False, 4, 4, 5, max_registers=128, bulk=True),
+}
+FEW_BULK_COLUMNS, MAX_BULK_COLUMNS = 8, 32
+WIDE_BULK_SPLITS: dict[Place, SplitLaunch] = {
+    (SM_90, 64, 2): SplitLaunch(8, 64, False, 2, 4, 5, bulk=True),
+    (SM_90, 128, 2): SplitLaunch(8, 64, False, 2, 4, 5, bulk=True),
+    (SM_90, 64, 1): SplitLaunch(8, 64, False, 2, 4, 5, bulk=True),
+    (SM_90, 128, 1): SplitLaunch(8, 64, False, 2, 4, 5, bulk=True),
+}
 CHUNKS: dict[Place, ChunkLaunch] = {
     (SM_90, 64, 2): ChunkLaunch(128, 128, 8, 3),
     (SM_90, 128, 2): ChunkLaunch(128, 128, 8, 3),
@@ -96,10 +123,17 @@ CHUNKS: dict[Place, ChunkLaunch] = {
 }
 
 
-def splits_launch(place: Place, cache_type: torch.dtype, num_columns: int, num_rows: int) -> SplitLaunch:
-    """Of `attend_splits`, for a batch of so many rows with so many heads, times tokens, per KV head."""
-    usual = SPLITS[place]
-    is_measured = cache_type == torch.float8_e4m3fn and num_columns <= usual.min_packed
-    if is_measured and num_rows >= FLOAT8_SPLITS_FROM_ROWS:
-        return FLOAT8_SPLITS.get(place, usual)
-    return usual
+def splits_launch(
+    architecture: Architecture, padded: int, cache: torch.Tensor, num_columns: int, *, capped: bool
+) -> SplitLaunch:
+    """Of `attend_splits`, for so many heads, times tokens, per KV head; padded: a head's size, as kernels hold it."""
+    _, _, block_size, head_dim = cache.shape
+    place = (architecture, padded, min(cache.element_size(), 2))
+    if capped or num_columns > FEW_BULK_COLUMNS:
+        bulk = WIDE_BULK_SPLITS.get(place)
+    else:
+        own = INT8_BULK_SPLITS.get(place) if cache.dtype == torch.int8 else None
+        bulk = own or BULK_SPLITS.get(place)
+    if bulk and head_dim == padded and block_size % bulk.tile == 0 and num_columns <= MAX_BULK_COLUMNS:
+        return bulk
+    return SPLITS[place]

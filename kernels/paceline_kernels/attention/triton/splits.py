@@ -8,12 +8,14 @@ leaves a partial result wherever a head's context goes on in another share; `fol
 A quantum is a tile, and what one program does of a head is one sum. So a token's bits depend on its batch mates: where
 they must not, short rows are chunks.
 
-Knows quanta and partial results; what a score is, `tiles` knows.
+Knows quanta and partial results; what a score is, `tiles` knows, and what is done to blocks copied in bulk, `blocks`.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from paceline_kernels.attention.triton.blocks import attend_span_in_bulk
 from paceline_kernels.attention.triton.tiles import (
     INT8_FACTOR,
     LOG2_E,
@@ -34,7 +36,7 @@ def attend_splits(
     partials,  # [partials, PACKED, DIM] float32: values weighted by exp2(score - max)
     statistics,  # [partials, 2, PACKED] float32: max, sum of exp2(score - max)
     query,  # [num_tokens, num_heads, DIM], tokens query_stride apart
-    key_cache,  # [blocks, KV_HEADS, BLOCK_SIZE, DIM]
+    key_cache,  # [blocks, KV_HEADS, BLOCK_SIZE, DIM]; BULK: a descriptor of it, see `blocks`
     value_cache,  # the same
     key_scales,  # float32: [blocks, KV_HEADS, BLOCK_SIZE] of int8, [KV_HEADS] of float8, else None
     value_scales,  # the same
@@ -59,8 +61,12 @@ def attend_splits(
     WINDOWED: tl.constexpr,
     TURNED: tl.constexpr,  # values are loaded as they lie, and turned in shared memory
     STEP: tl.constexpr,
+    BULK: tl.constexpr,
+    EARLY: tl.constexpr,  # see `fold_partials`
 ):
     """One program's share of all short rows."""
+    if EARLY:
+        gdc_launch_dependents()
     total = num_quanta(cu_seqlens, context_lens, num_rows, window, SHORT, TILE, STEP) * KV_HEADS
     program = tl.program_id(0)
     num_programs = tl.minimum(tl.num_programs(0), total)
@@ -76,37 +82,68 @@ def attend_splits(
             head, quantum = within // count, within % count
             span = tl.minimum(end - place, count - quantum)
             partial = 2 * program + (quantum == 0).to(tl.int32)
-            _attend_span(
-                out,
-                partials + partial.to(tl.int64) * (PACKED * DIM),
-                statistics + partial.to(tl.int64) * (2 * PACKED),
-                query,
-                key_cache,
-                value_cache,
-                key_scales,
-                value_scales,
-                block_tables + row.to(tl.int64) * table_stride,
-                cu_seqlens + row,
-                tl.load(context_lens + row),
-                query_stride,
-                window,
-                scale,
-                softcap,
-                head,
-                (first + quantum) * TILE,
-                (first + quantum + span) * TILE,
-                span == count,
-                KV_HEADS,
-                GROUP,
-                BLOCK_SIZE,
-                DIM,
-                DIM_PADDED,
-                PACKED,
-                TILE,
-                CAPPED,
-                WINDOWED,
-                TURNED,
-            )
+            if BULK:
+                attend_span_in_bulk(
+                    out,
+                    partials + partial.to(tl.int64) * (PACKED * DIM),
+                    statistics + partial.to(tl.int64) * (2 * PACKED),
+                    query,
+                    key_cache,
+                    value_cache,
+                    key_scales,
+                    value_scales,
+                    block_tables + row.to(tl.int64) * table_stride,
+                    cu_seqlens + row,
+                    tl.load(context_lens + row),
+                    query_stride,
+                    window,
+                    scale,
+                    softcap,
+                    head,
+                    (first + quantum) * TILE,
+                    (first + quantum + span) * TILE,
+                    span == count,
+                    KV_HEADS,
+                    GROUP,
+                    BLOCK_SIZE,
+                    DIM,
+                    PACKED,
+                    TILE,
+                    CAPPED,
+                    WINDOWED,
+                )
+            else:
+                _attend_span(
+                    out,
+                    partials + partial.to(tl.int64) * (PACKED * DIM),
+                    statistics + partial.to(tl.int64) * (2 * PACKED),
+                    query,
+                    key_cache,
+                    value_cache,
+                    key_scales,
+                    value_scales,
+                    block_tables + row.to(tl.int64) * table_stride,
+                    cu_seqlens + row,
+                    tl.load(context_lens + row),
+                    query_stride,
+                    window,
+                    scale,
+                    softcap,
+                    head,
+                    (first + quantum) * TILE,
+                    (first + quantum + span) * TILE,
+                    span == count,
+                    KV_HEADS,
+                    GROUP,
+                    BLOCK_SIZE,
+                    DIM,
+                    DIM_PADDED,
+                    PACKED,
+                    TILE,
+                    CAPPED,
+                    WINDOWED,
+                    TURNED,
+                )
             place += span
         else:
             before += count
@@ -227,11 +264,14 @@ def fold_partials(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
     PARTS: tl.constexpr,  # partial results folded at a time
+    EARLY: tl.constexpr,  # launched while `attend_splits` runs: its results are waited for here
 ):
     """The result of one query head of one token, out of what programs left of it; grid [num_rows, heads * tokens].
 
     The second axis is [KV_HEADS, tokens, GROUP], `tokens` as many as a short row of this batch may have.
     """
+    if EARLY:
+        gdc_wait()
     row = tl.program_id(0)
     per_head = tl.num_programs(1) // KV_HEADS
     head, packed = tl.program_id(1) // per_head, tl.program_id(1) % per_head
