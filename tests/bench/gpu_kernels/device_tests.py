@@ -50,7 +50,9 @@ async def _run_file(file: Path, folder: Path, timeout_s: float, slots: asyncio.S
     options = ["--import-mode=importlib", "-p", "no:cacheprovider", "-p", "gpu_kernels.missing_modules", "-q", "-rs"]
     options += ["-c", str(Path(__file__).with_name("pytest.ini")), "--rootdir", str(_ROOT)]
     options += ["--confcutdir", str(folder), "--tb=short"]
-    environment = environment_with(*(_ROOT / each for each in ("kernels", "tests/bench", "tests/support", "executor")))
+    environment = environment_with(
+        *(_ROOT / each for each in ("kernels", "protos", "tests/bench", "tests/support", "executor"))
+    )
     shown = bytearray()
     async with slots:
         process = await asyncio.create_subprocess_exec(

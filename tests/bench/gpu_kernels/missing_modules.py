@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 # What tests and CPU implementations use besides torch, Triton, numpy and the kernels themselves.
-_OPTIONAL = ("hypothesis", "numba", "llvmlite", "paceline_executor")
+_OPTIONAL = ("hypothesis", "numba", "llvmlite", "structlog")
 
 
 class _Missing:
