@@ -4,7 +4,8 @@ safeguard.
 
 import pytest
 
-from exhaustive.attach import attach_run, no_loop
+from exhaustive.attach import attach_run
+from exhaustive.attach_world import no_loop
 from exhaustive.gen import DrawnGen, Gen
 from exhaustive.safeguards import SAFEGUARDS
 from exhaustive.scenarios import REVEALING, SHORT, SLOW, SOAK

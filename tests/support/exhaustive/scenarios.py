@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from exhaustive.attach import attach_run, no_loop
+from exhaustive.attach import attach_run
+from exhaustive.attach_world import no_loop
 from exhaustive.bounds import BoundsScenario, Numbers, bounds_run
 from exhaustive.clockwork import Budget
 from exhaustive.gen import Gen
