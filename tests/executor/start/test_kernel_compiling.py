@@ -265,14 +265,14 @@ def run_whole_model(drafting=None):
 @pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
 @pytest.mark.parametrize(
-    "make_drafting",
+    ("make_drafting", "looks_drafts_up"),
     [
-        pytest.param(lambda: None, id="alone"),
-        pytest.param(draft_model, id="beside a draft model", marks=pytest.mark.slow),
-        pytest.param(head, id="beside a head", marks=pytest.mark.slow),
+        pytest.param(lambda: None, True, id="alone"),
+        pytest.param(draft_model, False, id="beside a draft model", marks=pytest.mark.slow),
+        pytest.param(head, False, id="beside a head", marks=pytest.mark.slow),
     ],
 )
-def test_whatever_a_whole_model_launches_was_compiled_before(found, monkeypatch, make_drafting):
+def test_whatever_a_whole_model_launches_was_compiled_before(found, monkeypatch, make_drafting, looks_drafts_up):
     """Down to the alignment of every pointer: what is missing would be compiled while requests wait."""
     recorder = Recorder(monkeypatch)
     with np.errstate(all="ignore"), cpu_stands_for_gpu():
@@ -281,7 +281,8 @@ def test_whatever_a_whole_model_launches_was_compiled_before(found, monkeypatch,
 
     assert recorder.seen <= set(found)
     assert kernels >= {"attend_splits", "attend_chunks", "apply_rules_kernel", "take_logprobs_kernel"}
-    assert kernels >= {"block_copy_kernel", "lookup_drafts_kernel"}
+    assert "block_copy_kernel" in kernels
+    assert ("lookup_drafts_kernel" in kernels) == looks_drafts_up
 
 
 def test_nothing_that_is_captured_has_to_do_with_the_host(said):
