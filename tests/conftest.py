@@ -94,7 +94,10 @@ class CostOfTier:
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput["cost"] = self.own.taken()
             return
-        self.sum.add(*self.own.taken())
+        if not self.config.getoption(
+            "numprocesses", None
+        ):  # else the workers, this process's children, have told theirs
+            self.sum.add(*self.own.taken())
         tier = self.config.getoption("--tier")
         self.sum.write(tier)
         if "CI" in os.environ and self.sum.is_above_limit(tier):

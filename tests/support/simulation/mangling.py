@@ -14,7 +14,7 @@ from paceline.plan.values import BatchPlan, FromExecutor, SnapshotPart, ToExecut
 from paceline.v1 import inference_pb2 as pb
 from simulation.executors import ATTACH
 from simulation.network import Call, Inbox, Network
-from simulation.scenario import FEWEST_BLOCKS
+from simulation.scenario import FEWEST_BLOCKS, ROGUE
 
 _NUM_REMEMBERED = 60
 _MANGLED_SHARE = 0.15
@@ -62,7 +62,7 @@ class Mangler:
 
     def __call__(self, call: Call, inbox: Inbox, message: object) -> Arrivals | None:
         """Return what arrives instead, or None: the message, as it should."""
-        if call.method != ATTACH or not isinstance(message, bytes):
+        if call.method != ATTACH or not isinstance(message, bytes) or call.client.name == ROGUE:
             return None
         self._seen.append((call, inbox, message))
         del self._seen[:-_NUM_REMEMBERED]
@@ -154,6 +154,8 @@ class GrantChanger:
 def plans_in(call: Call, inbox: Inbox, message: object) -> list[BatchPlan]:
     """Return the plans in a message, if there are any."""
     if call.method != ATTACH or inbox is not call.to_server or not isinstance(message, bytes):
+        return []
+    if call.client.name == ROGUE:
         return []
     return [plan for plan in decode_request(message) if isinstance(plan, BatchPlan)]
 

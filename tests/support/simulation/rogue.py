@@ -17,6 +17,7 @@ from simulation.executors import ATTACH
 from simulation.invariants import Report
 from simulation.loop import SimulationLoop
 from simulation.network import CallEndedError, Network
+from simulation.scenario import ROGUE
 from simulation.schedulers import SESSION, SchedulerHost
 
 _PATIENCE_S = 2.0
@@ -67,7 +68,7 @@ class Rogue:
         schedulers: Sequence[SchedulerHost],
         report: Report,
     ) -> None:
-        self._node = loop.add_node("rogue")
+        self._node = loop.add_node(ROGUE)
         self._loop = loop
         self._network = network
         self._random = random

@@ -16,6 +16,8 @@ from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.link.leadership import ServingStatus
 from simulation.model import NUM_BYTE_TOKENS, ModelConfig, make_rule
 
+ROGUE = "rogue"
+"""The node whose messages need not be of the protocol."""
 FAULTS_END_S = 6.0  # what still is wrong then is put right
 _TENANTS = ("red", "blue")
 _ARE_AHEAD = 1 / 2  # so many devices have several steps in flight

@@ -195,9 +195,9 @@ def _a_tag_of_no_block(plan: BatchPlan) -> BatchPlan | None:
 
 
 def _a_copy_without_a_grant(plan: BatchPlan) -> BatchPlan | None:
-    free = next(block for block in range(FEWEST_BLOCKS) if block not in plan.grants.block_ids)
-    copy = np.array([free], dtype=np.int32)
-    return replace(plan, copies=BlockCopies(copy, copy))
+    free = [block for block in range(FEWEST_BLOCKS) if block not in plan.grants.block_ids]
+    copy = np.array(free[:1], dtype=np.int32)
+    return None if not free else replace(plan, copies=BlockCopies(copy, copy))
 
 
 def _with_grants(plan: BatchPlan, spoil: Callable[[BlockGrants], BlockGrants]) -> BatchPlan | None:
