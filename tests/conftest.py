@@ -94,9 +94,8 @@ class CostOfTier:
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput["cost"] = self.own.taken()
             return
-        if not self.config.getoption(
-            "numprocesses", None
-        ):  # else the workers, this process's children, have told theirs
+        # Workers are this process's children: where there are any, they have told theirs.
+        if not self.config.getoption("numprocesses", None):
             self.sum.add(*self.own.taken())
         tier = self.config.getoption("--tier")
         self.sum.write(tier)
