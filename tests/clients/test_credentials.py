@@ -26,7 +26,6 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         self.on_refusal = lambda: None
 
     async def intercept_service(self, continuation, handler_call_details):
-        """Look at the metadata."""
         shown = dict(handler_call_details.invocation_metadata).get("authorization")
         self.seen.append((handler_call_details.method.rpartition("/")[2], shown))
         handler = await continuation(handler_call_details)

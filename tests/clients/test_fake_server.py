@@ -61,7 +61,6 @@ async def _told(responses):
 )
 @in_virtual_time
 async def test_the_fake_server_refuses_what_is_not_held(fields, code):
-    """Or the tests above would pass whatever the client says."""
     rig = MemoryRig([Tokens((1,), "a"), Tokens((2,), "b"), Hold()])
     stream = rig.stream()
     await anext(stream)

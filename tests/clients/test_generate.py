@@ -107,16 +107,6 @@ async def test_many_requests_share_one_session():
         assert server.seen.num_sessions == 1
 
 
-async def test_two_streams_in_one_session_advance_side_by_side():
-    scripts = {"slow": [Tokens((1,), "a"), Hold(), Tokens((2,), "b"), End()], "quick": say("done")}
-    async with FakeServer(lambda request: scripts[request.text]) as server, AsyncClient(server.target) as client:
-        slow = client.stream("slow")
-        assert (await anext(slow)).text == "a"
-        assert (await client.generate("quick")).text == "done"
-        await asyncio.to_thread(server.release)
-        assert (await slow.collect()).text == "ab"
-
-
 async def test_a_refused_request_names_its_field_and_the_next_one_works():
     """One bad request costs nobody else anything."""
     refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "top_p must be in (0, 1]", "OUT_OF_RANGE", "sampling.top_p")
@@ -197,14 +187,6 @@ async def test_a_running_request_id_is_refused_and_keeps_running():
         await asyncio.to_thread(server.release)
         assert (await first.collect()).text == "a"
         assert server.seen.cancelled == []
-
-
-async def test_finishes_are_acknowledged_in_batches():
-    """Every finish once, with the heartbeats, so that the server may forget the records."""
-    async with FakeServer(say("ok")) as server, AsyncClient(server.target) as client:
-        await asyncio.gather(*(client.generate("?", request_id=f"r{n}") for n in range(5)))
-        await server.seen_that(lambda seen: len(seen.acknowledged) == 5)
-        assert sorted(server.seen.acknowledged) == [f"r{n}" for n in range(5)]
 
 
 async def test_closing_acknowledges_what_has_finished():

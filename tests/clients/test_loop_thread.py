@@ -15,14 +15,12 @@ from paceline_client.loop_thread import LoopThread
 
 @pytest.fixture
 def loop_thread():
-    """One that is closed at the end."""
     loop_thread = LoopThread("test")
     yield loop_thread
     loop_thread.close()
 
 
 async def answer():
-    """Some work."""
     return threading.current_thread().name
 
 

@@ -7,72 +7,49 @@ import pytest
 from grpc_health.v1.health import aio as health
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from paceline.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
-from paceline.v1.executor_pb2_grpc import ExecutorServiceServicer, add_ExecutorServiceServicer_to_server
 from paceline_client import AsyncClient, Client, InvalidRequestError, Timeout, WrongServerError
 from paceline_client.testing import Fail, FakeServer, say
 
 REFUSAL = [Fail(grpc.StatusCode.INVALID_ARGUMENT, "sampling.top_p: is 7", "BAD", "sampling.top_p")]
 
 
-@pytest.fixture
-async def serve():
-    """Start a gRPC server with some services; returns its address."""
-    servers = []
-
-    async def start(*services):
-        server = grpc.aio.server()
-        for add, servicer in services:
-            add(servicer, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        servers.append(server)
-        return f"127.0.0.1:{port}"
-
-    yield start
-    for server in servers:
-        await server.stop(None)
+async def refuse(_, context):
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "empty")
 
 
-ADMIN = (add_AdminServiceServicer_to_server, AdminServiceServicer())
-EXECUTOR = (add_ExecutorServiceServicer_to_server, ExecutorServiceServicer())
-HEALTH = (add_HealthServicer_to_server, health.HealthServicer())
+def service(name, method):
+    """One that knows this method, and refuses what it does not like."""
+    handlers = {method: grpc.unary_unary_rpc_method_handler(refuse)}
+    return grpc.method_handlers_generic_handler(f"paceline.v1.{name}", handlers)
 
 
-class ListsNothing(AdminServiceServicer):
-    """An admin port that answers."""
-
-    async def ListExecutors(self, request, context):  # noqa: N802  gRPC calls it so
-        """Refuse what is not there."""
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "empty")
-
-
-class KnowsNothing(ExecutorServiceServicer):
-    """An executor's port that answers."""
-
-    async def GetState(self, request, context):  # noqa: N802  gRPC calls it so
-        """Refuse what is not there."""
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "empty")
+ADMIN, EXECUTOR = service("AdminService", "ListExecutors"), service("ExecutorService", "GetState")
 
 
 @pytest.mark.parametrize(
-    ("services", "said"),
+    ("services", "has_health", "said"),
     [
-        ([(ADMIN[0], ListsNothing())], "is the admin port of a scheduler"),
-        ([(EXECUTOR[0], KnowsNothing()), HEALTH], "is the port of an executor"),
-        ([HEALTH], "is a health port"),
-        ([], "is a gRPC server of something else"),
+        ([ADMIN], False, "is the admin port of a scheduler"),
+        ([EXECUTOR], True, "is the port of an executor"),
+        ([], True, "is a health port"),
+        ([], False, "is a gRPC server of something else"),
     ],
     ids=["admin", "executor", "health", "another server"],
 )
-async def test_the_wrong_port_is_named_for_what_it_is(serve, services, said):
+async def test_the_wrong_port_is_named_for_what_it_is(services, has_health, said):
     """Of a short call and of a request: `Method not found!` would say nothing."""
-    address = await serve(*services)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(services)
+    if has_health:
+        add_HealthServicer_to_server(health.HealthServicer(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
     async with AsyncClient(address) as client:
         for call in (client.list_models(), client.generate("?")):
             with pytest.raises(WrongServerError, match=f"{address} {said}") as caught:
                 await call
             assert caught.value.reason == "WRONG_SERVER"
+    await server.stop(None)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,24 @@
-"""A refusal for lack of room is tried again, modestly and only where nothing can be doubled."""
+"""A refusal for lack of room is tried again, modestly and only where nothing can be doubled; so the settings say."""
 
 import asyncio
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline_client import (
     AsyncClient,
     ConnectFailedError,
     ConnectionLostError,
     InvalidRequestError,
+    Keepalive,
+    Limits,
     OverloadedError,
     Retry,
     ServerError,
     Timeout,
+    Tls,
     UnavailableError,
 )
 from paceline_client.recovery import pause_before_retry
@@ -59,40 +64,25 @@ def test_how_long_to_wait(error, num_attempts, remaining_seconds, pause):
     assert pause_before_retry(error, num_attempts, retry, remaining_seconds) == (pause and pytest.approx(pause))
 
 
-async def test_attempts_are_limited():
-    async with FakeServer([FULL]) as server:
-        async with AsyncClient(server.target, retry=Retry(max_attempts=2, initial_delay_seconds=0.01)) as client:
-            with pytest.raises(OverloadedError, match="queue is full") as caught:
-                await client.generate("?")
-        assert len(server.seen.requests) == 2
-    assert (caught.value.reason, caught.value.retry_after) == ("QUEUE_FULL", pytest.approx(0.03))
-
-
 @pytest.mark.parametrize(
-    ("script", "error"),
+    ("script", "options", "error", "num_requests"),
     [
-        ([Fail(grpc.StatusCode.INVALID_ARGUMENT, "bad", field="text")], InvalidRequestError),
-        ([Fail(grpc.StatusCode.INTERNAL, "bug")], ServerError),
-        ([Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "much later", retry_after_seconds=60)], OverloadedError),
-        ([Tokens((1,), "a"), Fail(grpc.StatusCode.INTERNAL, "bug")], ServerError),
+        ([FULL], {"retry": Retry(max_attempts=2, initial_delay_seconds=0.01)}, OverloadedError, 2),
+        ([FULL], {"timeout": Timeout(total_seconds=0.02)}, OverloadedError, 1),  # less than the pause
+        ([Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "much later", retry_after_seconds=60)], {}, OverloadedError, 1),
+        ([Fail(grpc.StatusCode.INVALID_ARGUMENT, "bad", field="text")], {}, InvalidRequestError, 1),
+        ([Fail(grpc.StatusCode.INTERNAL, "bug")], {}, ServerError, 1),
+        ([Tokens((1,), "a"), Fail(grpc.StatusCode.INTERNAL, "bug")], {}, ServerError, 1),
     ],
-    ids=["invalid", "internal", "long wait", "after a token"],
+    ids=["attempts", "no time", "long wait", "invalid", "internal", "after a token"],
 )
-async def test_other_failures_are_not_tried_again(script, error):
+async def test_where_trying_again_is_no_use_the_failure_is_the_error(script, options, error, num_requests):
     async with FakeServer(script) as server:
-        async with AsyncClient(server.target, retry=QUICK) as client:
-            with pytest.raises(error):
+        async with AsyncClient(server.target, **{"retry": QUICK, **options}) as client:
+            with pytest.raises(error, match=script[-1].message) as caught:
                 await client.generate("?")
-        assert len(server.seen.requests) == 1
-
-
-async def test_no_attempt_outlasts_the_request():
-    """A pause that would end after the request's time is not begun."""
-    async with FakeServer([FULL]) as server:
-        async with AsyncClient(server.target, retry=QUICK) as client:
-            with pytest.raises(OverloadedError):
-                await client.generate("?", timeout=Timeout(total_seconds=0.02))
-        assert len(server.seen.requests) == 1
+        assert len(server.seen.requests) == num_requests
+    assert (caught.value.reason, caught.value.retry_after) == (script[-1].reason, script[-1].retry_after_seconds)
 
 
 async def test_a_cancelled_wait_does_not_try_again():
@@ -105,3 +95,39 @@ async def test_a_cancelled_wait_does_not_try_again():
         with pytest.raises(asyncio.CancelledError):
             await task
         assert len(server.seen.requests) == 1
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: Timeout(connect_seconds=0), "connect_seconds"),
+        (lambda: Timeout(call_seconds=-1), "call_seconds"),
+        (lambda: Timeout(total_seconds=float("nan")), "total_seconds"),
+        (lambda: Retry(max_attempts=0), "max_attempts"),
+        (lambda: Retry(multiplier=0.5), "multiplier"),
+        (lambda: Retry(jitter=1), "jitter"),
+        (lambda: Retry(max_outage_seconds=0), "max_outage_seconds"),
+        (lambda: Keepalive(heartbeat_seconds=1, silence_seconds=1.5), "silence_seconds"),
+        (lambda: Limits(max_buffered_tokens=0), "max_buffered_tokens"),
+        (lambda: Tls(private_key=b"key"), "certificate_chain"),
+        (lambda: Tls(root_certificates=b"roots", folder="x"), "folder"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(make, names):
+    with pytest.raises(ValueError, match=names):
+        make()
+
+
+def test_pauses_grow_by_half_from_100_ms_to_5_s():
+    retry = Retry(draw=lambda: 0.5)
+    pauses = [retry.delay_seconds(n) for n in (1, 2, 3, 100)]
+    assert pauses == pytest.approx([0.1, 0.15, 0.225, 5.0])
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
+def test_no_pause_leaves_its_bounds(num_failures, drawn):
+    """Between 80 ms and 5 s, whatever is drawn and however often it failed."""
+    assert 0.08 <= Retry(draw=lambda: drawn).delay_seconds(num_failures) <= 5.0

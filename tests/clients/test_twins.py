@@ -49,7 +49,6 @@ async def play_async(target, sampling):
 
 
 def play_sync(target, sampling):
-    """The same with threads."""
     with Client(target, retry=Retry(max_attempts=1)) as client:
         stream, came = client.stream("?", request_id="r", sampling=sampling), []
         try:
