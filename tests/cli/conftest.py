@@ -7,6 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from paceline_cli.__main__ import main
+
 MODELS = {"data": [{"id": "small", "max_model_len": 512}, {"id": "large"}]}
 
 
@@ -87,7 +89,20 @@ class OpenAIServer:
 
 
 @pytest.fixture
+def run_main(monkeypatch):
+    """Do what the program does, in this process; returns its exit code."""
+
+    def run_main(*arguments):
+        monkeypatch.setenv("GRPC_VERBOSITY", "NONE")  # it would set that for good
+        monkeypatch.setattr("sys.argv", ["paceline", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code
+
+    return run_main
+
+
+@pytest.fixture
 def openai_server():
-    """Start such servers, which end with the test."""
     with contextlib.ExitStack() as servers:
         yield lambda *messages, **options: servers.enter_context(OpenAIServer(*messages, **options))

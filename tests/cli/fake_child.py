@@ -18,12 +18,10 @@ import time
 
 
 def log(event, **fields):
-    """One log line."""
     print(json.dumps({"event": event, "level": "info", **fields}), flush=True)
 
 
 def serve():
-    """Become ready and wait."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     log("model_load", phase="weights", fraction=0.5)
     log("ready", pid=os.getpid())
@@ -32,7 +30,6 @@ def serve():
 
 
 def slow_end():
-    """Take a moment to end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     log("ready", pid=os.getpid())
     signal.sigwait([signal.SIGTERM])
@@ -42,14 +39,12 @@ def slow_end():
 
 
 def standby():
-    """Be ready before it serves."""
     log("ready", pid=os.getpid(), standby=True)
     log("waiting_in_line", address="127.0.0.1:1")
     serve()
 
 
 def stubborn():
-    """Become ready and stay."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log("ready", pid=os.getpid())
     while True:
@@ -57,14 +52,12 @@ def stubborn():
 
 
 def parent():
-    """Leave somebody behind."""
     left_behind = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
     log("child", message=str(left_behind.pid), level="warning")
     serve()
 
 
 def flaky(path, *modes):
-    """Do what the next mode says."""
     with open(path, "a+") as file:  # noqa: PTH123  it runs without site-packages, as light as can be
         file.seek(0)
         num_starts = len(file.read())
@@ -78,7 +71,6 @@ def flaky(path, *modes):
 
 
 def leave(code, *words):
-    """Say why, and end."""
     print(*words, file=sys.stderr)
     sys.exit(int(code))
 

@@ -18,12 +18,10 @@ from pathlib import Path
 
 
 def log(event, **fields):
-    """One log line."""
     print(json.dumps({"event": event, "level": "info", **fields}), flush=True)
 
 
 def wait_for_sigterm(meanwhile=lambda: None):
-    """Return when asked to end."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     meanwhile()
@@ -39,7 +37,6 @@ def may(variable):
 
 
 def scheduler(arguments):
-    """Serve one sentence."""
     from paceline.v1 import inference_pb2 as pb
     from paceline_client.testing import FakeServer, say
 
@@ -59,7 +56,6 @@ def scheduler(arguments):
 
 
 def executor(arguments):
-    """Pretend to load."""
     parser = argparse.ArgumentParser("paceline-executor")
     for name in ("model", "host", "port", "health-port", "metrics-port", "shutdown-timeout"):
         parser.add_argument(f"--{name}", required=True)

@@ -1,25 +1,19 @@
 """`paceline bench` as it is typed: tables, files, exit codes and Ctrl-C, against a scripted scheduler."""
 
-import io
+import itertools
 import json
+import os
 import signal
-import subprocess
 import sys
 
 import grpc
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from paceline_cli.app import app
-from paceline_cli.bench.live_view import BarView
-from paceline_cli.bench.records import Counted, Record, RungRun
-from paceline_cli.bench.rungs import ClosedLoop, Rung
-from paceline_cli.bench.workload import PlannedRequest, Segment
 from paceline_client.results import FinishReason
 from paceline_client.testing import End, Fail, FakeServer, Hold, Tokens
 
-PACELINE = (sys.executable, "-m", "paceline_cli")
 SMALL = ["--num-prompts", "3", "--input-len", "4", "--output-len", "5"]
 # What `vllm bench serve --save-result --save-detailed` writes and tools read, of what applies to any server.
 VLLM_FIELDS = {
@@ -33,7 +27,6 @@ VLLM_FIELDS = {
 
 
 def bench(*arguments, target=None):
-    """Run the command in this process."""
     return CliRunner().invoke(app, ["bench", *([] if target is None else ["--target", target]), *arguments])
 
 
@@ -43,20 +36,7 @@ def answer(request):
     return [*steps, End(FinishReason.LENGTH, num_prompt_tokens=len(request.token_ids.ids))]
 
 
-def refuse_every_second():
-    """A script that has room for every other request only."""
-    numbers = iter(range(1000))
-
-    def script(request):
-        if next(numbers) % 2:
-            return [Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")]
-        return answer(request)
-
-    return script
-
-
 def lines_of(path):
-    """The results in a file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -133,7 +113,9 @@ def test_goodput_and_cost_are_shown_where_they_are_asked_for(measure):
 
 
 def test_failures_are_counted_and_end_nothing(measure):
-    result, (fields,) = measure("--num-prompts", "4", "--max-concurrency", "1", script=refuse_every_second())
+    full, has_room = [Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")], itertools.cycle([True, False])
+    options = "--num-prompts", "4", "--max-concurrency", "1"
+    result, (fields,) = measure(*options, script=lambda request: answer(request) if next(has_room) else full)
     assert result.exit_code == 0
     assert "failed: 2 requests with OverloadedError, such as: the queue is full" in result.stdout
     assert (fields["completed"], fields["failed"], fields["failures"]) == (2, 2, {"OverloadedError": 2})
@@ -152,16 +134,14 @@ def test_a_run_in_which_everything_failed_is_a_failure_and_one_that_did_not_begi
     assert (result.exit_code, result.stderr) == (1, "error: every request failed\n")
 
 
-def test_requests_that_cannot_fit_are_announced():
-    with FakeServer(answer) as server:
-        result = bench(*SMALL[:2], "--max-concurrency", "2", "--input-len", "2000", target=server.target)
+def test_requests_that_cannot_fit_are_announced(measure):
+    result, _ = measure(*SMALL[:2], "--max-concurrency", "2", "--input-len", "2000")
     assert result.stderr.startswith("warning: 3 requests do not fit the model's context of 2,048 tokens")
 
 
-def test_plots_are_pictures(tmp_path):
+def test_plots_are_pictures(measure, tmp_path):
     folder = tmp_path / "new" / "plots"
-    with FakeServer(answer) as server:
-        result = bench(*SMALL, "--max-concurrency", "2,2", "--plot", str(folder), target=server.target)
+    result, _ = measure(*SMALL, "--max-concurrency", "2,2", "--plot", str(folder))
     assert result.exit_code == 0, result.output
     names = ["itl_over_time_1_concurrency_2.png", "itl_over_time_2_concurrency_2.png", "throughput_latency.png"]
     assert sorted(path.name for path in folder.iterdir()) == names
@@ -207,26 +187,21 @@ def test_a_missing_library_says_how_to_get_it(monkeypatch, module, arguments):
 
 def test_ctrl_c_ends_in_good_order_with_what_was_measured(tmp_path):
     """Two were answered, two were running; the server hears that nobody waits for those."""
-    numbers = iter(range(100))
+    numbers = itertools.count(1)
 
     def script(request):
-        return answer(request) if next(numbers) < 2 else [Tokens((1,)), Hold()]
+        number = next(numbers)
+        if number == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return answer(request) if number <= 2 else [Tokens((1,)), Hold()]
 
     path = tmp_path / "results.jsonl"
     options = ["--num-warmups", "0", "--max-concurrency", "2,4", "--output", str(path)]
     with FakeServer(script) as server:
-        process = subprocess.Popen(
-            [*PACELINE, "bench", *options, "--target", server.target],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        server.wait_for(lambda seen: len(seen.requests) == 4, timeout_seconds=60)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        result = bench(*options, target=server.target)
         server.wait_for(lambda seen: len(seen.cancelled) == 2)
-    assert (process.returncode, stderr) == (130, "Interrupted; the figures are of what had ended by then.\n")
-    assert "interrupted: 2 requests were still running" in stdout
+    assert (result.exit_code, result.stderr) == (130, "Interrupted; the figures are of what had ended by then.\n")
+    assert "interrupted: 2 requests were still running" in result.stdout
     (fields,) = lines_of(path)
     assert (fields["completed"], fields["interrupted"], len(fields["ttfts"])) == (2, 2, 2)
 
@@ -241,17 +216,3 @@ def test_any_openai_compatible_endpoint_is_measured_the_same_way(tmp_path, opena
     (fields,) = lines_of(path)
     assert (fields["backend"], fields["model_id"], fields["completed"]) == ("openai", "other", 3)
     assert (fields["output_lens"], fields["total_cached_tokens"]) == ([2, 2, 2], None)
-
-
-def test_the_live_view_is_one_line_that_is_gone_at_the_end():
-    planned = PlannedRequest((Segment("x", 4),), 8)
-    run = RungRun(Rung(ClosedLoop(4), [planned] * 20), 0.0)
-    run.records = [Record(planned, None, 0.0, [0.5], Counted(4, 8)), Record(planned, None, 0.0, [0.5] * 2)]
-    screen = io.StringIO()
-    with BarView(Console(width=80, force_terminal=True, color_system=None, file=screen)) as view:
-        view.show(run, 2.0)
-        shown = screen.getvalue()
-    assert "concurrency 4" in shown
-    assert "1/20" in shown
-    assert "1 running, 5 tokens/s" in shown
-    assert screen.getvalue().endswith("\x1b[2K")

@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import io
+import math
 
 import grpc
 import pytest
+from rich.console import Console
 
 from paceline_cli.bench.clock import Clock
 from paceline_cli.bench.ladder import run_ladder
-from paceline_cli.bench.live_view import NoView, describe
+from paceline_cli.bench.live_view import BarView, NoView, describe
 from paceline_cli.bench.load import LoadGenerator
 from paceline_cli.bench.paceline_target import PacelineTarget, prompt_token_ids
 from paceline_cli.bench.prompts import PromptWriter
@@ -30,7 +33,6 @@ class VirtualTime:
         self.seconds = 100.0
 
     def now(self):
-        """The reading."""
         return self.seconds
 
     async def sleep(self, seconds):
@@ -41,35 +43,33 @@ class VirtualTime:
 
     @property
     def clock(self):
-        """As the product wants it."""
         return Clock(self.now, self.sleep)
 
 
 class InMemoryTarget:
-    """Answers with one token when it is let, and knows how many asked at once."""
+    """Answers the first requests with one token each, and knows how many asked at once."""
 
-    def __init__(self, time, *, answers=True, failing=()):
+    def __init__(self, time, *, num_answers=math.inf, failing=()):
         self.served = Served("memory", 2048)
         self.num_symbols = 1000
         self.sent = []
         self.most_at_once = 0
         self.num_cancelled = 0
         self._time = time
+        self._num_answers = num_answers
         self._failing = failing
         self._running = 0
-        self._may_answer = asyncio.Event()
-        if answers:
-            self._may_answer.set()
 
     async def send(self, request, times):
-        """Take part in the count for a few turns of the loop."""
         self.sent.append((self._time.now(), request))
+        number = len(self.sent)
         self._running += 1
         self.most_at_once = max(self.most_at_once, self._running)
         try:
             await asyncio.sleep(0)
-            await self._may_answer.wait()
-            if len(self.sent) in self._failing:
+            if number > self._num_answers:
+                await asyncio.Event().wait()
+            if number in self._failing:
                 raise OverloadedError("the queue is full")
             times.append(self._time.now())
             return Counted(len(request.symbols), 1)
@@ -90,13 +90,7 @@ def time():
 
 @pytest.fixture
 def target(time):
-    """Answers at once."""
     return InMemoryTarget(time)
-
-
-@pytest.fixture
-def silent_target(time):
-    return InMemoryTarget(time, answers=False)
 
 
 def requests(*times, num_output_tokens=3):
@@ -113,7 +107,6 @@ def generator_of(target, clock):
 
 
 async def run(target, rung, clock, stop=None):
-    """One rung, to its end."""
     generator = generator_of(target, clock)
     running = generator.begin(rung)
     await generator.run(running, stop or asyncio.Event())
@@ -130,15 +123,20 @@ async def test_a_closed_loop_keeps_so_many_running(max_concurrency, time, target
     )
 
 
-async def test_an_open_loop_sends_when_it_is_time_whether_or_not_anything_has_ended(time, silent_target):
-    stop = asyncio.Event()
-    running = asyncio.create_task(
-        run(silent_target, Rung(OpenLoop(2, 1), requests(0.5, 0.75, 4)), time.clock, stop),
-    )
-    while len(silent_target.sent) < 3:
+async def stopped_when_sent(num_requests, target, running, stop):
+    """What came of running something that was told to stop when so many requests were sent."""
+    task = asyncio.create_task(running)
+    while len(target.sent) < num_requests:
         await asyncio.sleep(0)
     stop.set()
-    assert [record.started for record in (await running).records] == [100.5, 100.75, 104]
+    return await task
+
+
+async def test_an_open_loop_sends_when_it_is_time_whether_or_not_anything_has_ended(time):
+    silent, stop = InMemoryTarget(time, num_answers=0), asyncio.Event()
+    running = run(silent, Rung(OpenLoop(2, 1), requests(0.5, 0.75, 4)), time.clock, stop)
+    ended = await stopped_when_sent(3, silent, running, stop)
+    assert [record.started for record in ended.records] == [100.5, 100.75, 104]
 
 
 async def test_a_trace_is_replayed_at_its_own_times(time, target):
@@ -176,19 +174,15 @@ async def test_a_failed_request_never_ends_a_run(time):
     ]
 
 
-async def test_a_stop_cancels_what_runs_and_keeps_what_has_ended(time, silent_target):
-    stop = asyncio.Event()
-    running = asyncio.create_task(run(silent_target, Rung(ClosedLoop(2), requests(*[None] * 9)), time.clock, stop))
-    while len(silent_target.sent) < 2:
-        await asyncio.sleep(0)
-    stop.set()
-    ended = await running
-    assert ([record.outcome for record in ended.records], silent_target.num_cancelled) == ([None, None], 2)
+async def test_a_stop_cancels_what_runs_and_keeps_what_has_ended(time):
+    target, stop = InMemoryTarget(time, num_answers=1), asyncio.Event()
+    running = run(target, Rung(ClosedLoop(2), requests(*[None] * 9)), time.clock, stop)
+    ended = await stopped_when_sent(3, target, running, stop)
+    assert [record.outcome for record in ended.records] == [Counted(4, 1), None, None]
+    assert target.num_cancelled == 2
 
 
 async def test_a_mistake_of_the_program_is_not_a_failed_request(time, target):
-    """It ends the run, as it should."""
-
     async def mistaken(_request, _times):
         raise LookupError
 
@@ -203,15 +197,8 @@ async def test_rungs_and_warm_up_share_no_prefix_cache(time, target):
     generator = generator_of(target, time.clock)
     planned = requests(None)
     await generator.warm_up(planned[0], 0)
-    ended = []
-    await run_ladder(
-        generator,
-        [Rung(ClosedLoop(1), planned), Rung(ClosedLoop(2), planned)],
-        time.clock,
-        stop=asyncio.Event(),
-        make_view=NoView,
-        on_ended=ended.append,
-    )
+    rungs, ended = [Rung(ClosedLoop(1), planned), Rung(ClosedLoop(2), planned)], []
+    await run_ladder(generator, rungs, time.clock, stop=asyncio.Event(), make_view=NoView, on_ended=ended.append)
     warm_up, first, second = (request for _, request in target.sent)
     assert len({warm_up.cache_group, first.cache_group, second.cache_group}) == 3
     assert len(warm_up.symbols) == len(first.symbols)
@@ -219,30 +206,14 @@ async def test_rungs_and_warm_up_share_no_prefix_cache(time, target):
     assert [running.rung.load for running in ended] == [ClosedLoop(1), ClosedLoop(2)]
 
 
-async def test_a_stopped_ladder_hands_on_the_rung_that_ran_and_begins_no_other(time, target):
-    stop = asyncio.Event()
-    ended = []
-    target.send, send = stop_after(1, stop, target), target.send
-    target.answer = send
+async def test_a_stopped_ladder_hands_on_the_rung_that_ran_and_begins_no_other(time):
+    target, stop, ended = InMemoryTarget(time, num_answers=1), asyncio.Event(), []
     rungs = [Rung(ClosedLoop(1), requests(None, None, None)), Rung(ClosedLoop(2), requests(None))]
-    await run_ladder(
-        generator_of(target, time.clock), rungs, time.clock, stop=stop, make_view=NoView, on_ended=ended.append
-    )
+    generator = generator_of(target, time.clock)
+    running = run_ladder(generator, rungs, time.clock, stop=stop, make_view=NoView, on_ended=ended.append)
+    await stopped_when_sent(2, target, running, stop)
     (only,) = ended
     assert [record.outcome for record in only.records] == [Counted(4, 1), None]
-
-
-def stop_after(num_requests, stop, target):
-    """Set the event when one more is sent, and never answer that."""
-
-    async def send(request, times):
-        if len(target.sent) < num_requests:
-            return await target.answer(request, times)
-        stop.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    return send
 
 
 def counting(request):
@@ -263,7 +234,6 @@ def counting(request):
 
 @contextlib.asynccontextmanager
 async def connected(server, **options):
-    """A target that is connected to a scripted server."""
     target = await PacelineTarget.connect(
         server.target, None, Sampling(temperature=0.0), ignore_eos=True, now=Clock().now, **options
     )
@@ -313,10 +283,15 @@ def test_prompts_keep_clear_of_end_tokens_and_of_both_ends_of_a_vocabulary():
     assert prompt_token_ids(model) == [3, 4, 5, 6, *range(8, 21)]
 
 
-def test_the_live_view_says_what_runs_what_failed_and_how_fast():
-    run_so_far = RungRun(Rung(ClosedLoop(4), requests(*[None] * 4)), 10.0)
-    assert describe(run_so_far, 10.0) == "0 running, 0 tokens/s"
+def test_the_live_view_says_what_runs_what_failed_and_how_fast_in_a_line_that_is_gone_at_the_end():
+    so_far = RungRun(Rung(ClosedLoop(4), requests(*[None] * 20)), 10.0)
+    assert describe(so_far, 10.0) == "0 running, 0 tokens/s"
     for outcome, num_messages in ((Counted(4, 30), 3), (None, 10), (Failure("A", "b"), 0)):
-        planned = run_so_far.rung.requests[0]
-        run_so_far.records.append(Record(planned, None, 10.0, [11.0] * num_messages, outcome))
-    assert describe(run_so_far, 12.0) == "1 running, 1 failed, 20 tokens/s"
+        so_far.records.append(Record(so_far.rung.requests[0], None, 10.0, [11.0] * num_messages, outcome))
+    screen = io.StringIO()
+    with BarView(Console(width=80, force_terminal=True, color_system=None, file=screen)) as view:
+        view.show(so_far, 12.0)
+        shown = screen.getvalue()
+    for part in ("concurrency 4", "2/20", "1 running, 1 failed, 20 tokens/s"):
+        assert part in shown
+    assert screen.getvalue().endswith("\x1b[2K")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from paceline_cli.bench.errors import WorkloadError
-from paceline_cli.bench.metrics import Objectives, percentile, statistics_of, summarise
+from paceline_cli.bench.metrics import Objectives, percentile, summarise
 from paceline_cli.bench.records import Counted, Failure, Record, RungRun
 from paceline_cli.bench.rungs import ClosedLoop, Rung
 from paceline_cli.bench.tables import print_rung
@@ -149,8 +149,3 @@ def test_cost_is_that_of_the_time_the_tokens_took():
     summary = summarise(run_of(record(0, [1, 1, 1, 1])), None, 3.6)
     assert summary.cost_per_million_output_tokens == pytest.approx(0.01 / 4 * 1e6)
     assert summary.cost_per_million_total_tokens == pytest.approx(0.01 / 14 * 1e6)
-
-
-def test_no_values_have_no_statistics():
-    """Rather than zeros."""
-    assert statistics_of([]) is None

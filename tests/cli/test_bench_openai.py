@@ -27,7 +27,6 @@ DONE = "data: [DONE]\n\n"
 
 
 def token(text):
-    """A message with a token."""
     return {"choices": [{"text": text}]}
 
 

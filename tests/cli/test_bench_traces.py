@@ -21,14 +21,12 @@ ROWS = [
 
 
 def file_with(folder, name, text):
-    """A trace on disk."""
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def jsonl(*rows):
-    """Rows as lines."""
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 

@@ -14,7 +14,7 @@ from paceline_cli.bench.openai_target import WORDS
 from paceline_cli.bench.plan import WorkloadOptions, gamma_arrivals
 from paceline_cli.bench.prompts import PromptWriter
 from paceline_cli.bench.rungs import ClosedLoop, OpenLoop
-from paceline_cli.bench.workload import Lengths, PlannedRequest, Segment, num_too_long
+from paceline_cli.bench.workload import PlannedRequest, Segment, num_too_long
 
 NUM_ARRIVALS = 4000
 # The gamma distribution's function at a multiple x of its mean, for the shapes where it is elementary.
@@ -79,13 +79,6 @@ def test_everything_follows_from_the_seed():
     assert not set(written([first], 500, 7)) & set(written([other], 500, 8))
 
 
-def test_equal_keys_have_equal_content_as_far_as_both_go():
-    writer = PromptWriter(1000, 3)
-    short, long, other = (writer.write([Segment(key, length)]) for key, length in (("a", 5), ("a", 9), ("b", 9)))
-    assert long[:5] == short
-    assert long[:5] != other[:5]
-
-
 def test_the_default_is_the_ladder():
     """1, 4, 16, 32 and 64 at once, 200 requests of 128 in and 128 out each."""
     rungs = WorkloadOptions().rungs()
@@ -144,8 +137,3 @@ def test_options_that_cannot_be_meant_are_refused_by_name(options, expected):
 def test_requests_beyond_the_context_are_found():
     requests = [PlannedRequest((Segment("a", 90), Segment("b", 5)), length) for length in (4, 5, 6)]
     assert num_too_long(requests, 100) == 1
-
-
-def test_a_length_may_be_one_number():
-    assert Lengths.parse("7", "--input-len") == Lengths(7, 7)
-    assert Lengths.parse("7-9", "--input-len") == Lengths(7, 9)

@@ -1,6 +1,5 @@
 """The commands that talk to a scheduler: what they print, where, and with which exit code."""
 
-import dataclasses
 import functools
 import io
 import json
@@ -15,13 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.v1 import inference_pb2 as pb
-from paceline_cli.__main__ import main
 from paceline_cli.app import app
 from paceline_cli.sentences import explained
 from paceline_client import Client, Explanation, RequestState, Times
 from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say, standby
 
-PACELINE = (sys.executable, "-m", "paceline_cli")
 COMMANDS = [
     *("up", "chat", "generate", "models", "top", "explain", "estimate", "profile", "replay", "token"),
     *("bench", "demo", "chaos", "serve"),
@@ -29,16 +26,19 @@ COMMANDS = [
 
 
 def run(*arguments, target=None, stdin=None):
-    """Run the command line in this process."""
     options = [] if target is None else ["--target", target]
     return CliRunner().invoke(app, [*arguments, *options], input=stdin)
 
 
+def played(script, *arguments, stdin=None):
+    """Run the command line against a server that plays a script; returns its result, and the requests that came."""
+    with FakeServer(script) as server:
+        return run(*arguments, target=server.target, stdin=stdin), server.seen.requests
+
+
 def test_generate_streams_the_answer_to_stdout():
     """The text and one newline, nothing else: it can be piped."""
-    with FakeServer(say("The capital is Paris.")) as server:
-        result = run("generate", "What is the capital of France?", target=server.target)
-        sent = server.seen.requests[0]
+    result, (sent,) = played(say("The capital is Paris."), "generate", "What is the capital of France?")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "The capital is Paris.\n", "")
     assert sent.chat.messages[0].content == "What is the capital of France?"
 
@@ -49,10 +49,9 @@ def test_generate_sends_what_the_options_say():
     options += ["--min-tokens", "2", "--logprobs", "0", "--timeout", "60", "--priority", "-5", "-n", "1"]
     options += ["--max-draft-tokens", "0"]
     options += ["--seed", "9", "--stop", "a", "--stop", "b", "--model", "fake", "--raw"]
-    with FakeServer(echo) as server:
-        assert run("generate", "go", *options, target=server.target).stdout == "go\n"
-        run("generate", "go", "--system", "be brief", target=server.target)
-        raw, chat = server.seen.requests
+    result, (raw,) = played(echo, "generate", "go", *options)
+    _, (chat,) = played(echo, "generate", "go", "--system", "be brief")
+    assert result.stdout == "go\n"
     assert (raw.text, raw.model, raw.sampling.temperature, raw.sampling.seed) == ("go", "fake", 0.0, 9)
     assert (raw.sampling.top_p, raw.sampling.top_k, raw.sampling.min_p) == (0.5, 3, 0.25)
     assert (raw.sampling.presence_penalty, raw.sampling.frequency_penalty) == (1, -1)
@@ -68,9 +67,8 @@ def test_generate_sends_what_the_options_say():
 def test_several_answers_are_shown_one_after_another():
     """They come side by side, which nobody could read; JSON has each in full."""
     script = [Tokens((1,), "b", completion=1), Tokens((2,), "a"), End(completion=1), End()]
-    with FakeServer(script) as server:
-        text = run("generate", "?", "-n", "2", target=server.target)
-        fields = json.loads(run("generate", "?", "-n", "2", "--json", target=server.target).stdout)
+    text, _ = played(script, "generate", "?", "-n", "2")
+    fields = json.loads(played(script, "generate", "?", "-n", "2", "--json")[0].stdout)
     assert (text.exit_code, text.stdout) == (0, "[1]\na\n[2]\nb\n")
     assert [completion["text"] for completion in fields["completions"]] == ["a", "b"]
     assert fields["text"] == "a"
@@ -88,27 +86,32 @@ def test_a_request_is_explained_or_unknown():
     assert (unknown.exit_code, unknown.stderr) == (66, "error: no such request\n")
 
 
-def test_an_explanation_names_what_is_waited_for():
-    explanation = Explanation(RequestState.PREEMPTED, "blocks", 3, 2, "a bigger one", "", 5, 4)
-    assert explained(explanation).splitlines() == [
-        "preempted",
-        "waits for: blocks (3 ahead of it)",
-        "preempted 2 times, last: a bigger one",
-        "5 tokens computed, 4 generated",
-    ]
-
-
-def test_an_explanation_says_where_the_time_went():
-    explanation = Explanation(RequestState.RUNNING, "", 0, 0, "", "here", 9, 8, times=Times(0.25, 1.5, 0.004, 0.0))
-    assert explained(explanation).splitlines()[-1] == "queued 250 ms, prefill 1.5 s, decode 4 ms"
-    just_come = dataclasses.replace(explanation, times=Times(0.0, 0.0, 0.0, 0.0))
-    assert explained(just_come) == explained(dataclasses.replace(explanation, times=None))
-
-
-def test_an_explanation_tells_of_drafts_where_there_were_any():
-    explanation = Explanation(RequestState.RUNNING, "", 0, 0, "", "here", 9, 8, num_draft_tokens=6)
-    drafting = dataclasses.replace(explanation, num_accepted_draft_tokens=5)
-    assert explained(drafting).splitlines()[-1] == "5 of 6 drafts became output"
+@pytest.mark.parametrize(
+    ("explanation", "lines"),
+    [
+        (
+            Explanation(RequestState.PREEMPTED, "blocks", 3, 2, "a bigger one", "", 5, 4),
+            [
+                *("preempted", "waits for: blocks (3 ahead of it)", "preempted 2 times, last: a bigger one"),
+                "5 tokens computed, 4 generated",
+            ],
+        ),
+        (
+            Explanation(RequestState.RUNNING, "", 0, 0, "", "here", 9, 8, 6, 5, times=Times(0.25, 1.5, 0.004, 0.0)),
+            [
+                *("running on here", "9 tokens computed, 8 generated", "queued 250 ms, prefill 1.5 s, decode 4 ms"),
+                "5 of 6 drafts became output",
+            ],
+        ),
+        (
+            Explanation(RequestState.RUNNING, "", 0, 0, "", "here", 9, 8, times=Times(0.0, 0.0, 0.0, 0.0)),
+            ["running on here", "9 tokens computed, 8 generated"],
+        ),
+    ],
+    ids=["waiting", "drafting", "just come"],
+)
+def test_an_explanation_says_what_is_waited_for_and_where_the_time_went(explanation, lines):
+    assert explained(explanation).splitlines() == lines
 
 
 def test_an_estimate_is_one_line_or_the_refusal_that_would_come():
@@ -131,16 +134,14 @@ def test_a_request_with_no_time_is_refused_by_name():
 
 def test_generate_reads_stdin():
     """Without the newline that echo puts at its end, and only as UTF-8."""
-    with FakeServer(echo) as server:
-        assert run("generate", "-", "--raw", target=server.target, stdin="two\nlines\n").stdout == "two\nlines\n"
-        assert server.seen.requests[0].text == "two\nlines"
-        result = run("generate", "-", target=server.target, stdin=b"\xff\xfe")
+    result, (sent,) = played(echo, "generate", "-", "--raw", stdin="two\nlines\n")
+    assert (result.stdout, sent.text) == ("two\nlines\n", "two\nlines")
+    result, _ = played(echo, "generate", "-", stdin=b"\xff\xfe")
     assert (result.exit_code, result.stderr) == (65, "error: stdin: not UTF-8 at byte 0\n")
 
 
 def test_generate_prints_json_for_programs():
-    with FakeServer(say("Grüße dir")) as server:
-        result = run("generate", "?", "--json", target=server.target)
+    result, _ = played(say("Grüße dir"), "generate", "?", "--json")
     fields = json.loads(result.stdout)
     assert (fields["text"], fields["token_ids"], fields["finish_reason"]) == ("Grüße dir", [0, 1], "stop")
     assert fields["usage"] == {
@@ -168,15 +169,13 @@ def test_generate_prints_json_for_programs():
 )
 def test_each_kind_of_failure_has_its_exit_code(code, expected):
     failure = Fail(code, "it is\nwrong", field="sampling.top_p", retry_after_seconds=9.0)
-    with FakeServer([failure]) as server:
-        result = run("generate", "?", target=server.target)
+    result, _ = played([failure], "generate", "?")
     assert result.exit_code == expected
     assert result.stderr == "error: it is wrong (sampling.top_p); try again in 9.0 s\n"
 
 
 def test_a_damaged_stream_is_a_failure_of_its_own():
-    with FakeServer([Tokens((1,), "a"), Tokens((2,), "b", hash_error=1)]) as server:
-        result = run("generate", "?", target=server.target)
+    result, _ = played([Tokens((1,), "a"), Tokens((2,), "b", hash_error=1)], "generate", "?")
     assert (result.exit_code, result.stdout) == (76, "a\n")
 
 
@@ -218,11 +217,9 @@ def test_no_model_is_not_an_empty_table():
 
 
 def test_a_chat_remembers():
-    with FakeServer(say("fine thanks")) as server:
-        result = run(
-            "chat", "--system", "be kind", target=server.target, stdin="hello\n\nand you?\n/reset\nbye\n/exit\nx\n"
-        )
-        turns = [[(turn.role, turn.content) for turn in request.chat.messages] for request in server.seen.requests]
+    typed = "hello\n\nand you?\n/reset\nbye\n/exit\nx\n"
+    result, requests = played(say("fine thanks"), "chat", "--system", "be kind", stdin=typed)
+    turns = [[(turn.role, turn.content) for turn in request.chat.messages] for request in requests]
     assert (result.exit_code, result.stdout) == (0, "fine thanks\n" * 3)
     opening = ("system", "be kind")
     assert turns == [
@@ -235,13 +232,15 @@ def test_a_chat_remembers():
 def test_a_chat_survives_a_failed_turn():
     refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "the prompt is too long", field="chat")
     scripts = {"long": [refusal], "short": say("ok")}
-    with FakeServer(lambda request: scripts[request.chat.messages[-1].content]) as server:
-        result = run("chat", target=server.target, stdin="short\nlong\nshort\n")
-        last = server.seen.requests[-1].chat.messages
+
+    def script(request):
+        return scripts[request.chat.messages[-1].content]
+
+    result, (*_, last) = played(script, "chat", stdin="short\nlong\nshort\n")
     assert (result.exit_code, result.stdout) == (65, "ok\nok\n")
     assert "the prompt is too long (chat)" in result.stderr
     assert "/reset forgets it" in result.stderr
-    assert [turn.content for turn in last] == ["short", "ok", "short"]
+    assert [turn.content for turn in last.chat.messages] == ["short", "ok", "short"]
 
 
 @pytest.mark.parametrize(("arguments", "stdin"), [(["chat"], "one\n"), (["generate", "one"], None)])
@@ -255,9 +254,8 @@ def test_an_answer_survives_its_connection(arguments, stdin):
 
 
 def test_an_unknown_chat_command_is_explained():
-    with FakeServer(say("hi")) as server:
-        result = run("chat", target=server.target, stdin="/what\n")
-        assert server.seen.requests == []
+    result, requests = played(say("hi"), "chat", stdin="/what\n")
+    assert requests == []
     assert "/exit or Ctrl-D leaves" in result.stderr
 
 
@@ -269,20 +267,17 @@ def help_of(command):
     return result.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_a_terminal_of_80_columns(command):
-    lines = [line.strip() for line in help_of(command).splitlines() if line.strip()]
-    assert max(len(line) for line in help_of(command).splitlines()) <= 80
-    assert lines[0].startswith("Usage: ")
-    assert lines[1].endswith(".")
-
-
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_is_for_people(command):
-    names = re.findall(r"^│ [* ]{0,3}(-\S+)", help_of(command), re.MULTILINE)
+def test_help_is_for_people_and_fits_a_terminal_of_80_columns(command):
+    shown = help_of(command)
+    usage, sentence, *_ = filter(None, map(str.strip, shown.splitlines()))
+    assert max(map(len, shown.splitlines())) <= 80
+    assert usage.startswith("Usage: ")
+    assert sentence.endswith(".")
+    names = re.findall(r"^│ [* ]{0,3}(-\S+)", shown, re.MULTILINE)
     assert names
     assert not [name for name in names if name.endswith("…")]
-    assert not re.search(r"<[a-z]+>|list\[", help_of(command))
+    assert not re.search(r"<[a-z]+>|list\[", shown)
 
 
 def test_help_says_what_holds_where_an_option_is_unset():
@@ -306,17 +301,15 @@ def test_wrong_use_is_explained_and_exits_with_2():
 
 
 def test_a_prompt_may_be_piped_in_without_a_dash():
-    with FakeServer(say("hi")) as server:
-        assert run("generate", "--raw", target=server.target, stdin="Once\n").stdout == "hi\n"
-        assert run("estimate", "--raw", target=server.target, stdin="Once\n").exit_code == 0
-        assert server.seen.requests[0].text == "Once"
-        assert run("generate", target=server.target, stdin="").exit_code == 2
+    result, (sent,) = played(say("hi"), "generate", "--raw", stdin="Once\n")
+    assert (result.stdout, sent.text) == ("hi\n", "Once")
+    assert played(say("hi"), "estimate", "--raw", stdin="Once\n")[0].exit_code == 0
+    assert played(say("hi"), "generate", stdin="")[0].exit_code == 2
 
 
 def test_a_model_without_a_chat_template_leads_to_the_option_for_that():
     refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "the model 'x' has no chat template; send text instead")
-    with FakeServer([refusal]) as server:
-        result = run("generate", "hi", target=server.target)
+    result, _ = played([refusal], "generate", "hi")
     assert result.stderr == "error: the model 'x' has no chat template; continue a text with: paceline generate --raw\n"
 
 
@@ -346,74 +339,39 @@ def test_the_version_is_the_distributions():
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("paceline ")
 
 
-def run_process(*command, **options):
-    """Run a command as a process of its own."""
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, **options)
-
-
-def test_without_the_extra_the_command_says_what_to_install():
-    """The library needs neither typer nor rich."""
-    code = """
-import sys
-sys.modules["typer"] = None
-import paceline_client
-from paceline_cli.__main__ import main
-main()
-"""
-    result = run_process(sys.executable, "-c", code, stdout=subprocess.PIPE)
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "error: the paceline command needs typer: pip install 'paceline[cli]'\n"
+def test_without_the_extra_the_command_says_what_to_install(run_main, monkeypatch):
+    monkeypatch.setitem(sys.modules, "typer", None)
+    assert run_main() == "error: the paceline command needs typer: pip install 'paceline[cli]'"
 
 
 def test_a_reader_that_goes_away_is_no_traceback():
-    """As in `paceline generate ... | head -1`."""
+    """As in `paceline generate ... | head -1`: also not when the interpreter ends."""
     reading, writing = os.pipe()
     os.close(reading)
     with FakeServer(say("many words " * 50)) as server, os.fdopen(writing, "w") as stdout:
-        result = run_process(*PACELINE, "generate", "x", "--target", server.target, stdout=stdout)
+        command = sys.executable, "-m", "paceline_cli", "generate", "x", "--target", server.target
+        result = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (141, "")
 
 
-DISK_FULL = 74, "error: input or output failed: No space left on device\n"
-
-
-def test_output_that_cannot_be_written_is_one_line():
-    """A full disk is nobody's bug: the reason, and the exit code for it."""
-    with FakeServer(say("hi there")) as server, Path("/dev/full").open("w") as full:
-        result = run_process(*PACELINE, "generate", "x", "--target", server.target, stdout=full)
-    assert (result.returncode, result.stderr) == DISK_FULL
-
-
-@pytest.fixture
-def run_main(monkeypatch):
-    """Do what the program does, in this process; returns its exit code."""
-
-    def run_main(*arguments):
-        monkeypatch.setenv("GRPC_VERBOSITY", "NONE")  # it would set that for good
-        monkeypatch.setattr("sys.argv", ["paceline", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return end.value.code
-
-    return run_main
-
-
-@pytest.mark.parametrize("arguments", [["generate", "x", "--json"], ["chat"], ["models"], ["-h"]])
+@pytest.mark.parametrize("arguments", [["generate", "x"], ["generate", "x", "--json"], ["chat"], ["models"], ["-h"]])
 def test_no_command_hides_that_its_output_cannot_be_written(arguments, run_main, monkeypatch, capsys):
+    """A full disk is nobody's bug: one line with the reason, and the exit code for it."""
     with FakeServer(say("hi there")) as server, Path("/dev/full").open("w") as full:
         monkeypatch.setenv("PACELINE_TARGET", server.target)
         monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
         monkeypatch.setattr("sys.stdout", full)
-        assert (run_main(*arguments), capsys.readouterr().err) == DISK_FULL
+        assert run_main(*arguments) == 74
+    assert capsys.readouterr().err == "error: input or output failed: No space left on device\n"
 
 
-def test_a_character_that_the_encoding_lacks_is_replaced():
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+def test_a_character_that_the_encoding_lacks_is_replaced(run_main, monkeypatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with FakeServer(say("Grüße, 世界")) as server:
-        arguments = "generate", "x", "--target", server.target
-        text = run_process(*PACELINE, *arguments, stdout=subprocess.PIPE, env=ascii_only)
-        array = CliRunner(charset="ascii").invoke(app, [*arguments, "--json"])
-    assert (text.returncode, text.stdout, text.stderr) == (0, "Gr??e, ??\n", "")
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert run_main("generate", "x", "--target", server.target) == 0
+        array = CliRunner(charset="ascii").invoke(app, ["generate", "x", "--target", server.target, "--json"])
+    assert stdout.buffer.getvalue() == b"Gr??e, ??\n"
     assert json.loads(array.stdout)["text"] == "Grüße, 世界"
 
 

@@ -37,14 +37,12 @@ MAX_WAIT_S = 120
 
 @pytest.fixture
 async def executor():
-    """One that runs what it is told to."""
     async with hash_executor() as executor:
         yield executor
 
 
 @asynccontextmanager
 async def profiling(*arguments):
-    """The command as a process."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", COMMAND, *map(str, arguments)),
         stdout=asyncio.subprocess.PIPE,
@@ -60,21 +58,14 @@ async def profiling(*arguments):
 
 
 async def recorded(executor):
-    """Return once the executor records."""
     while not executor.runner.profiler.is_on:
         await asyncio.sleep(0.01)
 
 
-async def ended(process):
-    """Its exit code and what it printed."""
-    out, errors = await process.communicate()
-    return process.returncode, out.decode(), errors.decode()
-
-
 async def invoked(*arguments):
-    """The command in a thread of this process: its exit code and what it printed on stderr."""
+    """The command in a thread of this process: its exit code and what it printed on stdout and stderr."""
     result = await asyncio.to_thread(CliRunner().invoke, app, ["profile", *map(str, arguments)])
-    return result.exit_code, result.stderr
+    return result.exit_code, result.stdout, result.stderr
 
 
 @asynccontextmanager
@@ -91,13 +82,13 @@ async def test_the_next_steps_of_the_executor_that_a_scheduler_knows_are_in_the_
     async with (
         scheduler_of(executor.address) as target,
         attached(executor.address) as client,
-        profiling("--admin-target", target, "--steps", 3, "-o", file) as process,
     ):
+        profile = asyncio.create_task(invoked("--admin-target", target, "--steps", 3, "-o", file))
         await recorded(executor)
         await client.run([(0, 3)], PLACING)
         for _ in range(2):
             await client.run([(0, 1)])
-        code, out, _ = await ended(process)
+        code, out, _ = await profile
     events = read_trace(file.read_bytes())
     check_steps(events)
     assert (code, out) == (0, f"3 steps in {file}: open it at https://ui.perfetto.dev\n")
@@ -114,24 +105,24 @@ async def test_what_has_come_until_ctrl_c_is_kept(executor, tmp_path):
         while b"step 1" not in (tmp_path / "trace.json.part").read_bytes():
             await asyncio.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        code, out, _ = await ended(process)
-    assert (code, out.split()[0]) == (130, "1")
+        out, _ = await process.communicate()
+    assert (process.returncode, out.split()[0]) == (130, b"1")
     assert len(steps_of(read_trace(file.read_bytes()))) == 1
 
 
-async def test_an_executor_that_does_not_answer_is_one_line(tmp_path):
-    async with profiling("--executor", "127.0.0.1:1", "-o", tmp_path / "trace.json") as process:
-        code, _, errors = await ended(process)
-    assert (code, len(errors.splitlines())) == (69, 1), errors
-    assert errors.startswith("error: the executor at 127.0.0.1:1 does not answer")
-    assert not list(tmp_path.iterdir())
-
-
-async def test_a_scheduler_that_is_not_there_is_one_line(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--executor", "127.0.0.1:1"), "error: the executor at 127.0.0.1:1 does not answer"),
+        (("--target", "127.0.0.1:1"), "error: cannot reach 127.0.0.1:2"),
+    ],
+    ids=["executor", "scheduler"],
+)
+async def test_who_does_not_answer_is_one_line(tmp_path, monkeypatch, options, sentence):
     monkeypatch.setattr("paceline_cli.top.source._CONNECT_SECONDS", 0.3)  # to where nobody is
-    code, errors = await invoked("--target", "127.0.0.1:1", "-o", tmp_path / "trace.json")
+    code, _, errors = await invoked(*options, "-o", tmp_path / "trace.json")
     assert (code, len(errors.splitlines())) == (69, 1), errors
-    assert errors.startswith("error: cannot reach 127.0.0.1:2")
+    assert errors.startswith(sentence)
     assert not list(tmp_path.iterdir())
 
 
@@ -145,7 +136,7 @@ async def test_what_cannot_be_recorded_is_one_line(executor, tmp_path):
             (("--executor", executor.address, "-o", tmp_path / "missing" / "trace.json"), 65, "cannot write"),
         ):
             output = () if "-o" in arguments else ("-o", tmp_path / "trace.json")
-            code, errors = await invoked(*arguments, *output)
+            code, _, errors = await invoked(*arguments, *output)
             assert (code, len(errors.splitlines())) == (expected, 1), errors
             assert errors.startswith("error: ")
             assert sentence in errors
@@ -157,7 +148,7 @@ async def test_a_second_profile_is_refused(executor, tmp_path):
     async with aclosing(trace_parts(executor.address, 20, Credentials(None, None))) as parts:
         first = asyncio.ensure_future(anext(parts))
         await recorded(executor)
-        code, errors = await invoked("--executor", executor.address, "-o", tmp_path / "second.json")
+        code, _, errors = await invoked("--executor", executor.address, "-o", tmp_path / "second.json")
         first.cancel()
         await asyncio.wait((first,))
     assert (code, "another profile is being recorded" in errors) == (75, True)

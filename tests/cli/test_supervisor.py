@@ -35,7 +35,6 @@ class Recorder:
         self.events = []
 
     def on_event(self, event):
-        """Note it."""
         self.events.append(event)
 
     def of(self, kind, name="child"):
@@ -43,13 +42,16 @@ class Recorder:
         return [event for event in self.events if isinstance(event, kind) and event.name == name]
 
 
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
 def program(*arguments, name="child", stop_stage=0):
-    """A fake child that does what the arguments say."""
     return Program(name, (sys.executable, "-I", "-S", FAKE_CHILD, *map(str, arguments)), stop_stage=stop_stage)
 
 
 def supervise(recorder, *programs, restarts=Restarts.ALWAYS, grace_seconds=20.0):
-    """A supervisor of these programs."""
     return Supervisor(programs, recorder, restarts=restarts, grace_seconds=grace_seconds)
 
 
@@ -62,7 +64,6 @@ def is_alive(process_id):
 
 
 async def until(condition):
-    """Wait until something has happened."""
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.01)
@@ -74,9 +75,8 @@ def process_ids(recorder):
     return [json.loads(line)["pid"] for line in printed if b'"ready"' in line]
 
 
-async def test_children_come_up_and_go_down_in_order():
+async def test_children_come_up_and_go_down_in_order(recorder):
     """Progress is told, ready is waited for, and all end with exit code 0 and without a restart."""
-    recorder = Recorder()
     async with supervise(recorder, program("serve", name="first"), program("serve", name="second")) as supervisor:
         await supervisor.ready()
         ids = process_ids(recorder)
@@ -88,9 +88,8 @@ async def test_children_come_up_and_go_down_in_order():
     assert [is_alive(number) for number in ids] == [False, False]
 
 
-async def test_a_ready_child_that_is_killed_comes_back():
+async def test_a_ready_child_that_is_killed_comes_back(recorder):
     """At once, as a new process."""
-    recorder = Recorder()
     async with supervise(recorder, program("serve")) as supervisor:
         await supervisor.ready()
         os.kill(process_ids(recorder)[0], signal.SIGKILL)
@@ -100,8 +99,7 @@ async def test_a_ready_child_that_is_killed_comes_back():
     assert first != second
 
 
-async def test_the_process_of_a_program_can_be_asked_for():
-    recorder = Recorder()
+async def test_the_process_of_a_program_can_be_asked_for(recorder):
     failing = dataclasses.replace(program("exit", 1, name="failing"), min_restart_seconds=60.0)
     async with supervise(recorder, program("serve"), failing) as supervisor:
         await supervisor.during(until(lambda: recorder.of(BecameReady) and recorder.of(Exited, "failing")))
@@ -110,9 +108,8 @@ async def test_the_process_of_a_program_can_be_asked_for():
     assert supervisor.process_id("child") is None
 
 
-async def test_programs_end_stage_by_stage():
+async def test_programs_end_stage_by_stage(recorder):
     """One of a later stage is asked to end only when all of the earlier ones have ended."""
-    recorder = Recorder()
     programs = [program("slow-end", name=name, stop_stage=stage) for name, stage in (("b", 1), ("a", 0), ("c", 0))]
     async with supervise(recorder, *programs) as supervisor:
         await supervisor.ready()
@@ -122,25 +119,22 @@ async def test_programs_end_stage_by_stage():
     assert [name for name, _ in ends[4:]] == ["b", "b"]
 
 
-async def test_a_standby_that_takes_over_says_so():
-    recorder = Recorder()
+async def test_a_standby_that_takes_over_says_so(recorder):
     async with supervise(recorder, program("standby")) as supervisor:
         await supervisor.during(until(lambda: recorder.of(TookOver)))
     assert recorder.of(BecameReady) == [BecameReady("child", stands_by=True)]
     assert recorder.of(Progressed) == []
 
 
-async def test_a_child_that_fails_to_start_is_tried_again_with_growing_pauses(tmp_path):
+async def test_a_child_that_fails_to_start_is_tried_again_with_growing_pauses(recorder, tmp_path):
     """Until it works; a crash after that costs no pause, and the same crash again does."""
-    recorder = Recorder()
     flaky = program("flaky", tmp_path / "starts", "crash", "crash", "ready-crash", "ready-crash", "serve")
     async with supervise(recorder, flaky) as supervisor:
         await supervisor.during(until(lambda: len(recorder.of(BecameReady)) == 3))
     assert [event.restart_in_seconds for event in recorder.of(Exited)] == pytest.approx([0.1, 0.2, 0.0, 0.1])
 
 
-async def test_a_child_that_can_never_work_ends_everything():
-    recorder = Recorder()
+async def test_a_child_that_can_never_work_ends_everything(recorder):
     hopeless = program("exit", 3, "paceline-executor: error: there is no model 'x'", name="executor")
     with pytest.raises(ChildFailedError, match="executor ended with exit code 3: there is no model 'x'") as caught:
         async with supervise(recorder, program("serve", name="scheduler"), hopeless) as supervisor:
@@ -151,8 +145,7 @@ async def test_a_child_that_can_never_work_ends_everything():
     assert not any(is_alive(number) for number in process_ids(recorder))
 
 
-async def test_without_restarts_any_end_is_a_failure():
-    recorder = Recorder()
+async def test_without_restarts_any_end_is_a_failure(recorder):
     async with supervise(recorder, program("serve"), restarts=Restarts.NEVER) as supervisor:
         await supervisor.ready()
         os.kill(process_ids(recorder)[0], signal.SIGKILL)
@@ -166,15 +159,13 @@ async def test_a_program_that_is_not_there():
             await both.ready()
 
 
-async def test_a_child_that_does_not_end_is_killed():
-    recorder = Recorder()
+async def test_a_child_that_does_not_end_is_killed(recorder):
     async with supervise(recorder, program("stubborn"), program("serve", name="other"), grace_seconds=0.3) as both:
         await both.ready()
     assert not any(is_alive(number) for number in process_ids(recorder))
 
 
-async def test_killing_does_not_wait():
-    recorder = Recorder()
+async def test_killing_does_not_wait(recorder):
     async with supervise(recorder, program("stubborn"), grace_seconds=600) as supervisor:
         await supervisor.ready()
         supervisor.kill()
@@ -189,8 +180,7 @@ async def test_stopping_before_anything_is_ready():
         assert not any(is_alive(number) for number in process_ids(recorder))
 
 
-async def test_what_a_child_started_ends_with_it():
-    recorder = Recorder()
+async def test_what_a_child_started_ends_with_it(recorder):
     async with supervise(recorder, program("parent")) as supervisor:
         await supervisor.ready()
         grandchild = int(recorder.of(Said)[0].text.removeprefix("child: "))

@@ -309,6 +309,5 @@ def test_an_admin_port_follows_that_of_the_api(target, admin):
 
 
 def test_a_target_without_a_port_that_could_be_followed_is_told():
-    """With what to say instead."""
     with pytest.raises(InvalidRequestError, match="--admin-target"):
         admin_target("unix:/run/paceline")

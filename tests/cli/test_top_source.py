@@ -44,7 +44,6 @@ async def server(*executors, access=None):
 
 @asynccontextmanager
 async def through_a_proxy(served):
-    """A proxy to a server."""
     host, port = served.address.split(":")
     async with FaultProxy(host, int(port), CHANCE) as proxy:
         yield proxy
@@ -52,7 +51,6 @@ async def through_a_proxy(served):
 
 @asynccontextmanager
 async def source_of(target):
-    """An operator's connection and what it tells."""
     state = TopState()
     source = Source(target, None, None, state, time.monotonic)
     try:

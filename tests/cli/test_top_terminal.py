@@ -22,7 +22,7 @@ from paceline_client.testing import FakeServer, say
 from paceline_scheduler.backend import ExecutorStatus
 from paceline_scheduler.observers.steps import StepTotals
 from paceline_scheduler.testing.edge_server import serve_edge
-from paceline_scheduler.testing.measured_processes import event, module_process, scheduler_of, simulated_executor
+from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import served_model
 
@@ -56,7 +56,6 @@ class TopTerminal:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def resize(self, columns, lines):
-        """As a terminal's window does."""
         self._screen.resize(lines, columns)
         self._set_size(columns, lines)
         self.process.send_signal(signal.SIGWINCH)
@@ -78,11 +77,9 @@ class TopTerminal:
         return next((line for line in self.lines if line.startswith(">")), "")
 
     def press(self, keys):
-        """Type."""
         os.write(self._ours, keys.encode())
 
     async def until(self, is_shown):
-        """Wait until the lines are so."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while not is_shown(self.lines):
@@ -96,11 +93,9 @@ class TopTerminal:
         return next(line for line in self.lines if re.search(pattern, line))
 
     async def ended(self):
-        """Wait for its end; returns the exit code."""
         return await asyncio.wait_for(asyncio.to_thread(self.process.wait), PATIENCE_S)
 
     def close(self):
-        """Leave nothing behind."""
         asyncio.get_running_loop().remove_reader(self._ours)
         self.process.kill()
         self.process.wait()
@@ -205,28 +200,6 @@ async def follows_its_size(top):
         await top.until_shown("^ waiting-1 .* running " if columns > 40 else "^ EXECUTOR")
 
 
-@pytest.mark.slow  # with connections of one process: test_top_source
-async def test_top_finds_the_scheduler_that_takes_over():
-    """The one that drives the executors is killed; the standby is shown as soon as it drives them. With that killed
-    too, top says so and goes on looking; what was known stays.
-    """
-    async with (
-        simulated_executor(step_ms=20.0) as executor,
-        scheduler_of(executor, "--standby") as (first, active),
-        standby_of(executor) as (second, other),
-        # The standby first: it has to be passed over.
-        terminal("--target", api(active), "--admin-target", f"{admin(other)},{admin(active)}") as top,
-    ):
-        await top.until_shown(rf"^paceline top  {admin(active)}  live")
-        first.kill()
-        await top.until_shown(rf"^paceline top  {admin(other)}  live")
-        second.kill()
-        await top.until_shown("lost, looking for the active server")
-        await top.until_shown(rf"^ {re.escape(executor)}")
-        top.press("q")
-        assert await top.ended() == 0
-
-
 async def test_top_writes_no_colours_where_nobody_wants_any():
     """SIGTERM ends it as q does, with the terminal as it was."""
     async with scripted() as address, terminal("--admin-target", address, environment={"NO_COLOR": "1"}) as top:
@@ -262,20 +235,8 @@ async def test_a_port_that_is_no_admin_port_is_named():
 
 
 def api(ports):
-    """Where clients connect."""
     return f"127.0.0.1:{ports['port']}"
 
 
 def admin(ports):
-    """Where operators connect."""
     return f"127.0.0.1:{ports['admin_port']}"
-
-
-@asynccontextmanager
-async def standby_of(executor):
-    """A scheduler that stands by; yields it and the event that names its ports."""
-    ports = ("--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0")
-    async with module_process("paceline_scheduler", *ports, "--executors", executor, "--standby") as process:
-        listening = await event(process, "listening")
-        await event(process, "standing_by")
-        yield process, listening
