@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from paceline_client import AsyncClient, ConnectFailedError, ConnectionLostError, Keepalive, Retry, Timeout
-from paceline_client.testing import Break, End, FakeServer, Hold, Tokens, say
+from paceline_client.testing import Break, End, Fail, FakeServer, Hold, Tokens, say
 
 QUICK = Retry(initial_delay_seconds=0.01)
 
@@ -102,8 +102,21 @@ async def test_a_server_that_falls_silent_counts_as_lost():
             await anext(stream)
 
 
+async def test_a_session_that_is_never_taken_is_tried_again():
+    """Until somebody takes it, on a connection of its own each time; nothing is lost, for nothing had begun."""
+    async with FakeServer(say("yes")) as server, AsyncClient(server.target, retry=QUICK) as client:
+        server.refuse_sessions(Break(message="not the leader"))
+        waiting = asyncio.create_task(client.generate("?"))
+        await server.seen_that(lambda seen: seen.num_sessions == 3)
+        server.refuse_sessions(None)
+        assert (await waiting).text == "yes"
+
+
 async def test_a_session_that_the_server_cancels_counts_as_lost():
+    """It is resumed, and again when that is refused."""
     script = [Tokens((1,), "a"), Break(grpc.StatusCode.CANCELLED, ""), Tokens((2,), "b"), End()]
     async with FakeServer(script) as server, await AsyncClient.connect(server.target) as client:
+        server.refuse_resumes(Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_after_seconds=0.01))
         assert (await client.generate("?")).text == "ab"
+        assert [request.attachment for request in server.seen.requests] == [1, 2, 3]
         assert server.seen.num_sessions == 2

@@ -140,8 +140,8 @@ async def test_each_connection_has_the_certificates_of_its_moment(tmp_path, asks
 async def test_a_server_of_another_authority_gets_nothing(tmp_path):
     """Nor one without a certificate: not even the token."""
     credentials = credentials_of(Authority().mount(tmp_path / "theirs"), asks_clients=False)
-    tls = Tls(folder=Authority().mount(tmp_path / "mine"))
-    for of_server in (credentials, None):
+    mine = Tls(folder=Authority().mount(tmp_path / "mine"))
+    for of_server, tls in ((credentials, mine), (None, mine), (None, Tls())):
         async with serving(credentials=of_server) as (target, doorkeeper):
             async with AsyncClient(target, tls=tls, token="secret", timeout=SOON) as client:
                 with pytest.raises(ConnectFailedError):

@@ -94,8 +94,8 @@ def test_a_lost_doubled_swapped_or_changed_delta_is_refused(groups, data):
     delivered = []
 
     async def read():
-        while True:
-            delivered.extend((await inbox.get()).token_ids)
+        while isinstance(delta := await inbox.get(), Delta):
+            delivered.extend(delta.token_ids)
 
     with pytest.raises(StreamCorruptedError, match="rolling hash" if fault == "change" else "offset"):
         asyncio.run(read())
