@@ -94,7 +94,6 @@ def test_no_two_distributions_bring_the_same_file(wheels):
 
 @pytest.mark.slow
 def test_a_program_without_its_extra_says_what_to_install(wheels, tmp_path):
-    """In one line, instead of a traceback."""
     folder = installed(tmp_path, *wheels.values())
     for program, arguments in (("scheduler", "--executors localhost:1"), ("executor", "--model some")):
         without = f"import sys; sys.modules['structlog'] = None; sys.argv[1:] = {arguments.split()}"

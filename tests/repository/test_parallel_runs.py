@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.lint
+# What pytest and pytest-xdist do together: only another version of them changes it.
+pytestmark = [pytest.mark.lint, pytest.mark.slow]
 
 TESTS = """
 import os

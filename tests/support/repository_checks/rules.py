@@ -6,6 +6,7 @@ There is no list of exceptions, on purpose: a file that breaks a rule is changed
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Set
+from functools import cache
 from itertools import chain
 
 from repository_checks.sources import Source, Violation
@@ -19,6 +20,7 @@ MAX_METHODS = 25
 MAX_FIELDS = 15
 # What else runs code out of data, ruff bans: it finds what imports bind, and of these builtins only some calls.
 UNSAFE_BUILTINS = frozenset({"eval", "exec", "compile", "__import__"})
+UNSAFE_OPTIONS = frozenset({"allow_pickle", "trust_remote_code"})
 CLOCKS = frozenset(f"{name}{unit}" for name in ("time", "monotonic", "perf_counter") for unit in ("", "_ns"))
 # Each has a rival that is in use: page is block, extend and retract are append and preempt, a stranger is an orphan,
 # a hindrance a blocker. Words of the field that have none are free (sequence, job, entry, manager were not once, and
@@ -30,7 +32,8 @@ def function_size(source: Source) -> Iterator[Violation]:
     """A function, its docstring included, fits a screen; a Triton kernel fits two."""
     for node in _functions(source):
         num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
-        limit = MAX_TRITON_KERNEL_LINES if _is_triton_kernel(node) else MAX_FUNCTION_LINES
+        is_long = num_lines > MAX_FUNCTION_LINES
+        limit = MAX_TRITON_KERNEL_LINES if is_long and _is_triton_kernel(node) else MAX_FUNCTION_LINES
         if num_lines > limit:
             yield Violation(source.path, node.lineno, f"{node.name} has {num_lines} lines, the limit is {limit}")
 
@@ -50,43 +53,41 @@ def class_width(source: Source) -> Iterator[Violation]:
     values, such as a configuration or a request as it was sent: they have as many fields as they have parts. Arrays of
     one length that a class makes at once are the columns of one table, hence one field.
     """
-    for node in source.nodes:
-        if isinstance(node, ast.ClassDef):
-            num_methods, num_fields = len({method.name for method in _methods(node)}), _num_fields(node)
-            if num_methods > MAX_METHODS:
-                yield _too_wide(source, node, f"{num_methods} methods", MAX_METHODS)
-            if num_fields > MAX_FIELDS and not _is_value(node):
-                yield _too_wide(source, node, f"{num_fields} fields", MAX_FIELDS)
+    for node in source.nodes(ast.ClassDef):
+        num_methods, num_fields = len({method.name for method in _methods(node)}), _num_fields(node)
+        if num_methods > MAX_METHODS:
+            yield _too_wide(source, node, f"{num_methods} methods", MAX_METHODS)
+        if num_fields > MAX_FIELDS and not _is_value(node):
+            yield _too_wide(source, node, f"{num_fields} fields", MAX_FIELDS)
 
 
 def environment(source: Source) -> Iterator[Violation]:
     """No option outside of `config.py` has an environment variable; ruff bans other reads."""
-    for node in source.nodes if source.path.name != "config.py" else ():
-        if isinstance(node, ast.keyword) and node.arg == "envvar":
+    for node in source.nodes(ast.keyword) if source.path.name != "config.py" else ():
+        if node.arg == "envvar":
             yield Violation(source.path, node.value.lineno, "reads an environment variable outside of config.py")
 
 
 def unsafe_loading(source: Source) -> Iterator[Violation]:
     """Nothing runs code out of data: no builtin that does, and no library that is told that it may."""
-    for node in source.nodes:
-        match node:
-            case ast.Name(id=name, ctx=ast.Load()) if name in UNSAFE_BUILTINS:
-                yield Violation(source.path, node.lineno, f"{name} runs code out of data")
-            case ast.keyword(arg="allow_pickle" | "trust_remote_code", value=value) if ast.unparse(value) != "False":
-                sentence = f"{node.arg}={ast.unparse(value)} runs code out of data"
-                yield Violation(source.path, value.lineno, sentence)
+    for name in source.nodes(ast.Name):
+        if name.id in UNSAFE_BUILTINS and isinstance(name.ctx, ast.Load):
+            yield Violation(source.path, name.lineno, f"{name.id} runs code out of data")
+    for option in source.nodes(ast.keyword):
+        if option.arg in UNSAFE_OPTIONS and (value := ast.unparse(option.value)) != "False":
+            yield Violation(source.path, option.value.lineno, f"{option.arg}={value} runs code out of data")
 
 
 def words(source: Source) -> Iterator[Violation]:
     """One meaning, one word: names do not use the words the architecture has set aside."""
     for line, name in _defined_names(source):
-        for word in sorted(UNUSED_WORDS & set(_split_words(name))):
+        for word in sorted(UNUSED_WORDS & _split_words(name)):
             yield Violation(source.path, line, f"{name} uses the word '{word}'")
 
 
 def keyword_pass_through(source: Source) -> Iterator[Violation]:
     """No `**kwargs`: a signature says what it takes. Decorators keep theirs by a ParamSpec."""
-    for node in source.nodes:
+    for node in source.nodes(ast.arguments):
         match node:
             case ast.arguments(kwarg=ast.arg(arg=name, annotation=annotation) as kwargs) if not (
                 isinstance(annotation, ast.Attribute) and annotation.attr == "kwargs"
@@ -108,21 +109,25 @@ def search_sizes(source: Source) -> Iterator[Violation]:
     """How far Hypothesis searches is a share of the profile's `max_examples`, so that `make soak` searches further."""
     if source.path.name == "conftest.py":
         return
-    for node in source.nodes:
+    for node in source.nodes(ast.keyword):
         match node:
             case ast.keyword(arg="max_examples", value=ast.Constant(value=value)):
                 yield Violation(source.path, node.value.lineno, f"max_examples={value!r} is the same in every profile")
 
 
+# What gives a name to something.
+NAMING: tuple[type[ast.AST], ...] = (
+    *(ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.arg, ast.Name, ast.Attribute, ast.ExceptHandler),
+    *(ast.MatchAs, ast.MatchStar, ast.MatchMapping, ast.Import, ast.ImportFrom),
+)
 EVERYWHERE: tuple[Rule, ...] = (function_size, file_size, class_width)
 IN_THE_PRODUCT: tuple[Rule, ...] = (environment, unsafe_loading, words, keyword_pass_through)
 IN_THE_TESTS: tuple[Rule, ...] = (asserted_times, search_sizes)
 
 
 def _functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in source.nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+    yield from source.nodes(ast.FunctionDef)
+    yield from source.nodes(ast.AsyncFunctionDef)
 
 
 def _too_wide(source: Source, node: ast.ClassDef, found: str, limit: int) -> Violation:
@@ -184,18 +189,23 @@ def _is_triton_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def _clocks(source: Source) -> Set[str]:
     """The expressions by which a file reads a clock, as its imports of `time` name them."""
     clocks: set[str] = set()
-    for node in source.nodes:
-        match node:
-            case ast.Import(names=names):
-                modules = [alias.asname or alias.name for alias in names if alias.name == "time"]
-                clocks |= {f"{module}.{clock}" for module in modules for clock in CLOCKS}
-            case ast.ImportFrom(module="time", names=names):
-                clocks |= {alias.asname or alias.name for alias in names if alias.name in CLOCKS}
+    for imported in source.nodes(ast.Import):
+        modules = [alias.asname or alias.name for alias in imported.names if alias.name == "time"]
+        clocks |= {f"{module}.{clock}" for module in modules for clock in CLOCKS}
+    for taken in source.nodes(ast.ImportFrom):
+        if taken.module == "time":
+            clocks |= {alias.asname or alias.name for alias in taken.names if alias.name in CLOCKS}
     return clocks
 
 
 def _reads_a_clock(root: ast.AST, clocks: Set[str]) -> bool:
-    return any(isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in clocks for node in ast.walk(root))
+    for node in ast.walk(root):
+        match node:
+            case ast.Name(id=name) if name in clocks:
+                return True
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if f"{module}.{name}" in clocks:
+                return True
+    return False
 
 
 def _timed_names(function: ast.AST, clocks: Set[str]) -> set[str]:
@@ -217,7 +227,7 @@ def _loaded_names(root: ast.AST) -> set[str]:
 
 def _defined_names(source: Source) -> Iterator[tuple[int, str]]:
     """Every name that a file gives to something, wherever it does so."""
-    for node in source.nodes:
+    for node in chain.from_iterable(map(source.nodes, NAMING)):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield node.lineno, name
@@ -233,10 +243,9 @@ def _defined_names(source: Source) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, alias.asname) for alias in names if alias.asname)
 
 
-def _split_words(name: str) -> Iterator[str]:
+@cache
+def _split_words(name: str) -> Set[str]:
+    """Its words, also in the singular."""
     parts = chain.from_iterable(re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", part) for part in name.split("_"))
-    for part in parts:
-        word = part.lower()
-        yield word
-        yield word.removesuffix("s")
-        yield re.sub("ies$", "y", word)
+    found = {part.lower() for part in parts}
+    return found | {word.removesuffix("s") for word in found} | {re.sub("ies$", "y", word) for word in found}

@@ -1,10 +1,14 @@
 """Which files are ours to check, as they lie on disk, whether git knows them yet or not."""
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar, cast
+
+Node = TypeVar("Node", bound=ast.AST)
 
 ROOT = Path(__file__).resolve().parents[3]
 PROTOS = ROOT / "protos"
@@ -26,10 +30,16 @@ class Source:
     path: Path
     text: str
 
+    def nodes(self, kind: type[Node]) -> list[Node]:
+        """Those of its syntax tree that are exactly of this kind."""
+        return cast("list[Node]", self._nodes_by_kind[kind])
+
     @cached_property
-    def nodes(self) -> tuple[ast.AST, ...]:
-        """All of its syntax tree: every rule looks through them."""
-        return tuple(ast.walk(ast.parse(self.text, filename=str(self.path))))
+    def _nodes_by_kind(self) -> dict[type[ast.AST], list[ast.AST]]:
+        nodes = defaultdict[type[ast.AST], list[ast.AST]](list)
+        for node in ast.walk(ast.parse(self.text, filename=str(self.path))):
+            nodes[type(node)].append(node)
+        return nodes
 
     @property
     def package(self) -> str:
