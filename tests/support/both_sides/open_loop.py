@@ -1,22 +1,15 @@
-"""Requests that arrive whether or not others are done: `python -m scheduler_cost.open_loop`.
+"""Requests that arrive whether or not others are done, in virtual time.
 
-Runs the core against executors without a model in virtual time: first at its capacity, then at multiples of it, and
-prints for each how many requests were answered in time. `--trace FILE` takes arrivals and lengths from a CSV file with
-the columns TIMESTAMP, ContextTokens and GeneratedTokens.
+Runs the core against executors without a model, whose steps take as long as is said, and keeps what became of each
+request.
 """
 
-import argparse
-import csv
 import heapq
 import random
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import partial
 from itertools import count
-from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -98,8 +91,6 @@ class OpenLoop:
     def __init__(self, capacities: Sequence[Capacity], limits: CoreLimits) -> None:
         self.core = Core(limits)
         self.courses: list[Course] = []
-        self.planning_s: list[float] = []  # CPU time of each planning
-        self.refusing_s: list[float] = []  # CPU time of each refusal
         self.preempted: set[int] = set()  # handles
         self._now_s = 0.0
         self._executors = {f"executor-{i}": capacity.executor(i + 1) for i, capacity in enumerate(capacities)}
@@ -141,22 +132,15 @@ class OpenLoop:
             end_token_ids=(),
             max_tokens=arrival.num_output_tokens,
         )
-        start = time.thread_time()
         try:
             self._feed(Submit((request,)))
         except RequestRefusedError:
             self.courses[handle].was_refused = True
-            self.refusing_s.append(time.thread_time() - start)
 
     def _drive(self, address: str) -> None:
         """Send what the core plans, and begin the next step of an executor that has nothing to do."""
         executor = self._executors[address]
-        while True:
-            start = time.thread_time()
-            plan = self.core.plan(address, self._now_s)
-            self.planning_s.append(time.thread_time() - start)
-            if plan is None:
-                break
+        while (plan := self.core.plan(address, self._now_s)) is not None:
             rows = self.core.views.executor(address).rows
             self.preempted |= {int(rows.handle[r.row]) for r in plan.releases if r.final is None}
             executor.receive(plan)
@@ -188,78 +172,6 @@ def poisson(
     return arrivals
 
 
-def read_trace(path: Path, num_requests: int) -> list[Arrival]:
-    """Return the first arrivals of a CSV trace, the first of them at 0."""
-    with path.open(newline="") as file:
-        rows = [row for row, _ in zip(csv.DictReader(file), range(num_requests), strict=False)]
-    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in rows]
-    return [
-        Arrival((at - times[0]).total_seconds(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-        for at, row in zip(times, rows, strict=True)
-    ]
-
-
 def faster(arrivals: Iterable[Arrival], factor: float) -> list[Arrival]:
     """Return the same arrivals, so many times as fast."""
     return [replace(arrival, at_s=arrival.at_s / factor) for arrival in arrivals]
-
-
-def main() -> None:
-    """Print a table of goodput, refusals, preemptions, and the CPU time of planning and refusing, by load."""
-    options = _options()
-    arrivals = (
-        read_trace(options.trace, options.num_requests)
-        if options.trace
-        else poisson(1.0, options.num_requests, random.Random(1), 200, 60)  # noqa: S311  # not for secrets
-    )
-    executor = Capacity(
-        num_blocks=options.num_blocks,
-        max_num_rows=256,
-        max_num_batched_tokens=2048,
-        max_model_len=16_384,
-        step_times=StepTimes(((1, 5e6), (2048, 210e6))),
-    )
-    span_s = arrivals[-1].at_s
-    capacity = _capacity(executor, arrivals)
-    print(f"{len(arrivals)} requests, capacity {capacity:.1f} requests/s, {options.num_blocks} blocks of 16")
-    print("  load  in time/s  refused  preempted  plan p99  refusal")
-    for load in options.loads:
-        limits = CoreLimits(
-            ttft_budget_s=options.ttft_budget, itl_budget_s=options.itl_budget, max_num_queued_reqs=1 << 20
-        )
-        run = OpenLoop([executor], limits)
-        courses = run.run(faster(arrivals, load * capacity * span_s / len(arrivals)))
-        seconds = max(course.token_s[-1] for course in courses if course.token_s)
-        good = sum(course.is_good(options.ttft_budget, options.itl_budget) for course in courses)
-        refused = sum(course.was_refused for course in courses) / len(courses)
-        planning_ms = sorted(run.planning_s)[int(len(run.planning_s) * 0.99)] * 1e3
-        refusal_us = median(run.refusing_s or [0.0]) * 1e6
-        preempted = len(run.preempted) / max(1, len(courses) - len(run.refusing_s))
-        print(
-            f"{load:6.1f} {good / seconds:10.1f} {refused:8.1%} {preempted:10.1%} {planning_ms:6.2f} ms "
-            f"{refusal_us:5.0f} us"
-        )
-
-
-def _capacity(executor: Capacity, arrivals: Sequence[Arrival]) -> float:
-    """Return the requests per second that are finished when all are there from the beginning."""
-    limits = CoreLimits(ttft_budget_s=1e9, max_num_queued_reqs=1 << 20, max_num_queued_tokens=1 << 40)
-    courses = OpenLoop([executor], limits).run(replace(arrival, at_s=0.0) for arrival in arrivals)
-    return len(courses) / max(course.token_s[-1] for course in courses)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run open-loop load against executors in virtual time.")
-    parser.add_argument("--trace", type=Path, help="CSV file of arrivals (default: Poisson arrivals)")
-    parser.add_argument("--num-requests", type=int, default=1000, help="arrivals (default 1000)")
-    parser.add_argument("--num-blocks", type=int, default=2048, help="KV blocks of 16 tokens (default 2048)")
-    parser.add_argument("--ttft-budget", type=float, default=1.0, help="seconds to the first token (default 1)")
-    parser.add_argument("--itl-budget", type=float, default=0.05, help="seconds between tokens (default 0.05)")
-    parser.add_argument(
-        "--loads", type=float, nargs="+", default=[0.5, 0.9, 1.2, 2, 5, 10], help="multiples of the capacity"
-    )
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,6 @@
 Knows what to draw and how long a step takes, so it needs neither a model nor a quiet machine.
 """
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,9 +28,8 @@ from paceline_scheduler.core.request import Request
 from paceline_scheduler.testing.requests import make_request
 
 _FIRST = "executor-0"
-MAX_TOKENS = 160
+_MAX_TOKENS = 160
 _BLOCK_SIZE = 16
-_KEEP = 0.5 ** (1 / 30)  # of a disturbance, per step
 _EMPTY_MS = 0.1  # of a step whose rows have ended
 _LOOKUP_MS = 0.014  # of a row that is asked: what 32 rows add to a step of the rows table
 
@@ -89,21 +87,6 @@ class Played:
         return self.num_tokens / self.busy_ms
 
 
-class Disturbance:
-    """Makes steps as much longer or shorter than they should be as `deviation` says: the standard deviation of the
-    logarithm. It comes and goes, as neighbours of a virtual machine do: half of it is left after 30 steps.
-    """
-
-    def __init__(self, deviation: float, seed: int = 0) -> None:
-        self._deviation = deviation
-        self._chance = np.random.default_rng(seed)
-        self._now = float(self._chance.normal())
-
-    def factor(self) -> float:
-        self._now = _KEEP * self._now + (1 - _KEEP**2) ** 0.5 * float(self._chance.normal())
-        return math.exp(self._deviation * self._now)
-
-
 class _Recorded(SimulatedRunner):
     """Draws what was recorded: seeds are places of answers."""
 
@@ -124,20 +107,11 @@ class _Recorded(SimulatedRunner):
         return int32([self._answers[seed].token_at(offset) for seed, offset in zip(seeds, offsets, strict=True)])
 
 
-def play(
-    answers: Sequence[Answer],
-    num_rows: int,
-    costs: Costs,
-    num_drafts: int | None,
-    disturbance: Disturbance | None = None,
-) -> Played:
-    """Every answer once, so many at a time, with so many drafts for every row, or None for the core's choice.
-
-    With a disturbance the core sees other times than are counted.
-    """
-    playback = _Playback(answers, num_rows, costs, disturbance or Disturbance(0.0))
+def play(answers: Sequence[Answer], num_rows: int, costs: Costs, num_drafts: int | None) -> Played:
+    """Every answer once, so many at a time, with so many drafts for every row, or None for the core's choice."""
+    playback = _Playback(answers, num_rows, costs)
     requests = [_request(answer, place) for place, answer in enumerate(answers)]
-    # The prompts are in the prefix cache when it begins, as in the bench.
+    # The prompts are in the prefix cache when it begins, as those of a text that is edited again and again.
     playback.serve([replace(each, handle=-1 - each.handle, max_tokens=1) for each in requests])
     playback.harness.drafts = () if num_drafts is None else (num_drafts,)
     played = playback.serve(requests)
@@ -151,15 +125,15 @@ def _request(answer: Answer, place: int) -> Request:
     is_ended = last not in answer.token_ids[answer.start : -1]  # else length ends it, as it does some that seem ended
     return make_request(
         answer.token_ids[: answer.start].tolist(),
-        MAX_TOKENS if is_ended else answer.num_tokens,
+        _MAX_TOKENS if is_ended else answer.num_tokens,
         seed=place,
         end_token_ids=(last,) if is_ended else (),
     )
 
 
 class _Playback:
-    def __init__(self, answers: Sequence[Answer], num_rows: int, costs: Costs, disturbance: Disturbance) -> None:
-        longest = max(answer.start for answer in answers) + MAX_TOKENS + 1
+    def __init__(self, answers: Sequence[Answer], num_rows: int, costs: Costs) -> None:
+        longest = max(answer.start for answer in answers) + _MAX_TOKENS + 1
         self._limits = RowLimits(
             num_rows=num_rows,
             max_model_len=longest,
@@ -172,7 +146,6 @@ class _Playback:
         times = StepTimes(tuple((point.num_tokens, float(point.duration_ns)) for point in costs.points()))
         self._runner = _Recorded(answers, self._limits, times)
         self._costs = costs
-        self._disturbance = disturbance
         self.harness = CoreHarness(InlineExecutor(self._load))
 
     def serve(self, requests: Sequence[Request]) -> Played:
@@ -195,16 +168,15 @@ class _Playback:
         return Played(num_tokens, num_verified, num_right, busy_ms)
 
     def _step(self) -> tuple[StepResult, float]:
-        """Runs one, and tells what it takes undisturbed, in milliseconds."""
+        """Runs one, and tells what it takes, in milliseconds."""
         self._runner.size = (0, 0)
         assert self.harness.run(_FIRST), "there is something to do"
         result = self.harness.results[_FIRST].pop()
         num_rows, num_tokens = self._runner.size
         step_ms = self._costs.step_ms(num_rows, num_tokens - num_rows) if num_rows else _EMPTY_MS
         draft_ms = _LOOKUP_MS * len(result.num_draft_tokens)
-        factor = self._disturbance.factor()
-        told = StepTimings(forward_ns=int(factor * step_ms * 1e6), draft_ns=int(factor * draft_ms * 1e6))
-        self.harness.clock.advance(factor * (step_ms + draft_ms) / 1e3)
+        told = StepTimings(forward_ns=int(step_ms * 1e6), draft_ns=int(draft_ms * 1e6))
+        self.harness.clock.advance((step_ms + draft_ms) / 1e3)
         self.harness.results[_FIRST].append(replace(result, timings=told))
         return result, step_ms + draft_ms
 
