@@ -13,15 +13,8 @@ from side_by_side.engines import OURS
 from side_by_side.results import Limits, Results, Sample
 
 
-class Sense(Enum):
-    """Which way a figure is better."""
-
-    MORE = "more"
-    LESS = "less"
-
-
 class Bound(Enum):
-    """What a target is for the ratio of ours to theirs."""
+    """What a target is for the ratio of ours to theirs: of what more is better, and of what less is."""
 
     AT_LEAST = "≥"
     AT_MOST = "≤"
@@ -43,7 +36,6 @@ class Row:
     unit: str
     ours: Figure
     against: tuple[tuple[str, Figure], ...]
-    sense: Sense
     bound: Bound
     target: float
     limit_share: Callable[[Mapping[str, float], Limits], float] | None = None
@@ -85,7 +77,7 @@ def outcome(row: Row, results: Results) -> Outcome:
     ours = _by_repetition(results.samples, OURS, row.ours)
     others = {engine: _by_repetition(results.samples, engine, figure) for engine, figure in row.against}
     medians = {engine: median(figures.values()) for engine, figures in others.items() if figures}
-    choose = max if row.sense is Sense.MORE else min
+    choose = max if row.bound is Bound.AT_LEAST else min
     best = choose(medians, key=lambda engine: medians[engine]) if medians else ""
     ratios = [ours[number] / theirs for number, theirs in others.get(best, {}).items() if number in ours and theirs]
     parts = {(OURS, row.ours.measurement), *((engine, figure.measurement) for engine, figure in row.against)}

@@ -1,32 +1,12 @@
-"""What can go wrong with an engine: one tree, each message a reason that the table can print.
-
-EngineError
-├── InstallError        it could not be installed
-├── StartError          it did not become ready
-├── DiedError           it ended in the middle of something
-├── SilentError         it did not answer in time
-└── RefusedError        it answers that it cannot do this
-"""
+"""What can go wrong with an engine; each message is a reason that the table can print."""
 
 
 class EngineError(Exception):
-    """An engine could not be measured; the message says why, in one line."""
+    """An engine could not be measured: it did not become ready, ended or fell silent. The message is one line."""
 
 
 class InstallError(EngineError):
     """Its environment could not be made."""
-
-
-class StartError(EngineError):
-    """It did not become ready."""
-
-
-class DiedError(EngineError):
-    """Its process ended."""
-
-
-class SilentError(EngineError):
-    """It did not answer in time, and was ended."""
 
 
 class RefusedError(EngineError):

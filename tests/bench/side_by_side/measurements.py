@@ -22,7 +22,6 @@ _PREFIX, _OWN_PART, _NUM_PREFIXES = 400, 16, 3
 _NUM_RUNNING, LONG_PROMPT, _RUNNING_BEFORE = 8, 1_900, 16
 CONTEXTS = (60, 440, 1_900)
 NUMS_OF_STREAMS = (8, 16, 32)
-TIMELINE = "timeline"
 
 Values = dict[str, float]
 
@@ -52,7 +51,6 @@ def all_measurements() -> tuple[Measurement, ...]:
         Measurement("prefix", (OURS,), _prefixes, prefix_values),
         Measurement("mixed", (OURS,), _mixed, mixed_values),
         Measurement("arrival", (OURS, LLAMA_SERVER, OPENVINO, VLLM), _arrival, arrival_values),
-        Measurement(TIMELINE, (OURS,), _watched_arrival, timeline_values),
     )
 
 
@@ -70,7 +68,8 @@ def single_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
 
 def streams_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
     """Output tokens of all requests by the time from the first request to the last token."""
-    return {"output_tok_s": _output_tok_s(answers)}
+    (answer,) = answers
+    return {"output_tok_s": sum(map(len, answer.token_s)) / _span_s(answer)}
 
 
 def steps_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
@@ -91,13 +90,8 @@ def arrival_values(workloads: Sequence[Workload], answers: Sequence[Answer]) -> 
     values = {"first_s": first_s - sent_s, "decoded_tokens": float(decoded)}
     # None when the running streams had ended before: the engine left the prompt waiting, and nobody felt it.
     if gaps:
-        values |= {"p99_gap_s": percentile(gaps, 0.99), "median_gap_s": percentile(gaps, 0.5)}
+        values["p99_gap_s"] = gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))]
     return values
-
-
-def timeline_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
-    """No row shows it: a picture is drawn from the steps that come with the answer."""
-    return {"num_steps": float(sum(len(answer.steps) for answer in answers))}
 
 
 def prefix_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
@@ -109,23 +103,11 @@ def prefix_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
 def mixed_values(workloads: Sequence[Workload], answers: Sequence[Answer]) -> Values:
     """Wanted output tokens per second: requests that follow each other, and batches that wait for their longest.
 
-    "static" batches compute every row until the longest ends, as in Orca (Yu et al., OSDI 2022); from those that
-    "shrink" the ended rows leave, which only a paged engine can do.
+    Such "static" batches compute every row until the longest ends, as in Orca (Yu et al., OSDI 2022).
     """
-    num_batches = (len(workloads) - 1) // 2
     wanted = sum(request.num_tokens for request in workloads[0].requests)
-    spans = {"continuous": answers[:1], "static": answers[1 : 1 + num_batches], "shrinking": answers[1 + num_batches :]}
-    return {f"{name}_tok_s": wanted / sum(map(_span_s, some)) for name, some in spans.items()}
-
-
-def percentile(ordered: Sequence[float], fraction: float) -> float:
-    """The nearest-rank percentile of values in order."""
-    return ordered[min(len(ordered) - 1, int(len(ordered) * fraction))]
-
-
-def _output_tok_s(answers: Sequence[Answer]) -> float:
-    num_tokens = sum(len(times) for answer in answers for times in answer.token_s)
-    return num_tokens / sum(map(_span_s, answers))
+    continuous, *static = map(_span_s, answers)
+    return {"continuous_tok_s": wanted / continuous, "static_tok_s": wanted / sum(static)}
 
 
 def _span_s(answer: Answer) -> float:
@@ -158,11 +140,6 @@ def _arrival(chance: random.Random) -> Sequence[Workload]:
     return [replace(running, requests=(*running.requests, late))]
 
 
-def _watched_arrival(chance: random.Random) -> Sequence[Workload]:
-    (arrival,) = _arrival(chance)
-    return [replace(arrival, is_watched=True)]
-
-
 def _prefixes(chance: random.Random) -> Sequence[Workload]:
     workloads = []
     for _ in range(_NUM_PREFIXES):
@@ -172,20 +149,17 @@ def _prefixes(chance: random.Random) -> Sequence[Workload]:
 
 
 def _mixed(chance: random.Random) -> Sequence[Workload]:
-    """All requests, so many at once; then others of the same lengths in batches: padded to the longest, and not."""
+    """All requests, so many at once; then others of the same lengths in batches, padded to the longest."""
     ratio = _LONGEST_MIXED / _SHORTEST_MIXED
     lengths = [round(_SHORTEST_MIXED * ratio ** chance.random()) for _ in range(_NUM_MIXED)]
 
     def requests() -> tuple[Request, ...]:
         return tuple(Request(_prompt(chance, _MIXED_PROMPT), length) for length in lengths)
 
-    def batches() -> list[tuple[Request, ...]]:
-        static = requests()
-        return [static[first : first + _MIXED_AT_ONCE] for first in range(0, _NUM_MIXED, _MIXED_AT_ONCE)]
-
     def padded(batch: tuple[Request, ...]) -> Workload:
         longest = max(request.num_tokens for request in batch)
         return Workload(tuple(replace(request, num_tokens=longest) for request in batch))
 
-    continuous = Workload(requests(), at_most=_MIXED_AT_ONCE)
-    return [continuous, *map(padded, batches()), *(Workload(batch) for batch in batches())]
+    continuous, static = Workload(requests(), at_most=_MIXED_AT_ONCE), requests()
+    batches = [static[first : first + _MIXED_AT_ONCE] for first in range(0, _NUM_MIXED, _MIXED_AT_ONCE)]
+    return [continuous, *map(padded, batches)]

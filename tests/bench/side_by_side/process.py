@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from side_by_side.drivers.protocol import Answer, Facts, Workload
-from side_by_side.errors import DiedError, RefusedError, SilentError, StartError
+from side_by_side.errors import EngineError, RefusedError
 from side_by_side.machine import group_cpu_s
 
 _END_S = 30.0
@@ -52,16 +52,16 @@ class DriverProcess:
         return self._process.pid
 
     def wait_until_ready(self, silence_s: float) -> Facts:
-        """Return what the driver says of its engine. `StartError` when it ends, or is silent for so long."""
+        """Return what the driver says of its engine. `EngineError` when it ends, or is silent for so long."""
         try:
             ready = self._next_line(silence_s)["ready"]
-        except (DiedError, SilentError) as error:
-            raise StartError(f"did not start: {error}") from error
+        except EngineError as error:
+            raise EngineError(f"did not start: {error}") from error
         assert isinstance(ready, dict)
         return Facts(ready["version"], ready["harness"], ready["configuration"], tuple(ready["memory_pids"]))
 
     def ask(self, workload: Workload, silence_s: float) -> Answer:
-        """Run a workload. `RefusedError`, `DiedError`; `SilentError` after so long, and then the driver is ended."""
+        """Run a workload. `EngineError` when it ends, or is silent for so long: then it is ended."""
         self._num_asked += 1
         stdin = self._process.stdin
         assert stdin is not None
@@ -69,7 +69,7 @@ class DriverProcess:
             stdin.write(json.dumps({"id": self._num_asked, "workload": asdict(workload)}) + "\n")
             stdin.flush()
         except BrokenPipeError:
-            raise DiedError(self._last_words()) from None
+            raise EngineError(self._last_words()) from None
         message = self._next_line(silence_s)
         if "error" in message:
             raise RefusedError(str(message["error"]))
@@ -115,10 +115,10 @@ class DriverProcess:
                 now_s = group_cpu_s(self.group)
                 if abs(now_s - before_s) < _LEAST_WORK * silence_s:  # processes that ended take theirs along
                     self._signal(signal.SIGKILL)
-                    raise SilentError(f"neither an answer nor work within {silence_s:g} s") from None
+                    raise EngineError(f"neither an answer nor work within {silence_s:g} s") from None
                 before_s = now_s
         if not line:
-            raise DiedError(self._last_words())
+            raise EngineError(self._last_words())
         message: dict[str, object] = json.loads(line)
         return message
 

@@ -74,11 +74,10 @@ class Results:
         return Limits(*(max(values) for values in zip(*map(astuple, self.limits), strict=True)))
 
 
-def save(results: Results, summary: object, path: Path) -> None:
-    """Write a run, and what was made of it, as JSON."""
+def save(results: Results, path: Path) -> None:
+    """Write a run as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"format": FORMAT, **asdict(results), "summary": summary}
-    path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({"format": FORMAT, **asdict(results)}) + "\n", encoding="utf-8")
 
 
 def load(path: Path) -> Results:

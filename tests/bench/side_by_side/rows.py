@@ -6,7 +6,7 @@ A share of the limit is the least time that the machine could take for the same 
 from collections.abc import Mapping
 
 from side_by_side import model
-from side_by_side.comparison import Bound, Figure, Row, Sense, rate, value
+from side_by_side.comparison import Bound, Figure, Row, rate, value
 from side_by_side.engines import LLAMA, LLAMA_SERVER, OPENVINO, OURS, VLLM
 from side_by_side.measurements import (
     CONTEXTS,
@@ -50,7 +50,6 @@ def _decode(context: int, target: float) -> Row:
         "tok/s",
         figure,
         _against(figure, LLAMA),
-        Sense.MORE,
         Bound.AT_LEAST,
         target,
         lambda values, limits: values["decode_tok_s"] * model.decode_step_s(limits, 1, context + DECODED_TOKENS / 2),
@@ -64,7 +63,6 @@ def _prefill(length: int) -> Row:
         "tok/s",
         figure,
         _against(figure, *_PEERS),
-        Sense.MORE,
         Bound.AT_LEAST,
         2.0,
         lambda values, limits: model.prefill_s(limits, length) / values["first_s"],
@@ -84,7 +82,6 @@ def _streams(number: int) -> Row:
         "tok/s",
         figure,
         _against(figure, *_PEERS),
-        Sense.MORE,
         Bound.AT_LEAST,
         1.5,
         limit_share,
@@ -97,7 +94,6 @@ def _continuous() -> Row:
         "tok/s",
         Figure("mixed", value("continuous_tok_s")),
         _against(Figure("mixed", value("static_tok_s")), OURS),
-        Sense.MORE,
         Bound.AT_LEAST,
         2.0,
     )
@@ -109,7 +105,6 @@ def _prefix() -> Row:
         "ms",
         Figure("prefix", value("cold_first_s", 1e3)),
         _against(Figure("prefix", value("warm_first_s", 1e3)), OURS),
-        Sense.LESS,
         Bound.AT_LEAST,
         5.0,
     )
@@ -129,7 +124,6 @@ def _arrival() -> Row:
         "ms",
         figure,
         _against(figure, LLAMA_SERVER, OPENVINO, VLLM),
-        Sense.LESS,
         Bound.AT_MOST,
         0.5,
         limit_share,
@@ -138,7 +132,7 @@ def _arrival() -> Row:
 
 def _memory() -> Row:
     figure = Figure("streams-32", value("peak_bytes", 1 / _MIB))
-    return Row("peak memory at 32 streams", "MiB", figure, _against(figure, LLAMA), Sense.LESS, Bound.AT_MOST, 2.0)
+    return Row("peak memory at 32 streams", "MiB", figure, _against(figure, LLAMA), Bound.AT_MOST, 2.0)
 
 
 def _idle() -> Row:
@@ -147,7 +141,6 @@ def _idle() -> Row:
         "ms",
         Figure("steps", value("idle_s", 1e3)),
         _against(Figure("steps", value("busy_s", 1e3)), OURS),
-        Sense.LESS,
         Bound.AT_MOST,
         0.05,
     )
@@ -159,7 +152,6 @@ def _perplexity() -> Row:
         "",
         Figure(QUALITY, value("fast")),
         _against(Figure(QUALITY, value("float32")), OURS),
-        Sense.LESS,
         Bound.AT_MOST,
         1.01,
     )

@@ -62,25 +62,6 @@ def describe(facts: EngineFacts) -> str:
     return f"{described}; then {facts.problem}" if facts.problem else described
 
 
-def summary(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
-    """The table's lines as they go into the results file."""
-    return [
-        {
-            "row": each.row.name,
-            "unit": each.row.unit,
-            "ours": each.ours,
-            "best_peer": each.best,
-            "theirs": each.theirs,
-            "ratio": each.ratio,
-            "target": f"{each.row.bound.value} {each.row.target:g}",
-            "limit_share": each.limit_share,
-            "is_disturbed": each.is_disturbed,
-            "is_reached": each.is_reached,
-        }
-        for each in outcomes
-    ]
-
-
 def _best(outcome: Outcome, results: Results) -> str:
     if not outcome.best:
         return _NOT_MEASURED
