@@ -134,19 +134,7 @@ def test_the_command_prints_a_table_and_writes_the_same_as_json(model_file, tmp_
     used = choose_numerics(Quantization.AUTO, None, load_model(model_file)[0].config, 16)
     assert (default["weights"], default["kv_cache"]) == (used.weights.value, used.kv.value)
     assert default["perplexity"] != float16["perplexity"]
-    assert (
-        set(float16)
-        == set(float32)
-        == {
-            "weights",
-            "kv_cache",
-            "perplexity",
-            "difference_percent",
-            "standard_error_percent",
-            "kl_divergence_nats",
-            "same_best_share",
-        }
-    )
+    assert {"kl_divergence", "same_best", "standard_error"} < set(float16) == set(float32)
     assert (found["model"], found["python"]) == ("tiny.gguf", platform.python_version())
     assert (found["num_tokens"], found["window"], found["num_predicted"]) == (80, 40, 48)
     assert f"{default['perplexity']:.4f}" in result.output

@@ -17,12 +17,13 @@ from typing import Any
 from gpu.config import ROOT, stage_environment
 from gpu.errors import GpuRunError
 from gpu.peer import read_peer
-from gpu.stages import NEEDED, Asked, Stage, command_of
+from gpu.stage import NEEDED, Stage, Task, add_options
 from gpu.wheels import install_wheels, missing_modules
 from process_groups import end_with_what_was_started, run_program
 
 _MODULES = ("torch", "triton", "numpy")
 _LIMIT_S = 480.0
+_SPARE_S = 30.0  # of its limit, in which a stage ends by itself
 _SCRIPTS = {"paceline-scheduler": "paceline_scheduler", "paceline-executor": "paceline_executor"}
 
 
@@ -34,19 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"gpu: nothing ran, {nothing_ran}")
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
-    folder = options.out.resolve()
-    asked = Asked(
-        folder, options.seconds, options.rehearse, options.model, options.peer, options.anchors, options.numbers
-    )
+    options.out = options.out.resolve()
     try:
-        read_peer(asked.peer)  # what is wrong with it is told before anything runs
+        read_peer(options.peer)  # what is wrong with it is told before anything runs
         with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as scratch:
-            return _run(options.stages, asked, options.wheels, Path(scratch))
+            return _run(options, Path(scratch))
     except GpuRunError as error:
         print(f"gpu: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"gpu: interrupted, what was found is in {folder}", file=sys.stderr)
+        print(f"gpu: interrupted, what was found is in {options.out}", file=sys.stderr)
         return 1
 
 
@@ -61,52 +59,58 @@ def _why_nothing_runs(*, rehearses: bool) -> str:
     return f"torch {torch.__version__} finds no CUDA device here"
 
 
-def _run(stages: Sequence[Stage], asked: Asked, wheels: Path | None, scratch: Path) -> int:
-    site = scratch / "site" if wheels is not None else None
-    if wheels is not None and site is not None:
-        install_wheels(wheels, site)
+def _run(options: argparse.Namespace, scratch: Path) -> int:
+    site = None
+    if options.wheels is not None:
+        site = scratch / "site"
+        install_wheels(options.wheels, site)
     environment = stage_environment(_write_scripts(scratch / "bin"), site)
     outcomes = {}
-    for stage in sorted(set(stages), key=list(Stage).index):
+    for stage in sorted(set(options.stages), key=list(Stage).index):
         print(f"== {stage.value}", flush=True)
-        file = asked.folder / f"{stage.value}.json"
+        file = options.out / f"{stage.value}.json"
         file.unlink(missing_ok=True)  # of an earlier run
-        outcomes[stage] = _outcome(stage, asked, environment, file)
+        outcomes[stage] = _outcome(stage, options, environment, file)
+        found = {**_found(file), "outcome": outcomes[stage]}
+        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print("== outcome", flush=True)
     for stage, outcome in outcomes.items():
         print(f"{stage.value:<8} {outcome}", flush=True)
-    print(f"figures and logs are in {asked.folder}", flush=True)
+    print(f"figures and logs are in {options.out}", flush=True)
     return 0 if all(outcome.startswith("passed after") for outcome in outcomes.values()) else 1
 
 
-def _outcome(stage: Stage, asked: Asked, environment: dict[str, str], file: Path) -> str:
-    """Run a stage, and add to its file how it ended."""
+def _outcome(stage: Stage, options: argparse.Namespace, environment: dict[str, str], file: Path) -> str:
+    """Run a stage; says how it ended."""
     missing = missing_modules(NEEDED[stage], environment)
     if missing:
-        outcome = f"did not run: this Python has no {', '.join(missing)}; put their wheels into the folder of WHEELS="
-        return _told(file, outcome)
+        return f"did not run: this Python has no {', '.join(missing)}; put their wheels into the folder of WHEELS="
     begun = time.monotonic()
-    code = run_program(command_of(stage, asked), environment, limit_s=asked.seconds).code
+    code = run_program(_command_of(stage, options), environment, limit_s=options.seconds).code
     seconds = time.monotonic() - begun
     if code is None:
-        return _told(file, f"was ended after {seconds:.0f} s")
-    left_out = len(_found(file).get("left_out", []))
-    if code == 1 and left_out and _found(file)["is_good"]:
-        return _told(file, f"passed, but {left_out} could not be measured, after {seconds:.0f} s")
-    return _told(file, f"{'passed' if code == 0 else f'failed with code {code}'} after {seconds:.0f} s")
+        return f"was ended after {seconds:.0f} s"
+    found = _found(file)
+    if code == 1 and found["is_good"] and found.get("left_out"):
+        return f"passed, but {len(found['left_out'])} could not be measured, after {seconds:.0f} s"
+    return f"{'passed' if code == 0 else f'failed with code {code}'} after {seconds:.0f} s"
+
+
+def _command_of(stage: Stage, options: argparse.Namespace) -> list[str]:
+    task = Task.of(options, _SPARE_S)
+    if stage is not Stage.KERNELS:
+        return [sys.executable, "-m", f"gpu.{stage.value}_stage", *task.options()]
+    command = [sys.executable, "-m", "gpu_kernels", "--json", str(task.folder / "kernels.json")]
+    command += ["--rehearse"] if task.rehearses else ["--seconds", str(task.seconds_left())]
+    return command + (["--anchors", str(options.anchors)] if options.anchors else [])
 
 
 def _found(file: Path) -> dict[str, Any]:
     """What a stage has written: one that was ended, nothing or the half of it."""
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
+        return {"is_good": False, **json.loads(file.read_text(encoding="utf-8"))}
     except (FileNotFoundError, ValueError):
         return {"is_good": False}
-
-
-def _told(file: Path, outcome: str) -> str:
-    file.write_text(json.dumps({**_found(file), "outcome": outcome}, indent=1) + "\n", encoding="utf-8")
-    return outcome
 
 
 def _write_scripts(folder: Path) -> Path:
@@ -121,16 +125,11 @@ def _write_scripts(folder: Path) -> Path:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu", description=__doc__)
-    names = [stage.value for stage in Stage]
-    parser.add_argument("--stages", type=_stages, default=list(Stage), metavar="NAMES", help=f"of {','.join(names)}")
+    names = ",".join(stage.value for stage in Stage)
+    parser.add_argument("--stages", type=_stages, default=list(Stage), metavar="NAMES", help=f"of {names}")
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="wheels of what this Python has not")
-    parser.add_argument("--peer", type=Path, metavar="FILE", help="CSV of another engine's figures on this GPU")
     parser.add_argument("--anchors", type=Path, metavar="FOLDER", help="CSV files of measured kernels to compare with")
-    parser.add_argument("--model", metavar="PATH", help="a real small model for e2e; without it weights are random")
-    parser.add_argument("--numbers", choices=["bf16", "fp8"], help="the only type that drafts and bench time")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "gpu", metavar="FOLDER", help="results and logs")
-    parser.add_argument("--seconds", type=float, default=_LIMIT_S, help=f"a stage takes at most (default {_LIMIT_S:g})")
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU; times mean nothing")
+    add_options(parser, _LIMIT_S, ROOT / "dist" / "gpu")
     return parser
 
 

@@ -8,26 +8,26 @@ from dataclasses import dataclass
 
 from gpu.cells import (
     ACCEPTANCES,
+    BEST_SPEEDUP,
     DECODE,
+    GAP,
+    GAP_SPREAD,
     HEAD,
     IDLE,
     LOADING,
     LOADING_SHARE,
+    MIXED,
     MODEL,
     PREFILL,
     PREFILL_RATE,
+    ROWS,
+    SPEEDUP_SHARE,
     START,
+    THROUGHPUT,
     VERIFY_COST,
     WARM_START,
-    best_speedup_at,
     drafting_rows,
     drafts_at,
-    gap_of,
-    gap_spread_of,
-    mixed_of,
-    rows_at,
-    share_at,
-    throughput_of,
 )
 from gpu.peer import Place
 from gpu.report import Figure
@@ -71,12 +71,12 @@ _MIXED |= {("fp8", 64, 512): 11.0, ("fp8", 64, 2048): 13.2, ("fp8", 255, 512): 1
 BARS = (
     Bar(IDLE, 1.0, is_least=False),
     *(
-        Bar(DECODE, ms * _SLACK, is_least=False, numbers=numbers, shape=rows_at(rows, context))
+        Bar(DECODE, ms * _SLACK, is_least=False, numbers=numbers, shape=ROWS.format(rows, context))
         for (numbers, context), times_ms in _DECODES.items()
         for rows, ms in zip(_ROWS, times_ms, strict=True)
     ),
     *(
-        Bar(mixed_of(512), ms * _MIXED_SLACK, is_least=False, numbers=numbers, shape=rows_at(rows, context))
+        Bar(MIXED.format(512), ms * _MIXED_SLACK, is_least=False, numbers=numbers, shape=ROWS.format(rows, context))
         for (numbers, rows, context), ms in _MIXED.items()
     ),
     Bar(PREFILL_RATE, 637.0, is_least=True, numbers="bf16", shape="tokens 2048"),
@@ -85,15 +85,15 @@ BARS = (
     Bar(WARM_START, 30.0, is_least=False),
     Bar(LOADING, 25.0, is_least=True, shape="from the page cache"),
     Bar(LOADING_SHARE, 0.7, is_least=True),
-    Bar(gap_spread_of(32, 65536), 3.0, is_least=False),
-    Bar(gap_of(32, 8192), 30.0, is_least=False),
+    Bar(GAP_SPREAD.format(32, 65536), 3.0, is_least=False),
+    Bar(GAP.format(32, 8192), 30.0, is_least=False),
     Bar(VERIFY_COST, 1.12, is_least=False, numbers="bf16", shape=drafts_at(1, 3)),
-    *(Bar(share_at(acceptance), 0.9, is_least=True) for acceptance in ACCEPTANCES),
-    Bar(best_speedup_at(0.8), 1.6, is_least=True, numbers="bf16", shape=drafting_rows(1, MODEL)),
-    Bar(best_speedup_at(0.8), 2.2, is_least=True, numbers="bf16", shape=drafting_rows(1, HEAD)),
+    *(Bar(SPEEDUP_SHARE.format(acceptance), 0.9, is_least=True) for acceptance in ACCEPTANCES),
+    Bar(BEST_SPEEDUP.format(0.8), 1.6, is_least=True, numbers="bf16", shape=drafting_rows(1, MODEL)),
+    Bar(BEST_SPEEDUP.format(0.8), 2.2, is_least=True, numbers="bf16", shape=drafting_rows(1, HEAD)),
 )
 """Decode steps within 3 % of what kernels alone reached, mixed ones within 5 %."""
-PEER_BARS = {DECODE: 1.05, throughput_of(256): 1.1, PREFILL: 1.1}
+PEER_BARS = {DECODE: 1.05, THROUGHPUT.format(256): 1.1, PREFILL: 1.1}
 """How many times as good as the peer."""
 
 

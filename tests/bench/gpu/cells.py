@@ -20,47 +20,25 @@ MODEL, HEAD = "a 1B model", "an EAGLE-3 head"  # what drafts
 ACCEPTANCES = (0.8, 0.6, 0.9)
 VERIFY = "step that verifies drafts"
 VERIFY_COST = "step that verifies drafts, in plain steps"
-VERIFY_FLOORS = "step that verifies drafts, in the time that reading what it reads takes"
 LOADING = "weights to the device"
 LOADING_SHARE = "weights from the disk to the device, of what the disk gives"
 WARM_START = "process start to first token, dummy weights, compiled before"
+# With what is filled in: numbers of rows or requests, tokens, an acceptance.
+ROWS = "rows {} context {}"  # a shape
+MIXED = "step of decodes and a prompt of {}"
+THROUGHPUT = "throughput, {} requests"
+GAP = "largest gap of {} streams when a prompt of {} arrives"
+GAP_SPREAD = "inter-token p99 of {} streams in their p50, while a prompt of {} arrives"
+SPEEDUP = "speed-up by drafts of acceptance {:g}"  # tokens per second with drafts, in those without
+BEST_SPEEDUP = f"best {SPEEDUP}"
+SPEEDUP_SHARE = f"{SPEEDUP}, of what they should bring"  # by the expected number of tokens and the step's time
 _ATTENTION_TOKENS = 16_384  # of a prompt whose attention takes as long as all else
 _ARRIVAL_COST = 4  # of a prompt in small chunks
-
-
-def gap_of(num_rows: int, num_tokens: int) -> str:
-    """The largest gap while a prompt arrives."""
-    return f"largest gap of {num_rows} streams when a prompt of {num_tokens} arrives"
-
-
-def gap_spread_of(num_rows: int, num_tokens: int) -> str:
-    """How uneven their tokens come meanwhile."""
-    return f"inter-token p99 of {num_rows} streams in their p50, while a prompt of {num_tokens} arrives"
 
 
 def spread_of(gaps: Sequence[float]) -> float:
     """Their 99th percentile in their median; 0 for fewer than two."""
     return statistics.quantiles(gaps, n=100)[98] / statistics.median(gaps) if len(gaps) > 1 else 0.0
-
-
-def throughput_of(num_requests: int) -> str:
-    """Tokens of so many requests at once."""
-    return f"throughput, {num_requests} requests"
-
-
-def speedup_at(acceptance: float) -> str:
-    """Tokens per second with drafts of which each is right so often, in those without."""
-    return f"speed-up by drafts of acceptance {acceptance:g}"
-
-
-def best_speedup_at(acceptance: float) -> str:
-    """The same with the best number of drafts."""
-    return f"best {speedup_at(acceptance)}"
-
-
-def share_at(acceptance: float) -> str:
-    """The same in what the expected number of tokens and the step's time would bring."""
-    return f"{speedup_at(acceptance)}, of what they should bring"
 
 
 def drafts_at(num_rows: int, num_drafts: int, drafter: str = "") -> str:
@@ -75,26 +53,6 @@ def drafting_rows(num_rows: int, drafter: str) -> str:
 
 def _by(drafter: str) -> str:
     return drafter and f" by {drafter}"
-
-
-def rows_at(num_rows: int, context: int) -> str:
-    """A shape."""
-    return f"rows {num_rows} context {context}"
-
-
-def mixed_of(num_tokens: int) -> str:
-    """A step of decodes and a whole prompt."""
-    return f"step of decodes and a prompt of {num_tokens}"
-
-
-def has_rules(row: int) -> bool:
-    """Which of the rows of a shape of `ruled_at` ask for more."""
-    return row % 4 == 0
-
-
-def ruled_at(num_rows: int, context: int) -> str:
-    """A shape of decodes that ask for more than tokens."""
-    return f"{rows_at(num_rows, context)}, a quarter with penalties, log-probabilities, stop texts"
 
 
 def _prompt_cost(num_tokens: int) -> float:
@@ -121,7 +79,6 @@ class Shapes:
     requests: tuple[tuple[int, int], ...]  # tokens in, out
     mixed: tuple[tuple[int, int], ...]  # rows that decode, context; by the engine alone
     mixed_prompt: int  # beside them, in one step
-    ruled: tuple[tuple[int, int], ...]  # rows, context
 
     @property
     def max_len(self) -> int:
@@ -147,7 +104,6 @@ class Shapes:
         repeats, beside = 1 + self.num_repeats, self.arrival_rows * self.arrival_context
         cells = [
             *((rows * context, Cell(Kind.DECODE, rows, context)) for rows, context in self.decodes),
-            *((rows * context, Cell(Kind.RULED, rows, context)) for rows, context in self.ruled),
             *((repeats * _prompt_cost(tokens), Cell(Kind.PREFILL, tokens)) for tokens in self.prompts),
             *((self.num_requests * (put + got), Cell(Kind.THROUGHPUT, put, got)) for put, got in self.requests),
             *((beside + _ARRIVAL_COST * _prompt_cost(got), Cell(Kind.ARRIVAL, got)) for got in self.arrivals),
@@ -162,19 +118,19 @@ class Shapes:
         """What is measured in a cell, in this order: what, shape and unit of each figure."""
         first, second = cell.first, cell.second
         match cell.kind:
-            case Kind.DECODE | Kind.RULED:
-                shape = (rows_at if cell.kind is Kind.DECODE else ruled_at)(first, second)
+            case Kind.DECODE:
+                shape = ROWS.format(first, second)
                 return (DECODE, shape, "ms"), (IDLE, shape, "%")
             case Kind.PREFILL:
                 shape = f"tokens {first}"
                 return (PREFILL, shape, "ms"), (PREFILL_RATE, shape, "TFLOP/s")
             case Kind.ARRIVAL:
-                rows, shape = self.arrival_rows, rows_at(self.arrival_rows, self.arrival_context)
-                return (gap_of(rows, first), shape, "ms"), (gap_spread_of(rows, first), shape, "x")
+                rows, shape = self.arrival_rows, ROWS.format(self.arrival_rows, self.arrival_context)
+                return (GAP.format(rows, first), shape, "ms"), (GAP_SPREAD.format(rows, first), shape, "x")
             case Kind.THROUGHPUT:
-                return ((throughput_of(self.num_requests), f"{first} in {second} out", "output tok/s"),)
+                return ((THROUGHPUT.format(self.num_requests), f"{first} in {second} out", "output tok/s"),)
             case Kind.MIXED:
-                return ((mixed_of(self.mixed_prompt), rows_at(first, second), "ms"),)
+                return ((MIXED.format(self.mixed_prompt), ROWS.format(first, second), "ms"),)
 
 
 class Kind(enum.Enum):
@@ -184,7 +140,6 @@ class Kind(enum.Enum):
     PREFILL = "prefill"
     ARRIVAL = "arrival"
     THROUGHPUT = "throughput"
-    RULED = "decode with rules"
     MIXED = "decodes beside a prompt"
 
 
@@ -225,7 +180,6 @@ FULL = Shapes(
     requests=((128, 128), (512, 512)),
     mixed=((64, 512), (64, 2048), (255, 512)),
     mixed_prompt=512,
-    ruled=((256, 512), (32, 512)),
 )
 TINY = Shapes(
     decodes=((1, 8), (3, 12)),
@@ -237,11 +191,10 @@ TINY = Shapes(
     arrival_context=8,
     num_requests=4,
     drafted=((1, 3), (3, 1)),
-    modelled=((1, 2), (1, 3)),
+    modelled=((1, 2),),
     drafted_context=8,
-    num_drafted_rounds=2,
+    num_drafted_rounds=1,
     requests=((6, 5),),
     mixed=((2, 8),),
     mixed_prompt=8,
-    ruled=((4, 8),),
 )

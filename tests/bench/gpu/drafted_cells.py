@@ -4,9 +4,8 @@ The model's last norm is zero, so that every logit is, and the same token is alw
 the script says. All weights are read and multiplied all the same.
 """
 
-import itertools
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -14,21 +13,19 @@ import torch
 
 from gpu.cells import (
     ACCEPTANCES,
+    BEST_SPEEDUP,
     IDLE,
+    SPEEDUP,
+    SPEEDUP_SHARE,
     VERIFY,
     VERIFY_COST,
-    VERIFY_FLOORS,
     Shapes,
-    best_speedup_at,
     drafting_rows,
     drafts_at,
-    share_at,
-    speedup_at,
 )
 from gpu.errors import CheckFailedError
-from gpu.feed import Feed, Step
+from gpu.feed import Feed, Step, idle_percent, times_ms
 from gpu.report import Figure
-from gpu.rigs import Rig
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.runner.device.device import Captured
@@ -104,23 +101,18 @@ class DraftedCells:
     """Measures one engine, whose drafts are the script's."""
 
     numbers: str
-    rig: Rig
+    feed: Feed
     script: ScriptedDrafter
     shapes: Shapes
     plain_ms: dict[int, float]  # steps without drafts, by rows, of an engine whose steps do nothing for drafts
     drafter: str = ""  # whose work is done before
-    floor_ms: Callable[[int, int], float] | None = None  # of a step of so many rows, with so many drafts each
-    _feed: Feed = field(init=False)
     _random: Random = field(default_factory=lambda: Random(0))  # noqa: S311  repeatable, not secret
     _speedups: dict[float, dict[int, list[float]]] = field(default_factory=dict)  # by acceptance, then by rows
     _drawn: int = 0
 
-    def __post_init__(self) -> None:
-        self._feed = Feed(self.rig.engine, self.rig.limits)
-
     def measure(self, num_rows: int, num_drafts: int) -> list[Figure]:
         """Its time in plain steps; how many times as many tokens come at each acceptance, and of what should come."""
-        plain_ms = statistics.median(_times_ms([self._steps(num_rows, 0)]))  # it says what is drawn, too
+        plain_ms = statistics.median(times_ms(self._steps(num_rows, 0)))  # it says what is drawn, too
         return list(self._figures(num_rows, num_drafts, self.plain_ms.setdefault(num_rows, plain_ms)))
 
     def _figures(self, num_rows: int, num_drafts: int, plain_ms: float) -> Iterator[Figure]:
@@ -130,28 +122,26 @@ class DraftedCells:
             for _ in range(self.shapes.num_drafted_rounds):
                 self._write(acceptance)
                 rounds.append(self._steps(num_rows, num_drafts))
-            step_ms = statistics.median(_times_ms(rounds))
-            seconds = sum(steps[-1].landed_s - steps[0].landed_s for steps in rounds)
-            timed = [step for steps in rounds for step in steps[1:]]
-            speedup = sum(step.num_output for step in timed) / seconds / (1e3 * num_rows / plain_ms)
+            times = times_ms(*rounds)
+            step_ms = statistics.median(times)
+            num_tokens = sum(step.num_output for steps in rounds for step in steps[1:])
+            speedup = num_tokens / sum(times) / (num_rows / plain_ms)
             expected = sum(acceptance**depth for depth in range(num_drafts + 1))
             if acceptance == _STEP_OF_COST:
-                busy_ns = sum(step.forward_ns + step.sample_ns for step in timed)
                 yield Figure(self.numbers, VERIFY, shape, "ms", engine=step_ms)
                 yield Figure(self.numbers, VERIFY_COST, shape, "x", engine=step_ms / plain_ms)
-                if self.floor_ms is not None:
-                    floor_ms = self.floor_ms(num_rows, num_drafts)
-                    yield Figure(self.numbers, VERIFY_FLOORS, shape, "x", engine=step_ms / floor_ms)
-                yield Figure(self.numbers, IDLE, shape, "%", engine=max(0.0, 100 * (1 - busy_ns / 1e9 / seconds)))
+                yield Figure(self.numbers, IDLE, shape, "%", engine=idle_percent(*rounds))
             self._speedups.setdefault(acceptance, {}).setdefault(num_rows, []).append(speedup)
-            yield Figure(self.numbers, speedup_at(acceptance), shape, "x", engine=speedup)
+            yield Figure(self.numbers, SPEEDUP.format(acceptance), shape, "x", engine=speedup)
             share = speedup / (expected / (step_ms / plain_ms))
-            yield Figure(self.numbers, share_at(acceptance), shape, "x", engine=share)
+            yield Figure(self.numbers, SPEEDUP_SHARE.format(acceptance), shape, "x", engine=share)
 
     def best(self) -> list[Figure]:
         """Of what was measured."""
         return [
-            Figure(self.numbers, best_speedup_at(acceptance), drafting_rows(rows, self.drafter), "x", engine=max(found))
+            Figure(
+                self.numbers, BEST_SPEEDUP.format(acceptance), drafting_rows(rows, self.drafter), "x", engine=max(found)
+            )
             for acceptance, of_rows in self._speedups.items()
             for rows, found in of_rows.items()
         ]
@@ -162,13 +152,11 @@ class DraftedCells:
         num_tokens = (num_steps + 4) * (1 + num_drafts)
         prompts = [[self._random.randrange(3, 200) for _ in range(context)] for _ in range(num_rows)]
         streams = [
-            self._feed.add(prompt, num_tokens, num_cached=context - 1, num_drafts=num_drafts) for prompt in prompts
+            self.feed.add(prompt, num_tokens, num_cached=context - 1, num_drafts=num_drafts) for prompt in prompts
         ]
         steps: list[Step] = []
-        self._feed.run(steps.append, until=lambda: len(steps) >= num_steps)
-        for stream in streams:
-            stream.max_tokens = min(stream.max_tokens, len(stream.output))
-        self._feed.run()
+        self.feed.run(steps.append, until=lambda: len(steps) >= num_steps)
+        self.feed.end(streams)
         drawn = {token for stream in streams for token in stream.output}
         if len(drawn) > 1:
             raise CheckFailedError(f"tokens {sorted(drawn)[:3]} were drawn, where all logits are the same")
@@ -179,7 +167,3 @@ class DraftedCells:
         script = self.script.script
         is_right = torch.rand(script.shape, device=script.device) < acceptance
         script.copy_(torch.where(is_right, self._drawn, self._drawn + 1))
-
-
-def _times_ms(rounds: list[list[Step]]) -> list[float]:
-    return [1e3 * (now.landed_s - then.landed_s) for steps in rounds for then, now in itertools.pairwise(steps)]

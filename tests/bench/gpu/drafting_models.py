@@ -1,12 +1,11 @@
 """Models that draft in front of the one that is timed: of random weights, for what their passes take.
 
-Knows how each is put together, and what its passes read. What they draft counts for nothing: `drafted_cells` overwrites
+Knows how each is put together. What they draft counts for nothing: `drafted_cells` overwrites
 it.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -54,15 +53,6 @@ def _head_config(target: ModelConfig, draft_vocab_size: int, aux_layers: tuple[i
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TimedDrafter:
-    """Ready on the device."""
-
-    make: MakeDrafting
-    step_bytes: int  # that it reads once in a step
-    pass_bytes: int  # that it reads for each draft
-
-
 def shape_of(config: DrafterConfig, numerics: DeviceNumerics) -> DraftModelShape | HeadShape:
     """What its launches depend on. numerics: the target's."""
     own = _own(numerics)
@@ -73,29 +63,22 @@ def shape_of(config: DrafterConfig, numerics: DeviceNumerics) -> DraftModelShape
 
 def timed_drafter(
     config: DrafterConfig, place: Place, numerics: DeviceNumerics, limits: RowLimits, target: LlamaModel
-) -> TimedDrafter:
-    """numerics: the target's."""
+) -> MakeDrafting:
+    """Ready on the device. numerics: the target's."""
     own = _own(numerics)
     if isinstance(config, Eagle3Config):
         return _head(config, place, own, limits, target)
     model, device = random_model(place, config, own, limits.max_model_len), place.device.torch_device
-    make = drafting_by_model(model, config, own, limits, limits.max_model_len, Splits.EVEN, device)
-    return TimedDrafter(make, 0, bytes_read(config, own))
+    return drafting_by_model(model, config, own, limits, limits.max_model_len, Splits.EVEN, device)
 
 
 def _own(numerics: DeviceNumerics) -> DeviceNumerics:
     return replace(numerics, kv=numerics.dense_kv)
 
 
-def bytes_read(config: ModelConfig, numerics: DeviceNumerics) -> int:
-    """By a pass of a row: its weights, but for an embedding of which it takes one line."""
-    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * numerics.dtype.itemsize
-    return numerics.weight_bytes(config, {}) - embedding
-
-
 def _head(
     config: Eagle3Config, place: Place, numerics: DeviceNumerics, limits: RowLimits, target: LlamaModel
-) -> TimedDrafter:
+) -> MakeDrafting:
     device, shapes = place.device.torch_device, config.tensor_shapes()
     is_float8 = numerics.matrices is MatrixKind.FLOAT8
 
@@ -105,8 +88,4 @@ def _head(
     head = DeviceEagle3Head(config, tensor, target.embed, limits.max_model_len, is_float8=is_float8)
     stride = config.layer.vocab_size // config.draft_vocab_size
     target_ids = stride * torch.arange(config.draft_vocab_size, device=device)
-    size = 1 if is_float8 else numerics.dtype.itemsize
-    reduction = size * math.prod(shapes["fc.weight"])
-    matrices = size * sum(math.prod(shape) for shape in shapes.values())
-    make = drafting_by_head(head, target_ids, numerics, limits, Splits.EVEN)
-    return TimedDrafter(make, reduction, matrices - reduction)
+    return drafting_by_head(head, target_ids, numerics, limits, Splits.EVEN)

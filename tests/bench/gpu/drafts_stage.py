@@ -15,9 +15,9 @@ from gpu.bench_models import Timed, timed
 from gpu.cells import drafts_at
 from gpu.config import kernels_folder
 from gpu.drafted_cells import DraftedCells, ScriptedDrafter, overwriting, tell_nothing_apart
-from gpu.drafting_models import TimedDrafter, bytes_read, shape_of, timed_drafter
+from gpu.drafting_models import shape_of, timed_drafter
 from gpu.report import Report
-from gpu.rigs import Place, copy_rate, find_place, free_unused_memory, make_rig, random_model, timed_numbers
+from gpu.rigs import Place, find_place, free_unused_memory, make_feed, random_model, timed_numbers
 from gpu.stage import Task, run_stage
 from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.limits import RowLimits
@@ -66,14 +66,12 @@ def _measure(
     if place.is_cuda:
         _compile(what, numerics, limits, drafter)
     script = ScriptedDrafter(limits, place.device.torch_device)
-    drafting, floor_ms = launching(script, limits.max_num_draft_tokens), None
+    drafting = launching(script, limits.max_num_draft_tokens)
     if drafter:
-        found = timed_drafter(what.drafters[drafter], place, numerics, limits, model)
-        drafting = overwriting(found.make, drafting)
-        floor_ms = partial(_floor_ms, copy_rate(place), what, numerics, found)
-    rig = make_rig(place, model, what.config, limits, numerics, drafting=drafting)
+        drafting = overwriting(timed_drafter(what.drafters[drafter], place, numerics, limits, model), drafting)
+    feed = make_feed(place, model, what.config, limits, numerics, drafting=drafting)
     seconds = time.monotonic() - begun
-    cells = DraftedCells(numbers, rig, script, what.shapes, plain_ms, drafter, floor_ms)
+    cells = DraftedCells(numbers, feed, script, what.shapes, plain_ms, drafter)
     for num_rows, num_drafts in what.shapes.modelled if drafter else what.shapes.drafted:
         name = f"{numbers} engine {drafts_at(num_rows, num_drafts, drafter)}"
         report.check(name, partial(report.measured, partial(cells.measure, num_rows, num_drafts)))
@@ -87,15 +85,6 @@ def _compile(what: Timed, numerics: DeviceNumerics, limits: RowLimits, drafter: 
     shape = shape_of(what.drafters[drafter], numerics) if drafter else None
     steps = Steps(what.config, numerics, {}, limits, buckets, Splits.EVEN, shape)
     have_compiled(steps, torch.cuda.get_device_capability(), kernels_folder(), lambda _phase, _fraction: None)
-
-
-def _floor_ms(
-    rate: float, what: Timed, numerics: DeviceNumerics, found: TimedDrafter, num_rows: int, num_drafts: int
-) -> float:
-    """What target and drafter read at the rate of a copy: the weights once a pass, and the target's KV cache."""
-    slots = num_rows * what.shapes.drafted_context
-    target = bytes_read(what.config, numerics) + slots * numerics.bytes_per_token(what.config)
-    return 1e3 * (target + found.step_bytes + num_drafts * found.pass_bytes) / rate
 
 
 if __name__ == "__main__":

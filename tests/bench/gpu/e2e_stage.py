@@ -1,4 +1,4 @@
-"""The stage of the whole system: ends in good order, a profile, and mixed streams through faults.
+"""The stage of the whole system: a profile, and mixed streams through faults.
 
 Knows which checks there are. What faults are, and what came of them, `paceline_cli.chaos` knows.
 """
@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from gpu.bench_models import write_config
 from gpu.errors import CheckFailedError
@@ -18,7 +17,6 @@ from gpu.report import Figure, Report
 from gpu.rigs import Place, find_place
 from gpu.stage import Task, run_stage
 from gpu.system import START_S, running_system
-from gpu.system_cells import patient_client
 from paceline_cli.chaos.campaign import FaultTiming
 from paceline_cli.chaos.experiment import Experiment, Setting
 from paceline_cli.chaos.faults import FaultKind
@@ -26,10 +24,8 @@ from paceline_cli.chaos.ledger import UNDISTURBED, Ledger, Window
 from paceline_cli.chaos.report import KindFigures, figures_by_kind
 from paceline_cli.supervisor.events import ChildEvent, Exited
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports
-from paceline_client.requests import Sampling, Stopping
 from paceline_executor.testing.models import TINY_CONFIG
 
-_DRAINED_STREAMS = 8
 _LAST_FAULT_S = 40.0  # before the deadline: it may take so long until all is whole again
 # Two executors share the GPU, so that there is one while the other comes back.
 _GPU_OPTIONS = ("--runner", "cuda", "--batch-invariant", "--gpu-memory-utilization", "0.4", "--kv-cache-memory", "2GiB")
@@ -47,23 +43,19 @@ class Sizes:
     num_streams: int
     max_tokens: int
     num_faults: int
-    num_drained: int  # tokens of a stream that outlives a SIGTERM
     pause_s: float
 
 
-FULL = Sizes(num_streams=64, max_tokens=96, num_faults=12, num_drained=400, pause_s=1.5)
-TINY = Sizes(num_streams=6, max_tokens=12, num_faults=2, num_drained=60, pause_s=0.3)
+FULL = Sizes(num_streams=64, max_tokens=96, num_faults=12, pause_s=1.5)
+TINY = Sizes(num_streams=6, max_tokens=12, num_faults=2, pause_s=0.3)
 _KINDS = (FaultKind.SCHEDULER_KILL, FaultKind.EXECUTOR_KILL)
 
 
 def work(task: Task, report_on: Callable[[str], Report]) -> Report:
-    """Drains first, then a profile, then faults until the time is up."""
+    """A profile, then faults until the time is up."""
     sizes, place = TINY if task.rehearses else FULL, find_place(rehearses=task.rehearses)
     report, options = report_on(place.name), _options(task)
     print(f"e2e on {place.name} with {task.model or 'random weights'}", flush=True)
-    for program in ("scheduler", "executor"):
-        check = partial(_drains, task.folder, program, [*options, "--max-num-seqs", "64"], sizes)
-        report.check(f"streams survive a SIGTERM of the {program}", check)
     report.check("a profile shows what the device did", partial(_profiles, task, options, place))
     report.check(f"{sizes.num_streams} mixed streams through kills", partial(_survives, task, options, sizes, report))
     return report
@@ -82,40 +74,9 @@ def _options(task: Task) -> tuple[str, ...]:
 def _profiles(task: Task, options: Sequence[str], place: Place) -> str:
     with running_system(task.folder, "profile", [*options, "--max-num-seqs", "64"]) as system:
         system.wait_until_ready(START_S)
-        return shows_kernels(system, task.folder / "profile.json", is_cuda=place.is_cuda)
-
-
-def _drains(folder: Path, program: str, options: Sequence[str], sizes: Sizes) -> str:
-    """All streams that had begun when a program was told to end come to their ends, and it ends with 0."""
-    with running_system(folder, f"drain-{program}", options) as system:
-        system.wait_until_ready(START_S)
-        counts = asyncio.run(_drained(system.target, partial(system.drain, program), sizes.num_drained))
-    if set(counts) != {sizes.num_drained}:
-        raise CheckFailedError(f"streams ended with {counts} tokens, not with {sizes.num_drained} each")
-    if system.exit_codes[program] != 0:
-        raise CheckFailedError(f"the {program} ended with code {system.exit_codes[program]}")
-    return f"{len(counts)} streams of {sizes.num_drained} tokens, exit code 0"
-
-
-async def _drained(target: str, drain: Callable[[], None], num_tokens: int) -> list[int]:
-    begun = asyncio.Barrier(_DRAINED_STREAMS + 1)
-
-    async def read(number: int) -> int:
-        stopping = Stopping(max_tokens=num_tokens, ignore_eos=True)
-        sampling = Sampling(temperature=0.8, seed=number)
-        stream = client.stream(f"A letter to number {number}:", sampling=sampling, stopping=stopping)
-        async with stream:
-            await anext(stream)
-            await begun.wait()
-            result = await stream.collect()
-        return len(result.completions[0].token_ids)
-
-    async with patient_client(target) as client:
-        await client.wait_until_ready(START_S)
-        tasks = [asyncio.create_task(read(number)) for number in range(_DRAINED_STREAMS)]
-        await begun.wait()
-        drain()
-        return list(await asyncio.gather(*tasks))
+        seen = shows_kernels(system, task.folder / "profile.json", is_cuda=place.is_cuda)
+    system.check_ends()
+    return seen
 
 
 class _Lines:

@@ -1,7 +1,4 @@
-"""Whether a runner goes on and on in the memory that it had. Knows a process's memory and a device's.
-
-Apart from `equality`: nothing of what is computed is looked at.
-"""
+"""Whether a runner goes on and on in the memory that it had. Knows a process's memory and a device's, not results."""
 
 import gc
 import itertools
@@ -11,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from gpu.equality import limits_of, prompts_of
 from gpu.errors import CheckFailedError
-from gpu.feed import Feed, Step
-from gpu.rigs import Place, make_rig, random_model
+from gpu.feed import Step, limits_of, prompts_of
+from gpu.rigs import Place, make_feed, random_model
 from paceline_executor.testing.models import TINY_CONFIG
 
 _MIB = 2**20
@@ -29,8 +25,8 @@ def goes_on(place: Place, num_rows: int, num_steps: int) -> str:
     """
     numerics = next(iter(place.numerics.values()))
     limits = limits_of(TINY_CONFIG, num_rows, _MAX_LEN)
-    rig = make_rig(place, random_model(place, TINY_CONFIG, numerics, _MAX_LEN), TINY_CONFIG, limits)
-    feed, prompts = Feed(rig.engine, limits), itertools.cycle(prompts_of(TINY_CONFIG, range(1, 20)))
+    feed = make_feed(place, random_model(place, TINY_CONFIG, numerics, _MAX_LEN), TINY_CONFIG, limits)
+    prompts = itertools.cycle(prompts_of(TINY_CONFIG, range(1, 20)))
     num_landed, streams = 0, [feed.add(next(prompts), _NUM_TOKENS) for _ in range(num_rows)]
 
     def on_step(_: Step) -> None:

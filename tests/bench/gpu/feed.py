@@ -3,18 +3,35 @@
 Knows plans and results. It refuses to know what runs them: the other side of every figure of the whole system.
 """
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from gpu.errors import CheckFailedError
 from paceline.plan.values import BatchPlan, NewRequest, RowLogprobs, SamplingParams, StepResult
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine, Ticket
 from paceline_executor.testing.plans import GREEDY, Cell, placement, plan
+from paceline_executor.weights.checkpoint import ModelConfig
 
 _WAITING = -1
+_BLOCK_SIZE = 16
+_MAX_TOKENS = 128  # of a step
+
+
+def limits_of(config: ModelConfig, num_rows: int, max_len: int, max_tokens: int = _MAX_TOKENS) -> RowLimits:
+    """Rows that all may be as long as that at once."""
+    num_blocks = num_rows * -(-max_len // _BLOCK_SIZE)
+    return RowLimits(num_rows, max_len, max_tokens, num_blocks, _BLOCK_SIZE, config.vocab_size)
+
+
+def prompts_of(config: ModelConfig, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Random token ids."""
+    random = Random(seed)  # noqa: S311  repeatable, not secret
+    return [[random.randrange(3, config.vocab_size) for _ in range(length)] for length in lengths]
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +81,17 @@ class Step:
     num_verified: int  # drafts
     forward_ns: int  # by the device's own clock, as is the next one
     sample_ns: int
-    prepare_ns: int  # of the host
+
+
+def times_ms(*rounds: Sequence[Step]) -> list[float]:
+    """From each landed step of a round to the next one."""
+    return [1e3 * (now.landed_s - then.landed_s) for steps in rounds for then, now in itertools.pairwise(steps)]
+
+
+def idle_percent(*rounds: Sequence[Step]) -> float:
+    """Of the wall time of the steps behind the first one of each round: what the device's own stamps leave."""
+    busy_ns = sum(step.forward_ns + step.sample_ns for steps in rounds for step in steps[1:])
+    return max(0.0, 100 * (1 - busy_ns / 1e6 / sum(times_ms(*rounds))))
 
 
 @dataclass(slots=True)
@@ -78,9 +105,9 @@ class _Planned:
 class Feed:
     """Runs streams on an engine whose rows are all free."""
 
-    def __init__(self, engine: Engine, limits: RowLimits) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._limits = limits
+        self.limits = limits = engine.table.limits
         self._waiting: deque[Stream] = deque()
         self._running: dict[int, Stream] = {}
         self._free_rows = list(range(limits.num_rows))[::-1]
@@ -104,7 +131,7 @@ class Feed:
         each step in which it decodes.
         """
         self._num_streams += 1
-        name, chunk = f"stream-{self._num_streams}", max_chunk or self._limits.max_num_batched_tokens
+        name, chunk = f"stream-{self._num_streams}", max_chunk or self.limits.max_num_batched_tokens
         stream = Stream(name, prompt, max_tokens, sampling, num_logprobs, chunk, num_cached, num_drafts)
         self._waiting.append(stream)
         return stream
@@ -118,6 +145,12 @@ class Feed:
             if is_full or not self._launch(on_step):
                 self._land(on_step)
         self.settle(on_step)
+
+    def end(self, streams: Sequence[Stream]) -> None:
+        """With what they have; others run to their ends."""
+        for stream in streams:
+            stream.max_tokens = min(stream.max_tokens, len(stream.output))
+        self.run()
 
     def settle(self, on_step: Callable[[Step], None] = lambda _: None) -> None:
         """Land what is in flight."""
@@ -176,7 +209,7 @@ class Feed:
 
     def _schedule(self, grants: list[Cell]) -> list[tuple[int, int, int]]:
         """Decodes first, then chunks as long as the budget lasts: rows, their tokens, the drafts among these."""
-        budget = self._limits.max_num_batched_tokens
+        budget = self.limits.max_num_batched_tokens
         scheduled = []
         for stream in sorted(self._running.values(), key=lambda one: one.num_ahead > 1):
             num_tokens = min(stream.num_ahead, stream.max_chunk, budget)
@@ -194,9 +227,9 @@ class Feed:
     def _granted(self, stream: Stream, num_tokens: int) -> list[Cell]:
         """The blocks that are missing for so many tokens."""
         held = len(stream.blocks)
-        missing = -(-num_tokens // self._limits.block_size) - held
+        missing = -(-num_tokens // self.limits.block_size) - held
         if missing > len(self._free_blocks):
-            raise CheckFailedError(f"{self._limits.num_blocks} blocks are too few for what is run on them")
+            raise CheckFailedError(f"{self.limits.num_blocks} blocks are too few for what is run on them")
         stream.blocks += [self._free_blocks.pop() for _ in range(missing)]
         return [(stream.row, index, stream.blocks[index]) for index in range(held, len(stream.blocks))]
 
@@ -223,7 +256,6 @@ class Feed:
                 int(result.num_draft_tokens.sum()),
                 times.forward_ns,
                 times.sample_ns,
-                times.prepare_ns,
             )
         )
 

@@ -53,23 +53,20 @@ class Report:
 
     def check(self, name: str, call: Callable[[], str]) -> None:
         """Do a check: what it returns says what was seen; what it raises, what is wrong."""
-        if self._is_late(name):
+        if time.monotonic() > self.deadline:
+            self.leave_out(f"{name}: the time was up")
             return
         begun = time.monotonic()
         try:
-            self.passed(name, call(), time.monotonic() - begun)
+            is_good, sentence = True, call()
         except DoesNotFitError as error:
             self.leave_out(f"{name}: {error}")
+            return
         except Exception as error:  # whatever is wrong with one, the others are still worth knowing
-            self.failed(name, error, time.monotonic() - begun)
-
-    def passed(self, name: str, sentence: str, seconds: float) -> None:
-        """Take in a check that is good."""
-        self._take(Check(name, is_good=True, sentence=sentence, seconds=seconds))
-
-    def failed(self, name: str, error: Exception, seconds: float) -> None:
-        """Take in a check that is not."""
-        self._take(Check(name, is_good=False, sentence=_sentence_of(error), seconds=seconds))
+            is_good, sentence = False, _sentence_of(error)
+        self.checks.append(Check(name, is_good, sentence, time.monotonic() - begun))
+        print(f"{'ok    ' if is_good else 'FAILED'} {name}: {sentence}", flush=True)
+        self.write()
 
     def add(self, figures: list[Figure]) -> None:
         """Take in figures, those that belong to one cell into one."""
@@ -85,10 +82,10 @@ class Report:
         self.write()
 
     def measured(self, measure: Callable[[], list[Figure]]) -> str:
-        """Take in what an engine's cell brings; says it in a sentence."""
+        """Take in what a cell of one side brings; says it in a sentence."""
         figures = measure()
         self.add(figures)
-        return ", ".join(f"{figure.engine:.4g} {figure.unit}" for figure in figures)
+        return ", ".join(f"{figure.engine or figure.system or 0.0:.4g} {figure.unit}" for figure in figures)
 
     def leave_out(self, what: str) -> None:
         """Say what was not done, and why."""
@@ -106,17 +103,6 @@ class Report:
             "left_out": self.left_out,
         }
         self.file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-    def _take(self, check: Check) -> None:
-        self.checks.append(check)
-        print(f"{'ok    ' if check.is_good else 'FAILED'} {check.name}: {check.sentence}", flush=True)
-        self.write()
-
-    def _is_late(self, name: str) -> bool:
-        is_late = time.monotonic() > self.deadline
-        if is_late:
-            self.leave_out(f"{name}: the time was up")
-        return is_late
 
 
 def _sentence_of(error: Exception) -> str:

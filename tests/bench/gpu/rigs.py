@@ -4,13 +4,12 @@ Knows how a runner is put together, and which numbers there are. It refuses to k
 """
 
 import gc
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from gpu.errors import GpuRunError
+from gpu.feed import Feed
 from paceline_executor.device_numerics import TWIN_NUMERICS, DeviceNumerics
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
@@ -24,7 +23,6 @@ from paceline_executor.runner.device.buckets import Buckets, buckets_of
 from paceline_executor.runner.device.device import CudaDevice, Device
 from paceline_executor.runner.device.drafts import MakeDrafting
 from paceline_executor.runner.device.twin import TwinDevice
-from paceline_executor.runner.interface import WarmUpProgress
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, Rope
@@ -45,8 +43,6 @@ LLAMA_8B = ModelConfig(
     rope=Rope(500_000.0),
     tie_word_embeddings=False,
 )
-_COPIED_BYTES = 1 << 30
-_NUM_COPIES = 5
 _BF16 = DeviceNumerics(torch.bfloat16, MatrixKind.DENSE, KvDtype.BFLOAT16)
 _FP8 = DeviceNumerics(torch.bfloat16, MatrixKind.FLOAT8, KvDtype.FP8_E4M3)
 
@@ -98,21 +94,6 @@ def timed_numbers(place: Place, only: str | None) -> list[str]:
     return names
 
 
-def copy_rate(place: Place) -> float:
-    """Bytes per second that a kernel reads and writes, at best of a few times: `copy_` is none, and slower."""
-    size = _COPIED_BYTES if place.is_cuda else _COPIED_BYTES >> 8
-    source, target = (torch.ones(size // 4, device=place.device.torch_device) for _ in range(2))
-    seconds = []
-    for _ in range(_NUM_COPIES):
-        place.synchronize()
-        begun = time.perf_counter()
-        for _ in range(_NUM_COPIES):
-            torch.add(source, 1.0, out=target)
-        place.synchronize()
-        seconds.append((time.perf_counter() - begun) / _NUM_COPIES)
-    return 2 * size / min(seconds)
-
-
 def uploaded(place: Place, checkpoint: Checkpoint, max_model_len: int) -> DeviceModel:
     """A checkpoint's model in the numbers that are compared with the CPU."""
     numerics = next(iter(place.numerics.values()))
@@ -124,17 +105,7 @@ def random_model(place: Place, config: ModelConfig, numerics: DeviceNumerics, ma
     return dummy_model(config, place.device.torch_device, max_model_len, numerics.dtype, numerics.matrices)
 
 
-@dataclass(frozen=True, slots=True)
-class Rig:
-    """An engine without a scheduler."""
-
-    engine: Engine
-    runner: DeviceRunner
-    limits: RowLimits
-    cache: KvCache
-
-
-def make_rig(
+def make_feed(
     place: Place,
     model: DeviceModel,
     config: ModelConfig,
@@ -144,9 +115,11 @@ def make_rig(
     splits: Splits = Splits.EVEN,
     is_captured: bool = True,
     drafting: MakeDrafting | None = None,
-    on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
-) -> Rig:
-    """Allocated, captured and warm. Its KV cache holds random numbers, never zeros: those take less power and time."""
+) -> Feed:
+    """An engine without a scheduler: allocated, captured and warm.
+
+    Its KV cache holds random numbers, never zeros: those take less power and time.
+    """
     chosen = numerics or next(iter(place.numerics.values()))
     geometry = kv_geometry(config, limits.num_blocks, limits.block_size, chosen)
     cache = allocate_on_device(geometry, chosen.kv, place.device.torch_device)
@@ -165,10 +138,9 @@ def make_rig(
         buckets=buckets,
         splits=splits,
         drafting=drafting,
-        on_progress=on_progress,
     )
     runner.warm_up()
-    return Rig(Engine(RowTable(limits), runner), runner, limits, cache)
+    return Feed(Engine(RowTable(limits), runner))
 
 
 def _fill(cache: KvCache) -> None:

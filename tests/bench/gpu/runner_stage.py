@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpu.endurance import goes_on
-from gpu.equality import drafts_agree, draws_agree, family_agrees, fits_distribution
+from gpu.equality import GREEDY_ALONE, GREEDY_AND_SEEDED, SEEDED, agrees
 from gpu.invariance import Variants
 from gpu.report import Report
 from gpu.rigs import Place, find_place
 from gpu.stage import Task, run_stage
-from paceline_executor.testing.models import FAMILY_CONFIGS
+from paceline_executor.testing.models import FAMILY_CONFIGS, TINY_CONFIG
+
+_MAX_DRAFTS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +25,12 @@ class Sizes:
 
     families: tuple[str, ...]
     num_tokens: int  # of an output that is compared
-    num_rows: int  # that draw at a time
-    num_draws: int  # of one distribution
     num_lasting: int  # rows of the many steps
     num_steps: int  # without growth
 
 
-FULL = Sizes(tuple(FAMILY_CONFIGS), num_tokens=48, num_rows=64, num_draws=20_000, num_lasting=16, num_steps=100_000)
-TINY = Sizes(("llama", "gemma3"), num_tokens=6, num_rows=4, num_draws=400, num_lasting=4, num_steps=300)
+FULL = Sizes(tuple(FAMILY_CONFIGS), num_tokens=48, num_lasting=16, num_steps=100_000)
+TINY = Sizes(("llama", "gemma3"), num_tokens=6, num_lasting=4, num_steps=300)
 
 
 def work(task: Task, report_on: Callable[[str], Report]) -> Report:
@@ -38,13 +38,15 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     sizes, place = TINY if task.rehearses else FULL, find_place(rehearses=task.rehearses)
     report = report_on(place.name)
     print(f"runner on {place.name}", flush=True)
+    compared = partial(agrees, place, num_tokens=sizes.num_tokens)
     for family in sizes.families:
-        report.check(f"{family}: greedy tokens are the CPU's", partial(family_agrees, place, family, sizes.num_tokens))
-    report.check("seeded draws are the CPU's", partial(draws_agree, place, sizes.num_tokens))
-    report.check("tokens with drafts are the CPU's", partial(drafts_agree, place, sizes.num_tokens))
+        check = partial(compared, FAMILY_CONFIGS[family], GREEDY_ALONE)
+        report.check(f"{family}: greedy tokens are the CPU's", check)
+    report.check("seeded draws are the CPU's", partial(compared, TINY_CONFIG, SEEDED))
+    drafted = partial(compared, TINY_CONFIG, GREEDY_AND_SEEDED, max_drafts=_MAX_DRAFTS)
+    report.check("tokens with drafts are the CPU's", drafted)
     for numbers in place.numerics:
         _check_variants(report, place, numbers, sizes.num_tokens)
-    report.check("tokens fit their probabilities", partial(fits_distribution, place, sizes.num_rows, sizes.num_draws))
     endures = f"{sizes.num_steps:,} steps take no more memory"
     report.check(endures, partial(goes_on, place, sizes.num_lasting, sizes.num_steps))
     return report
@@ -53,13 +55,14 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
 def _check_variants(report: Report, place: Place, numbers: str, num_tokens: int) -> None:
     made: list[Variants] = []
 
-    def by_themselves() -> str:
+    def one_by_one() -> str:
         made.append(Variants(place, numbers, num_tokens))
         return f"{made[0].num_values} tokens and log-probabilities to be compared"
 
-    report.check(f"{numbers}: streams by themselves", by_themselves)
-    for name in Variants.NAMES if made else ():
-        report.check(f"{numbers}: the same bits, {name}", partial(made[0].compare, name))
+    report.check(f"{numbers}: streams one by one", one_by_one)
+    for variants in made:
+        for name in variants.ways:
+            report.check(f"{numbers}: the same bits, {name}", partial(variants.compare, name))
 
 
 if __name__ == "__main__":

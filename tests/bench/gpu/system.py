@@ -5,21 +5,19 @@ Knows command lines, log lines and signals. It refuses to know what is asked of 
 
 import itertools
 import json
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from gpu.errors import SystemFailedError
-from paceline_cli.supervisor.programs import Ports, free_ports
+from gpu.errors import GpuRunError
+from paceline_cli.supervisor.programs import LOOPBACK, Ports, free_ports
 
 START_S = 240.0  # an executor takes at most, with nothing compiled
-_LOOPBACK = "127.0.0.1"
 _PATIENT = ("--ttft-budget", "600")  # all requests of a cell are taken; how steps are mixed is as by default
 _END_S = 60.0
 _POLL_S = 0.02
@@ -32,42 +30,37 @@ class System:
 
     ports: Ports
     started_s: float  # by the clock of performance counters
-    executor: subprocess.Popen[bytes]
-    scheduler: subprocess.Popen[bytes]
-    log: Path  # of the executor
-    exit_codes: dict[str, int] = field(default_factory=dict)
-    told_to_end: set[str] = field(default_factory=set)
+    processes: Mapping[str, "subprocess.Popen[bytes]"]  # the scheduler, which ends first, and the executor
+    logs: Mapping[str, Path]
 
     @property
     def target(self) -> str:
         """Where clients connect to."""
-        return f"{_LOOPBACK}:{self.ports.scheduler.api}"
+        return f"{LOOPBACK}:{self.ports.scheduler.api}"
 
     @property
     def admin(self) -> str:
         """Where operators do."""
-        return f"{_LOOPBACK}:{self.ports.scheduler.admin}"
+        return f"{LOOPBACK}:{self.ports.scheduler.admin}"
 
     def check(self) -> None:
-        """Raise SystemFailedError if one of them has ended."""
-        for name, process in (("executor", self.executor), ("scheduler", self.scheduler)):
+        """Raise GpuRunError if one of them has ended."""
+        for name, process in self.processes.items():
             if process.poll() is not None:
-                raise SystemFailedError(f"the {name} ended with code {process.returncode}: {self._last_words(name)}")
+                raise GpuRunError(f"the {name} ended with code {process.returncode}: {self._last_words(name)}")
 
     def wait_until_ready(self, limit_s: float) -> None:
-        """Until the executor says so. Raises SystemFailedError."""
+        """Until the executor says so. Raises GpuRunError."""
         deadline = time.monotonic() + limit_s
         while not any(event["event"] == "ready" for event in self.events()):
             self.check()
             if time.monotonic() > deadline:
-                raise SystemFailedError(
-                    f"the executor was not ready after {limit_s:.0f} s: {self._last_words('executor')}"
-                )
+                raise GpuRunError(f"the executor was not ready after {limit_s:.0f} s: {self._last_words('executor')}")
             time.sleep(_POLL_S)
 
     def events(self) -> list[dict[str, object]]:
         """What the executor has said."""
-        lines = self.log.read_text(encoding="utf-8").splitlines()
+        lines = self.logs["executor"].read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
     def phases(self) -> dict[str, float]:
@@ -80,25 +73,24 @@ class System:
         spans = itertools.pairwise(marks)
         return {name: round(after - begun, 3) for (name, begun), (_, after) in spans}
 
-    def drain(self, name: str) -> None:
-        """Tell one of them to end in good order."""
-        if name not in self.told_to_end:  # a second time would end it at once
-            self.told_to_end.add(name)
-            {"executor": self.executor, "scheduler": self.scheduler}[name].send_signal(signal.SIGTERM)
-
     def end(self) -> None:
-        """Both in good order, the scheduler first; by force if that takes too long."""
-        for name, process in (("scheduler", self.scheduler), ("executor", self.executor)):
-            if process.poll() is None:
-                self.drain(name)
+        """Both in good order; by force if that takes too long."""
+        for process in self.processes.values():
+            process.terminate()
             try:
-                self.exit_codes[name] = process.wait(_END_S)
+                process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                self.exit_codes[name] = process.wait()
+                process.wait()
+
+    def check_ends(self) -> None:
+        """Raise GpuRunError if one of them did not end as it should when it was told to."""
+        codes = {name: process.returncode for name, process in self.processes.items()}
+        if any(codes.values()):
+            raise GpuRunError(f"the processes ended with {codes} when they were told to")
 
     def _last_words(self, name: str) -> str:
-        lines = self.log.with_name(self.log.name.replace("executor", name)).read_text(encoding="utf-8").splitlines()
+        lines = self.logs[name].read_text(encoding="utf-8").splitlines()
         return " / ".join(line[:300] for line in lines[-2:])
 
 
@@ -117,28 +109,26 @@ def running_system(
 ) -> Iterator[System]:
     """Start both, and end them after the block. options: of the executor. name: of the logs."""
     ports, started_s = free_ports(1), time.perf_counter()
-    executor_ports, scheduler_ports = ports.executors[0], ports.scheduler
-    executor_options = ["--port", str(executor_ports.api), "--health-port", str(executor_ports.health), *options]
-    scheduler_options = ["--executors", f"{_LOOPBACK}:{executor_ports.api}", *_PATIENT]
-    for option, port in (
-        ("--port", scheduler_ports.api),
-        ("--admin-port", scheduler_ports.admin),
-        ("--health-port", scheduler_ports.health),
-    ):
-        scheduler_options += [option, str(port)]
-    log = folder / f"executor-{name}.log"
-    executor = _start("paceline_executor", executor_options, log, environment)
-    scheduler = _start("paceline_scheduler", scheduler_options, folder / f"scheduler-{name}.log", environment)
-    system = System(ports, started_s, executor, scheduler, log)
+    executor, scheduler = ports.executors[0], ports.scheduler
+    own = {
+        "scheduler": {
+            "--executors": f"{LOOPBACK}:{executor.api}",
+            "--port": scheduler.api,
+            "--admin-port": scheduler.admin,
+            "--health-port": scheduler.health,
+        },
+        "executor": {"--port": executor.api, "--health-port": executor.health},
+    }
+    further = {"scheduler": _PATIENT, "executor": options}
+    logs = {program: folder / f"{program}-{name}.log" for program in own}
+    processes = {}
+    for program in ("executor", "scheduler"):
+        given = [str(part) for option in own[program].items() for part in option]
+        command = [sys.executable, "-m", f"paceline_{program}", *given, *further[program]]
+        with logs[program].open("wb") as log:
+            processes[program] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    system = System(ports, started_s, {program: processes[program] for program in own}, logs)
     try:
         yield system
     finally:
         system.end()
-
-
-def _start(
-    module: str, options: Sequence[str], log: Path, environment: Mapping[str, str] | None
-) -> subprocess.Popen[bytes]:
-    env = None if environment is None else dict(environment)
-    with log.open("wb") as file:
-        return subprocess.Popen([sys.executable, "-m", module, *options], stdout=file, stderr=file, env=env)

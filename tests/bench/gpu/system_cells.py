@@ -9,41 +9,28 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
+from typing import Self
 
 import grpc.aio
 
-from gpu.cells import Cell, Kind, Shapes, has_rules, spread_of
+from gpu.bench_models import Timed
+from gpu.cells import Cell, Kind, spread_of
+from gpu.engine_cells import flops_of
 from gpu.errors import DoesNotFitError
 from gpu.report import Figure
+from gpu.system import System
 from gpu.wire import StepSums, read_step_sums
 from paceline_client.async_client import AsyncClient
 from paceline_client.config import Limits, Retry
-from paceline_client.requests import Output, Sampling, Scheduling, Stopping
+from paceline_client.requests import Sampling, Scheduling, Stopping
 
 _UNCACHED = Scheduling(bypass_prefix_cache=True, max_num_draft_tokens=0)
+_GREEDY = Sampling(temperature=0.0)
 _WARM_TOKENS = 8
 _MAX_REQUESTS = 4096
 _LEAST_CHUNK = 64
 _FIRST_ID = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _Asks:
-    """For more than tokens."""
-
-    sampling: Sampling
-    output: Output | None = None
-    stop: str | None = None
-
-
-_PLAIN = _Asks(Sampling(temperature=0.0))
-_RULED = _Asks(
-    Sampling(temperature=0.8, seed=1, repetition_penalty=1.1, logit_bias={5: 1.0, 9: -1.0}),
-    Output(logprobs=5),
-    stop="a text that random tokens never make",
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -74,42 +61,41 @@ class SystemCells:
     """Measures one system, cell by cell. The methods of cells return values in the order of `Shapes.figures_of`."""
 
     numbers: str
+    what: Timed
     client: AsyncClient
     operators: grpc.aio.Channel
-    vocab_size: int
-    shapes: Shapes
-    flops: Callable[[int], float]  # of a prompt of so many tokens
-    chunk_tokens: int  # of a step
     _random: Random = field(default_factory=lambda: Random(1))  # noqa: S311  repeatable, not secret
+
+    @classmethod
+    async def connect(cls, system: System, numbers: str, what: Timed) -> Self:
+        """Made on the loop that measures."""
+        return cls(numbers, what, patient_client(system.target), grpc.aio.insecure_channel(system.admin))
+
+    async def close(self) -> None:
+        """Leave the system."""
+        await self.client.close()
+        await self.operators.close()
 
     async def measure(self, cell: Cell) -> list[Figure]:
         """The figures of a cell."""
         measured: Mapping[Kind, Callable[..., Awaitable[tuple[float, ...]]]] = {
             Kind.DECODE: self._decode,
-            Kind.RULED: partial(self._decode, with_rules=True),
             Kind.PREFILL: self._prefill,
             Kind.ARRIVAL: self._arrival,
             Kind.THROUGHPUT: self._throughput,
         }
         values = await measured[cell.kind](*cell.sizes)
-        figures = zip(self.shapes.figures_of(cell), values, strict=True)
+        figures = zip(self.what.shapes.figures_of(cell), values, strict=True)
         return [Figure(self.numbers, *figure, system=value) for figure, value in figures]
 
-    async def _decode(self, num_rows: int, context: int, *, with_rules: bool = False) -> tuple[float, ...]:
-        """Time per token of each stream, from when all decode until the first one ends.
-
-        with_rules: a quarter of them have penalties, log-probabilities and stop texts that never come.
-        """
-        num_chunks = -(-num_rows * context // self.chunk_tokens)
-        num_tokens = num_chunks + 2 * _WARM_TOKENS + self.shapes.num_steps
+    async def _decode(self, num_rows: int, context: int) -> tuple[float, ...]:
+        """Time per token of each stream, from when all decode until the first one ends."""
+        num_chunks = -(-num_rows * context // self.what.max_tokens)
+        num_tokens = num_chunks + 2 * _WARM_TOKENS + self.what.shapes.num_steps
         # In the middle of what is timed: the first streams decode beside the prompts of the last ones.
-        start = max(2, context - (num_chunks + self.shapes.num_steps) // 2 - _WARM_TOKENS)
+        start = max(2, context - (num_chunks + self.what.shapes.num_steps) // 2 - _WARM_TOKENS)
         streams = [Arrivals(time.perf_counter()) for _ in range(num_rows)]
-        asked = [_RULED if with_rules and has_rules(index) else _PLAIN for index in range(num_rows)]
-        tasks = [
-            asyncio.create_task(self._stream(stream, start, num_tokens, asks))
-            for stream, asks in zip(streams, asked, strict=True)
-        ]
+        tasks = [asyncio.create_task(self._stream(stream, start, num_tokens)) for stream in streams]
         try:
             await _until(lambda: all(one.num_tokens >= _WARM_TOKENS for one in streams), tasks)
             if any(task.done() for task in tasks):
@@ -127,21 +113,21 @@ class SystemCells:
     async def _prefill(self, num_tokens: int) -> tuple[float, ...]:
         """From the call to the first token; the first time is not counted."""
         times_ms = []
-        for _ in range(self.shapes.num_repeats + 1):
+        for _ in range(self.what.shapes.num_repeats + 1):
             stream = Arrivals(time.perf_counter())
             await self._stream(stream, num_tokens, 1)
             times_ms.append(1e3 * (stream.times_s[0] - stream.begun_s))
         median = statistics.median(times_ms[1:])
-        return median, self.flops(num_tokens) / median / 1e9
+        return median, flops_of(self.what.config, num_tokens) / median / 1e9
 
     async def _arrival(self, num_tokens: int) -> tuple[float, ...]:
         """The largest gap between two deltas of any stream, and how far the rare ones are from the usual ones, while a
         prompt that came beside them is computed.
         """
-        rows, context = self.shapes.arrival_rows, self.shapes.arrival_context
+        rows, context = self.what.shapes.arrival_rows, self.what.shapes.arrival_context
         streams = [Arrivals(time.perf_counter()) for _ in range(rows)]
         # They go on until they are left: as many tokens as the prompt may have chunks.
-        most = num_tokens // _LEAST_CHUNK + self.shapes.num_steps + _WARM_TOKENS
+        most = num_tokens // _LEAST_CHUNK + self.what.shapes.num_steps + _WARM_TOKENS
         tasks = [asyncio.create_task(self._stream(one, context, most)) for one in streams]
         try:
             await _until(lambda: all(one.num_tokens >= _WARM_TOKENS for one in streams), tasks)
@@ -156,18 +142,16 @@ class SystemCells:
 
     async def _throughput(self, tokens_in: int, tokens_out: int) -> tuple[float, ...]:
         """All requests at once, from the first call to the last token."""
-        streams = [Arrivals(time.perf_counter()) for _ in range(self.shapes.num_requests)]
+        streams = [Arrivals(time.perf_counter()) for _ in range(self.what.shapes.num_requests)]
         begun_s = time.perf_counter()
         await asyncio.gather(*(self._stream(one, tokens_in, tokens_out) for one in streams))
         return (len(streams) * tokens_out / (time.perf_counter() - begun_s),)
 
-    async def _stream(self, arrivals: Arrivals, num_prompt: int, num_tokens: int, asks: _Asks = _PLAIN) -> None:
-        prompt = [self._random.randrange(_FIRST_ID, self.vocab_size) for _ in range(num_prompt)]
+    async def _stream(self, arrivals: Arrivals, num_prompt: int, num_tokens: int) -> None:
+        prompt = [self._random.randrange(_FIRST_ID, self.what.config.vocab_size) for _ in range(num_prompt)]
         arrivals.begun_s = time.perf_counter()
-        stopping = Stopping(max_tokens=num_tokens, ignore_eos=True, stop=asks.stop)
-        stream = self.client.stream(
-            token_ids=prompt, sampling=asks.sampling, stopping=stopping, output=asks.output, scheduling=_UNCACHED
-        )
+        stopping = Stopping(max_tokens=num_tokens, ignore_eos=True)
+        stream = self.client.stream(token_ids=prompt, sampling=_GREEDY, stopping=stopping, scheduling=_UNCACHED)
         async with stream:
             async for delta in stream:
                 if delta.token_ids:

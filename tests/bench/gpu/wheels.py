@@ -8,21 +8,21 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gpu.errors import WheelsError
+from gpu.errors import GpuRunError
 from process_groups import run_program
 
 
 def install_wheels(folder: Path, site: Path) -> None:
-    """All wheels of the folder into `site`, as they are. Raises WheelsError."""
+    """All wheels of the folder into `site`, as they are. Raises GpuRunError."""
     wheels = sorted(folder.glob("*.whl"))
     if not wheels:
-        raise WheelsError(f"{folder} has no wheels: name a folder with *.whl files, or leave WHEELS= out")
+        raise GpuRunError(f"{folder} has no wheels: name a folder with *.whl files, or leave WHEELS= out")
     options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "install", *options, "--target", str(site), *map(str, wheels)]
     done = run_program(command, stderr=subprocess.PIPE)
     if done.code:
         last = (done.stderr.strip().splitlines() or ["pip says nothing"])[-1]
-        raise WheelsError(f"the wheels of {folder} cannot be installed: {last}")
+        raise GpuRunError(f"the wheels of {folder} cannot be installed: {last}")
 
 
 def missing_modules(modules: Iterable[str], environment: Mapping[str, str]) -> list[str]:

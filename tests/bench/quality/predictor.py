@@ -1,7 +1,7 @@
-"""What a model of the executor makes of a window of text: the log-probabilities of every next token.
+"""What a model of the executor makes of a window of text: logits and log-probabilities of every next token.
 
-Knows how a model is driven for a whole window at once, which the executor never does. It refuses to know what the
-log-probabilities are for.
+Knows how a model is driven for a whole window at once, which the executor never does. It refuses to know what they are
+for.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,17 @@ class Predictor:
         self._model = model
         self._kv_cache = kv_cache
 
-    def logprobs(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
+    def logits(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
         """What the model expects at the places `start` and on of the window, each given all tokens before it.
 
-        start: from 1, below the number of tokens. Returns natural logarithms [len(token_ids) - start, vocab], float32.
+        start: from 1, below the number of tokens. Returns [len(token_ids) - start, vocab], float32; the next call
+        overwrites it.
         """
-        logits = self._model.forward(_inputs(token_ids, start), self._kv_cache)
-        return torch.log_softmax(logits, dim=-1)
+        return self._model.forward(_inputs(token_ids, start), self._kv_cache)
+
+    def logprobs(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
+        """The same as natural logarithms of probabilities, in memory of their own."""
+        return torch.log_softmax(self.logits(token_ids, start), dim=-1)
 
 
 def predictors(checkpoint: Checkpoint, kinds: Sequence[Numerics], max_window: int) -> list[Predictor]:

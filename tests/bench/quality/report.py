@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -59,19 +59,9 @@ def as_json(setting: Setting, rows: Sequence[Row]) -> str:
             "num_predicted": float32.num_predicted,
             "float32": float32.perplexity,
             "fast": fast.perplexity,
-            "rows": [{**labels, **_figures(quality)} for labels, quality in rows],
+            "rows": [{**labels, **asdict(quality)} for labels, quality in rows],
         }
     )
-
-
-def _figures(quality: Quality) -> dict[str, float]:
-    return {
-        "perplexity": quality.perplexity,
-        "difference_percent": 100 * quality.difference,
-        "standard_error_percent": 100 * quality.standard_error,
-        "kl_divergence_nats": quality.kl_divergence,
-        "same_best_share": quality.same_best,
-    }
 
 
 def _differences(quality: Quality) -> tuple[str, ...]:
