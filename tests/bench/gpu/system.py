@@ -110,7 +110,7 @@ def running_system(
     """Start both, and end them after the block. options: of the executor. name: of the logs."""
     ports, started_s = free_ports(1), time.perf_counter()
     executor, scheduler = ports.executors[0], ports.scheduler
-    own = {
+    own: dict[str, dict[str, object]] = {
         "scheduler": {
             "--executors": f"{LOOPBACK}:{executor.api}",
             "--port": scheduler.api,

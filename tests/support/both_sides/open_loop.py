@@ -66,7 +66,6 @@ class Course:
     arrival: Arrival
     token_s: list[float] = field(default_factory=list)  # when each token came
     was_refused: bool = False
-    has_failed: bool = False
 
     @property
     def first_s(self) -> float:
@@ -153,8 +152,6 @@ class OpenLoop:
         for tokens in effects.tokens:
             for handle, num_tokens in zip(tokens.handles, tokens.num_tokens.tolist(), strict=True):
                 self.courses[handle].token_s += [self._now_s] * num_tokens
-        for failure in effects.failures:
-            self.courses[failure.handle].has_failed = True
 
 
 def poisson(
