@@ -9,23 +9,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_kernels.errors import AnchorError
+from gpu_kernels.errors import MeasurementError
+
+_HEADS = ("num_heads", "num_key_value_heads", "head_dim")
 
 
 class AnchorTable(enum.Enum):
-    """The files, by the end of their name before `.csv`."""
+    """The files: the end of their name before `.csv`, the column of a type, and those of sizes as in `AnchorKey`."""
 
-    GEMM = "gemm"
-    DECODE = "decode_attention"
-    PREFILL = "prefill_attention"
+    GEMM = ("gemm", "gemm_dtype", ("m", "n", "k"))
+    DECODE = ("decode_attention", "kv_cache_dtype", ("batch_size", "context", *_HEADS))
+    PREFILL = ("prefill_attention", "kv_cache_dtype", ("batch_size", "isl", *_HEADS))
 
 
-# Of each table: the column that holds a type, and those that hold sizes, in the order of `AnchorKey.sizes`.
-_COLUMNS = {
-    AnchorTable.GEMM: ("gemm_dtype", ("m", "n", "k")),
-    AnchorTable.DECODE: ("kv_cache_dtype", ("batch_size", "context", "num_heads", "num_key_value_heads", "head_dim")),
-    AnchorTable.PREFILL: ("kv_cache_dtype", ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim")),
-}
+_Place = tuple[AnchorTable, str, tuple[int, ...]]  # with a type and sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class Anchor:
 class Anchors:
     """The fastest ones, by table, type and sizes."""
 
-    fastest: Mapping[tuple[AnchorTable, str, tuple[int, ...]], Anchor]
+    fastest: Mapping[_Place, Anchor]
 
     def best(self, key: AnchorKey | None) -> Anchor | None:
         """The one to compare with, if any was measured."""
@@ -60,26 +57,27 @@ class Anchors:
 
 
 def read_anchors(folder: Path | None, gpu: str = "h200") -> Anchors:
-    """The anchors of a GPU in a folder; none without a folder. Raises AnchorError."""
-    fastest: dict[tuple[AnchorTable, str, tuple[int, ...]], Anchor] = {}
+    """The anchors of a GPU in a folder; none without a folder. Raises MeasurementError."""
+    fastest: dict[_Place, Anchor] = {}
     if folder is None:
         return Anchors(fastest)
     for table in AnchorTable:
-        for place, anchor in _read(folder / f"{gpu}_{table.value}.csv", table):
+        for place, anchor in _read(folder, gpu, table):
             if place not in fastest or anchor.us < fastest[place].us:
                 fastest[place] = anchor
     return Anchors(fastest)
 
 
-def _read(path: Path, table: AnchorTable) -> Iterator[tuple[tuple[AnchorTable, str, tuple[int, ...]], Anchor]]:
-    name, sizes = _COLUMNS[table]
+def _read(folder: Path, gpu: str, table: AnchorTable) -> Iterator[tuple[_Place, Anchor]]:
+    file_name, name, sizes = table.value
+    path = folder / f"{gpu}_{file_name}.csv"
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for line in csv.DictReader(file):
                 place = (table, line[name], tuple(int(line[size]) for size in sizes))
                 yield place, Anchor(line["stack"], float(line["latency_us"]))
     except OSError as error:
-        raise AnchorError(f"{path} cannot be read: {error.strerror}") from error
+        raise MeasurementError(f"{path} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:
         wanted = ", ".join(("stack", name, *sizes, "latency_us"))
-        raise AnchorError(f"{path} is no table of {wanted}: {error!r}") from error
+        raise MeasurementError(f"{path} is no table of {wanted}: {error!r}") from error

@@ -144,10 +144,10 @@ def attention_case(op: str, batch: Batch, place: Place, cache_type: torch.dtype)
     return Case(
         op=op,
         shape=shape,
+        build=lambda seed: _build(batch, place, cache_type, seed),
         bound=Bound.PRODUCTS if num_flops > _OPERATIONS_PER_BYTE * num_bytes else Bound.MEMORY,
         num_bytes=num_bytes,
         num_flops=num_flops,
-        build=lambda seed: _build(batch, place, cache_type, seed),
         allowed_error=2 * place.rounding,  # weights are rounded to the type, too
         anchor=AnchorKey(table, (kv,), sizes) if is_anchored else None,
     )

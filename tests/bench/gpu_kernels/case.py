@@ -27,7 +27,6 @@ class Bound(enum.Enum):
     MEMORY = "TB/s"
     PRODUCTS = "TFLOP/s"
     FP8_PRODUCTS = "fp8 TFLOP/s"
-    LAUNCH = ""  # so little to do that only the time itself says something
 
     @property
     def unit(self) -> str:
@@ -81,17 +80,27 @@ class Work:
     error: Callable[[Way], float]  # of ours against the reference
 
 
+def compared(
+    ours: Callable[[], torch.Tensor],
+    expected: Callable[[], torch.Tensor],
+    theirs: Callable[[], object] | None = None,
+    by: Callable[[torch.Tensor, torch.Tensor], float] | None = None,
+) -> Work:
+    """Work whose result is a tensor. by: `error_of`, if nothing else."""
+    return Work(ours, theirs, lambda way: (by or error_of)(way(ours), expected()))
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One operation at one shape."""
 
     op: str
     shape: Mapping[str, int | str]
-    bound: Bound
-    num_bytes: int  # the fewest that memory has to move: each input read once, each output written once
-    num_flops: int
     build: Callable[[int], Work]  # the work of a seed
-    allowed_error: float
+    bound: Bound = Bound.MEMORY
+    num_bytes: int = 0  # the fewest that memory has to move: each input read once, each output written once
+    num_flops: int = 0
+    allowed_error: float = 0.0
     anchor: AnchorKey | None = None
 
     @property

@@ -2,11 +2,7 @@
 
 
 class MeasurementError(Exception):
-    """Base of the errors below; its text is a sentence for whoever ran the measurement."""
-
-
-class AnchorError(MeasurementError):
-    """A file of anchors is missing or not what it should be."""
+    """Its text is a sentence for whoever ran the measurement."""
 
 
 class WrongResultError(MeasurementError):

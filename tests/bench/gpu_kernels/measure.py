@@ -3,7 +3,7 @@
 import math
 
 from gpu_kernels.anchors import Anchors
-from gpu_kernels.case import Bound, Case, at_once
+from gpu_kernels.case import Case, at_once
 from gpu_kernels.errors import WrongResultError
 from gpu_kernels.results import Ceilings, Result
 from gpu_kernels.timing import Clock
@@ -19,9 +19,7 @@ def check(case: Case) -> None:
 
 def measure(case: Case, clock: Clock, ceilings: Ceilings, anchors: Anchors) -> Result:
     """Check a case, time it, check what a replay leaves, time what torch has for it. Raises WrongResultError."""
-    num_sets = 1
-    if case.bound is not Bound.LAUNCH:
-        num_sets = min(max(1, math.ceil(_ROTATED_BYTES / case.num_bytes)), clock.max_sets)
+    num_sets = min(max(1, math.ceil(_ROTATED_BYTES / case.num_bytes)), clock.max_sets)
     works = [case.build(1000 * index) for index in range(num_sets)]
     _check(case, works[0].error(at_once))
     timing = clock.time([work.ours for work in works])

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from gpu_kernels.anchors import AnchorKey, AnchorTable
-from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of, type_name
+from gpu_kernels.case import Bound, Case, Place, Scale, Work, compared, type_name
 from paceline_kernels.gpu.splits import Splits
 from paceline_kernels.linear.triton import linear
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
@@ -48,15 +48,10 @@ def linear_case(
         x, weight = place.normal(num_rows, num_inputs, seed=seed), place.normal(num_outputs, num_inputs, seed=seed + 1)
         bias = place.normal(num_outputs, seed=seed + 2) if adds else None
 
-        def ours() -> torch.Tensor:
-            return linear(x, weight, bias, splits)
+        def expected() -> torch.Tensor:
+            return functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
 
-        def error(way: Way) -> float:
-            return error_of(
-                way(ours), functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-            )
-
-        return Work(ours, lambda: functional.linear(x, weight), error)
+        return compared(lambda: linear(x, weight, bias, splits), expected, lambda: functional.linear(x, weight))
 
     key = AnchorKey(AnchorTable.GEMM, ("bfloat16",), (num_rows, num_outputs, num_inputs))
     return _case("linear", place, key, place.dtype, build)
@@ -76,13 +71,11 @@ def scaled_linear_case(
         x = place.normal(num_rows, num_inputs, seed=seed)
         weight = quantize_rows(place.normal(num_outputs, num_inputs, seed=seed + 1), dtype)
 
-        def ours() -> torch.Tensor:
-            return scaled_linear(x, weight, None, splits)
-
-        def error(way: Way) -> float:
-            return error_of(way(ours), scaled_linear_reference.scaled_linear(x, weight))
-
-        return Work(ours, _theirs(x, weight), error)
+        return compared(
+            lambda: scaled_linear(x, weight, None, splits),
+            lambda: scaled_linear_reference.scaled_linear(x, weight),
+            _theirs(x, weight),
+        )
 
     key = AnchorKey(AnchorTable.GEMM, _ANCHOR_TYPES[dtype], (num_rows, num_outputs, num_inputs))
     return _case("scaled linear", place, key, dtype, build)

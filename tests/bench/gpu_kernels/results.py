@@ -40,15 +40,10 @@ class Result:
         return self.timing.us
 
     @property
-    def rate(self) -> float | None:
+    def rate(self) -> float:
         """In TB/s or TFLOP/s, by what bounds the operation."""
-        match self.case.bound:
-            case Bound.MEMORY:
-                return self.case.num_bytes / self.us / 1e6
-            case Bound.PRODUCTS | Bound.FP8_PRODUCTS:
-                return self.case.num_flops / self.us / 1e6
-            case Bound.LAUNCH:
-                return None
+        amount = self.case.num_bytes if self.case.bound is Bound.MEMORY else self.case.num_flops
+        return amount / self.us / 1e6
 
     @property
     def share_of_ceiling(self) -> float | None:
@@ -57,8 +52,8 @@ class Result:
             Bound.MEMORY: self.ceilings.copy_tbps,
             Bound.PRODUCTS: self.ceilings.product_tflops,
             Bound.FP8_PRODUCTS: self.ceilings.fp8_tflops,
-        }.get(self.case.bound)
-        return None if self.rate is None or ceiling is None else self.rate / ceiling
+        }[self.case.bound]
+        return None if ceiling is None else self.rate / ceiling
 
     @property
     def torch_ratio(self) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch.nn import functional
 
-from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of, mismatch_of, type_name
+from gpu_kernels.case import Case, Place, Scale, Way, Work, compared, error_of, mismatch_of, type_name
 from paceline_kernels.activation import Gate
 from paceline_kernels.activation import reference as activation_reference
 from paceline_kernels.activation.triton import gate_and_multiply
@@ -173,11 +173,11 @@ def gate_case(place: Place, num_tokens: int, width: int, gate: Gate = Gate.SILU)
         gate_up = place.normal(num_tokens, 2 * width, seed=seed)
         gates, up = gate_up.chunk(2, dim=1)
 
-        def error(way: Way) -> float:
-            expected = activation_reference.gate_and_multiply(gate_up.float(), gate)
-            return error_of(way(lambda: gate_and_multiply(gate_up, gate)), expected)
-
-        return Work(lambda: gate_and_multiply(gate_up, gate), lambda: functional.silu(gates) * up, error)
+        return compared(
+            lambda: gate_and_multiply(gate_up, gate),
+            lambda: activation_reference.gate_and_multiply(gate_up.float(), gate),
+            lambda: functional.silu(gates) * up,
+        )
 
     num_bytes = 3 * num_tokens * width * place.dtype.itemsize
     return _moves(place, "silu", {"tokens": num_tokens, "width": width}, num_bytes, build)
@@ -189,12 +189,12 @@ def take_rows_case(place: Place, count: int, width: int, num_rows: int) -> Case:
     def build(seed: int) -> Work:
         table, indices = place.normal(num_rows, width, seed=seed), place.integers(num_rows, count, seed=seed)
 
-        def error(way: Way) -> float:
-            return mismatch_of(
-                (way(lambda: take_rows(table, indices, 1.0)), take_rows_reference.take_rows(table, indices))
-            )
-
-        return Work(lambda: take_rows(table, indices, 1.0), lambda: functional.embedding(indices, table), error)
+        return compared(
+            lambda: take_rows(table, indices, 1.0),
+            lambda: take_rows_reference.take_rows(table, indices),
+            lambda: functional.embedding(indices, table),
+            by=lambda *pair: mismatch_of(pair),
+        )
 
     num_bytes = 2 * count * width * place.dtype.itemsize
     return _moves(place, "take rows", {"rows": count, "width": width}, num_bytes, build)
@@ -226,19 +226,5 @@ def block_copy_case(place: Place, count: int, num_layers: int, num_blocks: int, 
     return _moves(place, "block copy", shape, num_bytes, build)
 
 
-def _moves(
-    place: Place,
-    op: str,
-    shape: Mapping[str, int | str],
-    num_bytes: int,
-    build: Callable[[int], Work],
-) -> Case:
-    return Case(
-        op=op,
-        shape=shape,
-        bound=Bound.MEMORY,
-        num_bytes=num_bytes,
-        num_flops=0,
-        build=build,
-        allowed_error=place.rounding,
-    )
+def _moves(place: Place, op: str, shape: Mapping[str, int | str], num_bytes: int, build: Callable[[int], Work]) -> Case:
+    return Case(op, shape, build, num_bytes=num_bytes, allowed_error=place.rounding)

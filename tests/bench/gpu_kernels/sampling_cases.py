@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of, mismatch_of, moved
+from gpu_kernels.case import Case, Place, Scale, Way, Work, error_of, mismatch_of, moved
 from paceline_kernels.sampling import (
     PENALTIES,
     DrawRules,
@@ -77,11 +77,8 @@ def sample_case(place: Place, num_rows: int, vocab: int, way: DrawWay) -> Case:
     return Case(
         op=way.op,
         shape={"rows": num_rows, "vocab": vocab, "way": way.name},
-        bound=Bound.MEMORY,
-        num_bytes=num_rows * vocab * way.dtype.itemsize,
-        num_flops=0,
         build=_builder(place, num_rows, vocab, way),
-        allowed_error=0.0,
+        num_bytes=num_rows * vocab * way.dtype.itemsize,
     )
 
 
@@ -139,10 +136,8 @@ def _logprobs(place: Place, num_rows: int, vocab: int) -> Case:
     return Case(
         op="token logprobs",
         shape={"rows": num_rows, "vocab": vocab, "best": num_best},
-        bound=Bound.MEMORY,
-        num_bytes=num_rows * vocab * 4,
-        num_flops=0,
         build=build,
+        num_bytes=num_rows * vocab * 4,
         allowed_error=_LOGPROB_ERROR,
     )
 

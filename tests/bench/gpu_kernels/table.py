@@ -17,7 +17,7 @@ def line(result: Result | Failure) -> str:
     """
     if isinstance(result, Failure):
         return f"{result.case.name:<44} FAILED: {result.sentence}"
-    rate = "" if result.rate is None else f"{result.rate:.3g} {result.case.bound.unit}"
+    rate = f"{result.rate:.3g} {result.case.bound.unit}"
     share = "" if result.share_of_ceiling is None else f"{result.share_of_ceiling:.0%}"
     figures = f"{result.us:>8.2f} {rate:>12} {share:>5} {_times(result.torch_ratio)} {_times(result.anchor_ratio)}"
     note = f" (torch: {result.torch_failure})" if result.torch_failure else ""

@@ -42,15 +42,13 @@ class Target:
 
     def figure(self, result: Result) -> float | None:
         """What was measured."""
-        match self.measure:
-            case Measure.ANCHOR:
-                return result.anchor_ratio
-            case Measure.COPY_SHARE:
-                return result.share_of_ceiling
-            case Measure.TBPS:
-                return result.rate
-            case Measure.US:
-                return result.us
+        figures = {
+            Measure.ANCHOR: result.anchor_ratio,
+            Measure.COPY_SHARE: result.share_of_ceiling,
+            Measure.TBPS: result.rate,
+            Measure.US: result.us,
+        }
+        return figures[self.measure]
 
     def margin(self, result: Result) -> float:
         """The figure over what is wanted, the other way round where less is better; infinite where it is not known."""
