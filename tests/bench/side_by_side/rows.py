@@ -22,6 +22,11 @@ from side_by_side.results import Limits
 _MIB = 1 << 20
 _DECODE_TARGETS = dict(zip(CONTEXTS, (1.05, 1.2, 1.3), strict=True))
 _PEERS = (LLAMA, OPENVINO, VLLM)
+_CONTINUOUS, _STATIC = (Figure("mixed", value(f"{name}_tok_s")) for name in ("continuous", "static"))
+_COLD, _WARM = (Figure("prefix", value(f"{name}_first_s", 1e3)) for name in ("cold", "warm"))
+_IDLE, _BUSY = (Figure("steps", value(f"{name}_s", 1e3)) for name in ("idle", "busy"))
+_MEMORY = Figure("streams-32", value("peak_bytes", 1 / _MIB))
+_FAST, _FLOAT32 = (Figure(QUALITY, value(name)) for name in ("fast", "float32"))
 
 
 def all_rows() -> tuple[Row, ...]:
@@ -30,13 +35,18 @@ def all_rows() -> tuple[Row, ...]:
         *(_decode(context, target) for context, target in _DECODE_TARGETS.items()),
         *(_prefill(length) for length in CONTEXTS[1:]),
         *(_streams(number) for number in NUMS_OF_STREAMS),
-        _continuous(),
-        _prefix(),
+        _itself("continuous by static batching, mixed lengths", "tok/s", _CONTINUOUS, _STATIC, Bound.AT_LEAST, 2.0),
+        _itself("TTFT, 400-token shared prefix, cold by warm", "ms", _COLD, _WARM, Bound.AT_LEAST, 5.0),
         _arrival(),
-        _memory(),
-        _idle(),
-        _perplexity(),
+        Row("peak memory at 32 streams", "MiB", _MEMORY, _against(_MEMORY, LLAMA), Bound.AT_MOST, 2.0),
+        _itself("idle between steps, 1 stream, by step time", "ms", _IDLE, _BUSY, Bound.AT_MOST, 0.05),
+        _itself("perplexity, fast path by float32", "", _FAST, _FLOAT32, Bound.AT_MOST, 1.01),
     )
+
+
+def _itself(name: str, unit: str, ours: Figure, other: Figure, bound: Bound, target: float) -> Row:
+    """A figure of ours against another one of ours."""
+    return Row(name, unit, ours, _against(other, OURS), bound, target)
 
 
 def _against(figure: Figure, *engines: str) -> tuple[tuple[str, Figure], ...]:
@@ -88,28 +98,6 @@ def _streams(number: int) -> Row:
     )
 
 
-def _continuous() -> Row:
-    return Row(
-        "continuous by static batching, mixed lengths",
-        "tok/s",
-        Figure("mixed", value("continuous_tok_s")),
-        _against(Figure("mixed", value("static_tok_s")), OURS),
-        Bound.AT_LEAST,
-        2.0,
-    )
-
-
-def _prefix() -> Row:
-    return Row(
-        "TTFT, 400-token shared prefix, cold by warm",
-        "ms",
-        Figure("prefix", value("cold_first_s", 1e3)),
-        _against(Figure("prefix", value("warm_first_s", 1e3)), OURS),
-        Bound.AT_LEAST,
-        5.0,
-    )
-
-
 def _arrival() -> Row:
     figure = Figure("arrival", value("p99_gap_s", 1e3))
 
@@ -127,31 +115,4 @@ def _arrival() -> Row:
         Bound.AT_MOST,
         0.5,
         limit_share,
-    )
-
-
-def _memory() -> Row:
-    figure = Figure("streams-32", value("peak_bytes", 1 / _MIB))
-    return Row("peak memory at 32 streams", "MiB", figure, _against(figure, LLAMA), Bound.AT_MOST, 2.0)
-
-
-def _idle() -> Row:
-    return Row(
-        "idle between steps, 1 stream, by step time",
-        "ms",
-        Figure("steps", value("idle_s", 1e3)),
-        _against(Figure("steps", value("busy_s", 1e3)), OURS),
-        Bound.AT_MOST,
-        0.05,
-    )
-
-
-def _perplexity() -> Row:
-    return Row(
-        "perplexity, fast path by float32",
-        "",
-        Figure(QUALITY, value("fast")),
-        _against(Figure(QUALITY, value("float32")), OURS),
-        Bound.AT_MOST,
-        1.01,
     )
