@@ -1,7 +1,9 @@
 """How plans, inputs, draws, advances of rows and results are launched: without drafts, and with the largest tables."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -22,6 +24,7 @@ from paceline_kernels.result_ring import NUM_STAMPS, ResultRing, write_results
 from paceline_kernels.sampling.columns import Samples, SamplingParameters
 from paceline_kernels.step_inputs import MAX_PLANNED_ROWS, PlanColumns, RowState, StepInputs, step_inputs
 
+_Columns = TypeVar("_Columns", RowState, RowDraws)
 _ROWS, _MAX_TOKENS, _DRAWS, _LOGPROBS = 1024, 131_072, 2048, 20
 
 
@@ -36,15 +39,14 @@ def cases() -> Iterator[Case]:
         yield Case(name, partial(call_results, 256, with_logprobs=with_logprobs))
 
 
+def _columns(kind: type[_Columns], usual: torch.Tensor, others: Mapping[str, torch.Tensor]) -> _Columns:
+    """All columns are the usual one, but for the others."""
+    return kind(**{field.name: others.get(field.name, usual) for field in dataclasses.fields(kind)})
+
+
 def _state() -> RowState:
-    ints = meta(_ROWS, dtype=torch.int32)
-    return RowState(
-        token_ids=meta(_ROWS, _MAX_TOKENS, dtype=torch.int32),
-        num_held=ints,
-        num_computed=ints,
-        finish=meta(_ROWS, dtype=torch.int32),
-        block_table=meta(_ROWS, 8192, dtype=torch.int32),
-    )
+    tokens, blocks = (meta(_ROWS, columns, dtype=torch.int32) for columns in (_MAX_TOKENS, 8192))
+    return _columns(RowState, meta(_ROWS, dtype=torch.int32), {"token_ids": tokens, "block_table": blocks})
 
 
 def _call_step_inputs(num_planned: int) -> None:
@@ -63,18 +65,9 @@ def _call_plan() -> None:
 def _call(num_planned: int, max_drafts: int, num_end_tokens: int) -> None:
     ints, floats = meta(_ROWS, dtype=torch.int32), meta(_ROWS, dtype=torch.float32)
     state = _state()
-    rows = RowDraws(
-        num_prompt=ints,
-        num_known=ints,
-        max_known=ints,
-        end_tokens=meta(_ROWS, num_end_tokens, dtype=torch.int32),
-        temperature=floats,
-        top_k=ints,
-        top_p=floats,
-        min_p=floats,
-        seeds=meta(_ROWS, dtype=torch.int64),
-        num_logprobs=ints,
-    )
+    ends, seeds = meta(_ROWS, num_end_tokens, dtype=torch.int32), meta(_ROWS, dtype=torch.int64)
+    parameters = dict.fromkeys(("temperature", "top_p", "min_p"), floats)
+    rows = _columns(RowDraws, ints, parameters | {"end_tokens": ends, "seeds": seeds})
     planned = meta(num_planned, dtype=torch.int32)
     plan = PlanColumns(planned, planned)
     tokens = meta(_DRAWS, dtype=torch.int32)
@@ -93,34 +86,22 @@ def _call(num_planned: int, max_drafts: int, num_end_tokens: int) -> None:
         lookup_drafts(state, rows, plan, max_drafts, meta(1, dtype=torch.float32))
 
 
+def _samples(*slots: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens with their log-probabilities, and the likeliest ones with theirs."""
+    ids, floats = torch.int32, torch.float32
+    own, best = (*slots, _DRAWS), (*slots, _DRAWS, _LOGPROBS)
+    return meta(*own, dtype=ids), meta(*own, dtype=floats), meta(*best, dtype=ids), meta(*best, dtype=floats)
+
+
 def call_results(num_planned: int, *, with_logprobs: bool = False) -> None:
     """Write what a step of so many rows brought."""
     planned, tokens = meta(num_planned, dtype=torch.int32), meta(_DRAWS, dtype=torch.int32)
-    ring = ResultRing(
-        steps=meta(4, dtype=torch.int64),
-        num_accepted=meta(4, MAX_PLANNED_ROWS, dtype=torch.int32),
-        num_draws=meta(4, MAX_PLANNED_ROWS, dtype=torch.int32),
-        finish=meta(4, MAX_PLANNED_ROWS, dtype=torch.uint8),
-        problems=meta(4, MAX_PLANNED_ROWS, dtype=torch.uint8),
-        token_ids=meta(4, _DRAWS, dtype=torch.int32),
-        logprobs=meta(4, _DRAWS, dtype=torch.float32),
-        top_token_ids=meta(4, _DRAWS, _LOGPROBS, dtype=torch.int32),
-        top_logprobs=meta(4, _DRAWS, _LOGPROBS, dtype=torch.float32),
-        stamps=meta(4, NUM_STAMPS, dtype=torch.int64),
-    )
-    draws = DrawInputs(
-        places=tokens,
-        cu_draws=meta(num_planned + 1, dtype=torch.int32),
-        rows=tokens,
-        parameters=SamplingParameters(*[tokens] * 7),
-    )
-    samples = Samples(
-        token_ids=tokens,
-        outcomes=tokens,
-        logprobs=meta(_DRAWS, dtype=torch.float32),
-        top_token_ids=meta(_DRAWS, _LOGPROBS, dtype=torch.int32),
-        top_logprobs=meta(_DRAWS, _LOGPROBS, dtype=torch.float32),
-    )
+    steps, stamps = meta(4, dtype=torch.int64), meta(4, NUM_STAMPS, dtype=torch.int64)
+    counts, codes = (meta(4, MAX_PLANNED_ROWS, dtype=dtype) for dtype in (torch.int32, torch.uint8))
+    ring = ResultRing(steps, counts, counts, codes, codes, *_samples(4), stamps)
+    draws = DrawInputs(tokens, meta(num_planned + 1, dtype=torch.int32), tokens, SamplingParameters(*[tokens] * 7))
+    token_ids, *logprobs = _samples()
+    samples = Samples(token_ids, tokens, *logprobs)
     advanced = Advanced(planned, meta(num_planned, dtype=torch.uint8))
     step, clock = meta(1, dtype=torch.int64), meta(CLOCK_SIZE, dtype=torch.int64)
     write_results(ring, step, advanced, draws, samples, clock, with_logprobs=with_logprobs)
