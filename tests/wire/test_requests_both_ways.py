@@ -1,8 +1,16 @@
-"""What the client library sends is what the edge reads, and the other way round; what is unset stays unset."""
+"""What the client library sends is what the edge reads, and the other way round; what is unset stays unset. A model's
+defaults reach clients through all of it.
+"""
+
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
 
 from paceline.plan import values
 from paceline.plan.durations import read_duration
 from paceline.plan.values import FinishReason as CoreFinishReason
+from paceline.plan.values import GenerationDefaults
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_client import Message, Output, Sampling, Scheduling, Stopping, Timeout
@@ -11,10 +19,14 @@ from paceline_client.requests import Chat, Request, Text
 from paceline_client.results import FinishReason, TokenLogprob, TokenLogprobs, Usage
 from paceline_client.wire import drain_reason, generate_message, read_deltas, read_failures
 from paceline_client.wire_requests import Held
+from paceline_executor.link.servicer_views import tokenizer_parts
+from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
 from paceline_scheduler.api import wire
 from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
 from paceline_scheduler.api.resumption import body_of, check_resumption, is_begun, number_of
 from paceline_scheduler.errors import SlowConsumerError
+from paceline_scheduler.link.wire import decode_tokenizer_part
+from paceline_scheduler.testing.tokenizers import served_model
 
 
 def sent(prompt=None, attachment=(), **parts):
@@ -129,3 +141,17 @@ def test_output_arrives():
     assert (item.finish.matched_stop, item.finish.usage) == ("END", Usage(3, 2, 4))
     ((request_id, error),) = read_failures(response)
     assert (request_id, type(error).__name__, str(error)) == ("other", "SlowConsumerError", "read faster")
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])
+def test_a_generation_default_travels_from_the_model_to_the_client(field):
+    special = SpecialTokens(None, None, None, (), add_bos=False)
+    bundle = make_bundle(b"{}", None, special, GenerationDefaults(**{field: 1}))
+    (part,) = tokenizer_parts(SimpleNamespace(tokenizer=bundle))
+
+    source, is_last = decode_tokenizer_part(part.SerializeToString())
+    shown = wire.model(served_model(source)).default_sampling
+
+    assert is_last
+    assert {name: value for name, value in asdict(source.defaults).items() if value is not None} == {field: 1}
+    assert [(named.name, value) for named, value in shown.ListFields()] == [(field, 1)]
