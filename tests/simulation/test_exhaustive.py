@@ -20,7 +20,6 @@ SOON_MISSED = (
     "sync-gate",
     "stale-end",
     "leaving",
-    "clipping",
 )
 
 
@@ -66,15 +65,6 @@ def test_all_combinations_of_choices_come_once():
         first = gen.choice("ab")
         found.append((first, gen.int_inclusive(2) if first == "a" else gen.choice("xy")))
     assert found == [("a", 0), ("a", 1), ("a", 2), ("b", "x"), ("b", "y")]
-
-
-def test_a_run_is_on_new_ground_behind_the_first_answer_that_no_run_before_gave():
-    gen, found = Gen(), []
-    for _ in gen.runs():
-        for _ in range(2):
-            gen.int_inclusive(1)
-            found.append(gen.is_on_new_ground)
-    assert found == [True, True, False, True, True, True, False, True]
 
 
 def test_code_that_is_not_repeatable_is_refused():

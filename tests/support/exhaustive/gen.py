@@ -17,17 +17,11 @@ class Gen:
     def __init__(self) -> None:
         self._path: list[tuple[int, int]] = []  # what was answered, and the most that can be
         self._num_asked = 0
-        self._num_repeated = 0
-
-    @property
-    def is_on_new_ground(self) -> bool:
-        """No run before gave all the same answers so far: where the state is one that was seen, this one may end."""
-        return self._num_asked >= self._num_repeated
 
     def runs(self) -> Iterator[int]:
         """Number the runs; the code is to be run once for each."""
         for number in range(2**63):
-            self._num_asked, self._num_repeated = 0, len(self._path)
+            self._num_asked = 0
             yield number
             assert self._num_asked == len(self._path), (
                 "the code asked for less than it did before: it is not repeatable"

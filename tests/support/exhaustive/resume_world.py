@@ -37,6 +37,7 @@ from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.errors import (
     DivergenceError,
+    NoExecutorError,
     RequestFailedError,
     RequestRefusedError,
     ResumeMismatchError,
@@ -239,6 +240,9 @@ class Answering:
             (resumed,) = self._world.driving.feed(scheduler, resume)
         except ResumeMismatchError:
             self.close(call, End.REFUSED)
+            return
+        except NoExecutorError:  # it drains, and the other one is away: nobody else has the request
+            self.close(call, None)
             return
         except RequestRefusedError as error:
             self._world.require(call is not self._world.client.call, f"the newest attachment never gives way: {error}")

@@ -17,16 +17,10 @@ from paceline_scheduler.core.executor import reconcile, results
 from paceline_scheduler.core.executor.group import ExecutorGroup
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
 from paceline_scheduler.core.executors import SeenRow
-from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.outputs import TokenOutputs
-from paceline_scheduler.core.planning import drafts, planner
-from paceline_scheduler.core.planning.capacity import ExecutorView
-from paceline_scheduler.core.planning.drafts import Drafting
-from paceline_scheduler.core.planning.step_budget import StepBudget
 from paceline_scheduler.core.requests import resuming
 from paceline_scheduler.core.requests.request_table import RequestTable
-from paceline_scheduler.core.tables.rows import RowIndex
 from paceline_scheduler.link.executor_record import ExecutorRecord
 from paceline_scheduler.link.leadership import Leadership
 from simulation.ablations import ABLATIONS, Ablation
@@ -35,7 +29,7 @@ from simulation.ablations import ABLATIONS, Ablation
 _take, _is_free, _rise = PlanStream.take, Fence._is_free, Leadership._rise
 _by_handle = RequestTable.by_handle
 _left_behind, _take_foreign, _catch_up = LiveRequest.left_behind, reconcile._take_foreign, reconcile._catch_up
-_matching_step, _settle, _fit_drafts = results.matching_step, results._settle, drafts.fit_drafts
+_matching_step = results.matching_step
 
 
 def _nothing(*_: object) -> None:
@@ -106,35 +100,6 @@ def _match_any_stream(executor: ExecutorState, result: StepResult) -> StepInFlig
     return _matching_step(executor, result)
 
 
-# Bounds
-
-
-def _settle_nothing(_: ExecutorState, step: StepInFlight, surplus: Int32Array) -> Int32Array:
-    return step.num_scheduled_after - surplus
-
-
-def _settle_with_waste(executor: ExecutorState, step: StepInFlight, surplus: Int32Array) -> Int32Array:
-    """Count slots of refused drafts as taken."""
-    executor.rows.num_slots[step.index] -= surplus
-    return _settle(executor, step, surplus)
-
-
-def _fit_drafts_beyond_the_end(
-    view: ExecutorView,
-    decode_rows: RowIndex,
-    growing_rows: RowIndex,
-    num_spare_blocks: int,
-    budget: StepBudget,
-    limits: CoreLimits,
-) -> Drafting:
-    limit = view.rows.limit.copy()
-    view.rows.limit += view.description.max_num_draft_tokens
-    try:
-        return _fit_drafts(view, decode_rows, growing_rows, num_spare_blocks, budget, limits)
-    finally:
-        view.rows.limit[:] = limit
-
-
 def _replaced(safeguard: str, *replaced: tuple[object, str, Any]) -> Ablation:
     return Ablation(safeguard, None, replaced)
 
@@ -185,17 +150,6 @@ SAFEGUARDS: dict[str, Ablation] = {
     ),
     "stale-results": _replaced(
         "results of a stream that was given up are not applied", (results, "matching_step", _match_any_stream)
-    ),
-    "surplus": _replaced(
-        "a result lowers what is planned of its row by what it does not bring", (results, "_settle", _settle_nothing)
-    ),
-    "surplus-behind": ABLATIONS["bounds"],
-    "clipping": _replaced(
-        "no position is planned beyond the last token, should all drafts be right",
-        (planner, "fit_drafts", _fit_drafts_beyond_the_end),
-    ),
-    "spare-blocks": _replaced(
-        "what refused drafts leave of a block serves the next tokens", (results, "_settle", _settle_with_waste)
     ),
 }
 """By name."""

@@ -9,7 +9,6 @@ from functools import partial
 
 from exhaustive.attach import attach_run
 from exhaustive.attach_world import no_loop
-from exhaustive.bounds import BoundsScenario, Numbers, bounds_run
 from exhaustive.clockwork import Budget
 from exhaustive.gen import Gen
 from exhaustive.resume import resume_run
@@ -18,17 +17,20 @@ from exhaustive.resume_parts import World
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`begin` returns what is to be run once for each answer of a generator. `num_runs` is what it had once."""
+    """`run` is to be run once for each answer of a generator. `num_runs` is what it had once."""
 
     name: str
-    begin: Callable[[], Callable[[Gen], None]]
+    run: Callable[[Gen], None]
     num_runs: int
 
     def walk(self) -> int:
         """Try everything and return how many runs that took; raises what goes wrong, with its story."""
-        gen, run = Gen(), self.begin()
+        gen, num_runs = Gen(), 0
         with no_loop():
-            return sum(run(gen) is None for _ in gen.runs())
+            for _ in gen.runs():
+                self.run(gen)
+                num_runs += 1
+        return num_runs
 
 
 def _named(what: str, budget: Budget) -> str:
@@ -37,23 +39,12 @@ def _named(what: str, budget: Budget) -> str:
 
 def _attach(num_runs: int, *, is_settled: bool = True, **budget: int) -> Scenario:
     name = _named("attach" if is_settled else "attach, boot", budget)
-    return Scenario(name, lambda: partial(attach_run, budget=budget, is_settled=is_settled), num_runs)
+    return Scenario(name, partial(attach_run, budget=budget, is_settled=is_settled), num_runs)
 
 
 def _resume(num_runs: int, world: World, *, window_s: float = 0.5, **budget: int) -> Scenario:
     name = _named(f"resume, {_NAMES[world]}", budget) + f" within {window_s:g} s"
-    return Scenario(name, lambda: partial(resume_run, budget=budget, world=world, window_s=window_s), num_runs)
-
-
-def _bounds(num_runs: int, *numbers: int) -> Scenario:
-    scenario = BoundsScenario(*numbers)
-    name = "bounds: {} tokens, {} drafts, {} plans in flight, {} cuts".format(*numbers)
-
-    def begin() -> Callable[[Gen], None]:
-        seen: set[Numbers] = set()
-        return partial(bounds_run, scenario=scenario, seen=seen)
-
-    return Scenario(name, begin, num_runs)
+    return Scenario(name, partial(resume_run, budget=budget, world=world, window_s=window_s), num_runs)
 
 
 _ALIKE, _WITHOUT_TOKENS, _DIFFERING = World(), World(has_prior=False), World(is_reproducible=False)
@@ -72,13 +63,12 @@ _LATE, _CRASH_LATE = _attach(31, is_settled=False, late=1), _attach(237, crash=1
 _TAKEOVER_CUT, _CRASH_CUT = _attach(609, takeover=1, cut=1), _attach(1665, crash=1, cut=1)
 _CUT, _CUT_LATE = _resume(15, _ALIKE, cut=1), _resume(75, _ALIKE, window_s=0.02, cut=1, late=1)
 _LEFT_CRASH, _LEFT_LOSS = _resume(436, _AFTERMATH, crash=1), _resume(436, _AFTERMATH, loss=1)
-_SMALL, _DRAFTS = _bounds(42, 3, 1, 2, 0), _bounds(362, 5, 3, 2, 0)
 _PLAN_CUT, _MOVE = _resume(40, _DIFFERING, plan_cut=1), _resume(40, _WITHOUT_TOKENS, move=1)
 _PRIORLESS = _resume(85, _WITHOUT_TOKENS, crash=1)
 _PRIORLESS_CUT = _resume(1500, _WITHOUT_TOKENS, crash=1, cut=1)
 _MOVE_CUT = _resume(1988, _WITHOUT_TOKENS, move=1, plan_cut=1)
 
-SHORT: tuple[Scenario, ...] = (_CRASH, _STRAY, _LATE, _CUT, _SMALL)
+SHORT: tuple[Scenario, ...] = (_CRASH, _STRAY, _LATE, _CUT)
 """The smallest, tried with every commit."""
 SLOW: tuple[Scenario, ...] = (
     *(_BOOT_CRASH, _CRASH_STRAY, _CRASH_LATE, _TAKEOVER_CUT, _CRASH_CUT),
@@ -86,14 +76,13 @@ SLOW: tuple[Scenario, ...] = (
     *(_PRIORLESS, _PLAN_CUT, _MOVE, _CUT_LATE, _LEFT_CRASH, _LEFT_LOSS, _MOVE_CUT),
     *(_resume(85, _DIFFERING, loss=1), _resume(85, _DIFFERING, crash=1), _resume(15, _ALIKE, cancel=1)),
     *(_resume(725, _ALIKE, cut=1, late=1), _resume(1028, _TWO, displace=1, cut=1)),
-    *(_DRAFTS, _bounds(469, 4, 2, 2, 1)),
 )
 SOAK: tuple[Scenario, ...] = (
     _PRIORLESS_CUT,
     _resume(1637, _ALIKE, crash=1, cancel=1),
     *(_resume(4129, _WITHOUT_TOKENS, crash=1, move=1), _resume(1622, _DIFFERING, plan_cut=1, late=1)),
     *(_resume(3759, _DIFFERING, crash=1, late=1), _attach(1000, is_settled=False, crash=1, cut=1)),
-    *(_resume(1000, _TWO, crash=1, displace=1), _bounds(774, 5, 3, 3, 0)),
+    _resume(1000, _TWO, crash=1, displace=1),
 )
 
 REVEALING: dict[str, Scenario] = {
@@ -121,9 +110,5 @@ REVEALING: dict[str, Scenario] = {
     "leaving": _MOVE,
     "finish": _MOVE_CUT,
     "stale-results": _PLAN_CUT,
-    "surplus": _SMALL,
-    "surplus-behind": _DRAFTS,
-    "clipping": _SMALL,
-    "spare-blocks": _DRAFTS,
 }
 """By the safeguard without which it goes wrong."""
