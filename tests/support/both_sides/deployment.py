@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from both_sides.audited import make_executor
-from both_sides.network import MemoryNetwork, MemoryPlanStream
-from both_sides.served import ServedExecutor
+from both_sides.network import MemoryNetwork
+from both_sides.served import MemoryCall, ServedExecutor
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import Approach, Claim, Hello
 from paceline.plan.versions import PROTOCOLS, ProtocolRange
@@ -39,7 +39,7 @@ class Deployment:
 
     async def stranger(
         self, at: str, scheduler_id: str, term: int, *, takes_over: bool = False, address: str = ""
-    ) -> MemoryPlanStream:
+    ) -> MemoryCall:
         """Say hello to an executor, as a scheduler that says nothing more; returns its stream once that is answered."""
         stream = self.network.connect(at).attach()
         await stream.write(Hello(Claim(term, scheduler_id, address), takeover=takes_over))

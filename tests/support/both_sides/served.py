@@ -64,7 +64,9 @@ class MemoryCall:
     # The scheduler's end
 
     async def write(self, message: ToExecutor, *more: BatchPlan) -> None:
-        """Give messages to the executor; after the end they are lost."""
+        """Give messages to the executor; after the end they are lost, and while it is frozen."""
+        if not self._server.thawed.is_set():
+            return
         if isinstance(message, Hello):
             self.claim = message.claim
             self._task = self._server.serve(self)
@@ -76,6 +78,7 @@ class MemoryCall:
         message = await self._to_scheduler.get()
         if isinstance(message, LinkError):
             raise message
+        await self._server.thawed.wait()
         return message
 
     def cancel(self) -> None:
@@ -119,6 +122,8 @@ class ServedExecutor:
         self.time_scale = 1.0
         self.failing: set[RecordId] = set()
         self.violations: list[str] = []
+        self.thawed = asyncio.Event()  # cleared while the executor is frozen
+        self.thawed.set()
         self._kind = kind
         self._max_plans_in_flight = max_plans_in_flight
         self._loop = asyncio.get_running_loop()
