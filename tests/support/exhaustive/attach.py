@@ -46,11 +46,10 @@ class Faults:
         executor.streams.clear()
         for stream in [each for scheduler in self._world.schedulers for each in scheduler.streams.values()]:
             if stream.executor is executor:
-                stream.plans = None
                 self._world.to_scheduler(
                     stream, partial(self._world.scheduling.close, stream, StreamEndedError("reset"))
                 )
-        self._world.later(down_s, lambda: executor.begin(self._world))
+        self._world.later(down_s, executor.begin)
 
     def _kill_scheduler(self, scheduler: Scheduler, down_s: float, approach: Approach) -> None:
         scheduler.leadership, scheduler.is_hit = None, True

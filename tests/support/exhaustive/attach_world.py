@@ -1,32 +1,19 @@
 """Who drives the executors, after crashes, broken streams, late messages and takeovers: two schedulers, two executors.
 
-The product's own are the claim and `Leadership` of each scheduler, and of each executor the `Fence`, what a
-`PlanStream` takes in and the `StepLoop` with its queue. Written here is what stands between them: streams, processes
-and the order of an acceptance, which is that of `plan_streams`.
+The product's own are the claim and `Leadership` of each scheduler, and the `Fence` of each executor. Written here is
+what stands between them: streams, processes and the order of an acceptance, which is that of `plan_streams`.
 """
 
-import asyncio
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from types import SimpleNamespace
-from typing import Any, cast
-from unittest import mock
 
 from exhaustive.clockwork import MESSAGE_S, Budget, Clockwork, Do
 from exhaustive.gen import Gen
-from paceline.plan.values import Approach, BatchPlan, Claim, ExecutorInfo, Hello
-from paceline_executor.errors import ServiceError
+from paceline.plan.values import Approach, Claim, ExecutorInfo, Hello
 from paceline_executor.errors import TermSupersededError as RefusedByFence
 from paceline_executor.link.fence import Accepted, Fence, FenceTimes, Refused, Verdict, Waits
-from paceline_executor.link.plan_stream import PlanStream
-from paceline_executor.link.step_loop import Command, StepLoop, Submitted, _Question
-from paceline_executor.link.step_thread import Work
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.errors import LinkError, SchedulerError, StreamEndedError, TermSupersededError, UnreachableError
 from paceline_scheduler.link.claim import OwnClaim
@@ -35,35 +22,10 @@ from paceline_scheduler.link.leadership import EndStream, Leadership, ServingSta
 from paceline_scheduler.link.leadership import Verdict as OfLeadership
 
 ADDRESSES = ("executor 1", "executor 2")
-PLANS = 2
-"""How many a scheduler sends on a stream, to the first executor: what becomes of them changes nothing elsewhere."""
-
-STRAY = "stray"
 LATE_S = (0.1, 1.2, 60.0)
-_STEP_S = 0.02
 _BEAT_S = 0.2
 SILENCE_S = 1.2
-_OVERDUE_S = 2.4  # a result that has not come then never comes
 _SETTLING_S = 17
-
-
-class NoLoop:
-    """Stands for an event loop where nothing waits."""
-
-    def create_future(self) -> "Future[Any]":
-        """Return one that anybody may set."""
-        return Future()
-
-    def call_soon_threadsafe(self, callback: Callable[..., None], *arguments: object) -> None:
-        """Call at once."""
-        callback(*arguments)
-
-
-@contextmanager
-def no_loop() -> Iterator[None]:
-    """Let objects be made that want a running loop."""
-    with mock.patch.object(asyncio, "get_running_loop", NoLoop):
-        yield
 
 
 @dataclass(eq=False)
@@ -75,100 +37,11 @@ class Stream:
     hello: Hello
     stream_id: int
     incarnation: int
-    plans: PlanStream | None = None  # at the executor's end, while it lasts
     is_open: bool = True  # at the scheduler's end
     is_silent: bool = False  # nothing more arrives on either side
 
     def __str__(self) -> str:
         return f"{self.scheduler.name}'s stream {self.stream_id} to {self.executor.address}"
-
-
-class Steps:
-    """The step loop of an executor process, which runs turn by turn, and what is seen of its steps."""
-
-    def __init__(self, world: "AttachWorld", executor: "Executor") -> None:
-        self._world, self._executor = world, executor
-        self._commands: deque[Command] = deque()
-        self._running: deque[tuple[BatchPlan, float]] = deque()  # and when they end
-        self._snapshot_epoch = 0
-        self.num_launched = 0  # in this epoch
-        span = mock.MagicMock()
-        engine = SimpleNamespace(
-            max_in_flight=2,
-            table=SimpleNamespace(trim_records=lambda _: None),
-            profiler=SimpleNamespace(span=lambda _: span, is_on=False),
-            can_launch=lambda _: len(self._running) < 2,
-            is_done=lambda _: self._is_done,
-            launch=self._launch,
-            collect=self._collect,
-        )
-        loaded = SimpleNamespace(engine=engine, description=None)
-        self.loop = StepLoop(lambda: cast("Any", loaded), lambda _: None, lambda: 0, self)
-        self.start(self.loop._run())
-
-    @property
-    def _is_done(self) -> bool:
-        return self._running[0][1] <= self._world.now_s
-
-    def start(self, work: "Work[Command]") -> None:
-        """See StepThread."""
-        self._work = work
-        self._wait = next(work)
-
-    def put(self, command: Command) -> None:
-        """See StepThread."""
-        self._commands.append(command)
-        self.turn()
-
-    def join(self, timeout_s: float) -> bool:
-        """See StepThread."""
-        raise NotImplementedError
-
-    def ask(self, question: Do) -> None:
-        """Let something happen at the boundary behind what is launched."""
-        self.put(_Question(lambda _: question()))
-
-    def turn(self) -> None:
-        """Let the thread go on as far as it can."""
-        while True:
-            if self._wait.command_s is not None and self._commands:
-                command: Command | None = self._commands.popleft()
-            elif self._running and self._wait.step is not None and self._is_done:
-                command = None
-            else:
-                return
-            try:
-                self._wait = self._work.send(command)
-            except StopIteration:
-                self.loop.ended.result()  # raises what was wrong
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Another scheduler drives."""
-        self.num_launched = 0
-        self.loop.begin_epoch(epoch)
-
-    def snapshot_taken(self) -> None:
-        """What runs now is in no snapshot."""
-        self._snapshot_epoch = self._executor.fence.epoch
-
-    def _launch(self, plan: BatchPlan) -> object:
-        world, executor = self._world, self._executor
-        epoch, sender = executor.fence.epoch, world.senders[id(plan)][1]
-        world.tell(f"{executor.address} launches step {plan.step_id} of epoch {plan.epoch}")
-        is_of_now = (plan.incarnation, plan.epoch) == (executor.incarnation, epoch)
-        world.require(is_of_now, "a plan takes effect in the epoch and the incarnation that it was written for")
-        world.require(sender == executor.last.scheduler_id, "in an epoch one scheduler's plans take effect")
-        self.num_launched += 1
-        world.require(plan.step_id == self.num_launched, "plans take effect in order, each once")
-        start_s = self._running[-1][1] if self._running else world.now_s
-        self._running.append((plan, round(start_s + _STEP_S, 6)))
-        world.later(self._running[-1][1] - world.now_s, self.turn)
-        return plan
-
-    def _collect(self, plan: BatchPlan, *_: int) -> None:
-        self._running.popleft()
-        is_in_snapshot = plan.epoch >= self._snapshot_epoch
-        self._world.require(is_in_snapshot, "the snapshot of an epoch holds all that came before")
 
 
 class Executor:
@@ -181,13 +54,12 @@ class Executor:
         self.streams: dict[int, Stream] = {}
         self.is_hit = False
 
-    def begin(self, world: "AttachWorld") -> None:
+    def begin(self) -> None:
         """Start a process, which knows nothing."""
         self.is_up = True
         self.incarnation += 1
         self.last = Claim(0, "")  # accepted
         self.fence = Fence(FenceTimes())
-        self.steps = Steps(world, self)
 
     @property
     def info(self) -> ExecutorInfo:
@@ -211,13 +83,12 @@ class AttachWorld(Clockwork):
 
     def __init__(self, gen: Gen, budget: Budget) -> None:
         super().__init__(gen, budget, LATE_S)
-        self.senders: dict[int, tuple[BatchPlan, str]] = {}  # by identity of the plan, which is kept alive
         self.executors = [Executor(address) for address in ADDRESSES]
         self.schedulers = [Scheduler("A"), Scheduler("B")]
         self.scheduling = SchedulersSide(self)
         self.executing = ExecutorsSide(self)
         for executor in self.executors:
-            executor.begin(self)
+            executor.begin()
         for scheduler in self.schedulers:
             self.scheduling.begin(scheduler, Approach.WAIT)
         self.every(_BEAT_S, self._beat)
@@ -232,11 +103,10 @@ class AttachWorld(Clockwork):
         ]
 
     def check_is_settled(self) -> None:
-        """One scheduler drives all, the other knows that it stands by, and what the one planned has run."""
+        """One scheduler drives all, and the other knows that it stands by."""
         self.require(sorted(self.driven_by()) == [0, 2], "one scheduler comes to drive all executors")
         found = {each.leadership.readiness(lambda _: False).status for each in self.schedulers if each.leadership}
         self.require(found == {ServingStatus.SERVING, ServingStatus.STANDBY}, "each scheduler knows whether it serves")
-        self.require(self.executors[0].steps.num_launched == PLANS, "what the driver plans takes effect")
 
     def settle(self) -> None:
         """Nothing more goes wrong: all comes to rest, and stays so."""
@@ -303,7 +173,7 @@ class AttachWorld(Clockwork):
 
 
 class SchedulersSide:
-    """What schedulers do: dial, drive, plan, and see streams end."""
+    """What schedulers do: dial, drive, and see streams end."""
 
     def __init__(self, world: "AttachWorld") -> None:
         self._world = world
@@ -379,36 +249,12 @@ class SchedulersSide:
             self.carry_out(scheduler, scheduler.leadership.in_line(stream.executor.address, holder, self._world.now_s))
 
     def welcome(self, stream: Stream, epoch: int) -> None:
-        """The scheduler drives the executor, and sends its plans."""
+        """The scheduler drives the executor."""
         leadership = stream.scheduler.leadership
         assert leadership is not None, "its streams end with it"
         self._world.tell(f"{stream.scheduler.name} drives {stream.executor.address} in epoch {epoch}")
         described = replace(_DESCRIPTION, address=stream.executor.address, incarnation=stream.incarnation, epoch=epoch)
         leadership.welcomed(described, self._world.now_s)
-        if stream.executor.address == ADDRESSES[0]:
-            for step_id in range(1, PLANS + 1):
-                self._send_plan(stream, BatchPlan(stream.incarnation, epoch, step_id))
-
-    def _send_plan(self, stream: Stream, plan: BatchPlan) -> None:
-        """It may get lost, or doubled, or one of an earlier stream comes before it."""
-        of_now = plan.incarnation, plan.epoch
-        before = [each for each, _ in self._world.senders.values() if (each.incarnation, each.epoch) != of_now]
-        self._world.senders[id(plan)] = plan, stream.hello.claim.scheduler_id
-        sent = [plan]
-        if self._world.may(STRAY):
-            variants = [[plan], [], [plan, plan], *([replay, plan] for replay in before)]
-            sent = self._world.gen.choice(variants)
-            if sent is not variants[0]:
-                self._world.left[STRAY] -= 1
-                come = [f"{each.step_id} of epoch {each.epoch}" for each in sent]
-                self._world.tell(f"instead of plan {plan.step_id} of epoch {plan.epoch} come {come}")
-        for each in sent:
-            self._world.to_executor(stream, partial(self._world.executing.take, stream, each))
-        self._world.later(_OVERDUE_S, lambda: self._miss_result(stream))
-
-    def _miss_result(self, stream: Stream) -> None:
-        if stream.is_open and stream.executor.steps.num_launched < PLANS:
-            self.close(stream, StreamEndedError("a result is overdue"))
 
 
 class ExecutorsSide:
@@ -421,7 +267,6 @@ class ExecutorsSide:
         """A stream reaches the executor with its hello."""
         executor, hello = stream.executor, stream.hello
         executor.streams[stream.stream_id] = stream
-        stream.plans = PlanStream(stream.stream_id, hello, 1, cast("Any", None), executor.incarnation, PLANS + 2)
         approach = Approach.TAKE_OVER if hello.takeover else Approach.WAIT
         self.obey(executor, executor.fence.arrive(stream.stream_id, hello.claim, approach, self._world.now_ns))
 
@@ -434,23 +279,8 @@ class ExecutorsSide:
         """The stream has ended at the executor's side."""
         executor = stream.executor
         if executor.streams.pop(stream.stream_id, None) is not None:
-            if stream.plans is not None and stream.plans.epoch == executor.fence.epoch:
-                executor.steps.begin_epoch(0)
-            stream.plans = None
             self.obey(executor, executor.fence.leave(stream.stream_id, self._world.now_ns))
             self._world.later(0.05, lambda: self.look(executor))
-
-    def take(self, stream: Stream, plan: BatchPlan) -> None:
-        """Nothing is expected of a stream that has ended; what it had read comes all the same."""
-        if stream.plans is None:
-            return
-        try:
-            stream.plans.take(plan)
-        except ServiceError as error:
-            self._dismiss(stream, StreamEndedError(str(error)))
-            return
-        self.obey(stream.executor, stream.executor.fence.note_message(stream.stream_id, self._world.now_ns))
-        stream.executor.steps.put(Submitted(plan, 0))
 
     def _dismiss(self, stream: Stream, error: SchedulerError) -> None:
         """End a stream at the executor's side. What had arrived on it is still read, for a while."""
@@ -488,15 +318,7 @@ class ExecutorsSide:
                 returns or stream.hello.takeover or is_silent, "a standby displaces no holder that lives"
             )
             self._dismiss(displaced, StreamEndedError("another stream was accepted"))
-        executor.steps.begin_epoch(accepted.epoch)
-        executor.steps.ask(lambda: self._greet(stream, accepted.epoch))
-
-    def _greet(self, stream: Stream, epoch: int) -> None:
-        """Welcome and snapshot leave at a step boundary."""
-        if stream.plans is not None and epoch == stream.executor.fence.epoch:
-            stream.plans.epoch = epoch
-            stream.executor.steps.snapshot_taken()
-            self._world.to_scheduler(stream, lambda: self._world.scheduling.welcome(stream, epoch))
+        self._world.to_scheduler(stream, lambda: self._world.scheduling.welcome(stream, accepted.epoch))
 
 
 _DESCRIPTION = ExecutorDescription("", 0, 0, "simulated", 1, 1, 1, 1, 1, 1, b"", 1)

@@ -3,14 +3,11 @@
 What the simulation's ablations replace as well is taken from there.
 """
 
-from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from paceline.plan.values import BatchPlan, ExecutorInfo, FinalRelease, FinishReason, Int32Array, RowFinish, StepResult
+from paceline.plan.values import ExecutorInfo, FinalRelease, FinishReason, Int32Array, RowFinish, StepResult
 from paceline_executor.link.fence import Fence
-from paceline_executor.link.plan_stream import PlanStream
-from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.rows.records import Records
 from paceline_scheduler.core import recovery
 from paceline_scheduler.core.executor import reconcile, results
@@ -26,7 +23,7 @@ from paceline_scheduler.link.leadership import Leadership
 from simulation.ablations import ABLATIONS, Ablation
 
 # The originals are kept, because what stands in their place goes on to them.
-_take, _is_free, _rise = PlanStream.take, Fence._is_free, Leadership._rise
+_is_free, _rise = Fence._is_free, Leadership._rise
 _by_handle = RequestTable.by_handle
 _left_behind, _take_foreign, _catch_up = LiveRequest.left_behind, reconcile._take_foreign, reconcile._catch_up
 _matching_step = results.matching_step
@@ -41,14 +38,6 @@ def _no(*_: object) -> bool:
 
 
 # Who drives
-
-
-def _take_any_incarnation(stream: PlanStream, plan: BatchPlan) -> None:
-    _take(stream, replace(plan, incarnation=stream._incarnation))
-
-
-def _land_nothing(*_: object) -> Generator[Any, Any, None]:
-    yield from ()
 
 
 def _is_free_without_holder(fence: Fence, now_ns: int) -> bool:
@@ -105,14 +94,7 @@ def _replaced(safeguard: str, *replaced: tuple[object, str, Any]) -> Ablation:
 
 
 SAFEGUARDS: dict[str, Ablation] = {
-    "epoch": ABLATIONS["epoch"],
-    "incarnation": _replaced(
-        "a plan counts only at the incarnation it was written for", (PlanStream, "take", _take_any_incarnation)
-    ),
-    "step": ABLATIONS["step"],
     "term": ABLATIONS["term"],
-    "queued-plans": ABLATIONS["queued-plans"],
-    "step-boundary": _replaced("the snapshot waits for the running step", (StepLoop, "_land_all", _land_nothing)),
     "line": ABLATIONS["line"],
     "busy": ABLATIONS["lease"],
     "lease": _replaced("a silent holder can be replaced", (Fence, "_is_free", _is_free_without_holder)),
