@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paceline_kernels.devices import cpu_stands_for_gpu
+from paceline_scheduler.core.planning.speculation import Acceptance
 from simulation.ablations import ABLATIONS
 from simulation.run import first_failure, run_seed, run_seeds
 
@@ -66,6 +68,25 @@ def test_on_the_twins_of_gpus_with_their_kernels_interpreted():
 @pytest.mark.soak
 def test_the_same_in_a_hundred_times_as_many_ways():
     run_all(range(NUM_SEEDS, NUM_SEEDS + NUM_SOAK_SEEDS), num_processes=len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize(
+    ("is_on_twins", "num_seeds"),
+    [(False, 10), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(False, 40), (True, 12)])],
+)
+def test_drafts_are_among_what_is_tried_right_ones_and_wrong_ones(is_on_twins, num_seeds, monkeypatch):
+    observe, seen = Acceptance.observe, Counter()
+
+    def observe_and_count(acceptance, rows, num_verified, num_right):
+        seen.update(zip(num_verified.tolist(), num_right.tolist(), strict=True))
+        observe(acceptance, rows, num_verified, num_right)
+
+    monkeypatch.setattr(Acceptance, "observe", observe_and_count)
+    for seed in range(num_seeds):
+        assert not run_seed(seed, is_on_twins=is_on_twins)[0].failures
+    assert any(right == verified > 1 for verified, right in seen)
+    assert any(0 < right < verified for verified, right in seen)
+    assert any(right == 0 < verified for verified, right in seen)
 
 
 @pytest.mark.parametrize("name", ABLATIONS)

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from simulation.ablations import ABLATIONS, Ablation
-from simulation.coverage import LineCoverage
 from simulation.run import first_failure, run_seed, run_seeds
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -21,7 +20,6 @@ def main(
     seed: Annotated[int | None, typer.Option(min=0, help="Run this one only, here, and tell how it ended.")] = None,
     story: Annotated[bool, typer.Option(help="Tell all of it.")] = False,
     twin: Annotated[bool, typer.Option(help="On executors that run a GPU's code, without a GPU.")] = False,
-    coverage: Annotated[bool, typer.Option(help="Tell which lines of the executor were executed.")] = False,
     ablation: Annotated[str | None, typer.Option(help="Go without a safeguard; 'list' names them.")] = None,
 ) -> None:
     """Run schedulers, executors, clients and their network in virtual time, with everything that can go wrong."""
@@ -32,8 +30,6 @@ def main(
         raise typer.BadParameter(f"--ablation: one of {', '.join(ABLATIONS)}, or list")
     elif ablation is not None:
         _look_for_failure(range(first, first + seeds), ABLATIONS[ablation])
-    elif coverage:
-        sys.exit(_cover(range(first, first + seeds), is_on_twins=twin))
     elif seed is not None:
         sys.exit(_tell(seed, whole_story=story, is_on_twins=twin))
     else:
@@ -48,14 +44,6 @@ def _run(seeds: range, num_processes: int, *, is_on_twins: bool) -> int:
         _tell(summary.failed[0].seed, whole_story=False, is_on_twins=is_on_twins)
     print(summary)
     return len(summary.failed) > 0
-
-
-def _cover(seeds: range, *, is_on_twins: bool) -> int:
-    executed = LineCoverage()
-    with executed.active():
-        num_failed = _run(seeds, num_processes=1, is_on_twins=is_on_twins)
-    print(executed)
-    return num_failed
 
 
 def _tell(seed: int, *, whole_story: bool, is_on_twins: bool) -> int:

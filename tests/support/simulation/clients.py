@@ -6,10 +6,6 @@ from contextlib import aclosing
 from random import Random
 from typing import Protocol, cast
 
-import grpc
-import grpc.aio
-
-from paceline.v1 import inference_pb2 as pb
 from paceline_client import wire
 from paceline_client.addresses import Addresses
 from paceline_client.config import Keepalive, Limits, Retry, Timeout
@@ -18,21 +14,16 @@ from paceline_client.errors import PacelineError
 from paceline_client.request_run import RequestRun
 from paceline_client.requests import Output, Request, Sampling, Scheduling, Stopping, TokenIds
 from paceline_client.results import Delta, Result
-from paceline_scheduler.api import status
 from simulation.loop import Node, SimulationLoop
-from simulation.network import Call, CallEndedError, End, Network
+from simulation.network import Call, CallEndedError, Network
 from simulation.scenario import PlannedRequest
 from simulation.schedulers import CONNECT, SESSION, SchedulerHost
+from simulation.transport import SimulatedCall
 
 _UP_TO_DATE = 0.8  # how often a name leads to where it should
 _KNOW_ALL = 0.5  # how many clients know each scheduler rather than the name of the service
 _SERVICE = "service"
 _PATIENT = 1000  # attempts at a request that is refused: while things go wrong many are
-_CODES = {
-    End.HALF_CLOSED: grpc.StatusCode.OK,
-    End.FINISHED: grpc.StatusCode.OK,
-    End.CANCELLED: grpc.StatusCode.CANCELLED,
-}
 
 
 class ClientEvents(Protocol):
@@ -45,38 +36,6 @@ class ClientEvents(Protocol):
     def ended(self, planned: PlannedRequest, end: Result | PacelineError | None) -> None:
         """It is over; None: its reader left."""
         ...
-
-
-class SimulatedSessionCall:
-    """A Session call over the simulated network, as the library uses one of grpc.aio."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    async def read(self) -> object:
-        """Return the next message, or grpc.aio.EOF."""
-        try:
-            return await self._call.answer()
-        except CallEndedError as ended:
-            if _code(ended.end) is grpc.StatusCode.OK:
-                return grpc.aio.EOF
-            raise _rpc_error(ended.end) from None
-
-    async def write(self, message: pb.SessionRequest) -> None:
-        """Send a message."""
-        try:
-            self._call.ask(message)
-        except CallEndedError as ended:
-            raise _rpc_error(ended.end) from None
-
-    async def done_writing(self) -> None:
-        """Send nothing more."""
-        self._call.half_close()
-
-    def cancel(self) -> bool:
-        """End the call."""
-        self._call.cancel()
-        return True
 
 
 class SimulatedChannel:
@@ -127,7 +86,7 @@ class SimulatedChannel:
         """Start the Session call."""
         call = self._network.call(self._node, self._scheduler, SESSION)
         self._calls.append(call)
-        return cast("wire.SessionCall", SimulatedSessionCall(call))
+        return cast("wire.SessionCall", SimulatedCall(call))
 
     async def close(self) -> None:
         """End it and the calls on it."""
@@ -165,8 +124,7 @@ class ClientHost:
 
     def start(self, planned: PlannedRequest) -> None:
         """Send a request when its time has come, and read what comes of it."""
-        task = self._loop.spawn(self.node, self._run(planned))
-        task.add_done_callback(self._stopped)
+        self._loop.spawn(self.node, self._run(planned)).add_done_callback(self._loop.ended)
 
     def _connect(self) -> Connection[SimulatedChannel]:
         names = [host.name for host in self._schedulers] if self._knows_all else [_SERVICE]
@@ -179,10 +137,6 @@ class ClientHost:
         ready = [host for host in self._schedulers if host.is_ready]
         hosts = ready if ready and self._random.random() < _UP_TO_DATE else self._schedulers
         return SimulatedChannel(self._network, self.node, self._random.choice(hosts).name)
-
-    def _stopped(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._loop.failures.append(error)
 
     async def _run(self, planned: PlannedRequest) -> None:
         await asyncio.sleep(planned.at_s)
@@ -226,14 +180,3 @@ def as_request(planned: PlannedRequest) -> Request:
         # As long as for a server that says nothing: here everybody is down at times, and nobody waits in vain.
         timeout=Timeout(total_seconds=planned.timeout_s, refused_seconds=10.0),
     )
-
-
-def _code(end: object) -> grpc.StatusCode:
-    return _CODES.get(end, grpc.StatusCode.UNAVAILABLE) if isinstance(end, End) else grpc.StatusCode.UNAVAILABLE
-
-
-def _rpc_error(end: object) -> grpc.aio.AioRpcError:
-    if isinstance(end, status.ErrorStatus):
-        trailing = grpc.aio.Metadata(*status.trailing_metadata(end))
-        return grpc.aio.AioRpcError(end.code, grpc.aio.Metadata(), trailing, end.message)
-    return grpc.aio.AioRpcError(_code(end), grpc.aio.Metadata(), grpc.aio.Metadata(), str(end))

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import grpc.aio
 
@@ -52,6 +52,7 @@ from paceline_executor.testing.hiding_runner import HidingRunner
 from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import NANOSECONDS, InlineThread, SlotRunner, TimedRunner
 from simulation.drafting import HashDrafter
+from simulation.invariants import ExecutorChecks
 from simulation.loop import Node, SimulationLoop
 from simulation.model import MAX_PLANS_IN_FLIGHT, ModelConfig
 from simulation.network import Call, CallEndedError, Network
@@ -67,30 +68,6 @@ _PART_BYTES = (MAX_PART_BYTES, 900)  # the less is too little for a longer reque
 _NOBODY = Claim(0, "")
 _TWIN_STEPS = 3  # two in flight, and the one that is about to be
 _BREACHES = (StaleEpochError, PlanOrderError, TooManyPlansError)  # of what is malformed others tell
-
-
-class ExecutorEvents(Protocol):
-    """What is told of executors."""
-
-    def heard(self, name: str, incarnation: int, claim: Claim) -> None:
-        """A plan stream of a scheduler has brought something."""
-        ...
-
-    def left(self, name: str, incarnation: int, claim: Claim) -> None:
-        """A plan stream has ended, and not because the executor accepted another one."""
-        ...
-
-    def accepted(self, name: str, incarnation: int, claim: Claim, epoch: int, *, is_takeover: bool) -> None:
-        """A scheduler drives it from now on."""
-        ...
-
-    def applied(self, name: str, incarnation: int, plan: BatchPlan, epoch: int, claim: Claim) -> None:
-        """A plan, which a scheduler sent under this claim, has an effect in this epoch."""
-        ...
-
-    def violated(self, name: str, sentence: str, *, is_excused: bool) -> None:
-        """A plan broke a rule; `is_excused` if a fault may be why."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +88,11 @@ class _Process:
         config: ModelConfig,
         protocols: ProtocolRange,
         random: Random,
-        events: ExecutorEvents,
+        checks: ExecutorChecks,
         failing: set[RecordId],
     ) -> None:
         self._name = name
-        self._events = events
+        self._checks = checks
         self._sent: dict[int, _Sent] = {}  # by identity of the plan
         # The last ones: as many as a step that reads may be behind.
         self._launched: deque[BatchPlan] = deque(maxlen=_TWIN_STEPS if config.is_twin else 1)
@@ -180,20 +157,20 @@ class _Process:
             raise
         finally:
             if transport.hello is not None and not is_displaced:
-                self._events.left(self._name, self.incarnation, transport.hello.claim)
+                self._checks.left(self._name, self.incarnation, transport.hello.claim)
 
     def welcomes(self, hello: Hello, welcome: Welcome) -> None:
         """A scheduler is told that it drives."""
         claim, epoch = hello.claim, welcome.epoch
-        self._events.accepted(self._name, self.incarnation, claim, epoch, is_takeover=hello.takeover)
+        self._checks.accepted(self._name, self.incarnation, claim, epoch, is_takeover=hello.takeover)
 
     def breaks(self, error: ServiceError, *, is_excused: bool) -> None:
         """A scheduler has broken a rule of plan streams."""
-        self._events.violated(self._name, str(error), is_excused=is_excused)
+        self._checks.violated(self._name, str(error), is_excused=is_excused)
 
     def hears(self, hello: Hello, message: ToExecutor, call: Call) -> None:
         """A scheduler has said something behind its hello."""
-        self._events.heard(self._name, self.incarnation, hello.claim)
+        self._checks.heard(self._name, self.incarnation, hello.claim)
         if isinstance(message, BatchPlan):
             self._sent[id(message)] = _Sent(message, hello.claim, call.num_excused_plans > 0)
             self._audit.arrives(message, self.table)
@@ -203,11 +180,11 @@ class _Process:
         self._launched.append(plan)
         sent = self._sent.get(id(plan))
         claim = _NOBODY if sent is None else sent.claim
-        self._events.applied(self._name, self.incarnation, plan, self.plan_streams.fence.epoch, claim)
+        self._checks.applied(self._name, self.incarnation, plan, self.plan_streams.fence.epoch, claim)
 
     def _violated(self, plan: BatchPlan, sentence: str) -> None:
         sent = self._sent.get(id(plan))
-        self._events.violated(self._name, sentence, is_excused=sent is not None and sent.is_excused)
+        self._checks.violated(self._name, sentence, is_excused=sent is not None and sent.is_excused)
 
     def _report(self, sentence: str) -> None:
         sent = (self._sent.get(id(plan)) for plan in self._launched)
@@ -280,7 +257,7 @@ class ExecutorHost:
         loop: SimulationLoop,
         network: Network,
         random: Random,
-        events: ExecutorEvents,
+        checks: ExecutorChecks,
         failing: set[RecordId],
         on_ended: Callable[["ExecutorHost"], None],
     ) -> None:
@@ -292,7 +269,7 @@ class ExecutorHost:
         self._loop = loop
         self._network = network
         self._random = random
-        self._events = events
+        self._checks = checks
         self._failing = failing
         self._on_ended = on_ended
 
@@ -304,7 +281,7 @@ class ExecutorHost:
         self.rules.append(config.rule)
 
         def make() -> _Process:
-            return _Process(self.name, config, protocols, self._random, self._events, self._failing)
+            return _Process(self.name, config, protocols, self._random, self._checks, self._failing)
 
         process = self._process = self._loop.run_as(node, make)
         self._network.listen(node, self._serve)
@@ -349,13 +326,11 @@ class ExecutorHost:
         return [state for state in states if state.row is not None]
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if isinstance(error, DeviceError):
+        if not task.cancelled() and isinstance(task.exception(), DeviceError):
             self.kill()
             self._on_ended(self)
         else:
-            self._loop.failures.append(error)
+            self._loop.ended(task)
 
     async def _serve(self, call: Call) -> None:
         assert self._process is not None, "it listens while it runs"

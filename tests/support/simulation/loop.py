@@ -122,6 +122,11 @@ class SimulationLoop(asyncio.BaseEventLoop):
         finally:
             self.node = before
 
+    def ended(self, task: asyncio.Task[Any]) -> None:
+        """A task is over that nobody waits for: keep what it failed with."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures.append(error)
+
     def kill(self, node: Node) -> None:
         """Let nothing of a node run ever again."""
         node.state = NodeState.DEAD

@@ -13,6 +13,7 @@ from paceline_executor.testing.hash_runner import HashRule
 
 NUM_BYTE_TOKENS = 256
 MAX_PLANS_IN_FLIGHT = 4
+_NUM_DOUBLING = 64  # a step of so many tokens takes twice as long as one of a single token
 _GRAPHS = GraphSizes((1, 2, 4), (4, 8, 12, 16, 24, 32, 48))  # of devices that run ahead, as GPUs do
 
 
@@ -26,8 +27,7 @@ class ModelConfig:
     """A model on a device.
 
     `is_ahead`: the device has several steps in flight, and hides what comes of them. `is_twin`: it is a GPU's twin and
-    drafts itself. `fails_late`: a step that fails does so while it computes, and the device with it. A step of
-    `num_doubling` tokens takes twice as long as one of a single token.
+    drafts itself. `fails_late`: a step that fails does so while it computes, and the device with it.
     """
 
     limits: RowLimits
@@ -36,11 +36,10 @@ class ModelConfig:
     is_ahead: bool = False
     is_twin: bool = False
     fails_late: bool = False
-    num_doubling: int = 64
 
     def step_ns(self, num_tokens: int) -> int:
         """Return how long a step takes."""
-        return self.base_step_ns + self.base_step_ns * max(0, num_tokens - 1) // (self.num_doubling - 1)
+        return self.base_step_ns + self.base_step_ns * max(0, num_tokens - 1) // (_NUM_DOUBLING - 1)
 
     def describe(self, runner: Runner) -> Description:
         """Return what an executor says about itself that runs it."""

@@ -225,7 +225,7 @@ class Network:
 
         def begin() -> None:
             task = self._loop.create_task(serve(call), name=f"{method} {call.number}")
-            task.add_done_callback(self._served)
+            task.add_done_callback(self._loop.ended)
 
             def ended(end: object) -> None:
                 if end is not End.HALF_CLOSED:
@@ -258,10 +258,6 @@ class Network:
     def forget(self, call: Call) -> None:
         """A call is over for one of its ends, and soon for the other."""
         self._calls.pop(call.number, None)
-
-    def _served(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._loop.failures.append(error)
 
     def _break(self, call: Call) -> None:
         if self.path(call.client.name, call.server.name).state is not PathState.SWALLOWING:

@@ -40,60 +40,37 @@ class Reproducibility(Enum):
 
 
 class FaultKind(Enum):
-    """What goes wrong; the letters are those of testing.md."""
+    """What goes wrong, and how often among all that does; the letters are those of testing.md."""
 
-    KILL_SCHEDULER = "F1 kill scheduler"
-    FREEZE_SCHEDULER = "F2 freeze scheduler"
-    KILL_EXECUTOR = "F3 kill executor"
-    FREEZE_EXECUTOR = "F4 freeze executor"
-    STALL = "F4 a step takes seconds longer than it should"
-    ZOMBIE = "F4 an executor is cut off, and back when its requests run elsewhere"
-    SLOW_PATH = "F5 slow path, then reset"
-    MANGLE = "F5 messages lost, doubled, reordered"
-    REPLAY = "F5 a plan of an earlier stream comes in place of the one that is due"
-    CHANGE_GRANT = "F5 another block than the one granted"
-    SPOIL = "F5 a plan changed so that no executor may take it"
-    HALF_OPEN = "F6 half-open"
-    HOLD = "F6 nothing gets through for a while"
-    TAKE_OVER = "F7 takeover"
-    FAIL_STEPS = "F10 steps with a certain request fail"
-    JUMP_CLOCK = "F13 clock jumps"
-    DRAIN_SCHEDULER = "F15 scheduler drains, and its next version starts"
-    DRAIN_EXECUTOR = "F15 executor drains, and its next version starts"
-    CRASH_LOOP = "F16 scheduler crashes while it recovers"
-    LATE_REQUEST = "F5 a request arrives when its client has come back already"
-    BAD_RESUME = "F17 bad resume"
-    RETURN = "F1 a client comes back to a successor without its tokens"
-    BREAK_PATH = "F18 reset"
-    KILL_CLIENT = "client dies"
+    KILL_SCHEDULER = "F1 kill scheduler", 5
+    FREEZE_SCHEDULER = "F2 freeze scheduler", 3
+    KILL_EXECUTOR = "F3 kill executor", 4
+    FREEZE_EXECUTOR = "F4 freeze executor", 3
+    STALL = "F4 a step takes seconds longer than it should", 3
+    ZOMBIE = "F4 an executor is cut off, and back when its requests run elsewhere", 5
+    SLOW_PATH = "F5 slow path, then reset", 3
+    MANGLE = "F5 messages lost, doubled, reordered", 3
+    REPLAY = "F5 a plan of an earlier stream comes in place of the one that is due", 2
+    CHANGE_GRANT = "F5 another block than the one granted", 3
+    SPOIL = "F5 a plan changed so that no executor may take it", 3
+    HALF_OPEN = "F6 half-open", 4
+    HOLD = "F6 nothing gets through for a while", 2
+    TAKE_OVER = "F7 takeover", 2
+    FAIL_STEPS = "F10 steps with a certain request fail", 5
+    JUMP_CLOCK = "F13 clock jumps", 1
+    DRAIN_SCHEDULER = "F15 scheduler drains, and its next version starts", 2
+    DRAIN_EXECUTOR = "F15 executor drains, and its next version starts", 2
+    CRASH_LOOP = "F16 scheduler crashes while it recovers", 2
+    LATE_REQUEST = "F5 a request arrives when its client has come back already", 3
+    BAD_RESUME = "F17 bad resume", 3
+    RETURN = "F1 a client comes back to a successor without its tokens", 2
+    BREAK_PATH = "F18 reset", 4
+    KILL_CLIENT = "client dies", 1
 
-
-_WEIGHTS = {
-    FaultKind.KILL_SCHEDULER: 5,
-    FaultKind.FREEZE_SCHEDULER: 3,
-    FaultKind.KILL_EXECUTOR: 4,
-    FaultKind.FREEZE_EXECUTOR: 3,
-    FaultKind.STALL: 3,
-    FaultKind.ZOMBIE: 5,
-    FaultKind.SLOW_PATH: 3,
-    FaultKind.MANGLE: 3,
-    FaultKind.REPLAY: 2,
-    FaultKind.CHANGE_GRANT: 3,
-    FaultKind.SPOIL: 3,
-    FaultKind.HALF_OPEN: 4,
-    FaultKind.HOLD: 2,
-    FaultKind.TAKE_OVER: 2,
-    FaultKind.FAIL_STEPS: 5,
-    FaultKind.JUMP_CLOCK: 1,
-    FaultKind.DRAIN_SCHEDULER: 2,
-    FaultKind.DRAIN_EXECUTOR: 2,
-    FaultKind.CRASH_LOOP: 2,
-    FaultKind.LATE_REQUEST: 3,
-    FaultKind.BAD_RESUME: 3,
-    FaultKind.RETURN: 2,
-    FaultKind.BREAK_PATH: 4,
-    FaultKind.KILL_CLIENT: 1,
-}
+    @property
+    def weight(self) -> int:
+        """How often it is drawn."""
+        return self.value[1]
 
 
 FORGETS_NOTHING = frozenset(
@@ -311,9 +288,10 @@ def _draw_tokens(random: Random, count: int) -> tuple[int, ...]:
 
 
 def _draw_faults(random: Random) -> tuple[Fault, ...]:
-    weights = _WEIGHTS
+    kinds = list(FaultKind)
     if random.random() < 0.1:
-        weights = {kind: weight for kind, weight in _WEIGHTS.items() if kind in FORGETS_NOTHING}
+        kinds = [kind for kind in kinds if kind in FORGETS_NOTHING]
+    weights = [kind.weight for kind in kinds]
     faults = [
         Fault(
             at_s=random.uniform(0.0, FAULTS_END_S - 1.5),
@@ -321,6 +299,6 @@ def _draw_faults(random: Random) -> tuple[Fault, ...]:
             lasts_s=random.choice((0.05, 0.3, 1.0, 2.0, 3.5)) * random.uniform(0.5, 1.5),
             seed=random.getrandbits(32),
         )
-        for kind in random.choices(list(weights), list(weights.values()), k=random.choice((0, 1, 2, 2, 3, 3, 4, 5)))
+        for kind in random.choices(kinds, weights, k=random.choice((0, 1, 2, 2, 3, 3, 4, 5)))
     ]
     return tuple(sorted(faults, key=lambda fault: fault.at_s))

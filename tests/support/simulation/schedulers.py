@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
 from typing import NoReturn
@@ -112,6 +113,18 @@ class _CheckedCore(Core):
             assert live.preemptions.count <= MAX_PREEMPTIONS, f"{key} was preempted {live.preemptions.count} times"
 
 
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """One scheduler process: its parts, and the task in which it links to executors."""
+
+    runtime: Runtime
+    executors: Executors
+    listener: Listener
+    edge: Edge
+    fleet: Fleet
+    links: asyncio.Task[NoReturn]
+
+
 class SchedulerHost:
     """A host on which one scheduler process after another runs."""
 
@@ -127,13 +140,8 @@ class SchedulerHost:
     ) -> None:
         self.name = name
         self.node: Node | None = None
-        self.runtime: Runtime | None = None
-        self.executors: Executors | None = None
         self.is_draining = False
-        self._listener: Listener | None = None
-        self._edge: Edge | None = None
-        self._fleet: Fleet | None = None
-        self._links: asyncio.Task[NoReturn] | None = None
+        self._process: _Process | None = None
         self._loop = loop
         self._network = network
         self._random = random
@@ -148,7 +156,7 @@ class SchedulerHost:
         self.is_draining = False
         claim = OwnClaim(f"{self.name}-{self._random.getrandbits(32):08x}", approach, protocols)
         claim.address = self.name
-        self._loop.run_as(node, lambda: self._assemble(node, claim))
+        self._process = self._loop.run_as(node, lambda: self._assemble(node, claim))
 
     @property
     def is_ready(self) -> bool:
@@ -162,10 +170,9 @@ class SchedulerHost:
 
     @property
     def _status(self) -> ServingStatus:
-        is_running = self.node is not None and self.node.state is NodeState.RUNNING
-        return (
-            self.executors.readiness.status if is_running and self.executors is not None else ServingStatus.NOT_SERVING
-        )
+        if self._process is None or self.node is None or self.node.state is not NodeState.RUNNING:
+            return ServingStatus.NOT_SERVING
+        return self._process.executors.readiness.status
 
     def kill(self) -> None:
         """End the process at once."""
@@ -175,49 +182,45 @@ class SchedulerHost:
 
     async def drain(self, seconds: float) -> None:
         """Let what runs end, for so long, as the process does when it is told to stop. To be run on its node."""
-        runtime, listener, edge, fleet, links = self.runtime, self._listener, self._edge, self._fleet, self._links
-        assert runtime is not None, "it runs"
-        assert listener is not None, "it runs"
-        assert edge is not None, "it runs"
-        assert fleet is not None, "it runs"
-        assert links is not None, "it runs"
+        process = self._process
+        assert process is not None, "it runs"
         self.is_draining = True
-        runtime.feed(BeginDrain())
-        edge.drain("the scheduler is shutting down", seconds)
-        parts = [asyncio.ensure_future(part) for part in (edge.drained(), fleet.until_handoff(runtime.views))]
+        process.runtime.feed(BeginDrain())
+        process.edge.drain("the scheduler is shutting down", seconds)
+        until_handoff = process.fleet.until_handoff(process.runtime.views)
+        parts = [asyncio.ensure_future(part) for part in (process.edge.drained(), until_handoff)]
         finished, handing_off = parts
         await asyncio.wait(parts, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         handing_off.cancel()
         if not finished.done():
             finished.cancel()
-            links.cancel()
-            listener.give_up("the scheduler is shutting down; send the request again")
+            process.links.cancel()
+            process.listener.give_up("the scheduler is shutting down; send the request again")
             await asyncio.sleep(_GIVE_UP_S)
 
     def left(self) -> list[str]:
         """Return what the core still knows of requests and blocks."""
-        runtime, executors = self.runtime, self.executors
-        if runtime is None or executors is None or self.node is None or self.node.is_dead:
+        if self._process is None or self.node is None or self.node.is_dead:
             return []
-        num_unfinished = runtime.views.num_unfinished()
+        num_unfinished = self._process.runtime.views.num_unfinished()
         left = [f"{num_unfinished} requests in {self.name}"] if num_unfinished else []
         left += [
             f"{executor.num_used_blocks} blocks of {executor.address} in {self.name}"
-            for executor in executors.statuses()
+            for executor in self._process.executors.statuses()
             if executor.num_used_blocks
         ]
         return left
 
-    def _assemble(self, node: Node, claim: OwnClaim) -> None:
+    def _assemble(self, node: Node, claim: OwnClaim) -> _Process:
         loop = self._loop
-        runtime = self.runtime = Runtime(self.new_core(), loop.time, loop)
+        runtime = Runtime(self.new_core(), loop.time, loop)
         leadership = Leadership(claim)
-        executors = self.executors = Executors(runtime, StepObserver(runtime.views), leadership)
-        listener = self._listener = Listener(runtime, executors)
+        executors = Executors(runtime, StepObserver(runtime.views), leadership)
+        listener = Listener(runtime, executors)
         texts = Texts(_LIMITS, lambda: datetime.fromtimestamp(loop.time(), UTC))
-        self._edge = Edge(runtime, executors, texts, _LIMITS, self._random.random)
-        runtime.deliver_to(self._edge.delivery)
-        self._fleet = Fleet(
+        edge = Edge(runtime, executors, texts, _LIMITS, self._random.random)
+        runtime.deliver_to(edge.delivery)
+        fleet = Fleet(
             Discovery(parse_executors(self._executors), _no_names),
             SimulatedTransport(self._network, node),
             leadership,
@@ -227,21 +230,18 @@ class SchedulerHost:
             TokenizerStore(texts.prepare),
         )
         self._network.listen(node, self._serve)
-        self._links = loop.create_task(self._fleet.run())
-        self._links.add_done_callback(self._stopped)
-
-    def _stopped(self, task: asyncio.Task[NoReturn]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._loop.failures.append(error)
+        links = loop.create_task(fleet.run())
+        links.add_done_callback(loop.ended)
+        return _Process(runtime, executors, listener, edge, fleet, links)
 
     async def _serve(self, call: Call) -> None:
-        assert self._edge is not None, "it listens while it runs"
+        assert self._process is not None, "it listens while it runs"
         if call.method == CONNECT:
             call.tell(None)
             call.finish()
             return
         try:
-            responses = serve_session(self._edge, _requests(call), ANYBODY)
+            responses = serve_session(self._process.edge, _requests(call), ANYBODY)
             assert isinstance(responses, AsyncGenerator), (
                 "which is closed when the call ends, as the server's guard does"
             )

@@ -1,4 +1,4 @@
-"""The link's transport over the simulated network: plan streams are the production's, over a call that is none."""
+"""Calls over the simulated network as gRPC gives them, and the link's transport that consists of such calls."""
 
 import asyncio
 from dataclasses import replace
@@ -9,6 +9,7 @@ import grpc.aio
 from google.rpc import status_pb2
 
 from paceline.plan.values import ExecutorInfo
+from paceline_scheduler.api import status
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import StreamEndedError, UnreachableError
 from paceline_scheduler.link import wire
@@ -18,7 +19,6 @@ from simulation.loop import Node
 from simulation.network import Call, CallEndedError, End, Network
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_ENDS = {End.CANCELLED: grpc.StatusCode.CANCELLED}
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
@@ -53,7 +53,7 @@ class SimulatedConnection:
 
     def attach(self) -> GrpcPlanCall:
         """Open a plan stream."""
-        call = SimulatedAttachCall(self._network.call(self._node, self._name, ATTACH))
+        call = SimulatedCall(self._network.call(self._node, self._name, ATTACH))
         return GrpcPlanCall(cast("grpc.aio.StreamStreamCall[bytes, bytes]", call))
 
     async def close(self) -> None:
@@ -79,8 +79,8 @@ class SimulatedConnection:
             call.cancel()
 
 
-class SimulatedAttachCall:
-    """An Attach call over the simulated network, as the link uses one of grpc.aio."""
+class SimulatedCall:
+    """A call over the simulated network, as links and the client library use one of grpc.aio."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -90,16 +90,20 @@ class SimulatedAttachCall:
         try:
             return await self._call.answer()
         except CallEndedError as ended:
-            if ended.end is End.FINISHED:
+            if ended.end in (End.FINISHED, End.HALF_CLOSED):
                 return grpc.aio.EOF
             raise _rpc_error(ended.end) from None
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, message: object) -> None:
         """Send a message."""
         try:
-            self._call.ask(data)
+            self._call.ask(message)
         except CallEndedError as ended:
             raise _rpc_error(ended.end) from None
+
+    async def done_writing(self) -> None:
+        """Send nothing more."""
+        self._call.half_close()
 
     def cancel(self) -> bool:
         """End the call."""
@@ -113,9 +117,17 @@ def _bytes(message: object) -> bytes:
 
 
 def _rpc_error(end: object) -> grpc.aio.AioRpcError:
-    trailing = grpc.aio.Metadata()
-    if isinstance(end, status_pb2.Status):
-        trailing.add(_DETAILS_KEY, end.SerializeToString())
-        return grpc.aio.AioRpcError(_CODES[end.code], grpc.aio.Metadata(), trailing, end.message)
-    code = _ENDS.get(end, grpc.StatusCode.UNAVAILABLE) if isinstance(end, End) else grpc.StatusCode.UNAVAILABLE
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, f"the plan stream is {end}")
+    """Return what gRPC raises; servers end calls with a status, networks with an End."""
+    code, trailing, details = grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), f"the call is {end}"
+    match end:
+        case status_pb2.Status():  # of an executor
+            code, details = _CODES[end.code], end.message
+            trailing.add(_DETAILS_KEY, end.SerializeToString())
+        case status.ErrorStatus():  # of a scheduler
+            code, details = end.code, end.message
+            trailing = grpc.aio.Metadata(*status.trailing_metadata(end))
+        case End.CANCELLED:
+            code = grpc.StatusCode.CANCELLED
+        case End.FINISHED | End.HALF_CLOSED:
+            code = grpc.StatusCode.OK
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details)

@@ -233,6 +233,5 @@ class World:
         return Random(f"{name} {self._scenario.seed}")  # noqa: S311 - nothing secret
 
     def _ended_main(self, main: asyncio.Task[None]) -> None:
-        if not main.cancelled() and (error := main.exception()) is not None:
-            self.loop.failures.append(error)
+        self.loop.ended(main)
         self.loop.stop()
