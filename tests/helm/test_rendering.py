@@ -42,10 +42,6 @@ def args_of(container):
     return dict(part.partition("=")[::2] for part in container["args"] if part.startswith("--"))
 
 
-def test_there_are_values_for_every_way_to_serve():
-    assert len(VALUES_FILES) >= 6
-
-
 @pytest.mark.parametrize(
     ("file", "program"),
     [
@@ -202,13 +198,6 @@ def test_metrics_are_at_the_port_of_that_name(file):
         assert {"name": "metrics", "port": port, "targetPort": "metrics"} in service["spec"]["ports"]
 
 
-def test_an_executor_has_its_budget_to_start():
-    objects = render(GPUS)
-    probe = pod_spec(named(objects, "StatefulSet", "rel-paceline-large"))["containers"][0]["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] == 1800
-    assert of_kind(objects, "Deployment")[0]["spec"]["progressDeadlineSeconds"] > 1800
-
-
 @each_file
 def test_the_grace_period_is_ten_seconds_longer_than_the_drain(file):
     for found in of_kind(render(file), "Deployment", "StatefulSet"):
@@ -235,39 +224,6 @@ def test_executors_take_connections_of_schedulers_only():
     assert {"namespaceSelector": {"matchLabels": {"team": "search"}}} in calls["from"]
     assert len(calls["from"]) == 2
     assert calls["ports"] == [{"port": 50051}]
-
-
-def test_nothing_is_disrupted_twice_at_once():
-    """Of two schedulers, and of the executors of a pool; where there is one, a budget would only be in the way."""
-    budgets = of_kind(render(GPUS), "PodDisruptionBudget")
-    names = {found["metadata"]["name"] for found in budgets}
-    assert names == {"rel-paceline-scheduler", "rel-paceline-large", "rel-paceline-slice"}
-    assert {found["spec"]["maxUnavailable"] for found in budgets} == {1}
-    assert of_kind(render(CHART / "ci" / "one-scheduler.yaml"), "PodDisruptionBudget") == []
-
-
-def test_gpus_are_asked_for_by_the_name_that_nodes_give_them():
-    whole, part = of_kind(render(GPUS), "StatefulSet")
-    on_cpus, on_gpus = of_kind(render(INIT), "StatefulSet")
-    for found, limits in (
-        (whole, {"nvidia.com/gpu": 1, "memory": "64Gi"}),
-        (part, {"nvidia.com/mig-1g.10gb": 1}),
-        (on_gpus, {"nvidia.com/gpu": 1}),
-    ):
-        (container,) = pod_spec(found)["containers"]
-        assert container["resources"]["limits"] == limits
-        assert "/paceline-executor-cuda:" in f"/{container['image']}"
-        assert args_of(container)["--runner"] == "cuda"
-    (container,) = pod_spec(on_cpus)["containers"]
-    assert "/paceline-executor-cpu@" in container["image"]
-    assert "--runner" not in args_of(container)
-    assert container["resources"] == {}
-    spec = pod_spec(whole)
-    assert spec["runtimeClassName"] == "nvidia"
-    assert spec["tolerations"][0]["key"] == "nvidia.com/gpu"
-    assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
-    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert term["matchExpressions"][0]["values"] == ["europe-west4-a"]
 
 
 @pytest.mark.parametrize("file", [CLAIM, INIT, HOST_PATH], ids=lambda file: file.stem)
@@ -334,17 +290,6 @@ def test_each_program_gets_its_own_certificate(file):
     if file == GPUS:
         for component, role in (("scheduler", "scheduler"), ("executor", "executor"), ("test", "client/helm-test")):
             assert [made[name] for name in secrets[component]] == [[f"paceline://{role}"]]
-
-
-def test_servers_have_the_names_that_they_are_called_by():
-    objects = render(GPUS)
-    called = {
-        "rel-paceline-executor": args_of(pod_spec(of_kind(objects, "Deployment")[0])["containers"][0])["--executors"],
-        "rel-paceline-scheduler": args_of(pod_spec(of_kind(objects, "Pod")[0])["containers"][0])["--target"],
-    }
-    for name, address in called.items():
-        host = address.removeprefix("dns:///").partition(":")[0]
-        assert host in named(objects, "Certificate", name)["spec"]["dnsNames"]
 
 
 @each_file
