@@ -123,7 +123,7 @@ def group_of(item):
     """The tests that one process should run, since they share a running system or what else their module sets up."""
     if "running_system" in item.fixturenames:
         return "running_system"
-    return item.path.stem if item.path.stem in SHARING_MODULES or "own_system" in item.fixturenames else None
+    return item.path.stem if item.path.stem in SHARING_MODULES else None
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,6 @@ class RunningSystem:
         ours = {50051 + i: self.port + i for i in range(3)} | {50061 + i: self.executor_port + i for i in (0, 2)}
         return {f"localhost:{default}": f"127.0.0.1:{port}" for default, port in ours.items()}
 
-    def send(self, program, signal_number):
-        """Send a signal to the process of this system that runs a program."""
-        port = {"paceline-scheduler": self.port, "paceline-executor": self.executor_port}[program]
-        (process_id,) = [
-            int(entry.parent.name) for entry in Path("/proc").glob("[0-9]*/cmdline") if is_command(entry, program, port)
-        ]
-        os.kill(process_id, signal_number)
-
     async def num_running_requests(self):
         """How many requests are on executors now, as the scheduler sees it."""
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self.port + 1}") as channel:
@@ -173,29 +165,9 @@ def first_free_port():
 
 @pytest.fixture(scope="session")
 def running_system(tmp_path_factory):
-    """The real thing, once for all tests that talk to it and leave it as it was."""
-    yield from run_system(tmp_path_factory.mktemp("system"))
-
-
-@pytest.fixture(scope="module")
-def own_system(tmp_path_factory):
-    """The real thing for the tests of one module, which may kill its processes."""
-    yield from run_system(tmp_path_factory.mktemp("own_system"))
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory):
-    """A GGUF file of random weights: what it says means nothing, is the same whenever it is asked, and soon repeats."""
-    from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts  # imports torch
-
-    checkpoint = RandomCheckpoint(replace(TINY_CONFIG, head_dim=32, num_layers=8, max_model_len=1024))
-    return gguf_parts(checkpoint).write(tmp_path_factory.mktemp("model") / "tiny.gguf")
-
-
-def run_system(folder):
-    """Start a system, yield it when it is ready, and end it; it must end in good order, with exit code 0."""
+    """The real thing, once for all tests that talk to it and leave it as it was; it must end in good order, with 0."""
     port = free_ports(3, start=first_port())
-    system = RunningSystem(port, free_ports(3, start=port + 3), folder / "output.txt")
+    system = RunningSystem(port, free_ports(3, start=port + 3), tmp_path_factory.mktemp("system") / "output.txt")
     command = [BIN / "paceline", "up", "--port", str(system.port), "--executor-port", str(system.executor_port)]
     with system.output.open("wb") as output:
         process = subprocess.Popen(
@@ -212,14 +184,13 @@ def run_system(folder):
             process.wait()
 
 
-def is_command(entry, program, port):
-    """Whether a /proc/PID/cmdline is that of a program listening on a port; a process may end while it is read."""
-    try:
-        command = entry.read_text()
-    except OSError:
-        return False
-    names = [Path(argument).name for argument in command.split("\0")[:2]]
-    return program in names and f"\0--port\0{port}\0" in command
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """A GGUF file of random weights: what it says means nothing, is the same whenever it is asked, and soon repeats."""
+    from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts  # imports torch
+
+    checkpoint = RandomCheckpoint(replace(TINY_CONFIG, head_dim=32, num_layers=8, max_model_len=1024))
+    return gguf_parts(checkpoint).write(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
 def first_port():

@@ -22,8 +22,8 @@ from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.testing.measured_processes import event, module_process, scheduler_of, simulated_executor
 from repository_checks.programs import BIN, run
 
-NUM_STREAMS = 8
-NUM_TOKENS = 400
+NUM_STREAMS = 4
+NUM_TOKENS = 200
 GENEROUS_S = 300
 
 
@@ -210,7 +210,7 @@ async def test_up_runs_with_certificates_and_tokens(tmp_path, first_free_port):
     folder = authority.mount(tmp_path / "both", "paceline://scheduler")
     making = ("paceline", "token", "--tenant", "blue", "--tokens", str(tokens))
     (tmp_path / "token").write_text((await asyncio.to_thread(run, *making)).stdout)
-    command = ("up", "--tls-dir", str(folder), "--tokens", str(tokens))
+    command = ("up", "--runner", "simulated", "--tls-dir", str(folder), "--tokens", str(tokens))
     ports = ("--port", str(first_free_port), "--executor-port", str(first_free_port + 3))
     system = await asyncio.create_subprocess_exec(BIN / "paceline", *command, *ports, stdout=asyncio.subprocess.PIPE)
     try:

@@ -17,7 +17,7 @@ from paceline_scheduler.testing.measured_processes import scheduler_of, simulate
 from paceline_scheduler.testing.rapid_reset import RapidReset
 from repository_checks.programs import BIN, run
 
-NUM_RESETS = 100_000
+MANY_RESETS = [pytest.param("Generate", 100_000, marks=pytest.mark.slow)]
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ async def test_64_requests_at_once_get_the_tokens_that_their_prompts_lead_to(tar
     assert [list(result.token_ids) for result in results] == expected
 
 
-@pytest.mark.parametrize("method", ["Generate", "ListModels"])
-async def test_a_connection_that_resets_streams_in_a_loop_costs_others_no_request(target, method):
+@pytest.mark.parametrize(("method", "num_resets"), [("Generate", 20_000), ("ListModels", 20_000), *MANY_RESETS])
+async def test_a_connection_that_resets_streams_in_a_loop_costs_others_no_request(target, method, num_resets):
     host, _, port = target.rpartition(":")
     attack = RapidReset(host, int(port), f"/paceline.v1.InferenceService/{method}")
     attacking = asyncio.create_task(asyncio.to_thread(attack.run))
@@ -66,7 +66,7 @@ async def test_a_connection_that_resets_streams_in_a_loop_costs_others_no_reques
         async with grpc.aio.insecure_channel(target) as channel:
             stub = InferenceServiceStub(channel)
             number = 0
-            while number < 10 or attack.num_streams < NUM_RESETS:
+            while number < 10 or attack.num_streams < num_resets:
                 number += 1
                 request = GenerateRequest(request_id=f"{number}", text="Hello", stopping={"max_tokens": 5})
                 assert [response async for response in stub.Generate(request)][-1].delta.finish.reason
