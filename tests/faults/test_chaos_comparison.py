@@ -87,32 +87,23 @@ def test_a_token_that_is_another_is_changed(place, cuts):
     assert flaws_of(doctored) == (0, 0, 1)
 
 
-def test_a_delta_that_is_left_out_is_lost():
-    first, _, last = honest_deltas()
-    num_lost, num_doubled, num_changed = flaws_of([first, last])
-    assert (num_lost, num_doubled) == (2, 0)
-    assert num_changed == 1
+FIRST, SECOND, LAST = honest_deltas()
+BEYOND_THE_END = Delta(text="", token_ids=(17, 18), offset=6, attempt=1)
+UNASKED = Delta(text="", token_ids=(1, 2), offset=0, attempt=1, index=1)
 
 
-def test_a_delta_that_comes_again_is_doubled():
-    first, second, last = honest_deltas()
-    num_lost, num_doubled, num_changed = flaws_of([first, second, second, last])
-    assert (num_lost, num_doubled) == (0, 2)
-    assert num_changed == 1
-
-
-def test_an_end_that_comes_early_is_lost():
-    assert flaws_of(honest_deltas()[:-1]) == (2, 0, 1)
-
-
-def test_tokens_beyond_the_end_are_changed():
-    """There is nothing they could be."""
-    more = Delta(text="", token_ids=(17, 18), offset=6, attempt=1)
-    assert flaws_of([*honest_deltas(), more]) == (0, 0, 2)
-
-
-def test_a_completion_nobody_asked_for_is_changed():
-    assert flaws_of([*honest_deltas(), Delta(text="", token_ids=(1, 2), offset=0, attempt=1, index=1)]) == (0, 0, 2)
+@pytest.mark.parametrize(
+    ("deltas", "flaws"),
+    [
+        pytest.param([FIRST, LAST], (2, 0, 1), id="a delta is left out"),
+        pytest.param([FIRST, SECOND, SECOND, LAST], (0, 2, 1), id="a delta comes again"),
+        pytest.param([FIRST, SECOND], (2, 0, 1), id="the end comes early"),
+        pytest.param([FIRST, SECOND, LAST, BEYOND_THE_END], (0, 0, 2), id="tokens beyond the end"),
+        pytest.param([FIRST, SECOND, LAST, UNASKED], (0, 0, 2), id="a completion nobody asked for"),
+    ],
+)
+def test_what_is_lost_doubled_or_made_up_is_counted(deltas, flaws):
+    assert flaws_of(deltas) == flaws
 
 
 @pytest.mark.parametrize(

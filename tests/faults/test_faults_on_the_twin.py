@@ -4,8 +4,6 @@ device, rings and two steps in flight; and those in which a second model drafts.
 A tiny model of random weights: what it says means nothing, and is the same whenever it is asked.
 """
 
-from functools import partial
-
 import grpc.aio
 import pytest
 from rich.console import Console
@@ -45,37 +43,31 @@ def setting(tiny_model, **options):
     )
 
 
-async def ledger_of(setting, look=None):
-    """What became of all streams while processes died. look: at the system, while streams run."""
-    async with Experiment(setting, FaultLines(Console(stderr=True, soft_wrap=True), None)) as experiment:
-        await experiment.campaign.run(KINDS)
-        if look is not None:
-            await look(experiment.system)
-        await experiment.finish()
-    return experiment.ledger
-
-
-async def count_drafts(num_accepted, system):
-    """Those that were right, of every executor."""
+async def num_right_drafts(system):
+    """Of all executors."""
+    num_right = 0
     for ports in system.deployment.schedulers:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.admin}") as channel:
             listed = await AdminServiceStub(channel).ListExecutors(ListExecutorsRequest())
-        num_accepted.extend(executor.steps.num_accepted_draft_tokens for executor in listed.executors)
+        num_right += sum(executor.steps.num_accepted_draft_tokens for executor in listed.executors)
+    return num_right
 
 
-async def test_a_device_that_keeps_rows_loses_no_token_when_processes_die(tiny_model):
-    num_accepted = []
-    ledger = await ledger_of(setting(tiny_model, runner="twin"), partial(count_drafts, num_accepted))
-    assert figures_of("", ledger.windows).is_clean, ledger.first_failure
-    assert sum(window.num_in_flight for window in ledger.windows) > 0
-    assert sum(num_accepted) > 0, num_accepted
-
-
-async def test_a_model_that_drafts_loses_no_token_when_processes_die(tiny_model):
-    num_accepted = []
-    copy = ("--speculation", '{"drafter": "target_copy"}')
-    drafting = setting(tiny_model, quantization="none", executor_options=copy)
-    ledger = await ledger_of(drafting, partial(count_drafts, num_accepted))
-    assert figures_of("", ledger.windows).is_clean, ledger.first_failure
-    assert sum(window.num_in_flight for window in ledger.windows) > 0
-    assert sum(num_accepted) > 0, num_accepted
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"runner": "twin"},
+        {"quantization": "none", "executor_options": ("--speculation", '{"drafter": "target_copy"}')},
+    ],
+    ids=["a device that keeps rows", "a model that drafts"],
+)
+async def test_no_token_is_lost_when_processes_die(options, tiny_model):
+    chosen = setting(tiny_model, **options)
+    async with Experiment(chosen, FaultLines(Console(stderr=True, soft_wrap=True), None)) as experiment:
+        await experiment.campaign.run(KINDS)
+        num_right = await num_right_drafts(experiment.system)
+        await experiment.finish()
+    windows = experiment.ledger.windows
+    assert figures_of("", windows).is_clean, experiment.ledger.first_failure
+    assert sum(window.num_in_flight for window in windows) > 0
+    assert num_right > 0
