@@ -1,7 +1,8 @@
-"""Faults done to a real system with a real model, under load: every stream is what it is undisturbed, bit by bit.
+"""Faults done to a real system under load: every stream is what it is undisturbed, bit by bit.
 
-One system and one load for all of them: two schedulers, two executors, 32 streams. No time is asserted; the figures are
-printed at the end. In `make soak` each kind is done 50 times to a system of its own, with freezes of a minute.
+One system and one load for all of them: two schedulers, two executors, and 32 streams of a real model; in `make test`
+12 streams of a tiny one. No time is asserted; the figures are printed at the end. In `make soak` each kind is done 50
+times to a system of its own, with freezes of a minute.
 """
 
 import asyncio
@@ -23,8 +24,6 @@ from paceline_cli.chaos.views import FaultLines
 from paceline_cli.chaos.waiting import until
 from paceline_cli.supervisor.programs import Deployment, free_ports
 
-# Of 32: the others wait for their first token, or have just ended.
-NUM_IN_FLIGHT = 16
 MAX_END_SECONDS = 60
 
 # The five that `make test` tries.
@@ -65,17 +64,18 @@ MORE_FAULTS = [
 NEEDS_A_SPARE = {FaultKind.EXECUTOR_KILL, FaultKind.BOTH_KILL, FaultKind.EXECUTORS_KILL}
 
 
-def setting(kinds, *, timing, times=None):
-    """32 streams on two executors, with a standby."""
+def setting(kinds, *, timing, times=None, model="smollm2-135m-instruct", num_streams=32):
+    """Streams on two executors, with a standby."""
     return Setting(
         deployment=Deployment(
-            model="smollm2-135m-instruct",
+            model=model,
             host="127.0.0.1",
             ports=free_ports(2),
             shutdown_timeout_seconds=10,
             with_standby=True,
         ),
         kinds=kinds,
+        num_streams=num_streams,
         max_tokens=40,
         # On a busy machine an executor takes longer to start than clients wait by default.
         max_outage_seconds=300.0,
@@ -109,10 +109,12 @@ async def num_running_requests(system):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def experiment(request):
+async def experiment(request, tiny_model):
     """The one that all faults below are done to; a load runs on it meanwhile."""
     kinds = tuple({fault.kind for fault in (*FAULTS, *MORE_FAULTS)})
-    async with undamaged(setting(kinds, timing=FaultTiming(settle_seconds=240)), request.config) as running:
+    is_quick = request.config.getoption("--tier") == "test"
+    load = {"model": str(tiny_model), "num_streams": 12} if is_quick else {}
+    async with undamaged(setting(kinds, timing=FaultTiming(settle_seconds=240), **load), request.config) as running:
         yield running
 
 
@@ -126,7 +128,9 @@ async def test_what_is_delivered_under_a_fault_is_what_is_delivered_without(faul
     if fault.kind in NEEDS_A_SPARE:
         await experiment.system.whole()
     ledger = experiment.ledger
-    await until(lambda: sum(stream.num_tokens > 0 for stream in ledger.running) >= NUM_IN_FLIGHT)
+    # The others wait for their first token, or have just ended.
+    num_in_flight = experiment._setting.num_streams // 2
+    await until(lambda: sum(stream.num_tokens > 0 for stream in ledger.running) >= num_in_flight)
     window = await experiment.campaign.inject(fault, SettledWhen.STREAMS)
     assert not window.is_given_up, f"{ledger.num_waiting} streams got nothing any more"
     assert window.num_in_flight > 0
