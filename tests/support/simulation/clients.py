@@ -14,7 +14,7 @@ from paceline_client.errors import PacelineError
 from paceline_client.request_run import RequestRun
 from paceline_client.requests import Output, Request, Sampling, Scheduling, Stopping, TokenIds
 from paceline_client.results import Delta, Result
-from simulation.loop import Node, SimulationLoop
+from simulation.loop import Node, SimulationLoop, keep_failure
 from simulation.network import Call, CallEndedError, Network
 from simulation.scenario import PlannedRequest
 from simulation.schedulers import CONNECT, SESSION, SchedulerHost
@@ -124,7 +124,7 @@ class ClientHost:
 
     def start(self, planned: PlannedRequest) -> None:
         """Send a request when its time has come, and read what comes of it."""
-        self._loop.spawn(self.node, self._run(planned)).add_done_callback(self._loop.ended)
+        self._loop.spawn(self.node, self._run(planned)).add_done_callback(keep_failure)
 
     def _connect(self) -> Connection[SimulatedChannel]:
         names = [host.name for host in self._schedulers] if self._knows_all else [_SERVICE]

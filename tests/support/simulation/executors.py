@@ -53,7 +53,7 @@ from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import NANOSECONDS, InlineThread, SlotRunner, TimedRunner
 from simulation.drafting import HashDrafter
 from simulation.invariants import ExecutorChecks
-from simulation.loop import Node, SimulationLoop
+from simulation.loop import Node, SimulationLoop, keep_failure
 from simulation.model import MAX_PLANS_IN_FLIGHT, ModelConfig
 from simulation.network import Call, CallEndedError, Network
 
@@ -330,7 +330,7 @@ class ExecutorHost:
             self.kill()
             self._on_ended(self)
         else:
-            self._loop.ended(task)
+            keep_failure(task)
 
     async def _serve(self, call: Call) -> None:
         assert self._process is not None, "it listens while it runs"

@@ -122,11 +122,6 @@ class SimulationLoop(asyncio.BaseEventLoop):
         finally:
             self.node = before
 
-    def ended(self, task: asyncio.Task[Any]) -> None:
-        """A task is over that nobody waits for: keep what it failed with."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.failures.append(error)
-
     def kill(self, node: Node) -> None:
         """Let nothing of a node run ever again."""
         node.state = NodeState.DEAD
@@ -308,6 +303,14 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self.now_s = max(self.now_s, timers[0][0])
         while timers and timers[0][0] <= self.now_s:
             self._due.append(heapq.heappop(timers)[2])
+
+
+def keep_failure(task: asyncio.Task[Any]) -> None:
+    """A task is over that nobody waits for: its loop keeps what it failed with."""
+    loop = task.get_loop()
+    assert isinstance(loop, SimulationLoop), "it runs nowhere else"
+    if not task.cancelled() and (error := task.exception()) is not None:
+        loop.failures.append(error)
 
 
 def _ignore(_: object) -> None:

@@ -12,7 +12,7 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-from simulation.loop import WORLD, Node, SimulationLoop
+from simulation.loop import WORLD, Node, SimulationLoop, keep_failure
 
 _LATENCY_S = (0.0001, 0.002)
 _MAX_EXCUSED_PLANS = 4  # more are not sent before the answer to what was changed, or doubled, can be there
@@ -225,7 +225,7 @@ class Network:
 
         def begin() -> None:
             task = self._loop.create_task(serve(call), name=f"{method} {call.number}")
-            task.add_done_callback(self._loop.ended)
+            task.add_done_callback(keep_failure)
 
             def ended(end: object) -> None:
                 if end is not End.HALF_CLOSED:

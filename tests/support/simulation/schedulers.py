@@ -35,7 +35,7 @@ from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
-from simulation.loop import Node, NodeState, SimulationLoop
+from simulation.loop import Node, NodeState, SimulationLoop, keep_failure
 from simulation.network import Call, CallEndedError, Network
 from simulation.transport import SimulatedTransport
 
@@ -231,7 +231,7 @@ class SchedulerHost:
         )
         self._network.listen(node, self._serve)
         links = loop.create_task(fleet.run())
-        links.add_done_callback(loop.ended)
+        links.add_done_callback(keep_failure)
         return _Process(runtime, executors, listener, edge, fleet, links)
 
     async def _serve(self, call: Call) -> None:

@@ -22,7 +22,7 @@ from simulation.describe import describe, is_heartbeat
 from simulation.executors import ATTACH, ExecutorHost, address_of
 from simulation.faults import Faults
 from simulation.invariants import ClientChecks, ExecutorChecks
-from simulation.loop import WORLD, SimulationLoop
+from simulation.loop import WORLD, SimulationLoop, keep_failure
 from simulation.mangling import PastPlans
 from simulation.network import Call, Inbox, Network
 from simulation.rogue import Rogue
@@ -233,5 +233,5 @@ class World:
         return Random(f"{name} {self._scenario.seed}")  # noqa: S311 - nothing secret
 
     def _ended_main(self, main: asyncio.Task[None]) -> None:
-        self.loop.ended(main)
+        keep_failure(main)
         self.loop.stop()
