@@ -49,12 +49,6 @@ def planned_of_row_0(harness):
     return int(executor.rows.num_scheduled[0]), [step.num_scheduled_after.tolist() for step in executor.in_flight]
 
 
-def assert_whole(harness, *requests):
-    """Their output is what it is without drafts."""
-    for request in requests:
-        assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
-
-
 def test_without_drafts_a_plan_has_no_column_for_them():
     """The steady state costs nothing more."""
     harness = drafting(0, 1, make_request(3, 9))
@@ -68,16 +62,14 @@ def test_a_step_brings_as_many_tokens_as_are_accepted(num_accepted, num_steps):
     harness = drafting(3, num_accepted, request)
     plans = [harness.step() for _ in range(num_steps)]
     assert scheduled(plans[0]) == {0: (4, 3)}
-    assert_whole(harness, request)
+    harness.assert_whole(request)
     assert harness.step().releases[0].final.num_output_tokens == 9
 
 
 def test_a_refusal_lowers_the_bound_of_the_row_and_of_every_step_behind():
     """Three steps of 4 positions are in flight behind a prompt of 3; the first two bring two tokens each."""
     harness = drafting(3, 2, make_request(3, 30))
-    for _ in range(3):
-        harness.plan()
-        harness.run()
+    harness.run_ahead(3)
     assert planned_of_row_0(harness) == (15, [[7], [11], [15]])
     harness.complete()
     assert planned_of_row_0(harness) == (13, [[9], [13]])
@@ -92,8 +84,7 @@ def test_what_a_step_that_fails_was_to_compute_is_told_as_lowered():
     request = make_request(3, 30)
     harness = drafting(3, 1, request)
     harness.plan()
-    harness.plan()
-    harness.run()
+    harness.run_ahead()
     harness.complete()
     (step,) = harness.views.executor(FIRST).unanswered_steps()
     assert [(live.request.handle, position) for live, position in step.positions] == [(request.handle, 8)]
@@ -117,7 +108,7 @@ def test_no_draft_lies_beyond_the_last_token():
     harness.complete()
     assert scheduled(harness.plan()) == {0: (4, 3)}
     harness.finish()
-    assert_whole(harness, request)
+    harness.assert_whole(request)
 
 
 def test_no_draft_lies_beyond_the_context():
@@ -144,8 +135,7 @@ def test_a_plan_that_preempts_has_no_drafts():
     harness = CoreHarness(make_executor(num_blocks=4))
     harness.expect_short_outputs()
     harness.submit(make_request(3, 12), make_request(3, 12))
-    for _ in range(6):
-        harness.step()
+    harness.steps(6)
     harness.drafts = (8,)
     plan = harness.plan()
     assert [release.row for release in plan.releases] == [1]
@@ -157,15 +147,14 @@ def test_no_draft_follows_tokens_that_are_known_and_computed_once_more():
     """Of 9 known tokens a row kept the first block: 4 to 7 come one by one, then the last one and drafts."""
     request = make_request(3, 20)
     harness = drafting(0, 1, request)
-    for _ in range(5):
-        harness.step()
+    harness.steps(5)
     executor = harness.executors[FIRST]
     executor.table._block_tables.cut_before(executor.rows[0].block_ids[1:])
-    harness.attach(FIRST)
+    harness.attach()
     harness.drafts = (3,)
     assert [scheduled(harness.step()) for _ in range(5)] == [{0: (1, 0)}] * 4 + [{0: (4, 3)}]
     harness.finish()
-    assert_whole(harness, request)
+    harness.assert_whole(request)
 
 
 def test_drafts_take_what_the_token_bound_leaves():
@@ -204,22 +193,20 @@ def test_no_drafts_are_taken_where_a_step_would_take_too_long():
 def test_a_result_with_more_than_was_planned_changes_nothing(change):
     requests = make_request(3, 20), make_request(3, 20)
     harness = drafting(4, 2, *requests)
-    harness.plan()
-    harness.run()
+    harness.run_ahead()
     result = harness.results[FIRST][0]
     before = planned_of_row_0(harness)
     with pytest.raises(DivergenceError):
         harness.feed(StepFinished(FIRST, replace(result, **change)))
     assert planned_of_row_0(harness) == before
     harness.finish()
-    assert_whole(harness, *requests)
+    harness.assert_whole(*requests)
 
 
 def test_drafts_that_were_not_verified_do_not_count_as_computed():
     """The executor found none: the step was one of a single token, at position 3."""
     harness = drafting(4, 1, make_request(3, 20))
-    harness.plan()
-    harness.run()
+    harness.run_ahead()
     executor, observed = harness.views.executor(FIRST), []
     executor.step_time.observe = lambda *step: observed.append(step[:2])
     harness.results[FIRST][0] = replace(harness.results[FIRST][0], num_draft_tokens=column())
@@ -230,9 +217,7 @@ def test_drafts_that_were_not_verified_do_not_count_as_computed():
 def test_steps_are_learnt_from_at_the_positions_that_they_had():
     """The second step began at position 5, not 8; its 5 tokens saw 6 to 10 others."""
     harness = drafting(4, 2, make_request(3, 20))
-    for _ in range(2):
-        harness.plan()
-        harness.run()
+    harness.run_ahead(2)
     executor, observed = harness.views.executor(FIRST), []
     executor.step_time.observe = lambda *step: observed.append(step[:2])
     harness.complete()

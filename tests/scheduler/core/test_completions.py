@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from both_sides.audited import expected_output, make_executor
+from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
 from paceline.plan.values import RecordId
 from paceline_scheduler.core.limits import CoreLimits
@@ -33,9 +33,7 @@ def test_the_prompt_is_computed_once(length):
     assert [placement.request.handle for placement in first.new_requests] == [1]
     assert [placement.num_cached_tokens for placement in second.new_requests] == [length - 1] * 2
     harness.finish()
-    assert {h: tuple(t) for h, t in harness.client.token_ids.items()} == {
-        r.handle: expected_output(r) for r in requests
-    }
+    harness.assert_whole(*requests)
 
 
 def test_a_partly_filled_block_is_copied_for_each_completion():
@@ -68,9 +66,7 @@ def test_a_completion_that_was_preempted_starts_behind_the_prompt_again():
     again = [placement for placement in placements if placement.attempt > 1]
     assert again
     assert all(placement.num_cached_tokens >= 8 for placement in again)
-    assert {h: tuple(t) for h, t in harness.client.token_ids.items()} == {
-        r.handle: expected_output(r) for r in requests
-    }
+    harness.assert_whole(*requests)
 
 
 def test_without_the_prefix_cache_every_completion_computes_the_prompt():
@@ -87,9 +83,7 @@ def test_completions_go_on_when_the_first_one_has_ended():
     requests = completions(list(range(6)), 3, 3)
     harness.submit(*requests)
     harness.finish()
-    assert {h: tuple(t) for h, t in harness.client.token_ids.items()} == {
-        r.handle: expected_output(r) for r in requests
-    }
+    harness.assert_whole(*requests)
     assert [harness.client.finishes[h].num_cached_tokens for h in (1, 2, 3)] == [0, 4, 4]
 
 

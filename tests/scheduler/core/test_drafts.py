@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from both_sides.audited import drawn_acceptance, expected_output, make_executor
+from both_sides.audited import drawn_acceptance, make_executor
 from both_sides.harness import CoreHarness
 from paceline.plan.values import StepPoint, StepTimings
-from paceline_scheduler.core.events import ExecutorLost
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.outputs import DraftCounts
 from paceline_scheduler.core.planning.drafts import best_drafts, most_per_time
@@ -166,7 +165,7 @@ def test_rows_draft_where_the_executor_can():
     harness = drafting(request)
     assert [drafts_of(harness.step()) for _ in range(3)] == [[4], [4], [4]]
     harness.finish()
-    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(request)
 
 
 def test_nobody_drafts_where_the_executor_cannot():
@@ -266,7 +265,7 @@ def test_a_request_knows_its_drafts_at_its_end_and_before():
     request = make_request(3, 9)
     harness = drafting(request)
     harness.step()
-    assert harness.views.explain(request.key, harness.clock()).drafts == DraftCounts(4, 4)
+    assert harness.explain(request).drafts == DraftCounts(4, 4)
     harness.finish()
     assert harness.client.finishes[request.handle].drafts == DraftCounts(6, 6)
 
@@ -275,12 +274,10 @@ def test_what_a_request_has_drafted_goes_with_it_to_the_next_executor_and_the_ne
     request = make_request(3, 60, is_resumable=True)
     harness = drafting(request)
     harness.step()
-    harness.feed(ExecutorLost(FIRST))
-    harness.executors[FIRST].restart()
-    harness.attach(FIRST)
+    harness.die()
     harness.step()
     harness.succeed()
-    assert harness.views.explain(request.key, harness.clock()).drafts == DraftCounts(4, 4)
+    assert harness.explain(request).drafts == DraftCounts(4, 4)
 
 
 def test_an_estimate_knows_what_drafts_bring():
@@ -288,8 +285,7 @@ def test_an_estimate_knows_what_drafts_bring():
     assert harness.views.counts(FIRST).draft_speedup == 1.0
     before = harness.views.estimate(make_request(3, 20), 0.0).inter_token_s
     for _ in range(38):
-        harness.plan()
-        harness.run()
+        harness.run_ahead()
         result = harness.results[FIRST][0]
         harness.results[FIRST][0] = replace(result, timings=StepTimings(forward_ns=1_000_000))
         harness.complete()
@@ -346,8 +342,7 @@ def test_drafts_never_go_beyond_a_step_and_never_take_from_others(
                 assert num_drafts <= most_of[int(rows.handle[row])]
         harness.run()
         harness.complete()
-    for request in requests:
-        assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(*requests)
 
 
 # What rows were worth

@@ -21,7 +21,6 @@ from paceline_scheduler.core.events import (
     Cancel,
     Detach,
     DrainExecutor,
-    ExecutorLost,
     Resume,
     SetLimits,
     StepFinished,
@@ -46,7 +45,7 @@ from paceline_scheduler.errors import (
     UnknownRequestError,
 )
 from paceline_scheduler.testing.fingerprint import fingerprint
-from paceline_scheduler.testing.requests import make_request
+from paceline_scheduler.testing.requests import column, make_request
 
 FIRST, SECOND = "executor-0", "executor-1"
 RUNNING = make_request(3, 30, handle=1, request_id="runs", is_resumable=True, attachment=2)
@@ -58,10 +57,9 @@ def harness():
     """Two rows, one running request, one waiting whose client is away, room for two more in the queue."""
     harness = CoreHarness(make_executor(max_num_rows=1), limits=CoreLimits(max_num_queued_reqs=3))
     harness.submit(RUNNING, ABANDONED)
-    harness.feed(Detach(ABANDONED.handle))
+    harness.detach(ABANDONED)
     harness.step()
-    harness.plan()
-    harness.run()
+    harness.run_ahead()
     return harness
 
 
@@ -99,12 +97,15 @@ REFUSED = {
         QueueFullError,
     ),
     "a cancel of what is not there": (lambda _: Cancel(RecordId("", "nobody's")), UnknownRequestError),
+    "a cancel by another tenant": (lambda _: Cancel(RecordId("thief", "runs")), UnknownRequestError),
     "a drain of what is not there": (lambda _: DrainExecutor("nobody:1"), NoExecutorError),
     "an end of the drain of what is not there": (lambda _: UndrainExecutor("nobody:1"), NoExecutorError),
     "a result of nobody": (lambda h: StepFinished("nobody:1", due(h)), DivergenceError),
     "a result of another epoch": (lambda h: StepFinished(FIRST, due(h, epoch=99)), DivergenceError),
+    "a result of another process": (lambda h: StepFinished(FIRST, due(h, incarnation=99)), DivergenceError),
     "a result of another step": (lambda h: StepFinished(FIRST, due(h, step_id=99)), DivergenceError),
     "a result with other blocks": (lambda h: StepFinished(FIRST, due(h, grant_hash=1)), DivergenceError),
+    "a result of more rows": (lambda h: StepFinished(FIRST, due(h, num_accepted=column(1, 1))), DivergenceError),
     "a result with too few tokens": (
         lambda h: StepFinished(FIRST, due(h, token_ids=np.zeros(0, dtype=np.int32))),
         DivergenceError,
@@ -131,6 +132,15 @@ def test_a_core_that_drains_takes_nothing_and_changes_nothing(harness):
     assert fingerprint(harness.core) == before
     harness.feed(BeginAnew("over", None, ()))
     assert harness.views.is_draining
+
+
+def test_a_result_that_comes_twice_is_taken_once(harness):
+    result = due(harness)
+    harness.complete()
+    before = fingerprint(harness.core)
+    with pytest.raises(DivergenceError):
+        harness.feed(StepFinished(FIRST, result))
+    assert fingerprint(harness.core) == before
 
 
 def test_a_result_of_an_executor_whose_stream_ended_changes_nothing(harness):
@@ -179,11 +189,9 @@ def disturb(harness, name, number, other):
             with contextlib.suppress(RequestRefusedError):
                 harness.submit(make_request([number % 5] * number, other))
         case "die":
-            harness.feed(ExecutorLost(address))
-            harness.executors[address].restart()
-            harness.attach(address)
+            harness.die(address)
         case "drain":
-            harness.feed(DrainExecutor(address))
+            harness.drain(address)
         case "undrain":
             harness.feed(UndrainExecutor(address))
         case "wait":
@@ -222,8 +230,7 @@ def test_whom_a_plan_leaves_to_another_executor_is_written_down_when_it_is_made(
     shared = [7] * 40
     harness.submit(make_request(shared, 30))
     harness.step(FIRST)
-    for _ in range(4):
-        harness.step(FIRST)
+    harness.steps(4, FIRST)
     harness.submit(make_request([*shared, 9], 4))
     (waiting,) = harness.views.waiting_requests()
     harness.clock.advance(1.0)

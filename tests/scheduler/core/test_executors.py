@@ -4,20 +4,29 @@ from dataclasses import replace
 
 import pytest
 
-from both_sides.audited import expected_output, make_executor
+from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
 from paceline.plan.values import RecordId
-from paceline_scheduler.core.events import DrainExecutor, ExecutorLost, StreamEnded, UndrainExecutor
+from paceline_scheduler.core.events import DrainExecutor, StreamEnded, UndrainExecutor
 from paceline_scheduler.core.planning.dispatch import MAX_LEFT_S
 from paceline_scheduler.errors import ExecutorLeavingError, InvalidRequestError
 from paceline_scheduler.testing.requests import make_request
 
-BOTH = ("executor-0", "executor-1")
+FIRST, SECOND = "executor-0", "executor-1"
+BOTH = (FIRST, SECOND)
 
 
 def pair(**options):
     """Return a harness with two like executors."""
     return CoreHarness(make_executor(**options), make_executor(incarnation=2, **options))
+
+
+def begin_on_first(harness, *requests):
+    """Let requests begin on the first of two executors."""
+    harness.views.executor(SECOND).draining = True
+    harness.submit(*requests)
+    harness.step()
+    harness.views.executor(SECOND).draining = False
 
 
 def placed_by(harness, *addresses):
@@ -29,122 +38,94 @@ def placed_by(harness, *addresses):
     return placed
 
 
-def outputs(harness):
-    """Return what every client has."""
-    return {handle: tuple(tokens) for handle, tokens in harness.client.token_ids.items()}
-
-
 def test_a_request_goes_where_its_prefix_is():
     harness = pair(max_num_batched_tokens=256)
     prompt = list(range(120))
-    harness.views.executor("executor-0").draining = True
+    harness.views.executor(FIRST).draining = True
     harness.submit(make_request(prompt, 1, handle=1))
     harness.finish()
-    harness.views.executor("executor-0").draining = False
+    harness.views.executor(FIRST).draining = False
     harness.submit(make_request([*prompt, 7], 1, handle=2))
-    assert placed_by(harness, *BOTH) == {2: "executor-1"}
+    assert placed_by(harness, *BOTH) == {2: SECOND}
     harness.finish()
     assert harness.client.finishes[2].num_cached_tokens == 120
 
 
 def test_without_a_prefix_a_request_goes_where_less_is_to_do():
     harness = pair()
-    harness.views.executor("executor-1").draining = True
-    harness.submit(*(make_request(2, 40) for _ in range(5)))
-    harness.step("executor-0")
-    harness.views.executor("executor-1").draining = False
+    begin_on_first(harness, *(make_request(2, 40) for _ in range(5)))
     harness.submit(make_request(2, 5, handle=1000))
-    assert placed_by(harness, *BOTH) == {1000: "executor-1"}
+    assert placed_by(harness, *BOTH) == {1000: SECOND}
 
 
 def test_a_prefix_is_worth_no_more_than_the_time_it_saves():
     harness = pair(num_blocks=256, max_model_len=1024)
-    harness.views.executor("executor-1").draining = True
+    harness.views.executor(SECOND).draining = True
     harness.submit(make_request([1, 2, 3, 4, 5], 1, handle=1))
     harness.finish()
     harness.submit(make_request(600, 2, handle=2))
-    harness.step("executor-0")
-    harness.views.executor("executor-1").draining = False
+    harness.step()
+    harness.views.executor(SECOND).draining = False
     harness.submit(make_request([1, 2, 3, 4, 9], 2, handle=3))
-    assert placed_by(harness, *BOTH) == {3: "executor-1"}
+    assert placed_by(harness, *BOTH) == {3: SECOND}
 
 
 def test_an_executor_without_room_is_not_waited_for():
     """The prefix is where no row is free: the other executor computes it anew."""
     harness = pair(max_num_rows=1)
     prompt = list(range(40))
-    harness.views.executor("executor-1").draining = True
-    harness.submit(make_request(prompt, 30, handle=1))
-    harness.step("executor-0")
-    harness.views.executor("executor-1").draining = False
+    begin_on_first(harness, make_request(prompt, 30, handle=1))
     harness.submit(make_request(prompt, 2, handle=2))
-    assert placed_by(harness, *BOTH) == {2: "executor-1"}
+    assert placed_by(harness, *BOTH) == {2: SECOND}
 
 
 def test_a_request_is_left_to_another_executor_only_so_long():
     """The one it was meant for never plans: half a second later the other one takes it, however often it planned."""
     harness = pair(num_blocks=256)
-    harness.views.executor("executor-1").draining = True
-    harness.submit(*(make_request(2, 100) for _ in range(5)))
-    harness.step("executor-0")
-    harness.views.executor("executor-1").draining = False
+    begin_on_first(harness, *(make_request(2, 100) for _ in range(5)))
     harness.submit(make_request(2, 5, handle=1000))
-    assert not any(placed_by(harness, "executor-0") for _ in range(20))
+    assert not any(placed_by(harness, FIRST) for _ in range(20))
     harness.clock.advance(MAX_LEFT_S + 0.01)
-    assert placed_by(harness, "executor-0") == {1000: "executor-0"}
+    assert placed_by(harness, FIRST) == {1000: FIRST}
 
 
 def test_executors_of_different_models_have_lines_of_their_own():
     harness = CoreHarness(make_executor(max_num_rows=1), make_executor(model="other", incarnation=2))
     harness.submit(make_request(2, 50, handle=1), make_request(2, 2, handle=2))
     harness.submit(make_request(2, 2, handle=3, model="other"))
-    assert placed_by(harness, *BOTH) == {1: "executor-0", 3: "executor-1"}
+    assert placed_by(harness, *BOTH) == {1: FIRST, 3: SECOND}
 
 
 def test_draining_moves_what_runs_to_another_executor_without_changing_a_token():
     harness = pair(max_num_rows=16, num_blocks=256)
-    harness.views.executor("executor-1").draining = True
     requests = [make_request(3 + handle % 4, 40, handle=handle) for handle in range(1, 13)]
-    harness.submit(*requests)
-    for _ in range(5):
-        harness.step("executor-0")
-    harness.views.executor("executor-1").draining = False
-    assert harness.feed(DrainExecutor("executor-0")) == 12
+    begin_on_first(harness, *requests)
+    harness.steps(4)
+    assert harness.drain() == 12
     for _ in range(12):
         for address in BOTH:
             harness.step(address)
-    assert harness.views.counts("executor-0").num_running_requests == 0
+    assert harness.views.counts(FIRST).num_running_requests == 0
     harness.finish()
-    assert outputs(harness) == {request.handle: expected_output(request) for request in requests}
-
-
-def test_draining_the_only_executor_lets_what_runs_end_there():
-    harness = CoreHarness(make_executor())
-    request = make_request(3, 20, handle=1)
-    harness.submit(request)
-    harness.step()
-    harness.feed(DrainExecutor("executor-0"))
-    harness.finish()
-    assert tuple(harness.client.token_ids[1]) == expected_output(request)
+    harness.assert_whole(*requests)
 
 
 def test_an_executor_that_an_operator_drained_is_taken_back():
     harness = pair()
     running, waiting = make_request(3, 20, handle=1), make_request(4, 20, handle=2)
-    harness.feed(DrainExecutor("executor-1"))
+    harness.drain(SECOND)
     harness.submit(running)
-    harness.step("executor-0")
-    harness.feed(DrainExecutor("executor-0"))
-    harness.feed(UndrainExecutor("executor-0"))
-    harness.feed(UndrainExecutor("executor-0"))  # asked twice it is no error
+    harness.step()
+    harness.drain()
+    harness.feed(UndrainExecutor(FIRST))
+    harness.feed(UndrainExecutor(FIRST))  # asked twice it is no error
     harness.submit(waiting)
-    for _ in range(3):
-        harness.step("executor-0")
-    assert harness.views.counts("executor-0").num_running_requests == 2
-    assert harness.views.explain(running.key, harness.clock()).preemption_reason == ""
-    assert harness.views.counts("executor-1").num_running_requests == 0
+    harness.steps(3)
+    assert harness.views.counts(FIRST).num_running_requests == 2
+    assert harness.explain(running).preemption_reason == ""
+    assert harness.views.counts(SECOND).num_running_requests == 0
     harness.finish()
-    assert outputs(harness) == {request.handle: expected_output(request) for request in (running, waiting)}
+    harness.assert_whole(running, waiting)
 
 
 @pytest.mark.parametrize("is_drained_by_operator", [False, True])
@@ -152,32 +133,26 @@ def test_an_executor_that_goes_by_itself_is_not_taken_back(is_drained_by_operato
     """It would refuse what is placed there; it serves again as another process."""
     harness = CoreHarness(make_executor())
     if is_drained_by_operator:
-        harness.feed(DrainExecutor("executor-0"))
-    harness.feed(DrainExecutor("executor-0", is_leaving=True))
+        harness.drain()
+    harness.feed(DrainExecutor(FIRST, is_leaving=True))
     if is_drained_by_operator:
-        harness.feed(DrainExecutor("executor-0"))
-    harness.feed(StreamEnded("executor-0"))
-    harness.attach("executor-0")
+        harness.drain()
+    harness.break_stream()
     with pytest.raises(ExecutorLeavingError, match="restart it"):
-        harness.feed(UndrainExecutor("executor-0"))
-    assert harness.views.drains("executor-0")
-    harness.feed(ExecutorLost("executor-0"))
-    harness.executors["executor-0"].restart()
-    harness.attach("executor-0")
-    harness.feed(UndrainExecutor("executor-0"))
-    assert not harness.views.drains("executor-0")
+        harness.feed(UndrainExecutor(FIRST))
+    assert harness.views.drains(FIRST)
+    harness.die()
+    harness.feed(UndrainExecutor(FIRST))
+    assert not harness.views.drains(FIRST)
 
 
 def test_a_move_does_not_count_as_a_preemption():
     harness = pair()
-    harness.views.executor("executor-1").draining = True
     request = make_request(3, 20, handle=1)
-    harness.submit(request)
-    harness.step("executor-0")
-    harness.views.executor("executor-1").draining = False
-    harness.feed(DrainExecutor("executor-0"))
-    harness.step("executor-0")
-    explanation = harness.views.explain(request.key, harness.clock())
+    begin_on_first(harness, request)
+    harness.drain()
+    harness.step()
+    explanation = harness.explain(request)
     assert explanation.num_preemptions == 0
     assert explanation.preemption_reason == "executor-0 is being drained"
 
@@ -185,49 +160,34 @@ def test_a_move_does_not_count_as_a_preemption():
 def test_requests_move_only_as_fast_as_others_take_them():
     """The other executor has two rows: the rest goes on where it is until there is room."""
     harness = CoreHarness(make_executor(max_num_rows=16), make_executor(max_num_rows=2, incarnation=2))
-    harness.views.executor("executor-1").draining = True
     requests = [make_request(3, 60, handle=handle) for handle in range(1, 12)]
-    harness.submit(*requests)
-    harness.step("executor-0")
-    harness.views.executor("executor-1").draining = False
-    harness.feed(DrainExecutor("executor-0"))
+    begin_on_first(harness, *requests)
+    harness.drain()
     for _ in range(10):
         for address in BOTH:
             harness.step(address)
-    assert harness.views.counts("executor-0").num_running_requests == 3
+    assert harness.views.counts(FIRST).num_running_requests == 3
     harness.finish()
     assert harness.client.ended == set(range(1, 12))
 
 
 def test_what_moves_leaves_its_row_once():
     """A pool that runs out in the very plan that moves: a row is given away or preempted, never both."""
-    small, large = (
-        make_executor(num_blocks=count, max_num_rows=32, max_num_batched_tokens=128, incarnation=count)
-        for count in (24, 400)
+    harness = CoreHarness(
+        *(
+            make_executor(num_blocks=count, max_num_rows=32, max_num_batched_tokens=128, incarnation=count)
+            for count in (24, 400)
+        )
     )
-    harness = CoreHarness(small, large)
-    harness.views.executor("executor-1").draining = True
     harness.expect_short_outputs()
-    requests = [make_request(8, 60, handle=1), make_request(8, 60, handle=2)]
-    harness.submit(*requests)
-    harness.step()
-    requests += [make_request(1, 60, handle=handle) for handle in range(100, 108)]
-    harness.submit(*requests[2:])
-    for _ in range(8):
-        harness.step()
-    harness.views.executor("executor-1").draining = False
-    harness.feed(DrainExecutor("executor-0"))
+    requests = [make_request(8, 60) for _ in range(2)]
+    begin_on_first(harness, *requests)
+    requests += [make_request(1, 60) for _ in range(8)]
+    begin_on_first(harness, *requests[2:])
+    harness.steps(7)
+    harness.drain()
     harness.finish()
-    assert outputs(harness) == {request.handle: expected_output(request) for request in requests}
-
-
-def test_draining_moves_nothing_that_no_other_executor_can_hold():
-    harness = CoreHarness(make_executor(), make_executor(num_blocks=8, incarnation=9))
-    harness.submit(make_request(60, 20, handle=1), make_request(3, 20, handle=2))
-    harness.step("executor-0")
-    harness.feed(DrainExecutor("executor-0"))
-    harness.finish()
-    assert harness.client.ended == {1, 2}
+    harness.assert_whole(*requests)
 
 
 def test_a_request_that_is_preempted_on_the_only_executor_while_it_drains_still_ends():
@@ -236,30 +196,22 @@ def test_a_request_that_is_preempted_on_the_only_executor_while_it_drains_still_
     harness.expect_short_outputs()
     harness.submit(*(make_request(8, 20, handle=handle) for handle in (1, 2)))
     harness.step()
-    harness.feed(DrainExecutor("executor-0"))
+    harness.drain()
     harness.finish()
     assert harness.client.ended == {1, 2}
 
 
-def test_what_only_a_draining_executor_could_hold_is_refused():
-    """It would wait for ever."""
-    harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
-    harness.feed(DrainExecutor("executor-1"))
-    with pytest.raises(InvalidRequestError):
-        harness.submit(make_request(100, 10))
-
-
 def test_what_is_lost_while_it_drains_still_drains_unless_it_comes_back_as_another_process():
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
-    harness.feed(DrainExecutor("executor-1"))
-    harness.feed(ExecutorLost("executor-1"))
+    harness.drain(SECOND)
+    harness.lose(SECOND)
     with pytest.raises(InvalidRequestError):
         harness.submit(make_request(100, 10))
-    harness.attach("executor-1")
-    assert harness.views.drains("executor-1")
-    harness.executors["executor-1"].restart()
-    harness.attach("executor-1")
-    assert not harness.views.drains("executor-1")
+    harness.attach(SECOND)
+    assert harness.views.drains(SECOND)
+    harness.executors[SECOND].restart()
+    harness.attach(SECOND)
+    assert not harness.views.drains(SECOND)
     harness.submit(make_request(100, 10, handle=1))
     harness.finish()
     assert harness.client.ended == {1}
@@ -267,21 +219,21 @@ def test_what_is_lost_while_it_drains_still_drains_unless_it_comes_back_as_anoth
 
 def test_the_step_that_is_due_is_the_oldest_without_a_result_of_an_executor_that_is_attached():
     harness = CoreHarness(make_executor())
-    assert harness.views.due_step("executor-0") is None
+    assert harness.views.due_step(FIRST) is None
     harness.submit(make_request(3, 5))
     first, second = harness.plan(), harness.plan()
-    assert harness.views.due_step("executor-0").step_id == first.step_id
-    harness.run("executor-0")
-    harness.complete("executor-0")
-    assert harness.views.due_step("executor-0").step_id == second.step_id
-    harness.feed(StreamEnded("executor-0"))
-    assert harness.views.due_step("executor-0") is None
+    assert harness.views.due_step(FIRST).step_id == first.step_id
+    harness.run()
+    harness.complete()
+    assert harness.views.due_step(FIRST).step_id == second.step_id
+    harness.feed(StreamEnded(FIRST))
+    assert harness.views.due_step(FIRST) is None
 
 
 def test_many_requests_for_a_lost_executor_hold_nobody_up():
     """However many wait for it: what fits elsewhere runs."""
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
-    harness.feed(ExecutorLost("executor-1"))
+    harness.lose(SECOND)
     harness.submit(*(make_request(60, 10) for _ in range(200)), make_request(3, 2, handle=5000))
     harness.finish()
     assert harness.client.ended == {5000}
@@ -295,20 +247,19 @@ def test_completions_go_where_their_prompt_is_being_computed():
         for index in range(4)
     ]
     harness.submit(*requests)
-    assert [placement.request.handle for placement in harness.plan("executor-0").new_requests] == [1]
-    assert harness.plan("executor-1") is None, "the prompt is being computed elsewhere"
-    harness.run("executor-0")
-    harness.complete("executor-0")
-    assert placed_by(harness, *BOTH) == dict.fromkeys((2, 3, 4), "executor-0")
+    assert [placement.request.handle for placement in harness.plan(FIRST).new_requests] == [1]
+    assert harness.plan(SECOND) is None, "the prompt is being computed elsewhere"
+    harness.run()
+    harness.complete()
+    assert placed_by(harness, *BOTH) == dict.fromkeys((2, 3, 4), FIRST)
 
 
 def test_what_was_learnt_of_an_executor_survives_a_broken_stream():
     harness = CoreHarness(make_executor())
     harness.submit(*(make_request(3, 30) for _ in range(4)))
-    for _ in range(20):
-        harness.step()
-    before = harness.views.executor("executor-0")
-    harness.attach("executor-0")
-    after = harness.views.executor("executor-0")
+    harness.steps(20)
+    before = harness.views.executor(FIRST)
+    harness.attach()
+    after = harness.views.executor(FIRST)
     assert after is not before
     assert (after.step_time, after.output_lengths) == (before.step_time, before.output_lengths)

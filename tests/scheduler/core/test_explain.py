@@ -3,13 +3,16 @@
 from collections import deque
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
-from paceline.plan.values import StepPoint
+from paceline.plan.values import FinishReason, StepPoint
 from paceline_scheduler.core.answers import RequestState
-from paceline_scheduler.core.events import DrainExecutor, StreamEnded
+from paceline_scheduler.core.events import End, StreamEnded
 from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.queue.listing import Selection
 from paceline_scheduler.errors import QueueFullError, UnknownRequestError
 from paceline_scheduler.testing.requests import make_request
 
@@ -21,7 +24,7 @@ def test_a_running_request_names_its_executor_and_how_far_it_is():
     harness.submit(request)
     harness.step()
     harness.step()
-    explanation = harness.views.explain(request.key, harness.clock())
+    explanation = harness.explain(request)
     assert explanation.state is RequestState.RUNNING
     assert (explanation.executor, explanation.waiting_for, explanation.queue_position) == ("executor-0", "", 0)
     assert (explanation.num_computed_tokens, explanation.num_output_tokens) == (6, 2)
@@ -32,7 +35,7 @@ def test_a_waiting_request_names_its_position_and_what_the_first_in_line_waits_f
     requests = [make_request(3, 9) for _ in range(3)]
     harness.submit(*requests)
     harness.step()
-    second, third = (harness.views.explain(request.key, harness.clock()) for request in requests[1:])
+    second, third = (harness.explain(request) for request in requests[1:])
     assert (second.state, second.queue_position) == (RequestState.WAITING, 0)
     assert second.waiting_for == "every row of executor-0 is taken (1)"
     assert third.queue_position == 1
@@ -52,7 +55,7 @@ def test_a_request_without_room_in_the_pool_says_how_much_is_missing(pool, runni
     harness.step()
     request = make_request(*waiting)
     harness.submit(request)
-    assert sentence in harness.views.explain(request.key, harness.clock()).waiting_for
+    assert sentence in harness.explain(request).waiting_for
 
 
 def test_a_request_waits_for_executors_by_name():
@@ -60,11 +63,8 @@ def test_a_request_waits_for_executors_by_name():
     request = make_request(3, 3)
     harness.submit(request)
     harness.feed(StreamEnded("executor-0"))
-    harness.feed(DrainExecutor("executor-1"))
-    assert (
-        harness.views.explain(request.key, harness.clock()).waiting_for
-        == "executor-0 has to attach; executor-1 is being drained"
-    )
+    harness.drain("executor-1")
+    assert harness.explain(request).waiting_for == "executor-0 has to attach; executor-1 is being drained"
 
 
 def test_a_preempted_request_says_why_and_how_often():
@@ -73,9 +73,8 @@ def test_a_preempted_request_says_why_and_how_often():
     requests = [make_request(8, 20), make_request(8, 20)]
     harness.submit(*requests)
     harness.step()
-    while not harness.views.num_waiting()[0]:
-        harness.step()
-    explanation = harness.views.explain(requests[1].key, harness.clock())
+    harness.step_until_preempted()
+    explanation = harness.explain(requests[1])
     assert (explanation.state, explanation.num_preemptions) == (RequestState.PREEMPTED, 1)
     assert "all 8 blocks of executor-0 were taken" in explanation.preemption_reason
     assert explanation.num_output_tokens > 0
@@ -87,7 +86,7 @@ def test_what_has_left_is_unknown():
     harness.submit(request)
     harness.finish()
     with pytest.raises(UnknownRequestError):
-        harness.views.explain(request.key, harness.clock())
+        harness.explain(request)
 
 
 class TimedHarness(CoreHarness):
@@ -233,3 +232,70 @@ def test_an_executor_that_can_never_hold_a_request_promises_it_nothing():
     harness.step("executor-0")
     harness.step("executor-1")
     assert harness.views.estimate(make_request(60, 4), 0.0).time_to_first_token_s > 10
+
+
+# Lists of requests: all of them, once each, and of each what an explanation says
+
+
+def pages(harness, at_most, meanwhile=lambda: None, **selection):
+    """Ask for page after page; `meanwhile` happens between two."""
+    found, after = [], 0
+    while after is not None:
+        page = harness.views.listed(Selection(after=after, at_most=at_most, **selection), harness.clock())
+        assert len(page.requests) <= at_most
+        found += page.requests
+        after = page.next_after
+        meanwhile()
+    return found
+
+
+def busy_harness(num_rows, tenants, num_steps):
+    """A system in which some requests run and others wait."""
+    harness = CoreHarness(make_executor(max_num_rows=num_rows))
+    requests = [make_request(3, 40, tenant=tenant) for tenant in tenants]
+    harness.submit(*requests)
+    harness.steps(num_steps)
+    return harness, requests
+
+
+@given(
+    num_rows=st.integers(1, 4),
+    tenants=st.lists(st.sampled_from("ab"), min_size=1, max_size=12),
+    num_steps=st.integers(0, 4),
+    at_most=st.integers(1, 5),
+)
+def test_pages_hold_every_request_once_as_it_is_explained(num_rows, tenants, num_steps, at_most):
+    harness, requests = busy_harness(num_rows, tenants, num_steps)
+    found = pages(harness, at_most)
+    assert [listed.key for listed in found] == [request.key for request in requests]
+    for listed in found:
+        assert listed.explanation == harness.views.explain(listed.key, harness.clock())
+    for tenant in "ab":
+        of_tenant = [listed for listed in found if listed.key.tenant == tenant]
+        assert pages(harness, at_most, tenant=tenant) == of_tenant
+    for state in RequestState:
+        in_state = [listed for listed in found if listed.explanation.state is state]
+        assert pages(harness, at_most, states=frozenset({state})) == in_state
+
+
+def test_what_comes_and_goes_between_two_pages_moves_no_other():
+    """One of the first page ends, two arrive: all that were there all the time are listed once."""
+    harness, requests = busy_harness(2, "aaaa", 1)
+    newer = [make_request(3, 4), make_request(3, 4)]
+
+    def change():
+        if harness.views.num_unfinished() == len(requests):
+            harness.feed(End(requests[0].handle, 0, FinishReason.CANCELLED))
+            harness.submit(*newer)
+
+    found = [listed.key for listed in pages(harness, 2, change)]
+    assert found == [request.key for request in (*requests, *newer)]
+
+
+def test_a_request_without_a_listener_and_with_a_deadline_says_so():
+    harness, _ = busy_harness(1, "a", 0)
+    harness.submit(make_request(3, 4, deadline_s=60.0))
+    harness.clock.advance(1.5)
+    first, second = pages(harness, 10)
+    assert (first.age_s, first.time_left_s, first.has_listener) == (1.5, None, True)
+    assert (second.age_s, second.time_left_s, second.max_tokens) == (1.5, 58.5, 4)

@@ -1,4 +1,4 @@
-"""Requests that make steps fail: found by running alone, and nobody else loses a token."""
+"""Requests that make steps fail or executors die: found by running alone, and nobody else loses a token."""
 
 from dataclasses import replace
 
@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from both_sides.audited import expected_output, make_executor
+from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
 from paceline.plan.values import FailedStep
 from paceline_executor import errors as executor_errors
 from paceline_executor.runner.interface import RowProblem
-from paceline_scheduler.core.events import Cancel, ExecutorAttached, ExecutorLost
-from paceline_scheduler.errors import QuarantinedError, StepFailedError
+from paceline_scheduler.core.events import ExecutorAttached
+from paceline_scheduler.errors import ExecutorFailedError, NoTokenLeftError, QuarantinedError, StepFailedError
 from paceline_scheduler.testing.requests import make_request
 
 FIRST = "executor-0"
@@ -37,12 +37,6 @@ def fails_or_ends(harness, address=FIRST):
     """The next step is planned, and it fails; the executor may end because of it."""
     assert harness.plan(address) is not None
     harness.run(address)
-
-
-def assert_whole(harness, *requests):
-    """Their output is what it is without any failure."""
-    for request in requests:
-        assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
 
 
 @given(
@@ -71,7 +65,7 @@ def test_exactly_the_requests_that_make_steps_fail_do_fail(
     kinds = StepFailedError if not harness.num_ended_by_themselves else (StepFailedError, QuarantinedError)
     assert all(isinstance(error, kinds) for error in harness.client.failures.values())
     assert len(failed) > 2 or not harness.num_ended_by_themselves
-    assert_whole(harness, *(request for request in requests if request.handle not in failed))
+    harness.assert_whole(*(request for request in requests if request.handle not in failed))
 
 
 def test_one_failure_is_enough_to_run_alone():
@@ -106,7 +100,7 @@ def test_suspects_that_got_beyond_the_step_that_failed_run_together_again():
     num_rows = [len(plan.rows) for plan in iter(harness.step, None)]
     assert num_rows[:6] == [3, 1, 1, 1, 1, 2]  # all, the bad one, each good one, the bad one again, the good ones
     assert harness.client.failures.keys() == {bad.handle}
-    assert_whole(harness, *good)
+    harness.assert_whole(*good)
 
 
 def test_what_fails_alone_once_goes_on():
@@ -118,7 +112,7 @@ def test_what_fails_alone_once_goes_on():
     harness.executors[FIRST].failing.clear()
     harness.finish()
     assert not harness.client.failures
-    assert_whole(harness, request)
+    harness.assert_whole(request)
 
 
 def test_what_failed_alone_is_tried_on_another_executor_if_there_is_one():
@@ -130,7 +124,7 @@ def test_what_failed_alone_is_tried_on_another_executor_if_there_is_one():
     harness.finish()
     assert not harness.client.failures
     assert sick.num_steps <= 1  # its row is released
-    assert_whole(harness, request)
+    harness.assert_whole(request)
 
 
 def test_after_a_failure_alone_what_nobody_suspects_runs_first():
@@ -145,7 +139,7 @@ def test_after_a_failure_alone_what_nobody_suspects_runs_first():
         assert [placement.request.key for placement in harness.step().new_requests] in ([good.key], [])
     harness.finish()
     assert harness.client.failures.keys() == {bad.handle, worse.handle}
-    assert_whole(harness, good)
+    harness.assert_whole(good)
 
 
 def test_an_executor_that_is_to_blame_takes_no_request_of_several_with_it():
@@ -158,7 +152,7 @@ def test_an_executor_that_is_to_blame_takes_no_request_of_several_with_it():
     harness.executors[FIRST].failing.clear()
     harness.finish()
     assert not harness.client.failures
-    assert_whole(harness, *requests)
+    harness.assert_whole(*requests)
 
 
 def test_a_failed_step_is_remembered_when_the_executor_was_lost_meanwhile():
@@ -172,13 +166,13 @@ def test_a_failed_step_is_remembered_when_the_executor_was_lost_meanwhile():
     with pytest.raises(executor_errors.StepFailedError):
         executor.run_next()
     for _ in range(2):  # as often as it cannot be reached
-        harness.feed(ExecutorLost(FIRST))
-    harness.attach(FIRST)
+        harness.lose()
+    harness.attach()
     assert len(plan.rows) == 3
     assert harness.views.executor(FIRST).suspects.rows == {0, 1, 2}
     harness.finish()
     assert harness.client.failures.keys() == {requests[1].handle}
-    assert_whole(harness, requests[0], requests[2])
+    harness.assert_whole(requests[0], requests[2])
 
 
 def test_a_failure_of_another_schedulers_step_accuses_nobody():
@@ -192,7 +186,7 @@ def test_a_failure_of_another_schedulers_step_accuses_nobody():
     harness.feed(ExecutorAttached(told, snapshot))
     harness.finish()
     assert not harness.client.failures
-    assert_whole(harness, request)
+    harness.assert_whole(request)
 
 
 def test_a_cancelled_request_of_a_failed_step_is_not_failed_as_well():
@@ -201,16 +195,19 @@ def test_a_cancelled_request_of_a_failed_step_is_not_failed_as_well():
     harness.submit(request)
     failing_in(harness, request)
     harness.plan()
-    harness.feed(Cancel(request.key))
+    harness.cancel(request)
     harness.run()
     harness.submit(other)
     harness.finish()
     assert not harness.client.failures
-    assert_whole(harness, other)
+    harness.assert_whole(other)
 
 
-@pytest.mark.parametrize(("problem", "num_hit"), [(RowProblem.NOT_FINITE, 0), (RowProblem.NOTHING_LEFT, 8)])
-def test_nobody_begins_behind_blocks_that_may_hold_no_numbers(problem, num_hit):
+@pytest.mark.parametrize(
+    ("problem", "error", "num_hit"),
+    [(RowProblem.NOT_FINITE, ExecutorFailedError, 0), (RowProblem.NOTHING_LEFT, NoTokenLeftError, 8)],
+)
+def test_a_row_fails_alone_and_nobody_begins_behind_blocks_of_it_that_may_hold_no_numbers(problem, error, num_hit):
     harness = CoreHarness(make_executor(block_size=4, max_num_batched_tokens=8))
     prompt = [*range(12)]
     first, second = make_request(prompt, 4), make_request([*prompt[:9], 77], 4)
@@ -218,10 +215,98 @@ def test_nobody_begins_behind_blocks_that_may_hold_no_numbers(problem, num_hit):
     harness.step()
     harness.executors[FIRST].fail_row(first.key, problem)
     harness.step()
-    assert first.handle in harness.client.failures
+    assert type(harness.client.failures[first.handle]) is error
     harness.submit(second)
     harness.finish()
     harness.views.check()
     assert harness.client.finishes[second.handle].num_cached_tokens == num_hit
     assert len(harness.executors[FIRST].snapshot().tags.block_ids) == len(harness.views.executor(FIRST).pool._keys)
-    assert_whole(harness, second)
+    harness.assert_whole(second)
+
+
+# Requests of which executors die: suspected, run alone, and given up only when one died of nothing else
+
+
+FIRST = "executor-0"
+
+
+def dies(harness, address=FIRST):
+    """The executor dies in the step that is planned now, and comes back with nothing."""
+    plan = harness.plan(address)
+    harness.die(address)
+    return plan
+
+
+def test_after_two_deaths_in_a_row_a_request_runs_alone():
+    """Everybody in the step is suspected, and each is tried by itself, before all others."""
+    harness = CoreHarness(make_executor())
+    harness.submit(make_request(3, 8), make_request(3, 8))
+    assert [len(dies(harness).rows) for _ in range(2)] == [2, 2]
+    harness.submit(make_request(3, 8))
+    assert len(harness.plan().rows) == 1
+
+
+def test_one_that_kills_an_executor_alone_fails():
+    """And the others, which only lived through it, go on."""
+    harness = CoreHarness(make_executor())
+    killer, bystander = make_request(3, 8), make_request(3, 8)
+    harness.submit(killer, bystander)
+    for _ in range(2):
+        dies(harness)
+    plan = dies(harness)
+    assert len(plan.rows) == 1
+    (handle,) = harness.client.failures
+    assert isinstance(harness.client.failures[handle], QuarantinedError)
+    harness.finish()
+    other = bystander if handle == killer.handle else killer
+    harness.assert_whole(other)
+
+
+@pytest.mark.parametrize("num_deaths", [5, 9])
+def test_a_request_that_gets_on_between_deaths_is_never_to_blame(num_deaths):
+    harness = CoreHarness(make_executor())
+    request = make_request(3, 24)
+    harness.submit(request)
+    for _ in range(num_deaths):
+        harness.step()
+        dies(harness)
+    harness.finish()
+    harness.assert_whole(request)
+    assert not harness.client.failures
+
+
+def test_who_waited_is_not_suspected():
+    """Only what was in the step that ran."""
+    harness = CoreHarness(make_executor(max_num_rows=1))
+    first, second = make_request(3, 8), make_request(3, 8)
+    harness.submit(first, second)
+    for _ in range(2):
+        dies(harness)
+    waiting = {live.request.handle: live for live in harness.views.waiting_requests()}
+    assert waiting[first.handle].is_suspect
+    assert waiting[second.handle].suspicion.num_executor_deaths == 0
+
+
+def test_an_executor_that_was_only_frozen_accuses_nobody():
+    harness = CoreHarness(make_executor())
+    request = make_request(3, 30)
+    harness.submit(request)
+    for _ in range(4):
+        harness.plan()
+        harness.lose()
+        harness.executors[FIRST].drop_waiting()
+        harness.attach()
+    harness.finish()
+    harness.assert_whole(request)
+    assert not harness.client.failures
+
+
+def test_a_suspect_stays_one_for_the_next_scheduler():
+    harness = CoreHarness(make_executor())
+    request = make_request(3, 8, is_resumable=True)
+    harness.submit(request, make_request(3, 8, is_resumable=True))
+    for _ in range(2):
+        dies(harness)
+    harness.run_ahead()
+    seen = [row.history for row in harness.executors[FIRST].snapshot().rows]
+    assert [(history.num_executor_deaths, history.last_death_offset) for history in seen] == [(2, 0)]

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from both_sides.audited import expected_output, make_executor
+from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
 from paceline.plan.values import FinishReason
-from paceline_scheduler.core.events import DrainExecutor, ExecutorLost, ExecutorRemoved, SetLimits
+from paceline_scheduler.core.events import ExecutorRemoved, SetLimits
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, NoLongerServedError
 from paceline_scheduler.testing.requests import make_request
 
@@ -22,8 +22,7 @@ def test_a_request_runs_only_where_it_can_end(small, num_prompt):
     harness.submit(large, tiny)
     assert [placement.request.handle for placement in harness.plan(SMALL).new_requests] == [2]
     harness.finish()
-    for request in (large, tiny):
-        assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(large, tiny)
 
 
 def test_without_max_tokens_a_request_gets_what_its_executor_allows():
@@ -47,21 +46,20 @@ def test_what_waits_for_a_lost_executor_holds_nobody_up():
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
     large, tiny = make_request(100, 10, handle=1), make_request(4, 4, handle=2)
     harness.submit(large)
-    harness.feed(ExecutorLost(LARGE))
+    harness.lose(LARGE)
     harness.submit(tiny)
-    for _ in range(8):
-        harness.step(SMALL)
+    harness.steps(8, SMALL)
     assert harness.client.ended == {2}
     harness.attach(LARGE)
     harness.finish()
-    assert tuple(harness.client.token_ids[1]) == expected_output(large)
+    harness.assert_whole(large)
 
 
 def test_what_only_a_forgotten_executor_could_hold_fails():
     """Nobody waits for what is not expected back."""
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
     harness.submit(make_request(100, 10, handle=1))
-    harness.feed(ExecutorLost(LARGE))
+    harness.lose(LARGE)
     harness.feed(ExecutorRemoved(LARGE))
     assert isinstance(harness.client.failures[1], NoLongerServedError)
     assert "33 tokens" in str(harness.client.failures[1])
@@ -77,9 +75,9 @@ def test_an_executor_that_returns_as_another_one_fails_what_it_can_no_longer_hol
     harness = CoreHarness(make_executor())
     harness.submit(make_request(100, 40, handle=1))
     harness.step()
-    harness.feed(ExecutorLost("executor-0"))
+    harness.lose()
     harness.executors["executor-0"] = make_executor(incarnation=7, **restarted)
-    harness.attach("executor-0")
+    harness.attach()
     assert isinstance(harness.client.failures[1], NoLongerServedError)
     assert sentence in str(harness.client.failures[1])
     harness.views.check()
@@ -97,7 +95,7 @@ def test_a_prompt_longer_than_the_queue_is_refused_for_good():
 def test_while_every_executor_drains_new_requests_are_refused_with_a_time_to_try_again():
     """None of them would place it."""
     harness = CoreHarness(make_executor())
-    harness.feed(DrainExecutor("executor-0"))
+    harness.drain()
     with pytest.raises(NoExecutorError, match="draining") as refusal:
         harness.submit(make_request())
     assert refusal.value.retry_after_s > 0

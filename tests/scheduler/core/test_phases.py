@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
 from paceline.plan.values import FinishReason
-from paceline_scheduler.core.events import ExecutorLost, StreamEnded
+from paceline_scheduler.core.events import StreamEnded
 from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.testing.requests import make_request
 
@@ -77,10 +77,10 @@ def move(harness, diary, action):
         if plan is not None:
             diary.planned("executor-0", plan)
     elif action == "lose":
-        harness.feed(ExecutorLost("executor-0"))
+        harness.lose()
         diary.lost("executor-0")
         harness.executors["executor-0"].restart()
-        harness.attach("executor-0")
+        harness.attach()
     else:
         harness.run()
         before = lengths(harness)
@@ -133,7 +133,7 @@ def test_phases_add_up_to_the_time_since_the_submission():
     request = submitted(harness)
     harness.clock.advance(0.5)
     step(harness, 0.25)
-    assert harness.views.explain(request.key, harness.clock()).times == PhaseTimes(0.5, 0.25, 0.0, 0.0)
+    assert harness.explain(request).times == PhaseTimes(0.5, 0.25, 0.0, 0.0)
     step(harness, 0.125)
     step(harness, 0.125)
     assert harness.client.finishes[1].times == PhaseTimes(0.5, 0.25, 0.25, 0.0)
@@ -153,7 +153,7 @@ def test_a_stream_that_breaks_takes_no_row_away():
     step(harness, 1.0)
     harness.feed(StreamEnded("executor-0"))
     harness.clock.advance(2.0)
-    harness.attach("executor-0")
+    harness.attach()
     step(harness, 1.0)
     step(harness, 1.0)
     assert harness.client.finishes[1].times == PhaseTimes(0.0, 1.0, 4.0, 0.0)

@@ -3,25 +3,17 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
-from both_sides.audited import expected_output, make_executor
+from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
-from paceline_scheduler.core.events import StreamEnded
 from paceline_scheduler.core.planning.capacity import MAX_PREEMPTIONS
 from paceline_scheduler.core.planning.growth import Growth, OutputLengths
-from paceline_scheduler.errors import InvalidRequestError
 from paceline_scheduler.testing.requests import make_request
 
 
 def preempted_rows(plan):
     """Return the rows that a plan takes off without ending them."""
     return [release.row for release in plan.releases if release.final is None]
-
-
-def outputs(harness):
-    """Return what every client has."""
-    return {handle: tuple(tokens) for handle, tokens in harness.client.token_ids.items()}
 
 
 def test_no_request_is_preempted_more_than_three_times():
@@ -39,7 +31,7 @@ def test_no_request_is_preempted_more_than_three_times():
         harness.run()
         harness.complete()
         harness.views.check()
-    assert outputs(harness) == {request.handle: expected_output(request) for request in requests}
+    harness.assert_whole(*requests)
     assert max(live.preemptions.count for live in preempted) == MAX_PREEMPTIONS
 
 
@@ -52,7 +44,7 @@ def test_a_request_that_was_preempted_often_gets_blocks_for_its_whole_length():
     plan = harness.step()
     assert len(plan.grants.rows) == 6, "23 slots"
     harness.finish()
-    assert outputs(harness) == {1: expected_output(request)}
+    harness.assert_whole(request)
 
 
 def test_of_two_that_cannot_be_preempted_again_only_one_runs_without_blocks_for_its_whole_length():
@@ -67,14 +59,7 @@ def test_of_two_that_cannot_be_preempted_again_only_one_runs_without_blocks_for_
         live.preemptions.count = MAX_PREEMPTIONS
     assert [placement.request.handle for placement in harness.step().new_requests] == [2, 4]
     harness.finish()
-    assert outputs(harness) == {request.handle: expected_output(request) for request in requests}
-
-
-def test_a_request_that_outgrows_the_pool_alone_is_refused_at_once():
-    """It could only ever wait for blocks that do not exist."""
-    harness = CoreHarness(make_executor(num_blocks=8))
-    with pytest.raises(InvalidRequestError, match="at most 30 fit"):
-        harness.submit(make_request(3, 31))
+    harness.assert_whole(*requests)
 
 
 def test_what_is_expected_to_outgrow_the_pool_waits_instead_of_being_preempted():
@@ -146,15 +131,13 @@ def test_a_preemption_that_never_ran_does_not_count():
     for _ in range(100):
         plan = harness.plan()
         if plan is not None and preempted_rows(plan):
-            harness.feed(StreamEnded("executor-0"))
-            harness.executors["executor-0"].drop_waiting()
-            harness.attach("executor-0")
-            assert all(harness.views.explain(request.key, harness.clock()).num_preemptions == 0 for request in requests)
+            harness.break_stream(drops_plans=True)
+            assert all(harness.explain(request).num_preemptions == 0 for request in requests)
             break
         harness.run()
         harness.complete()
     harness.finish()
-    assert outputs(harness) == {request.handle: expected_output(request) for request in requests}
+    harness.assert_whole(*requests)
 
 
 def test_tokens_of_a_preempted_request_whose_results_were_lost_are_delivered():
@@ -170,7 +153,6 @@ def test_tokens_of_a_preempted_request_whose_results_were_lost_are_delivered():
         harness.complete()
     harness.run()
     harness.run()
-    harness.feed(StreamEnded("executor-0"))
-    harness.attach("executor-0")
+    harness.break_stream()
     harness.finish()
-    assert outputs(harness) == {request.handle: expected_output(request) for request in requests}
+    harness.assert_whole(*requests)

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from both_sides.audited import expected_logprobs, expected_output, make_executor
+from both_sides.audited import expected_logprobs, make_executor
 from both_sides.harness import CoreHarness
 from paceline.plan.values import LogprobColumns
-from paceline_executor.runner.interface import RowProblem
-from paceline_scheduler.core.events import ExecutorLost, StepFinished
-from paceline_scheduler.errors import DivergenceError, NoTokenLeftError
+from paceline_scheduler.core.events import StepFinished
+from paceline_scheduler.errors import DivergenceError
 from paceline_scheduler.testing.requests import column, make_request
 
 
@@ -29,7 +28,7 @@ def test_they_come_with_the_first_token_however_the_prompt_was_cut(max_num_batch
     harness.submit(request, other)
     harness.finish()
     assert harness.client.prompt_logprobs == {request.handle: logprobs_of_prompt(request)}
-    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(request)
 
 
 def test_no_step_computes_many_of_them():
@@ -64,12 +63,11 @@ def test_a_stream_that_breaks_before_the_first_token_costs_none_of_them():
     request = make_request(14, 3, num_prompt_logprobs=1)
     harness.submit(request)
     harness.step()
-    harness.plan()
-    harness.run()
-    harness.attach("executor-0")
+    harness.run_ahead()
+    harness.attach()
     harness.finish()
     assert harness.client.prompt_logprobs == {request.handle: logprobs_of_prompt(request)}
-    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(request)
 
 
 def test_a_request_that_moves_after_its_first_token_is_not_asked_for_them_again():
@@ -78,22 +76,21 @@ def test_a_request_that_moves_after_its_first_token_is_not_asked_for_them_again(
     harness.submit(request)
     address = next(address for address in harness.executors if harness.step(address) is not None)
     harness.step(address)
-    harness.feed(ExecutorLost(address))
+    harness.lose(address)
     other = next(name for name in harness.executors if name != address)
     plan = harness.step(other)
     assert [placement.num_prompt_logprobs for placement in plan.new_requests] == [None]
     harness.executors[address].restart()
     harness.finish()
     assert harness.client.prompt_logprobs == {request.handle: logprobs_of_prompt(request)}
-    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(request)
 
 
 def test_ones_that_do_not_follow_are_a_divergence():
     harness = CoreHarness(make_executor(max_num_batched_tokens=4))
     request = make_request(10, 2, num_prompt_logprobs=0)
     harness.submit(request)
-    harness.plan()
-    harness.run()
+    harness.run_ahead()
     result = harness.results["executor-0"][0]
     (of_row,) = result.prompt_logprobs
     row, told = of_row.row, of_row.columns
@@ -110,15 +107,6 @@ def test_ones_that_do_not_follow_are_a_divergence():
 
 def _arrays(columns):
     return columns.logprobs, columns.top_token_ids, columns.top_logprobs
-
-
-def test_a_request_whose_rules_leave_no_token_fails_as_its_own_fault():
-    harness = CoreHarness(make_executor())
-    request = make_request(5, 8)
-    harness.submit(request)
-    harness.executors["executor-0"].fail_row(request.key, RowProblem.NOTHING_LEFT)
-    harness.finish()
-    assert isinstance(harness.client.failures[request.handle], NoTokenLeftError)
 
 
 @pytest.mark.parametrize("min_tokens", [0, 3, 8])
@@ -138,8 +126,7 @@ def test_a_token_that_the_model_does_not_have_is_a_divergence(token_id):
     harness = CoreHarness(make_executor())
     request = make_request(3, 2, num_logprobs=1)
     harness.submit(request)
-    harness.plan()
-    harness.run()
+    harness.run_ahead()
     result = harness.results["executor-0"][0]
     (of_row,) = result.logprobs
     top = replace(of_row.columns, top_token_ids=column(token_id)[:, None])
@@ -147,4 +134,4 @@ def test_a_token_that_the_model_does_not_have_is_a_divergence(token_id):
         with pytest.raises(DivergenceError, match="a token outside 0 to 31999"):
             harness.feed(StepFinished("executor-0", replace(result, **wrong)))
     harness.finish()
-    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(request)

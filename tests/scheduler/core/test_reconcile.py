@@ -8,7 +8,7 @@ import pytest
 from both_sides.audited import expected_logprobs, expected_output, make_executor
 from both_sides.harness import CoreHarness
 from paceline.plan.values import LogprobColumns, RowFinish
-from paceline_scheduler.core.events import ExecutorAttached, ExecutorLost, StreamEnded
+from paceline_scheduler.core.events import ExecutorAttached, StreamEnded
 from paceline_scheduler.testing.requests import column, make_request
 
 NUM_TOKENS = 12
@@ -24,9 +24,7 @@ def running(request, *executors):
     harness = CoreHarness(*(executors or (make_executor(),)))
     harness.submit(request)
     harness.step()
-    for _ in range(2):
-        harness.plan()
-        harness.run()
+    harness.run_ahead(2)
     return harness
 
 
@@ -50,8 +48,7 @@ def assert_aligned(harness, request):
 def test_tokens_from_the_snapshot_come_with_their_logprobs(num_logprobs):
     request = asking(num_logprobs)
     harness = running(request)
-    harness.feed(StreamEnded("executor-0"))
-    harness.attach("executor-0")
+    harness.break_stream()
 
     assert len(harness.client.token_ids[1]) == len(harness.client.logprobs[1]) == 3
     harness.finish()
@@ -63,9 +60,8 @@ def test_a_request_that_ended_unheard_is_delivered_with_its_logprobs():
     harness = running(request)
     while harness.executors["executor-0"].rows[0].finish is RowFinish.GOES_ON:
         harness.complete()
-        harness.plan()
-        harness.run()
-    harness.attach("executor-0")
+        harness.run_ahead()
+    harness.attach()
 
     assert 1 in harness.client.finishes
     assert_aligned(harness, request)
@@ -74,12 +70,10 @@ def test_a_request_that_ended_unheard_is_delivered_with_its_logprobs():
 def test_logprobs_count_from_the_output_of_an_earlier_attempt():
     request = asking()
     harness = running(request, make_executor(), make_executor(incarnation=2))
-    harness.feed(ExecutorLost("executor-0"))
+    harness.lose()
     harness.results["executor-0"].clear()
     harness.step("executor-1")
-    for _ in range(2):
-        harness.plan("executor-1")
-        harness.run("executor-1")
+    harness.run_ahead(2, "executor-1")
     harness.attach("executor-1")
 
     (seen,) = harness.executors["executor-1"].snapshot().rows
@@ -108,10 +102,10 @@ def test_a_row_whose_logprobs_do_not_reach_back_is_computed_anew(logprobs):
 def test_a_row_without_logprobs_is_taken_up_if_nobody_asked():
     request = make_request(5, NUM_TOKENS, handle=1)
     harness = running(request)
-    harness.attach("executor-0")
+    harness.attach()
     harness.finish()
 
-    assert tuple(harness.client.token_ids[1]) == expected_output(request)
+    harness.assert_whole(request)
     assert (harness.client.logprobs, harness.client.attempts[1]) == ({}, 1)
 
 
@@ -132,12 +126,10 @@ def test_each_completion_of_a_request_goes_on_as_itself():
     harness = CoreHarness(make_executor())
     harness.submit(first, second)
     harness.step()
-    harness.plan()
-    harness.run()
-    harness.feed(StreamEnded("executor-0"))
-    harness.attach("executor-0")
+    harness.run_ahead()
+    harness.break_stream()
     harness.finish()
 
     for request in (first, second):
-        assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+        harness.assert_whole(request)
         assert harness.client.attempts[request.handle] == 1

@@ -1,13 +1,15 @@
 """Records on executors: what stays there of a request that is over, and when it is forgotten."""
 
+from dataclasses import replace
+
 import pytest
 
-from both_sides.audited import expected_output, make_executor
+from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
-from paceline.plan.values import FinishReason
-from paceline_scheduler.core.events import Acknowledge, Cancel, DrainExecutor
+from paceline.plan.values import FinishReason, RowFinish
+from paceline_scheduler.core.events import Acknowledge, ExecutorAttached, StreamEnded
 from paceline_scheduler.errors import DuplicateRequestError
-from paceline_scheduler.testing.requests import make_request
+from paceline_scheduler.testing.requests import column, make_request
 
 
 def run_until_ended(harness, handle):
@@ -21,13 +23,10 @@ def preempt_one(harness):
     requests = {row: make_request(8, 12) for row in range(2)}
     harness.expect_short_outputs()
     harness.submit(*requests.values())
-    while True:
-        plan = harness.plan("executor-0")
-        preempted = [release.row for release in plan.releases if release.final is None]
-        if preempted:
-            return requests[preempted[0]]
-        harness.run("executor-0")
-        harness.complete("executor-0")
+    while not (preempted := [release.row for release in harness.plan().releases if release.final is None]):
+        harness.run()
+        harness.complete()
+    return requests[preempted[0]]
 
 
 def test_the_record_of_an_end_is_kept_until_it_is_acknowledged():
@@ -37,7 +36,7 @@ def test_the_record_of_an_end_is_kept_until_it_is_acknowledged():
     harness.submit(request)
     harness.finish()
     assert request.key in executor.records
-    harness.feed(Acknowledge((request.key,)))
+    harness.acknowledge(request)
     harness.finish()
     assert request.key not in executor.records
 
@@ -48,7 +47,7 @@ def test_a_client_may_acknowledge_an_end_before_the_row_is_free():
     request = make_request(4, 2)
     harness.submit(request)
     run_until_ended(harness, request.handle)
-    harness.feed(Acknowledge((request.key,)))
+    harness.acknowledge(request)
     assert executor.rows, "the row is still there"
     harness.finish()
     assert request.key not in executor.records
@@ -60,9 +59,9 @@ def test_acknowledging_what_still_runs_changes_nothing():
     request = make_request(4, 8)
     harness.submit(request)
     harness.step()
-    harness.feed(Acknowledge((request.key,)))
+    harness.acknowledge(request)
     harness.finish()
-    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(request)
     assert request.key in executor.records
 
 
@@ -71,7 +70,7 @@ def test_a_preempted_request_that_is_cancelled_leaves_no_open_record():
     executor = make_executor(num_blocks=6)
     harness = CoreHarness(executor)
     request = preempt_one(harness)
-    harness.feed(Cancel(request.key))
+    harness.cancel(request)
     harness.finish()
     assert request.key not in executor.records
 
@@ -79,14 +78,14 @@ def test_a_preempted_request_that_is_cancelled_leaves_no_open_record():
 def test_a_request_that_ends_elsewhere_leaves_no_open_record_behind():
     first, second = make_executor(num_blocks=6), make_executor(num_blocks=6, incarnation=50)
     harness = CoreHarness(first, second)
-    harness.feed(DrainExecutor("executor-1"))
+    harness.drain("executor-1")
     request = preempt_one(harness)
     harness.run("executor-0")
     harness.complete("executor-0")
     harness.attach("executor-1")  # that is: it takes requests again
-    harness.feed(DrainExecutor("executor-0"))
+    harness.drain()
     harness.finish()
-    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(request)
     assert request.key not in first.records
     assert second.records[request.key].released.reason == FinishReason.LENGTH
 
@@ -101,10 +100,10 @@ def test_a_request_id_can_be_used_again_as_soon_as_its_end_was_told(is_broken):
     run_until_ended(harness, old.handle)
     harness.submit(new)
     if is_broken:
-        harness.attach("executor-0")
+        harness.attach()
     harness.finish()
-    assert tuple(harness.client.token_ids[new.handle]) == expected_output(new)
-    assert tuple(harness.client.token_ids[old.handle]) == expected_output(old)
+    harness.assert_whole(new)
+    harness.assert_whole(old)
 
 
 def test_what_an_executor_still_holds_for_nobody_is_forgotten():
@@ -122,3 +121,23 @@ def test_what_an_executor_still_holds_for_nobody_is_forgotten():
     successor.attach("executor-0")
     successor.finish()
     assert ended.key not in executor.records
+
+
+def test_an_end_that_nobody_heard_of_beats_being_taken_off_the_row():
+    request = make_request(5, 3)
+    harness = CoreHarness(make_executor())
+    harness.submit(request)
+    harness.step()
+    harness.run_ahead(2)
+    harness.feed(StreamEnded("executor-0"))
+    harness.results["executor-0"].clear()
+    description, snapshot = harness.executors["executor-0"].attach("executor-0")
+    (seen,) = snapshot.rows
+    assert seen.finish is RowFinish.LENGTH
+    record = replace(seen, row=None, block_ids=column(), num_computed_tokens=0)
+    harness.feed(ExecutorAttached(description, replace(snapshot, rows=(record,))))
+
+    harness.assert_whole(request)
+    assert harness.client.finishes[request.handle].reason is FinishReason.LENGTH
+    assert harness.views.num_unfinished() == 0
+    assert harness.views.num_waiting() == (0, 0)

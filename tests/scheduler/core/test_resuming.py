@@ -10,9 +10,9 @@ from both_sides.audited import expected_output, make_executor
 from both_sides.harness import CoreHarness
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, RecordId
-from paceline_scheduler.core.events import Cancel, Detach, End, ExecutorLost, Resume, StepFinished, Tick
+from paceline_scheduler.core.events import End, Resume, StepFinished
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.live import RESUME_WINDOW_S
+from paceline_scheduler.core.live import ABANDONED_AFTER_S, RESUME_WINDOW_S
 from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.core.requests.request_table import RETAIN_S
 from paceline_scheduler.errors import (
@@ -33,8 +33,7 @@ def running(*requests, steps=3):
     """These requests have run for some steps."""
     harness = CoreHarness(make_executor())
     harness.submit(*requests)
-    for _ in range(steps):
-        harness.step()
+    harness.steps(steps)
     return harness
 
 
@@ -52,7 +51,7 @@ def come_back(harness, request, point, attachment=2):
 def test_a_detached_request_runs_on_and_is_told_later():
     request = resumable()
     harness = running(request)
-    harness.feed(Detach(request.handle))
+    harness.detach(request)
     executor = harness.executors["executor-0"]
     for _ in range(3):
         plan = harness.core.plan("executor-0", harness.clock())
@@ -69,12 +68,10 @@ def test_after_the_window_nobody_is_waited_for(steps):
     """The row leaves, unless the end had come before."""
     request = resumable()
     harness = running(request)
-    harness.feed(Detach(request.handle))
+    harness.detach(request)
     assert harness.wake_at == RESUME_WINDOW_S
-    for _ in range(steps):
-        harness.step()
-    harness.clock.advance(RESUME_WINDOW_S)
-    harness.feed(Tick())
+    harness.steps(steps)
+    harness.pass_time(RESUME_WINDOW_S)
     harness.finish()
     assert not harness.executors["executor-0"].rows
     resumed = come_back(harness, request, holding([]))
@@ -84,19 +81,18 @@ def test_after_the_window_nobody_is_waited_for(steps):
 def test_who_came_back_in_time_is_waited_for_no_more():
     request = resumable(100)
     harness = running(request)
-    harness.feed(Detach(request.handle))
+    harness.detach(request)
     come_back(harness, request, holding(expected_output(request)[:3]))
-    harness.clock.advance(2 * RESUME_WINDOW_S)
-    harness.feed(Tick())
+    harness.pass_time(2 * RESUME_WINDOW_S)
     harness.finish()
-    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(request)
 
 
 def test_what_is_not_resumable_ends_with_its_listener():
     """Nobody could ask for it."""
     request = make_request(5, 12)
     harness = running(request)
-    harness.feed(Detach(request.handle))
+    harness.detach(request)
     harness.finish()
     assert not harness.executors["executor-0"].rows
 
@@ -108,7 +104,7 @@ def test_only_a_higher_attachment_takes_a_request_over(is_gone):
     harness = running(request)
     come_back(harness, request, holding([]), 3)
     if is_gone:
-        harness.feed(Detach(request.handle))
+        harness.detach(request)
     with pytest.raises(StaleAttachmentError):
         come_back(harness, request, holding([]), 2)
     with contextlib.nullcontext() if is_gone else pytest.raises(DuplicateRequestError):
@@ -120,7 +116,7 @@ def test_the_end_of_an_older_attachment_has_no_effect():
     harness = running(request)
     newer = replace(request, handle=request.handle + 1000, attachment=2)
     harness.feed(Resume((newer,)))
-    harness.feed(Detach(request.handle))
+    harness.detach(request)
     assert harness.wake_at is None
     assert harness.feed(End(request.handle, 0, FinishReason.CANCELLED)) is None
     assert harness.plan() is not None
@@ -143,7 +139,7 @@ def test_who_holds_other_tokens_and_does_not_send_them_is_refused(point):
     with pytest.raises(ResumeMismatchError):
         come_back(harness, request, point)
     harness.finish()
-    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(request)
 
 
 def test_who_holds_other_tokens_and_sends_them_gets_what_follows_those():
@@ -189,7 +185,7 @@ def test_an_unknown_request_goes_on_from_what_its_client_sends():
     harness.client.token_ids[request.handle] = held.tolist()
     harness.client.forget_after(request.handle, 4)
     harness.finish()
-    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(request)
     assert harness.client.attempts[request.handle] == 4
 
 
@@ -223,10 +219,10 @@ def test_the_prompt_stays_what_it_was():
     harness = running(request)
     again = replace(request, prompt_token_ids=column(1, 2))
     come_back(harness, again, holding(expected_output(request)[:3]))
-    harness.feed(ExecutorLost("executor-0"))
-    harness.attach("executor-0")
+    harness.lose()
+    harness.attach()
     harness.finish()
-    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    harness.assert_whole(request)
 
 
 def test_an_end_is_kept_for_a_minute():
@@ -245,8 +241,8 @@ def test_an_end_is_kept_for_a_minute():
 def test_a_cancelled_request_does_not_begin_again():
     request = resumable()
     harness = running(request)
-    harness.feed(Detach(request.handle))
-    harness.feed(Cancel(request.key))
+    harness.detach(request)
+    harness.cancel(request)
     harness.finish()
     resumed = come_back(harness, request, holding(expected_output(request)[:2]))
     assert resumed.outputs.finishes[request.handle].reason is FinishReason.CANCELLED
@@ -291,3 +287,56 @@ def test_the_deadline_is_that_of_the_newest_attachment():
     later = replace(request, deadline_s=50.0)
     come_back(harness, later, holding([]))
     assert harness.wake_at == 50.0
+
+
+# Requests that nobody listens to give way after some seconds to those with a listener
+
+
+def abandoned(number, num_rows=4):
+    """So many resumable requests of one tenant have begun, as far as there are rows, when their client vanishes."""
+    harness = CoreHarness(make_executor(max_num_rows=num_rows, num_blocks=256))
+    requests = [make_request(3, 200, is_resumable=True, tenant="vanished") for _ in range(number)]
+    harness.submit(*requests)
+    harness.steps(5)
+    for request in requests:
+        harness.detach(request)
+    return harness, requests
+
+
+def pass_s(harness, seconds):
+    """Let time pass, in steps."""
+    for _ in range(5):
+        harness.clock.advance(seconds / 5)
+        harness.step()
+
+
+def test_a_newcomer_is_served_soon_although_a_client_left_the_queue_full():
+    harness, _ = abandoned(60)
+    assert harness.views.num_waiting()[0] == 56
+    pass_s(harness, ABANDONED_AFTER_S + 0.1)
+    assert harness.views.num_waiting()[0] == 0
+    newcomer = make_request(3, 5)
+    harness.submit(newcomer)
+    harness.steps(12)
+    harness.assert_whole(newcomer)
+
+
+def test_what_runs_goes_on_unheard_while_nobody_waits():
+    harness, _ = abandoned(4)
+    pass_s(harness, 2 * ABANDONED_AFTER_S)
+    assert harness.views.counts("executor-0").num_running_requests == 4
+    harness.submit(make_request(3, 5))
+    harness.steps(12)
+    assert harness.views.counts("executor-0").num_running_requests == 0
+
+
+def test_a_client_that_comes_back_in_time_finds_its_request_where_it_was():
+    """A restart or a broken connection costs it nothing, however many others wait."""
+    harness, requests = abandoned(6)
+    harness.submit(make_request(3, 5))
+    pass_s(harness, ABANDONED_AFTER_S - 0.1)
+    for request in requests:
+        harness.resume(request)
+    pass_s(harness, 2 * ABANDONED_AFTER_S)
+    harness.finish()
+    harness.assert_whole(*requests)

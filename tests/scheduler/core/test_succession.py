@@ -6,23 +6,16 @@ import pytest
 
 from both_sides.audited import expected_logprobs, expected_output, make_executor
 from both_sides.harness import CoreHarness
-from paceline.plan.values import FinishReason, RecordId, RowFinish
-from paceline_executor.runner.interface import RowProblem
+from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.answers import RequestState
 from paceline_scheduler.core.events import (
-    Acknowledge,
     Cancel,
-    Detach,
-    DrainExecutor,
     ExecutorAttached,
-    ExecutorLost,
     ExecutorRemoved,
     ExpectExecutors,
-    Tick,
 )
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.core.live import RESUME_WINDOW_S
-from paceline_scheduler.errors import UnknownRequestError
 from paceline_scheduler.testing.requests import column, make_request
 
 FIRST, SECOND = "executor-0", "executor-1"
@@ -48,12 +41,6 @@ def running(*requests, steps=3, executors=None):
     return harness
 
 
-def assert_whole(harness, request):
-    """Its client has what an undisturbed run gives, once."""
-    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
-    assert harness.client.finishes[request.handle].num_output_tokens == len(expected_output(request))
-
-
 @pytest.mark.parametrize(("steps", "meanwhile"), [(1, 0), (2, 0), (5, 0), (11, 0), (3, 4), (3, 20)])
 def test_a_request_goes_on_where_it_is(steps, meanwhile):
     """Before its client is back, too. Nothing is computed again: it keeps its row, its blocks and its attempt; and
@@ -62,13 +49,12 @@ def test_a_request_goes_on_where_it_is(steps, meanwhile):
     request = resumable(num_logprobs=2)
     harness = running(request, steps=steps)
     harness.succeed()
-    for _ in range(meanwhile):
-        harness.step()
+    harness.steps(meanwhile)
     assert len(harness.client.token_ids[request.handle]) == steps
     harness.resume(again(request))
     assert len(harness.client.token_ids[request.handle]) == min(steps + meanwhile, 12)
     harness.finish()
-    assert_whole(harness, request)
+    harness.assert_whole(request)
     assert harness.client.logprobs[request.handle] == expected_logprobs(expected_output(request), 2)
     assert harness.client.finishes[request.handle].num_prompt_tokens == 5
     assert harness.client.attempts[request.handle] == 1
@@ -93,19 +79,7 @@ def test_a_request_that_had_ended_is_found_as_a_record():
     harness.client.forget_after(request.handle, 2)
     harness.succeed()
     harness.resume(again(request))
-    assert_whole(harness, request)
-
-
-def test_what_was_acknowledged_is_not_kept():
-    """Neither here nor on the executor."""
-    request = resumable(4)
-    harness = running(request, steps=6)
-    harness.feed(Acknowledge((request.key,)))
-    harness.finish()
-    assert not harness.executors[FIRST].records
-    harness.succeed()
-    with pytest.raises(UnknownRequestError):
-        harness.views.explain(request.key, harness.clock())
+    harness.assert_whole(request)
 
 
 def test_a_request_that_cannot_be_resumed_is_let_go():
@@ -121,21 +95,21 @@ def test_a_client_that_does_not_come_back_is_waited_for_in_vain():
     harness = running(request)
     harness.succeed()
     assert harness.wake_at == RESUME_WINDOW_S
-    harness.clock.advance(RESUME_WINDOW_S + 0.1)
-    harness.feed(Tick())
+    harness.pass_time(RESUME_WINDOW_S + 0.1)
     harness.finish()
     assert not harness.executors[FIRST].rows
     harness.resume(again(request))
     harness.finish()
-    assert_whole(harness, request)
+    harness.assert_whole(request)
     assert harness.client.attempts[request.handle] == 2
 
 
-def test_the_prefix_cache_survives():
+@pytest.mark.parametrize("happens", [CoreHarness.succeed, CoreHarness.break_stream])
+def test_the_prefix_cache_survives(happens):
     """Its keys are in the snapshot: the same prompt is not computed again."""
     request = make_request(list(range(20)), 4, is_resumable=True)
     harness = running(request, steps=8)
-    harness.succeed()
+    happens(harness)
     twin = make_request(list(range(20)), 4)
     harness.submit(twin)
     harness.finish()
@@ -146,8 +120,7 @@ def test_counters_and_deadlines_go_on():
     request = resumable(40, deadline_s=20.0)
     harness = running(request)
     harness.succeed()
-    harness.clock.advance(20.5)
-    harness.feed(Tick())
+    harness.pass_time(20.5)
     harness.finish()
     assert not harness.executors[FIRST].rows
 
@@ -157,7 +130,7 @@ def test_nothing_is_admitted_before_every_executor_has_spoken():
     request = resumable()
     harness = CoreHarness(make_executor(), make_executor(incarnation=2))
     harness.feed(ExpectExecutors((SECOND,)))
-    harness.feed(ExecutorLost(SECOND))
+    harness.lose(SECOND)
     harness.feed(ExpectExecutors((SECOND,)))
     harness.submit(request)
     assert harness.plan(FIRST) is None
@@ -172,7 +145,7 @@ def test_rows_of_synced_executors_run_on_meanwhile():
     harness.succeed()
     harness.feed(ExpectExecutors(("executor-9",)))
     assert harness.step() is not None
-    harness.feed(ExecutorLost("executor-9"))
+    harness.lose("executor-9")
     assert harness.views.is_synced
 
 
@@ -181,9 +154,8 @@ def moved(request):
     harness = running(request, executors=(make_executor(), make_executor(incarnation=2)), steps=2)
     address = FIRST if harness.executors[FIRST].rows else SECOND
     other = SECOND if address == FIRST else FIRST
-    harness.feed(ExecutorLost(address))
-    for _ in range(3):
-        harness.step(other)
+    harness.lose(address)
+    harness.steps(3, other)
     return harness, address, other
 
 
@@ -196,7 +168,7 @@ def test_of_two_rows_the_higher_attempt_lives(is_zombie_first):
     harness.succeed()
     harness.resume(again(request))
     harness.finish()
-    assert_whole(harness, request)
+    harness.assert_whole(request)
     assert harness.client.attempts[request.handle] == 2
     assert not any(executor.rows for executor in harness.executors.values())
 
@@ -205,10 +177,10 @@ def test_a_frozen_executor_that_wakes_with_the_row_of_a_waiting_request_runs_on(
     """Nobody else had room for it: it need not be computed again."""
     request = resumable()
     harness = running(request)
-    harness.feed(ExecutorLost(FIRST))
-    harness.attach(FIRST)
+    harness.lose()
+    harness.attach()
     harness.finish()
-    assert_whole(harness, request)
+    harness.assert_whole(request)
     assert harness.client.attempts[request.handle] == 1
 
 
@@ -223,27 +195,14 @@ def test_a_preempted_request_waits_on():
     other = make_executor(incarnation=2)
     harness = CoreHarness(other)
     description, _ = other.attach(FIRST)
-    harness.feed(ExecutorLost(FIRST))
+    harness.lose()
     harness.feed(ExecutorRemoved(FIRST))
     harness.feed(ExecutorAttached(description, Snapshot(rows=(record,))))
-    assert harness.views.explain(request.key, harness.clock()).state is RequestState.WAITING
+    assert harness.explain(request).state is RequestState.WAITING
     harness.client.token_ids[request.handle] = live.output.token_ids.tolist()
     harness.resume(again(request))
     harness.finish()
-    assert_whole(harness, request)
-
-
-def test_a_row_that_failed_is_tried_once_more():
-    request = resumable()
-    harness = running(request)
-    harness.executors[FIRST].fail_row(request.key, RowProblem.NOT_FINITE)
-    harness.plan()
-    harness.run()
-    assert harness.executors[FIRST].rows[0].finish is RowFinish.ERROR
-    harness.succeed()
-    harness.resume(again(request))
-    harness.finish()
-    assert_whole(harness, request)
+    harness.assert_whole(request)
 
 
 def test_completions_are_adopted_one_by_one():
@@ -262,20 +221,6 @@ def test_completions_are_adopted_one_by_one():
     assert not harness.executors[FIRST].rows
 
 
-def test_three_schedulers_in_a_row():
-    request = resumable()
-    harness = running(request)
-    for attachment in (2, 3, 4):
-        harness.succeed()
-        harness.plan()
-        harness.run()
-        if attachment == 3:
-            harness.resume(again(request, attachment))
-    harness.resume(again(request, 5))
-    harness.finish()
-    assert_whole(harness, request)
-
-
 def used_again(request, **changes):
     """Another request under the same id: another body."""
     return replace(request, handle=request.handle + 500, body_digest=b"another", **changes)
@@ -285,27 +230,27 @@ def test_output_of_an_older_request_is_not_taken_for_that_of_a_newer_one_of_its_
     """An executor that was given up comes back with the row of what was cancelled since."""
     request = resumable()
     harness = running(request)
-    harness.feed(ExecutorLost(FIRST))
-    harness.feed(Cancel(request.key))
+    harness.lose()
+    harness.cancel(request)
     newer = used_again(request, prompt_token_ids=column(9, 9, 9))
     harness.submit(newer)
-    harness.feed(Detach(newer.handle))
-    harness.attach(FIRST)
+    harness.detach(newer)
+    harness.attach()
     harness.resume(replace(newer, attachment=2))
     harness.finish()
-    assert_whole(harness, newer)
+    harness.assert_whole(newer)
 
 
 def test_an_id_that_was_used_again_before_its_row_left_is_the_newer_requests():
     request = resumable()
     harness = running(request)
-    harness.feed(Cancel(request.key))
+    harness.cancel(request)
     newer = used_again(request, prompt_token_ids=column(9, 9, 9))
     harness.submit(newer)
     harness.succeed()
     harness.resume(replace(newer, attachment=2))
     harness.finish()
-    assert_whole(harness, newer)
+    harness.assert_whole(newer)
     assert not harness.executors[FIRST].rows
 
 
@@ -325,9 +270,9 @@ def test_a_client_that_has_everything_gets_its_end_from_whatever_is_left():
 def test_a_restart_shares_no_block_of_the_output_it_gave_up():
     request = make_request(list(range(6)), 24, is_resumable=True)
     harness = running(request, steps=12)
-    harness.feed(DrainExecutor(FIRST))
-    harness.feed(ExecutorLost(FIRST))
-    harness.attach(FIRST)
+    harness.drain()
+    harness.lose()
+    harness.attach()
     held = [int(token) + 1 for token in harness.client.token_ids[request.handle]]
     harness.client.token_ids[request.handle] = held
     harness.client.forget_after(request.handle, len(held))
@@ -341,11 +286,9 @@ def test_a_suspect_that_is_found_on_a_row_runs_alone_again():
     harness.submit(*(make_request(100, 8, is_resumable=True) for _ in range(2)))
     for _ in range(2):
         harness.plan()
-        harness.feed(ExecutorLost(FIRST))
-        harness.executors[FIRST].restart()
-        harness.attach(FIRST)
+        harness.die()
     harness.step()  # a part of its prompt
-    harness.attach(FIRST)
+    harness.attach()
     assert harness.views.executor(FIRST).suspects.rows == {0}
     harness.succeed()
     assert harness.views.executor(FIRST).suspects.rows == {0}

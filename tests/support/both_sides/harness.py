@@ -1,18 +1,26 @@
 """A core with executors and a collecting client, driven one event at a time."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from unittest import mock
 
 import numpy as np
+from typing_extensions import override
 
+from both_sides.audited import expected_output
 from both_sides.executor import InlineExecutor
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import BatchPlan, FinishReason, Int32Array, StepResult
 from paceline_executor.errors import DeviceError, StepFailedError
+from paceline_scheduler.core.answers import Explanation
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import (
+    Acknowledge,
+    Cancel,
+    Detach,
+    DrainExecutor,
     End,
     Event,
     ExecutorAttached,
@@ -21,6 +29,7 @@ from paceline_scheduler.core.events import (
     ReplyT,
     Resume,
     StepFinished,
+    StreamEnded,
     Submit,
     Tick,
 )
@@ -37,7 +46,46 @@ from paceline_scheduler.testing.collector import OutputCollector
 _MAX_TURNS = 20_000
 
 
-class CoreHarness:
+class CoreEvents(ABC):
+    """What clients, operators and executors do to a core, an event each."""
+
+    clock: ManualClock
+
+    @abstractmethod
+    def feed(self, event: Event[ReplyT]) -> ReplyT:
+        """Let something happen at the clock's time, deliver what comes of it and return the answer."""
+
+    def lose(self, address: str = "executor-0") -> None:
+        """Give an executor up; it may come back with its rows."""
+        self.feed(ExecutorLost(address))
+
+    def drain(self, address: str = "executor-0") -> int:
+        """Let an operator drain an executor; returns how many requests run there."""
+        return self.feed(DrainExecutor(address))
+
+    def detach(self, request: Request) -> None:
+        """Let the client of a request be cut."""
+        self.feed(Detach(request.handle))
+
+    def cancel(self, request: Request) -> None:
+        """Let a client cancel."""
+        self.feed(Cancel(request.key))
+
+    def acknowledge(self, request: Request) -> None:
+        """Let a client say that it has all of an output."""
+        self.feed(Acknowledge((request.key,)))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let some time pass, and the core look at its clock."""
+        self.clock.advance(seconds)
+        self.feed(Tick())
+
+    def end(self, request: Request, num_output_tokens: int) -> None:
+        """End a request as the edge does when it finds a stop text."""
+        self.feed(End(request.handle, num_output_tokens, FinishReason.STOP))
+
+
+class CoreHarness(CoreEvents):
     """The three sides of a scheduler's core: executors that keep the protocol's rules, and what clients would see."""
 
     def __init__(self, *executors: InlineExecutor, limits: CoreLimits | None = None) -> None:
@@ -62,18 +110,32 @@ class CoreHarness:
         """What can be asked of the core."""
         return self.core.views
 
+    @override
     def feed(self, event: Event[ReplyT]) -> ReplyT:
-        """Let something happen at the clock's time, deliver what comes of it and return the answer."""
+        """See CoreEvents."""
         effects = self.core.apply(event, self.clock())
         self.wake_at = effects.wake_at
         self.client.deliver(effects.tokens, effects.failures)
         return effects.reply
 
-    def attach(self, address: str) -> None:
+    def attach(self, address: str = "executor-0") -> None:
         """Open the plan stream: what was under way in the old one is gone."""
         self.results[address].clear()
         description, snapshot = self.executors[address].attach(address)
         self.feed(ExecutorAttached(description, snapshot))
+
+    def die(self, address: str = "executor-0") -> None:
+        """Let an executor die and come back with nothing."""
+        self.lose(address)
+        self.executors[address].restart()
+        self.attach(address)
+
+    def break_stream(self, address: str = "executor-0", *, drops_plans: bool = False) -> None:
+        """Break the plan stream and open it again: results on their way are gone, and plans too if `drops_plans`."""
+        self.feed(StreamEnded(address))
+        if drops_plans:
+            self.executors[address].drop_waiting()
+        self.attach(address)
 
     def succeed(self) -> None:
         """Let the scheduler die with all it knows, and another one take over; what clients have they still have."""
@@ -106,9 +168,15 @@ class CoreHarness:
         for request in requests:
             self.feed(Submit((request,)))
 
-    def end(self, request: Request, num_output_tokens: int) -> None:
-        """End a request as the edge does when it finds a stop text."""
-        self.feed(End(request.handle, num_output_tokens, FinishReason.STOP))
+    def explain(self, request: Request) -> Explanation:
+        """Return what is said of a request now."""
+        return self.views.explain(request.key, self.clock())
+
+    def assert_whole(self, *requests: Request) -> None:
+        """Their clients have what an undisturbed run gives, once."""
+        for request in requests:
+            assert tuple(self.client.token_ids[request.handle]) == expected_output(request)
+            assert request.handle in self.client.finishes
 
     def plan(self, address: str = "executor-0") -> BatchPlan | None:
         """Let the core plan one step and send it."""
@@ -167,6 +235,21 @@ class CoreHarness:
             self.run(address)
             self.complete(address)
         return plan
+
+    def steps(self, number: int, address: str = "executor-0") -> list[BatchPlan | None]:
+        """Plan, run and complete so many steps; returns their plans."""
+        return [self.step(address) for _ in range(number)]
+
+    def step_until_preempted(self) -> None:
+        """Go on until a request waits, as one does that was preempted."""
+        while not self.views.num_waiting()[0]:
+            self.step()
+
+    def run_ahead(self, number: int = 1, address: str = "executor-0") -> None:
+        """Plan and run so many steps, whose results are on their way."""
+        for _ in range(number):
+            self.plan(address)
+            self.run(address)
 
     def finish(self) -> None:
         """Go on until nothing is left to plan, run or complete."""
