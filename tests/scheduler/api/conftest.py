@@ -1,15 +1,52 @@
-"""Clients of the `server` that a module makes, and its backend."""
+"""Edge and server of each test over a scripted backend, with the MODEL and the LIMITS of its module, and clients."""
 
 import grpc
 import pytest
 
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.testing import tiny
+from paceline_scheduler.testing.edge_client import EdgeClient, scripted_edge
+from paceline_scheduler.testing.edge_server import serve_edge
+from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 
 
 @pytest.fixture
-def backend(server):
-    """What the test runs requests with."""
-    return server.backend
+def model(request):
+    """What is served."""
+    return getattr(request.module, "MODEL", tiny.MODEL)
+
+
+@pytest.fixture
+def limits(request):
+    """Those of the edge."""
+    return getattr(request.module, "LIMITS", EdgeLimits())
+
+
+@pytest.fixture
+async def edge(model, limits):
+    """Without gRPC."""
+    async with scripted_edge(model, limits) as edge:
+        yield edge
+
+
+@pytest.fixture
+async def client(edge):
+    """A client's call at that edge."""
+    return EdgeClient(edge)
+
+
+@pytest.fixture
+async def server(model, limits):
+    """With gRPC."""
+    async with serve_edge(ScriptedBackend(model), limits) as server:
+        yield server
+
+
+@pytest.fixture
+def backend(request):
+    """What the test runs requests with, behind whichever of the two it uses."""
+    return request.getfixturevalue("edge" if "edge" in request.fixturenames else "server").backend
 
 
 @pytest.fixture

@@ -14,11 +14,14 @@ from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_session import serve_session
 from paceline_scheduler.api.text.texts import Texts
-from paceline_scheduler.testing.edge_server import NOON, serve_edge, wait_until
+from paceline_scheduler.testing.edge_server import NOON, wait_until
 from paceline_scheduler.testing.refusals import refusal_of
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tiny import END, MODEL, encode
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+
+# A tenth of a second is a long silence.
+LIMITS = EdgeLimits(heartbeat_s=0.02, silence_s=0.1)
 
 
 def generate(**fields):
@@ -37,13 +40,6 @@ async def read(call):
             if message.deltas or message.failures:
                 return message
     return message
-
-
-@pytest.fixture
-async def server():
-    """A server with one model, for whose sessions a tenth of a second is a long silence."""
-    async with serve_edge(ScriptedBackend(MODEL), EdgeLimits(heartbeat_s=0.02, silence_s=0.1)) as server:
-        yield server
 
 
 @pytest.fixture

@@ -12,15 +12,16 @@ from paceline_scheduler.errors import (
     InvalidRequestError,
     QueueFullError,
     ResumeMismatchError,
-    SlowConsumerError,
     StaleAttachmentError,
     SupersededError,
     UnknownRequestError,
 )
-from paceline_scheduler.testing.edge_client import EdgeClient, scripted_edge
+from paceline_scheduler.testing.edge_client import EdgeClient
 from paceline_scheduler.testing.returning_client import ReturningClient
 from paceline_scheduler.testing.tiny import END, LONG_MODEL, encode
 
+MODEL = LONG_MODEL
+LIMITS = EdgeLimits(max_stream_bytes=4096, max_session_requests=8)
 KEY = RecordId("", "r1")
 STOP = FinishReason.STOP
 
@@ -31,19 +32,6 @@ def asking(n=None, **fields):
 
 
 @pytest.fixture
-async def edge():
-    """An edge over a scripted backend with one model."""
-    async with scripted_edge(LONG_MODEL, EdgeLimits(max_stream_bytes=4096, max_session_requests=8)) as edge:
-        yield edge
-
-
-@pytest.fixture
-def backend(edge):
-    """Its backend."""
-    return edge.backend
-
-
-@pytest.fixture
 async def client(edge):
     """A client that is attached."""
     client = ReturningClient(edge)
@@ -51,39 +39,11 @@ async def client(edge):
     return client
 
 
-async def test_a_resumable_request_goes_on_when_its_stream_ends(client, backend):
-    handle = client.handle
-    backend.step({handle: encode("a")})
-    client.read()
-    client.call.leave()
-    assert (backend.asked.detached, backend.asked.ended) == ([handle], [])
-    backend.step({handle: encode("b")})
-    await client.come(client.claim(prior=False))
-    backend.step({handle: [*encode("c"), END]}, {handle: FinishReason.STOP})
-    client.read()
-    assert (client.copy.text, client.copy.finish.stop_token_id) == ("abc", END)
-    assert client.copy.token_ids == [*encode("a"), *encode("b"), *encode("c"), END]
-
-
 async def test_a_request_that_did_not_ask_for_it_is_not_resumable(edge, backend):
     call = EdgeClient(edge)
     (handle,) = await call.send(asking(attachment=2))
     call.leave()
     assert (backend.asked.ended, backend.asked.detached) == ([(handle, 0, FinishReason.CANCELLED)], [])
-
-
-async def test_a_client_that_was_cut_comes_back_and_has_every_token(edge, client, backend):
-    handle, text = client.handle, ""
-    while not backend.asked.detached:
-        backend.step({handle: encode("x" * 40)})
-        text += "x" * 40
-    client.read()
-    assert ([type(error) for error in client.errors], client.copy.text) == ([SlowConsumerError], "")
-    await client.come()
-    client.read()
-    backend.step({handle: encode("y")}, {handle: FinishReason.LENGTH})
-    client.read()
-    assert (client.copy.text, backend.asked.ended) == (text + "y", [])
 
 
 async def test_the_newer_stream_has_the_request_and_the_older_one_ends(edge, client, backend):

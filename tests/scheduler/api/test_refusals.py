@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from structlog.testing import capture_logs
 
 from paceline.plan.values import Claim, FinishReason, RecordId
@@ -15,19 +15,10 @@ from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.servicer_guard import Guard
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, PermissionDeniedError, UnknownModelError
-from paceline_scheduler.testing.edge_server import serve_edge
 from paceline_scheduler.testing.refusals import refusal_of
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tiny import MODEL
 
 A_MILLION_UNKNOWN_FIELDS = b"\xf8\x07\x01" * 1_000_000
-
-
-@pytest.fixture
-async def server():
-    """A server with one model."""
-    async with serve_edge(ScriptedBackend(MODEL)) as server:
-        yield server
 
 
 async def test_every_refusal_is_told_once_with_its_reason(server, stub):
@@ -111,14 +102,6 @@ async def test_a_model_whose_executors_all_drain_is_unavailable_for_now(server, 
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
     assert 800 <= details[RetryInfo].retry_delay.ToMilliseconds() <= 1200
     assert len(server.edge.requests) == 0
-
-
-async def test_a_prompt_that_never_fits_the_queue_is_invalid_and_not_to_be_sent_again(server, stub):
-    server.backend.refusal = InvalidRequestError("prompt", "has 50 tokens, the queue takes at most 40")
-    code, _, details = await refusal_of(stub.Generate(pb.GenerateRequest(text="hi")).read())
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert details[BadRequest].field_violations[0].field == "prompt"
-    assert RetryInfo not in details
 
 
 async def test_tokenize_names_only_prompts_it_takes(stub):
