@@ -5,47 +5,21 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from both_sides.audited import expected_output, make_executor
-from both_sides.deployment import Deployment, scenario
+from both_sides.audited import make_executor
+from both_sides.deployment import Deployment, assert_whole, scenario
+from both_sides.harness import CoreHarness
 from paceline.plan.values import Claim
+from paceline_executor.errors import StepFailedError
 from paceline_scheduler.core.events import DrainExecutor, UndrainExecutor
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.errors import ExecutorLeavingError, NoExecutorError
+from paceline_scheduler.errors import ExecutorLeavingError, NoExecutorError, StillLoadingError
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
+from paceline_scheduler.testing.virtual_time import now
 
 FIRST, SECOND = "executor:1", "executor:2"
-
-
-def assert_right_tokens(rig, requests):
-    """Every request ended, with the tokens of the reference."""
-    assert rig.client.failures == {}
-    for request in requests:
-        assert tuple(rig.client.token_ids[request.handle]) == expected_output(request)
-
-
-@scenario
-async def test_requests_run_to_their_end_with_the_right_tokens():
-    """Attach, plan, results: the simplest life."""
-    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
-        await rig.until_ready()
-        requests = [make_request(5, 6) for _ in range(12)]
-        rig.submit(*requests)
-        await rig.until_idle()
-        assert_right_tokens(rig, requests)
-        assert rig.statuses == [ServingStatus.SERVING]
-
-
-@scenario
-async def test_requests_that_arrive_together_are_planned_together():
-    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
-        await rig.until_ready()
-        rig.submit(*(make_request(2, 1) for _ in range(8)))
-        await rig.until_idle()
-        rows_of_first_plan = deployment[FIRST].num_steps
-        assert rows_of_first_plan <= 2
 
 
 @scenario
@@ -60,7 +34,7 @@ async def test_a_broken_stream_is_attached_again_and_all_requests_continue():
             deployment[FIRST].break_stream()
             await rig.until(lambda wanted=epoch: deployment[FIRST].epoch == wanted)
         await rig.until_idle()
-        assert_right_tokens(rig, requests)
+        assert_whole(rig, *requests)
         assert deployment[FIRST].epoch == 5
         assert rig.statuses == [ServingStatus.SERVING], "a stream that comes back at once is no reason to tell clients"
 
@@ -77,23 +51,10 @@ async def test_an_executor_that_restarts_gets_its_requests_again():
         await rig.until(lambda: rig.states()[FIRST] is ShownState.LOST)
         deployment.network.start(FIRST)
         await rig.until_idle()
-        assert_right_tokens(rig, requests)
+        assert_whole(rig, *requests)
         assert rig.executors.statuses()[0].incarnation == 1001
         assert set(rig.client.attempts.values()) == {2}
         assert rig.statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING, ServingStatus.SERVING]
-
-
-@scenario
-async def test_requests_of_a_lost_executor_run_on_another_one():
-    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
-        await rig.until_ready(2)
-        requests = [make_request(9, 30) for _ in range(8)]
-        rig.submit(*requests)
-        await asyncio.sleep(0.02)
-        assert deployment[FIRST].rows
-        deployment.network.stop(FIRST)
-        await rig.until_idle()
-        assert_right_tokens(rig, requests)
 
 
 @scenario
@@ -104,24 +65,15 @@ async def test_a_frozen_executor_is_noticed_by_its_silence_and_given_up():
         requests = [make_request(9, 30) for _ in range(8)]
         rig.submit(*requests)
         await asyncio.sleep(0.02)
-        frozen_s = asyncio.get_running_loop().time()
+        frozen_s = now()
         deployment.network.freeze(FIRST)
         await rig.until(lambda: rig.states()[FIRST] is not ShownState.READY)
-        noticed_s = asyncio.get_running_loop().time()
+        noticed_s = now()
         assert 1.2 <= noticed_s - frozen_s <= 1.5
         await rig.until(lambda: rig.states()[FIRST] is ShownState.LOST)
-        assert asyncio.get_running_loop().time() - noticed_s == pytest.approx(1.5, abs=0.02)
+        assert now() - noticed_s == pytest.approx(1.5, abs=0.02)
         await rig.until_idle()
-        assert_right_tokens(rig, requests)
-
-
-@scenario
-async def test_a_step_beyond_its_bound_ends_the_stream_although_heartbeats_come():
-    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
-        await rig.until_ready()
-        deployment[FIRST].time_scale = 1e6
-        rig.submit(make_request(3, 2))
-        await rig.until(lambda: "longer than its bound" in rig.executors.statuses()[0].last_error)
+        assert_whole(rig, *requests)
 
 
 @scenario
@@ -141,17 +93,17 @@ async def test_streams_that_end_at_once_again_and_again_are_opened_less_and_less
     """Whatever ends them would end them ten times a second otherwise."""
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until_ready()
-        start_s = asyncio.get_running_loop().time()
+        start_s = now()
         for epoch in range(2, 13):
             deployment[FIRST].break_stream()
             await rig.until(lambda wanted=epoch: deployment[FIRST].epoch == wanted)
             await rig.until_ready()
-        assert asyncio.get_running_loop().time() - start_s > 10
+        assert now() - start_s > 10
         await asyncio.sleep(2)
         deployment[FIRST].break_stream()
-        start_s = asyncio.get_running_loop().time()
+        start_s = now()
         await rig.until(lambda: deployment[FIRST].epoch == 13)
-        assert asyncio.get_running_loop().time() - start_s < 10
+        assert now() - start_s < 10
 
 
 @scenario
@@ -197,7 +149,7 @@ async def test_requests_leave_an_executor_that_drains_without_losing_a_token():
         late = [make_request(9, 5) for _ in range(6)]
         rig.submit(*late)
         await rig.until_idle()
-        assert_right_tokens(rig, [early, *late])
+        assert_whole(rig, early, *late)
         await rig.until(lambda: not deployment[busy].rows)
         await rig.until(lambda: not deployment[busy].records)
         (other,) = {FIRST, SECOND} - {busy}
@@ -210,7 +162,7 @@ async def test_executors_come_and_go_while_requests_run():
     answers, asked_s = [("10.0.0.1",)], []
 
     async def resolve(*_):
-        asked_s.append(asyncio.get_running_loop().time())
+        asked_s.append(now())
         return answers[-1]
 
     async with Deployment("10.0.0.1:1", "10.0.0.2:1", max_num_rows=2) as deployment:
@@ -227,7 +179,7 @@ async def test_executors_come_and_go_while_requests_run():
             await asyncio.sleep(0.05)
             deployment.network.stop("10.0.0.1:1")
             await rig.until_idle()
-            assert_right_tokens(rig, requests)
+            assert_whole(rig, *requests)
             await rig.until(lambda: set(rig.states()) == {"10.0.0.2:1"})
 
 
@@ -288,4 +240,118 @@ async def test_an_executor_that_is_slow_but_alive_keeps_its_stream():
     reasons = [line["reason"] for line in log if line["event"] == "executor_detached"]
     assert all("longer than its bound" in reason for reason in reasons)
     assert (len(reasons), executor.epoch) == (1, 2)
-    assert tuple(rig.client.token_ids[request.handle]) == expected_output(request)
+    assert_whole(rig, request)
+
+
+# What a welcome says of the last step that failed, as an executor writes it and the link reads it
+
+
+def failed_step_of(executor):
+    """What a scheduler that attaches now is told of steps that failed."""
+    description, _ = executor.attach("executor-0")
+    return description.failed_step
+
+
+def test_a_failed_step_is_named_until_the_executor_boots_again():
+    harness = CoreHarness(make_executor())
+    executor, request = harness.executors["executor-0"], make_request(3, 4)
+    harness.submit(request)
+    assert failed_step_of(make_executor()) is None
+    executor.failing.add(request.key)
+    executor.receive(harness.core.plan("executor-0", harness.clock()))
+    with pytest.raises(StepFailedError):
+        executor.run_next()
+    failed = failed_step_of(executor)
+    assert (failed.epoch, failed.step_id) == (1, 1)
+    assert failed.message.startswith("a step failed on the executor")
+    executor.restart()
+    assert failed_step_of(executor) is None
+
+
+@scenario
+async def test_bad_requests_in_a_row_neither_lose_the_executor_nor_stop_the_others():
+    """Streams that end so soon, again and again, are no reason to wait longer each time."""
+    good = [make_request(3, 50) for _ in range(16)]
+    bad = [make_request(3, 8) for _ in range(8)]
+    seen = []
+    with capture_logs():  # of how each step failed
+        async with Deployment(FIRST) as deployment, deployment.rig() as rig:
+            await rig.until_ready()
+            executor = deployment[FIRST]
+            executor.failing |= {request.key for request in bad}
+            for number, request in enumerate(bad):
+                rig.submit(request, *good[2 * number : 2 * number + 2])
+                await asyncio.sleep(0.5)
+                seen.append(rig.states()[FIRST])
+            began_s = now()
+            await rig.until_idle()
+            lasted_s = now() - began_s
+
+    assert ShownState.LOST not in seen
+    assert executor.epoch <= 1 + 3 * len(bad)
+    assert lasted_s < 5  # virtual ones
+    assert rig.client.failures.keys() == {request.handle for request in bad}
+    assert_whole(rig, *good)
+
+
+# What the log says while an executor cannot be reached: no warning at a normal start
+
+
+def told(events):
+    """The level and name of each event about an executor that is not there."""
+    names = ("waiting_for_executor", "executor_unreachable", "executor_detached")
+    return [(event["log_level"], event["event"]) for event in events if event["event"] in names]
+
+
+@scenario
+async def test_an_executor_that_starts_a_few_seconds_later_is_waited_for_without_a_warning():
+    async with Deployment(FIRST) as deployment:
+        deployment.network.stop(FIRST)
+        with capture_logs() as events:
+            async with deployment.rig() as rig:
+                await asyncio.sleep(8)
+                deployment.network.start(FIRST)
+                await rig.until_ready()
+    assert set(told(events)) == {("info", "waiting_for_executor")}
+
+
+@scenario
+async def test_an_executor_that_does_not_come_is_warned_of_within_some_seconds_and_then_now_and_then():
+    async with Deployment(FIRST) as deployment:
+        deployment.network.stop(FIRST)
+        with capture_logs() as events:
+            async with deployment.rig():
+                await asyncio.sleep(9.9)
+                assert ("warning", "executor_unreachable") not in told(events)
+                await asyncio.sleep(5)
+                assert told(events).count(("warning", "executor_unreachable")) == 1
+                await asyncio.sleep(30)
+                assert told(events).count(("warning", "executor_unreachable")) <= 4
+
+
+@scenario
+async def test_an_executor_that_loads_its_model_is_waited_for_however_long_that_takes():
+    """It says so itself: the first start of a large model is no trouble."""
+    async with Deployment(FIRST) as deployment:
+        reach = deployment.network.reach
+
+        async def loading(*_):
+            raise StillLoadingError("UNAVAILABLE: the model is still loading; wait")
+
+        deployment.network.reach = loading
+        with capture_logs() as events:
+            async with deployment.rig() as rig:
+                await asyncio.sleep(100)
+                deployment.network.reach = reach
+                await rig.until_ready()
+    assert set(told(events)) == {("info", "waiting_for_executor")}
+
+
+@scenario
+async def test_an_executor_that_was_attached_and_goes_is_warned_of_at_once():
+    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
+        await rig.until_ready()
+        with capture_logs() as events:
+            deployment.network.stop(FIRST)
+            await asyncio.sleep(1)
+    assert told(events)[:2] == [("warning", "executor_detached"), ("warning", "executor_unreachable")]

@@ -2,12 +2,7 @@
 
 import pytest
 
-from both_sides.deployment import Deployment
 from paceline_scheduler.link.discovery import Discovery, Endpoint, parse_executors
-from paceline_scheduler.link.linked_executor import ShownState
-from paceline_scheduler.testing.requests import make_request
-from paceline_scheduler.testing.rig import SchedulerRig
-from paceline_scheduler.testing.virtual_time import in_virtual_time
 
 
 def test_addresses_names_and_ipv6_are_understood():
@@ -38,24 +33,3 @@ async def test_a_name_that_cannot_be_resolved_keeps_its_last_answer():
     assert "no DNS" in discovery.last_error
     assert await discovery.look() == ("10.0.0.3:7",)
     assert discovery.last_error == ""
-
-
-@in_virtual_time
-async def test_executors_come_and_go_with_the_answers_of_dns():
-    deployment = Deployment("10.0.0.1:7", "10.0.0.2:7")
-    hosts = ["10.0.0.1"]
-
-    async def resolver(name, port):
-        return tuple(hosts)
-
-    async with SchedulerRig("dns:///x:7", deployment.network, resolver=resolver) as rig:
-        await rig.until_ready(1)
-        assert set(rig.states()) == {"10.0.0.1:7"}
-        hosts[:] = ["10.0.0.2"]
-        await rig.until_ready(2)
-        assert rig.states()["10.0.0.1:7"] is ShownState.READY, "its stream lasts"
-        deployment.network.stop("10.0.0.1:7")
-        await rig.until(lambda: set(rig.states()) == {"10.0.0.2:7"})
-        rig.submit(make_request(3, 2))
-        await rig.until_idle()
-        assert not rig.client.failures

@@ -7,8 +7,7 @@ from itertools import count
 
 import pytest
 
-from both_sides.audited import expected_output
-from both_sides.deployment import Deployment
+from both_sides.deployment import Deployment, assert_whole
 from paceline.plan.values import MAX_TERM, MAX_TERM_RISE, Claim, ExecutorInfo
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StreamEndedError, TermSupersededError
@@ -77,7 +76,7 @@ async def assert_served(rig):
     request = make_request(5, 30)
     rig.submit(request)
     await rig.until(lambda: request.handle in rig.client.ended or request.handle in rig.client.failures)
-    assert tuple(rig.client.token_ids[request.handle]) == expected_output(request)
+    assert_whole(rig, request)
 
 
 def liar_of(rig):

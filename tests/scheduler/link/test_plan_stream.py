@@ -22,7 +22,7 @@ from paceline.plan.versions import ProtocolRange
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.plan_stream import PlanStream, Steps
 from paceline_scheduler.testing.requests import column
-from paceline_scheduler.testing.virtual_time import in_virtual_time
+from paceline_scheduler.testing.virtual_time import in_virtual_time, now
 
 MODEL = Model("simulated", "simulated", 256, 300)
 HELLO = Hello(Claim(1, "scheduler"))
@@ -41,11 +41,12 @@ class ScriptedExecutor:
         """Let the scheduler read a message."""
         self._unread.put_nowait(message)
 
-    def welcome(self, protocol=1):
+    def welcome(self, protocol=1, *, has_snapshot=True):
         """Accept the scheduler, with nothing in the snapshot."""
         limits = ExecutorLimits(8, 64, 256, 4)
         self.say(Welcome(1, 1, protocol, MODEL, KvGeometry(64, 4), limits, bytes(32), "digest"))
-        self.say(SnapshotPart(num_parts=1))
+        if has_snapshot:
+            self.say(SnapshotPart(num_parts=1))
 
     async def beat(self, seconds):
         """Say every 0.2 s that it is alive."""
@@ -139,7 +140,7 @@ async def end_of(task):
     """How a stream ended, and when."""
     with pytest.raises((LinkError, DivergenceError)) as failure:
         await task
-    return failure.value, asyncio.get_running_loop().time()
+    return failure.value, now()
 
 
 @in_virtual_time
@@ -156,6 +157,32 @@ async def test_silence_is_noticed_within_a_second_and_a_half_in_every_phase():
         assert isinstance(error, StreamEndedError)
         assert "sent nothing" in str(error)
         assert 1.2 <= end_s - start_s <= 1.5, phase
+
+
+@pytest.mark.parametrize("is_welcomed", [False, True], ids=["nothing", "a welcome without a snapshot"])
+@in_virtual_time
+async def test_an_executor_that_lives_and_does_not_get_on_with_its_welcome_loses_the_stream(is_welcomed):
+    """Heartbeats alone do not keep it: it is attached again, instead of being waited for until somebody looks."""
+    link = Link()
+    task = link.run()
+    if is_welcomed:
+        link.executor.welcome(has_snapshot=False)
+    beating = asyncio.get_running_loop().create_task(link.executor.beat(60))
+    error, _ = await end_of(task)
+    beating.cancel()
+
+    assert "no welcome or no more of its snapshot" in str(error)
+
+
+@in_virtual_time
+async def test_a_place_in_line_is_kept_for_as_long_as_heartbeats_come():
+    link = Link()
+    task = link.run()
+    link.executor.say(WaitingInLine(Claim(2, "other")))
+    await link.executor.beat(60)
+
+    assert not task.done()
+    task.cancel()
 
 
 @in_virtual_time
@@ -230,7 +257,7 @@ async def test_an_executor_that_died_during_our_standstill_is_noticed_soon_after
     task = await link.ready()
     await link.executor.beat(0.4)
     link.standstill_s += 60
-    start_s = asyncio.get_running_loop().time()
+    start_s = now()
     _, end_s = await end_of(task)
 
     assert 0.8 <= end_s - start_s <= 1.5

@@ -65,19 +65,6 @@ async def test_64_requests_of_mixed_lengths_all_get_the_right_tokens():
         assert_right_tokens(rig, requests)
 
 
-async def test_an_executor_that_restarts_is_attached_as_another_incarnation():
-    async with executors(1) as (executor,), rig_for(executor) as rig:
-        await rig.until_ready()
-        before = rig.executors.statuses()[0].incarnation
-        requests = [make_request(40, 30) for _ in range(4)]
-        rig.submit(*requests)
-        await rig.until(lambda: len(rig.client.token_ids) == 4)
-        await executor.restart()
-        await rig.until_idle()
-        assert_right_tokens(rig, requests)
-        assert rig.executors.statuses()[0].incarnation != before
-
-
 async def test_a_refused_connection_is_told_at_once_and_tried_again():
     async with executors(1) as (executor,):
         await executor.stop()

@@ -13,6 +13,7 @@ from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StandbyError
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
+from paceline_scheduler.testing.virtual_time import now
 
 FIRST, SECOND = "executor:1", "executor:2"
 ACTIVE = Claim(1, "scheduler-a", "scheduler-a:50051")
@@ -33,10 +34,10 @@ async def active_and_standby(*addresses):
 
 async def refusal_of(rig, arrival):
     """How long it takes until a request is refused, and by what."""
-    started_s = asyncio.get_running_loop().time()
+    started_s = now()
     with pytest.raises(StandbyError) as refusal:
         await rig.executors.until_synced(arrival)
-    return asyncio.get_running_loop().time() - started_s, refusal.value
+    return now() - started_s, refusal.value
 
 
 @scenario
@@ -64,9 +65,9 @@ async def test_a_request_that_was_begun_waits_for_the_lease_of_a_holder_that_has
         waiting = asyncio.create_task(standby.executors.until_synced(Arrival.BACK))
         await asyncio.sleep(0.01)
         await active.stop()
-        died_s = asyncio.get_running_loop().time()
+        died_s = now()
         await waiting
-        assert asyncio.get_running_loop().time() - died_s == pytest.approx(0.05, abs=0.02)
+        assert now() - died_s == pytest.approx(0.05, abs=0.02)
 
 
 @scenario
@@ -145,9 +146,9 @@ async def test_the_only_executor_goes_to_the_scheduler_that_had_it_as_well():
     async with active_and_standby(FIRST) as (deployment, active, standby):
         await restart_under(active, deployment, FIRST)
         await asyncio.gather(active.stop(), restart(deployment, FIRST, 0.2))
-        returned_s = asyncio.get_running_loop().time()
+        returned_s = now()
         await standby.until_ready()
-        assert asyncio.get_running_loop().time() - returned_s < 3.0
+        assert now() - returned_s < 3.0
 
 
 @scenario
@@ -158,9 +159,9 @@ async def test_a_standby_is_as_quick_after_many_restarts_of_an_executor():
             await active.until(lambda: stands_in_line(deployment, FIRST))
         deployment.network.stop(FIRST)
         deployment.network.start(FIRST)
-        returned_s = asyncio.get_running_loop().time()
+        returned_s = now()
         await standby.until(lambda: stands_in_line(deployment, FIRST))
-        assert asyncio.get_running_loop().time() - returned_s < 1.0
+        assert now() - returned_s < 1.0
 
 
 async def keep_alive(stream):

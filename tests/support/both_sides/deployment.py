@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from both_sides.audited import make_executor
+from both_sides.audited import expected_output, make_executor
 from both_sides.network import MemoryNetwork
 from both_sides.served import MemoryCall, ServedExecutor
 from paceline.plan.hashes import HASH_START, rolling_hash
@@ -90,6 +90,13 @@ async def come_over(requests: Sequence[Request], before: SchedulerRig, after: Sc
             after.client.forget_after(request.handle, len(held))
         if resumed.outputs is not None:
             after.client.deliver((resumed.outputs,), ())
+
+
+def assert_whole(rig: SchedulerRig, *requests: Request) -> None:
+    """Each of these requests has ended, with what an undisturbed run gives."""
+    for request in requests:
+        assert tuple(rig.client.token_ids[request.handle]) == expected_output(request)
+        assert request.handle in rig.client.finishes
 
 
 def scenario(main: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
