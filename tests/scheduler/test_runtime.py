@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from both_sides.audited import expected_output, make_executor
-from paceline.plan.values import Claim, ExecutorInfo, FinishReason, Model, StepTimings
+from paceline.plan.values import Claim, ExecutorInfo, Model, StepTimings
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import (
-    Acknowledge,
     BeginDrain,
     Cancel,
     Detach,
     DrainExecutor,
-    End,
     SetLimits,
     Submit,
 )
@@ -32,10 +30,8 @@ from paceline_scheduler.errors import (
     DuplicateRequestError,
     GivenUpError,
     NoExecutorError,
-    QueueFullError,
     StreamEndedError,
     TermSupersededError,
-    UnknownRequestError,
 )
 from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.executors import Executors
@@ -62,9 +58,9 @@ def step_ns(num_tokens):
 class RuntimeBench:
     """A runtime, an executor and the plans that are on their way to it."""
 
-    def __init__(self, limits=None, **options) -> None:
+    def __init__(self, **options) -> None:
         self.clock = ManualClock(100.0)
-        self.runtime = Runtime(Core(limits or CoreLimits()), self.clock, asyncio.get_running_loop())
+        self.runtime = Runtime(Core(CoreLimits()), self.clock, asyncio.get_running_loop())
         self.client = OutputCollector()
         self.runtime.deliver_to(self.client)
         self.steps = StepObserver(self.runtime.views)
@@ -82,6 +78,10 @@ class RuntimeBench:
         """Learn that there is one executor."""
         self.leadership.look((ADDRESS,), {}, self.clock())
         self.listener.looked((ADDRESS,))
+
+    def submit(self, *requests):
+        """Requests arrive together."""
+        self.runtime.feed(Submit(requests))
 
     def send_plan(self, plan):
         """Be the port of the executor's stream."""
@@ -126,7 +126,7 @@ async def test_submits_of_one_turn_make_one_plan():
     bench = await attached_bench(max_num_rows=64, max_num_batched_tokens=256)
     requests = [make_request(2, 2) for _ in range(32)]
     for request in requests:
-        bench.runtime.feed(Submit((request,)))
+        bench.submit(request)
     assert bench.plans == []
     await asyncio.sleep(0)
     assert [len(plan.new_requests) for plan in bench.plans][:1] == [32]
@@ -136,7 +136,7 @@ async def test_submits_of_one_turn_make_one_plan():
 
 async def test_as_many_plans_are_on_their_way_as_the_executor_takes():
     bench = await attached_bench()
-    bench.runtime.feed(Submit((make_request(3, 10),)))
+    bench.submit(make_request(3, 10))
     await asyncio.sleep(0)
     assert len(bench.plans) == 4
     bench.listener.finished_step(ADDRESS, bench.executor.execute(bench.plans.pop(0)))
@@ -146,7 +146,7 @@ async def test_as_many_plans_are_on_their_way_as_the_executor_takes():
 async def test_without_an_executor_requests_are_refused_with_a_time_to_try_again():
     bench = RuntimeBench()
     with pytest.raises(NoExecutorError) as refusal:
-        bench.runtime.feed(Submit((make_request(),)))
+        bench.submit(make_request())
     assert refusal.value.retry_after_s > 0
     await asyncio.wait_for(bench.until_idle(), 5)
     assert bench.executors.readiness.status is ServingStatus.NOT_SERVING
@@ -155,11 +155,11 @@ async def test_without_an_executor_requests_are_refused_with_a_time_to_try_again
 async def test_a_draining_scheduler_refuses_and_finishes():
     bench = await attached_bench()
     request = make_request(3, 3)
-    bench.runtime.feed(Submit((request,)))
+    bench.submit(request)
     bench.runtime.feed(BeginDrain())
     assert bench.statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
     with pytest.raises(DrainingError):
-        bench.runtime.feed(Submit((make_request(),)))
+        bench.submit(make_request())
     await bench.finish()
     await asyncio.wait_for(bench.until_idle(), 5)
     assert tuple(bench.client.token_ids[request.handle]) == expected_output(request)
@@ -173,7 +173,7 @@ async def test_nobody_is_served_once_it_is_known_that_no_executor_has_what_someb
     await bench.attach()
     assert bench.executors.is_at_rest
     request = make_request(3, 3, is_resumable=True)
-    bench.runtime.feed(Submit((request,)))
+    bench.submit(request)
     assert not bench.executors.is_at_rest
     bench.runtime.feed(Detach(request.handle))
     bench.steward.ended(ADDRESS, StreamEndedError("cut"))
@@ -185,7 +185,7 @@ async def test_nobody_is_served_once_it_is_known_that_no_executor_has_what_someb
 async def test_a_scheduler_takes_over_what_somebody_may_come_back_to():
     """It has what another one began: nobody listens to it yet."""
     bench = await attached_bench()
-    bench.runtime.feed(Submit((make_request(3, 30, is_resumable=True),)))
+    bench.submit(make_request(3, 30, is_resumable=True))
     await bench.step()
     successor = RuntimeBench()
     successor.executor = bench.executor
@@ -212,14 +212,14 @@ async def test_a_draining_executor_still_serves_its_model_but_takes_nothing_new(
     assert [model.name for model in bench.executors.models()] == ["simulated"]
     assert bench.executors.open_models() == ()
     with pytest.raises(NoExecutorError) as refusal:
-        bench.runtime.feed(Submit((make_request(),)))
+        bench.submit(make_request())
     assert refusal.value.retry_after_s > 0
 
 
 async def test_what_is_given_up_is_told_once_and_stays_with_the_executor():
     bench = await attached_bench()
     request = make_request(3, 50)
-    bench.runtime.feed(Submit((request,)))
+    bench.submit(request)
     await bench.step()
     bench.listener.give_up("shutting down")
     assert isinstance(bench.client.failures[request.handle], GivenUpError)
@@ -227,47 +227,6 @@ async def test_what_is_given_up_is_told_once_and_stays_with_the_executor():
     with pytest.raises(DivergenceError):
         await bench.step()
     assert [row.record_id for row in bench.executor.rows.values()] == [request.key]
-
-
-async def test_the_end_from_the_edge_and_a_cancel_free_the_row():
-    bench = await attached_bench()
-    stopped, cancelled = make_request(3, 200), make_request(3, 200)
-    bench.runtime.feed(Submit((stopped,)))
-    bench.runtime.feed(Submit((cancelled,)))
-    await bench.step()
-    bench.runtime.feed(End(stopped.handle, 1, FinishReason.STOP))
-    bench.runtime.feed(Cancel(cancelled.key))
-    assert bench.client.finishes[cancelled.handle].reason == FinishReason.CANCELLED
-    assert stopped.handle not in bench.client.ended
-    await bench.finish()
-    assert bench.executor.rows == {}
-    assert len(bench.executor.records[stopped.key].output_token_ids) == 1
-    with pytest.raises(UnknownRequestError):
-        bench.runtime.feed(Cancel(cancelled.key))
-
-
-async def test_acknowledged_records_are_forgotten_by_the_executor():
-    bench = await attached_bench()
-    request = make_request(3, 1)
-    bench.runtime.feed(Submit((request,)))
-    await bench.finish()
-    assert request.key in bench.executor.records
-    bench.runtime.feed(Acknowledge((request.key,)))
-    bench.runtime.feed(Submit((make_request(3, 1),)))
-    await bench.finish()
-    assert request.key not in bench.executor.records
-
-
-async def test_a_result_of_an_executor_that_is_not_driven_is_a_divergence():
-    bench = await attached_bench()
-    bench.runtime.feed(Submit((make_request(3, 5),)))
-    await asyncio.sleep(0)
-    result = bench.executor.execute(bench.plans[0])
-    bench.steward.ended(ADDRESS, StreamEndedError("cut"))
-    with pytest.raises(DivergenceError):
-        bench.listener.finished_step(ADDRESS, result)
-    (status,) = bench.executors.statuses()
-    assert (status.state, status.last_error) == (ShownState.CONNECTING, "cut")
 
 
 async def test_watchers_see_every_step_and_only_while_they_watch():
@@ -280,7 +239,7 @@ async def test_watchers_see_every_step_and_only_while_they_watch():
 
     sink = Sink()
     bench.steps.watch.add(sink)
-    bench.runtime.feed(Submit((make_request(5, 2),)))
+    bench.submit(make_request(5, 2))
     await bench.finish()
     assert [record.step_id for record in records] == list(range(1, len(records) + 1))
     first = records[0]
@@ -289,7 +248,7 @@ async def test_watchers_see_every_step_and_only_while_they_watch():
     assert first.num_used_blocks + first.num_free_blocks + first.num_cached_blocks == first.num_total_blocks == 64
     bench.steps.watch.remove(sink)
     seen = len(records)
-    bench.runtime.feed(Submit((make_request(5, 2),)))
+    bench.submit(make_request(5, 2))
     await bench.finish()
     assert len(records) == seen
 
@@ -298,7 +257,7 @@ async def test_steps_are_added_up_and_waiting_counts_as_starving_only_while_ther
     """Both requests arrive at an executor that has nothing else to do: before their first steps it did not starve."""
     bench = await attached_bench()
     for _ in range(2):
-        bench.runtime.feed(Submit((make_request(5, 3),)))
+        bench.submit(make_request(5, 3))
         await bench.finish()
     totals = bench.executors.statuses()[0].steps
     num_steps = bench.executor.num_steps
@@ -312,7 +271,7 @@ async def test_watchers_learn_of_each_step_what_was_expected_and_when_clients_go
     bench = await attached_bench()
     records = []
     bench.steps.watch.add(SimpleNamespace(step_finished=records.append))
-    bench.runtime.feed(Submit((make_request(5, 3), make_request(5, 3))))
+    bench.submit(make_request(5, 3), make_request(5, 3))
     await bench.finish()
     assert sum(len(record.first_token_ns) for record in records) == 2
     assert sum(count for record in records for _, count in record.gaps) == 4
@@ -384,7 +343,7 @@ async def test_limits_are_all_set_and_change_one_by_one():
 async def test_after_a_displacement_the_scheduler_begins_anew():
     bench = await attached_bench()
     bench.runtime.feed(SetLimits(LimitValues(5, 600, 32)))
-    bench.runtime.feed(Submit((make_request(3, 50),)))
+    bench.submit(make_request(3, 50))
     bench.steward.ended(ADDRESS, TermSupersededError(Claim(9, "scheduler-z")))
     assert bench.executors.models() == ()
     assert bench.executors.statuses()[0].state == ShownState.LOST
@@ -393,7 +352,7 @@ async def test_after_a_displacement_the_scheduler_begins_anew():
     await bench.attach()
     assert bench.runtime.views.limits() == LimitValues(5, 600, 32)
     request = make_request(3, 2)
-    bench.runtime.feed(Submit((request,)))
+    bench.submit(request)
     await bench.finish()
     assert tuple(bench.client.token_ids[request.handle]) == expected_output(request)
 
@@ -404,41 +363,7 @@ async def test_an_executor_that_is_removed_leaves_nothing():
     bench.steward.remove(ADDRESS)
     assert bench.executors.statuses() == ()
     with pytest.raises(NoExecutorError):
-        bench.runtime.feed(Submit((make_request(),)))
-
-
-async def test_the_completions_of_a_request_are_taken_together_or_not_at_all():
-    bench = RuntimeBench(limits=CoreLimits(max_num_queued_reqs=3))
-    await bench.attach()
-    first = make_request([1, 2, 3], 4, handle=1, seed=1)
-    siblings = [
-        dataclasses.replace(make_request([1, 2, 3], 4, handle=2 + index, seed=index), key=key, num_completions=2)
-        for index, key in ((index, dataclasses.replace(first.key, index=index)) for index in (1, 2, 3))
-    ]
-    with pytest.raises(QueueFullError):
-        bench.runtime.views.require_room(4, "", 0.0)
-    with pytest.raises(QueueFullError):
-        bench.runtime.feed(
-            Submit(
-                (
-                    first,
-                    *siblings,
-                )
-            )
-        )
-    assert bench.runtime.views.num_waiting() == (0, 0)
-
-    bench.runtime.feed(
-        Submit(
-            (
-                first,
-                *siblings[:2],
-            )
-        )
-    )
-    await bench.finish()
-    for request in (first, *siblings[:2]):
-        assert tuple(bench.client.token_ids[request.handle]) == expected_output(request)
+        bench.submit(make_request())
 
 
 async def test_what_is_let_happen_by_a_delivery_wakes_the_scheduler_in_time():
@@ -452,7 +377,7 @@ async def test_what_is_let_happen_by_a_delivery_wakes_the_scheduler_in_time():
     bench = await attached_bench()
     request = make_request(3, 30, is_resumable=True)
     bench.runtime.deliver_to(LeavingClient())
-    bench.runtime.feed(Submit((request,)))
+    bench.submit(request)
     await bench.step()
     assert bench.runtime._alarm._at_s == bench.clock() + RESUME_WINDOW_S
 
@@ -469,9 +394,9 @@ async def test_observers_see_what_happens_in_order_and_before_anything_comes_of_
 
     bench.runtime.show_plans(Witness())
     request = make_request(3, 2)
-    bench.runtime.feed(Submit((request,)))
+    bench.submit(request)
     with pytest.raises(DuplicateRequestError):
-        bench.runtime.feed(Submit((request,)))
+        bench.submit(request)
     await asyncio.sleep(0)
     bench.listener.finished_step(ADDRESS, bench.executor.execute(bench.plans.pop(0)))
     assert seen == [

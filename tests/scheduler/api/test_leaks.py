@@ -14,7 +14,7 @@ from paceline_scheduler.testing.measured_processes import event, module_process,
 from paceline_scheduler.testing.stream_ends import leave_often, ways
 from paceline_scheduler.testing.whole_scheduler import serve_scheduler
 
-NUM_STREAMS_PER_WAY = 32
+NUM_STREAMS_PER_WAY = 12
 NUM_STREAMS = NUM_STREAMS_PER_WAY * len(ways())
 NUM_STREAMS_SOAK, NUM_ROUNDS_SOAK = 2000, 5
 MAX_GROWTH_KIB = 2048  # of a process, over all of them: less than 0.3 KiB a stream, where one object would be more

@@ -169,13 +169,13 @@ async def test_executors_come_and_go_while_requests_run():
         rig = SchedulerRig("dns:///executors:1", deployment.network, resolver=resolve)
         async with rig:
             await rig.until_ready()
-            requests = [make_request(9, 240) for _ in range(16)]
+            requests = [make_request(9, 160) for _ in range(8)]
             answers.append(("10.0.0.1", "10.0.0.2"))
             await asyncio.sleep(asked_s[-1] + 4.9 - rig.runtime.now_s())  # the name is looked up every 5 s
-            rig.submit(*requests[:8])
+            rig.submit(*requests[:4])
             await rig.until(lambda: bool(deployment["10.0.0.2:1"].rows))
             answers.append(("10.0.0.2",))
-            rig.submit(*requests[8:])
+            rig.submit(*requests[4:])
             await asyncio.sleep(0.05)
             deployment.network.stop("10.0.0.1:1")
             await rig.until_idle()

@@ -100,7 +100,9 @@ async def with_security(folder):
         yield Target(process, ready["port"], HALVES["tls"], credentials, tls)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["plain", "tls"])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["plain", pytest.param("tls", marks=pytest.mark.slow)]
+)
 async def target(request, tmp_path_factory):
     """Both processes, once for all tests of this module."""
     security = with_security(tmp_path_factory.mktemp("hostile")) if request.param == "tls" else without_security()

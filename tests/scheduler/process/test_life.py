@@ -175,7 +175,7 @@ async def test_health_follows_the_executors_on_every_port():
 
 async def test_a_lost_executor_makes_the_scheduler_unready_and_its_return_ready_again():
     async with deployment() as (executor, process, channel):
-        request = a_request(3, 400)
+        request = a_request(3, 150)
         started = asyncio.Semaphore(0)
         running = asyncio.create_task(generate(channel, request, started))
         await started.acquire()
@@ -189,7 +189,7 @@ async def test_a_lost_executor_makes_the_scheduler_unready_and_its_return_ready_
 
 async def test_when_the_last_executor_drains_new_requests_are_refused_and_the_log_says_so():
     async with deployment() as (executor, process, channel):
-        request = a_request(3, 400)
+        request = a_request(3, 150)
         started = asyncio.Semaphore(0)
         running = asyncio.create_task(generate(channel, request, started))
         await started.acquire()

@@ -21,16 +21,17 @@ from paceline_scheduler.recording.what_if import compare, read_policy
 from paceline_scheduler.testing.requests import make_request
 
 BASE_S, TOKEN_S = 0.004, 0.0002
+NUM_REQUESTS = 60
 
 
-def serve_in_virtual_time(recordings, num_requests=120):
+def serve_in_virtual_time(recordings, num_requests=NUM_REQUESTS):
     """Serve requests that come at random times, on an executor whose steps take a time by their tokens, and a bit."""
     random, numbers = Random(3), count()  # noqa: S311 - nothing secret
     harness = RecordedHarness([recordings], make_executor(num_blocks=512, max_num_rows=16))
     coming, free_s = [], 0.0
     for number in range(num_requests):
         request = make_request(random.randint(5, 120), random.randint(2, 40), request_id=f"request-{number}")
-        heapq.heappush(coming, (random.random() * 4, next(numbers), Submit((request,))))
+        heapq.heappush(coming, (random.random() * num_requests / 30, next(numbers), Submit((request,))))
     while coming:
         at_s, _, event = heapq.heappop(coming)
         harness.clock.advance(at_s - harness.clock())
@@ -81,7 +82,7 @@ def test_with_the_same_settings_the_simulation_is_like_the_recording(recordings)
     again = Tally()
     assert simulate(recording, learned, recording.fresh_core().state.limits, again)
     assert again.num_tokens == recorded.num_tokens
-    assert len(again.whole_s) == len(recorded.whole_s) == 120
+    assert len(again.whole_s) == len(recorded.whole_s) == NUM_REQUESTS
     for name in ("first_tokens_s", "intervals_s", "whole_s"):
         assert np.median(getattr(again, name)) == pytest.approx(np.median(getattr(recorded, name)), rel=0.15), name
 

@@ -121,7 +121,7 @@ def templates():
 @pytest.fixture
 async def renderers():
     """Renderers with short limits."""
-    limits = RenderLimits(max_render_s=1.0, max_bytes=256 * 1024 * 1024)
+    limits = RenderLimits(max_render_s=0.5, max_bytes=256 * 1024 * 1024)
     renderers = ChatRenderers(EdgeLimits(), lambda: NOON, limits)
     yield renderers
     await renderers.close()
