@@ -55,30 +55,6 @@ def test_without_drafts_a_plan_has_no_column_for_them():
     assert len(harness.plan().num_draft_tokens) == 0
 
 
-@pytest.mark.parametrize(("num_accepted", "num_steps"), [(1, 8), (2, 4), (4, 2), (9, 2)])
-def test_a_step_brings_as_many_tokens_as_are_accepted(num_accepted, num_steps):
-    """Nine tokens, of which one comes with the prompt and the others with 3 drafts in each step."""
-    request = make_request(3, 9)
-    harness = drafting(3, num_accepted, request)
-    plans = [harness.step() for _ in range(num_steps)]
-    assert scheduled(plans[0]) == {0: (4, 3)}
-    harness.assert_whole(request)
-    assert harness.step().releases[0].final.num_output_tokens == 9
-
-
-def test_a_refusal_lowers_the_bound_of_the_row_and_of_every_step_behind():
-    """Three steps of 4 positions are in flight behind a prompt of 3; the first two bring two tokens each."""
-    harness = drafting(3, 2, make_request(3, 30))
-    harness.run_ahead(3)
-    assert planned_of_row_0(harness) == (15, [[7], [11], [15]])
-    harness.complete()
-    assert planned_of_row_0(harness) == (13, [[9], [13]])
-    harness.complete()
-    assert planned_of_row_0(harness) == (11, [[11]])
-    harness.complete()
-    assert planned_of_row_0(harness) == (9, [])
-
-
 def test_what_a_step_that_fails_was_to_compute_is_told_as_lowered():
     """Suspicion goes by it: the row is above it when it has got beyond."""
     request = make_request(3, 30)
@@ -96,24 +72,6 @@ def test_blocks_granted_for_refused_drafts_serve_the_next_tokens():
     assert granted(harness.step()) == [(0, 1), (0, 2)]
     harness.drafts = (0,)
     assert [granted(harness.step()) for _ in range(9)] == [[]] * 8 + [[(0, 3)]]
-
-
-def test_no_draft_lies_beyond_the_last_token():
-    """Of 6 tokens, 5 are left: 4 drafts; run ahead, nothing is left to plan until a result lowers that."""
-    request = make_request(3, 6)
-    harness = drafting(9, 1, request)
-    assert scheduled(harness.plan()) == {0: (5, 4)}
-    assert harness.plan() is None
-    harness.run()
-    harness.complete()
-    assert scheduled(harness.plan()) == {0: (4, 3)}
-    harness.finish()
-    harness.assert_whole(request)
-
-
-def test_no_draft_lies_beyond_the_context():
-    harness = drafting(9, 1, make_request(3, None), max_model_len=8)
-    assert scheduled(harness.plan()) == {0: (4, 3)}
 
 
 def test_drafts_cost_nobody_a_block():

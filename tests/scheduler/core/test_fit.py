@@ -42,19 +42,6 @@ def test_without_max_tokens_a_prompt_still_has_to_fit():
     assert harness.client.finishes[1].num_output_tokens == 48
 
 
-def test_what_waits_for_a_lost_executor_holds_nobody_up():
-    harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
-    large, tiny = make_request(100, 10, handle=1), make_request(4, 4, handle=2)
-    harness.submit(large)
-    harness.lose(LARGE)
-    harness.submit(tiny)
-    harness.steps(8, SMALL)
-    assert harness.client.ended == {2}
-    harness.attach(LARGE)
-    harness.finish()
-    harness.assert_whole(large)
-
-
 def test_what_only_a_forgotten_executor_could_hold_fails():
     """Nobody waits for what is not expected back."""
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))

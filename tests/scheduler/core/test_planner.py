@@ -27,15 +27,6 @@ def test_a_long_prompt_is_computed_in_chunks_beside_running_decodes():
     assert [scheduled(harness.step()) for _ in range(3)] == [{0: 1, 1: 7}, {0: 1, 1: 7}, {0: 1, 1: 6}]
 
 
-def test_decodes_run_ahead_of_their_results():
-    """The second plan is made while the first is unanswered: its token comes from the device."""
-    harness = CoreHarness(make_executor(), limits=CoreLimits(run_ahead_s=0.0))
-    harness.submit(make_request(3, 5, handle=1))
-    plans = [harness.plan(), harness.plan()]
-    assert [scheduled(plan) for plan in plans] == [{0: 3}, {0: 1}]
-    assert harness.plan() is None, "two plans are in flight"
-
-
 @pytest.mark.parametrize(("run_ahead_s", "num_plans"), [(0.0, 2), (0.0001, 2), (0.025, 4), (1e9, 4)])
 def test_short_steps_are_planned_further_ahead_as_far_as_the_executor_takes_it(run_ahead_s, num_plans):
     """Two plans whatever they take, more only while those unanswered are expected to be over soon."""

@@ -138,21 +138,3 @@ def test_a_preemption_that_never_ran_does_not_count():
         harness.complete()
     harness.finish()
     harness.assert_whole(*requests)
-
-
-def test_tokens_of_a_preempted_request_whose_results_were_lost_are_delivered():
-    """The plans ran, the stream broke before their results arrived: the record has what the client has not."""
-    harness = CoreHarness(make_executor(num_blocks=8))
-    harness.expect_short_outputs()
-    requests = [make_request(8, 20, handle=handle) for handle in (1, 2)]
-    harness.submit(*requests)
-    harness.step()
-    harness.plan()
-    while not preempted_rows(harness.plan()):
-        harness.run()
-        harness.complete()
-    harness.run()
-    harness.run()
-    harness.break_stream()
-    harness.finish()
-    harness.assert_whole(*requests)

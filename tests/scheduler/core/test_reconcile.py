@@ -118,18 +118,3 @@ def test_a_row_that_has_nothing_new_needs_no_logprobs():
     attach_with(harness, logprobs=None)
 
     assert harness.views.executor("executor-0").rows.num_running == 1
-
-
-def test_each_completion_of_a_request_goes_on_as_itself():
-    first = asking(seed=1, request_id="r")
-    second = replace(asking(seed=2), handle=2, key=replace(first.key, index=1), num_completions=2)
-    harness = CoreHarness(make_executor())
-    harness.submit(first, second)
-    harness.step()
-    harness.run_ahead()
-    harness.break_stream()
-    harness.finish()
-
-    for request in (first, second):
-        harness.assert_whole(request)
-        assert harness.client.attempts[request.handle] == 1

@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
-
 from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
 from paceline.plan.values import FinishReason, RowFinish
 from paceline_scheduler.core.events import Acknowledge, ExecutorAttached, StreamEnded
-from paceline_scheduler.errors import DuplicateRequestError
 from paceline_scheduler.testing.requests import column, make_request
 
 
@@ -63,47 +60,6 @@ def test_acknowledging_what_still_runs_changes_nothing():
     harness.finish()
     harness.assert_whole(request)
     assert request.key in executor.records
-
-
-def test_a_preempted_request_that_is_cancelled_leaves_no_open_record():
-    """Its row went out without an end, and a record without one is never dropped by time."""
-    executor = make_executor(num_blocks=6)
-    harness = CoreHarness(executor)
-    request = preempt_one(harness)
-    harness.cancel(request)
-    harness.finish()
-    assert request.key not in executor.records
-
-
-def test_a_request_that_ends_elsewhere_leaves_no_open_record_behind():
-    first, second = make_executor(num_blocks=6), make_executor(num_blocks=6, incarnation=50)
-    harness = CoreHarness(first, second)
-    harness.drain("executor-1")
-    request = preempt_one(harness)
-    harness.run("executor-0")
-    harness.complete("executor-0")
-    harness.attach("executor-1")  # that is: it takes requests again
-    harness.drain()
-    harness.finish()
-    harness.assert_whole(request)
-    assert request.key not in first.records
-    assert second.records[request.key].released.reason == FinishReason.LENGTH
-
-
-@pytest.mark.parametrize("is_broken", [False, True], ids=["quiet", "broken stream"])
-def test_a_request_id_can_be_used_again_as_soon_as_its_end_was_told(is_broken):
-    harness = CoreHarness(make_executor())
-    old, new = make_request(4, 2, request_id="x"), make_request(5, 3, request_id="x")
-    harness.submit(old)
-    with pytest.raises(DuplicateRequestError):
-        harness.submit(make_request(request_id="x"))
-    run_until_ended(harness, old.handle)
-    harness.submit(new)
-    if is_broken:
-        harness.attach()
-    harness.finish()
-    harness.assert_whole(new)
-    harness.assert_whole(old)
 
 
 def test_what_an_executor_still_holds_for_nobody_is_forgotten():

@@ -105,19 +105,3 @@ def test_blocks_are_back_within_two_steps_of_a_cancel(num_steps, in_flight):
     assert harness.client.finishes[request.handle].reason == FinishReason.CANCELLED
     assert harness.plan() is None
     harness.views.check()
-
-
-def test_a_preempted_request_is_cancelled_before_it_has_left_its_row():
-    """Its release was planned and not confirmed: it does not come back."""
-    harness = CoreHarness(make_executor(num_blocks=8))
-    harness.expect_short_outputs()
-    requests = [make_request(8, 20), make_request(8, 20)]
-    harness.submit(*requests)
-    while not any(release.final is None for release in harness.plan().releases):
-        harness.run()
-        harness.complete()
-    harness.cancel(requests[1])
-    harness.finish()
-    assert harness.client.finishes[requests[1].handle].reason == FinishReason.CANCELLED
-    assert num_used_blocks(harness) == 0
-    assert harness.views.num_waiting() == (0, 0)

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from both_sides.audited import make_executor
-from both_sides.deployment import Deployment, assert_whole, scenario
+from both_sides.deployment import Deployment, assert_whole, attached, scenario
 from both_sides.harness import CoreHarness
 from paceline.plan.values import Claim
 from paceline_executor.errors import StepFailedError
@@ -25,8 +25,7 @@ FIRST, SECOND = "executor:1", "executor:2"
 @scenario
 async def test_a_broken_stream_is_attached_again_and_all_requests_continue():
     """What was under way goes on from the snapshot; clients see neither a gap nor a doubled token."""
-    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
-        await rig.until_ready()
+    async with attached(FIRST) as (deployment, rig):
         requests = [make_request(9, 60) for _ in range(12)]
         rig.submit(*requests)
         for epoch in range(2, 6):
@@ -42,8 +41,7 @@ async def test_a_broken_stream_is_attached_again_and_all_requests_continue():
 @scenario
 async def test_an_executor_that_restarts_gets_its_requests_again():
     """Another incarnation knows nothing: prompt and output so far are computed again."""
-    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
-        await rig.until_ready()
+    async with attached(FIRST) as (deployment, rig):
         requests = [make_request(9, 20) for _ in range(4)]
         rig.submit(*requests)
         await asyncio.sleep(0.02)
@@ -60,8 +58,7 @@ async def test_an_executor_that_restarts_gets_its_requests_again():
 @scenario
 async def test_a_frozen_executor_is_noticed_by_its_silence_and_given_up():
     """No heartbeat for 1.2 s ends the stream; 1.5 s later its requests run elsewhere."""
-    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
-        await rig.until_ready(2)
+    async with attached(FIRST, SECOND) as (deployment, rig):
         requests = [make_request(9, 30) for _ in range(8)]
         rig.submit(*requests)
         await asyncio.sleep(0.02)
@@ -78,8 +75,7 @@ async def test_a_frozen_executor_is_noticed_by_its_silence_and_given_up():
 
 @scenario
 async def test_the_tokenizer_is_fetched_once_per_digest():
-    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
-        await rig.until_ready(2)
+    async with attached(FIRST, SECOND) as (deployment, rig):
         deployment[FIRST].break_stream()
         await rig.until(lambda: deployment[FIRST].epoch == 2)
         await rig.until_ready(2)
@@ -91,8 +87,7 @@ async def test_the_tokenizer_is_fetched_once_per_digest():
 @scenario
 async def test_streams_that_end_at_once_again_and_again_are_opened_less_and_less_often():
     """Whatever ends them would end them ten times a second otherwise."""
-    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
-        await rig.until_ready()
+    async with attached(FIRST) as (deployment, rig):
         start_s = now()
         for epoch in range(2, 13):
             deployment[FIRST].break_stream()
@@ -138,8 +133,7 @@ async def test_a_scheduler_that_was_displaced_gives_up_its_requests_and_stands_b
 
 @scenario
 async def test_requests_leave_an_executor_that_drains_without_losing_a_token():
-    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
-        await rig.until_ready(2)
+    async with attached(FIRST, SECOND) as (deployment, rig):
         early = make_request(9, 50)
         rig.submit(early)
         await asyncio.sleep(0.02)
@@ -195,8 +189,7 @@ async def test_a_drain_notice_that_comes_with_the_welcome_is_not_lost():
 
 @scenario
 async def test_an_operators_drain_survives_a_broken_stream():
-    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
-        await rig.until_ready()
+    async with attached(FIRST) as (deployment, rig):
         assert rig.runtime.feed(DrainExecutor(FIRST)) == 0
         assert rig.statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
         deployment[FIRST].break_stream()
@@ -210,8 +203,7 @@ async def test_an_operators_drain_survives_a_broken_stream():
 
 @scenario
 async def test_a_deadline_fails_the_request_when_it_passes_and_frees_its_row():
-    async with Deployment(FIRST) as deployment, deployment.rig(limits=CoreLimits()) as rig:
-        await rig.until_ready()
+    async with attached(FIRST, limits=CoreLimits()) as (deployment, rig):
         request = make_request(3, 240, deadline_s=rig.runtime.now_s() + 0.05)
         rig.submit(request)
         await rig.until_idle()
@@ -225,8 +217,7 @@ async def test_an_executor_that_is_slow_but_alive_keeps_its_stream():
     """Now and then a step takes 2 s, which nothing predicts: after the first the scheduler knows that it may."""
     request = make_request(3, 150)
     with capture_logs() as log:
-        async with Deployment(FIRST) as deployment, deployment.rig() as rig:
-            await rig.until_ready()
+        async with attached(FIRST) as (deployment, rig):
             executor, usual_ns = deployment[FIRST], make_executor().kind.step_times.step_ns(1, 0)
             rig.submit(request)
             for _ in range(10):
@@ -275,8 +266,7 @@ async def test_bad_requests_in_a_row_neither_lose_the_executor_nor_stop_the_othe
     bad = [make_request(3, 8) for _ in range(8)]
     seen = []
     with capture_logs():  # of how each step failed
-        async with Deployment(FIRST) as deployment, deployment.rig() as rig:
-            await rig.until_ready()
+        async with attached(FIRST) as (deployment, rig):
             executor = deployment[FIRST]
             executor.failing |= {request.key for request in bad}
             for number, request in enumerate(bad):
@@ -349,8 +339,7 @@ async def test_an_executor_that_loads_its_model_is_waited_for_however_long_that_
 
 @scenario
 async def test_an_executor_that_was_attached_and_goes_is_warned_of_at_once():
-    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
-        await rig.until_ready()
+    async with attached(FIRST) as (deployment, rig):
         with capture_logs() as events:
             deployment.network.stop(FIRST)
             await asyncio.sleep(1)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from both_sides.deployment import Deployment, scenario
+from both_sides.deployment import attached, scenario
 from paceline_executor import process as executor_process
 from paceline_scheduler import process as scheduler_process
 from paceline_scheduler.core.core import Core
@@ -70,8 +70,7 @@ async def test_what_fails_while_the_process_drains_ends_it_at_once(drain, which)
 @scenario
 async def test_a_link_that_fails_ends_all_links():
     """It attaches again after all that it foresees; that it cannot even say that a stream ended is a bug."""
-    async with Deployment("executor:1") as deployment, deployment.rig() as rig:
-        await rig.until_ready()
+    async with attached("executor:1") as (deployment, rig):
 
         def fail(*_):
             raise RuntimeError("a bug")

@@ -1,7 +1,8 @@
 """Executors on a network in memory, and schedulers that drive them, all inside one virtual-time loop."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -76,6 +77,16 @@ class Deployment:
         for executor in self.network.executors.values():
             executor.stop()
         assert not broken, f"rules of the plan protocol were broken: {broken}"
+
+
+@asynccontextmanager
+async def attached(
+    *addresses: str, limits: CoreLimits | None = None, num_blocks: int = 64
+) -> AsyncIterator[tuple[Deployment, SchedulerRig]]:
+    """Run executors and a scheduler that has attached to each of them."""
+    async with Deployment(*addresses, num_blocks=num_blocks) as deployment, deployment.rig(limits=limits) as rig:
+        await rig.until_ready(len(addresses))
+        yield deployment, rig
 
 
 async def come_over(requests: Sequence[Request], before: SchedulerRig, after: SchedulerRig) -> None:
