@@ -60,7 +60,6 @@ class Golden:
 
     @property
     def data(self):
-        """The bytes."""
         return bytes.fromhex(self.hex)
 
 

@@ -27,7 +27,6 @@ NO_TOKENS = np.zeros(0, dtype=np.int32)
 
 
 def column(*values):
-    """A column in memory."""
     return np.array(values, dtype=np.int32)
 
 

@@ -120,7 +120,6 @@ async def probed(health):
 
 
 async def check(stub, service):
-    """The status of a service."""
     return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=30)).status
 
 

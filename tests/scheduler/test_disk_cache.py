@@ -15,7 +15,6 @@ def folder(tmp_path):
 
 
 def only_file(folder):
-    """The one file that is there."""
     (path,) = folder.iterdir()
     return path
 

@@ -80,7 +80,6 @@ class RuntimeBench:
         self.listener.looked((ADDRESS,))
 
     def submit(self, *requests):
-        """Requests arrive together."""
         self.runtime.feed(Submit(requests))
 
     def send_plan(self, plan):
@@ -88,7 +87,6 @@ class RuntimeBench:
         self.plans.append(plan)
 
     async def attach(self):
-        """Attach the executor."""
         description, snapshot = self.executor.attach(ADDRESS)
         card = Model("simulated", "simulated", 256, 32_000, 0, "")
         self.steward.found(ADDRESS, ExecutorInfo(description.incarnation, 0, ""))
@@ -96,7 +94,6 @@ class RuntimeBench:
         self.listener.attached(card, TOKENIZER, description, snapshot, self)
 
     async def until_idle(self):
-        """Wait until nobody waits for a request."""
         while any(self.runtime.views.with_listener()):
             await asyncio.sleep(0)
 
@@ -108,14 +105,12 @@ class RuntimeBench:
         self.listener.finished_step(ADDRESS, dataclasses.replace(result, timings=timings))
 
     async def finish(self):
-        """Run until nothing is planned any more."""
         await asyncio.sleep(0)
         while self.plans:
             await self.step()
 
 
 async def attached_bench(**options):
-    """Return a bench whose executor is attached."""
     bench = RuntimeBench(**options)
     await bench.attach()
     return bench

@@ -14,17 +14,16 @@ from paceline.process.callers import Role
 from paceline_scheduler import tokens
 from paceline_scheduler.errors import TokenFileError
 from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
+from paceline_scheduler.testing.edge_server import wait_until
 from paceline_scheduler.tokens import TokenFile, parse_tokens
 
 
 def line(secret, **fields):
-    """A line of a file."""
     return json.dumps({"hash": f"sha256:{hashlib.sha256(secret.encode()).hexdigest()}", **fields}) + "\n"
 
 
 @pytest.fixture
 def path(tmp_path):
-    """A file with one token."""
     path = tmp_path / "tokens.jsonl"
     path.write_text(line("one", tenant="blue"))
     return path
@@ -40,13 +39,6 @@ async def file(path, monkeypatch):
     watching = asyncio.create_task(file.watch())
     yield file
     watching.cancel()
-
-
-async def until(condition):
-    """Let the watch go on until this is so."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def test_a_line_says_whose_a_token_is():
@@ -65,7 +57,7 @@ def test_a_line_says_whose_a_token_is():
 
 async def test_limits_are_those_of_a_tenant_whichever_line_says_them(file, path):
     path.write_text(line("one", tenant="blue") + line("two", tenant="blue", limits={"max_num_streams": 3}))
-    await until(lambda: file.bounds.own)
+    await wait_until(lambda: file.bounds.own)
     assert file.bounds == TenantBounds({"blue": TenantLimits(max_num_streams=3)})
     assert file.removed == [frozenset()]
 
@@ -130,22 +122,22 @@ def test_a_file_that_cannot_be_read_ends_the_start(tmp_path):
 
 async def test_new_tokens_are_found_and_removed_ones_reported(file, path):
     path.write_text(line("one", tenant="red") + line("two", tenant="blue"))
-    await until(lambda: file.removed)
+    await wait_until(lambda: file.removed)
     assert file.removed == [frozenset({hashlib.sha256(b"one").digest()})]
     assert (file.find("one").caller.tenant, file.find("two").caller.tenant) == ("red", "blue")
 
     path.write_text(line("two", tenant="blue"))
-    await until(lambda: len(file.removed) == 2)
+    await wait_until(lambda: len(file.removed) == 2)
     assert file.find("one") is None
 
 
 async def test_a_damaged_file_changes_nothing_and_is_complained_of_once(file, path):
     with capture_logs() as events:
         path.write_text("nonsense")
-        await until(lambda: events)
+        await wait_until(lambda: events)
         await asyncio.sleep(0.05)
         assert [event["event"] for event in events] == ["tokens_not_read"]
         assert file.find("one").caller.tenant == "blue"
         path.write_text(line("three", tenant="blue"))
-        await until(lambda: file.find("three"))
+        await wait_until(lambda: file.find("three"))
     assert file.find("one") is None

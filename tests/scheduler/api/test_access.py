@@ -95,7 +95,6 @@ async def channel(backend, tokens):
 
 @pytest.fixture
 def stub(channel):
-    """A client."""
     return InferenceServiceStub(channel)
 
 

@@ -51,7 +51,6 @@ BEYOND = (2**32 - 1, 2**64 - 2**32, 2**32 - 1)
 
 
 def step(step_id, address="10.0.0.1:50061"):
-    """A finished step."""
     return StepRecord(
         address, 2, step_id, 8, 20, 8, 1000, 1, 2, 3, 4, 5, 7, 6, 12, 9, 3, 100, 60, 10, 25, 5, (8, 9), ((7, 2),)
     )
@@ -71,7 +70,6 @@ async def server():
 
 @pytest.fixture
 def stub(channel):
-    """An operator."""
     return AdminServiceStub(channel)
 
 

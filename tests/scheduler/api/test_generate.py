@@ -18,8 +18,15 @@ from paceline_scheduler.testing.tiny import END, TOKENIZER, encode
 
 
 async def rest_of(call):
-    """Read to the end."""
     return [message async for message in call]
+
+
+async def field_at_fault(call):
+    """The field that an INVALID_ARGUMENT names."""
+    code, _, details = await refusal_of(call)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    (violation,) = details[BadRequest].field_violations
+    return violation.field
 
 
 async def serve_one(stub, backend):
@@ -74,9 +81,7 @@ async def test_logprobs_arrive_with_their_tokens(stub, backend):
     ],
 )
 async def test_a_bad_request_names_its_field_and_the_next_request_works(stub, backend, fields, name):
-    code, _, details = await refusal_of(stub.Generate(pb.GenerateRequest(**fields)).read())
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert [violation.field for violation in details[BadRequest].field_violations] == [name]
+    assert await field_at_fault(stub.Generate(pb.GenerateRequest(**fields)).read()) == name
     assert await serve_one(stub, backend) == "Paris"
 
 
@@ -183,9 +188,7 @@ async def test_detokenize_skips_special_tokens_unless_told_otherwise(stub):
     ],
 )
 async def test_the_short_calls_name_a_wrong_field_too(stub, method, request_, name):
-    code, _, details = await refusal_of(getattr(stub, method)(request_))
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert [violation.field for violation in details[BadRequest].field_violations] == [name]
+    assert await field_at_fault(getattr(stub, method)(request_)) == name
 
 
 async def test_a_generate_call_ends_with_its_last_completion(stub, backend):
@@ -247,13 +250,6 @@ async def submitted(stub, backend, **fields):
     return await backend.next_request()
 
 
-async def field_at_fault(call):
-    """The field that an INVALID_ARGUMENT names."""
-    code, _, details = await refusal_of(call.read())
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    return details[BadRequest].field_violations[0].field
-
-
 async def test_a_stop_text_before_the_minimum_is_text(stub, backend):
     stopping = sampling_pb2.StoppingParams(min_tokens=2, stop=["a"])
     call = stub.Generate(pb.GenerateRequest(text="hi", stopping=stopping))
@@ -271,7 +267,10 @@ async def test_bad_words_are_spelt_with_and_without_a_space(stub, backend):
 
 async def test_bad_words_that_take_too_many_tokens_are_refused(stub, backend):
     sampling = sampling_pb2.SamplingParams(bad_words=["ß" * 62 + chr(0x4E00 + i) for i in range(256)])
-    assert await field_at_fault(stub.Generate(pb.GenerateRequest(text="hi", sampling=sampling))) == "sampling.bad_words"
+    assert (
+        await field_at_fault(stub.Generate(pb.GenerateRequest(text="hi", sampling=sampling)).read())
+        == "sampling.bad_words"
+    )
 
 
 async def test_prompt_logprobs_come_with_the_first_delta(stub, backend):

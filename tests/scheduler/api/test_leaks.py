@@ -10,6 +10,7 @@ import pytest
 
 from paceline_executor.testing.hash_executor import simulated_executor
 from paceline_scheduler.core.events import Acknowledge
+from paceline_scheduler.testing.edge_server import wait_until
 from paceline_scheduler.testing.measured_processes import event, module_process, scheduler_of
 from paceline_scheduler.testing.stream_ends import leave_often, ways
 from paceline_scheduler.testing.whole_scheduler import serve_scheduler
@@ -39,16 +40,8 @@ def num_files(process_id="self"):
 
 
 def memory_kib(process_id="self"):
-    """What a process has in memory."""
     lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
-
-
-async def settled(holds):
-    """Wait until what ends is over."""
-    async with asyncio.timeout(SETTLE_S):
-        while not holds():
-            await asyncio.sleep(0.05)
 
 
 async def test_streams_that_end_in_every_way_leave_nothing_behind(capsys):
@@ -66,15 +59,15 @@ async def test_streams_that_end_in_every_way_leave_nothing_behind(capsys):
 
         async def leave(num_streams):
             keys = await leave_often(scheduler.address, num_streams)
-            await settled(nothing_is_open)
+            await wait_until(nothing_is_open, SETTLE_S)
             scheduler.runtime.feed(Acknowledge(keys))  # else records of their ends would be kept for a minute
-            await settled(lambda: not table.states())
+            await wait_until(lambda: not table.states(), SETTLE_S)
 
         await leave(len(ways()))
         before_tasks, before_objects, before_files = tasks(), objects_of_ours(), num_files()
         before_kib = memory_kib()
         await leave(NUM_STREAMS)
-        await settled(lambda: tasks() == before_tasks)
+        await wait_until(lambda: tasks() == before_tasks, SETTLE_S)
         assert len(scheduler.edge.requests) == 0
         # A frame that waits holds the last message it had. What one way to end leaves behind each time would be more.
         more = objects_of_ours() - before_objects

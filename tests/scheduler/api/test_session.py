@@ -31,7 +31,6 @@ class Session:
         self.call = call
 
     async def generate(self, request_id, text="hi", **fields):
-        """Send a request."""
         message = pb.GenerateRequest(request_id=request_id, text=text, **fields)
         await self.call.write(pb.SessionRequest(generate=message))
 

@@ -37,7 +37,6 @@ class SlowClient:
         self.token_ids = []
 
     async def read_all(self):
-        """Read to the end of the request."""
         while True:
             try:
                 while (response := await self._call.read()) is not grpc.aio.EOF:

@@ -34,7 +34,6 @@ class Client(EdgeClient):
 
 @pytest.fixture
 async def client(edge):
-    """A client's call."""
     return Client(edge)
 
 

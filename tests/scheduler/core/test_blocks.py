@@ -22,7 +22,6 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @property
     def owned(self):
-        """The blocks in any table."""
         return {block for table in self.tables for block in table}
 
     @rule(count=st.integers(1, NUM_BLOCKS))

@@ -363,7 +363,6 @@ class Device:
         return [StepPoint(count, int((self.base_ms + token_ms * count) * MS)) for count in (1, 64, 512)]
 
     def forward_ms(self, num_rows, num_drafts):
-        """Without drafting."""
         return self.base_ms + self.row_ms * num_rows + self.draft_ms * num_drafts
 
 

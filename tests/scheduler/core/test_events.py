@@ -250,11 +250,9 @@ class Recorder:
         self.seen = []
 
     def saw(self, event, now, effects):
-        """Keep an event."""
         self.seen.append((lambda core: core.apply(event, now), fingerprint(effects)))
 
     def planned(self, address, now, plan, planning_ns):
-        """Keep a planning."""
         self.seen.append((lambda core: core.plan(address, now), fingerprint(plan)))
 
 

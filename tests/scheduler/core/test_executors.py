@@ -17,7 +17,6 @@ BOTH = (FIRST, SECOND)
 
 
 def pair(**options):
-    """Return a harness with two like executors."""
     return CoreHarness(make_executor(**options), make_executor(incarnation=2, **options))
 
 

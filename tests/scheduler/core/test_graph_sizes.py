@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from both_sides.audited import expected_output, make_executor
-from both_sides.harness import CoreHarness
+from both_sides.harness import CoreHarness, scheduled
 from paceline.plan.values import GraphSizes, StepPoint
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.step_budget import MIN_CHUNK, StepBudget
@@ -87,11 +87,6 @@ def test_a_step_beyond_the_largest_size_falls_back_to_it_unless_that_halves_it()
     assert filled(FAST, SIZES, 0, [(0, 4000)], 1200)[1] == [1024]
     assert filled(FAST, SIZES, 0, [(0, 4000)], 2048)[1] == [1024]
     assert filled(FAST, SIZES, 64, [(0, 4000)], 2048)[1] == [1984]
-
-
-def scheduled(plan):
-    """Return {row: num_tokens} of a plan."""
-    return dict(zip(plan.rows.tolist(), plan.num_scheduled_tokens.tolist(), strict=True))
 
 
 def steps_of(graphs):

@@ -87,7 +87,6 @@ class ServingMachine(RuleBasedStateMachine):
         options=st.sampled_from(({}, {"min_tokens": 6}, {"num_prompt_logprobs": 1})),
     )
     def submit(self, num_shared, num_own, max_tokens, tenant, bypass, deadline_s, priority, options):
-        """A request arrives."""
         handle = len(self.requests) + 1
         request = make_request(
             [*range(100, 100 + num_shared), *(handle * 31 + i for i in range(num_own))],
@@ -126,12 +125,10 @@ class ServingMachine(RuleBasedStateMachine):
 
     @rule(address=SOME_ADDRESS)
     def plan(self, address):
-        """The core plans a step."""
         self.harness.plan(address)
 
     @rule(address=SOME_ADDRESS)
     def run(self, address):
-        """An executor runs a step."""
         self.harness.run(address)
 
     @rule(address=SOME_ADDRESS)
@@ -158,7 +155,6 @@ class ServingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def cancel(self, data):
-        """A client cancels."""
         handle = data.draw(st.sampled_from(self.running))
         self.harness.feed(Cancel(self.requests[handle].key))
         assert self.harness.client.finishes[handle].reason == FinishReason.CANCELLED
@@ -167,7 +163,6 @@ class ServingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def submit_twice(self, data):
-        """A request id in use is refused."""
         handle = data.draw(st.sampled_from(self.running))
         twin = replace(make_request(3, handle=10_000 + handle), key=self.requests[handle].key)
         try:
@@ -178,7 +173,6 @@ class ServingMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(0, 5))
     def time_passes(self, seconds):
-        """Deadlines pass with the time."""
         self.harness.clock.advance(seconds)
         effects = self.harness.core.apply(Tick(), self.harness.clock())
         for failure in effects.failures:

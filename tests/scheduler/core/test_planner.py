@@ -5,18 +5,13 @@ from dataclasses import replace
 import pytest
 
 from both_sides.audited import make_executor
-from both_sides.harness import CoreHarness
+from both_sides.harness import CoreHarness, scheduled
 from paceline.plan.values import StepPoint
 from paceline.v1 import inference_pb2
 from paceline_scheduler.core.events import SetLimits, StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.step_time import StepTimeModel, num_chunk_pairs
 from paceline_scheduler.testing.requests import make_request
-
-
-def scheduled(plan):
-    """Return {row: num_tokens} of a plan."""
-    return dict(zip(plan.rows.tolist(), plan.num_scheduled_tokens.tolist(), strict=True))
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_running_decodes():

@@ -5,15 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from both_sides.audited import make_executor
-from both_sides.harness import CoreHarness
+from both_sides.harness import CoreHarness, preempted_rows
 from paceline_scheduler.core.planning.capacity import MAX_PREEMPTIONS
 from paceline_scheduler.core.planning.growth import Growth, OutputLengths
 from paceline_scheduler.testing.requests import make_request
-
-
-def preempted_rows(plan):
-    """Return the rows that a plan takes off without ending them."""
-    return [release.row for release in plan.releases if release.final is None]
 
 
 def test_no_request_is_preempted_more_than_three_times():

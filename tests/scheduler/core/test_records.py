@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from both_sides.audited import make_executor
-from both_sides.harness import CoreHarness
+from both_sides.harness import CoreHarness, preempted_rows
 from paceline.plan.values import FinishReason, RowFinish
 from paceline_scheduler.core.events import Acknowledge, ExecutorAttached, StreamEnded
 from paceline_scheduler.testing.requests import column, make_request
@@ -20,7 +20,7 @@ def preempt_one(harness):
     requests = {row: make_request(8, 12) for row in range(2)}
     harness.expect_short_outputs()
     harness.submit(*requests.values())
-    while not (preempted := [release.row for release in harness.plan().releases if release.final is None]):
+    while not (preempted := preempted_rows(harness.plan())):
         harness.run()
         harness.complete()
     return requests[preempted[0]]

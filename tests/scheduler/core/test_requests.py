@@ -83,7 +83,6 @@ def test_a_deadline_that_passes_fails_the_request_wherever_it_is():
 
 
 def num_used_blocks(harness):
-    """Return how many blocks belong to requests."""
     return harness.views.counts("executor-0").blocks.used
 
 

@@ -35,7 +35,6 @@ OTHER = Claim(7, "scheduler-z", "z:1")
 
 
 def nobody_drains(_):
-    """No executor is going away."""
     return False
 
 
@@ -63,7 +62,6 @@ def find(leadership, address, incarnation=1, term=0, holder="", now_s=0.0):
 
 
 def drive(leadership, address, incarnation=1, now_s=0.0, **info):
-    """Be accepted."""
     assert find(leadership, address, incarnation, now_s=now_s, **info)
     leadership.welcomed(description(address, incarnation), now_s)
 
@@ -254,7 +252,6 @@ class Whatever(RuleBasedStateMachine):
 
     @rule(address=ADDRESSES, incarnation=st.integers(1, 4), term=TERMS, holder=st.sampled_from(["", "scheduler-z"]))
     def find(self, address, incarnation, term, holder):
-        """An executor is asked who it is."""
         if self.leadership[address].hello is not None:
             return
         try:
@@ -269,7 +266,6 @@ class Whatever(RuleBasedStateMachine):
 
     @rule(address=ADDRESSES, holder=HOLDERS)
     def wait(self, address, holder):
-        """It says that another one drives it."""
         if self.leadership[address].hello is None or address in self.ending:
             return
         try:
@@ -279,7 +275,6 @@ class Whatever(RuleBasedStateMachine):
 
     @rule(address=ADDRESSES)
     def welcome(self, address):
-        """It accepts this scheduler."""
         record = self.leadership[address]
         if record.hello is None or address in self.ending:
             return
@@ -301,7 +296,6 @@ class Whatever(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.01, 0.1, 1.0, 2.0, 10.0]))
     def pass_time(self, seconds):
-        """Some time passes."""
         self.now_s += seconds
         self.take(self.leadership.advance(self.now_s))
 

@@ -33,7 +33,6 @@ class Liar:
     incarnations: count = field(default_factory=lambda: count(7))
 
     def connect(self, address):
-        """Be the connection to the liar."""
         return self if address == LIAR else self.network.connect(address)
 
     async def get_info(self, timeout_s):
@@ -41,7 +40,6 @@ class Liar:
         return ExecutorInfo(next(self.incarnations), self.told_term(self.hello), "")
 
     def attach(self):
-        """Be the stream."""
         return self
 
     async def write(self, message, *more):

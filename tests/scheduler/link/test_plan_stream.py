@@ -38,7 +38,6 @@ class ScriptedExecutor:
         self.takes_messages.set()
 
     def say(self, message):
-        """Let the scheduler read a message."""
         self._unread.put_nowait(message)
 
     def welcome(self, protocol=1, *, has_snapshot=True):
@@ -60,7 +59,6 @@ class ScriptedExecutor:
         self.written.append(messages)
 
     async def read(self):
-        """Give the scheduler the next message."""
         return await self._unread.get()
 
     def cancel(self):
@@ -79,16 +77,13 @@ class Listener:
         """Nothing follows from it here."""
 
     async def accepted(self, welcome, snapshot):
-        """Keep the snapshot."""
         self.snapshot = snapshot
 
     def finished_step(self, result):
-        """Count it."""
         assert self.planned.pop(0).step_id == result.step_id
         self.num_results += 1
 
     def due_step(self):
-        """The oldest."""
         return self.planned[0] if self.planned else None
 
     def going_away(self, notice):
@@ -108,15 +103,12 @@ class Link:
         )
 
     def now_s(self):
-        """The scheduler's clock."""
         return self._loop.time() + self.standstill_s
 
     def run(self, hello=HELLO):
-        """Start the stream."""
         return self._loop.create_task(self.driver.run(hello))
 
     async def ready(self, protocol=1):
-        """Start the stream and be accepted."""
         task = self.run()
         self.executor.welcome(protocol)
         while self.listener.snapshot is None:

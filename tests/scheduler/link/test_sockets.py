@@ -35,7 +35,6 @@ def reasons_of_refused_plans(events):
 
 
 def rig_for(*running, **options):
-    """Return a scheduler for these executors."""
     return SchedulerRig(",".join(executor.address for executor in running), GrpcTransport(), **options)
 
 

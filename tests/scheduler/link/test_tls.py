@@ -26,7 +26,6 @@ class Deployment:
         authority.mount(self.executor, "paceline://executor", names=names)
 
     def serve(self):
-        """An executor."""
         return hash_executor(config=ServiceConfig("127.0.0.1", 0, None, tls=TlsFolder(self.executor)))
 
 

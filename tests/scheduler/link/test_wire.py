@@ -55,7 +55,6 @@ class Call:
         self._data = data
 
     async def read(self):
-        """That message."""
         return self._data
 
 

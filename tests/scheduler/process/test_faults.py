@@ -12,6 +12,7 @@ import pytest
 
 from paceline.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, sampling_pb2
 from paceline_executor.testing.hash_executor import simulated_executor
+from paceline_scheduler.testing.edge_server import wait_until
 from paceline_scheduler.testing.measured_processes import module_process
 from paceline_scheduler.testing.processes import SchedulerTestProcess
 
@@ -62,15 +63,7 @@ async def test_a_log_that_nobody_reads_or_that_is_closed_stalls_nothing():
         assert (await process.ended()) == (0, "")
 
 
-async def until(holds):
-    """Wait until something is so."""
-    async with asyncio.timeout(GENEROUS_S):
-        while not holds():
-            await asyncio.sleep(0.01)
-
-
 def num_files(process_id):
-    """How many descriptors a process has."""
     return len(list(Path(f"/proc/{process_id}/fd").iterdir()))
 
 
@@ -83,7 +76,7 @@ async def test_a_scheduler_out_of_descriptors_serves_whom_it_has_and_then_others
         for _ in range(20):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             strangers.callback(writer.close)
-        await until(lambda: num_files(process.process_id) >= limit)
+        await wait_until(lambda: num_files(process.process_id) >= limit, GENEROUS_S)
         assert await num_tokens(client) == 20
         await strangers.aclose()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=ANEW) as channel:
@@ -98,12 +91,14 @@ async def test_a_client_that_stands_still_is_noticed_and_its_requests_end_with_t
         load = module_process("paceline_client.testing.stream_load", f"127.0.0.1:{port}", "--num-streams", "4")
         other = await stack.enter_async_context(load)
         table = executor.table
-        await until(lambda: table.num_rows_in_use == 4)
+        await wait_until(lambda: table.num_rows_in_use == 4, GENEROUS_S)
         await asyncio.sleep(1)  # for its first heartbeat: of one that never sends any only the transport decides
         other.send_signal(signal.SIGSTOP)
         async with asyncio.timeout(GENEROUS_S):
             await process.event("session_silent")
         assert await num_tokens(client) == 20
-        await until(lambda: table.num_rows_in_use == 4)  # its own are left by then, others go on without a listener
-        await until(lambda: not table.num_rows_in_use)
+        await wait_until(
+            lambda: table.num_rows_in_use == 4, GENEROUS_S
+        )  # its own are left by then, others go on without a listener
+        await wait_until(lambda: not table.num_rows_in_use, GENEROUS_S)
         other.send_signal(signal.SIGCONT)

@@ -19,6 +19,7 @@ from both_sides.certificates import Authority
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.servicer_guard import MAX_MESSAGE_BYTES
+from paceline_scheduler.testing.edge_server import wait_until
 from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
 from paceline_scheduler.testing.raw_http2 import RawConnection
 
@@ -61,13 +62,11 @@ class Target:
 
     @property
     def rss_kb(self):
-        """What of its memory is resident."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
 
     @property
     def num_files(self):
-        """How many descriptors it has."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))  # noqa: PTH208 - only how many there are
 
 
@@ -129,13 +128,6 @@ def half_open(target):
         yield
 
 
-async def until(holds):
-    """Wait until something is so."""
-    async with asyncio.timeout(GENEROUS_S):
-        while not holds():
-            await asyncio.sleep(0.05)
-
-
 async def test_a_thousand_half_open_connections_cost_little_and_others_are_served(target):
     before_kb, before_files = target.rss_kb, target.num_files
     async with target.channel() as channel:
@@ -146,7 +138,7 @@ async def test_a_thousand_half_open_connections_cost_little_and_others_are_serve
                 assert await generate(another) == 20
             assert target.rss_kb - before_kb < MAX_KB + NUM_CONNECTIONS * MAX_KB_EACH
         assert await generate(channel) == 20
-    await until(lambda: target.num_files < before_files + 20)
+    await wait_until(lambda: target.num_files < before_files + 20, GENEROUS_S)
 
 
 @pytest.mark.soak
@@ -154,7 +146,7 @@ async def test_half_open_connections_are_closed_by_themselves(target):
     """But those that have said all that HTTP/2 asks for."""
     before_files = target.num_files
     with half_open(target):
-        await until(lambda: target.num_files < before_files + 20 + NUM_CONNECTIONS // 3)
+        await wait_until(lambda: target.num_files < before_files + 20 + NUM_CONNECTIONS // 3, GENEROUS_S)
 
 
 @each_port_in_test_all

@@ -48,7 +48,6 @@ def a_request(number, max_tokens):
 
 
 def expected(request):
-    """Return the tokens of a request."""
     return continuation(request.token_ids.ids, request.stopping.max_tokens, PRINTABLE, request.sampling.seed)
 
 
@@ -62,8 +61,16 @@ async def generate(channel, request, started=None):
     return tokens
 
 
+async def begin(channel, *requests):
+    """Run requests; returns what gathers their tokens, once each has its first."""
+    started = asyncio.Semaphore(0)
+    running = asyncio.gather(*(generate(channel, request, started) for request in requests))
+    for _ in requests:
+        await started.acquire()
+    return running
+
+
 async def check_health(port, service="paceline.v1.InferenceService"):
-    """Ask one port for a status."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
@@ -73,16 +80,13 @@ async def test_sigterm_under_load_loses_no_request():
     """32 streams are under way: each gets all of its tokens, then the process ends with 0."""
     async with deployment("--shutdown-timeout", "60") as (executor, process, channel):
         requests = [a_request(number, 40 + number) for number in range(32)]
-        started = asyncio.Semaphore(0)
-        running = [asyncio.create_task(generate(channel, request, started)) for request in requests]
-        for _ in requests:
-            await started.acquire()
+        running = await begin(channel, *requests)
         process.signal(signal.SIGTERM)
         await process.event("draining")
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await generate(channel, a_request(99, 1))
         assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert await asyncio.gather(*running) == [expected(request) for request in requests]
+        assert await running == [expected(request) for request in requests]
         assert await process.ended() == (0, "")
         assert process.names()[-1] == "stopped"
         assert executor.table.num_rows_in_use == 0, "the executor heard how the last ones ended"
@@ -112,9 +116,7 @@ async def test_a_session_is_told_of_the_drain_and_gets_the_rest_of_its_output():
 
 async def test_requests_that_outlast_the_shutdown_timeout_are_given_up_with_a_hint():
     async with deployment("--shutdown-timeout", "0.2", step_ms=40.0) as (executor, process, channel):
-        started = asyncio.Semaphore(0)
-        running = asyncio.create_task(generate(channel, a_request(1, 1000), started))
-        await started.acquire()
+        running = await begin(channel, a_request(1, 1000))
         process.signal(signal.SIGTERM)
         with pytest.raises(grpc.aio.AioRpcError) as end:
             await running
@@ -127,23 +129,18 @@ async def test_requests_that_outlast_the_shutdown_timeout_are_given_up_with_a_hi
 
 async def test_a_process_that_drains_tells_how_many_requests_it_waits_for():
     async with deployment("--shutdown-timeout", "60", step_ms=40.0) as (_, process, channel):
-        started = asyncio.Semaphore(0)
-        requests = [a_request(1, 20), a_request(2, 1000)]
-        running = [asyncio.create_task(generate(channel, request, started)) for request in requests]
-        for _ in requests:
-            await started.acquire()
+        running = await begin(channel, a_request(1, 20), a_request(2, 1000))
         process.signal(signal.SIGTERM)
         assert (await process.event("draining"))["num_requests"] == 2
         assert (await process.event("still_running"))["num_requests"] == 1
         process.signal(signal.SIGINT)
-        await asyncio.gather(*running, return_exceptions=True)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await running
 
 
 async def test_a_second_signal_does_not_wait():
     async with deployment("--shutdown-timeout", "3600", step_ms=40.0) as (_, process, channel):
-        started = asyncio.Semaphore(0)
-        running = asyncio.create_task(generate(channel, a_request(1, 1000), started))
-        await started.acquire()
+        running = await begin(channel, a_request(1, 1000))
         process.signal(signal.SIGTERM)
         await process.event("draining")
         process.signal(signal.SIGINT)
@@ -176,23 +173,19 @@ async def test_health_follows_the_executors_on_every_port():
 async def test_a_lost_executor_makes_the_scheduler_unready_and_its_return_ready_again():
     async with deployment() as (executor, process, channel):
         request = a_request(3, 150)
-        started = asyncio.Semaphore(0)
-        running = asyncio.create_task(generate(channel, request, started))
-        await started.acquire()
+        running = await begin(channel, request)
         await executor.stop()
         await process.event("executor_lost")
         await process.event("not_ready")
         await executor.start()
-        assert await running == expected(request)
+        assert await running == [expected(request)]
         assert process.names().count("ready") == 2
 
 
 async def test_when_the_last_executor_drains_new_requests_are_refused_and_the_log_says_so():
     async with deployment() as (executor, process, channel):
         request = a_request(3, 150)
-        started = asyncio.Semaphore(0)
-        running = asyncio.create_task(generate(channel, request, started))
-        await started.acquire()
+        running = await begin(channel, request)
         ports = await process.event("listening")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['admin_port']}") as operators:
             drain = admin_pb2.DrainExecutorRequest(address=executor.address)
@@ -203,7 +196,7 @@ async def test_when_the_last_executor_drains_new_requests_are_refused_and_the_lo
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await generate(channel, a_request(4, 1))
         assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert await running == expected(request)
+        assert await running == [expected(request)]
 
 
 async def test_operators_and_metrics_show_the_executor_and_its_steps():

@@ -262,7 +262,6 @@ def test_a_record_that_cannot_be_made_ends_the_recording(tmp_path):
 
 
 def recorder_in(folder, core):
-    """A Recorder with a folder."""
     return Recorder(lambda: core.state, folder, "scheduler-1")
 
 

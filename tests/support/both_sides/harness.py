@@ -46,6 +46,16 @@ from paceline_scheduler.testing.collector import OutputCollector
 _MAX_TURNS = 20_000
 
 
+def scheduled(plan: BatchPlan) -> dict[int, int]:
+    """Return {row: num_tokens} of a plan."""
+    return dict(zip(plan.rows.tolist(), plan.num_scheduled_tokens.tolist(), strict=True))
+
+
+def preempted_rows(plan: BatchPlan) -> list[int]:
+    """Return the rows that a plan takes off without ending them."""
+    return [release.row for release in plan.releases if release.final is None]
+
+
 class CoreEvents(ABC):
     """What clients, operators and executors do to a core, an event each."""
 

@@ -239,7 +239,6 @@ async def test_a_process_that_died_meanwhile_is_replaced(renderers):
 
 
 def num_files():
-    """How many descriptors this process has."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 

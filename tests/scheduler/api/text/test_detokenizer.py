@@ -39,7 +39,6 @@ def split(token_ids, cuts):
 
 
 def byte_tokens(data):
-    """SentencePiece's byte tokens."""
     return [SENTENCE_PIECE.token_to_id(f"<0x{byte:02X}>") for byte in data]
 
 
