@@ -1,6 +1,5 @@
-"""The one door into the core: what is refused changes nothing, deciding changes nothing, and a run can be repeated."""
+"""The one door into the core: what is refused changes nothing, and deciding changes nothing."""
 
-import asyncio
 import contextlib
 from dataclasses import replace
 
@@ -10,19 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from both_sides.audited import make_executor
-from both_sides.deployment import Deployment, scenario
 from both_sides.harness import CoreHarness
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import RecordId
-from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import (
     BeginAnew,
     BeginDrain,
     Cancel,
-    Detach,
     DrainExecutor,
     Resume,
-    SetLimits,
     StepFinished,
     StreamEnded,
     Submit,
@@ -238,52 +233,3 @@ def test_whom_a_plan_leaves_to_another_executor_is_written_down_when_it_is_made(
     assert waiting.left_since_s is None
     assert harness.core.plan(SECOND, harness.clock()) is None
     assert waiting.left_since_s == harness.clock()
-
-
-# Repeating
-
-
-class Recorder:
-    """An observer that keeps all it sees, and what it was made of at that moment."""
-
-    def __init__(self):
-        self.seen = []
-
-    def saw(self, event, now, effects):
-        self.seen.append((lambda core: core.apply(event, now), fingerprint(effects)))
-
-    def planned(self, address, now, plan, planning_ns):
-        self.seen.append((lambda core: core.plan(address, now), fingerprint(plan)))
-
-
-@scenario
-async def test_the_same_events_at_the_same_times_give_another_core_the_same_plans_and_outputs():
-    """Whatever happens: a replay is a loop over what an observer has seen."""
-    async with Deployment("a:1", "b:1", max_num_rows=2, num_blocks=16) as deployment:
-        rig, recorder = deployment.rig(limits=CoreLimits(max_num_queued_reqs=20)), Recorder()
-        rig.runtime.show_plans(recorder)
-        async with rig:
-            await rig.until_ready(2)
-            requests = [
-                make_request(5 + n, 40, is_resumable=n % 2 == 0, deadline_s=0.9 if n == 5 else None) for n in range(12)
-            ]
-            rig.submit(*requests)
-            await asyncio.sleep(0.01)
-            rig.runtime.feed(SetLimits(replace(rig.runtime.views.limits(), max_num_batched_tokens=32)))
-            rig.runtime.feed(Cancel(requests[0].key))
-            rig.runtime.feed(Detach(requests[2].handle))
-            with pytest.raises(DuplicateRequestError):
-                rig.submit(requests[1])
-            deployment["a:1"].break_stream()
-            await asyncio.sleep(0.01)
-            rig.runtime.feed(Resume((again(requests[2], 2),)))
-            rig.client.close(requests[2].handle)
-            rig.runtime.feed(DrainExecutor("b:1"))
-            await asyncio.sleep(1.0)
-            rig.listener.give_up("over")
-    core, plans = Core(CoreLimits(max_num_queued_reqs=20)), 0
-    for repeat, expected in recorder.seen:
-        plans += expected is not None
-        assert fingerprint(repeat(core)) == expected
-    assert plans > 50
-    assert fingerprint(core._state) == fingerprint(rig.core._state)

@@ -68,15 +68,6 @@ def test_exactly_the_requests_that_make_steps_fail_do_fail(
     harness.assert_whole(*(request for request in requests if request.handle not in failed))
 
 
-def test_one_failure_is_enough_to_run_alone():
-    harness = CoreHarness(make_executor())
-    requests = [make_request(3, 8) for _ in range(3)]
-    harness.submit(*requests)
-    failing_in(harness, requests[1])
-    assert len(fails(harness).rows) == 3
-    assert len(harness.plan().rows) == 1
-
-
 def test_what_fails_alone_twice_fails_with_the_executors_words():
     harness = CoreHarness(make_executor())
     request = make_request(3, 8)
@@ -299,14 +290,3 @@ def test_an_executor_that_was_only_frozen_accuses_nobody():
     harness.finish()
     harness.assert_whole(request)
     assert not harness.client.failures
-
-
-def test_a_suspect_stays_one_for_the_next_scheduler():
-    harness = CoreHarness(make_executor())
-    request = make_request(3, 8, is_resumable=True)
-    harness.submit(request, make_request(3, 8, is_resumable=True))
-    for _ in range(2):
-        dies(harness)
-    harness.run_ahead()
-    seen = [row.history for row in harness.executors[FIRST].snapshot().rows]
-    assert [(history.num_executor_deaths, history.last_death_offset) for history in seen] == [(2, 0)]

@@ -1,7 +1,5 @@
 """A pool that is full: who gives way, how often, and that nobody is stuck."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from both_sides.audited import make_executor
@@ -93,27 +91,6 @@ def test_output_lengths_follow_what_is_seen():
     assert rest[1] == rest[0] - 15
     assert rest[2] >= 1
     assert lengths.expected_rest(np.array([0]), np.array([7])).tolist() == [7]
-
-
-def test_a_full_pool_never_stands_still():
-    """A long run with requests always waiting: every request ends, and few are preempted once lengths are known."""
-    harness = CoreHarness(make_executor(num_blocks=40, max_num_rows=16, end_probability=0.03))
-    chance = np.random.default_rng(3)
-    requests = []
-    for handle in range(1, 126):
-        request = make_request(int(chance.integers(2, 24)), int(chance.integers(8, 60)), handle=handle)
-        requests.append(replace(request, end_token_ids=(0,)))
-    harness.submit(*requests)
-    preempted, num_steps = set(), 0
-    while (plan := harness.step()) is not None:
-        num_steps += 1
-        rows = harness.views.executor("executor-0").rows
-        preempted |= {rows.handle[row] for row in preempted_rows(plan)}
-        counts = harness.views.counts("executor-0")
-        assert num_steps < 20_000
-    assert counts.blocks.used == 0
-    assert harness.client.ended == {request.handle for request in requests}
-    assert len(preempted) <= 0.08 * len(requests)
 
 
 def test_a_preemption_that_never_ran_does_not_count():

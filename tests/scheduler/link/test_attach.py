@@ -339,7 +339,7 @@ async def test_an_executor_that_loads_its_model_is_waited_for_however_long_that_
 
 @scenario
 async def test_an_executor_that_was_attached_and_goes_is_warned_of_at_once():
-    async with attached(FIRST) as (deployment, rig):
+    async with attached(FIRST) as (deployment, _):
         with capture_logs() as events:
             deployment.network.stop(FIRST)
             await asyncio.sleep(1)

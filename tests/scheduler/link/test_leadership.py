@@ -12,7 +12,6 @@ from paceline_scheduler.errors import (
     ProtocolMismatchError,
     StandingByError,
     StreamEndedError,
-    TermRaisedError,
     TermSupersededError,
     UnreachableError,
 )
@@ -159,14 +158,6 @@ def test_one_executor_is_heeded_again_after_a_rest_or_a_welcome():
     assert refused == [0.0, 5.0, 15.0, 35.0]
 
 
-def test_a_term_that_rises_ends_the_streams_to_all_others():
-    leadership = looking_for(*BOTH)
-    drive(leadership, FIRST)
-    greeting = leadership.found(SECOND, ExecutorInfo(2, 7, ""), 1.0, 0.5)
-    (end,) = greeting.verdicts
-    assert (greeting.hello.claim.term, end.address, type(end.error)) == (8, FIRST, TermRaisedError)
-
-
 def test_a_stand_in_line_gives_back_what_was_driven():
     leadership = looking_for(*BOTH)
     drive(leadership, FIRST)
@@ -190,13 +181,6 @@ def test_a_notice_of_a_drain_is_kept_until_the_welcome_and_for_that_stream():
     leadership.ended(FIRST, StreamEndedError("cut"), 2.0, 0.5)
     drive(leadership, FIRST, 2, now_s=2.1)
     assert not leadership[FIRST].is_drain_due
-
-
-def test_who_drains_takes_no_new_request():
-    leadership = looking_for(FIRST)
-    drive(leadership, FIRST)
-    assert leadership.readiness(lambda _: False) == Readiness(ServingStatus.SERVING)
-    assert leadership.readiness(lambda address: address == FIRST) == Readiness(ServingStatus.NOT_SERVING)
 
 
 ENDS = st.sampled_from(

@@ -87,11 +87,6 @@ def test_no_piece_ends_inside_a_character(kind, text):
     assert ("".join(pieces), rest) == (text, "")
 
 
-def test_an_unfinished_character_appears_as_replacement_at_the_end():
-    token_ids = byte_tokens("😀".encode()[:3])
-    assert stream("sentence-piece", [token_ids]) == ([""], "\ufffd")
-
-
 def test_several_leading_spaces_are_stripped_as_far_as_the_decoder_says():
     """Over token borders too, and only before the first other character."""
     tokenizer = Tokenizer.from_str(SENTENCE_PIECE.to_str())

@@ -57,11 +57,6 @@ async def test_plain_text_gets_the_first_token_once(texts):
     assert (await texts.token_ids(GenerateRequest(text="<s>hello"), model)).tolist() == expected
 
 
-async def test_plain_text_gets_no_first_token_where_the_model_wants_none(texts):
-    token_ids = await texts.token_ids(GenerateRequest(text="hello"), served_model())
-    assert token_ids.tolist() == BYTE_LEVEL.encode("hello").ids
-
-
 async def test_a_chat_begins_as_its_template_says(texts):
     bos = SENTENCE_PIECE.token_to_id("<s>")
     chat = GenerateRequest(chat=turns(("user", "hello")))
@@ -184,12 +179,6 @@ async def test_a_bad_word_that_joins_the_line_end_before_it_is_left_as_it_is_alo
     model = served_model(tokenizer_source(tokenizer), vocab_size=tokenizer.get_vocab_size())
     ways = await texts.bad_word_token_ids(("\n!",), model)
     assert ways == tuple(tuple(tokenizer.encode(way).ids) for way in ("\n!", " \n!"))
-
-
-async def test_decoding_names_a_token_that_does_not_exist(texts):
-    with pytest.raises(InvalidRequestError) as caught:
-        await texts.decode(np.array([1, 400], dtype=np.int32), served_model(), skip_special_tokens=True)
-    assert caught.value.field == "token_ids[1]"
 
 
 async def test_many_tokens_decode_to_the_same_text_as_few(texts):
