@@ -28,12 +28,9 @@ from paceline.plan.values import (
 from paceline.plan.versions import ProtocolRange
 from paceline.v1 import plan_pb2, sampling_pb2
 from paceline_client import hashing
+from paceline_scheduler.testing.requests import column
 
 NO_TOKENS = np.zeros(0, dtype=np.int32)
-
-
-def column(*values):
-    return np.array(values, dtype=np.int32)
 
 
 def logprobs(offset, num_tokens):

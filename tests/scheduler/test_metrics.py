@@ -34,6 +34,7 @@ from paceline_scheduler.observers.serving import MAX_TENANTS, OTHER_TENANTS, Ser
 from paceline_scheduler.observers.steps import DraftTotals
 from paceline_scheduler.statistics import Statistics
 from paceline_scheduler.testing.requests import make_request
+from paceline_scheduler.testing.virtual_time import in_virtual_time, now
 
 ADDRESS = "executor:1"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -161,21 +162,26 @@ async def test_blocks_and_slots_are_those_of_the_executor():
     assert readings["num_requests_running"]["simulated",] == 1
 
 
-@scenario
-async def test_an_executor_that_comes_back_as_another_process_is_a_recovery():
+@pytest.mark.parametrize("has_run", [True, False])
+@in_virtual_time
+async def test_an_executor_that_comes_back_as_another_process_is_a_recovery_if_it_had_run_anything(has_run):
     async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
         watched = Watched(rig)
         await rig.until_ready()
-        rig.submit(make_request(4, 50))
-        await asyncio.sleep(0.01)
+        if has_run:
+            rig.submit(make_request(4, 50))
+            await asyncio.sleep(0.01)
         deployment.network.stop(ADDRESS)
         await asyncio.sleep(0.5)
         deployment.network.start(ADDRESS)
+        await rig.until_ready()
+        rig.submit(make_request(4, 5))
         await rig.until_idle()
         readings = watched.look()
-    assert readings["recoveries_total"] == {("executor",): 1}
-    (pause,) = readings["recovery_pause_seconds"].values()
-    assert 0 < pause.total < 60
+    assert readings["recoveries_total"] == ({("executor",): 1} if has_run else {})
+    pauses = [pause.total for pause in readings["recovery_pause_seconds"].values()]
+    assert len(pauses) == has_run
+    assert all(0 < pause_s < 60 for pause_s in pauses)
 
 
 @scenario
@@ -194,22 +200,6 @@ async def test_a_successor_counts_that_it_took_over():
             pause = watched.look()["recovery_pause_seconds"]["scheduler",]
     assert sum(pause.counts) == 1
     assert 0 < pause.total < 60
-
-
-@scenario
-async def test_an_executor_that_comes_back_without_having_run_anything_is_no_recovery():
-    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready()
-        deployment.network.stop(ADDRESS)
-        await asyncio.sleep(0.5)
-        deployment.network.start(ADDRESS)
-        await rig.until_ready()
-        rig.submit(make_request(4, 5))
-        await rig.until_idle()
-        readings = watched.look()
-    assert readings["recoveries_total"] == {}
-    assert readings["recovery_pause_seconds"] == {}
 
 
 def attached(meter, model="m"):
@@ -334,14 +324,14 @@ def test_a_refused_request_has_a_line_with_the_reason():
 async def test_the_statistics_say_how_much_was_done():
     async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
         watched = Watched(rig)
-        loop = asyncio.get_running_loop()
         await rig.until_ready()
-        statistics = Statistics(watched.meter, rig.executors, lambda: 0, loop.time)
+        statistics = Statistics(watched.meter, rig.executors, lambda: 0, now)
         telling = asyncio.create_task(statistics.run(10.0))
         with capture_logs() as lines:
             rig.submit(make_request(5, 20), make_request(5, 30))
             await asyncio.sleep(25.0)
         telling.cancel()
+        await asyncio.wait_for(statistics.run(0.0), 5)  # a period of 0 silences it
     (line,) = [line for line in lines if line["event"] == "statistics"]
     assert line["generation_tokens_per_s"] == pytest.approx(5.0, abs=0.1)
     assert line["prompt_tokens_per_s"] == pytest.approx(1.0, abs=0.1)
@@ -353,7 +343,7 @@ async def test_the_statistics_go_on_while_requests_run_and_nothing_comes():
     async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
         watched = Watched(rig)
         await rig.until_ready()
-        statistics = Statistics(watched.meter, rig.executors, lambda: 0, asyncio.get_running_loop().time)
+        statistics = Statistics(watched.meter, rig.executors, lambda: 0, now)
         rig.submit(make_request(5, 200))
         await rig.until(lambda: rig.runtime.views.counts(ADDRESS).num_filled_slots > 0)
         with capture_logs() as lines:
@@ -431,16 +421,6 @@ def test_only_another_schedulers_requests_are_a_recovery_of_a_scheduler():
     assert recoveries.successor_of == "executor:2"
     attach(8, address="executor:2")
     assert recoveries.successor_of is None
-
-
-@scenario
-async def test_statistics_can_be_silenced():
-    """With a period of 0."""
-    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
-        statistics = Statistics(Watched(rig).meter, rig.executors, lambda: 1, asyncio.get_running_loop().time)
-        with capture_logs() as lines:
-            await asyncio.wait_for(statistics.run(0.0), 5)
-    assert [line for line in lines if line["event"] == "statistics"] == []
 
 
 @scenario

@@ -37,14 +37,7 @@ LINES = "\n".join(
 )
 
 
-class NoRecording:
-    """Takes what it is told."""
-
-    def start(self, name, *, is_raw):
-        """Do nothing."""
-
-    def stop(self):
-        """Do nothing."""
+NO_RECORDING = SimpleNamespace(start=lambda name, *, is_raw: None, stop=lambda: None)
 
 
 class Tokens:
@@ -87,7 +80,7 @@ def backend():
 async def channel(backend, tokens):
     """A connection to a server that wants tokens."""
     async with (
-        serve_edge(backend, access=tokens.access, recording=NoRecording()) as server,
+        serve_edge(backend, access=tokens.access, recording=NO_RECORDING) as server,
         grpc.aio.insecure_channel(server.address) as channel,
     ):
         yield channel
@@ -131,7 +124,7 @@ async def test_no_call_is_answered_without_a_known_token(channel, method, tokens
 @pytest.mark.parametrize("method", METHODS, ids=named)
 async def test_bytes_that_are_no_message_are_an_invalid_argument(backend, method):
     async with (
-        serve_edge(backend, access=Access(), recording=NoRecording()) as server,
+        serve_edge(backend, access=Access(), recording=NO_RECORDING) as server,
         grpc.aio.insecure_channel(server.address) as channel,
     ):
         assert (await outcome(channel, method, message=b"\xff"))[0] is grpc.StatusCode.INVALID_ARGUMENT

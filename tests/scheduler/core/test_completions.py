@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from both_sides.audited import make_executor
-from both_sides.harness import CoreHarness
+from both_sides.harness import CoreHarness, running
 from paceline.plan.values import RecordId
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.testing.requests import make_request
@@ -38,9 +38,7 @@ def test_the_prompt_is_computed_once(length):
 
 def test_a_partly_filled_block_is_copied_for_each_completion():
     """Nobody writes to a block that another one reads."""
-    harness = CoreHarness(make_executor())
-    harness.submit(*completions(list(range(6)), 6, 4))
-    harness.step()
+    harness = running(*completions(list(range(6)), 6, 4))
     plan = harness.step()
     assert len(plan.copies.sources) == 3
     assert len(set(plan.copies.sources.tolist())) == 1

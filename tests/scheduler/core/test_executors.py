@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from both_sides.audited import make_executor
-from both_sides.harness import CoreHarness
+from both_sides.harness import CoreHarness, running
 from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.events import DrainExecutor, ExecutorRemoved, SetLimits, StreamEnded, UndrainExecutor
 from paceline_scheduler.core.planning.dispatch import MAX_LEFT_S
@@ -254,9 +254,7 @@ def test_completions_go_where_their_prompt_is_being_computed():
 
 
 def test_what_was_learnt_of_an_executor_survives_a_broken_stream():
-    harness = CoreHarness(make_executor())
-    harness.submit(*(make_request(3, 30) for _ in range(4)))
-    harness.steps(20)
+    harness = running(*(make_request(3, 30) for _ in range(4)), steps=20)
     before = harness.views.executor(FIRST)
     harness.attach()
     after = harness.views.executor(FIRST)
@@ -312,9 +310,7 @@ def test_what_only_a_forgotten_executor_could_hold_fails():
     ids=["smaller", "another model"],
 )
 def test_an_executor_that_returns_as_another_one_fails_what_it_can_no_longer_hold(restarted, sentence):
-    harness = CoreHarness(make_executor())
-    harness.submit(make_request(100, 40, handle=1))
-    harness.step()
+    harness = running(make_request(100, 40, handle=1))
     harness.lose()
     harness.executors["executor-0"] = make_executor(incarnation=7, **restarted)
     harness.attach()

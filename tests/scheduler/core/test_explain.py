@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from both_sides.audited import make_executor
-from both_sides.harness import CoreHarness
+from both_sides.harness import CoreHarness, running
 from paceline.plan.values import FinishReason, StepPoint
 from paceline_scheduler.core.answers import RequestState
 from paceline_scheduler.core.events import End, StreamEnded
@@ -19,10 +19,8 @@ from paceline_scheduler.testing.requests import make_request
 
 def test_a_running_request_names_its_executor_and_how_far_it_is():
     """Two results have arrived: the prompt is computed and two tokens are known."""
-    harness = CoreHarness(make_executor())
     request = make_request(5, 9)
-    harness.submit(request)
-    harness.step()
+    harness = running(request)
     harness.step()
     explanation = harness.explain(request)
     assert explanation.state is RequestState.RUNNING
@@ -31,10 +29,8 @@ def test_a_running_request_names_its_executor_and_how_far_it_is():
 
 
 def test_a_waiting_request_names_its_position_and_what_the_first_in_line_waits_for():
-    harness = CoreHarness(make_executor(max_num_rows=1))
     requests = [make_request(3, 9) for _ in range(3)]
-    harness.submit(*requests)
-    harness.step()
+    harness = running(*requests, on=make_executor(max_num_rows=1))
     second, third = (harness.explain(request) for request in requests[1:])
     assert (second.state, second.queue_position) == (RequestState.WAITING, 0)
     assert second.waiting_for == "every row of executor-0 is taken (1)"
@@ -43,17 +39,15 @@ def test_a_waiting_request_names_its_position_and_what_the_first_in_line_waits_f
 
 
 @pytest.mark.parametrize(
-    ("pool", "running", "waiting", "sentence"),
+    ("pool", "runs", "waits", "sentence"),
     [
         (8, (15, 4), (20, 1), "executor-0 needs 6 free blocks, 1 of them for running requests; 4 of 8 are free"),
         (16, (8, 50), (8, 50), "running requests of executor-0 are expected to need all 16 blocks"),
     ],
 )
-def test_a_request_without_room_in_the_pool_says_how_much_is_missing(pool, running, waiting, sentence):
-    harness = CoreHarness(make_executor(num_blocks=pool))
-    harness.submit(make_request(*running))
-    harness.step()
-    request = make_request(*waiting)
+def test_a_request_without_room_in_the_pool_says_how_much_is_missing(pool, runs, waits, sentence):
+    harness = running(make_request(*runs), on=make_executor(num_blocks=pool))
+    request = make_request(*waits)
     harness.submit(request)
     assert sentence in harness.explain(request).waiting_for
 

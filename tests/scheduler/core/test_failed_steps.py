@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from both_sides.audited import make_executor
-from both_sides.harness import CoreHarness
+from both_sides.harness import CoreHarness, running
 from paceline.plan.values import FailedStep
 from paceline_executor import errors as executor_errors
 from paceline_executor.runner.interface import RowProblem
@@ -147,10 +147,8 @@ def test_an_executor_that_is_to_blame_takes_no_request_of_several_with_it():
 
 
 def test_a_failed_step_is_remembered_when_the_executor_was_lost_meanwhile():
-    harness = CoreHarness(make_executor())
     requests = [make_request(3, 8) for _ in range(3)]
-    harness.submit(*requests)
-    harness.step()
+    harness = running(*requests)
     plan = harness.plan()
     executor = harness.executors[FIRST]
     executor.failing.add(requests[1].key)
@@ -199,11 +197,9 @@ def test_a_cancelled_request_of_a_failed_step_is_not_failed_as_well():
     [(RowProblem.NOT_FINITE, ExecutorFailedError, 0), (RowProblem.NOTHING_LEFT, NoTokenLeftError, 8)],
 )
 def test_a_row_fails_alone_and_nobody_begins_behind_blocks_of_it_that_may_hold_no_numbers(problem, error, num_hit):
-    harness = CoreHarness(make_executor(block_size=4, max_num_batched_tokens=8))
     prompt = [*range(12)]
     first, second = make_request(prompt, 4), make_request([*prompt[:9], 77], 4)
-    harness.submit(first)
-    harness.step()
+    harness = running(first, on=make_executor(block_size=4, max_num_batched_tokens=8))
     harness.executors[FIRST].fail_row(first.key, problem)
     harness.step()
     assert type(harness.client.failures[first.handle]) is error

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from both_sides.audited import expected_output, make_executor
-from both_sides.harness import CoreHarness, scheduled
+from both_sides.harness import CoreHarness, running, scheduled
 from paceline.plan.values import GraphSizes, StepPoint
 from paceline.v1 import inference_pb2
 from paceline_scheduler.core.events import SetLimits, StepFinished
@@ -19,9 +19,7 @@ from paceline_scheduler.testing.requests import make_request
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_running_decodes():
-    harness = CoreHarness(make_executor(max_num_batched_tokens=8))
-    harness.submit(make_request(3, 10, handle=1))
-    harness.step()
+    harness = running(make_request(3, 10, handle=1), on=make_executor(max_num_batched_tokens=8))
     harness.submit(make_request(20, 2, handle=2))
     assert [scheduled(harness.step()) for _ in range(3)] == [{0: 1, 1: 7}, {0: 1, 1: 7}, {0: 1, 1: 6}]
 
@@ -48,9 +46,7 @@ def test_no_token_is_planned_beyond_max_tokens():
 
 def test_a_request_is_admitted_only_with_a_block_left_for_every_running_one():
     """8 blocks of 4: two running requests keep 2 blocks of headroom, so 13 tokens do not fit beside them."""
-    harness = CoreHarness(make_executor(num_blocks=8))
-    harness.submit(make_request(7, 3, handle=1), make_request(7, 3, handle=2))
-    harness.step()
+    harness = running(make_request(7, 3, handle=1), make_request(7, 3, handle=2), on=make_executor(num_blocks=8))
     harness.submit(make_request(13, 1, handle=3))
     assert scheduled(harness.step()) == {0: 1, 1: 1}
     assert harness.views.num_waiting() == (1, 13)
@@ -72,9 +68,7 @@ def test_blocks_that_a_hit_takes_out_of_the_cache_are_not_granted_to_the_next_in
 
 def test_the_head_of_the_queue_is_not_passed_over():
     """A small request behind a big one waits with it, else the big one might starve."""
-    harness = CoreHarness(make_executor(num_blocks=8))
-    harness.submit(make_request(15, 4, handle=1))
-    harness.step()
+    harness = running(make_request(15, 4, handle=1), on=make_executor(num_blocks=8))
     harness.submit(make_request(20, 1, handle=2), make_request(2, 1, handle=3))
     harness.step()
     assert harness.views.num_waiting()[0] == 2
@@ -82,9 +76,7 @@ def test_the_head_of_the_queue_is_not_passed_over():
 
 def test_all_decodes_take_turns_when_a_step_is_too_small_for_them():
     """Five rows and two tokens a step: after twenty steps nobody is more than one turn ahead."""
-    harness = CoreHarness(make_executor())
-    harness.submit(*(make_request(1, 20, handle=handle) for handle in range(1, 6)))
-    harness.step()
+    harness = running(*(make_request(1, 20, handle=handle) for handle in range(1, 6)))
     harness.feed(SetLimits(replace(harness.views.limits(), max_num_batched_tokens=2)))
     for _ in range(20):
         assert harness.step().num_tokens == 2
@@ -110,9 +102,10 @@ def test_no_step_is_planned_above_half_a_second():
 
 def test_decodes_that_take_longer_than_a_step_may_take_turns():
     """A device that became too slow for all of them: each step stays below the bound, and nobody is left out."""
-    harness = CoreHarness(make_executor(max_num_rows=64, num_blocks=1024))
-    harness.submit(*(make_request(1, 60, handle=handle) for handle in range(1, 65)))
-    harness.step()
+    harness = running(
+        *(make_request(1, 60, handle=handle) for handle in range(1, 65)),
+        on=make_executor(max_num_rows=64, num_blocks=1024),
+    )
     slow = (StepPoint(1, 290_000_000), StepPoint(64, 1_000_000_000))
     harness.views.executor("executor-0").step_time = StepTimeModel(slow)
     plans = []
@@ -130,9 +123,7 @@ def test_decodes_that_take_longer_than_a_step_may_take_turns():
 
 
 def test_decodes_that_use_up_the_token_bound_leave_something_to_a_prompt():
-    harness = CoreHarness(make_executor())
-    harness.submit(*(make_request(1, 60, handle=handle) for handle in (1, 2, 3)))
-    harness.step()
+    harness = running(*(make_request(1, 60, handle=handle) for handle in (1, 2, 3)))
     harness.submit(make_request(6, 3, handle=4))
     harness.step()
     harness.feed(SetLimits(replace(harness.views.limits(), max_num_batched_tokens=3)))
@@ -184,9 +175,7 @@ def test_a_prefix_is_computed_once():
 
 
 def test_a_prefix_is_shared_while_its_owner_runs():
-    harness = CoreHarness(make_executor())
-    harness.submit(make_request(list(range(9)), 30, handle=1))
-    harness.step()
+    harness = running(make_request(list(range(9)), 30, handle=1))
     harness.submit(make_request(list(range(9)), 1, handle=2))
     plan = harness.step()
     assert plan.new_requests[0].num_cached_tokens == 8
@@ -214,9 +203,7 @@ def test_a_prefix_is_never_shared_across_these_borders(first, second):
 
 def test_rows_are_reused_only_after_their_release_is_confirmed():
     """One row: the second request is placed when the result of the releasing plan has arrived."""
-    harness = CoreHarness(make_executor(max_num_rows=1))
-    harness.submit(make_request(2, 1, handle=1), make_request(2, 1, handle=2))
-    harness.step()
+    harness = running(make_request(2, 1, handle=1), make_request(2, 1, handle=2), on=make_executor(max_num_rows=1))
     release = harness.plan()
     assert [r.row for r in release.releases] == [0]
     assert harness.plan() is None
@@ -347,10 +334,8 @@ def test_a_step_beyond_the_largest_size_falls_back_to_it_unless_that_halves_it()
 
 def steps_of(graphs):
     """What is planned of a decode and a prompt of 100 beside it, 40 tokens a step; outputs are checked."""
-    harness = CoreHarness(make_executor(max_num_batched_tokens=40, graphs=graphs))
     requests = [make_request(3, 12, handle=1), make_request(100, 3, handle=2)]
-    harness.submit(requests[0])
-    harness.step()
+    harness = running(requests[0], on=make_executor(max_num_batched_tokens=40, graphs=graphs))
     harness.submit(requests[1])
     plans = [scheduled(harness.step()) for _ in range(5)]
     harness.finish()

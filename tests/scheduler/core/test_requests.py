@@ -3,7 +3,7 @@
 import pytest
 
 from both_sides.audited import make_executor
-from both_sides.harness import CoreHarness
+from both_sides.harness import CoreHarness, running
 from paceline.plan.values import FinishReason
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import (
@@ -67,9 +67,11 @@ def test_a_stop_text_cuts_the_record():
 
 def test_a_deadline_that_passes_fails_the_request_wherever_it_is():
     """Running or waiting: one failure, nothing later, blocks free."""
-    harness = CoreHarness(make_executor(max_num_rows=1))
-    harness.submit(make_request(3, 50, handle=1, deadline_s=5.0), make_request(3, 50, handle=2, deadline_s=6.0))
-    harness.step()
+    harness = running(
+        make_request(3, 50, handle=1, deadline_s=5.0),
+        make_request(3, 50, handle=2, deadline_s=6.0),
+        on=make_executor(max_num_rows=1),
+    )
     assert harness.wake_at == 5.0
     harness.pass_time(7)
     assert {type(error) for error in harness.client.failures.values()} == {DeadlineExceededError}

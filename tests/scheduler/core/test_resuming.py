@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from both_sides.audited import expected_output, make_executor
-from both_sides.harness import CoreHarness
+from both_sides.harness import CoreHarness, running
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.events import End, Resume, StepFinished
@@ -29,14 +29,6 @@ def resumable(max_tokens=12, **options):
     return make_request(5, max_tokens, is_resumable=True, **options)
 
 
-def running(*requests, steps=3):
-    """These requests have run for some steps."""
-    harness = CoreHarness(make_executor())
-    harness.submit(*requests)
-    harness.steps(steps)
-    return harness
-
-
 def holding(token_ids, last_attempt=1, prior=None):
     """What a client says that has these tokens; `prior` are those it sends."""
     held = np.array(token_ids, dtype=np.int32)
@@ -50,7 +42,7 @@ def come_back(harness, request, point, attachment=2):
 
 def test_a_detached_request_runs_on_and_is_told_later():
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.detach(request)
     executor = harness.executors["executor-0"]
     for _ in range(3):
@@ -67,7 +59,7 @@ def test_a_detached_request_runs_on_and_is_told_later():
 def test_after_the_window_nobody_is_waited_for(steps):
     """The row leaves, unless the end had come before."""
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.detach(request)
     assert harness.wake_at == RESUME_WINDOW_S
     harness.steps(steps)
@@ -80,7 +72,7 @@ def test_after_the_window_nobody_is_waited_for(steps):
 
 def test_who_came_back_in_time_is_waited_for_no_more():
     request = resumable(100)
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.detach(request)
     come_back(harness, request, holding(expected_output(request)[:3]))
     harness.pass_time(2 * RESUME_WINDOW_S)
@@ -91,7 +83,7 @@ def test_who_came_back_in_time_is_waited_for_no_more():
 def test_what_is_not_resumable_ends_with_its_listener():
     """Nobody could ask for it."""
     request = make_request(5, 12)
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.detach(request)
     harness.finish()
     assert not harness.executors["executor-0"].rows
@@ -101,7 +93,7 @@ def test_what_is_not_resumable_ends_with_its_listener():
 def test_only_a_higher_attachment_takes_a_request_over(is_gone):
     """But for the newest itself, once nobody listens: its client was cut, and says so again."""
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     come_back(harness, request, holding([]), 3)
     if is_gone:
         harness.detach(request)
@@ -113,7 +105,7 @@ def test_only_a_higher_attachment_takes_a_request_over(is_gone):
 
 def test_the_end_of_an_older_attachment_has_no_effect():
     request = resumable(100)
-    harness = running(request)
+    harness = running(request, steps=3)
     newer = replace(request, handle=request.handle + 1000, attachment=2)
     harness.feed(Resume((newer,)))
     harness.detach(request)
@@ -135,7 +127,7 @@ def test_the_end_of_an_older_attachment_has_no_effect():
 def test_who_holds_other_tokens_and_does_not_send_them_is_refused(point):
     """And the request goes on as if nobody had come."""
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     with pytest.raises(ResumeMismatchError):
         come_back(harness, request, point)
     harness.finish()
@@ -145,7 +137,7 @@ def test_who_holds_other_tokens_and_does_not_send_them_is_refused(point):
 def test_who_holds_other_tokens_and_sends_them_gets_what_follows_those():
     """What the client has never changes: the row is let go, and the request computed behind the client's tokens."""
     request = resumable(6)
-    harness = running(request)
+    harness = running(request, steps=3)
     other = column(7, 8)
     resumed = come_back(harness, request, holding([7, 8], prior=other))
     assert (resumed.prefix_token_ids.tolist(), resumed.outputs) == ([7, 8], None)
@@ -160,7 +152,7 @@ def test_who_holds_other_tokens_and_sends_them_gets_what_follows_those():
 
 def test_another_body_is_refused():
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     other = replace(request, body_digest=b"another")
     with pytest.raises(ResumeMismatchError):
         come_back(harness, other, holding([]))
@@ -170,7 +162,7 @@ def test_another_body_is_refused():
 
 def test_another_tenant_starts_a_request_of_its_own():
     request = resumable(tenant="blue")
-    harness = running(request)
+    harness = running(request, steps=3)
     stranger = replace(request, handle=999, key=RecordId("red", request.key.request_id))
     assert come_back(harness, stranger, holding([])).outputs is None
     assert harness.views.num_unfinished() == 2
@@ -216,7 +208,7 @@ def test_output_that_fills_the_context_is_an_end():
 
 def test_the_prompt_stays_what_it_was():
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     again = replace(request, prompt_token_ids=column(1, 2))
     come_back(harness, again, holding(expected_output(request)[:3]))
     harness.lose()
@@ -240,7 +232,7 @@ def test_an_end_is_kept_for_a_minute():
 
 def test_a_cancelled_request_does_not_begin_again():
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.detach(request)
     harness.cancel(request)
     harness.finish()
@@ -283,7 +275,7 @@ def test_completions_come_back_together_or_not_at_all():
 
 def test_the_deadline_is_that_of_the_newest_attachment():
     request = resumable(100, deadline_s=5.0)
-    harness = running(request)
+    harness = running(request, steps=3)
     later = replace(request, deadline_s=50.0)
     come_back(harness, later, holding([]))
     assert harness.wake_at == 50.0

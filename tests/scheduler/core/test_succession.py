@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from both_sides.audited import expected_logprobs, expected_output, make_executor
-from both_sides.harness import CoreHarness
-from paceline.plan.values import FinishReason, RecordId
+from both_sides.harness import CoreHarness, running
+from paceline.plan.values import FinishReason, RecordId, RowFinish
+from paceline_executor.runner.interface import RowProblem
 from paceline_scheduler.core.answers import RequestState
 from paceline_scheduler.core.events import (
     Cancel,
@@ -31,16 +32,6 @@ def again(request, attachment=2):
     return replace(request, attachment=attachment)
 
 
-def running(*requests, steps=3, executors=None):
-    """These requests have run for some steps."""
-    harness = CoreHarness(*(executors or (make_executor(),)))
-    harness.submit(*requests)
-    for _ in range(steps):
-        for address in harness.executors:
-            harness.step(address)
-    return harness
-
-
 @pytest.mark.parametrize(("steps", "meanwhile"), [(1, 0), (2, 0), (5, 0), (11, 0), (3, 4), (3, 20)])
 def test_a_request_goes_on_where_it_is(steps, meanwhile):
     """Before its client is back, too. Nothing is computed again: it keeps its row, its blocks and its attempt; and
@@ -62,7 +53,7 @@ def test_a_request_goes_on_where_it_is(steps, meanwhile):
 
 def test_a_successor_knows_what_runs_by_key_and_body():
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.succeed()
     found = harness.views.known(request.key, request.body_digest, request.model)
     assert found is not None
@@ -84,7 +75,7 @@ def test_a_request_that_had_ended_is_found_as_a_record():
 
 def test_a_request_that_cannot_be_resumed_is_let_go():
     request = make_request(5, 12)
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.succeed()
     harness.step()
     assert not harness.executors[FIRST].rows
@@ -92,7 +83,7 @@ def test_a_request_that_cannot_be_resumed_is_let_go():
 
 def test_a_client_that_does_not_come_back_is_waited_for_in_vain():
     request = resumable(40)
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.succeed()
     assert harness.wake_at == RESUME_WINDOW_S
     harness.pass_time(RESUME_WINDOW_S + 0.1)
@@ -118,7 +109,7 @@ def test_the_prefix_cache_survives(happens):
 
 def test_counters_and_deadlines_go_on():
     request = resumable(40, deadline_s=20.0)
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.succeed()
     harness.pass_time(20.5)
     harness.finish()
@@ -141,7 +132,7 @@ def test_nothing_is_admitted_before_every_executor_has_spoken():
 def test_rows_of_synced_executors_run_on_meanwhile():
     """Only admission waits."""
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.succeed()
     harness.feed(ExpectExecutors(("executor-9",)))
     assert harness.step() is not None
@@ -151,7 +142,10 @@ def test_rows_of_synced_executors_run_on_meanwhile():
 
 def moved(request):
     """A request that was on the first executor, which froze, and is on the second one now with a higher attempt."""
-    harness = running(request, executors=(make_executor(), make_executor(incarnation=2)), steps=2)
+    harness = CoreHarness(make_executor(), make_executor(incarnation=2))
+    harness.submit(request)
+    for address in (FIRST, SECOND) * 2:
+        harness.step(address)
     address = FIRST if harness.executors[FIRST].rows else SECOND
     other = SECOND if address == FIRST else FIRST
     harness.lose(address)
@@ -176,7 +170,7 @@ def test_of_two_rows_the_higher_attempt_lives(is_zombie_first):
 def test_a_frozen_executor_that_wakes_with_the_row_of_a_waiting_request_runs_on():
     """Nobody else had room for it: it need not be computed again."""
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.lose()
     harness.attach()
     harness.finish()
@@ -186,7 +180,7 @@ def test_a_frozen_executor_that_wakes_with_the_row_of_a_waiting_request_runs_on(
 
 def test_a_preempted_request_waits_on():
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     live = harness.views.executor(FIRST).rows.live[0]
     harness.views.executor(FIRST).draining = False
     snapshot = harness.executors[FIRST].snapshot()
@@ -200,6 +194,18 @@ def test_a_preempted_request_waits_on():
     harness.feed(ExecutorAttached(description, Snapshot(rows=(record,))))
     assert harness.explain(request).state is RequestState.WAITING
     harness.client.token_ids[request.handle] = live.output.token_ids.tolist()
+    harness.resume(again(request))
+    harness.finish()
+    harness.assert_whole(request)
+
+
+def test_a_row_that_failed_is_tried_once_more():
+    request = resumable()
+    harness = running(request, steps=3)
+    harness.executors[FIRST].fail_row(request.key, RowProblem.NOT_FINITE)
+    harness.run_ahead()
+    assert harness.executors[FIRST].rows[0].finish is RowFinish.ERROR
+    harness.succeed()
     harness.resume(again(request))
     harness.finish()
     harness.assert_whole(request)
@@ -229,7 +235,7 @@ def used_again(request, **changes):
 def test_output_of_an_older_request_is_not_taken_for_that_of_a_newer_one_of_its_id():
     """An executor that was given up comes back with the row of what was cancelled since."""
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.lose()
     harness.cancel(request)
     newer = used_again(request, prompt_token_ids=column(9, 9, 9))
@@ -244,7 +250,7 @@ def test_output_of_an_older_request_is_not_taken_for_that_of_a_newer_one_of_its_
 def test_a_client_that_has_everything_gets_its_end_from_whatever_is_left():
     """All but an older attempt died with the scheduler: nothing is left to generate."""
     request = resumable()
-    harness = running(request)
+    harness = running(request, steps=3)
     harness.succeed()
     harness.client.token_ids[request.handle] = list(expected_output(request))
     harness.client.forget_after(request.handle, 12)

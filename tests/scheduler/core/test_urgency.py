@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from both_sides.audited import make_executor
-from both_sides.harness import CoreHarness
+from both_sides.harness import CoreHarness, running
 from paceline.plan.values import StepPoint
 from paceline_scheduler.core.events import Tick
 from paceline_scheduler.core.limits import CoreLimits
@@ -24,10 +24,7 @@ def order_of_placement(harness):
 
 def one_at_a_time():
     """Return a harness whose executor has a single row, taken by request 99."""
-    harness = CoreHarness(make_executor(max_num_rows=1))
-    harness.submit(make_request(2, 2, handle=99))
-    harness.step()
-    return harness
+    return running(make_request(2, 2, handle=99), on=make_executor(max_num_rows=1))
 
 
 def test_a_lower_priority_number_goes_first():
@@ -198,9 +195,7 @@ def test_what_has_begun_is_not_called_hopeless():
 
 
 def test_an_urgent_request_does_not_wait_for_a_long_prompt_that_is_less_so():
-    harness = CoreHarness(make_executor(max_num_batched_tokens=16))
-    harness.submit(make_request(200, 4))
-    harness.step()
+    harness = running(make_request(200, 4), on=make_executor(max_num_batched_tokens=16))
     harness.submit(make_request(3, 3, handle=77, priority=-3))
     assert [placement.request.handle for placement in harness.step().new_requests] == [77]
 

@@ -166,44 +166,37 @@ def test_a_snapshot_is_joined_from_its_parts():
     snapshot = joined(
         SnapshotPart(rows=(first,)),
         SnapshotPart(rows=(second, SHORT), tags=BlockTags.of([(9, b"k" * 16)])),
-        SnapshotPart(tags=BlockTags.of([(10, b"l" * 16)]), num_parts=3),
+        SnapshotPart(tags=BlockTags.of([(15, b"l" * 16)]), num_parts=3),
     )
     assert [repr(row) for row in snapshot.rows] == [
         repr(SeenRow.of(state, None, NO_HISTORY)) for state in (LONG, SHORT)
     ]
-    assert list(snapshot.tags) == [(9, b"k" * 16), (10, b"l" * 16)]
+    assert list(snapshot.tags) == [(9, b"k" * 16), (15, b"l" * 16)]
 
 
-@pytest.mark.parametrize("num_parts", [1, 3])
-def test_a_snapshot_of_another_number_of_parts_than_it_says_is_a_divergence(num_parts):
-    """A row of which the scheduler never heard would stay on the device, or come twice."""
-    with pytest.raises(DivergenceError, match=f"2 parts and says {num_parts}"):
-        joined(SnapshotPart(rows=(SHORT,)), SnapshotPart(num_parts=num_parts))
-
-
-def test_a_snapshot_that_ends_inside_a_request_is_a_divergence():
-    """Half a request would be taken for a whole one."""
-    first, _ = pieces_of(LONG)
-    with pytest.raises(DivergenceError, match="inside a request"):
-        joined(SnapshotPart(rows=(first,), num_parts=1))
-
-
-def test_a_snapshot_that_continues_with_another_request_is_a_divergence():
-    """Its columns would be mixed."""
-    first, second = pieces_of(LONG)
-    other = dataclasses.replace(second, record_id=RecordId("t", "other"))
-    with pytest.raises(DivergenceError, match="another request"):
-        joined(SnapshotPart(rows=(first, other), num_parts=1))
+OTHER = RecordId("t", "other")
+HEAD, TAIL = pieces_of(LONG)
+WIDER = {"top_token_ids": column(1)[:, None], "top_logprobs": np.ones((1, 1))}
 
 
 @pytest.mark.parametrize(
-    "change", [{"offset": 5}, {"top_token_ids": column(1)[:, None], "top_logprobs": np.ones((1, 1))}]
+    ("sentence", "parts"),
+    [
+        # A row of which the scheduler never heard would stay on the device, or come twice.
+        *((f"2 parts and says {n}", ({"rows": (SHORT,)}, {"num_parts": n})) for n in (1, 3)),
+        # Half a request would be taken for a whole one, or two be mixed.
+        ("inside a request", ({"rows": (HEAD,), "num_parts": 1},)),
+        ("another request", ({"rows": (HEAD, dataclasses.replace(TAIL, record_id=OTHER)), "num_parts": 1},)),
+        *(
+            ("log-probabilities", ({"rows": (HEAD, dataclasses.replace(TAIL, logprobs=spoilt)), "num_parts": 1},))
+            for spoilt in (dataclasses.replace(TAIL.logprobs, **change) for change in ({"offset": 5}, WIDER))
+        ),
+        ("a tag of block 16 of 16", ({"tags": BlockTags.of([(16, b"k" * 16)]), "num_parts": 1},)),
+    ],
 )
-def test_logprobs_that_do_not_follow_one_another_are_a_divergence(change):
-    first, second = pieces_of(LONG)
-    spoilt = dataclasses.replace(second, logprobs=dataclasses.replace(second.logprobs, **change))
-    with pytest.raises(DivergenceError, match="log-probabilities"):
-        joined(SnapshotPart(rows=(first, spoilt), num_parts=1))
+def test_parts_that_do_not_make_a_snapshot_are_a_divergence(sentence, parts):
+    with pytest.raises(DivergenceError, match=sentence):
+        joined(*(SnapshotPart(**part) for part in parts))
 
 
 def changed(**values):
@@ -212,7 +205,6 @@ def changed(**values):
     return dataclasses.replace(row, **values)
 
 
-OTHER = RecordId("t", "other")
 LOGPROBS = LogprobColumns(1, -np.ones(1, np.float32), column(1000)[:, None], -np.ones((1, 1), np.float32))
 LIES = {
     "row 8 of 8": (changed(row=8),),
@@ -236,12 +228,6 @@ def test_a_snapshot_that_the_executor_cannot_have_is_a_divergence(sentence):
     assert joined(SnapshotPart(rows=(changed(),), num_parts=1)) is not None
     with pytest.raises(DivergenceError, match=sentence):
         joined(SnapshotPart(rows=LIES[sentence], num_parts=1))
-
-
-def test_a_tag_of_a_block_that_is_not_there_is_a_divergence():
-    assert joined(SnapshotPart(tags=BlockTags.of([(15, b"k" * 16)]), num_parts=1)) is not None
-    with pytest.raises(DivergenceError, match="a tag of block 16 of 16"):
-        joined(SnapshotPart(tags=BlockTags.of([(16, b"k" * 16)]), num_parts=1))
 
 
 def test_a_snapshot_is_refused_before_it_takes_too_much_memory():
@@ -289,22 +275,20 @@ def with_settings(**fields):
 
 
 @pytest.mark.parametrize(
-    "fields",
+    "data",
     [
-        {"num_preemptions": 2**32 - 1},
-        {"waited": {"seconds": -1}},
-        {"settings": {"sampling": {"temperature": float("nan")}}},
-        {"settings": {"num_logprobs": 2**32 - 1}},
-        {"request": {"stopping": {"max_tokens": -1}}},
-        {"request": {"cache_salt": "x" * 129}},
+        b"",
+        b"\xff\xff",
+        b"\x0a\x00",  # of an older version
+        with_settings(num_preemptions=2**32 - 1),
+        with_settings(waited={"seconds": -1}),
+        with_settings(settings={"sampling": {"temperature": float("nan")}}),
+        with_settings(settings={"num_logprobs": 2**32 - 1}),
+        with_settings(request={"stopping": {"max_tokens": -1}}),
+        with_settings(request={"cache_salt": "x" * 129}),
     ],
 )
-def test_a_context_that_no_scheduler_wrote_is_not_carried_on(fields):
+def test_a_context_that_no_scheduler_wrote_is_not_carried_on(data):
     """Executors return it unread, unless they lie."""
     assert read_context(RecordId("", "r"), with_settings())[0] is not None
-    assert read_context(RecordId("", "r"), with_settings(**fields))[0] is None
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff\xff", b"\x0a\x00"], ids=["nothing", "no message", "of an older version"])
-def test_what_cannot_be_read_is_not_carried_on(data):
     assert read_context(RecordId("", "r"), data)[0] is None

@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 from typing_extensions import override
 
-from both_sides.audited import expected_output
+from both_sides.audited import expected_output, make_executor
 from both_sides.executor import InlineExecutor
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import BatchPlan, FinishReason, Int32Array, StepResult
@@ -272,3 +272,11 @@ class CoreHarness(CoreEvents):
             if not moved:
                 return
         raise AssertionError("the core does not come to rest")
+
+
+def running(*requests: Request, on: InlineExecutor | None = None, steps: int = 1) -> CoreHarness:
+    """Return a harness with one executor, on which these requests have run for some steps."""
+    harness = CoreHarness(on or make_executor())
+    harness.submit(*requests)
+    harness.steps(steps)
+    return harness
