@@ -79,6 +79,18 @@ def test_no_other_choice_within_the_bounds_brings_more_tokens_per_time(
     assert rate(chosen) >= best * (1 - 1e-9) or (is_bound and rate(chosen) >= rate([0] * num_rows))
 
 
+def test_who_drafts_well_gets_more():
+    gains, costs = columns([[0.9, 0.8, 0.7, 0.6], [0.5, 0.2, 0.1, 0.0], [0.1, 0.0, 0.0, 0.0]], 0.4)
+    assert most_per_time(gains, costs, 0.0, make_budget(3)).tolist() == [4, 1, 0]
+
+
+def test_a_row_without_drafts_waits_at_most_twice_as_long_for_its_token():
+    """Were all rows to draft, they would take more."""
+    gains, costs = columns([[0.999**place for place in range(40)], [0.0] * 40], 0.5)
+    assert most_per_time(gains, costs, 0.0, make_budget(2)).tolist() == [12, 0]
+    assert most_per_time(gains[:1], costs[:1], 0.0, make_budget(1)).tolist() == [40]
+
+
 @pytest.mark.parametrize("round_ms", [0.2, 5.0, 60.0])
 def test_what_a_round_of_drafts_takes_is_learned_in_a_few_steps(round_ms):
     """Of a lookup, of a model and of a slow one, although now and then a row far behind is caught up beside it."""

@@ -170,6 +170,15 @@ def test_requests_move_only_as_fast_as_others_take_them():
     assert harness.client.ended == set(range(1, 12))
 
 
+def test_draining_moves_nothing_that_no_other_executor_can_hold():
+    harness = CoreHarness(make_executor(), make_executor(num_blocks=8, incarnation=9))
+    harness.submit(make_request(60, 20, handle=1), make_request(3, 20, handle=2))
+    harness.step()
+    harness.drain()
+    harness.finish()
+    assert harness.client.ended == {1, 2}
+
+
 def test_what_moves_leaves_its_row_once():
     """A pool that runs out in the very plan that moves: a row is given away or preempted, never both."""
     harness = CoreHarness(

@@ -58,6 +58,34 @@ def test_a_cached_prefix_is_computed_again_for_them():
     assert [harness.client.finishes[request.handle].num_cached_tokens for request in requests] == [0, 0, 16]
 
 
+def test_a_stream_that_breaks_before_the_first_token_costs_none_of_them():
+    harness = CoreHarness(make_executor(max_num_batched_tokens=4))
+    request = make_request(14, 3, num_prompt_logprobs=1)
+    harness.submit(request)
+    harness.step()
+    harness.run_ahead()
+    harness.attach()
+    harness.finish()
+    assert harness.client.prompt_logprobs == {request.handle: logprobs_of_prompt(request)}
+    harness.assert_whole(request)
+
+
+def test_a_request_that_moves_after_its_first_token_is_not_asked_for_them_again():
+    harness = CoreHarness(make_executor(), make_executor())
+    request = make_request(9, 12, num_prompt_logprobs=1)
+    harness.submit(request)
+    address = next(address for address in harness.executors if harness.step(address) is not None)
+    harness.step(address)
+    harness.lose(address)
+    other = next(name for name in harness.executors if name != address)
+    plan = harness.step(other)
+    assert [placement.num_prompt_logprobs for placement in plan.new_requests] == [None]
+    harness.executors[address].restart()
+    harness.finish()
+    assert harness.client.prompt_logprobs == {request.handle: logprobs_of_prompt(request)}
+    harness.assert_whole(request)
+
+
 def test_ones_that_do_not_follow_are_a_divergence():
     harness = CoreHarness(make_executor(max_num_batched_tokens=4))
     request = make_request(10, 2, num_prompt_logprobs=0)

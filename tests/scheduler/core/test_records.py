@@ -9,6 +9,7 @@ from both_sides.audited import expected_logprobs, expected_output, make_executor
 from both_sides.harness import CoreHarness, preempted_rows
 from paceline.plan.values import FinishReason, LogprobColumns, RowFinish
 from paceline_scheduler.core.events import Acknowledge, ExecutorAttached, StreamEnded
+from paceline_scheduler.errors import DuplicateRequestError
 from paceline_scheduler.testing.requests import column, make_request
 
 
@@ -63,6 +64,21 @@ def test_acknowledging_what_still_runs_changes_nothing():
     harness.finish()
     harness.assert_whole(request)
     assert request.key in executor.records
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["quiet", "broken stream"])
+def test_a_request_id_can_be_used_again_as_soon_as_its_end_was_told(is_broken):
+    harness = CoreHarness(make_executor())
+    old, new = make_request(4, 2, request_id="x"), make_request(5, 3, request_id="x")
+    harness.submit(old)
+    with pytest.raises(DuplicateRequestError):
+        harness.submit(make_request(request_id="x"))
+    run_until_ended(harness, old.handle)
+    harness.submit(new)
+    if is_broken:
+        harness.attach()
+    harness.finish()
+    harness.assert_whole(new, old)
 
 
 def test_what_an_executor_still_holds_for_nobody_is_forgotten():

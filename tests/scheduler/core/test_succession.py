@@ -247,6 +247,19 @@ def test_output_of_an_older_request_is_not_taken_for_that_of_a_newer_one_of_its_
     harness.assert_whole(newer)
 
 
+def test_an_id_that_was_used_again_before_its_row_left_is_the_newer_requests():
+    request = resumable()
+    harness = running(request, steps=3)
+    harness.cancel(request)
+    newer = used_again(request, prompt_token_ids=column(9, 9, 9))
+    harness.submit(newer)
+    harness.succeed()
+    harness.resume(replace(newer, attachment=2))
+    harness.finish()
+    harness.assert_whole(newer)
+    assert not harness.executors[FIRST].rows
+
+
 def test_a_client_that_has_everything_gets_its_end_from_whatever_is_left():
     """All but an older attempt died with the scheduler: nothing is left to generate."""
     request = resumable()

@@ -3,6 +3,7 @@
 import codecs
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,6 +106,38 @@ def test_output_equals_the_model_after_every_group(token_ids, asked, sizes):
             return
     text, stop_text = completion.finish()
     assert (shown + text, stop_text) == asked.expected_in_the_end(token_ids)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop_texts", "shown", "found"),
+    [
+        (["one ST", "OP two"], ("STOP",), ["one ", ""], "STOP"),
+        (["one ST", "ART two"], ("STOP",), ["one ", "START two"], None),
+        (["aaa", "b"], ("aab",), ["a", ""], "aab"),
+        (["abcd"], ("abcd", "bc"), ["a"], "bc"),
+        (["xabc"], ("bc", "abc", "c"), ["x"], "abc"),
+        (["STOP"], ("STOP",), [""], "STOP"),
+        (["", "\n", "\n"], ("\n\n",), ["", "", ""], "\n\n"),
+    ],
+    ids=["over-a-border", "held-back-then-shown", "overlapping-itself", "first-complete-wins", "longest-at-one-end",
+         "nothing-before", "empty-pieces"],
+)  # fmt: skip
+def test_what_is_shown_of_each_piece(pieces, stop_texts, shown, found):
+    scanner = StopScanner(stop_texts)
+    scans = [scanner.scan(piece) for piece in pieces]
+    assert [text for text, _ in scans] == shown
+    assert [stop_text for _, stop_text in scans] == [None] * (len(scans) - 1) + [found]
+
+
+def test_a_stop_text_that_is_kept_is_shown_as_it_comes():
+    scanner = StopScanner(("STOP",), MatchedText.INCLUDED)
+    assert [scanner.scan(piece) for piece in ("a ST", "OP b")] == [("a ST", None), ("OP", "STOP")]
+
+
+def test_a_stop_text_that_is_passed_by_may_go_on_as_another_one():
+    scanner = StopScanner(("aba",))
+    assert scanner.pass_by("xaba") == "xab"
+    assert scanner.scan("ba!") == ("", "aba")
 
 
 def test_no_more_is_held_back_than_a_stop_text_less_one_character():
