@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+import structlog
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from hypothesis import HealthCheck, settings
@@ -32,6 +33,15 @@ if os.environ["TRITON_INTERPRET"] == "1":
 # What a shell runs in the background ignores Ctrl-C, and its children do, too: programs that are sent one would hang.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Exceptions that tests cause are logged as plain text: the default, a picture of each with the source and the variables
+# of all its frames, takes half a second.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
+
 # On a busy machine an example may be slow: time is never asserted, so there is no deadline. The same examples every
 # run: a failure is about the change at hand. `make soak` searches further, from a new seed each time.
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
@@ -49,7 +59,6 @@ MAX_STOP_SECONDS = 60
 
 # Modules whose tests share something that takes long to make: a system, models in memory, an oracle.
 SHARING_MODULES = (
-    "test_attach_cpu",
     "test_gguf_file",
     "test_hostile_connections",
     "test_images",

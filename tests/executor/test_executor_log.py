@@ -11,8 +11,9 @@ from paceline_executor.errors import DeviceError
 
 @pytest.fixture(autouse=True)
 def _restored_logs():
+    before = structlog.get_config()
     yield
-    structlog.reset_defaults()
+    structlog.configure(**before)
 
 
 def test_why_an_executor_that_worked_has_ended_is_in_its_log(capfd, monkeypatch):

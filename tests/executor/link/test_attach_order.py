@@ -166,21 +166,6 @@ async def test_a_standstill_of_the_executor_is_nobodys_silence_whoever_is_heard_
     assert executor.plan_streams.fence.epoch == 1
 
 
-async def test_the_holder_that_comes_back_within_50_ms_keeps_the_executor(executor):
-    holder = await _driven(executor)
-    waiting = executor.attach("other", 6)
-    await waiting.until(WaitingInLine)
-    await holder.break_off()
-    executor.now_ns += 49 * MS
-    again = executor.attach("driver", 5)
-    await again.welcomed()
-    again.plan(1, [(0, 1)])
-    await again.until(StepResult)
-
-    assert (again.epoch, waiting.epoch) == (2, 0)
-    assert (await waiting.until(WaitingInLine)).holder == Claim(5, "driver")
-
-
 async def test_a_takeover_lets_the_running_step_finish_and_drops_what_is_queued(executor):
     """The result of a step that outlives its stream is in the snapshot only."""
     old = await _driven(executor)

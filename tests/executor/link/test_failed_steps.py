@@ -15,8 +15,6 @@ from paceline_executor.testing.hash_executor import hash_executor, loaded, servi
 from paceline_executor.testing.models import RandomCheckpoint, tiny_checkpoint
 from paceline_executor.testing.plan_client import attached, grants, info_of, request, tokens_by_row, values_of
 
-pytestmark = pytest.mark.usefixtures("seen_or_hidden")
-
 LIMITS = RowLimits(
     num_rows=4, max_model_len=128, max_num_batched_tokens=64, num_blocks=24, block_size=8, vocab_size=512
 )
@@ -136,6 +134,7 @@ async def test_whatever_such_a_row_asks_for_it_fails_alone(expected, asked):
     assert not result.prompt_logprobs
 
 
+@pytest.mark.usefixtures("seen_or_hidden")
 async def test_a_third_request_that_fails_alone_shows_that_the_executor_is_to_blame():
     async with hash_executor() as executor:
         for row in (0, 1, 0, 1, 2):
@@ -148,6 +147,7 @@ async def test_a_third_request_that_fails_alone_shows_that_the_executor_is_to_bl
             await executor.service.run()
 
 
+@pytest.mark.usefixtures("seen_or_hidden")
 async def test_what_succeeds_between_two_failures_clears_the_executor():
     async with hash_executor() as executor:
         for row, is_failing in ((0, True), (0, True), (1, True), (2, False), (3, True), (1, True)):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.plan.values import RowFinish
 from paceline_executor.errors import DeviceFaultError, PlanError, PlanFault, StepFailedError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
@@ -191,28 +190,6 @@ def tokens_of(engine, tickets):
     return [engine.collect(ticket).token_ids.tolist() for ticket in tickets]
 
 
-def test_the_device_feeds_tokens_that_nobody_here_knows(ahead):
-    tickets = [ahead.launch([(0, 2)], place=[placement(0, [5, 6])], grants=[(0, 0, 2), (0, 1, 3)])]
-    tickets += [ahead.launch([(0, 1)], step_id=step_id) for step_id in (2, 3, 4)]
-    assert (ahead.engine.table._columns.num_known[0], ahead.engine.table._columns.known_bound[0]) == (2, 6)
-    assert tokens_of(ahead.engine, tickets) == [[token] for token in reference([5, 6], 4)]
-
-
-def test_a_row_that_ended_in_a_step_that_lands_later_writes_nothing(ahead):
-    stop = reference([5, 6], 1)[0]
-    place = [placement(0, [5, 6], end_token_ids=[stop]), placement(1, [7])]
-    cells = [(0, 0, 2), (0, 1, 3), (1, 0, 4), (1, 1, 5)]
-    tickets = [ahead.launch([(0, 2), (1, 1)], place=place, grants=cells)]
-    tickets += [ahead.launch([(0, 1), (1, 1)], step_id=step_id) for step_id in (2, 3)]
-    results = [ahead.engine.collect(ticket) for ticket in tickets]
-
-    assert [result.num_accepted.tolist() for result in results] == [[1, 1], [0, 1], [0, 1]]
-    assert {result.finishes.tolist()[0] for result in results} == {RowFinish.END_TOKEN}
-    assert_bounds_hold(ahead.engine.table)
-    (row, _) = ahead.engine.table.states()
-    assert (row.num_computed_tokens, row.output_token_ids.tolist()) == (2, [stop])
-
-
 def test_a_row_at_its_last_token_is_left_out_of_later_steps(ahead):
     """It ends there, or has ended before: nothing is launched for it."""
     place = [placement(0, [5, 6], max_tokens=2)]
@@ -272,24 +249,6 @@ def test_rules_that_count_tokens_nobody_here_knows_hold_at_each_of_them(ahead):
     tickets += [ahead.launch([(0, 1)], step_id=step_id) for step_id in (2, 3, 4)]
     drawn = [token for (token,) in tokens_of(ahead.engine, tickets)]
     assert drawn in ([11, 12, 11, 12], [12, 11, 12, 11])
-
-
-def test_a_failed_launch_is_told_after_the_steps_before_it(ahead):
-    """They land; it is taken back, and what it may have overwritten is promised to nobody."""
-    table = ahead.engine.table
-    tickets = [ahead.launch([(0, 6)], place=[placement(0, [1, 2, 3, 4, 5, 6])], grants=[(0, 0, 0), (0, 1, 1)])]
-    ahead.runner.fail_next = MemoryError("of the test")
-    place = [placement(1, [7])]
-    tickets.append(ahead.launch([(1, 1)], step_id=2, finish=[(0, 0)], place=place, grants=[(1, 0, 1)]))
-    assert not ahead.engine.can_launch(plan(step_id=3))
-    assert tokens_of(ahead.engine, tickets[:1]) == [reference([1, 2, 3, 4, 5, 6], 1)]
-    with pytest.raises(StepFailedError, match="memory ran out"):
-        ahead.engine.collect(tickets[1])
-
-    (row,) = table.states()
-    assert (row.row, row.block_ids.tolist(), row.num_computed_tokens) == (0, [0], 4)
-    assert row.output_token_ids.tolist() == reference([1, 2, 3, 4, 5, 6], 1)
-    assert_bounds_hold(table)
 
 
 def test_a_step_that_cannot_land_takes_those_behind_it_with_it(ahead, monkeypatch):
