@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -10,11 +11,14 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
+import structlog
 
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline.v1 import plan_pb2
+from paceline_executor import __main__ as program
 from paceline_executor.__main__ import ExitCode
 from paceline_executor.config import parse_config
+from paceline_executor.errors import DeviceError
 from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
 from paceline_executor.testing.plan_client import attached, grants, request, tokens_by_row
@@ -50,15 +54,28 @@ def _event(process, name):
     raise AssertionError(f"no event {name!r}: {process.stderr.read()}")
 
 
-def _run(*arguments):
-    finished = subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
-    )
-    return finished.returncode, finished.stderr
-
-
 def _is_one_line(text):
     return text.count("\n") == 1 and text.startswith("paceline-executor: error: ") and "Traceback" not in text
+
+
+@pytest.fixture
+def ended(monkeypatch, capfd):
+    """Runs the program in this process: its exit code, and what it printed."""
+
+    def end(code):
+        raise SystemExit(code)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ending:
+            program.main([*map(str, arguments)])
+        return ending.value.code, capfd.readouterr()
+
+    before = structlog.get_config()
+    monkeypatch.setattr(program, "end_quietly_on_signals", lambda: None)
+    monkeypatch.setattr("paceline_executor.config.let_waiting_threads_sleep", lambda: None)
+    monkeypatch.setattr("os._exit", end)
+    yield run
+    structlog.configure(**before)
 
 
 def _metrics(port):
@@ -121,50 +138,60 @@ def test_a_signal_while_loading_ends_the_process_in_good_order(model):
     assert (process.returncode, stderr) == (ExitCode.OK, "")
 
 
-def test_a_missing_model_is_one_line_and_its_own_exit_code(tmp_path):
+FAILURES = {
+    "missing model": (["--model", "{folder}/nowhere.gguf"], ExitCode.MODEL, "nowhere.gguf"),
+    "empty model": (["--model", "{folder}/empty.gguf"], ExitCode.MODEL, "empty.gguf"),
+    "truncated model": (["--model", "{folder}/cut.gguf"], ExitCode.MODEL, "cut.gguf"),
+    "KV cache that does not fit": (
+        ["--model", "{model}", "--kv-cache-memory", "900TiB"],
+        ExitCode.MACHINE,
+        "--kv-cache-memory",
+    ),
+    # Its heads have 16 dimensions, so it is computed in float32 throughout.
+    "numbers that the model forbids": (
+        ["--model", "{model}", "--kv-cache-dtype", "int8"],
+        ExitCode.USAGE,
+        "leave --kv-cache-dtype int8 out",
+    ),
+    "bad file of step times": (
+        ["--runner", "simulated:{folder}/bad.json"],
+        ExitCode.USAGE,
+        "bad.json has no step times: points[0].duration_us is not a number",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "code", "told"), FAILURES.values(), ids=FAILURES)
+def test_a_failure_is_one_line_and_its_own_exit_code(model, tmp_path, ended, arguments, code, told):
     """Never a traceback."""
-    code, stderr = _run("--model", tmp_path / "nowhere.gguf", *ANY_PORTS)
-
-    assert code == ExitCode.MODEL
-    assert _is_one_line(stderr)
-    assert "nowhere.gguf" in stderr
-
-
-@pytest.mark.parametrize("num_bytes", [0, 5000])
-def test_a_truncated_model_is_one_line_and_its_own_exit_code(model, tmp_path, num_bytes):
-    cut = tmp_path / "cut.gguf"
-    cut.write_bytes(model.read_bytes()[:num_bytes])
-    code, stderr = _run("--model", cut, *ANY_PORTS)
-
-    assert code == ExitCode.MODEL
-    assert _is_one_line(stderr)
+    (tmp_path / "empty.gguf").write_bytes(b"")
+    (tmp_path / "cut.gguf").write_bytes(model.read_bytes()[:5000])
+    (tmp_path / "bad.json").write_text('{"points": [{"num_tokens": 1}]}')
+    found, printed = ended(*(each.format(model=model, folder=tmp_path) for each in arguments), *ANY_PORTS)
+    assert found == code
+    assert _is_one_line(printed.err)
+    assert told in printed.err
 
 
-def test_a_port_in_use_is_one_line_and_its_own_exit_code(model):
-    with _process("--model", model, *ANY_PORTS) as process:
-        port = _event(process, "listening")["port"]
-        code, stderr = _run("--model", model, "--port", port, "--health-port", "0", "--metrics-port", "0")
-
+def test_a_port_in_use_is_one_line_and_its_own_exit_code(model, ended):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, printed = ended("--model", model, "--port", port, "--health-port", "0", "--metrics-port", "0")
     assert code == ExitCode.PORT
-    assert _is_one_line(stderr)
-    assert str(port) in stderr
+    assert _is_one_line(printed.err)
+    assert str(port) in printed.err
 
 
-def test_a_kv_cache_that_does_not_fit_is_one_line_and_its_own_exit_code(model):
-    code, stderr = _run("--model", model, "--kv-cache-memory", "900TiB", *ANY_PORTS)
+def test_why_an_executor_that_worked_has_ended_is_in_its_log(ended, monkeypatch):
+    async def fail(_):
+        raise DeviceError("steps fail")
 
-    assert code == ExitCode.MACHINE
-    assert _is_one_line(stderr)
-    assert "--kv-cache-memory" in stderr
-
-
-def test_numbers_that_the_model_forbids_are_one_line_and_the_exit_code_of_usage(model):
-    """Its heads have 16 dimensions, so it is computed in float32 throughout."""
-    code, stderr = _run("--model", model, "--kv-cache-dtype", "int8", *ANY_PORTS)
-
-    assert code == ExitCode.USAGE
-    assert _is_one_line(stderr)
-    assert "leave --kv-cache-dtype int8 out" in stderr
+    monkeypatch.setattr("paceline_executor.process.run", fail)
+    code, printed = ended("--model", "any")
+    event = json.loads(printed.out)
+    assert (event["event"], event["level"], event["reason"]) == ("failed", "error", "steps fail")
+    assert printed.err == "paceline-executor: error: steps fail\n"
+    assert code == ExitCode.FAILED
 
 
 async def test_an_executor_without_a_model_is_ready_with_nothing_fetched(tmp_path, monkeypatch):
@@ -191,16 +218,6 @@ async def test_an_executor_without_a_model_is_ready_with_nothing_fetched(tmp_pat
     ]
     assert tokens_by_row(result) == {0: continuation([5, 6, 7], 1, PRINTABLE)}
     assert result.timings.forward_ns >= 2_000_000
-
-
-def test_a_bad_file_of_step_times_is_one_line_and_the_exit_code_of_usage(tmp_path):
-    bad = tmp_path / "bad.json"
-    bad.write_text('{"points": [{"num_tokens": 1}]}')
-    code, stderr = _run("--runner", f"simulated:{bad}", *ANY_PORTS)
-
-    assert code == ExitCode.USAGE
-    assert _is_one_line(stderr)
-    assert f"{bad} has no step times: points[0].duration_us is not a number" in stderr
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,11 @@ CPU, NUMERICS = torch.device("cpu"), DeviceNumerics(torch.float16, MatrixKind.DE
 RULED = SamplingParams(
     temperature=0.8, top_k=7, top_p=0.9, min_p=0.01, seed=3, repetition_penalty=1.5, logit_bias=((3, 4.0),)
 )
-# What a process without an interpreter finds: the launches of a tiny model's steps on a GPU of sm_90, one per line.
+# What a process without an interpreter finds: the launches of a tiny model's steps on a GPU of sm_90, one per line. The
+# last argument says what drafts beside it.
 FIND = """
 import json
+import sys
 from dataclasses import replace
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -105,19 +107,18 @@ limits = RowLimits(
 )
 more_blocks = replace(limits, num_blocks=4097)
 numerics = DeviceNumerics(torch.float16, MatrixKind.DENSE, KvDtype.FLOAT16)
-steps = Steps(TINY_CONFIG, numerics, {}, limits, buckets_of(2, 16, 5), Splits.EVEN)
+small = replace(TINY_CONFIG, hidden_size=32, num_layers=1)
+drafts_by = {
+    "nothing": None,
+    "draft model": DraftModelShape(small, numerics, {}),
+    "copy": DraftModelShape(TINY_CONFIG, replace(numerics, matrices=MatrixKind.FLOAT8), {}),
+    "head": HeadShape(Eagle3Config(small, 100, 64, (1,), False), numerics, True, True),
+}[sys.argv[-1]]
+steps = Steps(TINY_CONFIG, numerics, {}, limits, buckets_of(2, 16, 5), Splits.EVEN, draft_model=drafts_by)
 found = launches_of_steps(steps)
-small = DraftModelShape(replace(TINY_CONFIG, hidden_size=32, num_layers=1), numerics, {})
-of_drafts = [launch for launch in launches_of_steps(replace(steps, draft_model=small)) if launch not in found]
-copy = DraftModelShape(TINY_CONFIG, replace(numerics, matrices=MatrixKind.FLOAT8), {})
-of_copy = launches_of_steps(replace(steps, draft_model=copy))
-assert any("fp8e4" in one.specialization for one in of_copy), "8-bit products"
-layer = replace(TINY_CONFIG, hidden_size=32, num_layers=1)
-of_head = HeadShape(Eagle3Config(layer, 100, 64, (1,), False), numerics, True, True)
-of_head = [launch for launch in launches_of_steps(replace(steps, draft_model=of_head)) if launch not in found]
-# How many blocks there are depends on the memory that is free.
-assert launches_of_steps(replace(steps, limits=more_blocks)) == found
-for launch in [*found, *of_drafts, *of_head]:
+if drafts_by is None:  # how many blocks there are depends on the memory that is free
+    assert launches_of_steps(replace(steps, limits=more_blocks)) == found
+for launch in found:
     print(json.dumps([launch.kernel, launch.specialization]))
 print(json.dumps({name: sorted(set(operations)) for name, operations in noted.items()}))
 """
@@ -188,13 +189,12 @@ def run(code, *arguments):
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
     """What one such process says: its imports take longer than all else."""
-    return run(FIND + COMPILE, tmp_path_factory.mktemp("compiled")).splitlines()
+    return run(FIND + COMPILE, tmp_path_factory.mktemp("compiled"), "nothing").splitlines()
 
 
-@pytest.fixture
-def found(said):
+def found_in(said):
     """What is compiled beforehand: kernels, each with all that its code depends on."""
-    return [tuple(json.loads(line)) for line in said if line.startswith("[")]
+    return {tuple(json.loads(line)) for line in said if line.startswith("[")}
 
 
 class Recorder:
@@ -265,24 +265,30 @@ def run_whole_model(drafting=None):
 @pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("make_drafting", "looks_drafts_up"),
+    ("drafts_by", "make_drafting"),
     [
-        pytest.param(lambda: None, True, id="alone"),
-        pytest.param(draft_model, False, id="beside a draft model", marks=pytest.mark.slow),
-        pytest.param(head, False, id="beside a head", marks=pytest.mark.slow),
+        ("nothing", lambda: None),
+        pytest.param("draft model", draft_model, marks=pytest.mark.slow),
+        pytest.param("head", head, marks=pytest.mark.slow),
     ],
 )
-def test_whatever_a_whole_model_launches_was_compiled_before(found, monkeypatch, make_drafting, looks_drafts_up):
+def test_whatever_a_whole_model_launches_was_compiled_before(said, monkeypatch, drafts_by, make_drafting):
     """Down to the alignment of every pointer: what is missing would be compiled while requests wait."""
+    found = found_in(said if drafts_by == "nothing" else run(FIND, drafts_by).splitlines())
     recorder = Recorder(monkeypatch)
     with np.errstate(all="ignore"), cpu_stands_for_gpu():
         run_whole_model(make_drafting())
     kernels = {name.rpartition(".")[2] for name, _ in recorder.seen}
 
-    assert recorder.seen <= set(found)
+    assert recorder.seen <= found
     assert kernels >= {"attend_splits", "attend_chunks", "apply_rules_kernel", "take_logprobs_kernel"}
     assert "block_copy_kernel" in kernels
-    assert ("lookup_drafts_kernel" in kernels) == looks_drafts_up
+    assert ("lookup_drafts_kernel" in kernels) == (drafts_by == "nothing")
+
+
+@pytest.mark.slow
+def test_products_of_8_bits_of_a_copy_that_drafts_are_compiled_before():
+    assert any("fp8e4" in specialization for _, specialization in found_in(run(FIND, "copy").splitlines()))
 
 
 def test_nothing_that_is_captured_has_to_do_with_the_host(said):
@@ -393,7 +399,7 @@ def test_processes_that_compile_end_where_nothing_is_found(tmp_path):
         raise ValueError("of the test")
 
     with pytest.raises(ValueError, match="of the test"):
-        compile_launches(find, 90, tmp_path, 2)
+        compile_launches(find, 90, tmp_path, 1)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("compile ")]
 
 
