@@ -213,7 +213,7 @@ def test_what_a_slot_has_no_room_for_is_refused():
         write_results(ring, number_of(0).to("meta"), *there)
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 def test_the_step_is_released_to_the_whole_system_behind_a_barrier_and_all_else(architecture):
     """As compiled: what other threads wrote comes before the number, and behind it only the next one is noted."""
     pytest.importorskip("triton")
