@@ -25,10 +25,15 @@ CPU = torch.device("cpu")
 CONFIG = replace(TINY_CONFIG, hidden_size=256, intermediate_size=256, num_heads=8, head_dim=32, qkv_bias=True)
 QKV = tuple(f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv")
 LARGEST_ROW = 4 * CONFIG.hidden_size
-BUFFERS = {"a row": LARGEST_ROW, "a few rows": 3 * LARGEST_ROW + 5, "all": 1 << 22}
+# That streams arrive whole in buffers of any size is shown below by drawn sizes.
+BUFFERS = [
+    pytest.param(3 * LARGEST_ROW + 5, id="a few rows"),
+    pytest.param(LARGEST_ROW, id="a row", marks=pytest.mark.slow),
+    pytest.param(1 << 22, id="all", marks=pytest.mark.slow),
+]
 
 
-@pytest.fixture(params=BUFFERS.values(), ids=BUFFERS.keys())
+@pytest.fixture(params=BUFFERS)
 def staging(request, monkeypatch):
     """Buffers that hold one row, a few, or everything, filled by three threads wherever there are rows for them."""
     monkeypatch.setattr(staging_module, "_LEAST_PIECE_BYTES", 1)

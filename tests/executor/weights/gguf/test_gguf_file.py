@@ -108,6 +108,7 @@ def test_the_default_model_equals_what_transformers_reads():
 
 
 CORRUPT = {
+    "llama.attention.head_count": (None, r"llama\.attention\.head_count is missing"),
     "llama.embedding_length": (0, "llama.embedding_length is 0"),
     "llama.block_count": (3_000_000_000, "llama.block_count is 3000000000"),
     "llama.context_length": (2**31, "llama.context_length is 2147483648"),
@@ -128,22 +129,54 @@ UNSUPPORTED = {
 }
 
 
-@pytest.mark.parametrize("key", CORRUPT)
-def test_impossible_metadata_is_named(tmp_path, key):
-    value, message = CORRUPT[key]
+@pytest.mark.parametrize(
+    ("key", "value", "error", "message"),
+    [
+        *((key, value, ModelCorruptError, message) for key, (value, message) in CORRUPT.items()),
+        *((key, value, UnsupportedModelError, message) for key, (value, message) in UNSUPPORTED.items()),
+    ],
+)
+def test_impossible_metadata_and_features_that_this_version_lacks_are_named(tmp_path, key, value, error, message):
+    """Refused rather than computed wrongly."""
     parts = gguf_parts(RandomCheckpoint())
     parts.metadata[key] = value
-    with pytest.raises(ModelCorruptError, match=message):
+    if value is None:
+        del parts.metadata[key]
+    with pytest.raises(error, match=message):
         load_checkpoint(parts.write(tmp_path / "tiny.gguf"))
 
 
-@pytest.mark.parametrize("key", UNSUPPORTED)
-def test_a_feature_this_version_lacks_is_named(tmp_path, key):
-    """Refused rather than computed wrongly."""
-    value, message = UNSUPPORTED[key]
+F32, I32 = GGMLQuantizationType.F32, GGMLQuantizationType.I32
+WRONG_TENSORS = {
+    "missing": ("blk.1.ffn_up.weight", None, ModelCorruptError, r"tensor blk\.1\.ffn_up\.weight is missing"),
+    "of another shape": (
+        "output_norm.weight",
+        (np.ones(65, np.float32), F32),
+        ModelCorruptError,
+        r"output_norm\.weight has shape \(65,\) where \(64,\) is needed",
+    ),
+    # A bias that were left out silently would change every answer.
+    "that a Llama does not use": (
+        "blk.1.attn_q.bias",
+        (np.ones(64, np.float32), F32),
+        UnsupportedModelError,
+        r"blk\.1\.attn_q\.bias",
+    ),
+    "of a type without dequantisation": (
+        "output_norm.weight",
+        (np.ones(64, np.int32), I32),
+        UnsupportedModelError,
+        "cannot dequantise its I32 tensors",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "tensor", "error", "message"), WRONG_TENSORS.values(), ids=WRONG_TENSORS)
+def test_tensors_that_do_not_fit_the_metadata_are_named(tmp_path, name, tensor, error, message):
     parts = gguf_parts(RandomCheckpoint())
-    parts.metadata[key] = value
-    with pytest.raises(UnsupportedModelError, match=message):
+    parts.tensors.pop(name, None)
+    parts.tensors |= {} if tensor is None else {name: tensor}
+    with pytest.raises(error, match=message):
         load_checkpoint(parts.write(tmp_path / "tiny.gguf"))
 
 
@@ -151,42 +184,6 @@ def test_settings_that_change_nothing_are_accepted(tmp_path):
     parts = gguf_parts(RandomCheckpoint())
     parts.metadata |= {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 1.0, "llama.expert_count": 0}
     assert load_checkpoint(parts.write(tmp_path / "tiny.gguf")).config == TINY_CONFIG
-
-
-def test_a_missing_key_is_named(tmp_path):
-    parts = gguf_parts(RandomCheckpoint())
-    del parts.metadata["llama.block_count"]
-    with pytest.raises(ModelCorruptError, match=r"llama\.block_count is missing"):
-        load_checkpoint(parts.write(tmp_path / "tiny.gguf"))
-
-
-def test_a_missing_tensor_is_named(tmp_path):
-    parts = gguf_parts(RandomCheckpoint())
-    del parts.tensors["blk.1.ffn_up.weight"]
-    with pytest.raises(ModelCorruptError, match=r"tensor blk\.1\.ffn_up\.weight is missing"):
-        load_checkpoint(parts.write(tmp_path / "tiny.gguf"))
-
-
-def test_a_tensor_of_another_shape_is_named(tmp_path):
-    parts = gguf_parts(RandomCheckpoint())
-    parts.tensors["output_norm.weight"] = (np.ones(65, np.float32), GGMLQuantizationType.F32)
-    with pytest.raises(ModelCorruptError, match=r"output_norm\.weight has shape \(65,\) where \(64,\) is needed"):
-        load_checkpoint(parts.write(tmp_path / "tiny.gguf"))
-
-
-def test_a_tensor_a_llama_does_not_use_is_named(tmp_path):
-    """A bias that were left out silently would change every answer."""
-    parts = gguf_parts(RandomCheckpoint())
-    parts.tensors["blk.1.attn_q.bias"] = (np.ones(64, np.float32), GGMLQuantizationType.F32)
-    with pytest.raises(UnsupportedModelError, match=r"blk\.1\.attn_q\.bias"):
-        load_checkpoint(parts.write(tmp_path / "tiny.gguf"))
-
-
-def test_a_type_without_dequantisation_is_named(tmp_path):
-    parts = gguf_parts(RandomCheckpoint())
-    parts.tensors["output_norm.weight"] = (np.ones(64, np.int32), GGMLQuantizationType.I32)
-    with pytest.raises(UnsupportedModelError, match="cannot dequantise its I32 tensors"):
-        load_checkpoint(parts.write(tmp_path / "tiny.gguf"))
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):
