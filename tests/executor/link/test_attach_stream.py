@@ -25,7 +25,12 @@ from paceline_executor.testing.plan_client import (
     values_of,
 )
 
-pytestmark = pytest.mark.usefixtures("seen_or_hidden")
+# On the twin `test_attach_order` and all of `rows` have a step's fates.
+SEEN = ["seen", "hidden", pytest.param("twin", marks=pytest.mark.slow)]
+pytestmark = [
+    pytest.mark.usefixtures("seen_or_hidden"),
+    pytest.mark.parametrize("seen_or_hidden", SEEN, indirect=True, scope="module"),
+]
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 

@@ -16,7 +16,12 @@ from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, 
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plan_client import attach_until, attached, column, grants, hello, info_of, request
 
-pytestmark = pytest.mark.usefixtures("seen_or_hidden")
+# On the twin `test_attach_order` and all of `rows` have a step's fates.
+SEEN = ["seen", "hidden", pytest.param("twin", marks=pytest.mark.slow)]
+pytestmark = [
+    pytest.mark.usefixtures("seen_or_hidden"),
+    pytest.mark.parametrize("seen_or_hidden", SEEN, indirect=True, scope="module"),
+]
 
 READY, NOT_READY = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE = "paceline.v1.ExecutorService"

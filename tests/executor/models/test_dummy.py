@@ -5,25 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from model_inputs import Row, inputs_of
 from paceline_executor.models import dummy
 from paceline_executor.models.dummy import DummyWeights
-from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, LayerReader
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.testing.models import FAMILY_CONFIGS
-from paceline_kernels.compiler import jit
 
 CPU = torch.device("cpu")
 CONFIG = replace(FAMILY_CONFIGS["llama"], num_layers=3)
 NUM_TOKENS = 30
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = jit.num_threads()
-    jit.set_num_threads(1)
-    yield
-    jit.set_num_threads(before)
 
 
 def weights_of(config=CONFIG, *, is_float8=False, dtype=torch.bfloat16, seed=0):
@@ -33,16 +25,7 @@ def weights_of(config=CONFIG, *, is_float8=False, dtype=torch.bfloat16, seed=0):
 
 def logits_of(config):
     """Those of one row's tokens, in float32."""
-    positions = torch.arange(NUM_TOKENS, dtype=torch.int32)
-    inputs = ForwardInputs(
-        token_ids=positions.clone(),
-        positions=positions,
-        slot_mapping=positions.long(),
-        cu_seqlens=torch.tensor([0, NUM_TOKENS], dtype=torch.int32),
-        context_lens=torch.tensor([NUM_TOKENS], dtype=torch.int32),
-        block_tables=torch.arange(2, dtype=torch.int32)[None],
-        logit_tokens=positions.clone(),
-    )
+    inputs = inputs_of(Row(range(NUM_TOKENS), range(2)), block_size=16)
     cache = [torch.zeros(config.num_layers, 2, config.num_kv_heads, 16, config.head_dim) for _ in range(2)]
     return LlamaModel(weights_of(config, dtype=torch.float32), 64).forward(inputs, KvCache(*cache))
 

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+import model_inputs
+from model_inputs import Row
 from paceline_executor.models.eagle3 import Eagle3Head
-from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.interface import KvCache
 from paceline_executor.numerics import WeightKind
 from paceline_executor.testing.eagle3 import Dialect, random_head
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
-from paceline_kernels.compiler import jit
 
 TARGET = replace(TINY_CONFIG, num_layers=4, vocab_size=100)
 AUX_LAYERS = (2, 3, 1)
@@ -25,14 +26,6 @@ KINDS = {
     "another hidden size": {"has_embedding": True, "hidden_size": 96, "draft_vocab_size": 33},
     "a normalised residual": {"norm_before_residual": True},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = jit.num_threads()
-    jit.set_num_threads(1)
-    yield
-    jit.set_num_threads(before)
 
 
 def target_embedding():
@@ -113,19 +106,8 @@ def new_cache():
 
 def inputs_of(*parts):
     """Rows (blocks, token ids, start), each from position `start` on, and the last token of each row is wanted."""
-    positions = [np.arange(start, start + len(tokens)) for _, tokens, start in parts]
-    slots = [np.array(blocks)[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE
-             for (blocks, _, _), at in zip(parts, positions, strict=True)]  # fmt: skip
-    ends = torch.tensor([0, *(len(at) for at in positions)]).cumsum(0).int()
-    return ForwardInputs(
-        token_ids=torch.tensor([token for _, tokens, _ in parts for token in tokens], dtype=torch.int32),
-        positions=torch.from_numpy(np.concatenate(positions)).int(),
-        slot_mapping=torch.from_numpy(np.concatenate(slots)),
-        cu_seqlens=ends,
-        context_lens=torch.tensor([at[-1] + 1 for at in positions], dtype=torch.int32),
-        block_tables=torch.tensor([blocks for blocks, _, _ in parts], dtype=torch.int32),
-        logit_tokens=ends[1:] - 1,
-    )
+    rows = (Row(tokens, blocks, start) for blocks, tokens, start in parts)
+    return model_inputs.inputs_of(*rows, block_size=BLOCK_SIZE, only_last=True)
 
 
 def states_of(length, seed):

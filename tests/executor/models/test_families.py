@@ -7,17 +7,17 @@ import pytest
 import torch
 import transformers
 
-from paceline_executor.models.interface import ForwardInputs, KvCache
+from model_inputs import Row, inputs_of
+from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.weights import load_checkpoint
-from paceline_kernels.compiler import jit
 from paceline_kernels.decoder import AuxHidden
 
-VOCAB, LENGTH, BLOCK_SIZE = 256, 90, 16
+VOCAB, LENGTH, BLOCK_SIZE, NUM_BLOCKS = 256, 90, 16, 20
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -61,14 +61,6 @@ ROPES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = jit.num_threads()
-    jit.set_num_threads(1)
-    yield
-    jit.set_num_threads(before)
-
-
 def written(folder, family, **changes):
     """A random model of the family as transformers computes it, and as we read what it wrote."""
     config_class, options = FAMILIES[family]
@@ -92,9 +84,9 @@ def random_tokens(length=LENGTH, seed=0):
 
 
 def new_cache(config, dtype):
-    """An unwritten cache for a hundred tokens and more."""
+    """An unwritten cache for three hundred tokens and more."""
     slot = config.head_dim + (4 if dtype == torch.int8 else 0)
-    shape = (config.num_layers, 16, config.num_kv_heads, BLOCK_SIZE, slot)
+    shape = (config.num_layers, NUM_BLOCKS, config.num_kv_heads, BLOCK_SIZE, slot)
     fill = -1 if dtype == torch.int8 else float("nan")
     return KvCache(*(torch.full(shape, fill, dtype=dtype) for _ in range(2)))
 
@@ -104,32 +96,14 @@ def logits_of(model, config, tokens, cuts=(), dtype=torch.float32):
     cache, found = new_cache(config, dtype), []
     ends = (*cuts, len(tokens))
     for start, end in zip((0, *cuts), ends, strict=True):
-        positions = torch.arange(start, end, dtype=torch.int32)
-        inputs = ForwardInputs(
-            token_ids=tokens[start:end],
-            positions=positions,
-            slot_mapping=positions.long(),
-            cu_seqlens=torch.tensor([0, end - start], dtype=torch.int32),
-            context_lens=torch.tensor([end], dtype=torch.int32),
-            block_tables=torch.arange(16, dtype=torch.int32)[None],
-            logit_tokens=positions - start,
-        )
+        inputs = inputs_of(Row(tokens[start:end].tolist(), range(NUM_BLOCKS), start), block_size=BLOCK_SIZE)
         found.append(model.forward(inputs, cache).clone())
     return torch.cat(found)
 
 
 def hidden_states_of(model, config, tokens, layers, dtype=torch.float32):
     """What flows into these layers, of all tokens: [layers, tokens, hidden]."""
-    positions = torch.arange(len(tokens), dtype=torch.int32)
-    inputs = ForwardInputs(
-        token_ids=tokens,
-        positions=positions,
-        slot_mapping=positions.long(),
-        cu_seqlens=torch.tensor([0, len(tokens)], dtype=torch.int32),
-        context_lens=torch.tensor([len(tokens)], dtype=torch.int32),
-        block_tables=torch.arange(16, dtype=torch.int32)[None],
-        logit_tokens=positions[-1:],
-    )
+    inputs = inputs_of(Row(tokens.tolist(), range(NUM_BLOCKS)), block_size=BLOCK_SIZE, only_last=True)
     aux = AuxHidden(layers, torch.full((len(tokens), len(layers), config.hidden_size), float("nan")))
     model.forward(inputs, new_cache(config, dtype), aux=aux)
     return aux.states.transpose(0, 1)
@@ -171,7 +145,30 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, family):
     assert (found - expected).square().mean().sqrt() < 0.05 * expected.std()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+HEADS = {
+    "like the default model": {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16},
+    "one KV head": {"num_key_value_heads": 1, "head_dim": 12},
+    "as many KV heads as heads": {
+        "hidden_size": 96,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "head_dim": 10,
+    },
+}
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_logits_of_any_number_and_size_of_heads_equal_those_of_transformers(tmp_path, heads):
+    """At every position of a prompt that spans segments of attention."""
+    oracle, checkpoint = written(tmp_path, "llama", max_position_embeddings=300, **heads)
+    tokens = random_tokens(300)
+    ours = logits_of(float32_model(checkpoint, 300), checkpoint.config, tokens)
+    assert (ours - theirs(oracle, tokens)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name == "gemma3" else [pytest.mark.slow]) for name in FAMILIES]
+)
 def test_greedy_tokens_equal_those_of_transformers(tmp_path, family):
     oracle, checkpoint = written(tmp_path, family)
     prompts = [random_tokens(length, seed=length).tolist() for length in (3, 19, 50)]

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from model_inputs import Row, inputs_of
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
-from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.interface import KvCache
 from paceline_executor.models.registry import build_model, upload_model
 from paceline_executor.numerics import WeightKind
 from paceline_executor.testing.models import FAMILY_CONFIGS, RandomCheckpoint, tiny_checkpoint
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
 from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
-from paceline_kernels.compiler import jit
 from paceline_kernels.devices import cpu_stands_for_gpu
 from paceline_kernels.linear import Splits
 from paceline_kernels.scaled_linear import quantize_rows
@@ -37,14 +37,6 @@ LENGTHS = (19, 12)  # tokens of two rows: one beyond the window, and in a second
 WINDOW = 6
 # Of logits, as a part of their spread, by the type that is computed with: on average (root mean square), and at most.
 TOLERANCES = {torch.float32: (2e-5, 1e-4), torch.float16: (4e-3, 5e-2)}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = jit.num_threads()
-    jit.set_num_threads(1)
-    yield
-    jit.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
@@ -66,19 +58,11 @@ def tokens_of(row):
 
 def batch(parts, **of_device):
     """A batch in which row i computes the positions parts[i], its blocks in turn with the other's; all logits."""
-    positions = torch.cat([torch.arange(start, stop) for start, stop in parts]).int()
-    rows = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([stop - start for start, stop in parts]))
-    tables = torch.arange(6 * len(parts), dtype=torch.int32).view(6, len(parts)).T.contiguous()
-    return ForwardInputs(
-        token_ids=torch.cat([tokens_of(row)[start:stop] for row, (start, stop) in enumerate(parts)]),
-        positions=positions,
-        slot_mapping=tables[rows, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE,
-        cu_seqlens=torch.tensor([0, *np.cumsum([stop - start for start, stop in parts])], dtype=torch.int32),
-        context_lens=torch.tensor([stop for _, stop in parts], dtype=torch.int32),
-        block_tables=tables,
-        logit_tokens=torch.arange(positions.numel(), dtype=torch.int32),
-        **of_device,
-    )
+    rows = [
+        Row(tokens_of(row)[start:stop].tolist(), range(row, NUM_BLOCKS, len(parts)), start)
+        for row, (start, stop) in enumerate(parts)
+    ]
+    return replace(inputs_of(*rows, block_size=BLOCK_SIZE), **of_device)
 
 
 def config_of(family):

@@ -7,27 +7,19 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from paceline_executor.models.interface import ForwardInputs, KvCache
+from model_inputs import Row, inputs_of
+from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel, read_packed
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_name, gguf_parts
 from paceline_executor.weights import load_checkpoint
-from paceline_kernels.compiler import jit
 from paceline_kernels.quantized_linear import WeightFormat, unpack_rows
 
 Q4_0, Q4_1, Q8_0, F16 = (GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q8_0", "F16"))
 CONFIG = replace(TINY_CONFIG, head_dim=32, tie_word_embeddings=False)
 LENGTH = 100
 QKV = tuple(f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = jit.num_threads()
-    jit.set_num_threads(1)
-    yield
-    jit.set_num_threads(before)
 
 
 def written(path, kind, others=None):
@@ -50,16 +42,8 @@ def logits_of(model, kv_dtype):
     """The logits of all of a hundred tokens, computed at once."""
     slot = CONFIG.head_dim + (4 if kv_dtype == torch.int8 else 0)
     shape = (CONFIG.num_layers, 8, CONFIG.num_kv_heads, 16, slot)
-    positions = torch.arange(LENGTH, dtype=torch.int32)
-    inputs = ForwardInputs(
-        token_ids=torch.randint(0, CONFIG.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(1)).int(),
-        positions=positions,
-        slot_mapping=positions.long(),
-        cu_seqlens=torch.tensor([0, LENGTH], dtype=torch.int32),
-        context_lens=torch.tensor([LENGTH], dtype=torch.int32),
-        block_tables=torch.arange(7, dtype=torch.int32)[None],
-        logit_tokens=positions.clone(),
-    )
+    token_ids = np.random.default_rng(1).integers(0, CONFIG.vocab_size, LENGTH).tolist()
+    inputs = inputs_of(Row(token_ids, range(7)), block_size=16)
     return model.forward(inputs, KvCache(*(torch.zeros(shape, dtype=kv_dtype) for _ in range(2))))
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_executor.errors import StartError, UnsupportedModelError
+from paceline_executor.errors import StartError
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.runner.cpu import CpuRunner, operations_of
 from paceline_executor.runner.interface import RowProblem
@@ -318,8 +318,3 @@ def test_an_impossible_number_of_threads_is_refused(case, num_threads):
 def test_a_kv_cache_larger_than_any_memory_is_refused(case):
     with pytest.raises(StartError, match=r"needs \d+ MiB: use fewer"):
         new_runner(case, num_blocks=2**40)
-
-
-def test_an_architecture_we_do_not_compute_is_refused():
-    with pytest.raises(UnsupportedModelError, match="'gpt2'"):
-        new_runner(Case(tiny_checkpoint(architecture="gpt2")))

@@ -33,7 +33,12 @@ HOSTS = {
 }
 DEVICES = {"captured": BUCKETS, "launched one by one": Buckets([])}
 HOST_DRAFTERS = ("right", "erring", "wrong", "useless", "lookup", "itself", "copy", "model", "head")
-DEVICE_DRAFTERS = tuple(kind for kind in HOST_DRAFTERS if kind != "copy")
+# What a host makes of drafters that are right, wrong or of no use the device does too.
+DEVICE_DRAFTERS = [
+    pytest.param(kind, marks=[pytest.mark.slow] if kind in ("right", "wrong", "useless") else [])
+    for kind in HOST_DRAFTERS
+    if kind != "copy"
+]
 
 
 def repeated(name, *others):
@@ -267,7 +272,7 @@ def test_a_drafted_end_token_ends_nothing(target):
     assert outcomes == plain
 
 
-@pytest.mark.parametrize("kind", ["shallow", "head", "large head"])
+@pytest.mark.parametrize("kind", [*repeated("shallow", "large head"), "head"])
 def test_a_device_drafts_what_a_cpu_drafts(device, tmp_path, kind):
     """One in two or three drafts is right: each step verifies and accepts as many."""
     host, steps, num_drafts = HostTarget(FLOAT32_NUMERICS, tmp_path), [], [0, 1, 2, 5, 3, 0, 4]

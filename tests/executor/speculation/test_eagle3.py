@@ -8,11 +8,13 @@ import pytest
 import torch
 from hypothesis import settings
 
+import model_inputs
 from drafting.serving import Plain, RandomRun
 from drafting.targets import DEVICE_LIMITS, MODEL, device_head, device_runner, host_runner, spoil
+from model_inputs import Row
 from paceline_executor.link.engine import Engine
 from paceline_executor.models.eagle3 import Eagle3Head
-from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.interface import KvCache
 from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.rows.table import RowTable
@@ -89,16 +91,7 @@ def new_cache(sizes, dtype):
 
 def inputs_of(tokens, start):
     """One row that computes these tokens, from position `start` on; the last one is wanted."""
-    positions = torch.arange(start, start + len(tokens), dtype=torch.int32)
-    return ForwardInputs(
-        token_ids=torch.tensor(tokens, dtype=torch.int32),
-        positions=positions,
-        slot_mapping=positions.long(),
-        cu_seqlens=torch.tensor([0, len(tokens)], dtype=torch.int32),
-        context_lens=positions[-1:] + 1,
-        block_tables=torch.arange(LIMITS.max_model_len, dtype=torch.int32)[None],
-        logit_tokens=torch.tensor([len(tokens) - 1], dtype=torch.int32),
-    )
+    return model_inputs.inputs_of(Row(tokens, range(LIMITS.max_model_len), start), block_size=1, only_last=True)
 
 
 # Prompts and how many tokens; and an end token that none of them draws.
@@ -107,16 +100,23 @@ SHARING = [([*range(11), 3, 9], 8), ([*range(11), 5], 8), ([0, 1, 40, 7, 8], 8),
 UNDRAWN = 45
 
 
-@pytest.mark.parametrize(("wanted", "share"), [(APART, 1.0), (SHARING, 0.75)], ids=["apart", "sharing"])
 @pytest.mark.parametrize(
-    ("numerics", "is_on_device"),
+    ("wanted", "share", "numerics", "is_on_device"),
     [
-        pytest.param(FLOAT32_NUMERICS, False, id="float32", marks=pytest.mark.slow),
-        pytest.param(PACKED, False, id="packed"),
-        pytest.param(FLOAT32_NUMERICS, True, id="device"),
+        pytest.param(SHARING, 0.75, PACKED, False, id="packed sharing"),
+        pytest.param(APART, 1.0, FLOAT32_NUMERICS, True, id="device apart"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                (APART, 1.0, PACKED, False),
+                (SHARING, 0.75, FLOAT32_NUMERICS, True),
+                (APART, 1.0, FLOAT32_NUMERICS, False),
+                (SHARING, 0.75, FLOAT32_NUMERICS, False),
+            ]
+        ),
     ],
 )
-def test_a_head_that_has_learnt_is_right(tmp_path, numerics, is_on_device, wanted, share):
+def test_a_head_that_has_learnt_is_right(tmp_path, wanted, share, numerics, is_on_device):
     """Its output matrix is fitted to what follows in these requests, over a reduced vocabulary.
 
     Among chunks, mixed rows, wrong numbers of drafts and preemptions all its drafts are right, as are those behind
