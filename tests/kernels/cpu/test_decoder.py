@@ -79,6 +79,7 @@ def new_caches(dtype):
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=["float16", "int8"])
+slow = pytest.mark.slow
 
 
 def compute(dtype, contexts, *steps, weights=WEIGHTS):
@@ -91,8 +92,8 @@ def compute(dtype, contexts, *steps, weights=WEIGHTS):
     ("dtype", "kind", "share"),
     [
         pytest.param(torch.float16, "llama", 0.9, id="float16-llama"),
-        pytest.param(torch.float16, "everything", 0.5, id="float16-everything"),
-        pytest.param(torch.int8, "llama", 0.4, id="int8-llama"),
+        pytest.param(torch.float16, "everything", 0.5, id="float16-everything", marks=slow),
+        pytest.param(torch.int8, "llama", 0.4, id="int8-llama", marks=slow),
         pytest.param(torch.int8, "everything", 0.25, id="int8-everything"),
     ],
 )
@@ -109,7 +110,7 @@ def test_steps_equal_the_reference(dtype, kind, share):
     assert_steps_equal_the_reference(dtype, BY_NAME[kind], share)
 
 
-@pytest.mark.parametrize("block_size", [48, 80])
+@pytest.mark.parametrize("block_size", [48, pytest.param(80, marks=slow)])
 def test_blocks_of_an_odd_number_of_vectors_equal_the_reference(block_size, monkeypatch):
     """Sixteen slots are one vector on some processors: of three or five the last has no other beside it."""
     monkeypatch.setattr(sys.modules[__name__], "BLOCK_SIZE", block_size)
@@ -200,15 +201,22 @@ def with_aux(weights, dtype, contexts, *steps):
     return found
 
 
-@KINDS
-@DTYPES
-def test_hidden_states_between_layers_are_those_of_the_reference(dtype, weights, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        (torch.float16, "llama"),
+        (torch.int8, "everything"),
+        pytest.param(torch.float16, "everything", marks=slow),
+        pytest.param(torch.int8, "llama", marks=slow),
+    ],
+)
+def test_hidden_states_between_layers_are_those_of_the_reference(dtype, kind, monkeypatch):
     """In the order of the layers that are asked for, of tokens whose logits nobody wants too, the same bits in chunks.
 
     They cost the logits nothing. Off by what is rounded apart, see the first test.
     """
     monkeypatch.setattr(sys.modules[__name__], "NUM_LAYERS", 4)
-    weights = dataclasses.replace(weights, layers=weights.layers * 2)
+    weights = dataclasses.replace(BY_NAME[kind], layers=BY_NAME[kind].layers * 2)
     contexts = random_contexts(70, 9)
     steps = [(0, 0, 68), (1, 0, 8)], [(0, 68, 70), (1, 8, 9)]
     (aux, logits), _ = with_aux(weights, dtype, contexts, *steps)

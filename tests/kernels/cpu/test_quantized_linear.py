@@ -25,9 +25,8 @@ from paceline_kernels.testing.processors import usable_processors
 from paceline_kernels.vector.simd import address
 
 FORMATS = pytest.mark.parametrize("weight_format", list(WeightFormat), ids=lambda kind: kind.name)
-# Rows around the tiles of 8, 4, 2 and 1; outputs around the tiles of 16.
+# Rows around the tiles of 8, 4, 2 and 1.
 NUM_ROWS = [*range(1, 12), 63, 100]
-NUM_OUTPUTS = [1, 15, 16, 41, 100]
 NUM_INPUTS = [32, 96, 576]
 
 
@@ -54,9 +53,12 @@ def assert_right(x, weight):
 
 
 @FORMATS
-@pytest.mark.parametrize("num_outputs", NUM_OUTPUTS)
+@pytest.mark.parametrize(
+    "num_outputs", [1, 16, 41, *(pytest.param(size, marks=pytest.mark.slow) for size in (15, 100))]
+)
 @pytest.mark.parametrize("num_inputs", NUM_INPUTS)
 def test_quantized_linear_equals_the_reference(weight_format, num_outputs, num_inputs):
+    """Outputs around the tiles of 16."""
     weight = random_packed_weight(num_outputs, num_inputs, weight_format, seed=1)
     for num_rows in NUM_ROWS:
         assert_right(rows(num_rows, num_inputs, seed=num_rows), weight)
