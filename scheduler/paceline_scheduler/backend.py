@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from paceline.plan.hashes import tokenizer_form
 from paceline.plan.values import Claim, GenerationDefaults
 from paceline_scheduler.core.events import Event, ReplyT
 from paceline_scheduler.core.outputs import Failure, TokenOutputs
@@ -22,8 +23,17 @@ class TokenizerSource:
     bos_token_id: int | None
     eos_token_id: int | None
     end_token_ids: tuple[int, ...]
-    add_bos: bool
+    prefix_token_ids: tuple[int, ...]  # before plain text
+    suffix_token_ids: tuple[int, ...]  # behind it
+    special_tokens: tuple[tuple[str, str], ...]  # names that templates know, such as bos_token, and texts
     defaults: GenerationDefaults
+
+    def is_alike(self, other: "TokenizerSource") -> bool:
+        """Whether a model may be served with both: one vocabulary, which executors of different releases may read in
+        different ways.
+        """
+        same_form = tokenizer_form(self.digest) == tokenizer_form(other.digest)
+        return self.digest == other.digest if same_form else self.json == other.json
 
 
 @dataclass(frozen=True, slots=True)

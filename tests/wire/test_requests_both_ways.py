@@ -3,12 +3,12 @@ defaults reach clients through all of it.
 """
 
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import pytest
 
 from paceline.plan import values
 from paceline.plan.durations import read_duration
+from paceline.plan.hashes import TOKENIZER_FORM
 from paceline.plan.values import FinishReason as CoreFinishReason
 from paceline.plan.values import GenerationDefaults
 from paceline.v1 import inference_pb2 as pb
@@ -19,13 +19,13 @@ from paceline_client.requests import Chat, Request, Text
 from paceline_client.results import FinishReason, TokenLogprob, TokenLogprobs, Usage
 from paceline_client.wire import drain_reason, generate_message, read_deltas, read_failures
 from paceline_client.wire_requests import Held
-from paceline_executor.link.servicer_views import tokenizer_parts
+from paceline_executor.link.tokenizer import tokenizer_content
 from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
 from paceline_scheduler.api import wire
 from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
 from paceline_scheduler.api.resumption import body_of, check_resumption, is_begun, number_of
 from paceline_scheduler.errors import SlowConsumerError
-from paceline_scheduler.link.wire import decode_tokenizer_part
+from paceline_scheduler.link.wire import decode_tokenizer
 from paceline_scheduler.testing.tokenizers import served_model
 
 
@@ -145,13 +145,10 @@ def test_output_arrives():
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])
 def test_a_generation_default_travels_from_the_model_to_the_client(field):
-    special = SpecialTokens(None, None, None, (), add_bos=False)
+    special = SpecialTokens(None, None, ())
     bundle = make_bundle(b"{}", None, special, GenerationDefaults(**{field: 1}))
-    (part,) = tokenizer_parts(SimpleNamespace(tokenizer=bundle))
-
-    source, is_last = decode_tokenizer_part(part.SerializeToString())
+    source = decode_tokenizer(tokenizer_content(bundle), TOKENIZER_FORM)
     shown = wire.model(served_model(source)).default_sampling
 
-    assert is_last
     assert {name: value for name, value in asdict(source.defaults).items() if value is not None} == {field: 1}
     assert [(named.name, value) for named, value in shown.ListFields()] == [(field, 1)]

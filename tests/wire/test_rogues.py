@@ -20,8 +20,9 @@ import structlog
 from paceline.process.log_bounds import BURST, MAX_LINE_BYTES
 from paceline.process.logs import set_up_logs
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
-from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
-from paceline_executor.testing.hash_runner import continuation
+from paceline_executor.link.tokenizer import tokenizer_digest
+from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, loaded
+from paceline_executor.testing.hash_runner import HashRunner, continuation
 from paceline_executor.testing.plan_client import attached, hello
 from paceline_scheduler.api import wire as api_wire
 from paceline_scheduler.backend import Arrival
@@ -233,9 +234,23 @@ async def test_results_that_cannot_be_end_the_stream_of_their_executor_alone(log
     assert_short(log(), time.monotonic() - started_s)
 
 
+HONEST_DIGEST = tokenizer_digest(loaded(HashRunner(1, 1, 2)).description.tokenizer)
+
+
+async def test_a_tokenizer_under_another_ones_digest_costs_its_sender_the_registration():
+    """The other one has not been seen yet, and so cannot be asked."""
+    async with rogue_executor() as rogue:
+        (address,) = rogue.addresses(1)
+        rogue.scripts.append(Script("first", (response(welcome=welcome(name="hash", digest=HONEST_DIGEST)), LAST)))
+        async with SchedulerRig(address, GrpcTransport()) as rig:
+            sentence = f"announced tokenizer {HONEST_DIGEST!r}"
+            await rig.until(lambda: any(sentence in status.last_error for status in rig.executors.statuses()))
+            assert rig.executors.models() == ()
+
+
 @pytest.mark.parametrize("difference", ["tokenizer", "vocabulary"])
 async def test_executors_of_one_name_and_different_models_are_not_mixed(difference):
-    other = welcome(name="hash", digest="hash")
+    other = welcome(name="hash", digest=HONEST_DIGEST)
     if difference == "tokenizer":
         other.tokenizer_digest = "rogue"
     else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from paceline.plan.values import ExecutorLimits, GraphSizes, KvGeometry, Model, StepPoint, Welcome
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
+from paceline_executor.link.tokenizer import tokenizer_digest
 from paceline_executor.runner.interface import CacheGeometry
 from paceline_executor.weights.tokenizer import TokenizerBundle
 
@@ -36,7 +37,7 @@ class Description:
             geometry=self.kv_geometry(),
             limits=self.plan_limits(max_plans_in_flight),
             tag_key=tag_key,
-            tokenizer_digest=self.tokenizer.digest,
+            tokenizer_digest=tokenizer_digest(self.tokenizer),
             step_points=tuple(StepPoint(num_tokens, duration_ns) for num_tokens, duration_ns in self.step_points),
             graphs=self.graphs,
         )

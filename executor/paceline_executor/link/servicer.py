@@ -15,6 +15,7 @@ import structlog
 from paceline.plan.codec import decode_request, encode_response
 from paceline.plan.codec.bounds import BoundError
 from paceline.plan.codec.columns import ColumnError, MalformedError
+from paceline.plan.codec.tokenizers import write_parts
 from paceline.plan.values import FromExecutor, Hello, StepResult, ToExecutor
 from paceline.process.callers import Role, caller_of
 from paceline.v1 import executor_pb2, executor_pb2_grpc
@@ -22,8 +23,9 @@ from paceline_executor.errors import AttachError, NotReadyError, PlanError, Plan
 from paceline_executor.link.description import Description
 from paceline_executor.link.plan_streams import PlanStreams
 from paceline_executor.link.profiles import Profiles
-from paceline_executor.link.servicer_views import check_state_request, info_of, look_at, state_of, tokenizer_parts
+from paceline_executor.link.servicer_views import check_state_request, info_of, look_at, state_of
 from paceline_executor.link.step_loop import StepLoop
+from paceline_executor.link.tokenizer import tokenizer_content
 
 SERVICE_NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 BYTES_METHODS = frozenset({f"/{SERVICE_NAME}/Attach"})
@@ -90,7 +92,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         context: _Context,  # noqa: ARG002
     ) -> AsyncIterator[executor_pb2.GetTokenizerResponse]:
         _, description = self._require_loaded()
-        for part in tokenizer_parts(description):
+        for part in write_parts(tokenizer_content(description.tokenizer)):
             yield part
 
     async def Profile(  # noqa: N802

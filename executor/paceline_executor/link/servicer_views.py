@@ -1,25 +1,24 @@
-"""Answers for people and tools that look at an executor: who it is, its rows, its tokenizer."""
+"""Answers for people and tools that look at an executor: who it is, its rows."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from paceline.plan.codec.results import write_logprobs
-from paceline.plan.codec.welcomes import write_defaults, write_geometry, write_limits, write_model
+from paceline.plan.codec.welcomes import write_geometry, write_limits, write_model
 from paceline.plan.durations import write_duration
 from paceline.plan.values import RowState
 from paceline.v1 import executor_pb2, plan_pb2, sampling_pb2
 from paceline_executor.errors import InvalidFieldError
 from paceline_executor.link.description import Description
-from paceline_executor.link.plan_streams import MAX_PART_BYTES, PlanStreams
+from paceline_executor.link.plan_streams import PlanStreams
 from paceline_executor.link.step_loop import StepLoop
+from paceline_executor.link.tokenizer import tokenizer_digest
 from paceline_executor.rows.table import RowTable
 
 _DEFAULT_VIEWS = 64
 _MAX_VIEWS = 1024
 _MAX_LOGPROBS = 4096  # tokens of an answer that show theirs
-_PART_ROOM = 64 * 1024  # for what the first part carries beside the tokenizer
 
 
 def info_of(plan_streams: PlanStreams, steps: StepLoop, description: Description) -> executor_pb2.GetInfoResponse:
@@ -42,7 +41,7 @@ def info_of(plan_streams: PlanStreams, steps: StepLoop, description: Description
         draining=plan_streams.drain_notice is not None,
         uptime=write_duration(plan_streams.uptime_ns / 1e9),
         version=_version(),
-        tokenizer_digest=description.tokenizer.digest,
+        tokenizer_digest=tokenizer_digest(description.tokenizer),
         num_waiting_schedulers=fence.num_waiting,
     )
 
@@ -131,28 +130,3 @@ def _view(state: RowState, request: executor_pb2.GetStateRequest) -> executor_pb
         view.prompt_token_ids.extend(state.prompt_token_ids.tolist())
         view.output_token_ids.extend(state.output_token_ids.tolist())
     return view
-
-
-def tokenizer_parts(description: Description) -> Iterator[executor_pb2.GetTokenizerResponse]:
-    """Of at most 1 MiB; the first has everything but the rest of the JSON."""
-    bundle = description.tokenizer
-    first = executor_pb2.GetTokenizerResponse(
-        digest=bundle.digest,
-        chat_template=bundle.chat_template,
-        bos_token_id=bundle.bos_token_id,
-        eos_token_id=bundle.eos_token_id,
-        end_token_ids=bundle.end_token_ids,
-        add_bos=bundle.add_bos,
-        default_sampling=write_defaults(bundle.defaults),
-    )
-    room = max(0, MAX_PART_BYTES - _PART_ROOM - len((bundle.chat_template or "").encode()))
-    first.tokenizer_json = bundle.tokenizer_json[:room]
-    step = MAX_PART_BYTES - _PART_ROOM
-    starts = range(room, len(bundle.tokenizer_json), step)
-    rest = (executor_pb2.GetTokenizerResponse(tokenizer_json=bundle.tokenizer_json[at : at + step]) for at in starts)
-    part = first
-    for following in rest:
-        yield part
-        part = following
-    part.last = True
-    yield part

@@ -6,7 +6,7 @@ Refuses to know devices and memory.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from paceline_executor.weights import (
     resolve_model,
 )
 from paceline_executor.weights.fetch.known_models import KNOWN_MODELS
-from paceline_executor.weights.tokenizer import SpecialTokens, TokenizerBundle, make_bundle, with_defaults
+from paceline_executor.weights.tokenizer import SpecialTokens, TokenizerBundle, make_bundle
 
 _MIN_EVENT_S = 0.5
 
@@ -86,7 +86,7 @@ def recommend(model: str, tokenizer: TokenizerBundle) -> TokenizerBundle:
     """Adds known sampling values where its own files have none."""
     if model not in KNOWN_MODELS or tokenizer.defaults != GenerationDefaults():
         return tokenizer
-    return with_defaults(tokenizer, KNOWN_MODELS[model].defaults)
+    return replace(tokenizer, defaults=KNOWN_MODELS[model].defaults)
 
 
 def served_name(config: Config, path: Path) -> str:
@@ -105,5 +105,5 @@ def num_parameters(model: ModelConfig) -> int:
 
 @cache
 def simulated_tokenizer(vocab_size: int = VOCAB_SIZE) -> TokenizerBundle:
-    special = SpecialTokens(None, END_TOKEN_IDS[0], None, END_TOKEN_IDS, add_bos=False)
+    special = SpecialTokens(None, END_TOKEN_IDS[0], END_TOKEN_IDS)
     return make_bundle(make_bytes_tokenizer(vocab_size), CHAT_TEMPLATE, special, GenerationDefaults())

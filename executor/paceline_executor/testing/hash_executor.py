@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from paceline.bytes_tokenizer import VOCAB_SIZE
@@ -107,7 +107,7 @@ async def serving(
 
 def loaded(runner: Runner, limits: RowLimits = HASH_LIMITS, tokenizer_json: bytes = b"{}") -> Loaded:
     """The tokenizer is none."""
-    special = SpecialTokens(None, 0, None, (0,), add_bos=False)
-    tokenizer = replace(make_bundle(tokenizer_json, None, special, GenerationDefaults()), digest="hash")
+    special = SpecialTokens(None, 0, (0,))
+    tokenizer = make_bundle(tokenizer_json, None, special, GenerationDefaults())
     description = describe_simulated("hash", runner, limits, tokenizer)
     return Loaded(Engine(RowTable(limits), as_seen(runner, limits)), description)

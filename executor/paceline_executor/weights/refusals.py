@@ -26,6 +26,11 @@ def damaged(path: Path, reason: str) -> ModelCorruptError:
     return ModelCorruptError(f"{path} is damaged: {reason}; fetch it again or choose another model")
 
 
+def wrong(path: Path, reason: str) -> ModelCorruptError:
+    """A file is whole, and says what cannot be."""
+    return ModelCorruptError(f"{path} cannot be used: {reason}; correct the file or choose another model")
+
+
 def unsupported(path: Path, feature: str) -> UnsupportedModelError:
     """Sound files need what this version does not have."""
     return UnsupportedModelError(f"{path} cannot be served by this version: {feature}; choose another model")

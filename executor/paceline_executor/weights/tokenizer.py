@@ -1,8 +1,6 @@
 """All that turning text into token ids and back needs, in one value that can be sent to another process."""
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
 from paceline.plan.values import GenerationDefaults
 
@@ -30,49 +28,40 @@ class SpecialTokens:
 
     bos_token_id: int | None
     eos_token_id: int | None
-    pad_token_id: int | None
     end_token_ids: tuple[int, ...]  # any of them ends a generation; eos first, no id twice
-    add_bos: bool  # a plain-text prompt starts with bos; a chat template has its own
+    prefix_token_ids: tuple[int, ...] = ()  # stand before a plain-text prompt; a chat template has its own
+    suffix_token_ids: tuple[int, ...] = ()  # stand behind it
+    names: tuple[tuple[str, str], ...] = ()  # what templates call them, and their texts
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerBundle:
-    """Encode with `add_special_tokens=False` and put `bos_token_id` first where `add_bos` says so: a post-processor
-    inside `tokenizer_json` is not to be relied on. Texts of special tokens, such as <|im_start|>, encode to their
-    single ids.
+    """Encode with `add_special_tokens=False` and put prefix and suffix around: a post-processor inside `tokenizer_json`
+    is not to be relied on. Texts of special tokens, such as <|im_start|>, encode to their single ids.
     """
 
     tokenizer_json: bytes  # as the tokenizers library serialises itself
     chat_template: str | None  # jinja2 source, untrusted
     bos_token_id: int | None
     eos_token_id: int | None
-    pad_token_id: int | None
     end_token_ids: tuple[int, ...]
-    add_bos: bool
+    prefix_token_ids: tuple[int, ...]
+    suffix_token_ids: tuple[int, ...]
+    special_tokens: tuple[tuple[str, str], ...]
     defaults: GenerationDefaults
-    digest: str  # hex of a 128-bit hash over all of the above
-
-
-def with_defaults(bundle: TokenizerBundle, defaults: GenerationDefaults) -> TokenizerBundle:
-    """It has another digest."""
-    special = SpecialTokens(**{part.name: getattr(bundle, part.name) for part in fields(SpecialTokens)})
-    return make_bundle(bundle.tokenizer_json, bundle.chat_template, special, defaults)
 
 
 def make_bundle(
     tokenizer_json: bytes, chat_template: str | None, special: SpecialTokens, defaults: GenerationDefaults
 ) -> TokenizerBundle:
-    rest = json.dumps([chat_template, asdict(special), asdict(defaults)], sort_keys=True)
-    digest = hashlib.blake2b(tokenizer_json, digest_size=16)
-    digest.update(rest.encode())
     return TokenizerBundle(
         tokenizer_json=tokenizer_json,
         chat_template=chat_template,
         bos_token_id=special.bos_token_id,
         eos_token_id=special.eos_token_id,
-        pad_token_id=special.pad_token_id,
         end_token_ids=special.end_token_ids,
-        add_bos=special.add_bos,
+        prefix_token_ids=special.prefix_token_ids,
+        suffix_token_ids=special.suffix_token_ids,
+        special_tokens=special.names,
         defaults=defaults,
-        digest=digest.hexdigest(),
     )

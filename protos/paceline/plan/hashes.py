@@ -53,3 +53,20 @@ def seed_of(record_id: RecordId) -> int:
     if record_id.index:
         name += f"\0{record_id.index}".encode()
     return int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
+
+
+TOKENIZER_FORM = 2
+"""What a tokenizer's digest covers, and how a model's files are read into it: raised whenever either changes. Executors
+before form 2 name a digest that cannot be computed from what they send.
+"""
+
+
+def tokenizer_digest(content: bytes, form: int = TOKENIZER_FORM) -> str:
+    """Return the digest of what `codec.tokenizers.write_content` returns: its form and a BLAKE2b-128 hash in hex."""
+    return f"{form}:{blake2b(content, digest_size=16).hexdigest()}"
+
+
+def tokenizer_form(digest: str) -> int:
+    """Return the form of an announced digest: 1 where it names none."""
+    form, separator, _ = digest.partition(":")
+    return int(form) if separator and form.isascii() and form.isdecimal() and len(form) < 4 else 1

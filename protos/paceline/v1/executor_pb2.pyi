@@ -328,6 +328,26 @@ class GetTokenizerResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SpecialTokensEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     DIGEST_FIELD_NUMBER: _builtins.int
     TOKENIZER_JSON_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
@@ -338,8 +358,14 @@ class GetTokenizerResponse(_message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     RESPONSE_TEMPLATE_FIELD_NUMBER: _builtins.int
+    PREFIX_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SUFFIX_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    """digest is the BLAKE2b-128 digest of the whole, in hex."""
+    """digest is that of the whole, as it was announced: its form, a colon, and the BLAKE2b-128 hash, in hex, of this
+    message with all of tokenizer_json, and without digest and last, in the order of its fields. The form is raised
+    when models' files come to be read in another way.
+    """
     tokenizer_json: _builtins.bytes
     """tokenizer_json is a part, of at most 1 MiB, of the tokenizer in the tokenizers library's JSON form."""
     chat_template: _builtins.str
@@ -364,6 +390,20 @@ class GetTokenizerResponse(_message.Message):
     def default_sampling(self) -> _sampling_pb2.SamplingParams:
         """default_sampling are the generation defaults that came with the model."""
 
+    @_builtins.property
+    def prefix_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """prefix_token_ids stand before plain text, whatever the tokenizer's own post-processor says. An executor before form 2
+        of the digest says so by bos_token_id and add_bos.
+        """
+
+    @_builtins.property
+    def suffix_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """suffix_token_ids stand behind plain text."""
+
+    @_builtins.property
+    def special_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """special_tokens are texts of tokens, at most 64, by the names that chat templates know, such as bos_token."""
+
     def __init__(
         self,
         *,
@@ -377,10 +417,13 @@ class GetTokenizerResponse(_message.Message):
         default_sampling: _sampling_pb2.SamplingParams | None = ...,
         last: _builtins.bool = ...,
         response_template: _builtins.str | None = ...,
+        prefix_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        suffix_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        special_tokens: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "eos_token_id", b"eos_token_id", "response_template", b"response_template"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "digest", b"digest", "end_token_ids", b"end_token_ids", "eos_token_id", b"eos_token_id", "last", b"last", "response_template", b"response_template", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "digest", b"digest", "end_token_ids", b"end_token_ids", "eos_token_id", b"eos_token_id", "last", b"last", "prefix_token_ids", b"prefix_token_ids", "response_template", b"response_template", "special_tokens", b"special_tokens", "suffix_token_ids", b"suffix_token_ids", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token_id: _TypeAlias = _typing.Literal["bos_token_id"]  # noqa: Y015
     _WhichOneofArgType__bos_token_id: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015

@@ -106,7 +106,7 @@ class ExecutorLink:
         tokenizer = await self._tokenizers.get(welcome.tokenizer_digest, welcome.model.vocab_size, self._connection)
         if self._stream.is_ending:
             return
-        listener.require_alike(self.address, welcome)
+        listener.require_alike(self.address, welcome.model, tokenizer)
         self._stream.set_patience(self._patience_with(description.incarnation))
         self._steward.welcomed(description)
         log.info(

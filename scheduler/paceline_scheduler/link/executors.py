@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceline.plan.values import BatchPlan, Model
-from paceline_scheduler.backend import Arrival, ExecutorStatus, ServedModel
+from paceline_scheduler.backend import Arrival, ExecutorStatus, ServedModel, TokenizerSource
 from paceline_scheduler.core.events import BeginDrain, DrainExecutor, Effects, Event, UndrainExecutor
 from paceline_scheduler.errors import NoExecutorError, StandbyError, UnlikeExecutorError
 from paceline_scheduler.link.leadership import Leadership, Readiness, ServingStatus
@@ -88,12 +88,15 @@ class Executors:
         if (active := self._leadership.awaited.active) is not None:
             raise StandbyError(active, _STANDBY_RETRY_S)
 
-    def require_alike(self, address: str, model: Model, tokenizer_digest: str) -> None:
+    def require_alike(self, address: str, model: Model, tokenizer: TokenizerSource) -> None:
+        """Raises UnlikeExecutorError. Executors of two releases may read a model's files in two ways, but its
+        vocabulary is one.
+        """
         for served in served_models(self._serving(lambda other: other == address)):
             if served.name != model.name:
                 continue
-            if served.tokenizer.digest != tokenizer_digest:
-                raise UnlikeExecutorError(model.name, f"tokenizer {tokenizer_digest!r}", repr(served.tokenizer.digest))
+            if not tokenizer.is_alike(served.tokenizer):
+                raise UnlikeExecutorError(model.name, f"tokenizer {tokenizer.digest!r}", repr(served.tokenizer.digest))
             if served.vocab_size != model.vocab_size:
                 raise UnlikeExecutorError(model.name, f"{model.vocab_size} token ids", f"{served.vocab_size}")
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from paceline.plan.values import BatchPlan, Claim, Model, Welcome
+from paceline.plan.values import BatchPlan, Claim, Model
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.link.plan_stream import Steps
@@ -25,7 +25,7 @@ class LinkListener(Protocol):
 
     def removed(self, address: str) -> None: ...
 
-    def require_alike(self, address: str, welcome: Welcome) -> None:
+    def require_alike(self, address: str, model: Model, tokenizer: TokenizerSource) -> None:
         """Raises LinkError if the executor cannot stand beside those that serve a model of the same name."""
         ...
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from paceline.plan.hashes import tokenizer_form
 from paceline.plan.values import Model
 from paceline_scheduler.backend import ExecutorStatus, ServedModel, TokenizerSource
 from paceline_scheduler.core.tables.blocks import BlockCounts
@@ -38,7 +39,7 @@ class LinkedExecutor:
 
 
 def served_models(executors: Iterable[LinkedExecutor]) -> tuple[ServedModel, ...]:
-    """Sorted by name; shared fields are the last attached one's."""
+    """Sorted by name; shared fields are the last one's, the tokenizer that of the newest form."""
     served: dict[str, ServedModel] = {}
     for executor in executors:
         model, tokenizer = executor.model, executor.tokenizer
@@ -53,10 +54,16 @@ def served_models(executors: Iterable[LinkedExecutor]) -> tuple[ServedModel, ...
             num_executors=1 + (others.num_executors if others else 0),
             num_parameters=model.num_parameters,
             quantization=model.quantization,
-            tokenizer=tokenizer,
+            tokenizer=tokenizer if others is None else _newer(tokenizer, others.tokenizer),
             has_dummy_weights=model.has_dummy_weights,
         )
     return tuple(served[name] for name in sorted(served))
+
+
+def _newer(tokenizer: TokenizerSource, other: TokenizerSource) -> TokenizerSource:
+    """Executors of several releases serve a model during an upgrade: the newest knows best how its files are meant."""
+    is_older = tokenizer_form(tokenizer.digest) < tokenizer_form(other.digest)
+    return other if is_older else tokenizer
 
 
 def status(record: ExecutorRecord, executor: LinkedExecutor, views: CoreViews, steps: StepTotals) -> ExecutorStatus:

@@ -7,7 +7,7 @@ left.
 from functools import partial
 
 from paceline.plan.texts import readable
-from paceline.plan.values import Claim, Model, StepResult, Welcome
+from paceline.plan.values import Claim, Model, StepResult
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.events import (
     BeginAnew,
@@ -44,8 +44,8 @@ class Listener:
         del self._executors.by_address[address]
         self._runtime.feed(ExecutorRemoved(address))
 
-    def require_alike(self, address: str, welcome: Welcome) -> None:
-        self._executors.require_alike(address, welcome.model, welcome.tokenizer_digest)
+    def require_alike(self, address: str, model: Model, tokenizer: TokenizerSource) -> None:
+        self._executors.require_alike(address, model, tokenizer)
 
     def attached(
         self,

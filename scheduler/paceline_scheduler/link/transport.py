@@ -7,7 +7,6 @@ refuses for another scheduler, StreamEndedError for everything else that ends a 
 from typing import Protocol
 
 from paceline.plan.values import BatchPlan, ExecutorInfo, FromExecutor, ToExecutor
-from paceline_scheduler.backend import TokenizerSource
 
 
 class PlanCall(Protocol):
@@ -27,7 +26,9 @@ class PlanCall(Protocol):
 class Connection(Protocol):
     async def get_info(self, timeout_s: float) -> ExecutorInfo: ...
 
-    async def get_tokenizer(self, timeout_s: float) -> TokenizerSource: ...
+    async def get_tokenizer(self, timeout_s: float) -> bytes:
+        """Return the whole, as `codec.tokenizers` joins its parts."""
+        ...
 
     def attach(self) -> PlanCall: ...
 

@@ -4,18 +4,17 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import grpc
 import grpc.aio
 
 from paceline.plan.codec import decode_response, encode_request
 from paceline.plan.codec.columns import MalformedError
+from paceline.plan.codec.tokenizers import TokenizerParts
 from paceline.plan.texts import readable
 from paceline.plan.values import BatchPlan, ExecutorInfo, FromExecutor, ToExecutor
 from paceline.process.callers import channel_credentials
 from paceline.process.tls_folder import TlsFolder
-from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import LinkError, StreamEndedError, UnreachableError
 from paceline_scheduler.link import wire
 from paceline_scheduler.link.wire_contexts import with_contexts
@@ -80,22 +79,16 @@ class GrpcConnection:
                     raise UnreachableError(_sentence(error)) from error
                 raise _link_error(error) from error
 
-    async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
+    async def get_tokenizer(self, timeout_s: float) -> bytes:
         method: _Stream = self._channel.unary_stream(wire.GET_TOKENIZER_METHOD)
         call = method(wire.GET_TOKENIZER_REQUEST, timeout=timeout_s)
-        first: TokenizerSource | None = None
-        pieces: list[bytes] = []
-        num_bytes = 0
+        parts = TokenizerParts()
         async with _ended(call):
             try:
                 async for data in call:
-                    part, is_last = wire.decode_tokenizer_part(data)
-                    first = first or part
-                    pieces.append(part.json)
-                    if is_last:
-                        return replace(first, json=b"".join(pieces))
-                    num_bytes += len(part.json)
-                    if num_bytes > MAX_TOKENIZER_BYTES or len(pieces) >= _MAX_TOKENIZER_PARTS:
+                    if wire.add_tokenizer_part(parts, data):
+                        return parts.content()
+                    if parts.num_bytes > MAX_TOKENIZER_BYTES or parts.num_parts >= _MAX_TOKENIZER_PARTS:
                         raise StreamEndedError(f"the tokenizer has more than {MAX_TOKENIZER_BYTES} bytes")
             except grpc.aio.AioRpcError as error:
                 raise _link_error(error) from error

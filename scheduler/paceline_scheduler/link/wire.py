@@ -10,8 +10,9 @@ from typing import ParamSpec, TypeVar
 from google.rpc import error_details_pb2, status_pb2
 
 from paceline.plan.codec import welcomes
-from paceline.plan.codec.bounds import MAX_PART_BYTES, check, check_size
 from paceline.plan.codec.columns import MalformedError, parse
+from paceline.plan.codec.tokenizers import TokenizerParts
+from paceline.plan.hashes import tokenizer_digest
 from paceline.plan.texts import MAX_NAME_BYTES, readable
 from paceline.plan.values import Claim, ExecutorInfo
 from paceline.v1 import executor_pb2
@@ -59,22 +60,28 @@ def decode_info(data: bytes) -> ExecutorInfo:
 
 
 @_divergence
-def decode_tokenizer_part(data: bytes) -> tuple[TokenizerSource, bool]:
-    """Also returns whether it is the last one."""
-    check_size(data, MAX_PART_BYTES)
-    part = parse(executor_pb2.GetTokenizerResponse, data)
-    check(part, "tokenizer.")
-    source = TokenizerSource(
-        digest=part.digest,
-        json=part.tokenizer_json,
-        chat_template=part.chat_template if part.HasField("chat_template") else None,
-        bos_token_id=part.bos_token_id if part.HasField("bos_token_id") else None,
-        eos_token_id=part.eos_token_id if part.HasField("eos_token_id") else None,
-        end_token_ids=tuple(part.end_token_ids),
-        add_bos=part.add_bos,
-        defaults=welcomes.read_defaults(part.default_sampling),
+def add_tokenizer_part(parts: TokenizerParts, data: bytes) -> bool:
+    """Return whether it is the last one."""
+    return parts.add(data)
+
+
+@_divergence
+def decode_tokenizer(content: bytes, form: int) -> TokenizerSource:
+    """`content` is of `TokenizerParts`; `form` that of the digest which its sender has announced."""
+    whole = parse(executor_pb2.GetTokenizerResponse, content)
+    older_prefix = (whole.bos_token_id,) if whole.add_bos and whole.HasField("bos_token_id") else ()
+    return TokenizerSource(
+        digest=tokenizer_digest(content, form),
+        json=whole.tokenizer_json,
+        chat_template=whole.chat_template if whole.HasField("chat_template") else None,
+        bos_token_id=whole.bos_token_id if whole.HasField("bos_token_id") else None,
+        eos_token_id=whole.eos_token_id if whole.HasField("eos_token_id") else None,
+        end_token_ids=tuple(whole.end_token_ids),
+        prefix_token_ids=tuple(whole.prefix_token_ids) or older_prefix,
+        suffix_token_ids=tuple(whole.suffix_token_ids),
+        special_tokens=tuple(sorted(whole.special_tokens.items())),
+        defaults=welcomes.read_defaults(whole.default_sampling),
     )
-    return source, part.last
 
 
 @_divergence

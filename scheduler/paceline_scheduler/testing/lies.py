@@ -145,6 +145,10 @@ def _values(field: Field) -> tuple[list[Any], list[Any]]:
             return [[low, high]], [[outside], [low] * (at_most + 1)]
         case Many(at_most, Text(_, high)):
             return [["x", "x" * high]], [["x" * (high + 1)], ["x"] * (at_most + 1)]
+        case Pairs(at_most, Text(_, longest_key), Text(_, longest)):
+            fit = {f"{number}": "x" * longest for number in range(at_most)}
+            too_long = [{"x" * (longest_key + 1): ""}, {"x": "x" * (longest + 1)}]
+            return [fit, {"x" * longest_key: ""}], [fit | {"x": ""}, *too_long]
         case Pairs(at_most, key, value):
             beyond_pairs = [dict.fromkeys(range(at_most + 1), 0.0), {-1: 0.0}, {1: math.nan}, {key.high: math.inf}]
             return [dict.fromkeys(range(at_most), value.high)], beyond_pairs

@@ -78,7 +78,7 @@ class RogueExecutor:
             script = self.scripts.popleft()
             self.told.append(script.name)
             parts = script.tokenizer
-        for part in parts or (executor_pb2.GetTokenizerResponse(digest="rogue", tokenizer_json=b"{}", last=True),):
+        for part in parts or (executor_pb2.GetTokenizerResponse(digest="rogue", tokenizer_json=b"[]", last=True),):
             yield part.SerializeToString()
 
     async def attach(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401, ARG002

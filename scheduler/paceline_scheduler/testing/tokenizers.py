@@ -1,10 +1,14 @@
 """Small tokenizers of the two kinds that language models have, and models that are served with them."""
 
-import hashlib
+from dataclasses import replace
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from paceline.plan.codec.tokenizers import write_content
+from paceline.plan.codec.welcomes import write_defaults
+from paceline.plan.hashes import tokenizer_digest
 from paceline.plan.values import GenerationDefaults
+from paceline.v1 import executor_pb2
 from paceline_scheduler.backend import ServedModel, TokenizerSource
 
 CHAT_TEMPLATE = (
@@ -80,16 +84,37 @@ def tokenizer_source(
 ) -> TokenizerSource:
     """`eos_token` ends completions."""
     eos_token_id = None if eos_token is None else tokenizer.token_to_id(eos_token)
-    signed = repr((tokenizer.to_str(), chat_template, bos_token, eos_token, add_bos))
-    return TokenizerSource(
-        digest=hashlib.blake2b(signed.encode(), digest_size=16).hexdigest(),
+    bos_token_id = None if bos_token is None else tokenizer.token_to_id(bos_token)
+    named = {"bos_token": bos_token, "eos_token": eos_token}
+    source = TokenizerSource(
+        digest="",
         json=tokenizer.to_str().encode(),
         chat_template=chat_template,
-        bos_token_id=None if bos_token is None else tokenizer.token_to_id(bos_token),
+        bos_token_id=bos_token_id,
         eos_token_id=eos_token_id,
         end_token_ids=() if eos_token_id is None else (eos_token_id,),
-        add_bos=add_bos,
+        prefix_token_ids=(bos_token_id,) if add_bos and bos_token_id is not None else (),
+        suffix_token_ids=(),
+        special_tokens=tuple((name, text) for name, text in named.items() if text is not None),
         defaults=defaults or GenerationDefaults(),
+    )
+    return replace(source, digest=tokenizer_digest(content_of(source)))
+
+
+def content_of(source: TokenizerSource) -> bytes:
+    """As an executor sends it."""
+    return write_content(
+        executor_pb2.GetTokenizerResponse(
+            tokenizer_json=source.json,
+            chat_template=source.chat_template,
+            bos_token_id=source.bos_token_id,
+            eos_token_id=source.eos_token_id,
+            end_token_ids=source.end_token_ids,
+            default_sampling=write_defaults(source.defaults),
+            prefix_token_ids=source.prefix_token_ids,
+            suffix_token_ids=source.suffix_token_ids,
+            special_tokens=dict(source.special_tokens),
+        )
     )
 
 

@@ -51,8 +51,8 @@ def windows(token_ids: Sequence[int], size: int, first: Sequence[int] = ()) -> l
 
 
 def first_tokens(bundle: TokenizerBundle) -> tuple[int, ...]:
-    """What the model wants in front of a text: its bos token, or nothing."""
-    return (bundle.bos_token_id,) if bundle.add_bos and bundle.bos_token_id is not None else ()
+    """What the model wants in front of a text."""
+    return bundle.prefix_token_ids
 
 
 def _is_prose(paragraph: str) -> bool:

@@ -7,7 +7,6 @@ import asyncio
 
 from both_sides.served import MemoryCall, ServedExecutor
 from paceline.plan.values import ExecutorInfo
-from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import StreamEndedError, UnreachableError
 
 
@@ -63,7 +62,7 @@ class MemoryConnection:
         """Ask who the executor is."""
         return await (await self._network.reach(self._address, timeout_s)).get_info()
 
-    async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
+    async def get_tokenizer(self, timeout_s: float) -> bytes:
         """Fetch the tokenizer."""
         executor = await self._network.reach(self._address, timeout_s)
         self._network.num_tokenizer_calls += 1

@@ -4,13 +4,13 @@ Knows how the parts of an executor are put together, as its process does it. A p
 """
 
 import asyncio
-from dataclasses import replace
 from typing import Any, cast
 
 import grpc.aio
 
 from both_sides.audited import AuditedRows, Kind
 from both_sides.executor import TAG_KEY, records_of, rows_of
+from paceline.plan.codec.tokenizers import TokenizerParts
 from paceline.plan.values import (
     BatchPlan,
     Claim,
@@ -39,7 +39,6 @@ from paceline_executor.link.profiles import Profiles
 from paceline_executor.link.servicer import ExecutorServicer
 from paceline_executor.link.status import status_of
 from paceline_executor.link.step_loop import StepLoop
-from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import LinkError, StreamEndedError
 from paceline_scheduler.link import wire
 from paceline_scheduler.link.wire_contexts import with_contexts
@@ -197,12 +196,13 @@ class ServedExecutor:
         info = await self._servicer.GetInfo(executor_pb2.GetInfoRequest(), _NO_CONTEXT)
         return wire.decode_info(info.SerializeToString())
 
-    async def get_tokenizer(self) -> TokenizerSource:
+    async def get_tokenizer(self) -> bytes:
         """Give the tokenizer away."""
         await self._opened.wait()
-        answer = self._servicer.GetTokenizer(executor_pb2.GetTokenizerRequest(), _NO_CONTEXT)
-        parts = [wire.decode_tokenizer_part(part.SerializeToString())[0] async for part in answer]
-        return replace(parts[0], json=b"".join(part.json for part in parts))
+        parts = TokenizerParts()
+        async for part in self._servicer.GetTokenizer(executor_pb2.GetTokenizerRequest(), _NO_CONTEXT):
+            wire.add_tokenizer_part(parts, part.SerializeToString())
+        return parts.content()
 
     def _begin(self, incarnation: int) -> None:
         self._rows = AuditedRows(self._kind, self.failing, {}, self.violations, self._step_ns, self._now_ns)

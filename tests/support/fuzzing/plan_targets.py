@@ -11,6 +11,7 @@ from both_sides.harness import CoreHarness
 from fuzzing.target import Target, framed, unframed
 from paceline.plan.codec import decode_request, decode_response, encode_request, encode_response
 from paceline.plan.codec.columns import MalformedError
+from paceline.plan.codec.tokenizers import TokenizerParts
 from paceline.plan.codec.welcomes import decode_info
 from paceline.plan.values import (
     BatchPlan,
@@ -131,7 +132,8 @@ def read_answers(data: bytes) -> None:
     with suppress(LinkError, DivergenceError):
         wire.decode_info(data)
     with suppress(LinkError, DivergenceError):
-        wire.decode_tokenizer_part(data)
+        wire.add_tokenizer_part(parts := TokenizerParts(), data)
+        wire.decode_tokenizer(parts.content(), 1)
     with suppress(LinkError, DivergenceError):
         error = wire.decode_refusal("it ended", data)
         assert str(error)

@@ -1,9 +1,7 @@
 """What a scheduler writes for later: recordings, and what it keeps on disk of tokenizers. Others may send the files."""
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 from both_sides.audited import make_executor
@@ -19,6 +17,7 @@ from paceline_scheduler.recording.replay import Recording, read_recording, repla
 from paceline_scheduler.recording.story import Requests
 from paceline_scheduler.recording.what_if import read_policy
 from paceline_scheduler.testing.requests import make_request
+from paceline_scheduler.testing.tokenizers import content_of
 
 # So that a later file begins with a cache that is written as columns.
 _NUM_CACHED_TOKENS, _MAX_FILE_BYTES = 400, 2_000
@@ -60,10 +59,10 @@ class _CacheOf(AsyncDiskCache):
 class _Executor:
     """Has the tokenizer, should the one on disk be no use."""
 
-    async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
+    async def get_tokenizer(self, timeout_s: float) -> bytes:
         """Send it."""
         del timeout_s
-        return tokenizer()
+        return content_of(tokenizer())
 
 
 def find_tokenizer(data: bytes) -> None:
@@ -80,9 +79,7 @@ async def _prepare(source: TokenizerSource, vocab_size: int) -> None:
 
 
 def _sound_tokenizers() -> Iterator[bytes]:
-    fields = asdict(tokenizer())
-    content: bytes = fields.pop("json")
-    yield json.dumps(fields).encode() + b"\n" + content
+    yield content_of(tokenizer())
 
 
 def read_policies(data: bytes) -> None:

@@ -53,7 +53,7 @@ def render(data: bytes) -> None:
         source = "".join("7" if letter.isdecimal() else letter for letter in source.replace("*", "+"))
         source = _without_widths(source)
     with suppress(ChatRefusedError, TemplateFailedError, MemoryError, _OutOfTimeError), _bounded():
-        template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": None})
+        template = ChatTemplate(source, {"bos_token": "<s>"})
         template.render(_MESSAGES, _NOON, 10_000)
 
 
@@ -133,7 +133,7 @@ def _reads_spelling(vocab_size: int) -> Callable[[bytes], None]:
 
 def _sound_spelling() -> Iterator[bytes]:
     texts = read_text_model(tokenizer(), 400).texts
-    yield pack(TokenTexts(texts.spelling, "<s>", None))
+    yield pack(TokenTexts(texts.spelling, (("bos_token", "<s>"),)))
 
 
 TARGETS = (

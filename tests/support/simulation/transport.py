@@ -1,16 +1,15 @@
 """Calls over the simulated network as gRPC gives them, and the link's transport that consists of such calls."""
 
 import asyncio
-from dataclasses import replace
 from typing import cast
 
 import grpc
 import grpc.aio
 from google.rpc import status_pb2
 
+from paceline.plan.codec.tokenizers import TokenizerParts
 from paceline.plan.values import ExecutorInfo
 from paceline_scheduler.api import status
-from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import StreamEndedError, UnreachableError
 from paceline_scheduler.link import wire
 from paceline_scheduler.link.transport_grpc import GrpcPlanCall
@@ -46,10 +45,12 @@ class SimulatedConnection:
         """Ask who the executor is."""
         return wire.decode_info((await self._ask(GET_INFO, timeout_s))[0])
 
-    async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
+    async def get_tokenizer(self, timeout_s: float) -> bytes:
         """Fetch the tokenizer."""
-        parts = [wire.decode_tokenizer_part(data)[0] for data in await self._ask(GET_TOKENIZER, timeout_s)]
-        return replace(parts[0], json=b"".join(part.json for part in parts))
+        parts = TokenizerParts()
+        for data in await self._ask(GET_TOKENIZER, timeout_s):
+            wire.add_tokenizer_part(parts, data)
+        return parts.content()
 
     def attach(self) -> GrpcPlanCall:
         """Open a plan stream."""

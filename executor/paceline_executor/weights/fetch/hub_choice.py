@@ -13,7 +13,7 @@ from paceline_executor.weights.hf.safetensors_folder import CONFIG_FILE, INDEX_F
 from paceline_executor.weights.refusals import UNSAFE_SUFFIXES, shown
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
-_COMPANIONS = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
 _TOKENIZER_FILE = "tokenizer.json"
 _MAX_LISTED = 8
 

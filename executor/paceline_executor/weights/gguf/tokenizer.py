@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 from paceline.plan.values import GenerationDefaults
 from paceline_executor.weights.gguf.header import GgufHeader
 from paceline_executor.weights.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from paceline_executor.weights.refusals import damaged, shown, unsupported
+from paceline_executor.weights.refusals import damaged, shown, unsupported, wrong
 from paceline_executor.weights.tokenizer import (
     END_TOKEN_TEXTS,
     SpecialTokens,
@@ -28,6 +28,7 @@ MAX_TOKEN_CHARS = 1024
 MAX_SCORED_CHARS = 1 << 22  # of all tokens; deriving merges looks at every place in every token
 MAX_CHAT_TEMPLATE_CHARS = 1 << 20
 _ALL_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+_TEMPLATE_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 SPACE_LETTER = "\u2581"  # how SentencePiece writes a space
 
 
@@ -98,22 +99,29 @@ def _token_types(header: GgufHeader, num_tokens: int) -> tuple[int, ...]:
 def _special_tokens(
     header: GgufHeader, tokens: tuple[str, ...], types: tuple[int, ...], *, add_bos: bool
 ) -> SpecialTokens:
-    ids = {role: _token_id(header, role, len(tokens)) for role in ("bos", "eos", "eot", "eom", "padding")}
+    ids = {role: _token_id(header, role, len(tokens)) for role in ("eot", "eom", *_TEMPLATE_NAMES)}
     named = [ids["eos"], ids["eot"], ids["eom"]]
     markers = (TokenType.CONTROL, TokenType.USER_DEFINED)
     found = [i for i, text in enumerate(tokens) if text in END_TOKEN_TEXTS and types[i] in markers]
-    if header.flag("tokenizer.ggml.add_eos_token", False):
-        raise unsupported(header.path, "it asks for an end token after every prompt (tokenizer.ggml.add_eos_token)")
-    add_bos = header.flag("tokenizer.ggml.add_bos_token", add_bos and ids["bos"] is not None)
-    if add_bos and ids["bos"] is None:
-        raise damaged(header.path, "tokenizer.ggml.add_bos_token is true and there is no bos_token_id")
+    around = {
+        "bos": header.flag("tokenizer.ggml.add_bos_token", add_bos and ids["bos"] is not None),
+        "eos": header.flag("tokenizer.ggml.add_eos_token", False),
+    }
+    for role, is_added in around.items():
+        if is_added and ids[role] is None:
+            raise wrong(header.path, f"tokenizer.ggml.add_{role}_token is true and there is no {role}_token_id")
     return SpecialTokens(
         bos_token_id=ids["bos"],
         eos_token_id=ids["eos"],
-        pad_token_id=ids["padding"],
         end_token_ids=tuple(dict.fromkeys([*(i for i in named if i is not None), *found])),
-        add_bos=add_bos,
+        prefix_token_ids=_id_if(around["bos"], ids["bos"]),
+        suffix_token_ids=_id_if(around["eos"], ids["eos"]),
+        names=tuple((_TEMPLATE_NAMES[role], tokens[i]) for role in _TEMPLATE_NAMES if (i := ids[role]) is not None),
     )
+
+
+def _id_if(is_added: bool, token_id: int | None) -> tuple[int, ...]:
+    return (token_id,) if is_added and token_id is not None else ()
 
 
 def _token_id(header: GgufHeader, role: str, num_tokens: int) -> int | None:
@@ -121,9 +129,11 @@ def _token_id(header: GgufHeader, role: str, num_tokens: int) -> int | None:
     if key not in header.metadata:
         return None
     token_id = header.integer(key)
-    if not 0 <= token_id < num_tokens:
-        raise damaged(header.path, f"{key} is {token_id} in a vocabulary of {num_tokens}")
-    return token_id
+    if 0 <= token_id < num_tokens:
+        return token_id
+    if role == "eos":
+        raise wrong(header.path, f"{key} is {token_id} in a vocabulary of {num_tokens}")
+    return None  # as llama.cpp has it: writers put -1 or 2^32 - 1 for a role that no token has
 
 
 def _byte_level(header: GgufHeader, vocabulary: _Vocabulary, pre_tokenizer: PreTokenizer) -> Tokenizer:

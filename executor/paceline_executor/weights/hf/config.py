@@ -5,7 +5,7 @@ is the measure. It runs no code of a folder: `auto_map` is not looked at.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +25,10 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": Activation.GELU_TANH,
 }
 _Fields = dict[str, Any]
+_WINDOWS = frozenset({"sliding_window", "layer_types"})
+_QWEN_WINDOW_KEYS = _WINDOWS | {"use_sliding_window", "max_window_layers"}
+_GEMMA3_WINDOW_KEYS = _WINDOWS | {"sliding_window_pattern"}
+_WINDOW_KEYS = _QWEN_WINDOW_KEYS | _GEMMA3_WINDOW_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class _Family:
     architecture: str
     model_class: str  # in transformers
     defaults: _Fields  # of keys that are absent; null stays null
+    window_keys: Set[str] = _WINDOWS  # that it reads; another family's are left over from elsewhere, and mean nothing
     qkv_bias: bool = False
     qk_norm: bool = False
     is_gemma: bool = False  # four norms per layer, 1 added to their weights, scaled embedding, scaled queries
@@ -63,12 +68,16 @@ _GEMMA3 = _GEMMA | {"vocab_size": 262_208, "max_position_embeddings": 131_072, "
 
 _FAMILIES: Mapping[str, _Family] = MappingProxyType(
     {
-        "llama": _Family("llama", "LlamaForCausalLM", _LLAMA),
+        "llama": _Family("llama", "LlamaForCausalLM", _LLAMA, window_keys=frozenset()),
         "mistral": _Family("mistral", "MistralForCausalLM", _MISTRAL),
-        "qwen2": _Family("qwen2", "Qwen2ForCausalLM", _QWEN, qkv_bias=True),
-        "qwen3": _Family("qwen3", "Qwen3ForCausalLM", _QWEN | {"head_dim": 128}, qk_norm=True),
+        "qwen2": _Family("qwen2", "Qwen2ForCausalLM", _QWEN, window_keys=_QWEN_WINDOW_KEYS, qkv_bias=True),
+        "qwen3": _Family(
+            "qwen3", "Qwen3ForCausalLM", _QWEN | {"head_dim": 128}, window_keys=_QWEN_WINDOW_KEYS, qk_norm=True
+        ),
         "gemma2": _Family("gemma2", "Gemma2ForCausalLM", _GEMMA2, is_gemma=True),
-        "gemma3_text": _Family("gemma3", "Gemma3ForCausalLM", _GEMMA3, qk_norm=True, is_gemma=True),
+        "gemma3_text": _Family(
+            "gemma3", "Gemma3ForCausalLM", _GEMMA3, window_keys=_GEMMA3_WINDOW_KEYS, qk_norm=True, is_gemma=True
+        ),
     }
 )
 _IMAGE_MODEL, _IMAGE_MODEL_CLASS = "gemma3", "Gemma3ForConditionalGeneration"
@@ -93,13 +102,18 @@ def read_hf_config(path: Path) -> ModelConfig:
         raise unsupported(
             path, f"its architecture is {shown(model_class)}, and this version runs {family.model_class} of {kind}"
         )
-    return _read_family(family, (text or file).with_defaults(family.defaults))
+    return _read_family(family, _fields_of(family, text or file))
 
 
 def read_llama(config: JsonFields) -> ModelConfig:
     """The configuration of a Llama that these fields state, whatever file they stand in. Raises the same."""
     family = _FAMILIES["llama"]
-    return _read_family(family, config.with_defaults(family.defaults))
+    return _read_family(family, _fields_of(family, config))
+
+
+def _fields_of(family: _Family, config: JsonFields) -> JsonFields:
+    """What its class in transformers reads."""
+    return config.without(_WINDOW_KEYS - family.window_keys).with_defaults(family.defaults)
 
 
 def _check_plain_weights(config: JsonFields) -> None:
@@ -181,9 +195,11 @@ def _ropes(family: _Family, config: JsonFields, head_dim: int, max_len: int) -> 
         return read_rope_object(config, full, head_dim, max_len, 10_000.0), local
     local_theta = config.positive_number("rope_local_base_freq", 10_000.0)
     local = read_rope_object(config, sliding or config.empty(), head_dim, max_len, local_theta)
+    theta = config.positive_number("rope_theta", 1_000_000.0)
     if full is None:
-        return read_rope(config, head_dim, max_len, 1_000_000.0), local
-    return read_rope_object(config, full, head_dim, max_len, 1_000_000.0), local
+        # It reads neither the parameters of other families nor the older spelling of a scaling's type.
+        full = (config.object("rope_scaling") or config.empty()).without({"type"})
+    return read_rope_object(config, full, head_dim, max_len, theta), local
 
 
 def _sliding_layers(config: JsonFields, num_layers: int) -> tuple[bool, ...]:

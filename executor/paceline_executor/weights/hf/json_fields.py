@@ -4,11 +4,11 @@ Refuses to know what any field means.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from paceline_executor.weights.refusals import damaged, unreadable
+from paceline_executor.weights.refusals import damaged, unreadable, wrong
 
 MAX_SMALL_FILE_BYTES = 4 << 20
 MAX_NUMBER = 1 << 63
@@ -59,6 +59,9 @@ class JsonFields:
     def with_defaults(self, defaults: Mapping[str, Any]) -> "JsonFields":
         """What the object says is null stays so."""
         return JsonFields(self.path, {**defaults, **self._fields}, self._prefix)
+
+    def without(self, names: Set[str]) -> "JsonFields":
+        return JsonFields(self.path, {k: v for k, v in self._fields.items() if k not in names}, self._prefix)
 
     def empty(self) -> "JsonFields":
         return JsonFields(self.path, {}, self._prefix)
@@ -130,7 +133,7 @@ class JsonFields:
         raise self.fault(field, f"not a list of {length} numbers above 0")
 
     def fault(self, field: str, state: str) -> Exception:
-        return damaged(self.path, f"{self.name(field)} is {state}")
+        return wrong(self.path, f"{self.name(field)} is {state}")
 
 
 def _is_number(value: object) -> bool:

@@ -28,7 +28,8 @@ def read_rope(config: JsonFields, head_dim: int, max_len: int, default_theta: fl
     Raises ModelCorruptError or UnsupportedModelError, naming the field.
     """
     _check_whole(config)
-    fields = config.object("rope_scaling") or config.object("rope_parameters") or config.empty()
+    objects = (config.object(name) for name in ("rope_scaling", "rope_parameters") if config.get(name) != {})
+    fields = next((each for each in objects if each is not None), config.empty())
     theta = config.positive_number("rope_theta", default_theta)
     return read_rope_object(config, fields, head_dim, max_len, theta)
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from paceline.plan.values import GenerationDefaults
 from paceline_executor.weights.hf.json_fields import MAX_SMALL_FILE_BYTES, JsonFields, read_bounded
-from paceline_executor.weights.refusals import damaged, shown
+from paceline_executor.weights.refusals import damaged, shown, wrong
 from paceline_executor.weights.tokenizer import (
     END_TOKEN_TEXTS,
     SpecialTokens,
@@ -19,6 +19,9 @@ from paceline_executor.weights.tokenizer import (
 
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_TOKEN_ID = 1 << 31
+TEMPLATE_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TEXT_PARTS = ("decoder", "generator", "text_config")
+_LEAST_TOP_P = 1e-9  # keeps the likeliest token alone, as transformers does at 0
 
 
 def tokenizer_from_folder(folder: Path, vocab_size: int | None = None) -> TokenizerBundle:
@@ -37,13 +40,15 @@ def tokenizer_from_folder(folder: Path, vocab_size: int | None = None) -> Tokeni
         )
     config = JsonFields.read_if_there(folder / "tokenizer_config.json")
     generation = JsonFields.read_if_there(folder / "generation_config.json")
-    special = _special_tokens(tokenizer, config, generation)
+    special = _special_tokens(folder, tokenizer, config, generation)
     return make_bundle(data, _chat_template(folder, config), special, _defaults(generation))
 
 
 def _parse_tokenizer(path: Path, data: bytes) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_buffer(data)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         tokenizer.encode("a")  # some damage shows only now
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -72,32 +77,45 @@ def _token_ids(fields: JsonFields, name: str) -> list[int]:
     raise fields.fault(name, "neither a token id nor a list of them")
 
 
-def _special_tokens(tokenizer: Tokenizer, config: JsonFields, generation: JsonFields) -> SpecialTokens:
-    def role(name: str) -> int | None:
-        text = _token_text(config, name)
-        token_id = None if text is None else tokenizer.token_to_id(text)
-        if text is not None and token_id is None:
-            raise damaged(config.path, f"{name} {shown(text)} is not in the vocabulary")
-        return token_id
-
-    bos, eos = role("bos_token"), role("eos_token")
-    listed = _token_ids(generation, "eos_token_id")
+def _special_tokens(folder: Path, tokenizer: Tokenizer, config: JsonFields, generation: JsonFields) -> SpecialTokens:
+    # It was written before added_tokens_decoder was: the older file has the first word, as in transformers.
+    is_old = config.get("added_tokens_decoder") is None
+    older = JsonFields.read_if_there(folder / "special_tokens_map.json") if is_old else config.empty()
+    texts = {name: _token_text(older, name) or _token_text(config, name) for name in TEMPLATE_NAMES}
+    names = {name: text for name, text in texts.items() if text is not None}
+    ids = {name: tokenizer.token_to_id(text) for name, text in names.items()}
+    eos = ids.get("eos_token")
     added = tokenizer.get_added_tokens_decoder()
     found = [token_id for token_id, token in sorted(added.items()) if token.content in END_TOKEN_TEXTS]
-    ends = [*([] if eos is None else [eos]), *listed, *found]
+    first = [] if eos is None else [eos]
+    prefix, suffix = _around(tokenizer)
     return SpecialTokens(
-        bos_token_id=bos,
+        bos_token_id=ids.get("bos_token"),
         eos_token_id=eos,
-        pad_token_id=role("pad_token"),
-        end_token_ids=tuple(dict.fromkeys(ends)),
-        add_bos=bos is not None and _adds_bos(tokenizer, config, bos),
+        end_token_ids=tuple(dict.fromkeys([*first, *_listed_ends(folder, generation), *found])),
+        prefix_token_ids=prefix,
+        suffix_token_ids=suffix,
+        names=tuple(names.items()),
     )
 
 
-def _adds_bos(tokenizer: Tokenizer, config: JsonFields, bos: int) -> bool:
-    """What the configuration says, else what the tokenizer's post-processor does."""
-    stated = config.flag("add_bos_token")
-    return tokenizer.encode("a").ids[:1] == [bos] if stated is None else stated
+def _listed_ends(folder: Path, generation: JsonFields) -> list[int]:
+    """Of generation_config.json; where that file is not there, transformers makes it of config.json."""
+    if generation.path.exists():
+        return _token_ids(generation, "eos_token_id")
+    model = JsonFields.read_if_there(folder / "config.json")
+    parts = (model, *(model.object(name) for name in _TEXT_PARTS))
+    return next((ids for part in parts if part is not None and (ids := _token_ids(part, "eos_token_id"))), [])
+
+
+def _around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what the post-processor puts before and behind a plain text.
+
+    As in transformers 5, `add_bos_token` and `add_eos_token` of tokenizer_config.json say nothing beside it.
+    """
+    plain, whole = (tokenizer.encode("a", add_special_tokens=adds).ids for adds in (False, True))
+    at = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), len(whole))
+    return tuple(whole[:at]), tuple(whole[at + len(plain) :])
 
 
 def _chat_template(folder: Path, config: JsonFields) -> str | None:
@@ -118,14 +136,14 @@ def _chat_template(folder: Path, config: JsonFields) -> str | None:
 
 
 def _defaults(generation: JsonFields) -> GenerationDefaults:
-    top_k = generation.number("top_k")
+    top_k, top_p = generation.number("top_k"), generation.number("top_p")
     try:
         return GenerationDefaults(
             temperature=generation.number("temperature"),
-            top_p=generation.number("top_p"),
-            top_k=None if top_k is None else int(top_k),
+            top_p=_LEAST_TOP_P if top_p == 0 else top_p,
+            top_k=None if top_k is None else max(int(top_k), 0),  # some write -1 for no limit
             min_p=generation.number("min_p"),
             repetition_penalty=generation.number("repetition_penalty"),
         )
     except ValueError as error:
-        raise damaged(generation.path, f"its {error}") from error
+        raise wrong(generation.path, f"its {error}") from error

@@ -136,10 +136,10 @@ class Pairs:
     """At most so many pairs of a key and a value."""
 
     at_most: int
-    key: Whole
-    value: Real
+    key: Whole | Text
+    value: Real | Text
 
-    def fault(self, pairs: Mapping[int, float]) -> str | None:
+    def fault(self, pairs: Mapping[Any, Any]) -> str | None:
         """Too many, or a key or value that is beyond."""
         if len(pairs) > self.at_most:
             return f"has {len(pairs)} pairs, at most {self.at_most} are allowed"

@@ -203,6 +203,9 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "default_sampling": _MESSAGE,
         "last": _BIT,
         "response_template": Text(0, 1 << 20, is_name=False),
+        "prefix_token_ids": _FEW_TOKENS,
+        "suffix_token_ids": _FEW_TOKENS,
+        "special_tokens": Pairs(64, Text(1, 64), Text(0, 1 << 10, is_name=False)),
     },
     # Plans
     plan_pb2.BatchPlan: {

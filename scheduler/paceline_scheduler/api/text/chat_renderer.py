@@ -40,8 +40,7 @@ class TemplateSource:
     """Equal sources share a process."""
 
     template: str
-    bos_token: str | None
-    eos_token: str | None
+    special_tokens: tuple[tuple[str, str], ...]  # names and texts
 
 
 class _WorkerEndedError(Exception):
@@ -176,7 +175,7 @@ class _Renderer:
         source = self._source
         setup = {
             "template": source.template,
-            "constants": {"bos_token": source.bos_token, "eos_token": source.eos_token},
+            "constants": dict(source.special_tokens),
             "max_render_s": self._limits.max_render_s,
             "max_bytes": self._limits.max_bytes,
         }

@@ -34,7 +34,7 @@ class _GenerationBlocks(ext.Extension):
 
 
 class ChatTemplate:
-    def __init__(self, source: str, constants: Mapping[str, str | None]) -> None:
+    def __init__(self, source: str, constants: Mapping[str, str]) -> None:
         """Raises TemplateFailedError."""
         if len(source) > MAX_TEMPLATE_CHARS:
             raise TemplateFailedError(f"the template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
@@ -43,7 +43,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
-        self._constants: dict[str, object] = {name: value for name, value in constants.items() if value is not None}
+        self._constants: dict[str, object] = dict(constants)
         try:
             self._template = environment.from_string(source)
         except Exception as error:  # a hostile source can fail in any way

@@ -14,15 +14,13 @@ _LENGTH = np.dtype("<i4")
 @dataclass(frozen=True, slots=True)
 class TokenTexts:
     spelling: Spelling
-    bos_token: str | None
-    eos_token: str | None
+    special_tokens: tuple[tuple[str, str], ...]  # names that templates know, and texts
 
 
 def pack(texts: TokenTexts) -> bytes:
     all_bytes, without = texts.spelling.token_bytes, texts.spelling.token_bytes_without_special
     head = {
-        "bos_token": texts.bos_token,
-        "eos_token": texts.eos_token,
+        "special_tokens": dict(texts.special_tokens),
         "num_stripped_spaces": texts.spelling.num_stripped_spaces,
         "num_tokens": len(all_bytes),
         "special_ids": [i for i, (one, other) in enumerate(zip(all_bytes, without, strict=True)) if one != other],
@@ -40,12 +38,15 @@ def unpack(data: bytes) -> TokenTexts:
         raise ValueError("the head is no JSON") from error
     match head:
         case {
-            "bos_token": str() | None as bos_token,
-            "eos_token": str() | None as eos_token,
+            "special_tokens": dict(special_tokens),
             "num_stripped_spaces": int(num_stripped_spaces),
             "num_tokens": int(num_tokens),
             "special_ids": [*special_ids],
-        } if num_tokens >= 0 and all(type(one) is int and 0 <= one < num_tokens for one in special_ids):
+        } if (
+            num_tokens >= 0
+            and all(type(one) is int and 0 <= one < num_tokens for one in special_ids)
+            and all(type(text) is str for text in special_tokens.values())
+        ):
             pass
         case _:
             raise ValueError("the head is not of this version")
@@ -55,4 +56,4 @@ def unpack(data: bytes) -> TokenTexts:
     without = list(all_bytes)
     for token_id in special_ids:
         without[token_id] = b""
-    return TokenTexts(Spelling(tuple(all_bytes), tuple(without), num_stripped_spaces), bos_token, eos_token)
+    return TokenTexts(Spelling(tuple(all_bytes), tuple(without), num_stripped_spaces), tuple(special_tokens.items()))

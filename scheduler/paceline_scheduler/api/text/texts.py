@@ -108,6 +108,6 @@ class Texts:
         self, messages: Sequence[inference_pb2.ChatMessage], text_model: TextModel, model: ServedModel
     ) -> str:
         assert model.tokenizer.chat_template is not None, "checked before"
-        source = TemplateSource(model.tokenizer.chat_template, text_model.bos_token, text_model.eos_token)
+        source = TemplateSource(model.tokenizer.chat_template, text_model.special_tokens)
         # A template may repeat its input once.
         return await self._chats.render(source, messages, 2 * self._limits.max_prompt_chars(model.max_model_len))

@@ -34,7 +34,7 @@ _BEFORE = "\n"
 _RETRY_AFTER_S = 0.5
 _LOOK_FOR_REST_S = 0.05
 _COMEBACKS_S = 0.3  # streams that come back get their first tokens first
-_FILE_FORMAT = 1
+_FILE_FORMAT = 2
 # Of 37 MiB 15 are free after reading a vocabulary; glibc would keep them.
 _give_back = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
 
@@ -67,10 +67,10 @@ class TextModel:
         self._source = source
         self._loaded = None if tokenizer is None else (tokenizer, SpecialTexts(tokenizer))
         self._making = threading.Lock()
-        self._prefix = [] if source.bos_token_id is None or not source.add_bos else [source.bos_token_id]
+        self._prefix, self._suffix = list(source.prefix_token_ids), list(source.suffix_token_ids)
         self.loaded_s = 0.0  # on the event loop's clock
         self.texts = texts
-        self.bos_token, self.eos_token = texts.bos_token, texts.eos_token
+        self.special_tokens = texts.special_tokens
         self.spelling: Spelling = texts.spelling
 
     @property
@@ -80,14 +80,16 @@ class TextModel:
     def complete(self) -> tuple[Tokenizer, SpecialTexts]:
         with self._making:
             if self._loaded is None:
-                tokenizer = Tokenizer.from_buffer(self._source.json)
+                tokenizer = _load(self._source)
                 self._loaded = tokenizer, SpecialTexts(tokenizer)
                 _give_back(0)
             return self._loaded
 
     def encode_text(self, text: str) -> Int32Array:
         (token_ids,) = self._encode([text])
-        return np.array(token_ids if token_ids[:1] == self._prefix else self._prefix + token_ids, dtype=np.int32)
+        if token_ids[: len(self._prefix)] != self._prefix:
+            token_ids = self._prefix + token_ids
+        return np.array(token_ids + self._suffix, dtype=np.int32)
 
     def marked(self, chat: inference_pb2.Chat) -> tuple[Sequence[inference_pb2.ChatMessage], str]:
         """Raises InvalidRequestError. See `SpecialTexts`."""
@@ -122,6 +124,21 @@ class TextModel:
             return [text.ids for text in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
+def _load(source: TokenizerSource) -> Tokenizer:
+    """What a training run cut and padded its texts to is no matter of serving."""
+    tokenizer = Tokenizer.from_buffer(source.json)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _named(source: TokenizerSource, tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
+    """Of an executor that does not name its special tokens: one before form 2."""
+    ids = {"bos_token": source.bos_token_id, "eos_token": source.eos_token_id}
+    texts = {name: tokenizer.id_to_token(token_id) for name, token_id in ids.items() if token_id is not None}
+    return tuple((name, text) for name, text in texts.items() if text is not None)
+
+
 @contextmanager
 def _refused_with(refusal: Callable[[str], SchedulerError]) -> Iterator[None]:
     try:
@@ -144,12 +161,8 @@ def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | Non
         except ValueError:
             pass  # an older version wrote it
     with _refused_with(lambda why: UnsupportedError("tokenizer_json", f"the tokenizers library cannot read it: {why}")):
-        tokenizer = Tokenizer.from_buffer(source.json)
-        bos_token, eos_token = (
-            None if token_id is None else tokenizer.id_to_token(token_id)
-            for token_id in (source.bos_token_id, source.eos_token_id)
-        )
-        texts = TokenTexts(read_spelling(tokenizer, vocab_size), bos_token, eos_token)
+        tokenizer = _load(source)
+        texts = TokenTexts(read_spelling(tokenizer, vocab_size), source.special_tokens or _named(source, tokenizer))
         model = TextModel(source, texts, tokenizer)
     _give_back(0)
     return model

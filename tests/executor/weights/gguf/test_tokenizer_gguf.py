@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
+from paceline_executor.link.tokenizer import tokenizer_digest
 from paceline_executor.testing.models import (
     BYTE_LETTERS,
     RandomCheckpoint,
@@ -107,9 +108,10 @@ def test_text_comes_back_from_its_ids(real_tokenizer, text):
 
 def test_the_default_model_names_its_special_tokens(real, real_tokenizer):
     """Both its end tokens end a generation, though the file names one."""
-    assert (real.bos_token_id, real.eos_token_id, real.pad_token_id) == (1, 2, 2)
+    assert (real.bos_token_id, real.eos_token_id) == (1, 2)
     assert real.end_token_ids == (2, 0)
-    assert not real.add_bos
+    assert real.prefix_token_ids == real.suffix_token_ids == ()
+    assert {"bos_token": "<|im_start|>", "pad_token": "<|im_end|>"}.items() <= dict(real.special_tokens).items()
     assert real.defaults == GenerationDefaults()
     assert real.chat_template is not None
     assert "<|im_start|>" in real.chat_template
@@ -118,11 +120,26 @@ def test_the_default_model_names_its_special_tokens(real, real_tokenizer):
 
 
 def test_equal_files_have_equal_digests(tmp_path, real):
-    metadata = byte_level_metadata()
-    digest = bundle_of(tmp_path, metadata).digest
-    assert bundle_of(tmp_path, metadata).digest == digest != real.digest
-    assert bundle_of(tmp_path, metadata | {"tokenizer.ggml.add_bos_token": True}).digest != digest
-    assert bundle_of(tmp_path, metadata | {"tokenizer.chat_template": "x"}).digest != digest
+    def digest(**changed):
+        keys = {f"tokenizer.{name}": value for name, value in changed.items()}
+        return tokenizer_digest(bundle_of(tmp_path, byte_level_metadata() | keys))
+
+    assert digest() == digest() != tokenizer_digest(real)
+    assert digest() != digest(**{"ggml.add_bos_token": True})
+    assert digest() != digest(chat_template="x")
+
+
+def test_a_role_that_no_token_has_refuses_no_file(tmp_path):
+    """As llama.cpp has it: writers put -1 and 2^32 - 1 there."""
+    roles = {f"tokenizer.ggml.{role}_token_id": 2**32 - 1 for role in ("bos", "padding", "unknown", "eot", "eom")}
+    ends = bundle_of(tmp_path, byte_level_metadata()).end_token_ids
+    bundle = bundle_of(tmp_path, byte_level_metadata() | roles)
+    assert (bundle.bos_token_id, bundle.prefix_token_ids, bundle.end_token_ids) == (None, (), ends)
+
+
+def test_an_end_token_goes_behind_prompts_where_the_file_asks_for_it(tmp_path):
+    bundle = bundle_of(tmp_path, byte_level_metadata() | {"tokenizer.ggml.add_eos_token": True})
+    assert bundle.suffix_token_ids == (bundle.eos_token_id,)
 
 
 # As in llama.cpp's llama-vocab.cpp: each expression cuts every piece that the one before it left.
@@ -264,7 +281,7 @@ def test_sentence_piece_encodes_as_transformers_does(tmp_path, text):
 def test_sentence_piece_defaults_are_those_of_the_format(tmp_path):
     """bos goes first unless the file says otherwise; user-defined tokens match whole but are text."""
     bundle = bundle_of(tmp_path, sentence_piece_metadata())
-    assert bundle.add_bos
+    assert bundle.prefix_token_ids == (1,)
     assert bundle.end_token_ids == (2,)
     tokenizer = tokenizer_of(bundle)
     assert encode(tokenizer, "<tool>") == [3]
@@ -334,7 +351,6 @@ CORRUPT = {
 UNSUPPORTED = {
     "tokenizer.ggml.model": ("bert", "its tokenizer model 'bert'"),
     "tokenizer.ggml.pre": ("viking", "its pre-tokenizer 'viking' is not known"),
-    "tokenizer.ggml.add_eos_token": (True, "an end token after every prompt"),
 }
 
 

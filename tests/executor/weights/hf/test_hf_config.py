@@ -149,7 +149,7 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, name):
 @pytest.mark.parametrize("field", IMPOSSIBLE)
 def test_impossible_values_are_named(tmp_path, field):
     value, message = IMPOSSIBLE[field]
-    with pytest.raises(ModelCorruptError, match=rf"config\.json is damaged: {message}"):
+    with pytest.raises(ModelCorruptError, match=rf"config\.json cannot be used: {message}"):
         read_config(tmp_path, config_fields(**{field: value}))
 
 

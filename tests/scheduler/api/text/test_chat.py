@@ -127,9 +127,12 @@ async def renderers():
     await renderers.close()
 
 
+SPECIAL_TOKENS = (("bos_token", "<s>"), ("eos_token", "</s>"))
+
+
 def render(renderers, template, messages=HELLO, max_chars=10_000):
     """Render a chat in the renderer's process."""
-    return renderers.render(TemplateSource(template, "<s>", "</s>"), messages, max_chars)
+    return renderers.render(TemplateSource(template, SPECIAL_TOKENS), messages, max_chars)
 
 
 @pytest.mark.parametrize("name", ["smollm2", *TEMPLATES])
@@ -142,19 +145,19 @@ def test_templates_render_as_in_transformers(templates, name, num_messages, monk
     )
     expected = oracle.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
-    template = ChatTemplate(templates[name], {"bos_token": "<s>", "eos_token": "</s>"})
+    template = ChatTemplate(templates[name], dict(SPECIAL_TOKENS))
 
     assert template.render(messages, NOON, max_chars=10_000) == expected
 
 
 def test_a_template_refuses_a_conversation_in_its_own_words():
-    template = ChatTemplate(TEMPLATES["llama-2"], {"bos_token": "<s>", "eos_token": "</s>"})
+    template = ChatTemplate(TEMPLATES["llama-2"], dict(SPECIAL_TOKENS))
     with pytest.raises(ChatRefusedError, match="roles must alternate"):
         template.render(CONVERSATION[2:3], NOON, max_chars=1000)
 
 
 def test_a_missing_token_is_undefined_and_not_none():
-    template = ChatTemplate("{{ bos_token }}x", {"bos_token": None})
+    template = ChatTemplate("{{ bos_token }}x", {})
     assert template.render([], NOON, max_chars=10) == "x"
 
 
@@ -233,7 +236,7 @@ async def test_a_process_that_died_meanwhile_is_replaced(renderers):
     """Nobody's chat fails for it."""
     template = "{{ messages[0].content }}"
     assert await render(renderers, template) == "hello"
-    process = renderers._renderers[TemplateSource(template, "<s>", "</s>")]._worker._process
+    process = renderers._renderers[TemplateSource(template, SPECIAL_TOKENS)]._worker._process
     process.kill()
     process.wait()
     assert await render(renderers, template) == "hello"

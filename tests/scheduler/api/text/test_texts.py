@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders
 
+from paceline.plan.hashes import TOKENIZER_FORM
 from paceline.plan.values import GenerationDefaults
 from paceline.v1.inference_pb2 import GenerateRequest
+from paceline_executor.link.tokenizer import tokenizer_content
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.weights import load_tokenizer
 from paceline_scheduler.api.limits import EdgeLimits
@@ -20,6 +22,7 @@ from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.api.text.tokenizer import TextThreads
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import InvalidRequestError, QueueFullError, UnsupportedError
+from paceline_scheduler.link.wire import decode_tokenizer
 from paceline_scheduler.testing.tokenizers import (
     byte_level_tokenizer,
     sentence_piece_tokenizer,
@@ -69,17 +72,9 @@ async def test_a_chat_begins_as_its_template_says(texts):
 async def test_a_chat_of_the_default_model_is_tokenised_as_by_its_own_tokenizer(texts):
     bundle = load_tokenizer(default_model_path(os.environ))
     oracle = Tokenizer.from_buffer(bundle.tokenizer_json)
-    source = TokenizerSource(
-        digest=bundle.digest,
-        json=bundle.tokenizer_json,
-        chat_template=bundle.chat_template,
-        bos_token_id=bundle.bos_token_id,
-        eos_token_id=bundle.eos_token_id,
-        end_token_ids=bundle.end_token_ids,
-        add_bos=bundle.add_bos,
-        defaults=GenerationDefaults(),
+    model = served_model(
+        decode_tokenizer(tokenizer_content(bundle), TOKENIZER_FORM), vocab_size=49152, max_model_len=8192
     )
-    model = served_model(source, vocab_size=49152, max_model_len=8192)
 
     token_ids = (
         await texts.token_ids(GenerateRequest(chat=turns(("system", "Be brief."), ("user", "Hi ☃"))), model)
@@ -100,7 +95,7 @@ def resident_mib():
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 json = pathlib.Path(sys.argv[1]).read_bytes()
-source = TokenizerSource("digest", json, "", 1, 2, (2,), False, GenerationDefaults())
+source = TokenizerSource("digest", json, "", 1, 2, (2,), (), (), (), GenerationDefaults())
 before = resident_mib()
 model = read_text_model(source, 49152)
 print(resident_mib() - before)
@@ -225,13 +220,15 @@ PANIC = BYTE_LEVEL.to_str().replace('"continuing_subword_prefix":null', '"contin
 @pytest.mark.parametrize("json", [b"{}", b"\xff", b"[]", b'{"version": "1.0"}', PANIC])
 async def test_bytes_that_are_no_tokenizer_are_refused_by_name(texts, json):
     with pytest.raises(UnsupportedError, match="tokenizers library cannot read it"):
-        await texts.prepare(TokenizerSource("digest", json, None, None, None, (), False, GenerationDefaults()), 100)
+        await texts.prepare(
+            TokenizerSource("digest", json, None, None, None, (), (), (), (), GenerationDefaults()), 100
+        )
 
 
 async def test_a_token_far_beyond_any_vocabulary_is_refused(texts):
     """One number would make a list of gigabytes."""
     json = BYTE_LEVEL.to_str().replace('"a":', '"a":4000000000,"a before":')
-    source = TokenizerSource("far", json.encode(), None, None, None, (), False, GenerationDefaults())
+    source = TokenizerSource("far", json.encode(), None, None, None, (), (), (), (), GenerationDefaults())
     with pytest.raises(UnsupportedError, match="a token of id 4000000000"):
         await texts.prepare(source, 400)
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.plan.values import GenerationDefaults
+from paceline.plan.hashes import TOKENIZER_FORM, tokenizer_digest, tokenizer_form
+from paceline.plan.values import GenerationDefaults, Model
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text import tokenizer
 from paceline_scheduler.api.text.detokenizer import Spelling
@@ -16,8 +17,14 @@ from paceline_scheduler.api.text.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.api.text.tokenizer import TextModels, TextThreads
 from paceline_scheduler.disk_cache import AsyncDiskCache, DiskCache
 from paceline_scheduler.errors import DivergenceError, LinkError, UnsupportedError
+from paceline_scheduler.link.linked_executor import LinkedExecutor, served_models
 from paceline_scheduler.link.tokenizers import TokenizerStore
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer, tokenizer_source
+from paceline_scheduler.testing.tokenizers import (
+    byte_level_tokenizer,
+    content_of,
+    sentence_piece_tokenizer,
+    tokenizer_source,
+)
 
 BYTE_LEVEL = tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>")
 SENTENCE_PIECE = tokenizer_source(sentence_piece_tokenizer(), bos_token="<s>", eos_token="</s>", add_bos=True)
@@ -37,7 +44,7 @@ class ServingConnection:
         del timeout_s
         self.num_calls += 1
         await self.answers.wait()
-        return self.source
+        return content_of(self.source)
 
 
 def cache_in(folder):
@@ -57,7 +64,7 @@ def threads():
 def test_a_file_gives_back_what_tokens_spell(tokens, num_stripped_spaces, bos_token):
     all_bytes = tuple(spelt for spelt, _ in tokens)
     without_special = tuple(b"" if is_special else spelt for spelt, is_special in tokens)
-    texts = TokenTexts(Spelling(all_bytes, without_special, num_stripped_spaces), bos_token, None)
+    texts = TokenTexts(Spelling(all_bytes, without_special, num_stripped_spaces), (("bos_token", bos_token),))
     assert unpack(pack(texts)) == texts
 
 
@@ -66,7 +73,7 @@ async def test_a_successor_spells_before_it_has_read_the_vocabulary(source, tmp_
     cache = cache_in(tmp_path)
     first, later = [await TextModels(threads, cache).get(source, 500) for _ in range(2)]
     assert (first.is_complete, later.is_complete) == (True, False)
-    assert (later.spelling, later.bos_token, later.eos_token) == (first.spelling, first.bos_token, first.eos_token)
+    assert (later.spelling, later.special_tokens) == (first.spelling, first.special_tokens)
     assert later.encode_text("hello hello").tolist() == first.encode_text("hello hello").tolist()
     assert later.is_complete
 
@@ -125,7 +132,7 @@ async def test_a_vocabulary_of_another_size_has_a_file_of_its_own(tmp_path, thre
 
 async def test_a_file_of_another_form_is_written_anew(tmp_path, threads):
     cache = cache_in(tmp_path)
-    cache.store(f"spelling 1 {BYTE_LEVEL.digest} 500", lambda: b"{}\n")
+    cache.store(f"spelling 2 {BYTE_LEVEL.digest} 500", lambda: b"{}\n")
     assert [(await TextModels(threads, cache).get(BYTE_LEVEL, 500)).is_complete for _ in range(2)] == [True, False]
 
 
@@ -159,7 +166,7 @@ async def test_a_tokenizer_that_is_not_the_announced_one_is_not_kept(tmp_path):
     """Nor one that cannot be used."""
     connection, cache = ServingConnection(BYTE_LEVEL), cache_in(tmp_path)
     with pytest.raises(DivergenceError):
-        await TokenizerStore(cache=cache).get("other", 500, connection)
+        await TokenizerStore(cache=cache).get(SENTENCE_PIECE.digest, 500, connection)
 
     async def refuse(source, vocab_size):
         raise UnsupportedError("tokenizer.decoder", f"{source.digest} {vocab_size}")
@@ -170,14 +177,53 @@ async def test_a_tokenizer_that_is_not_the_announced_one_is_not_kept(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_what_lies_on_disk_is_taken_only_where_it_is_what_was_announced(tmp_path):
+    """Another process may have written it."""
+    connection, cache = ServingConnection(BYTE_LEVEL), cache_in(tmp_path)
+    cache.store(f"tokenizer 2 {BYTE_LEVEL.digest}", lambda: content_of(SENTENCE_PIECE))
+    assert await TokenizerStore(cache=cache).get(BYTE_LEVEL.digest, 500, connection) == BYTE_LEVEL
+    assert connection.num_calls == 1
+
+
+async def test_an_earlier_release_names_a_digest_that_says_nothing(tmp_path):
+    """Two of its executors may name the same one and have two tokenizers."""
+    cache = cache_in(tmp_path)
+    store = TokenizerStore(cache=cache)
+    found = [await store.get("ab" * 16, 500, ServingConnection(source)) for source in (BYTE_LEVEL, SENTENCE_PIECE)]
+    assert [source.json for source in found] == [BYTE_LEVEL.json, SENTENCE_PIECE.json]
+    assert [tokenizer_form(source.digest) for source in found] == [1, 1]
+    assert await cache.load("what is to be stored is stored then") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_vocabulary_may_be_read_in_two_ways_by_two_releases():
+    """Within a release it is read in one."""
+    other = replace(BYTE_LEVEL, end_token_ids=(5,))
+    earlier, same = (replace(other, digest=tokenizer_digest(content_of(other), form)) for form in (1, TOKENIZER_FORM))
+    assert BYTE_LEVEL.is_alike(earlier)
+    assert not BYTE_LEVEL.is_alike(same)
+    assert not BYTE_LEVEL.is_alike(SENTENCE_PIECE)
+    assert not BYTE_LEVEL.is_alike(replace(SENTENCE_PIECE, digest=earlier.digest))
+
+
+def test_of_two_releases_the_newer_one_says_how_a_model_is_read():
+    """Whichever has attached first."""
+    model = Model("tiny", "llama", 256, 400)
+    earlier = replace(BYTE_LEVEL, end_token_ids=(5,), digest=tokenizer_digest(content_of(BYTE_LEVEL), 1))
+    for tokenizers in ([BYTE_LEVEL, earlier], [earlier, BYTE_LEVEL]):
+        executors = [LinkedExecutor(model=model, tokenizer=each) for each in tokenizers]
+        (served,) = served_models(executors)
+        assert (served.tokenizer, served.num_executors) == (BYTE_LEVEL, 2)
+
+
 async def test_an_executor_that_is_slow_with_its_tokenizer_keeps_no_other_model_waiting():
     store = TokenizerStore()
-    slow, other = (ServingConnection(replace(BYTE_LEVEL, digest=digest)) for digest in ("slow", "other"))
+    slow, other = ServingConnection(BYTE_LEVEL), ServingConnection(SENTENCE_PIECE)
     slow.answers.clear()
-    waiting = [asyncio.create_task(store.get("slow", 500, slow)) for _ in range(2)]
+    waiting = [asyncio.create_task(store.get(BYTE_LEVEL.digest, 500, slow)) for _ in range(2)]
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
-        assert await store.get("other", 500, other) == other.source
+        assert await store.get(SENTENCE_PIECE.digest, 500, other) == other.source
     assert not any(task.done() for task in waiting)
     slow.answers.set()
     assert await asyncio.gather(*waiting) == [slow.source, slow.source]
