@@ -1,4 +1,4 @@
-"""What an executor says about itself once its model is loaded. Knows values only."""
+"""What an executor says about itself once its model is loaded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from paceline.plan.hashes import tokenizer_form
+from paceline.plan.hashes import TOKENIZER_FORM, tokenizer_form
 from paceline.plan.values import Model
 from paceline_scheduler.backend import ExecutorStatus, ServedModel, TokenizerSource
 from paceline_scheduler.core.tables.blocks import BlockCounts
@@ -61,9 +61,12 @@ def served_models(executors: Iterable[LinkedExecutor]) -> tuple[ServedModel, ...
 
 
 def _newer(tokenizer: TokenizerSource, other: TokenizerSource) -> TokenizerSource:
-    """Executors of several releases serve a model during an upgrade: the newest knows best how its files are meant."""
-    is_older = tokenizer_form(tokenizer.digest) < tokenizer_form(other.digest)
-    return other if is_older else tokenizer
+    """Executors of several releases serve a model during an upgrade: the newest that is known here knows best how its
+    files are meant. A form beyond that cannot be checked, and whoever claims it decides nothing for the others.
+    """
+    forms = [tokenizer_form(each.digest) for each in (tokenizer, other)]
+    ours, theirs = (form if form <= TOKENIZER_FORM else 0 for form in forms)
+    return other if ours < theirs else tokenizer
 
 
 def status(record: ExecutorRecord, executor: LinkedExecutor, views: CoreViews, steps: StepTotals) -> ExecutorStatus:

@@ -216,6 +216,16 @@ def test_of_two_releases_the_newer_one_says_how_a_model_is_read():
         assert (served.tokenizer, served.num_executors) == (BYTE_LEVEL, 2)
 
 
+def test_a_form_that_is_not_known_here_decides_nothing_for_the_others():
+    """Any executor may claim one, with another template and other end tokens."""
+    model = Model("tiny", "llama", 256, 400)
+    claimed = replace(BYTE_LEVEL, end_token_ids=(5,), digest=tokenizer_digest(content_of(BYTE_LEVEL), 999))
+    for known in (BYTE_LEVEL, replace(BYTE_LEVEL, digest=tokenizer_digest(content_of(BYTE_LEVEL), 1))):
+        for tokenizers in ([known, claimed], [claimed, known]):
+            (served,) = served_models([LinkedExecutor(model=model, tokenizer=each) for each in tokenizers])
+            assert served.tokenizer == known
+
+
 async def test_an_executor_that_is_slow_with_its_tokenizer_keeps_no_other_model_waiting():
     store = TokenizerStore()
     slow, other = ServingConnection(BYTE_LEVEL), ServingConnection(SENTENCE_PIECE)
