@@ -20,6 +20,9 @@ PROMTOOL = command -v promtool $(BIN)/promtool > /dev/null || { ( mkdir -p $(VEN
 	$$apt update && $$apt download prometheus && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool > promtool && \
 	chmod +x promtool && mv promtool ../bin ) > /dev/null 2>&1 || echo "  no promtool: the alerts are not tested"; rm -rf $(VENV)/apt; }
 
+# Where the environment forbids to keep bytecode, each of the hundreds of processes of a run would compile every module.
+export PYTHONDONTWRITEBYTECODE :=
+
 # A process per core.
 PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 

@@ -1,17 +1,22 @@
 """Requests over a real socket: what the server says is what the caller gets, or a typed error."""
 
 import asyncio
+from dataclasses import is_dataclass
 
 import grpc
 import pytest
 
+import paceline_client
 from paceline_client import (
     AsyncClient,
+    Delta,
+    FieldViolation,
     FinishReason,
     InvalidRequestError,
     Limits,
     Message,
     OverloadedError,
+    Result,
     Retry,
     Sampling,
     ServerError,
@@ -43,6 +48,18 @@ async def test_a_result_has_everything_the_server_sent():
     assert (result.finish_reason, result.matched_stop) == (FinishReason.STOP, "\n")
     assert (result.usage, result.attempt) == (Usage(9, 4, 3, 6, 5), 1)
     assert result.logprobs[2] == TokenLogprobs(7, -0.25, ())
+
+
+async def test_a_message_may_be_larger_than_grpc_takes_by_default():
+    text = "a" * (5 << 20)
+    async with FakeServer([Tokens((5,), text), End()]) as server, AsyncClient(server.target) as client:
+        assert (await client.generate("?")).text == text
+
+
+def test_what_a_caller_gets_back_cannot_be_changed():
+    values = [value for value in vars(paceline_client).values() if isinstance(value, type) and is_dataclass(value)]
+    assert {Delta, FieldViolation, Result, TokenLogprobs} <= set(values)
+    assert [value for value in values if not value.__dataclass_params__.frozen] == []
 
 
 async def test_a_stream_delivers_deltas_in_order_and_then_the_result():

@@ -21,7 +21,7 @@ from paceline.plan.versions import PROTOCOLS
 from paceline_executor.errors import AttachError, DrainingError, EpochEndedError, ServiceError, StepWedgedError
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.plan_streams import Identity, PlanStreams
-from paceline_executor.link.step_loop import StepLoop
+from paceline_executor.link.step_loop import StepLoop, StepRefused
 from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plans import placement, plan, record
@@ -185,6 +185,15 @@ async def test_a_takeover_lets_the_running_step_finish_and_drops_what_is_queued(
 
     assert (row.num_computed_tokens, row.output_token_ids.size) == (7, 2)
     assert (result.epoch, result.step_id) == (2, 1)
+
+
+async def test_what_was_refused_of_the_former_driver_ends_no_stream_of_the_next(executor):
+    driver = await _driven(executor)
+
+    executor.plan_streams.report(StepRefused(driver.epoch - 1, StepWedgedError("a step of before")))
+
+    driver.plan(2, [(0, 1)])
+    assert (await asyncio.wait_for(driver.until(StepResult), 60)).step_id == 2
 
 
 @pytest.mark.parametrize("is_launched", [False, True])

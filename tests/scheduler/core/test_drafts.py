@@ -276,17 +276,19 @@ def test_an_estimate_knows_what_drafts_bring():
     num_blocks=st.integers(10, 40),
     max_num_tokens=st.integers(6, 24),
     token_ns=st.sampled_from((10_000, 1_000_000, 20_000_000)),
+    operators_most=st.sampled_from((2, 7)),
 )
 @settings(max_examples=settings.default.max_examples // 4)
 def test_drafts_never_go_beyond_a_step_and_never_take_from_others(
-    shapes, most, seed, num_blocks, max_num_tokens, token_ns
+    shapes, most, seed, num_blocks, max_num_tokens, token_ns, operators_most
 ):
     """Whatever runs, wherever it ends: all that can decode does, prompts come first, and outputs are as ever."""
     requests = [
         make_request(*shape, max_num_draft_tokens=at_most) for shape, at_most in zip(shapes, most, strict=False)
     ]
     most_of = {
-        request.handle: 7 if at_most is None else at_most for request, at_most in zip(requests, most, strict=False)
+        request.handle: operators_most if at_most is None else min(at_most, operators_most)
+        for request, at_most in zip(requests, most, strict=False)
     }
     points = (StepPoint(1, token_ns + 1_000_000), StepPoint(64, 64 * token_ns + 1_000_000))
     harness = CoreHarness(
@@ -297,7 +299,8 @@ def test_drafts_never_go_beyond_a_step_and_never_take_from_others(
             max_num_drafts=7,
             acceptance=drawn_acceptance(seed),
             step_points=points,
-        )
+        ),
+        limits=CoreLimits(max_num_draft_tokens=operators_most),
     )
     harness.expect_short_outputs()
     harness.submit(*requests)

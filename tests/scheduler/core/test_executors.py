@@ -8,7 +8,9 @@ from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness, running
 from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.events import DrainExecutor, ExecutorRemoved, SetLimits, StreamEnded, UndrainExecutor
+from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.dispatch import MAX_LEFT_S
+from paceline_scheduler.core.planning.forecast import load_of
 from paceline_scheduler.errors import ExecutorLeavingError, InvalidRequestError, NoExecutorError, NoLongerServedError
 from paceline_scheduler.testing.requests import make_request
 
@@ -55,6 +57,32 @@ def test_without_a_prefix_a_request_goes_where_less_is_to_do():
     begin_on_first(harness, *(make_request(2, 40) for _ in range(5)))
     harness.submit(make_request(2, 5, handle=1000))
     assert placed_by(harness, *BOTH) == {1000: SECOND}
+
+
+def set_step_time(harness, address, base_ms, token_ms):
+    """Let steps of an executor be known to take so long."""
+    harness.views.executor(address).step_time._weights = [base_ms * 1e6, token_ms * 64e6, 0.0]
+
+
+def test_a_request_goes_where_it_would_be_decoded_fastest_beside_what_runs_there():
+    """Alone it is quickest on the first; of two rows the second would take less time."""
+    harness = pair()
+    set_step_time(harness, FIRST, 1.0, 3.0)
+    set_step_time(harness, SECOND, 3.5, 1.0)
+    harness.submit(make_request(2, 5, handle=1))
+    assert placed_by(harness, SECOND, FIRST) == {1: FIRST}
+    harness.submit(make_request(2, 5, handle=2))
+    assert placed_by(harness, FIRST, SECOND) == {2: SECOND}
+
+
+def test_an_executor_takes_as_many_rows_as_its_steps_have_time_for():
+    """Of 4 ms and 1 ms for each row, nine tenths of 12 ms hold six."""
+    limits = CoreLimits(itl_budget_s=0.012)
+    harness = CoreHarness(make_executor(), limits=limits)
+    harness.submit(make_request(2, 40), make_request(2, 40))
+    harness.step()
+    set_step_time(harness, FIRST, 4.0, 1.0)
+    assert load_of(harness.views.executor(FIRST), limits).free_rows == 4
 
 
 def test_a_prefix_is_worth_no_more_than_the_time_it_saves():

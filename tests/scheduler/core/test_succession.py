@@ -211,6 +211,16 @@ def test_a_row_that_failed_is_tried_once_more():
     harness.assert_whole(request)
 
 
+def test_a_row_that_failed_unheard_is_tried_once_more():
+    request = resumable()
+    harness = running(request, steps=3)
+    harness.executors[FIRST].fail_row(request.key, RowProblem.NOT_FINITE)
+    harness.run_ahead()
+    harness.break_stream()
+    harness.finish()
+    harness.assert_whole(request)
+
+
 def test_completions_are_adopted_one_by_one():
     """They still belong together: a cancel of the request ends each."""
     first = resumable(30)
