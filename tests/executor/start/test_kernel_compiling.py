@@ -7,7 +7,6 @@ import sys
 import threading
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -197,8 +196,21 @@ def found_in(said):
     return {tuple(json.loads(line)) for line in said if line.startswith("[")}
 
 
+# What else is launched writes only numbers, on which no launch depends: without it all are 0.
+STEERING = {
+    "advance_rows_kernel",
+    "draw_inputs_kernel",
+    "lookup_drafts_kernel",
+    "read_plan_kernel",
+    "stamp_kernel",
+    "step_inputs_kernel",
+    "write_results_kernel",
+    "write_words_kernel",
+}
+
+
 class Recorder:
-    """Has interpreted launches say what they would have had compiled."""
+    """Has interpreted launches say what they would have had compiled; only those that steer others run."""
 
     def __init__(self, monkeypatch):
         self.seen = set()
@@ -207,9 +219,11 @@ class Recorder:
 
         def run(function, *arguments, grid, warmup, **options):
             self._record(function, arguments, options)
-            return interpret(function, *arguments, grid=grid, warmup=warmup, **options)
+            if function.fn.__name__ in STEERING:
+                interpret(function, *arguments, grid=grid, warmup=warmup, **options)
 
         monkeypatch.setattr(InterpretedFunction, "run", run)
+        monkeypatch.setattr(torch, "empty", torch.zeros)
         monkeypatch.setattr(triton.runtime.driver, "_active", NoGpu(90), raising=False)
         monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", self._note)
 
@@ -263,7 +277,6 @@ def run_whole_model(drafting=None):
 
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
 @pytest.mark.parametrize(
     ("drafts_by", "make_drafting"),
     [
@@ -276,7 +289,7 @@ def test_whatever_a_whole_model_launches_was_compiled_before(said, monkeypatch, 
     """Down to the alignment of every pointer: what is missing would be compiled while requests wait."""
     found = found_in(said if drafts_by == "nothing" else run(FIND, drafts_by).splitlines())
     recorder = Recorder(monkeypatch)
-    with np.errstate(all="ignore"), cpu_stands_for_gpu():
+    with cpu_stands_for_gpu():
         run_whole_model(make_drafting())
     kernels = {name.rpartition(".")[2] for name, _ in recorder.seen}
 
