@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gpu_kernels.__main__ as program
-from gpu_kernels import missing_modules, run, timing
+from gpu_kernels import config, missing_modules, run, timing
 from gpu_kernels.anchors import Anchor, AnchorKey, Anchors, AnchorTable, read_anchors
 from gpu_kernels.case import Bound, Case, Place, Scale, Work
 from gpu_kernels.cases import cases
@@ -62,7 +62,7 @@ def test_without_a_gpu_or_torch_one_line_says_so(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert program.main([]) == 0
     assert capsys.readouterr().out == f"gpu-kernels: nothing ran, torch {torch.__version__} finds no CUDA device here\n"
-    monkeypatch.setattr(program, "_MODULES", ("torch", "no_such_module"))
+    monkeypatch.setattr(config, "_MODULES", ("torch", "no_such_module"))
     assert program.main(["--quick"]) == 0
     assert capsys.readouterr().out.endswith(" has no no_such_module\n")
 
