@@ -40,12 +40,10 @@ class System:
 
     @property
     def api(self):
-        """Where clients connect."""
         return f"localhost:{self.events['port']}"
 
     @property
     def admin(self):
-        """Where operators do."""
         return f"localhost:{self.events['admin_port']}"
 
     def renew_certificates(self):
@@ -54,7 +52,6 @@ class System:
             self.authority.mount(folder, *uris)
 
     def new_token(self, tenant, **more):
-        """Add a token to the scheduler's file."""
         token = secrets.token_hex(32)
         fields = {"hash": f"sha256:{hashlib.sha256(token.encode()).hexdigest()}", "tenant": tenant, **more}
         with self.tokens.open("a") as file:
@@ -62,7 +59,6 @@ class System:
         return token
 
     def revoke_first_token(self):
-        """Delete its line."""
         _, *rest = self.tokens.read_text().splitlines(keepends=True)
         replace_text(self.tokens, "".join(rest))
 
@@ -171,13 +167,11 @@ async def until_known(channel, token):
 
 
 async def presented_by(address):
-    """The certificate that a server shows now."""
     host, _, port = address.rpartition(":")
     return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
 
 
 async def reflected(channel):
-    """The services that a port names."""
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]))
     answer = await answers.read()

@@ -36,7 +36,6 @@ def salt_of_this_start():
 
 
 def scheduler(options):
-    """Serve at once."""
     from paceline.v1 import inference_pb2 as pb
     from paceline_client.testing import FakeServer
 

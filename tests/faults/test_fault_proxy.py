@@ -45,7 +45,6 @@ async def echo_behind_proxy():
 
 
 async def says_nothing(reader):
-    """Whether nothing comes for a moment."""
     try:
         async with asyncio.timeout(SILENT_ENOUGH_SECONDS):
             await reader.readexactly(1)

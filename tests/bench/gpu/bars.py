@@ -25,11 +25,9 @@ class Bar:
     shape: str = ""  # empty: at all
 
     def applies(self, figure: Figure) -> bool:
-        """Whether it is about this figure."""
         return figure.what == self.what and self.numbers in ("", figure.numbers) and self.shape in ("", figure.shape)
 
     def is_reached(self, value: float) -> bool:
-        """By this value."""
         return value >= self.limit if self.is_least else value <= self.limit
 
     def __str__(self) -> str:

@@ -60,17 +60,14 @@ class OverwrittenDrafting:
         self._both = (inner, script)
 
     def tell(self, rows: Int32Array) -> None:
-        """See Drafting."""
         for drafting in self._both:
             drafting.tell(rows)
 
     def capture(self, plan: Captured[PlanColumns], num_rows: int) -> None:
-        """See Drafting."""
         for drafting in self._both:
             drafting.capture(plan, num_rows)
 
     def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RowRules | None) -> None:
-        """See Drafting."""
         for drafting in self._both:
             drafting.launch(plan, num_rows, wanted, rules)
 
@@ -126,7 +123,6 @@ class DraftedCells:
             yield Figure(self.numbers, cells.SPEEDUP_SHARE.format(acceptance), shape, "x", engine=share)
 
     def best(self) -> list[Figure]:
-        """Of what was measured."""
         return [
             Figure(
                 self.numbers,

@@ -127,7 +127,6 @@ def cases_of_other_models(scale: Scale, place: Place) -> Iterator[Case]:
 
 
 def attention_case(op: str, batch: Batch, place: Place, cache_type: torch.dtype) -> Case:
-    """A batch with one type of cache."""
     kv = type_name(cache_type)
     is_even = len(set(batch.contexts)) == 1
     shape = {"b": len(batch.contexts), "ctx": max(batch.contexts) if is_even else "uneven", "kv": kv}
@@ -241,7 +240,6 @@ def _expected(batch: Batch, inputs: _Inputs, token: int) -> torch.Tensor:
 
 
 def _numbers(cache: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor:
-    """What some blocks of a cache stand for."""
     bits = cache.view(torch.uint8) if cache.itemsize == 1 else cache  # not every type of one byte can be indexed
     stored = bits[blocks].view(cache.dtype).float()
     if scales is None:

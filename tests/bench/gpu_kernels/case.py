@@ -30,7 +30,6 @@ class Bound(enum.Enum):
 
     @property
     def unit(self) -> str:
-        """Of a rate."""
         return self.value.removeprefix("fp8 ")
 
 
@@ -105,7 +104,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Operation and shape."""
         return f"{self.op} {self.shape_name}"
 
     @property
@@ -115,12 +113,10 @@ class Case:
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """As shapes have it."""
     return "fp8" if dtype == torch.float8_e4m3fn else str(dtype).removeprefix("torch.")
 
 
 def at_once(call: Callable[[], _Made], /) -> _Made:
-    """The usual way."""
     return call()
 
 

@@ -76,7 +76,6 @@ def norm_case(place: Place, num_tokens: int, width: int, *, adds: bool = True) -
 
 
 def head_norms_case(place: Place, num_tokens: int, heads: tuple[int, int, int]) -> Case:
-    """Of queries and keys."""
     num_heads, num_kv_heads, head_dim = heads
 
     def build(seed: int) -> Work:
@@ -167,7 +166,6 @@ def _numbers(cache: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
 
 
 def gate_case(place: Place, num_tokens: int, width: int, gate: Gate = Gate.SILU) -> Case:
-    """Of two halves."""
 
     def build(seed: int) -> Work:
         gate_up = place.normal(num_tokens, 2 * width, seed=seed)
@@ -184,7 +182,6 @@ def gate_case(place: Place, num_tokens: int, width: int, gate: Gate = Gate.SILU)
 
 
 def take_rows_case(place: Place, count: int, width: int, num_rows: int) -> Case:
-    """An embedding."""
 
     def build(seed: int) -> Work:
         table, indices = place.normal(num_rows, width, seed=seed), place.integers(num_rows, count, seed=seed)
@@ -201,7 +198,6 @@ def take_rows_case(place: Place, count: int, width: int, num_rows: int) -> Case:
 
 
 def block_copy_case(place: Place, count: int, num_layers: int, num_blocks: int, block: int) -> Case:
-    """In all layers."""
 
     def build(seed: int) -> Work:
         cache = place.normal(num_layers, num_blocks, block, seed=seed)

@@ -73,7 +73,6 @@ def cases(scale: Scale, place: Place) -> Iterator[Case]:
 
 
 def sample_case(place: Place, num_rows: int, vocab: int, way: DrawWay) -> Case:
-    """Draws in one way."""
     return Case(
         op=way.op,
         shape={"rows": num_rows, "vocab": vocab, "way": way.name},

@@ -35,7 +35,6 @@ class Deployment:
             self.network.add(address, ServedExecutor(kind, 1000 * number, max_plans))
 
     def __getitem__(self, address: str) -> ServedExecutor:
-        """Return the executor at an address."""
         return self.network.executors[address]
 
     async def stranger(
@@ -55,7 +54,6 @@ class Deployment:
         protocols: ProtocolRange = PROTOCOLS,
         limits: CoreLimits | None = None,
     ) -> SchedulerRig:
-        """Return a scheduler for all executors."""
         return SchedulerRig(
             ",".join(self.network.executors),
             self.network,

@@ -55,22 +55,18 @@ class InlineExecutor:
 
     @property
     def table(self) -> RowTable:
-        """Its rows."""
         return self._engine.table
 
     @property
     def rows(self) -> dict[int, RowState]:
-        """The requests on rows, by row."""
         return rows_of(self.table)
 
     @property
     def records(self) -> dict[RecordId, RowState]:
-        """The requests that have left their rows."""
         return records_of(self.table)
 
     @property
     def num_plans_waiting(self) -> int:
-        """How many plans arrived and have not run."""
         return len(self._waiting)
 
     def attach(self, address: str) -> tuple[ExecutorDescription, Snapshot]:
@@ -90,7 +86,6 @@ class InlineExecutor:
         return found
 
     def parts(self) -> Iterator[SnapshotPart]:
-        """Return the same as it travels."""
         return snapshot.parts_of(snapshot.Snapshot(self.table.states(), self.table.tags()), MAX_PART_BYTES)
 
     def receive(self, plan: BatchPlan) -> None:
@@ -119,7 +114,6 @@ class InlineExecutor:
         return result
 
     def execute(self, plan: BatchPlan) -> StepResult:
-        """Receive a plan and run it at once."""
         self.receive(plan)
         assert self.num_plans_waiting == 1, "execute() is for plans that run as they arrive; else receive() and run"
         return self.run_next()
@@ -144,7 +138,6 @@ class InlineExecutor:
 
 
 def rows_of(table: RowTable) -> dict[int, RowState]:
-    """Return the requests on rows, by row."""
     return {state.row: state for state in table.states() if state.row is not None}
 
 

@@ -43,7 +43,6 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """Of the answer."""
         return self.token_ids.size - self.start
 
     def token_at(self, offset: int) -> int:
@@ -98,7 +97,6 @@ class _Recorded(SimulatedRunner):
         self._answers = answers
 
     def launch(self, batch: StepBatch) -> StepOutput:
-        """See Runner."""
         self.size = len(batch.context_lens), batch.token_ids.size
         return super().launch(batch)
 

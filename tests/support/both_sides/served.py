@@ -81,20 +81,17 @@ class MemoryCall:
         return message
 
     def cancel(self) -> None:
-        """End the stream."""
         self.cut(StreamEndedError("the plan stream was cancelled"))
 
     # The executor's end
 
     async def receive(self) -> ToExecutor:
-        """Return the scheduler's next message."""
         message = await self._to_executor.get()
         if isinstance(message, BatchPlan):
             self._server.hear(message)
         return message
 
     async def send(self, message: FromExecutor, *more: StepResult) -> None:
-        """Give messages to the scheduler."""
         for each in (message, *more):
             self._to_scheduler.put_nowait(each)
 
@@ -105,7 +102,6 @@ class MemoryCall:
             self._to_scheduler.put_nowait(error)
 
     def cut(self, error: LinkError) -> None:
-        """End it for both, at once."""
         self.end(error)
         if self._task is not None:
             self._task.cancel()
@@ -130,7 +126,6 @@ class ServedExecutor:
 
     @property
     def fence(self) -> Fence:
-        """Who drives."""
         return self._plan_streams.fence
 
     @property
@@ -141,22 +136,18 @@ class ServedExecutor:
 
     @property
     def epoch(self) -> int:
-        """How many schedulers were accepted."""
         return self.fence.epoch
 
     @property
     def num_steps(self) -> int:
-        """How many steps have landed."""
         return self._rows.num_landed
 
     @property
     def rows(self) -> dict[int, RowState]:
-        """The requests on rows, by row."""
         return rows_of(self._rows)
 
     @property
     def records(self) -> dict[RecordId, RowState]:
-        """The requests that have left their rows."""
         return records_of(self._rows)
 
     def drain(self, reason: str) -> None:
@@ -170,7 +161,6 @@ class ServedExecutor:
                 call.cut(StreamEndedError("cut by the test"))
 
     def stop(self) -> None:
-        """Die: every stream breaks."""
         for call in list(self._calls):
             call.cut(StreamEndedError("the executor died"))
         self._life.cancel()
@@ -182,22 +172,18 @@ class ServedExecutor:
         self._begin(self._plan_streams.identity.incarnation + 1)
 
     def serve(self, call: MemoryCall) -> asyncio.Task[None]:
-        """Answer a plan stream until it ends."""
         self._calls.add(call)
         return self._loop.create_task(self._serve(call))
 
     def hear(self, plan: BatchPlan) -> None:
-        """A plan has arrived."""
         self._rows.audit.arrives(plan, self._rows)
 
     async def get_info(self) -> ExecutorInfo:
-        """Say who this is."""
         await self._opened.wait()
         info = await self._servicer.GetInfo(executor_pb2.GetInfoRequest(), _NO_CONTEXT)
         return wire.decode_info(info.SerializeToString())
 
     async def get_tokenizer(self) -> bytes:
-        """Give the tokenizer away."""
         await self._opened.wait()
         parts = TokenizerParts()
         async for part in self._servicer.GetTokenizer(executor_pb2.GetTokenizerRequest(), _NO_CONTEXT):

@@ -196,7 +196,6 @@ class HostDrafter:
         self._inner = inner
 
     def draft(self, rows: RowWords, plan: PlanColumns) -> None:
-        """See DeviceDrafter."""
         for row, planned in zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True):
             if row >= 0 and not rows.state.finish[row]:
                 num_wanted = planned - int(rows.draws.num_known[row] - rows.state.num_computed[row])

@@ -71,7 +71,6 @@ def sources_of_tests() -> Iterator[Source]:
 
 
 def documents() -> list[Path]:
-    """Every Markdown file."""
     return sorted(path for depth in range(4) for path in ROOT.glob("[!.]*/" * depth + "*.md"))
 
 

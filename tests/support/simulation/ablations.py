@@ -61,7 +61,6 @@ class Ablation:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Go without the safeguard for a while."""
         with ExitStack() as stack:
             for where, name, instead in self.replaced:
                 stack.enter_context(mock.patch.object(where, name, instead))

@@ -51,11 +51,9 @@ class SimulatedChannel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has connected."""
         return self._is_ready
 
     async def becomes_ready(self, seconds: float) -> bool:
-        """Whether it connects."""
         call = self._network.call(self._node, self._scheduler, CONNECT)
         try:
             async with asyncio.timeout(seconds):
@@ -83,13 +81,11 @@ class SimulatedChannel:
         return lambda: False
 
     def open_session(self) -> wire.SessionCall:
-        """Start the Session call."""
         call = self._network.call(self._node, self._scheduler, SESSION)
         self._calls.append(call)
         return cast("wire.SessionCall", SimulatedCall(call))
 
     async def close(self) -> None:
-        """End it and the calls on it."""
         for call in self._calls:
             call.cancel()
 

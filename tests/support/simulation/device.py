@@ -96,25 +96,20 @@ class TimedRunner:
 
     @property
     def max_in_flight(self) -> int:
-        """That of the runner inside."""
         return self._inner.max_in_flight
 
     @property
     def kv_geometry(self) -> CacheGeometry:
-        """That of the runner inside."""
         return self._inner.kv_geometry
 
     @property
     def profiler(self) -> Profiler:
-        """That of the runner inside."""
         return self._inner.profiler
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """How long steps take."""
         return tuple((num_tokens, self._step_ns(num_tokens)) for num_tokens in (1, 64))
 
     def stall(self, seconds: float) -> None:
-        """Let the next step take longer."""
         self._late_ns += round(seconds * NANOSECONDS)
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
@@ -163,17 +158,14 @@ class InlineThread:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, work: Work[Command]) -> None:
-        """Begin."""
         self._task = asyncio.get_running_loop().create_task(self._run(work), name="steps")
 
     def put(self, command: Command) -> None:
-        """Queue a command."""
         self._commands.append(command)
         if self._waiter is not None:
             _wake(self._waiter)
 
     def cancel(self) -> None:
-        """End at once, whatever runs."""
         if self._task is not None:
             self._task.cancel()
 

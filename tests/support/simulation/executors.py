@@ -121,7 +121,6 @@ class _Process:
 
     @property
     def incarnation(self) -> int:
-        """Which process it is."""
         return self.plan_streams.identity.incarnation
 
     async def run(self, loading_s: float) -> None:
@@ -144,7 +143,6 @@ class _Process:
             await asyncio.sleep(_LOOK_S)
 
     async def attach(self, call: Call) -> None:
-        """Serve a plan stream."""
         transport = _WatchedTransport(call, self)
         is_displaced = False
         try:
@@ -199,14 +197,12 @@ class _CallContext:
         self._call = call
 
     async def read(self) -> object:
-        """Return the next message, or grpc.aio.EOF."""
         try:
             return await self._call.question()
         except CallEndedError:
             return grpc.aio.EOF
 
     async def write(self, data: bytes) -> None:
-        """Send a message."""
         self._call.tell(data)
 
     def auth_context(self) -> dict[str, list[bytes]]:
@@ -225,7 +221,6 @@ class _WatchedTransport(GrpcTransport):
         self._process = process
 
     async def receive(self) -> ToExecutor | None:
-        """Return the next message."""
         try:
             message = await super().receive()
         except (PlanError, AttachError) as error:
@@ -239,7 +234,6 @@ class _WatchedTransport(GrpcTransport):
         return message
 
     async def send(self, message: FromExecutor, *more: StepResult) -> None:
-        """Send a message."""
         if isinstance(message, Welcome) and self.hello is not None:
             self._process.welcomes(self.hello, message)
         await super().send(message, *more)
@@ -274,7 +268,6 @@ class ExecutorHost:
         self._on_ended = on_ended
 
     def start(self, config: ModelConfig, protocols: ProtocolRange) -> None:
-        """Start a process."""
         assert self.node is None or self.node.is_dead, "one process at a time"
         node = self.node = self._loop.add_node(self.name)
         self.is_draining = False
@@ -294,7 +287,6 @@ class ExecutorHost:
         return max((row.max_tokens - row.output_token_ids.size for row in self._rows()), default=0)
 
     def runs(self, request_id: str) -> bool:
-        """Tell whether a request is on a row."""
         return any(row.record_id.request_id == request_id for row in self._rows())
 
     def running_keys(self) -> tuple[RecordId, ...]:
@@ -302,12 +294,10 @@ class ExecutorHost:
         return tuple(row.record_id for row in self._rows())
 
     def stall(self, seconds: float) -> None:
-        """Let the next step take so much longer."""
         if self._process is not None:
             self._process.device.stall(seconds)
 
     def drain(self) -> None:
-        """Announce that the process goes away."""
         assert self.node is not None, "there is one"
         assert self._process is not None, "there is one"
         self.is_draining = True
@@ -316,7 +306,6 @@ class ExecutorHost:
         self._loop.spawn(self.node, process.watch())
 
     def kill(self) -> None:
-        """End the process at once."""
         assert self.node is not None, "there is one"
         self._loop.kill(self.node)
         self._network.gone(self.node)

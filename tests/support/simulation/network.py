@@ -111,13 +111,11 @@ class Call:
     # The client's half
 
     def ask(self, message: object) -> None:
-        """Send to the server."""
         if self.to_client.end is not None:
             raise CallEndedError(self.to_client.end)
         self._network.send(self, self.to_server, message)
 
     async def answer(self) -> object:
-        """Return the server's next message."""
         return await self.to_client.receive()
 
     def half_close(self) -> None:
@@ -134,15 +132,12 @@ class Call:
     # The server's half
 
     def tell(self, message: object) -> None:
-        """Send to the client."""
         self._network.send(self, self.to_client, message)
 
     async def question(self) -> object:
-        """Return the client's next message."""
         return await self.to_server.receive()
 
     def finish(self, end: object = End.FINISHED) -> None:
-        """End the call from the server's side."""
         self._network.send(self, self.to_client, _Ended(end))
         self._network.forget(self)
 
@@ -174,11 +169,9 @@ class Network:
         self.mangle: Mangle | None = None
 
     def listen(self, node: Node, serve: Serve) -> None:
-        """Let a node answer under its name."""
         self._listeners[node.name] = (node, serve)
 
     def path(self, one: str, other: str) -> Path:
-        """Return the path between two hosts."""
         key = (one, other) if one < other else (other, one)
         path = self._paths.get(key)
         if path is None:
@@ -246,7 +239,6 @@ class Network:
         self._loop.call_on(WORLD, self._loop.now_s + 2 * late_s, call.cut, End.BROKEN, call.to_server)
 
     def send(self, call: Call, inbox: Inbox, message: object) -> None:
-        """Put a message on its way."""
         if self.mangle is not None and not isinstance(message, _Ended):
             mangled = self.mangle(call, inbox, message)
             if mangled is not None:

@@ -26,7 +26,6 @@ class PathFaults:
         self._paths: dict[int, tuple[Path, str, str]] = {}
 
     def calm(self) -> None:
-        """Put right what is still wrong."""
         self._network.mangle = None
         for path, one, other in self._paths.values():
             self._mend(path, one, other)
@@ -93,7 +92,6 @@ class PathFaults:
                 self._mend(path, name, cut_off)
 
     async def break_path(self, hit: Hit) -> None:
-        """Connections are reset, again and again."""
         _, one, other = self._some_path(hit.random)
         for _ in range(hit.random.randint(1, 3)):
             self._reset(one, other)
@@ -110,7 +108,6 @@ class PathFaults:
         await self._with(PlanSpoiler(hit.random, self._stage.tell), hit.lasts_s)
 
     async def change_grant(self, hit: Hit) -> None:
-        """An executor uses another block than it is granted."""
         await self._with(GrantChanger(hit.random, self._stage.tell), hit.lasts_s)
 
     async def replay(self, hit: Hit) -> None:

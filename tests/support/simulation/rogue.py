@@ -174,7 +174,6 @@ def _again(request: pb.GenerateRequest, received: list[int], attachment: int) ->
 
 
 def _untrue(request: pb.GenerateRequest, lie: _Lie) -> pb.GenerateRequest:
-    """Change one thing."""
     match lie:
         case _Lie.BEYOND:
             request.resume_from = _BEYOND

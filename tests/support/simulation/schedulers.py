@@ -150,7 +150,6 @@ class SchedulerHost:
         self._ready_when = ready_when
 
     def start(self, approach: Approach, protocols: ProtocolRange) -> None:
-        """Start a process."""
         assert self.node is None or self.node.is_dead, "one process at a time"
         node = self.node = self._loop.add_node(self.name)
         self.is_draining = False
@@ -175,7 +174,6 @@ class SchedulerHost:
         return self._process.executors.readiness.status
 
     def kill(self) -> None:
-        """End the process at once."""
         assert self.node is not None, "there is one"
         self._loop.kill(self.node)
         self._network.gone(self.node)
@@ -199,7 +197,6 @@ class SchedulerHost:
             await asyncio.sleep(_GIVE_UP_S)
 
     def left(self) -> list[str]:
-        """Return what the core still knows of requests and blocks."""
         if self._process is None or self.node is None or self.node.is_dead:
             return []
         num_unfinished = self._process.runtime.views.num_unfinished()

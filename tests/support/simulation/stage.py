@@ -26,21 +26,15 @@ class Stage(Protocol):
     past_plans: PastPlans
     failing: set[RecordId]
 
-    def start_executor(self, host: ExecutorHost) -> None:
-        """Start an executor's next process."""
-        ...
+    def start_executor(self, host: ExecutorHost) -> None: ...
 
-    def start_scheduler(self, host: SchedulerHost, approach: Approach) -> None:
-        """Start a scheduler's next process."""
-        ...
+    def start_scheduler(self, host: SchedulerHost, approach: Approach) -> None: ...
 
     def client_died(self) -> None:
         """A client will not come back."""
         ...
 
-    def tell(self, what: str) -> None:
-        """Tell the story."""
-        ...
+    def tell(self, what: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,6 @@ class World:
     # The stage of the faults
 
     def start_executor(self, host: ExecutorHost) -> None:
-        """Start an executor's next process."""
         config = self._scenario.config
         if self._scenario.reproducibility is Reproducibility.OTHER_TOKENS:
             config = replace(config, rule=replace(config.rule, salt=self._random.getrandbits(40)))
@@ -129,7 +128,6 @@ class World:
         host.start(config, self._scenario.executor_protocols[self.executors.index(host)])
 
     def start_scheduler(self, host: SchedulerHost, approach: Approach) -> None:
-        """Start a scheduler's next process."""
         self.tell(f"{host.name} starts" + (", to take over" if approach is Approach.TAKE_OVER else ""))
         host.start(approach, self._scenario.scheduler_protocols[self.schedulers.index(host)])
 
@@ -146,7 +144,6 @@ class World:
         self._look_for_open()
 
     def tell(self, what: str) -> None:
-        """Tell the story."""
         self._trace.add(self.loop.now_s, "--", what)
 
     # What clients receive
