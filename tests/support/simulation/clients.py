@@ -15,7 +15,7 @@ from paceline_client.request_run import RequestRun
 from paceline_client.requests import Output, Request, Sampling, Scheduling, Stopping, TokenIds
 from paceline_client.results import Delta, Result
 from simulation.loop import Node, SimulationLoop, keep_failure
-from simulation.network import Call, CallEndedError, Network
+from simulation.network import Call, CallEndedError, Host, Network
 from simulation.scenario import PlannedRequest
 from simulation.schedulers import CONNECT, SESSION, SchedulerHost
 from simulation.transport import SimulatedCall
@@ -90,7 +90,7 @@ class SimulatedChannel:
             call.cancel()
 
 
-class ClientHost:
+class ClientHost(Host):
     """A process with one client, which runs what is planned for it. `schedulers` are those it may be led to."""
 
     def __init__(
@@ -102,21 +102,13 @@ class ClientHost:
         schedulers: Sequence[SchedulerHost],
         events: ClientEvents,
     ) -> None:
-        self.name = name
-        self.node = loop.add_node(name)
-        self._loop = loop
-        self._network = network
-        self._random = random
+        super().__init__(name, loop, network, random)
+        self._next_node()
         self._schedulers = schedulers
         self._events = events
         self._retry = Retry(max_attempts=_PATIENT, draw=random.random)
         self._knows_all = random.random() < _KNOW_ALL
         self._connection = loop.run_as(self.node, self._connect)
-
-    def kill(self) -> None:
-        """End the process at once; nobody starts it again."""
-        self._loop.kill(self.node)
-        self._network.gone(self.node)
 
     def start(self, planned: PlannedRequest) -> None:
         """Send a request when its time has come, and read what comes of it."""

@@ -53,9 +53,9 @@ from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import NANOSECONDS, InlineThread, SlotRunner, TimedRunner
 from simulation.drafting import HashDrafter
 from simulation.invariants import ExecutorChecks
-from simulation.loop import Node, SimulationLoop, keep_failure
+from simulation.loop import SimulationLoop, keep_failure
 from simulation.model import MAX_PLANS_IN_FLIGHT, ModelConfig
-from simulation.network import Call, CallEndedError, Network
+from simulation.network import Call, CallEndedError, Host, Network
 
 ATTACH = "Attach"
 GET_INFO = "GetInfo"
@@ -239,7 +239,7 @@ class _WatchedTransport(GrpcTransport):
         await super().send(message, *more)
 
 
-class ExecutorHost:
+class ExecutorHost(Host):
     """A host on which one executor process after another runs. `rules` are what they drew by, all of them so far.
 
     Steps with requests that are, or come to be, among `failing` fail. `on_ended` hears of a process that ends itself.
@@ -255,22 +255,15 @@ class ExecutorHost:
         failing: set[RecordId],
         on_ended: Callable[["ExecutorHost"], None],
     ) -> None:
-        self.name = name
-        self.node: Node | None = None
-        self.is_draining = False
+        super().__init__(name, loop, network, random)
         self.rules: list[HashRule] = []
         self._process: _Process | None = None
-        self._loop = loop
-        self._network = network
-        self._random = random
         self._checks = checks
         self._failing = failing
         self._on_ended = on_ended
 
     def start(self, config: ModelConfig, protocols: ProtocolRange) -> None:
-        assert self.node is None or self.node.is_dead, "one process at a time"
-        node = self.node = self._loop.add_node(self.name)
-        self.is_draining = False
+        node = self._next_node()
         self.rules.append(config.rule)
 
         def make() -> _Process:
@@ -298,17 +291,11 @@ class ExecutorHost:
             self._process.device.stall(seconds)
 
     def drain(self) -> None:
-        assert self.node is not None, "there is one"
         assert self._process is not None, "there is one"
         self.is_draining = True
         process = self._process
         self._loop.run_as(self.node, lambda: process.plan_streams.drain(Drain("it is being upgraded")))
         self._loop.spawn(self.node, process.watch())
-
-    def kill(self) -> None:
-        assert self.node is not None, "there is one"
-        self._loop.kill(self.node)
-        self._network.gone(self.node)
 
     def _rows(self) -> list[RowState]:
         states = () if self._process is None else self._process.table.states()

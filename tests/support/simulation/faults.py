@@ -71,12 +71,12 @@ class Faults:
         for executor in self._stage.executors:
             if executor.is_draining:
                 self._kill(executor)
-            if executor.node is not None and executor.node.is_dead:
+            if executor.node.is_dead:
                 self._stage.start_executor(executor)
         for scheduler in self._stage.schedulers:
             if scheduler.is_draining:
                 self._kill(scheduler)
-            if scheduler.node is not None and scheduler.node.is_dead:
+            if scheduler.node.is_dead:
                 self._stage.start_scheduler(scheduler, Approach.WAIT)
         for node in self._nodes():
             self._loop.thaw(node)
@@ -100,7 +100,7 @@ class Faults:
 
     async def _drain_scheduler(self, hit: Hit) -> None:
         host = hit.random.choice(self._stage.schedulers)
-        if host.node is None or host.node.state is not NodeState.RUNNING or host.is_draining:
+        if host.node.state is not NodeState.RUNNING or host.is_draining:
             return
         self._stage.tell(f"{host.name} drains")
         await self._loop.spawn(host.node, host.drain(hit.lasts_s))
@@ -110,7 +110,7 @@ class Faults:
     async def _drain_executor(self, hit: Hit) -> None:
         host = hit.random.choice(self._stage.executors)
         node = host.node
-        if node is None or node.state is not NodeState.RUNNING or host.is_draining:
+        if node.state is not NodeState.RUNNING or host.is_draining:
             return
         self._stage.tell(f"{host.name} drains")
         host.drain()
@@ -128,7 +128,7 @@ class Faults:
         host = hit.random.choice(self._stage.executors)
         self._kill(host)
         await asyncio.sleep(hit.lasts_s)
-        if host.node is not None and host.node.is_dead:
+        if host.node.is_dead:
             self._stage.start_executor(host)
 
     async def _freeze_scheduler(self, hit: Hit) -> None:
@@ -139,8 +139,8 @@ class Faults:
         node = hit.random.choice(self._stage.executors).node
         await self._freeze(node, hit.random.choice((hit.lasts_s, hit.random.uniform(*_LEASE_RUNS_OUT_S))))
 
-    async def _freeze(self, node: Node | None, seconds: float) -> None:
-        if node is None or node.state is not NodeState.RUNNING:
+    async def _freeze(self, node: Node, seconds: float) -> None:
+        if node.state is not NodeState.RUNNING:
             return
         self._stage.tell(f"{node.name} is frozen")
         self._loop.freeze(node)
@@ -177,17 +177,15 @@ class Faults:
         self._stage.client_died()
 
     def _nodes(self) -> list[Node]:
-        executors = [host.node for host in self._stage.executors]
-        schedulers = [host.node for host in self._stage.schedulers]
-        return [node for node in (*executors, *schedulers) if node is not None]
+        return [host.node for host in (*self._stage.executors, *self._stage.schedulers)]
 
     def _kill(self, host: ExecutorHost | SchedulerHost) -> None:
-        if host.node is not None and not host.node.is_dead:
+        if not host.node.is_dead:
             self._stage.tell(f"{host.name} is killed")
             host.kill()
 
     def _restart_scheduler(self, host: SchedulerHost, approach: Approach) -> None:
-        if host.node is not None and host.node.is_dead:
+        if host.node.is_dead:
             self._stage.start_scheduler(host, approach)
 
     # Clients without the library

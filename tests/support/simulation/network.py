@@ -12,7 +12,7 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-from simulation.loop import WORLD, Node, SimulationLoop, keep_failure
+from simulation.loop import WORLD, Node, NodeState, SimulationLoop, keep_failure
 
 _LATENCY_S = (0.0001, 0.002)
 _MAX_EXCUSED_PLANS = 4  # more are not sent before the answer to what was changed, or doubled, can be there
@@ -284,3 +284,27 @@ class Network:
         if inbox.end is None:
             self._on_arrival(call, inbox, message.end if isinstance(message, _Ended) else message)
         inbox.arrive(message)
+
+
+class Host:
+    """A host on which one process after another runs."""
+
+    def __init__(self, name: str, loop: SimulationLoop, network: Network, random: Random) -> None:
+        self.name = name
+        self.node = Node(name)
+        self.node.state = NodeState.DEAD
+        self.is_draining = False
+        self._loop = loop
+        self._network = network
+        self._random = random
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._loop.kill(self.node)
+        self._network.gone(self.node)
+
+    def _next_node(self) -> Node:
+        assert self.node.is_dead, "one process at a time"
+        self.node = self._loop.add_node(self.name)
+        self.is_draining = False
+        return self.node

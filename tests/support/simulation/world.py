@@ -136,7 +136,7 @@ class World:
         self.loop.call_on(WORLD, self.loop.now_s + _RESTART_S, self._restart_executor, host)
 
     def _restart_executor(self, host: ExecutorHost) -> None:
-        if host.node is not None and host.node.is_dead:
+        if host.node.is_dead:
             self.start_executor(host)
 
     def client_died(self) -> None:
