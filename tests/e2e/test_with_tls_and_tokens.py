@@ -228,7 +228,6 @@ async def test_up_runs_with_certificates_and_tokens(tmp_path, first_free_port):
 
 @pytest.mark.parametrize(("num_renewals", "every_s"), [(3, 0.0), pytest.param(150, 2.0, marks=pytest.mark.soak)])
 async def test_no_stream_fails_while_certificates_and_tokens_are_renewed(system, num_renewals, every_s):
-    """Streams that go on, and clients that come anew all the time; every token is what it would have been."""
     file, num_ended = system.folder / "token", 0
     file.write_text(system.new_token("blue"))
     async with system.channel(system.api) as channel:
@@ -303,7 +302,6 @@ async def test_a_tenant_beyond_its_bounds_is_refused_and_others_are_not(system):
 
 
 async def test_a_client_whose_token_was_revoked_is_told_so(system):
-    """It has no other one: its running stream ends, typed."""
     token = system.new_token("blue")
     async with system.channel(system.api) as channel:
         await until_known(channel, token)

@@ -74,7 +74,6 @@ def test_pauses_that_a_request_asks_for_are_no_stalls():
 
 
 def test_streams_that_end_or_fail_are_not_waited_for():
-    """A failure is counted by its reason, for the fault that came last."""
     ledger = Ledger(0.0)
     ends, fails, goes_on = (delivering(ledger, 1.0) for _ in range(3))
     window = ledger.open_window("kill", "", 1.1)
@@ -105,7 +104,6 @@ def test_a_system_that_did_not_come_back_is_not_clean():
 
 
 def test_pauses_of_all_faults_of_a_kind_are_taken_together():
-    """Median, 99th percentile and longest over streams and faults; a program reads the same."""
     ledger = Ledger(0.0)
     stream = delivering(ledger, 1.0)
     for began_s, next_s in ((1.0, 1.5), (2.0, 5.5)):

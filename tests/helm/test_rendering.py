@@ -57,7 +57,6 @@ def test_helm_finds_nothing_to_complain_of(file, program):
 
 
 def test_helm_complains_of_a_worse_chart(tmp_path):
-    """As a template that cannot be parsed."""
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: a\nversion: 0.1.0\n")
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "a.yaml").write_text("{{ if }}")
@@ -228,7 +227,6 @@ def test_executors_take_connections_of_schedulers_only():
 
 @pytest.mark.parametrize("file", [CLAIM, INIT, HOST_PATH], ids=lambda file: file.stem)
 def test_a_model_of_a_volume_is_read_where_it_is_mounted(file):
-    """Read-only, and nothing is fetched beside it."""
     for found in of_kind(render(file), "StatefulSet"):
         (container,) = pod_spec(found)["containers"]
         assert args_of(container)["--model"].startswith("/models/")

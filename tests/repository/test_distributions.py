@@ -51,7 +51,6 @@ def installed(folder: Path, *wheels):
 
 @pytest.mark.slow
 def test_the_stubs_alone_make_a_call(wheels, tmp_path):
-    """Their wheel holds `paceline.v1`, typed, and neither a program nor the client library."""
     assert {Path(name).parent for name in files_of(wheels["paceline_protos"])} == {Path("paceline/v1")}
     assert "paceline/v1/py.typed" in files_of(wheels["paceline_protos"])
     folder = installed(tmp_path, wheels["paceline_protos"])

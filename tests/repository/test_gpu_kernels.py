@@ -149,7 +149,6 @@ def test_products_of_float8_have_a_limit_of_their_own():
 
 
 def test_a_summary_says_how_often_a_target_is_reached_and_where_it_is_missed_most():
-    """Of a time less is better."""
     target = Target("op", Measure.ANCHOR, 1.5, {"m": (1, 16)})
     results = [
         result_of(case_of("op", {"m": 1}), 1.0, anchor_us=2.0),
@@ -211,7 +210,6 @@ def test_only_operations_that_are_asked_for_are_measured(rehearsed):
 
 
 def test_calls_take_turns_and_the_median_counts(monkeypatch):
-    """By Triton's own measure, which captures what is given to it in a graph and replays that."""
     log = []
 
     def measured(calls, rep, quantiles):
@@ -234,7 +232,6 @@ def test_the_ceiling_of_memory_is_what_a_kernel_reads_and_writes(monkeypatch):
 
 
 def test_a_run_on_a_gpu_tests_checks_times_and_sums_up(capsys, monkeypatch):
-    """In this order; with what a GPU would do left out."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
     monkeypatch.setattr(run, "Place", lambda device, dtype, has_fp8: ON_PAPER)

@@ -172,7 +172,6 @@ def test_a_feed_that_is_taken_over_notices_what_rows_say():
 
 
 def test_a_failure_does_not_end_a_stage(tmp_path, capsys):
-    """It is told and written; what follows is still done, unless the time is up."""
     report = Report(tmp_path / "x.json", math.inf, "none")
 
     def fails():
@@ -313,7 +312,6 @@ def test_what_is_interrupted_says_where_the_rest_is(tmp_path, capsys, monkeypatc
 
 
 def test_what_could_not_be_measured_is_said_and_fails_the_run(tmp_path, capsys, monkeypatch, run_stages):
-    """By the stage and by the run of all of them."""
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--seconds", "0"])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
@@ -340,7 +338,6 @@ def test_a_stage_that_wrote_nothing_in_its_time_leaves_no_figures_of_an_earlier_
 
 
 def test_a_stage_whose_modules_are_missing_says_which_wheels_it_needs(monkeypatch, run_stages):
-    """And the run has failed: nothing was shown."""
     monkeypatch.setitem(NEEDED, Stage.KERNELS, ("no_such_module",))
     code, said, _ = run_stages({"kernels": ""})
     assert code == 1

@@ -117,7 +117,6 @@ def test_the_digest_is_that_of_the_tokens_taken(model_file):
 
 
 def test_the_command_prints_a_table_and_writes_the_same_as_json(model_file, tmp_path):
-    """Of a model file: one row for each kind of numbers, and what was predicted. As a file, or as the last line."""
     report = tmp_path / "quality.json"
     arguments = ["--model", str(model_file), "--tokens", "80", "--window", "40", "--json"]
     result = CliRunner().invoke(app, [*arguments, str(report)])

@@ -67,7 +67,6 @@ def test_a_driver_answers_with_its_timings_also_after_it_was_suspended(start_dri
     ],
 )
 def test_a_driver_says_why_it_cannot_do_it(start_driver, body, error, message):
-    """And again, when it is asked again."""
     process = start_driver(body)
     for _ in range(2):
         with pytest.raises(error, match=message):
@@ -199,7 +198,6 @@ ONE_ROW = ("--only", "context 60")
 
 
 def test_peers_are_installed_before_the_clock_starts_and_engines_take_turns(bench):
-    """One is stopped before the next one runs; in the next repetition another begins."""
     code, events, said = bench(*ONE_ROW, "--repetitions", "2")
     turns = ["paceline", "llama.cpp", "llama.cpp", "paceline"]
     runs = [event for name in turns for event in (f"{name} runs", f"{name} stops")]
@@ -215,7 +213,6 @@ def test_no_further_repetition_begins_that_would_not_end_in_time(bench):
 
 
 def test_an_engine_that_fails_is_started_once_more_and_then_given_up(bench):
-    """Its row is not measured, which is said, and the exit code is 1."""
     code, events, said = bench(*ONE_ROW, "--repetitions", "3", peer=EngineError("ended with code 1"))
     assert (code, events.count("llama.cpp runs"), events.count("paceline runs")) == (1, 2, 3)
     assert "llama.cpp 1.0, fake: none; then single-60: ended with code 1" in said

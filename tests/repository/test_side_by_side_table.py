@@ -51,7 +51,6 @@ def printed(outcomes, run):
 
 
 def test_ratios_are_paired_within_a_repetition():
-    """One that one of the two lacks has none."""
     run = a_run(
         *(sample(OURS, 0, 200.0), sample(LLAMA, 0, 100.0)),
         *(sample(OURS, 1, 100.0), sample(LLAMA, 1, 50.0)),
@@ -85,7 +84,6 @@ def test_a_target_is_a_bound_on_the_ratio(bound, target, is_reached):
 
 
 def test_the_table_of_a_recorded_run_ends_with_how_many_rows_are_reached(tmp_path):
-    """Read back from its file: figures, harnesses, what was not available, and the last line."""
     run = a_run(sample(OURS, 0, 200.0), sample(LLAMA, 0, 100.0, others_share=0.3))
     rows = [row(LLAMA), row(OPENVINO)]
     results.save(run, tmp_path / "run.json")

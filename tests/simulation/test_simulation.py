@@ -39,7 +39,6 @@ def run_all(seeds, num_processes=1, *, is_on_twins=False):
 
 @pytest.mark.parametrize("first", CHUNKS)
 def test_whatever_goes_wrong_every_client_gets_exactly_its_output(first):
-    """Schedulers and executors die, freeze and are replaced, networks break: a thousand ways."""
     run_all(range(first, min(first + SEEDS_PER_TEST, NUM_SEEDS)))
 
 
@@ -60,7 +59,6 @@ def test_on_the_twins_of_gpus_in_many_more_ways():
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
 def test_on_the_twins_of_gpus_with_their_kernels_interpreted():
-    """As above, by the kernels that a GPU would run."""
     with np.errstate(all="ignore"), cpu_stands_for_gpu():
         run_all(range(5), is_on_twins=True)
 

@@ -165,7 +165,6 @@ def test_a_step_with_a_failing_request_fails_and_what_it_was_granted_holds_nothi
 
 
 def test_drafts_bring_more_tokens_and_the_same_ones(executor):
-    """Three drafts of which some are right: the output is what it is without them."""
     drafting = replace(plan([(0, 4)], grants=[(0, 2, 5)]), num_draft_tokens=int32([3]))
     assert executor.run(drafting) == []
     (row,) = executor.table.states()

@@ -198,7 +198,6 @@ async def test_an_executor_that_lies_costs_itself_only(lies, log):
 
 
 async def test_results_that_cannot_be_end_the_stream_of_their_executor_alone(log):
-    """Of rows that were planned: its requests go on elsewhere, or wait; the honest ones never notice."""
 
     def lie(**spoilt):
         def answer(plan):
@@ -275,7 +274,6 @@ async def tell(call, messages):
 
 
 async def test_a_scheduler_that_lies_costs_itself_only(log):
-    """Every field of hello and plans, at once and after a hello: INVALID_ARGUMENT; an honest one is served after."""
     lies = []
     for path in paths(plan_pb2.AttachRequest.DESCRIPTOR):
         if path[0].name != "plans":

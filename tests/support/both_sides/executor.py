@@ -24,6 +24,7 @@ from paceline_executor.link.failure_attribution import FailureAttribution
 from paceline_executor.link.plan_streams import MAX_PART_BYTES
 from paceline_executor.rows import snapshot
 from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.interface import Runner
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.start.loading import describe_simulated
@@ -156,5 +157,10 @@ def load_plain(limits: RowLimits, step_times: StepTimes) -> Loaded:
         clock_ns=lambda: 0,
         sleep=lambda _: None,
     )
+    return loaded_on(runner, limits)
+
+
+def loaded_on(runner: Runner, limits: RowLimits) -> Loaded:
+    """Return rows on a runner, as an executor without a model loads them."""
     description = describe_simulated("simulated", runner, limits, simulated_tokenizer())
     return Loaded(Engine(RowTable(limits), runner, lambda: 0), description)
