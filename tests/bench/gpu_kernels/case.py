@@ -135,6 +135,15 @@ def error_of(ours: torch.Tensor, expected: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(ours.double() - expected) / torch.linalg.vector_norm(expected))
 
 
+def stored_numbers(cache: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor | slice) -> torch.Tensor:
+    """What some blocks of a cache stand for. Scales: of float8 one per head, of int8 one per slot."""
+    bits = cache.view(torch.uint8) if cache.itemsize == 1 else cache  # not every type of one byte can be indexed
+    stored = bits[blocks].view(cache.dtype).float()
+    if scales is None:
+        return stored
+    return stored * (scales[blocks][..., None] if scales.ndim == 3 else scales[:, None, None])
+
+
 def mismatch_of(*pairs: tuple[torch.Tensor, torch.Tensor]) -> float:
     """How many numbers differ, for what has to be exact."""
     return float(sum(int((ours.cpu() != expected.cpu()).sum()) for ours, expected in pairs))

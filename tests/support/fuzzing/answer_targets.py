@@ -39,7 +39,6 @@ class _Server:
     def unary_unary(
         self, path: str, request_serializer: object, response_deserializer: Callable[[bytes], Message], **_: object
     ) -> Callable[..., Awaitable[Message]]:
-        """Return what makes a call."""
         del path, request_serializer
 
         async def call(request: Message, timeout: float, metadata: object) -> Message:  # noqa: ASYNC109  as gRPC has it

@@ -51,7 +51,6 @@ class _CacheOf(AsyncDiskCache):
         self._content = content
 
     async def load(self, name: str) -> bytes | None:
-        """Find it."""
         del name
         return self._content
 
@@ -60,7 +59,6 @@ class _Executor:
     """Has the tokenizer, should the one on disk be no use."""
 
     async def get_tokenizer(self, timeout_s: float) -> bytes:
-        """Send it."""
         del timeout_s
         return content_of(tokenizer())
 

@@ -143,7 +143,6 @@ class TwinHashRunner(DeviceRunner):
         self._batches = deque()
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """It has been."""
         return self._inner.warm_up()
 
     def launch(self, batch: StepBatch) -> StepHandle:
@@ -178,7 +177,6 @@ class TwinHashRunner(DeviceRunner):
         return replace(output, forward_ns=step_ns, sample_ns=0)
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
-        """It may fail."""
         self.device.fail_next = self._failure("copy")
         super().copy_blocks(sources, destinations)
 

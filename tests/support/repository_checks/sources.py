@@ -60,13 +60,11 @@ class Violation:
 
 
 def product_sources() -> Iterator[Source]:
-    """Every module of the packages."""
     for package in PACKAGES:
         yield from _sources_under(package)
 
 
 def sources_of_tests() -> Iterator[Source]:
-    """The tests, and what they are made of."""
     yield from _sources_under(ROOT / "tests")
 
 

@@ -56,7 +56,6 @@ class PlanAudit:
         self._waiting.append(plan)
 
     def launches(self, plan: BatchPlan, table: RowTable) -> None:
-        """Check a plan that is about to take effect."""
         while self._waiting and self._waiting.popleft() is not plan:
             pass
         for place in plan.new_requests:

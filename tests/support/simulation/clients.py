@@ -144,7 +144,6 @@ class ClientHost(Host):
 
 
 def as_request(planned: PlannedRequest) -> Request:
-    """Return the request as the library takes it."""
     rules = planned.rules
     return Request(
         prompt=TokenIds(planned.prompt),

@@ -158,16 +158,13 @@ class _Process:
                 self._checks.left(self._name, self.incarnation, transport.hello.claim)
 
     def welcomes(self, hello: Hello, welcome: Welcome) -> None:
-        """A scheduler is told that it drives."""
         claim, epoch = hello.claim, welcome.epoch
         self._checks.accepted(self._name, self.incarnation, claim, epoch, is_takeover=hello.takeover)
 
     def breaks(self, error: ServiceError, *, is_excused: bool) -> None:
-        """A scheduler has broken a rule of plan streams."""
         self._checks.violated(self._name, str(error), is_excused=is_excused)
 
     def hears(self, hello: Hello, message: ToExecutor, call: Call) -> None:
-        """A scheduler has said something behind its hello."""
         self._checks.heard(self._name, self.incarnation, hello.claim)
         if isinstance(message, BatchPlan):
             self._sent[id(message)] = _Sent(message, hello.claim, call.num_excused_plans > 0)
@@ -283,7 +280,6 @@ class ExecutorHost(Host):
         return any(row.record_id.request_id == request_id for row in self._rows())
 
     def running_keys(self) -> tuple[RecordId, ...]:
-        """Return what is on its rows, by row."""
         return tuple(row.record_id for row in self._rows())
 
     def stall(self, seconds: float) -> None:
@@ -342,5 +338,4 @@ def _clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], int]:
 
 
 def address_of(name: str) -> str:
-    """Return the address that schedulers dial."""
     return f"{name}:1"

@@ -60,13 +60,11 @@ class Faults:
         }
 
     async def happen(self, fault: Fault) -> None:
-        """Wait for a fault's time and let it happen."""
         await asyncio.sleep(fault.at_s)
         random = Random(f"fault {fault.seed}")  # noqa: S311 - nothing secret
         await self._kinds[fault.kind](Hit(fault.lasts_s, random))
 
     def calm(self) -> None:
-        """Put right what is still wrong."""
         self._paths.calm()
         for executor in self._stage.executors:
             if executor.is_draining:

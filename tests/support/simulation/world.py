@@ -140,7 +140,6 @@ class World:
             self.start_executor(host)
 
     def client_died(self) -> None:
-        """A client will not come back."""
         self._look_for_open()
 
     def tell(self, what: str) -> None:
@@ -188,7 +187,6 @@ class World:
                 await self._all_ended.wait()
 
     async def _until_idle(self) -> None:
-        """Wait until nothing is left of any request."""
         for _ in range(round(_IDLE_S / _POLL_S)):
             left = [what for executor in self.executors for what in self._left_on(executor)]
             left += [what for scheduler in self.schedulers for what in scheduler.left()]
