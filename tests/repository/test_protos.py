@@ -52,18 +52,13 @@ def edit(copy, name, old, new):
     path.write_text(text.replace(old, new, 1))
 
 
-def test_buf_lint_finds_nothing():
-    result = run("buf", "lint", PROTOS)
-    assert result.returncode == 0, result.stdout
-
-
-def test_buf_would_format_nothing():
-    result = run("buf", "format", "--diff", "--exit-code", PROTOS)
-    assert result.returncode == 0, result.stdout
-
-
-def test_the_protos_break_nothing_that_was_released():
-    result = run("buf", "breaking", PROTOS, "--against", RELEASED)
+@pytest.mark.parametrize(
+    "arguments",
+    [("lint", PROTOS), ("format", "--diff", "--exit-code", PROTOS), ("breaking", PROTOS, "--against", RELEASED)],
+    ids=lambda arguments: arguments[0],
+)
+def test_buf_finds_nothing(arguments):
+    result = run("buf", *arguments)
     assert result.returncode == 0, result.stdout
 
 
