@@ -46,12 +46,8 @@ class SimulatedChannel:
         self._node = node
         self._scheduler = scheduler
         self._calls: list[Call] = []
-        self._is_ready = False
-        self._why_not_ready = ""
-
-    @property
-    def is_ready(self) -> bool:
-        return self._is_ready
+        self.is_ready = False
+        self.why_not_ready = ""  # where something came back
 
     async def becomes_ready(self, seconds: float) -> bool:
         call = self._network.call(self._node, self._scheduler, CONNECT)
@@ -61,17 +57,12 @@ class SimulatedChannel:
         except TimeoutError:
             return False
         except CallEndedError:
-            self._why_not_ready = f"{self._scheduler} does not answer"
+            self.why_not_ready = f"{self._scheduler} does not answer"
             return False
         finally:
             call.cancel()
-        self._is_ready = True
+        self.is_ready = True
         return True
-
-    @property
-    def why_not_ready(self) -> str:
-        """The reason why it does not connect; empty where nothing came back."""
-        return self._why_not_ready
 
     async def what_serves(self) -> str:
         """Here everybody serves the API."""

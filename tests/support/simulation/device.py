@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from paceline_executor.link.engine import Ticket
 from paceline_executor.link.step_loop import Command
 from paceline_executor.link.step_thread import Wait, Work
-from paceline_executor.profiling.profiler import Profiler
-from paceline_executor.runner.interface import CacheGeometry, Int32Array, Runner, StepBatch, StepHandle, StepOutput
+from paceline_executor.runner.interface import Int32Array, Runner, StepBatch, StepHandle, StepOutput
 from paceline_executor.runner.simulated import EMPTY_SLOT
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.testing.hash_runner import HashRule, HashRunner
@@ -86,6 +85,7 @@ class TimedRunner:
     def __init__(
         self, inner: Runner, step_ns: Callable[[int], int], clock_ns: Callable[[], int], *, fails_late: bool = False
     ) -> None:
+        self.max_in_flight, self.kv_geometry, self.profiler = inner.max_in_flight, inner.kv_geometry, inner.profiler
         self.fails_next = False
         self._fails_late = fails_late
         self._inner = inner
@@ -93,18 +93,6 @@ class TimedRunner:
         self._clock_ns = clock_ns
         self._end_ns = 0  # of all that was launched
         self._late_ns = 0
-
-    @property
-    def max_in_flight(self) -> int:
-        return self._inner.max_in_flight
-
-    @property
-    def kv_geometry(self) -> CacheGeometry:
-        return self._inner.kv_geometry
-
-    @property
-    def profiler(self) -> Profiler:
-        return self._inner.profiler
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
         return tuple((num_tokens, self._step_ns(num_tokens)) for num_tokens in (1, 64))
