@@ -46,7 +46,6 @@ def scheduler(options):
 
 
 def run_until_sigterm():
-    """Be ready until asked to end."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     print(json.dumps({"event": "ready", "level": "info"}), flush=True)

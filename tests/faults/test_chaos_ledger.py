@@ -10,7 +10,6 @@ CLEAN = Mismatches()
 
 
 def delivering(ledger, *times):
-    """A stream that has got a token at each of these times."""
     stream = StreamProgress("story")
     ledger.began(stream)
     for now_s in times:

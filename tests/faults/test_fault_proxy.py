@@ -13,7 +13,6 @@ SILENT_ENOUGH_SECONDS = 0.1
 
 
 def chance(seed):
-    """The same draws every run."""
     return random.Random(seed)  # noqa: S311
 
 

@@ -38,7 +38,6 @@ each_file = pytest.mark.parametrize("file", VALUES_FILES, ids=lambda file: file.
 
 
 def args_of(container):
-    """The options of a container, by name."""
     return dict(part.partition("=")[::2] for part in container["args"] if part.startswith("--"))
 
 

@@ -44,7 +44,6 @@ def run_beside(folder, program):
 
 
 def installed(folder: Path, *wheels):
-    """The wheels in a folder of their own."""
     pip("install", "--no-deps", "--target", folder, *wheels)
     return folder
 
@@ -111,7 +110,6 @@ def test_all_distributions_have_one_version():
 
 
 def scripts_of(wheel):
-    """The console scripts of a wheel."""
     archive = zipfile.ZipFile(wheel)
     entry_points = configparser.ConfigParser()
     for name in archive.namelist():

@@ -111,7 +111,6 @@ def test_only_blocks_that_say_so_are_run():
 
 
 def name_of(document):
-    """The path of a document in the repository."""
     return str(document.relative_to(ROOT))
 
 

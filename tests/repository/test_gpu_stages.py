@@ -61,7 +61,6 @@ def report_in(task, name):
 
 
 def failures(report):
-    """What is not as it must be."""
     return [check for check in report.checks if not check.is_good]
 
 

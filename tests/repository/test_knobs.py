@@ -34,7 +34,6 @@ def knobs():
 
 
 def help_of(parse_config):
-    """What the help of a process says."""
     shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # it draws boxes
     with redirect_stdout(shown), pytest.raises(SystemExit, match="0"):
         parse_config(["--help"])

@@ -44,7 +44,6 @@ def model_file(tmp_path_factory):
 
 
 def two_windows():
-    """Random token ids, twice as many as a window has."""
     token_ids = np.random.default_rng(0).integers(0, 512, 2 * WINDOW).tolist()
     return windows(token_ids, WINDOW)
 

@@ -99,11 +99,9 @@ class CountingEngine:
         self.num_steps = 0
 
     def add(self, number, request):
-        """Note when it came."""
         self.added[number] = self.num_steps
 
     def step(self):
-        """One token for each."""
         self.num_steps += 1
         return [(number, 1) for number in self.added]
 
@@ -130,7 +128,6 @@ class FakeDriver:
         self.name, self.events, self.failure = name, events, failure
 
     def wait_until_ready(self, silence_s):
-        """At once."""
         return Facts("1.0", "fake", "none", ())
 
     def ask(self, workload, silence_s):
@@ -143,14 +140,12 @@ class FakeDriver:
         return Answer([0.0] * len(token_s), token_s)
 
     def suspend(self):
-        """Note it."""
         self.events.append(f"{self.name} stops")
 
     def resume(self):
         """Nothing to do."""
 
     def end(self):
-        """Note it."""
         self.events.append(f"{self.name} ends")
 
 

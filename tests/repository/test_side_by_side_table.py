@@ -44,7 +44,6 @@ def a_run(*samples):
 
 
 def printed(outcomes, run):
-    """The lines of the table as a file gets them."""
     text = io.StringIO()
     print_table(outcomes, run, Console(file=text, width=150))
     return text.getvalue().splitlines()

@@ -56,7 +56,6 @@ class Audited:
 
 
 def of(tenant, new, **changes):
-    """The request as one of a tenant."""
     return replace(new, record_id=RecordId(tenant, new.record_id.request_id), **changes)
 
 

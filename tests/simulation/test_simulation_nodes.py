@@ -20,7 +20,6 @@ class Net:
         self.network.listen(self.server, self.serve)
 
     async def serve(self, call):
-        """Answer until the client has gone."""
         while True:
             call.tell(2 * await call.question())
 
@@ -36,7 +35,6 @@ class Net:
             self.answers.append(ended.end)
 
     def run(self, until_s):
-        """Let virtual time pass."""
         self.loop.call_at(until_s, self.loop.stop)
         self.loop.run_forever()
 

@@ -90,7 +90,7 @@ def sample_case(place: Place, num_rows: int, vocab: int, way: DrawWay) -> Case:
 
         return Work(ours, _theirs(way, logits), error)
 
-    shape = {"rows": num_rows, "vocab": vocab, "way": way.name}
+    shape: dict[str, int | str] = {"rows": num_rows, "vocab": vocab, "way": way.name}
     return Case(way.op, shape, build, num_bytes=num_rows * vocab * way.dtype.itemsize)
 
 

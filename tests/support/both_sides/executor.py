@@ -36,7 +36,22 @@ from paceline_scheduler.link.wire_contexts import with_contexts
 TAG_KEY = bytes(range(32))
 
 
-class InlineExecutor:
+class WithRows:
+    """Shows the requests of its rows."""
+
+    table: RowTable
+
+    @property
+    def rows(self) -> dict[int, RowState]:
+        return {state.row: state for state in self.table.states() if state.row is not None}
+
+    @property
+    def records(self) -> dict[RecordId, RowState]:
+        """The requests that have left their rows."""
+        return {state.record_id: state for state in self.table.states() if state.row is None}
+
+
+class InlineExecutor(WithRows):
     """One executor. `incarnation` stands for the process: `restart` makes another one of it that knows nothing."""
 
     def __init__(self, load: Load, incarnation: int = 1, max_plans_in_flight: int = 4) -> None:
@@ -53,18 +68,6 @@ class InlineExecutor:
         self.incarnation += 1
         self.epoch = 0
         self._begin()
-
-    @property
-    def table(self) -> RowTable:
-        return self._engine.table
-
-    @property
-    def rows(self) -> dict[int, RowState]:
-        return rows_of(self.table)
-
-    @property
-    def records(self) -> dict[RecordId, RowState]:
-        return records_of(self.table)
 
     @property
     def num_plans_waiting(self) -> int:
@@ -132,19 +135,11 @@ class InlineExecutor:
     def _begin(self) -> None:
         loaded = self._load()
         self._engine, self._description = loaded.engine, loaded.description
+        self.table = self._engine.table
         self._waiting: deque[BatchPlan] = deque()
         self._last_step_id = 0
         self._failed_step = None
         self._attribution = FailureAttribution()
-
-
-def rows_of(table: RowTable) -> dict[int, RowState]:
-    return {state.row: state for state in table.states() if state.row is not None}
-
-
-def records_of(table: RowTable) -> dict[RecordId, RowState]:
-    """Return the requests that have left their rows."""
-    return {state.record_id: state for state in table.states() if state.row is None}
 
 
 def load_plain(limits: RowLimits, step_times: StepTimes) -> Loaded:

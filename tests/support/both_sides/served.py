@@ -9,7 +9,7 @@ from typing import Any, cast
 import grpc.aio
 
 from both_sides.audited import AuditedRows, Kind
-from both_sides.executor import TAG_KEY, records_of, rows_of
+from both_sides.executor import TAG_KEY, WithRows
 from paceline.plan.codec.tokenizers import TokenizerParts
 from paceline.plan.values import (
     BatchPlan,
@@ -19,7 +19,6 @@ from paceline.plan.values import (
     FromExecutor,
     Hello,
     RecordId,
-    RowState,
     StepResult,
     ToExecutor,
 )
@@ -107,11 +106,13 @@ class MemoryCall:
             self._task.cancel()
 
 
-class ServedExecutor:
+class ServedExecutor(WithRows):
     """One executor, which serves from the beginning. `time_scale` stretches its steps.
 
     `violations` are the rules that schedulers broke; steps with requests that are `failing` fail.
     """
+
+    table: AuditedRows
 
     def __init__(self, kind: Kind, incarnation: int, max_plans_in_flight: int = 4) -> None:
         self.time_scale = 1.0
@@ -140,15 +141,7 @@ class ServedExecutor:
 
     @property
     def num_steps(self) -> int:
-        return self._rows.num_landed
-
-    @property
-    def rows(self) -> dict[int, RowState]:
-        return rows_of(self._rows)
-
-    @property
-    def records(self) -> dict[RecordId, RowState]:
-        return records_of(self._rows)
+        return self.table.num_landed
 
     def drain(self, reason: str) -> None:
         """Tell every scheduler, and those still to come, that this executor is going away."""
@@ -176,7 +169,7 @@ class ServedExecutor:
         return self._loop.create_task(self._serve(call))
 
     def hear(self, plan: BatchPlan) -> None:
-        self._rows.audit.arrives(plan, self._rows)
+        self.table.audit.arrives(plan, self.table)
 
     async def get_info(self) -> ExecutorInfo:
         await self._opened.wait()
@@ -191,17 +184,17 @@ class ServedExecutor:
         return parts.content()
 
     def _begin(self, incarnation: int) -> None:
-        self._rows = AuditedRows(self._kind, self.failing, {}, self.violations, self._step_ns, self._now_ns)
+        self.table = AuditedRows(self._kind, self.failing, {}, self.violations, self._step_ns, self._now_ns)
         identity = Identity(incarnation, TAG_KEY, self._now_ns())
         self._plan_streams = PlanStreams(identity, self._max_plans_in_flight, FenceTimes(), PROTOCOLS, self._now_ns)
         self._servicer = ExecutorServicer(self._plan_streams, Profiles(lambda _: None))
-        self._thread = InlineThread(self._now_ns, self._rows.device.end_of)
+        self._thread = InlineThread(self._now_ns, self.table.device.end_of)
         self._calls: set[MemoryCall] = set()
         self._opened = asyncio.Event()
         self._life = self._loop.create_task(self._live())
 
     async def _live(self) -> None:
-        attachments, opened, loaded = self._plan_streams, self._opened, self._rows.loaded
+        attachments, opened, loaded = self._plan_streams, self._opened, self.table.loaded
         steps = StepLoop(lambda: loaded, attachments.report, self._now_ns, self._thread)
         self._servicer.open(steps, await steps.start())
         opened.set()
