@@ -53,9 +53,9 @@ from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import NANOSECONDS, InlineThread, SlotRunner, TimedRunner
 from simulation.drafting import HashDrafter
 from simulation.invariants import ExecutorChecks
-from simulation.loop import SimulationLoop, keep_failure
+from simulation.loop import keep_failure
 from simulation.model import MAX_PLANS_IN_FLIGHT, ModelConfig
-from simulation.network import Call, CallEndedError, Host, Network
+from simulation.network import Call, CallEndedError, Host, Site
 
 ATTACH = "Attach"
 GET_INFO = "GetInfo"
@@ -244,15 +244,12 @@ class ExecutorHost(Host):
 
     def __init__(
         self,
-        name: str,
-        loop: SimulationLoop,
-        network: Network,
-        random: Random,
+        site: Site,
         checks: ExecutorChecks,
         failing: set[RecordId],
         on_ended: Callable[["ExecutorHost"], None],
     ) -> None:
-        super().__init__(name, loop, network, random)
+        super().__init__(site)
         self.rules: list[HashRule] = []
         self._process: _Process | None = None
         self._checks = checks

@@ -286,17 +286,24 @@ class Network:
         inbox.arrive(message)
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a host is called, runs on and draws from."""
+
+    name: str
+    loop: SimulationLoop
+    network: Network
+    random: Random
+
+
 class Host:
     """A host on which one process after another runs."""
 
-    def __init__(self, name: str, loop: SimulationLoop, network: Network, random: Random) -> None:
-        self.name = name
-        self.node = Node(name)
+    def __init__(self, site: Site) -> None:
+        self.name, self._loop, self._network, self._random = site.name, site.loop, site.network, site.random
+        self.node = Node(site.name)
         self.node.state = NodeState.DEAD
         self.is_draining = False
-        self._loop = loop
-        self._network = network
-        self._random = random
 
     def kill(self) -> None:
         """End the process at once."""

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from random import Random
 
 from paceline.plan.codec import encode_request
 from paceline.plan.values import MAX_TERM, Claim, Heartbeat, Hello, ToExecutor
@@ -15,9 +14,7 @@ from paceline.v1 import inference_pb2 as pb
 from paceline_client.hashing import rolling_hash
 from simulation.executors import ATTACH
 from simulation.invariants import Report
-from simulation.loop import SimulationLoop
-from simulation.network import CallEndedError, Network
-from simulation.scenario import ROGUE
+from simulation.network import CallEndedError, Host, Site
 from simulation.schedulers import SESSION, SchedulerHost
 
 _PATIENCE_S = 2.0
@@ -57,40 +54,31 @@ _HELLOS: tuple[ToExecutor, ...] = (
 """First messages of plan streams that an executor refuses, whoever drives it."""
 
 
-class Rogue:
+class Rogue(Host):
     """Begins requests of its own, leaves them, and comes back."""
 
-    def __init__(
-        self,
-        loop: SimulationLoop,
-        network: Network,
-        random: Random,
-        schedulers: Sequence[SchedulerHost],
-        report: Report,
-    ) -> None:
-        self._node = loop.add_node(ROGUE)
-        self._loop = loop
-        self._network = network
-        self._random = random
+    def __init__(self, site: Site, schedulers: Sequence[SchedulerHost], report: Report) -> None:
+        super().__init__(site)
+        self._next_node()
         self._schedulers = schedulers
         self._report = report
         self._num_requests = 0
 
     async def lie(self) -> None:
         """Come back to a request in every wrong way: nothing must come of it."""
-        await self._loop.spawn(self._node, self._lie())
+        await self._loop.spawn(self.node, self._lie())
 
     async def knock(self, executors: Sequence[str]) -> None:
         """Ask for executors in every wrong way: none may be accepted, and who drives goes on."""
-        await self._loop.spawn(self._node, self._knock(executors))
+        await self._loop.spawn(self.node, self._knock(executors))
 
     async def begin(self) -> tuple[pb.GenerateRequest, list[int]]:
         """Begin a request and leave it; returns it with what was received, which is nothing if that failed."""
-        return await self._loop.spawn(self._node, self._begin())
+        return await self._loop.spawn(self.node, self._begin())
 
     async def come_back(self, request: pb.GenerateRequest, received: list[int]) -> None:
         """Read a request to its end without saying which tokens were received: they must still be known somewhere."""
-        await self._loop.spawn(self._node, self._come_back(request, received))
+        await self._loop.spawn(self.node, self._come_back(request, received))
 
     async def _lie(self) -> None:
         honest, received = await self._begin()
@@ -104,7 +92,7 @@ class Rogue:
     async def _knock(self, executors: Sequence[str]) -> None:
         for name in executors:
             for hello in self._random.sample(_HELLOS, len(_HELLOS)):
-                call = self._network.call(self._node, name, ATTACH)
+                call = self._network.call(self.node, name, ATTACH)
                 call.tampered()
                 try:
                     call.ask(encode_request(hello))
@@ -142,7 +130,7 @@ class Rogue:
         answer = _Answer()
         ready = [host.name for host in self._schedulers if host.is_ready]
         name = self._random.choice(ready or [host.name for host in self._schedulers])
-        call = self._network.call(self._node, name, SESSION)
+        call = self._network.call(self.node, name, SESSION)
         try:
             call.ask(pb.SessionRequest(generate=request))
             async with asyncio.timeout(_PATIENCE_S):

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from random import Random
 from typing import NoReturn
 
 import numpy as np
@@ -35,8 +34,8 @@ from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
-from simulation.loop import Node, NodeState, SimulationLoop, keep_failure
-from simulation.network import Call, CallEndedError, Host, Network
+from simulation.loop import Node, NodeState, keep_failure
+from simulation.network import Call, CallEndedError, Host, Site
 from simulation.transport import SimulatedTransport
 
 CONNECT = "Connect"
@@ -128,17 +127,8 @@ class _Process:
 class SchedulerHost(Host):
     """A host on which one scheduler process after another runs."""
 
-    def __init__(
-        self,
-        name: str,
-        loop: SimulationLoop,
-        network: Network,
-        random: Random,
-        executors: str,
-        limits: CoreLimits,
-        ready_when: frozenset[ServingStatus],
-    ) -> None:
-        super().__init__(name, loop, network, random)
+    def __init__(self, site: Site, executors: str, limits: CoreLimits, ready_when: frozenset[ServingStatus]) -> None:
+        super().__init__(site)
         self._process: _Process | None = None
         self._executors = executors
         self.new_core: Callable[[], Core] = lambda: _CheckedCore(limits)
