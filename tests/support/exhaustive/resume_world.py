@@ -199,12 +199,7 @@ class Caller:
     def cut(self, call: Call) -> None:
         """The call breaks: the client tries again."""
         self._hang_up(call)
-        self._hear_end_at_once(call)
-
-    def _hear_end_at_once(self, call: Call) -> None:
-        if self._world.client.call is call:
-            self._world.client.call = None
-            self._world.later(AGAIN_S, self.attach)
+        self.hear_end(call, None)
 
     def _hang_up(self, call: Call) -> None:
         call.is_open = False
@@ -328,7 +323,7 @@ class Driving:
         description, snapshot = host.executor.attach(address)
         self._world.tell(f"{scheduler.name} attaches to {address}: {_rows(snapshot)}")
         before = scheduler.live
-        known = None if before is None else (before.attempt, _output(scheduler, before))
+        known = None if before is None else (before.attempt, scheduler.core.state.output_of(before).tolist())
         self.feed(scheduler, ExecutorAttached(description, snapshot))
         if before is not None and known is not None:
             self._check_choice(scheduler, address, snapshot, before, *known)
@@ -449,10 +444,6 @@ def _rows(snapshot: Snapshot) -> str:
         for row in snapshot.rows
     ]
     return ", ".join(seen) or "nothing"
-
-
-def _output(scheduler: Scheduler, live: LiveRequest) -> list[int]:
-    return [int(token) for token in scheduler.core.state.output_of(live)]
 
 
 def _verbs(plan: BatchPlan) -> str:

@@ -189,12 +189,14 @@ class Faults:
     # Clients without the library
 
     async def _bad_resume(self, _: Hit) -> None:
-        await self._stage.rogue.lie()
-        await self._stage.rogue.knock([host.name for host in self._stage.executors])
+        rogue = self._stage.rogue
+        await rogue.do(rogue.lie())
+        await rogue.do(rogue.knock([host.name for host in self._stage.executors]))
 
     async def _return(self, hit: Hit) -> None:
         """Kill who drives; the executor that knows the request answers the successor last."""
-        request, received = await self._stage.rogue.begin()
+        rogue = self._stage.rogue
+        request, received = await rogue.do(rogue.begin())
         knowing = [host for host in self._stage.executors if host.runs(request.request_id)]
         slow = hit.random.choice(knowing or self._stage.executors).name
         for host in self._stage.schedulers:
@@ -205,4 +207,4 @@ class Faults:
         for host in self._stage.schedulers:
             self._restart_scheduler(host, Approach.WAIT)
         if received and not self._may_forget:
-            await self._stage.rogue.come_back(request, received)
+            await rogue.do(rogue.come_back(request, received))
