@@ -1,5 +1,6 @@
 """What the chart renders: valid on every Kubernetes, restricted, whole, and made of options that the programs have."""
 
+import functools
 import json
 
 import pytest
@@ -23,8 +24,9 @@ from chart_checks.helm import (
     selects,
     with_pods,
 )
-from chart_checks.options import options_of
 from chart_checks.schemas import KUBERNETES_VERSIONS, problem_of
+from repository_checks.knobs import options
+from repository_checks.programs import run
 
 MINIMAL = CHART / "ci" / "minimal.yaml"
 GPUS = CHART / "ci" / "gpu-cert-manager.yaml"
@@ -35,6 +37,12 @@ SLOW = pytest.mark.slow
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 each_file = pytest.mark.parametrize("file", VALUES_FILES, ids=lambda file: file.stem)
+
+
+@functools.cache
+def options_of(*command):
+    """What the help of a program, or of a command of it, names."""
+    return options(run(*command, "--help").stdout)
 
 
 def args_of(container):

@@ -23,7 +23,7 @@ import gpu.__main__ as program
 import paceline_executor
 import paceline_scheduler
 from gpu import bench_stage, cells, drafts_stage, e2e_stage, endurance, engine_side, runner_stage
-from gpu.bars import BARS, PEER_BARS, ratio, table, verdicts
+from gpu.bars import BARS, PEER_BARS, ratio, read_peer, table, verdicts
 from gpu.bench_models import timed
 from gpu.cells import FULL, TINY, spread_of
 from gpu.config import compiling_into, stage_environment
@@ -33,7 +33,6 @@ from gpu.equality import GREEDY_ALONE, agrees
 from gpu.errors import CheckFailedError, GpuRunError
 from gpu.feed import limits_of, prompts_of
 from gpu.invariance import Variants
-from gpu.peer import read_peer
 from gpu.report import Figure, Report
 from gpu.rigs import LLAMA_8B, find_place, make_feed, random_model, timed_numbers
 from gpu.stage import NEEDED, Stage, Task, run_stage

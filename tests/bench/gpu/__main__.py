@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu.bars import read_peer
 from gpu.config import ROOT, stage_environment
 from gpu.errors import GpuRunError
-from gpu.peer import read_peer
 from gpu.stage import NEEDED, Stage, Task, add_options
 from gpu.wheels import install_wheels, missing_modules
 from gpu_kernels.config import why_nothing_runs

@@ -1,15 +1,21 @@
 """What is to be reached, as data, and the table that says whether it is. A bar that is missed is no failure of a run.
 
-Knows figures and a peer's; not how they came about.
+Knows figures, and those of a peer on the same GPU, out of a CSV file that a person names; not how they came about.
 """
 
+import contextlib
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpu import cells
-from gpu.peer import Place
+from gpu.errors import GpuRunError
 from gpu.report import Figure
 
+Place = tuple[str, str, str]
+"""Numbers, what, shape: as of a `Figure`."""
+_COLUMNS = ("numbers", "what", "shape", "unit", "value")
 _SLACK = 1.03
 _MORE_IS_BETTER = ("output tok/s", "TFLOP/s")
 
@@ -77,6 +83,23 @@ BARS = (
 """Decode steps within 3 % of what kernels alone reached, mixed ones within 5 %."""
 PEER_BARS = {cells.DECODE: 1.05, cells.THROUGHPUT.format(256): 1.1, cells.PREFILL: 1.1}
 """How many times as good as the peer."""
+
+
+def read_peer(path: Path | None) -> Mapping[Place, float]:
+    """The figures by their places; none without a file. Values that are no number are passed by. Raises GpuRunError."""
+    found: dict[Place, float] = {}
+    if path is None:
+        return found
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for line in csv.DictReader(file):
+                if any(line.get(column) is None for column in _COLUMNS):
+                    raise GpuRunError(f"{path} is no table of {', '.join(_COLUMNS)}: look at its first line")
+                with contextlib.suppress(ValueError):
+                    found[line["numbers"], line["what"], line["shape"]] = float(line["value"])
+    except OSError as error:
+        raise GpuRunError(f"{path} cannot be read: {error.strerror}") from error
+    return found
 
 
 def ratio(figure: Figure, value: float, peer: float) -> float:
