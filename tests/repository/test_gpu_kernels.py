@@ -10,14 +10,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+import gpu.__main__ as gpu_program
 import gpu_kernels.__main__ as program
 from gpu_kernels import config, missing_modules, run, timing
-from gpu_kernels.anchors import Anchor, AnchorKey, Anchors, AnchorTable, read_anchors
+from gpu_kernels.anchors import Anchor, AnchorKey, Anchors, AnchorTable, MeasurementError, read_anchors
 from gpu_kernels.case import Bound, Case, Place, Scale, Work
 from gpu_kernels.cases import cases
 from gpu_kernels.device_tests import Ran, run_tests
-from gpu_kernels.errors import MeasurementError, WrongResultError
-from gpu_kernels.measure import check, measure
+from gpu_kernels.measure import WrongResultError, check, measure
 from gpu_kernels.results import Ceilings, Failure, Result, Timing
 from gpu_kernels.table import line, summary
 from gpu_kernels.targets import TARGETS, Measure, Target
@@ -58,12 +58,13 @@ def rehearsed(monkeypatch, capsys):
     return rehearse
 
 
-def test_without_a_gpu_or_torch_one_line_says_so(capsys, monkeypatch):
+@pytest.mark.parametrize(("name", "main"), [("gpu-kernels", program.main), ("gpu", gpu_program.main)])
+def test_without_a_gpu_or_torch_one_line_says_so(name, main, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert program.main([]) == 0
-    assert capsys.readouterr().out == f"gpu-kernels: nothing ran, torch {torch.__version__} finds no CUDA device here\n"
+    assert main([]) == 0
+    assert capsys.readouterr().out == f"{name}: nothing ran, torch {torch.__version__} finds no CUDA device here\n"
     monkeypatch.setattr(config, "_MODULES", ("torch", "no_such_module"))
-    assert program.main(["--quick"]) == 0
+    assert main([]) == 0
     assert capsys.readouterr().out.endswith(" has no no_such_module\n")
 
 

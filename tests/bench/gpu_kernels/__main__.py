@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 
 from gpu_kernels import config
-from gpu_kernels.anchors import read_anchors
-from gpu_kernels.errors import MeasurementError
+from gpu_kernels.anchors import MeasurementError, read_anchors
 from process_groups import end_with_what_was_started
 
 
