@@ -145,12 +145,10 @@ class RunningSystem:
 
     @property
     def api(self):
-        """Where clients connect."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def executor(self):
-        """Where the executor answers."""
         return f"127.0.0.1:{self.executor_port}"
 
     @property
@@ -168,7 +166,6 @@ class RunningSystem:
 
 @pytest.fixture
 def first_free_port():
-    """The first of three neighbouring ports that are free."""
     return free_ports(3, start=first_port())
 
 

@@ -39,9 +39,6 @@ def told(result):
 
 
 async def test_drafts_change_no_delta(running_system):
-    """Chats and texts, greedy and seeded, with rules, stop texts, log-probabilities and several completions; half of
-    them beside each other.
-    """
     requests = [*chaos_requests(NUM_REQUESTS)]
     requests.append(replace(requests[0], prompt=COUNTING, messages=None, stopping=Stopping(max_tokens=80)))
     async with AsyncClient(running_system.api) as client:

@@ -56,12 +56,10 @@ async def running(admin):
 
 
 async def profile(stub):
-    """The trace of the next steps."""
     return b"".join([part.trace async for part in stub.Profile(ProfileRequest(num_steps=20))])
 
 
 async def metrics(port):
-    """What Prometheus gets."""
     url = f"http://127.0.0.1:{port}/metrics"
     return await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=60).read())
 

@@ -18,7 +18,6 @@ FIRST = ["timestamp", "level", "event"]
 
 
 def ask(stub, name, max_tokens):
-    """Returns the stream of a request."""
     request = pb.GenerateRequest(request_id=f"r-{name}", stopping={"max_tokens": max_tokens})
     request.token_ids.ids.extend(range(1, 9))
     traced = (("traceparent", f"00-{TRACE_IDS[name]}-{'b' * 16}-01"),) if TRACE_IDS[name] else ()
@@ -26,7 +25,6 @@ def ask(stub, name, max_tokens):
 
 
 async def end_of(stream):
-    """Its status."""
     try:
         async for _ in stream:
             pass

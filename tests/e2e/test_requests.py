@@ -125,7 +125,6 @@ def test_a_bad_request_is_refused_naming_the_field_and_the_next_one_works(runnin
 
 
 async def test_leaving_a_stream_early_frees_its_blocks(running_system):
-    """The request is cancelled on the server: soon nothing runs there any more."""
     async with AsyncClient(running_system.api) as client:
         stream = client.stream("Tell a very long story.", stopping=Stopping(max_tokens=2000, ignore_eos=True))
         async for delta in stream:

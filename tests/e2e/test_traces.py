@@ -194,7 +194,6 @@ async def test_the_client_library_hands_on_its_callers_span(receiver):
 
 
 async def test_a_ratio_of_0_sends_nothing_but_what_callers_have_sampled(receiver, monkeypatch):
-    """And a refused request is a span, too, as is a call with one answer."""
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
     async with simulated_executor() as executor, scheduler(executor) as (_, target):

@@ -40,12 +40,10 @@ class System:
 
     @property
     def api(self):
-        """Where clients connect."""
         return f"localhost:{self.events['port']}"
 
     @property
     def admin(self):
-        """Where operators do."""
         return f"localhost:{self.events['admin_port']}"
 
     def renew_certificates(self):
@@ -54,7 +52,6 @@ class System:
             self.authority.mount(folder, *uris)
 
     def new_token(self, tenant, **more):
-        """Add a token to the scheduler's file."""
         token = secrets.token_hex(32)
         fields = {"hash": f"sha256:{hashlib.sha256(token.encode()).hexdigest()}", "tenant": tenant, **more}
         with self.tokens.open("a") as file:
@@ -62,7 +59,6 @@ class System:
         return token
 
     def revoke_first_token(self):
-        """Delete its line."""
         _, *rest = self.tokens.read_text().splitlines(keepends=True)
         replace_text(self.tokens, "".join(rest))
 
@@ -171,13 +167,11 @@ async def until_known(channel, token):
 
 
 async def presented_by(address):
-    """The certificate that a server shows now."""
     host, _, port = address.rpartition(":")
     return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
 
 
 async def reflected(channel):
-    """The services that a port names."""
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]))
     answer = await answers.read()
@@ -234,7 +228,6 @@ async def test_up_runs_with_certificates_and_tokens(tmp_path, first_free_port):
 
 @pytest.mark.parametrize(("num_renewals", "every_s"), [(3, 0.0), pytest.param(150, 2.0, marks=pytest.mark.soak)])
 async def test_no_stream_fails_while_certificates_and_tokens_are_renewed(system, num_renewals, every_s):
-    """Streams that go on, and clients that come anew all the time; every token is what it would have been."""
     file, num_ended = system.folder / "token", 0
     file.write_text(system.new_token("blue"))
     async with system.channel(system.api) as channel:
@@ -309,7 +302,6 @@ async def test_a_tenant_beyond_its_bounds_is_refused_and_others_are_not(system):
 
 
 async def test_a_client_whose_token_was_revoked_is_told_so(system):
-    """It has no other one: its running stream ends, typed."""
     token = system.new_token("blue")
     async with system.channel(system.api) as channel:
         await until_known(channel, token)

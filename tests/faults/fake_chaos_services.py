@@ -36,7 +36,6 @@ def salt_of_this_start():
 
 
 def scheduler(options):
-    """Serve at once."""
     from paceline.v1 import inference_pb2 as pb
     from paceline_client.testing import FakeServer
 
@@ -47,7 +46,6 @@ def scheduler(options):
 
 
 def run_until_sigterm():
-    """Be ready until asked to end."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     print(json.dumps({"event": "ready", "level": "info"}), flush=True)

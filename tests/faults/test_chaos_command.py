@@ -18,7 +18,6 @@ OPTIONS = ["--streams", "4", "--pause", "0.1", "--executors", "2"]
 
 @pytest.fixture
 def chaos(tmp_path, monkeypatch):
-    """Run the command with stand-ins and these options."""
 
     def run(*options, forgetful=False):
         for name in ("scheduler", "executor"):

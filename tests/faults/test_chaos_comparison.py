@@ -17,7 +17,6 @@ PROMPT_LOGPROBS = (TokenLogprobs(7, -1.25, ()),)
 
 
 def undisturbed_result(num_completions=1):
-    """What the stream is without faults."""
     completions = tuple(
         Completion(
             index=index,

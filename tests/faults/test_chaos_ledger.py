@@ -1,5 +1,7 @@
 """What is counted for which fault."""
 
+import pytest
+
 from paceline_cli.chaos.comparison import Mismatches
 from paceline_cli.chaos.ledger import UNDISTURBED, Ledger, StreamProgress
 from paceline_cli.chaos.report import figures_by_kind, figures_of, report_fields
@@ -8,7 +10,6 @@ CLEAN = Mismatches()
 
 
 def delivering(ledger, *times):
-    """A stream that has got a token at each of these times."""
     stream = StreamProgress("story")
     ledger.began(stream)
     for now_s in times:
@@ -16,22 +17,18 @@ def delivering(ledger, *times):
     return stream
 
 
-def test_a_pause_that_spans_the_fault_counts_from_the_token_before_it():
+@pytest.mark.parametrize(
+    ("before", "fault_s", "after", "pause_s"),
+    [((1.0, 1.1), 1.2, (1.9, 2.0, 2.1), 0.8), ((1.0,), 1.05, (1.1, 2.0), 0.9)],
+    ids=["from the token before it", "though tokens were under way"],
+)
+def test_a_pause_that_spans_the_fault_counts(before, fault_s, after, pause_s):
     ledger = Ledger(0.0)
-    stream = delivering(ledger, 1.0, 1.1)
-    window = ledger.open_window("kill", "", 1.2)
-    for now_s in (1.9, 2.0, 2.1):
+    stream = delivering(ledger, *before)
+    window = ledger.open_window("kill", "", fault_s)
+    for now_s in after:
         ledger.arrived(stream, 1, CLEAN, now_s)
-    assert [round(stall, 6) for stall in window.stalls.values()] == [0.8]
-
-
-def test_tokens_that_were_under_way_do_not_hide_the_pause():
-    ledger = Ledger(0.0)
-    stream = delivering(ledger, 1.0)
-    window = ledger.open_window("kill", "", 1.05)
-    for now_s in (1.1, 2.0):
-        ledger.arrived(stream, 1, CLEAN, now_s)
-    assert [round(stall, 6) for stall in window.stalls.values()] == [0.9]
+    assert [round(stall, 6) for stall in window.stalls.values()] == [pause_s]
 
 
 def test_a_pause_at_the_fault_is_told_from_later_ones():
@@ -74,7 +71,6 @@ def test_pauses_that_a_request_asks_for_are_no_stalls():
 
 
 def test_streams_that_end_or_fail_are_not_waited_for():
-    """A failure is counted by its reason, for the fault that came last."""
     ledger = Ledger(0.0)
     ends, fails, goes_on = (delivering(ledger, 1.0) for _ in range(3))
     window = ledger.open_window("kill", "", 1.1)
@@ -105,7 +101,6 @@ def test_a_system_that_did_not_come_back_is_not_clean():
 
 
 def test_pauses_of_all_faults_of_a_kind_are_taken_together():
-    """Median, 99th percentile and longest over streams and faults; a program reads the same."""
     ledger = Ledger(0.0)
     stream = delivering(ledger, 1.0)
     for began_s, next_s in ((1.0, 1.5), (2.0, 5.5)):

@@ -13,7 +13,6 @@ SILENT_ENOUGH_SECONDS = 0.1
 
 
 def chance(seed):
-    """The same draws every run."""
     return random.Random(seed)  # noqa: S311
 
 
@@ -45,7 +44,6 @@ async def echo_behind_proxy():
 
 
 async def says_nothing(reader):
-    """Whether nothing comes for a moment."""
     try:
         async with asyncio.timeout(SILENT_ENOUGH_SECONDS):
             await reader.readexactly(1)

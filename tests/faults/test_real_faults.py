@@ -1,8 +1,9 @@
 """Faults done to a real system under load: every stream is what it is undisturbed, bit by bit.
 
-One system and one load for all of them: two schedulers, two executors, and 32 streams of a real model; in `make test`
-12 streams of a tiny one. No time is asserted; the figures are printed at the end. In `make soak` each kind is done 50
-times to a system of its own, with freezes of a minute.
+One system and one load for most of them: two schedulers, two executors, and 32 streams of a real model; in `make test`
+12 streams of a tiny one. Others have executors that run the GPU's code, on its twin, with rows on the device, rings and
+two steps in flight, or in which a second model drafts. No time is asserted; the figures are printed at the end. In
+`make soak` each kind is done 50 times to a system of its own, with freezes of a minute.
 """
 
 import asyncio
@@ -64,8 +65,8 @@ MORE_FAULTS = [
 NEEDS_A_SPARE = {FaultKind.EXECUTOR_KILL, FaultKind.BOTH_KILL, FaultKind.EXECUTORS_KILL}
 
 
-def setting(kinds, *, timing, times=None, model="smollm2-135m-instruct", num_streams=32):
-    """Streams on two executors, with a standby."""
+def setting(kinds, *, timing, times=None, model="smollm2-135m-instruct", num_streams=32, **options):
+    """Streams on two executors with these options, with a standby."""
     return Setting(
         deployment=Deployment(
             model=model,
@@ -73,6 +74,7 @@ def setting(kinds, *, timing, times=None, model="smollm2-135m-instruct", num_str
             ports=free_ports(2),
             shutdown_timeout_seconds=10,
             with_standby=True,
+            **options,
         ),
         kinds=kinds,
         num_streams=num_streams,
@@ -99,13 +101,41 @@ async def undamaged(chosen, config):
     assert figures_of("", experiment.ledger.windows).is_clean, experiment.ledger.first_failure
 
 
+async def executors_of(*schedulers):
+    """What the schedulers at these ports say of their executors."""
+    told = []
+    for ports in schedulers:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.admin}") as channel:
+            told += (await AdminServiceStub(channel).ListExecutors(ListExecutorsRequest())).executors
+    return told
+
+
 async def num_running_requests(system):
     """How many requests are on executors, as the scheduler that serves sees it."""
     schedulers = dict(zip(system.deployment.scheduler_names, system.deployment.schedulers, strict=True))
-    port = schedulers[await system.active_scheduler()].admin
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        listed = await AdminServiceStub(channel).ListExecutors(ListExecutorsRequest())
-    return sum(executor.num_running_requests for executor in listed.executors)
+    told = await executors_of(schedulers[await system.active_scheduler()])
+    return sum(executor.num_running_requests for executor in told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"runner": "twin"},
+        {"quantization": "none", "executor_options": ("--speculation", '{"drafter": "target_copy"}')},
+    ],
+    ids=["a device that keeps rows", "a model that drafts"],
+)
+async def test_no_token_is_lost_when_executors_of_other_kinds_die(options, tiny_model, request):
+    kinds = (FaultKind.SCHEDULER_KILL, FaultKind.EXECUTOR_KILL)
+    load = {"model": str(tiny_model), "num_streams": 8, "max_num_seqs": 8}
+    async with undamaged(
+        setting(kinds, timing=FaultTiming(settle_seconds=120), **load, **options), request.config
+    ) as running:
+        await running.campaign.run(kinds)
+        told = await executors_of(*running.system.deployment.schedulers)
+    assert sum(window.num_in_flight for window in running.ledger.windows) > 0
+    assert sum(executor.steps.num_accepted_draft_tokens for executor in told) > 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -36,7 +36,6 @@ def changed(data, chance):
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_a_parser_takes_or_refuses_what_it_is_given(target):
-    """Nothing else happens: no other error, and no gigabytes."""
     chance = random.Random(target.name)  # noqa: S311
     corpus = corpus_of(target)
     for data in corpus:

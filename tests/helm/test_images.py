@@ -32,7 +32,6 @@ needs_hadolint = pytest.mark.skipif(platform.machine() != "x86_64", reason="hado
 @needs_hadolint
 @each_image
 def test_hadolint_finds_nothing(image):
-    """Not even hints."""
     found = run("hadolint", "--failure-threshold", "style", IMAGES / f"{image.name}.Dockerfile")
     assert (found.returncode, found.stdout) == (0, "")
 
@@ -45,7 +44,6 @@ def test_hadolint_finds_a_base_without_a_version(tmp_path):
 
 @each_image
 def test_an_image_runs_its_program_alone_and_as_nobody(image):
-    """Without a shell in between, as a user of no name, in two stages, listening where the program does by default."""
     assert image.entrypoint[0] == f"/opt/paceline/bin/paceline-{image.name.partition('-')[0]}"
     assert image.command == ["--help"]
     (user,) = image.all_of("USER")
@@ -100,7 +98,6 @@ def prefix(tmp_path_factory):
 @pytest.mark.slow  # builds and installs the distributions
 @pytest.mark.parametrize("name", ALONE)
 def test_process_1_on_a_read_only_root_serves_and_follows_sigterm(name, prefix, tmp_path):
-    """It answers the health check of its image, ends with 0, and needs no folder but the two that are named."""
     if not can_confine():
         pytest.skip("this machine lets its users make no namespaces")
     image = read_image(name)

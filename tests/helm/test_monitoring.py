@@ -160,7 +160,6 @@ def test_the_service_monitor_finds_both_services_and_their_port():
 
 
 def test_prometheus_is_let_in_where_it_is_told_to_scrape():
-    """To the metrics' ports alone, and not to those of calls; elsewhere nobody is."""
     for name, port in (("rel-paceline-executors", 9465), ("rel-paceline-scheduler", 9464)):
         calls, metrics = named(OBJECTS, "NetworkPolicy", name)["spec"]["ingress"]
         assert metrics["ports"] == [{"port": port}]
@@ -211,7 +210,6 @@ def test_the_dashboard_is_what_grafana_loads():
 
 
 def test_panels_have_ids_of_their_own_and_do_not_overlap():
-    """Inside the 24 columns."""
     ids = [panel["id"] for panel in PANELS]
     assert len(set(ids)) == len(ids)
     boxes = [panel["gridPos"] for panel in PANELS]
@@ -265,7 +263,6 @@ def test_legends_name_labels_that_the_query_keeps():
 
 @pytest.mark.slow  # starts the pods as processes
 async def test_rendered_pods_show_what_the_queries_ask_for(tmp_path):
-    """At the ports of their Services, as Prometheus reads them."""
     values = {"standby.enabled": False, "scheduler.preStopSeconds": 0, "pools.nothing.replicas": 1}
     objects = render(CHART / "ci" / "without-a-model.yaml", values)
     shown = set()

@@ -1,5 +1,6 @@
 """What the chart renders: valid on every Kubernetes, restricted, whole, and made of options that the programs have."""
 
+import functools
 import json
 
 import pytest
@@ -23,8 +24,9 @@ from chart_checks.helm import (
     selects,
     with_pods,
 )
-from chart_checks.options import options_of
 from chart_checks.schemas import KUBERNETES_VERSIONS, problem_of
+from repository_checks.knobs import options
+from repository_checks.programs import run
 
 MINIMAL = CHART / "ci" / "minimal.yaml"
 GPUS = CHART / "ci" / "gpu-cert-manager.yaml"
@@ -37,8 +39,13 @@ PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 each_file = pytest.mark.parametrize("file", VALUES_FILES, ids=lambda file: file.stem)
 
 
+@functools.cache
+def options_of(*command):
+    """What the help of a program, or of a command of it, names."""
+    return options(run(*command, "--help").stdout)
+
+
 def args_of(container):
-    """The options of a container, by name."""
     return dict(part.partition("=")[::2] for part in container["args"] if part.startswith("--"))
 
 
@@ -57,7 +64,6 @@ def test_helm_finds_nothing_to_complain_of(file, program):
 
 
 def test_helm_complains_of_a_worse_chart(tmp_path):
-    """As a template that cannot be parsed."""
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: a\nversion: 0.1.0\n")
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "a.yaml").write_text("{{ if }}")
@@ -228,7 +234,6 @@ def test_executors_take_connections_of_schedulers_only():
 
 @pytest.mark.parametrize("file", [CLAIM, INIT, HOST_PATH], ids=lambda file: file.stem)
 def test_a_model_of_a_volume_is_read_where_it_is_mounted(file):
-    """Read-only, and nothing is fetched beside it."""
     for found in of_kind(render(file), "StatefulSet"):
         (container,) = pod_spec(found)["containers"]
         assert args_of(container)["--model"].startswith("/models/")

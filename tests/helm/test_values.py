@@ -88,7 +88,6 @@ LEAVES = leaves(SCHEMA)
 
 
 def value_at(path):
-    """The default of a value; KeyError where there is none."""
     return functools.reduce(operator.getitem, path.split("."), VALUES)
 
 

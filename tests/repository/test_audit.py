@@ -9,7 +9,6 @@ from repository_checks.audit import complaint, pins
 
 
 def test_what_the_product_needs_is_pinned_to_what_is_installed():
-    """What it names, and what that needs; nothing that only tests need."""
     found = dict(line.split("==") for line in pins())
     assert {"grpcio", "torch", "tokenizers", "typer", "markupsafe"} <= found.keys()
     assert found["grpcio"] == version("grpcio")

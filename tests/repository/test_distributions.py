@@ -44,14 +44,12 @@ def run_beside(folder, program):
 
 
 def installed(folder: Path, *wheels):
-    """The wheels in a folder of their own."""
     pip("install", "--no-deps", "--target", folder, *wheels)
     return folder
 
 
 @pytest.mark.slow
 def test_the_stubs_alone_make_a_call(wheels, tmp_path):
-    """Their wheel holds `paceline.v1`, typed, and neither a program nor the client library."""
     assert {Path(name).parent for name in files_of(wheels["paceline_protos"])} == {Path("paceline/v1")}
     assert "paceline/v1/py.typed" in files_of(wheels["paceline_protos"])
     folder = installed(tmp_path, wheels["paceline_protos"])
@@ -112,7 +110,6 @@ def test_all_distributions_have_one_version():
 
 
 def scripts_of(wheel):
-    """The console scripts of a wheel."""
     archive = zipfile.ZipFile(wheel)
     entry_points = configparser.ConfigParser()
     for name in archive.namelist():

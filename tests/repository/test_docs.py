@@ -111,7 +111,6 @@ def test_only_blocks_that_say_so_are_run():
 
 
 def name_of(document):
-    """The path of a document in the repository."""
     return str(document.relative_to(ROOT))
 
 
@@ -132,7 +131,6 @@ def test_a_link_to_nothing_is_found(tmp_path):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_block_is_run_or_says_that_it_is_only_shown(document):
-    """No block escapes for want of a language, or because its language is not known."""
     assert list(undecided_fences(document.relative_to(ROOT), document.read_text(encoding="utf-8"))) == []
 
 

@@ -10,14 +10,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+import gpu.__main__ as gpu_program
 import gpu_kernels.__main__ as program
-from gpu_kernels import missing_modules, run, timing
-from gpu_kernels.anchors import Anchor, AnchorKey, Anchors, AnchorTable, read_anchors
+from gpu_kernels import config, missing_modules, run, timing
+from gpu_kernels.anchors import Anchor, AnchorKey, Anchors, AnchorTable, MeasurementError, read_anchors
 from gpu_kernels.case import Bound, Case, Place, Scale, Work
 from gpu_kernels.cases import cases
 from gpu_kernels.device_tests import Ran, run_tests
-from gpu_kernels.errors import MeasurementError, WrongResultError
-from gpu_kernels.measure import check, measure
+from gpu_kernels.measure import WrongResultError, check, measure
 from gpu_kernels.results import Ceilings, Failure, Result, Timing
 from gpu_kernels.table import line, summary
 from gpu_kernels.targets import TARGETS, Measure, Target
@@ -58,12 +58,13 @@ def rehearsed(monkeypatch, capsys):
     return rehearse
 
 
-def test_without_a_gpu_or_torch_one_line_says_so(capsys, monkeypatch):
+@pytest.mark.parametrize(("name", "main"), [("gpu-kernels", program.main), ("gpu", gpu_program.main)])
+def test_without_a_gpu_or_torch_one_line_says_so(name, main, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert program.main([]) == 0
-    assert capsys.readouterr().out == f"gpu-kernels: nothing ran, torch {torch.__version__} finds no CUDA device here\n"
-    monkeypatch.setattr(program, "_MODULES", ("torch", "no_such_module"))
-    assert program.main(["--quick"]) == 0
+    assert main([]) == 0
+    assert capsys.readouterr().out == f"{name}: nothing ran, torch {torch.__version__} finds no CUDA device here\n"
+    monkeypatch.setattr(config, "_MODULES", ("torch", "no_such_module"))
+    assert main([]) == 0
     assert capsys.readouterr().out.endswith(" has no no_such_module\n")
 
 
@@ -149,7 +150,6 @@ def test_products_of_float8_have_a_limit_of_their_own():
 
 
 def test_a_summary_says_how_often_a_target_is_reached_and_where_it_is_missed_most():
-    """Of a time less is better."""
     target = Target("op", Measure.ANCHOR, 1.5, {"m": (1, 16)})
     results = [
         result_of(case_of("op", {"m": 1}), 1.0, anchor_us=2.0),
@@ -211,7 +211,6 @@ def test_only_operations_that_are_asked_for_are_measured(rehearsed):
 
 
 def test_calls_take_turns_and_the_median_counts(monkeypatch):
-    """By Triton's own measure, which captures what is given to it in a graph and replays that."""
     log = []
 
     def measured(calls, rep, quantiles):
@@ -234,7 +233,6 @@ def test_the_ceiling_of_memory_is_what_a_kernel_reads_and_writes(monkeypatch):
 
 
 def test_a_run_on_a_gpu_tests_checks_times_and_sums_up(capsys, monkeypatch):
-    """In this order; with what a GPU would do left out."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
     monkeypatch.setattr(run, "Place", lambda device, dtype, has_fp8: ON_PAPER)

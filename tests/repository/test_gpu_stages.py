@@ -17,57 +17,27 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 import gpu.__main__ as program
 import paceline_executor
 import paceline_scheduler
-from gpu import bench_stage, drafts_stage, e2e_stage, endurance, engine_side, runner_stage
-from gpu.bars import BARS, PEER_BARS, ratio, table, verdicts
+from gpu import bench_stage, cells, drafts_stage, e2e_stage, endurance, engine_side, runner_stage
+from gpu.bars import BARS, PEER_BARS, ratio, read_peer, table, verdicts
 from gpu.bench_models import timed
-from gpu.cells import (
-    ACCEPTANCES,
-    BEST_SPEEDUP,
-    DECODE,
-    FULL,
-    GAP,
-    GAP_SPREAD,
-    HEAD,
-    IDLE,
-    LOADING,
-    LOADING_SHARE,
-    MIXED,
-    MODEL,
-    PREFILL,
-    PREFILL_RATE,
-    ROWS,
-    SPEEDUP_SHARE,
-    START,
-    START_PHASE,
-    THROUGHPUT,
-    TINY,
-    VERIFY_COST,
-    WARM_START,
-    drafting_rows,
-    drafts_at,
-    spread_of,
-)
+from gpu.cells import FULL, TINY, spread_of
 from gpu.config import compiling_into, stage_environment
-from gpu.drafted_cells import DraftedCells, ScriptedDrafter, overwriting, tell_nothing_apart
-from gpu.drafting_models import timed_drafter
+from gpu.drafted_cells import tell_nothing_apart
 from gpu.engine_cells import flops_of
 from gpu.equality import GREEDY_ALONE, agrees
 from gpu.errors import CheckFailedError, GpuRunError
 from gpu.feed import limits_of, prompts_of
 from gpu.invariance import Variants
-from gpu.peer import read_peer
 from gpu.report import Figure, Report
 from gpu.rigs import LLAMA_8B, find_place, make_feed, random_model, timed_numbers
 from gpu.stage import NEEDED, Stage, Task, run_stage
 from gpu.wheels import install_wheels, missing_modules
 from paceline_executor.__main__ import ExitCode
 from paceline_executor.link import servicer_views
-from paceline_executor.runner.device.drafts import launching
 from paceline_executor.start import kernel_compiling
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights import default_cache_dir
@@ -89,7 +59,6 @@ def report_in(task, name):
 
 
 def failures(report):
-    """What is not as it must be."""
     return [check for check in report.checks if not check.is_good]
 
 
@@ -107,8 +76,8 @@ def test_the_runners_stage_passes_on_the_twin(task):
 def test_the_engine_alone_fills_every_cell(task):
     report = engine_side.work(replace(task, numbers="float32"), report_in(task, "engine"))
     assert failures(report) == []
-    cells = (*TINY.cells(), *TINY.engine_cells())
-    wanted = [(what, shape) for cell in cells for what, shape, _ in TINY.figures_of(cell)]
+    all_cells = (*TINY.cells(), *TINY.engine_cells())
+    wanted = [(what, shape) for cell in all_cells for what, shape, _ in TINY.figures_of(cell)]
     assert [(figure.what, figure.shape) for figure in report.figures if figure.engine is not None] == wanted
 
 
@@ -116,15 +85,15 @@ def test_the_engine_alone_fills_every_cell(task):
 def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
     report = bench_stage.work(task, report_in(task, "bench"))
     assert failures(report) == []
-    phases = [figure for figure in report.figures if figure.what == START_PHASE]
+    phases = [figure for figure in report.figures if figure.what == cells.START_PHASE]
     assert {"captures", "measuring"} <= {figure.shape for figure in phases}
     figures = {(one.what, one.shape): (one.engine, one.system) for one in report.figures if one not in phases}
-    assert figures.pop((START, ""))[1] > 0
-    loading = [figures.pop(place)[0] for place in list(figures) if place[0] in (LOADING, LOADING_SHARE)]
+    assert figures.pop((cells.START, ""))[1] > 0
+    loading = [figures.pop(place)[0] for place in list(figures) if place[0] in (cells.LOADING, cells.LOADING_SHARE)]
     assert len(loading) == 3
     assert all(rate > 0 for rate in loading)
-    for cells, wanted in ((TINY.cells(), [True, True]), (TINY.engine_cells(), [True, False])):
-        for what, shape, _ in (figure for cell in cells for figure in TINY.figures_of(cell)):
+    for some, wanted in ((TINY.cells(), [True, True]), (TINY.engine_cells(), [True, False])):
+        for what, shape, _ in (figure for cell in some for figure in TINY.figures_of(cell)):
             assert [side is not None for side in figures.pop((what, shape))] == wanted
     assert figures == {}
     assert "started in: listening" in capsys.readouterr().out
@@ -133,7 +102,7 @@ def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
 def test_the_stage_of_drafts_fills_every_cell(task):
     report = drafts_stage.work(task, report_in(task, "drafts"))
     assert failures(report) == []
-    num_modelled, num_acceptances = 2 * len(TINY.modelled), len(ACCEPTANCES)
+    num_modelled, num_acceptances = 2 * len(TINY.modelled), len(cells.ACCEPTANCES)
     of_each = (len(TINY.drafted) + num_modelled) * (3 + 2 * num_acceptances)
     best = num_acceptances * (len({rows for rows, _ in TINY.drafted}) + num_modelled // len(TINY.modelled))
     assert len(report.figures) == of_each + best
@@ -145,28 +114,19 @@ def test_the_stage_of_the_whole_system_passes_on_the_twin(task):
     assert failures(e2e_stage.work(task, report_in(task, "e2e"))) == []
 
 
-def scripted_cells(drafter):
-    """Cells whose drafts a script chooses. drafter: what drafts before it, empty for nothing."""
-    place, what = find_place(rehearses=True), timed(rehearses=True)
-    limits, numerics = what.drafted_limits(), place.numerics["float32"]
-    model = random_model(place, what.config, numerics, limits.max_model_len)
-    tell_nothing_apart(model)
-    script = ScriptedDrafter(limits, torch.device("cpu"))
-    drafting = launching(script, limits.max_num_draft_tokens)
-    if drafter:
-        drafting = overwriting(timed_drafter(what.drafters[drafter], place, numerics, limits, model), drafting)
-    feed = make_feed(place, model, what.config, limits, drafting=drafting)
-    return DraftedCells("float32", feed, script, what.shapes, {})
-
-
-@pytest.mark.parametrize("drafter", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in (MODEL, HEAD))])
+@pytest.mark.parametrize(
+    "drafter", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in (cells.MODEL, cells.HEAD))]
+)
 def test_drafts_of_a_script_are_right_as_often_as_it_says(drafter):
     """Every draft of an acceptance of 1, none of 0; tokens are those of steps without drafts. Whoever drafts before."""
-    cells = scripted_cells(drafter)
-    assert {step.num_output for step in cells._steps(2, 0)} == {2}
+    place, what = find_place(rehearses=True), timed(rehearses=True)
+    model = random_model(place, what.config, place.numerics["float32"], what.drafted_limits().max_model_len)
+    tell_nothing_apart(model)
+    drafted = drafts_stage.scripted_cells(place, what, "float32", model, {}, drafter)
+    assert {step.num_output for step in drafted._steps(2, 0)} == {2}
     for acceptance, num_tokens in ((1.0, 4), (0.0, 1)):
-        cells._write(acceptance)
-        assert {step.num_output for step in cells._steps(2, 3)} == {2 * num_tokens}
+        drafted._write(acceptance)
+        assert {step.num_output for step in drafted._steps(2, 3)} == {2 * num_tokens}
 
 
 @pytest.mark.parametrize("spoil", [lambda logits: logits.roll(1, dims=1), lambda logits: logits * math.nan])
@@ -209,7 +169,6 @@ def test_a_feed_that_is_taken_over_notices_what_rows_say():
 
 
 def test_a_failure_does_not_end_a_stage(tmp_path, capsys):
-    """It is told and written; what follows is still done, unless the time is up."""
     report = Report(tmp_path / "x.json", math.inf, "none")
 
     def fails():
@@ -228,38 +187,48 @@ def test_a_failure_does_not_end_a_stage(tmp_path, capsys):
 
 def test_bars_are_judged_by_each_side():
     """By hand: 4.36 ms and 3 %; a peer's 4.922 ms over ours; tokens per second the other way round."""
-    decode = Figure("bf16", DECODE, ROWS.format(1, 512), "ms", engine=4.4, system=4.6)
+    decode = Figure("bf16", cells.DECODE, cells.ROWS.format(1, 512), "ms", engine=4.4, system=4.6)
     assert list(verdicts(decode, 4.922)) == [
         "<= 4.491: engine reached, system missed",
         "<= 1.03 x engine: system missed",
         ">= 1.05 x peer: engine reached, system reached",
     ]
     assert ratio(decode, 4.4, 4.84) == pytest.approx(1.1)
-    rate = Figure("fp8", THROUGHPUT.format(256), "128 in 128 out", "output tok/s", system=22_000)
+    rate = Figure("fp8", cells.THROUGHPUT.format(256), "128 in 128 out", "output tok/s", system=22_000)
     assert ratio(rate, 22_000, 20_000) == pytest.approx(1.1)
     assert list(verdicts(rate, 20_286)) == [">= 1.1 x peer: system missed"]
-    assert list(verdicts(Figure("bf16", IDLE, "any", "%", engine=0.0), None)) == ["<= 1: engine reached"]
+    assert list(verdicts(Figure("bf16", cells.IDLE, "any", "%", engine=0.0), None)) == ["<= 1: engine reached"]
 
 
 def test_every_bar_is_about_a_cell_that_is_measured():
     """A typing error would otherwise never be missed."""
     (num_rows,) = {num_rows for num_rows, _ in FULL.modelled}
     measured = {
-        DECODE: {ROWS.format(*decode) for decode in FULL.decodes},
-        MIXED.format(FULL.mixed_prompt): {ROWS.format(*decode) for decode in FULL.mixed},
-        PREFILL_RATE: {f"tokens {prompt}" for prompt in FULL.prompts},
-        VERIFY_COST: {drafts_at(*cell) for cell in FULL.drafted},
-        BEST_SPEEDUP.format(0.8): {drafting_rows(num_rows, kind) for kind in (MODEL, HEAD)},
-        LOADING: {"from the page cache"},
+        cells.DECODE: {cells.ROWS.format(*decode) for decode in FULL.decodes},
+        cells.MIXED.format(FULL.mixed_prompt): {cells.ROWS.format(*decode) for decode in FULL.mixed},
+        cells.PREFILL_RATE: {f"tokens {prompt}" for prompt in FULL.prompts},
+        cells.VERIFY_COST: {cells.drafts_at(*cell) for cell in FULL.drafted},
+        cells.BEST_SPEEDUP.format(0.8): {cells.drafting_rows(num_rows, kind) for kind in (cells.MODEL, cells.HEAD)},
+        cells.LOADING: {"from the page cache"},
     }
-    gaps = (GAP.format(FULL.arrival_rows, FULL.arrivals[0]), GAP_SPREAD.format(FULL.arrival_rows, FULL.arrivals[1]))
-    shapeless = {IDLE, START, WARM_START, LOADING_SHARE, *gaps, *map(SPEEDUP_SHARE.format, ACCEPTANCES)}
+    gaps = (
+        cells.GAP.format(FULL.arrival_rows, FULL.arrivals[0]),
+        cells.GAP_SPREAD.format(FULL.arrival_rows, FULL.arrivals[1]),
+    )
+    shapeless = {
+        cells.IDLE,
+        cells.START,
+        cells.WARM_START,
+        cells.LOADING_SHARE,
+        *gaps,
+        *map(cells.SPEEDUP_SHARE.format, cells.ACCEPTANCES),
+    }
     assert {bar.what for bar in BARS} == {*measured, *shapeless}
     for bar in BARS:
         assert bar.shape in measured.get(bar.what, {""}), bar
-    for what in (DECODE, MIXED.format(FULL.mixed_prompt), BEST_SPEEDUP.format(0.8)):
+    for what in (cells.DECODE, cells.MIXED.format(FULL.mixed_prompt), cells.BEST_SPEEDUP.format(0.8)):
         assert {bar.shape for bar in BARS if bar.what == what} == measured[what]
-    assert set(PEER_BARS) == {DECODE, THROUGHPUT.format(FULL.num_requests), PREFILL}
+    assert set(PEER_BARS) == {cells.DECODE, cells.THROUGHPUT.format(FULL.num_requests), cells.PREFILL}
 
 
 def test_numbers_that_a_device_has_not_are_refused():
@@ -289,23 +258,17 @@ def test_a_system_that_starts_with_nothing_compiled_finds_nothing(tmp_path):
 
 def test_a_peers_file_fills_the_table(tmp_path):
     path = tmp_path / "peer.csv"
-    lines = ["numbers,what,shape,unit,value", f"bf16,{DECODE},rows 1 context 512,ms,4.922", "bf16,x,y,ms,4.9/5.3"]
+    lines = ["numbers,what,shape,unit,value", f"bf16,{cells.DECODE},rows 1 context 512,ms,4.922", "bf16,x,y,ms,4.9/5.3"]
     path.write_text("\n".join(lines), encoding="utf-8")
     peers = read_peer(path)
-    assert peers == {("bf16", DECODE, "rows 1 context 512"): 4.922}
-    _, line = table([Figure("bf16", DECODE, "rows 1 context 512", "ms", engine=4.0)], peers)
+    assert peers == {("bf16", cells.DECODE, "rows 1 context 512"): 4.922}
+    _, line = table([Figure("bf16", cells.DECODE, "rows 1 context 512", "ms", engine=4.0)], peers)
     assert line.split(")")[1].split()[:3] == ["4", "4.922", "1.23"]
     path.write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(GpuRunError, match="is no table of numbers, what, shape, unit, value"):
         read_peer(path)
     with pytest.raises(GpuRunError, match="cannot be read"):
         read_peer(tmp_path / "none.csv")
-
-
-def test_without_a_gpu_one_line_says_so(capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert program.main(["--stages", "bench"]) == 0
-    assert capsys.readouterr().out == f"gpu: nothing ran, torch {torch.__version__} finds no CUDA device here\n"
 
 
 @pytest.fixture
@@ -340,7 +303,6 @@ def test_what_is_interrupted_says_where_the_rest_is(tmp_path, capsys, monkeypatc
 
 
 def test_what_could_not_be_measured_is_said_and_fails_the_run(tmp_path, capsys, monkeypatch, run_stages):
-    """By the stage and by the run of all of them."""
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--seconds", "0"])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
@@ -367,7 +329,6 @@ def test_a_stage_that_wrote_nothing_in_its_time_leaves_no_figures_of_an_earlier_
 
 
 def test_a_stage_whose_modules_are_missing_says_which_wheels_it_needs(monkeypatch, run_stages):
-    """And the run has failed: nothing was shown."""
     monkeypatch.setitem(NEEDED, Stage.KERNELS, ("no_such_module",))
     code, said, _ = run_stages({"kernels": ""})
     assert code == 1

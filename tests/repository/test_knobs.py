@@ -34,7 +34,6 @@ def knobs():
 
 
 def help_of(parse_config):
-    """What the help of a process says."""
     shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # it draws boxes
     with redirect_stdout(shown), pytest.raises(SystemExit, match="0"):
         parse_config(["--help"])
@@ -43,14 +42,12 @@ def help_of(parse_config):
 
 
 def test_a_process_has_few_knobs(knobs):
-    """What a value could be measured from is measured, not asked for; no program escapes the count."""
     assert {"paceline-scheduler", "paceline-executor", "paceline up", "paceline bench"} < knobs.keys()
     assert min(len(knobs[name]) for name in ("paceline-scheduler", "paceline-executor", "paceline up")) > 10
     assert {name: sorted(found) for name, found in knobs.items() if len(found) > MAX_KNOBS} == {}
 
 
 def test_the_knobs_to_come_have_room(knobs):
-    """With those that CONTRIBUTING.md keeps a place for there are still no more, as far as the program exists."""
     for name, found in knobs.items():
         coming, going = kept_places(CONTRIBUTING, name)
         assert len((found - going) | coming) <= MAX_KNOBS, name

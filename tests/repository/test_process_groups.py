@@ -34,7 +34,6 @@ def wait_for_end(pid):
 
 
 def number_in(file):
-    """What the program has written."""
     while not file.exists() or not file.read_text(encoding="utf-8").endswith("\n"):
         time.sleep(0.01)
     return int(file.read_text(encoding="utf-8"))

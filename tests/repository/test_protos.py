@@ -52,24 +52,17 @@ def edit(copy, name, old, new):
     path.write_text(text.replace(old, new, 1))
 
 
-def test_buf_lint_finds_nothing():
-    """STANDARD and COMMENTS hold: every message, field, value and call has a sentence."""
-    result = run("buf", "lint", PROTOS)
-    assert result.returncode == 0, result.stdout
-
-
-def test_buf_would_format_nothing():
-    result = run("buf", "format", "--diff", "--exit-code", PROTOS)
-    assert result.returncode == 0, result.stdout
-
-
-def test_the_protos_break_nothing_that_was_released():
-    result = run("buf", "breaking", PROTOS, "--against", RELEASED)
+@pytest.mark.parametrize(
+    "arguments",
+    [("lint", PROTOS), ("format", "--diff", "--exit-code", PROTOS), ("breaking", PROTOS, "--against", RELEASED)],
+    ids=lambda arguments: arguments[0],
+)
+def test_buf_finds_nothing(arguments):
+    result = run("buf", *arguments)
     assert result.returncode == 0, result.stdout
 
 
 def test_the_committed_files_are_what_the_protos_generate(tmp_path):
-    """`make protos` would change nothing: neither the modules nor the descriptor set."""
     generate(PROTOS, tmp_path)
     assert generated_files(tmp_path / FOLDER) == generated_files(PROTOS / FOLDER)
 
@@ -118,7 +111,6 @@ def not_acted_on(descriptors):
 
 
 def test_the_readme_names_every_field_that_is_not_acted_on_yet(descriptors):
-    """And none that is: each once."""
     section = README.partition("## Not acted on yet")[2].partition("\n## ")[0]
     named = re.findall(r"`([A-Z]\w+\.\w+)`", section)
     assert sorted(named) == sorted(not_acted_on(descriptors))

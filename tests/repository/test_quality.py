@@ -44,7 +44,6 @@ def model_file(tmp_path_factory):
 
 
 def two_windows():
-    """Random token ids, twice as many as a window has."""
     token_ids = np.random.default_rng(0).integers(0, 512, 2 * WINDOW).tolist()
     return windows(token_ids, WINDOW)
 
@@ -117,7 +116,6 @@ def test_the_digest_is_that_of_the_tokens_taken(model_file):
 
 
 def test_the_command_prints_a_table_and_writes_the_same_as_json(model_file, tmp_path):
-    """Of a model file: one row for each kind of numbers, and what was predicted. As a file, or as the last line."""
     report = tmp_path / "quality.json"
     arguments = ["--model", str(model_file), "--tokens", "80", "--window", "40", "--json"]
     result = CliRunner().invoke(app, [*arguments, str(report)])

@@ -31,12 +31,10 @@ TEST_RULES = (*rules.EVERYWHERE, *rules.IN_THE_TESTS)
 
 
 def of_all(rules_of_it, source):
-    """What rules say about a file."""
     return [violation for rule in rules_of_it for violation in rule(source)]
 
 
 def violations(rule, path, text):
-    """What a rule says about a made-up file."""
     return [str(violation) for violation in rule(Source(Path(path), text))]
 
 

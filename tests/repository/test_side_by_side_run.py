@@ -67,7 +67,6 @@ def test_a_driver_answers_with_its_timings_also_after_it_was_suspended(start_dri
     ],
 )
 def test_a_driver_says_why_it_cannot_do_it(start_driver, body, error, message):
-    """And again, when it is asked again."""
     process = start_driver(body)
     for _ in range(2):
         with pytest.raises(error, match=message):
@@ -100,11 +99,9 @@ class CountingEngine:
         self.num_steps = 0
 
     def add(self, number, request):
-        """Note when it came."""
         self.added[number] = self.num_steps
 
     def step(self):
-        """One token for each."""
         self.num_steps += 1
         return [(number, 1) for number in self.added]
 
@@ -131,7 +128,6 @@ class FakeDriver:
         self.name, self.events, self.failure = name, events, failure
 
     def wait_until_ready(self, silence_s):
-        """At once."""
         return Facts("1.0", "fake", "none", ())
 
     def ask(self, workload, silence_s):
@@ -144,14 +140,12 @@ class FakeDriver:
         return Answer([0.0] * len(token_s), token_s)
 
     def suspend(self):
-        """Note it."""
         self.events.append(f"{self.name} stops")
 
     def resume(self):
         """Nothing to do."""
 
     def end(self):
-        """Note it."""
         self.events.append(f"{self.name} ends")
 
 
@@ -199,7 +193,6 @@ ONE_ROW = ("--only", "context 60")
 
 
 def test_peers_are_installed_before_the_clock_starts_and_engines_take_turns(bench):
-    """One is stopped before the next one runs; in the next repetition another begins."""
     code, events, said = bench(*ONE_ROW, "--repetitions", "2")
     turns = ["paceline", "llama.cpp", "llama.cpp", "paceline"]
     runs = [event for name in turns for event in (f"{name} runs", f"{name} stops")]
@@ -215,7 +208,6 @@ def test_no_further_repetition_begins_that_would_not_end_in_time(bench):
 
 
 def test_an_engine_that_fails_is_started_once_more_and_then_given_up(bench):
-    """Its row is not measured, which is said, and the exit code is 1."""
     code, events, said = bench(*ONE_ROW, "--repetitions", "3", peer=EngineError("ended with code 1"))
     assert (code, events.count("llama.cpp runs"), events.count("paceline runs")) == (1, 2, 3)
     assert "llama.cpp 1.0, fake: none; then single-60: ended with code 1" in said

@@ -44,14 +44,12 @@ def a_run(*samples):
 
 
 def printed(outcomes, run):
-    """The lines of the table as a file gets them."""
     text = io.StringIO()
     print_table(outcomes, run, Console(file=text, width=150))
     return text.getvalue().splitlines()
 
 
 def test_ratios_are_paired_within_a_repetition():
-    """One that one of the two lacks has none."""
     run = a_run(
         *(sample(OURS, 0, 200.0), sample(LLAMA, 0, 100.0)),
         *(sample(OURS, 1, 100.0), sample(LLAMA, 1, 50.0)),
@@ -85,7 +83,6 @@ def test_a_target_is_a_bound_on_the_ratio(bound, target, is_reached):
 
 
 def test_the_table_of_a_recorded_run_ends_with_how_many_rows_are_reached(tmp_path):
-    """Read back from its file: figures, harnesses, what was not available, and the last line."""
     run = a_run(sample(OURS, 0, 200.0), sample(LLAMA, 0, 100.0, others_share=0.3))
     rows = [row(LLAMA), row(OPENVINO)]
     results.save(run, tmp_path / "run.json")

@@ -110,7 +110,6 @@ def test_mypy_refuses_an_untyped_function(tmp_path):
 
 
 def test_the_import_contracts_are_kept():
-    """Dependencies point one way, as the architecture draws them."""
     result = run("lint-imports", "--no-logo", "--no-cache")
     assert result.returncode == 0, result.stdout
 

@@ -46,7 +46,6 @@ def test_one_scheduler_comes_to_drive_all_executors_after_many_faults(first_seed
 
 
 def test_all_combinations_of_choices_come_once():
-    """What is asked may depend on the answers before."""
     gen, found = Gen(), []
     for _ in gen.runs():
         first = gen.choice("ab")

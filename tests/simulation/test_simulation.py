@@ -39,28 +39,25 @@ def run_all(seeds, num_processes=1, *, is_on_twins=False):
 
 @pytest.mark.parametrize("first", CHUNKS)
 def test_whatever_goes_wrong_every_client_gets_exactly_its_output(first):
-    """Schedulers and executors die, freeze and are replaced, networks break: a thousand ways."""
     run_all(range(first, min(first + SEEDS_PER_TEST, NUM_SEEDS)))
 
 
-def test_on_the_twins_of_gpus_every_client_gets_exactly_its_output():
-    run_all(range(6), is_on_twins=True)
-
-
-@pytest.mark.slow
-def test_on_the_twins_of_gpus_in_more_ways():
-    run_all(range(6, 24), is_on_twins=True)
-
-
-@pytest.mark.soak
-def test_on_the_twins_of_gpus_in_many_more_ways():
-    run_all(range(100, 400), is_on_twins=True)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(6),
+        pytest.param(range(6, 24), marks=pytest.mark.slow),
+        pytest.param(range(100, 400), marks=pytest.mark.soak),
+    ],
+    ids=str,
+)
+def test_on_the_twins_of_gpus_every_client_gets_exactly_its_output(seeds):
+    run_all(seeds, is_on_twins=True)
 
 
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
 def test_on_the_twins_of_gpus_with_their_kernels_interpreted():
-    """As above, by the kernels that a GPU would run."""
     with np.errstate(all="ignore"), cpu_stands_for_gpu():
         run_all(range(5), is_on_twins=True)
 

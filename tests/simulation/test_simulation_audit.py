@@ -4,15 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from both_sides.audited import AuditedRows, Kind
 from paceline.plan.values import RecordId
 from paceline_executor.errors import PlanError, StepFailedError
 from paceline_executor.limits import RowLimits
-from paceline_executor.link.engine import Engine
+from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_executor.testing.plans import int32, placement, plan
-from simulation.audit import AuditedTable, PlanAudit
-from simulation.device import SlotRunner, TimedRunner
-from simulation.drafting import HashDrafter
 
 LIMITS = RowLimits(
     num_rows=3,
@@ -33,14 +31,9 @@ class Audited:
 
     def __init__(self, num_right=lambda num_drafts: 1):
         self.told, self.failing = [], set()
-        report = self.told.append
-        slots = SlotRunner(LIMITS.num_blocks, LIMITS.block_size, HashRule(1000), report)
-        device = TimedRunner(slots, lambda num_tokens: 0, lambda: 0)
-        self.audit = PlanAudit(LIMITS, lambda plan, sentence: self.told.append(sentence))
-        self.table = AuditedTable(
-            LIMITS, self.audit, slots, device, lambda plan: None, self.failing, HashDrafter(HashRule(1000), num_right)
-        )
-        self.engine = Engine(self.table, device, lambda: 0)
+        kind = Kind(LIMITS, "hash", HashRule(1000), lambda num_drafts: num_right(num_drafts) + 1, StepTimes())
+        self.table = AuditedRows(kind, self.failing, {}, self.told)
+        self.audit, self.engine = self.table.audit, self.table.loaded.engine
 
     def run(self, *plans):
         """Let plans arrive together and then run; returns the rules they break."""
@@ -63,7 +56,6 @@ class Audited:
 
 
 def of(tenant, new, **changes):
-    """The request as one of a tenant."""
     return replace(new, record_id=RecordId(tenant, new.record_id.request_id), **changes)
 
 
@@ -172,7 +164,6 @@ def test_a_step_with_a_failing_request_fails_and_what_it_was_granted_holds_nothi
 
 
 def test_drafts_bring_more_tokens_and_the_same_ones(executor):
-    """Three drafts of which some are right: the output is what it is without them."""
     drafting = replace(plan([(0, 4)], grants=[(0, 2, 5)]), num_draft_tokens=int32([3]))
     assert executor.run(drafting) == []
     (row,) = executor.table.states()

@@ -20,7 +20,6 @@ class Net:
         self.network.listen(self.server, self.serve)
 
     async def serve(self, call):
-        """Answer until the client has gone."""
         while True:
             call.tell(2 * await call.question())
 
@@ -36,7 +35,6 @@ class Net:
             self.answers.append(ended.end)
 
     def run(self, until_s):
-        """Let virtual time pass."""
         self.loop.call_at(until_s, self.loop.stop)
         self.loop.run_forever()
 
@@ -102,7 +100,6 @@ def test_a_frozen_node_goes_on_where_it_stood(net):
 
 
 def test_a_clock_that_jumps_brings_its_own_timers_forward_and_no_others(net):
-    """Ten seconds ahead for the server; the client's second is as long as ever."""
     seen = []
 
     async def wait(name, seconds):
@@ -138,7 +135,6 @@ def test_what_is_held_arrives_when_the_path_opens(net):
 
 
 def test_a_loop_whose_time_stands_still_is_noticed():
-    """Callbacks that only make more callbacks are an error, not an endless test."""
     loop = SimulationLoop()
 
     def again():

@@ -17,18 +17,15 @@ NEVER_SILENT = FenceTimes(lease_ns=60_000_000_000)  # a busy machine is no reaso
 
 
 def executor_of(lowest=1, highest=1):
-    """An executor that speaks these versions."""
     protocols = ProtocolRange(lowest, highest)
     return hash_executor(config=ServiceConfig("127.0.0.1", 0, None, times=NEVER_SILENT, protocols=protocols))
 
 
 def scheduler_for(executor, **options):
-    """A scheduler that drives it."""
     return SchedulerRig(executor.address, GrpcTransport(), **options)
 
 
 async def served(rig):
-    """Whether a request gets the right tokens."""
     request = make_request(3, 4, model="hash", seed=5)
     rig.submit(request)
     await rig.until(lambda: request.handle in rig.client.ended)

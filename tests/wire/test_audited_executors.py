@@ -54,7 +54,6 @@ def test_what_the_executor_refuses_is_loud(executor):
 
 
 async def read_to_the_end(stream):
-    """Raises what ends it."""
     while True:
         await stream.read()
 

@@ -30,7 +30,6 @@ from paceline_scheduler.testing.tokenizers import served_model
 
 
 def sent(prompt=None, attachment=(), **parts):
-    """A request of the client as the edge gets it."""
     parts = {
         "sampling": Sampling(),
         "stopping": Stopping(),

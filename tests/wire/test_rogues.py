@@ -39,12 +39,10 @@ LAST = plan_pb2.AttachResponse(snapshot=plan_pb2.SnapshotPart(last=True, num_par
 
 
 def response(**member):
-    """A message of an executor."""
     return plan_pb2.AttachResponse(**member)
 
 
 def column(*values):
-    """A column as it travels."""
     return np.array(values, dtype="<i4").tobytes()
 
 
@@ -76,7 +74,6 @@ def snapshot(**fields):
 
 
 def large_welcome():
-    """The largest executor that there may be."""
     whole = welcome()
     whole.geometry.num_blocks, whole.geometry.block_size = 1 << 22, 16
     whole.limits.max_num_rows, whole.limits.max_num_batched_tokens, whole.limits.max_model_len = (
@@ -90,7 +87,6 @@ def large_welcome():
 
 
 def refused_welcome(**fields):
-    """A welcome with something else in it."""
     whole = welcome()
     whole.MergeFrom(plan_pb2.Welcome(**fields))
     return (response(welcome=whole), LAST)
@@ -122,7 +118,6 @@ def lies_within_bounds():
 
 
 def resident_bytes():
-    """The memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
@@ -198,7 +193,6 @@ async def test_an_executor_that_lies_costs_itself_only(lies, log):
 
 
 async def test_results_that_cannot_be_end_the_stream_of_their_executor_alone(log):
-    """Of rows that were planned: its requests go on elsewhere, or wait; the honest ones never notice."""
 
     def lie(**spoilt):
         def answer(plan):
@@ -267,7 +261,6 @@ async def test_executors_of_one_name_and_different_models_are_not_mixed(differen
 
 
 async def tell(call, messages):
-    """Send messages, and read until the call ends."""
     for message in messages:
         await call.write(message.SerializeToString())
     while await call.read() is not grpc.aio.EOF:
@@ -275,7 +268,6 @@ async def tell(call, messages):
 
 
 async def test_a_scheduler_that_lies_costs_itself_only(log):
-    """Every field of hello and plans, at once and after a hello: INVALID_ARGUMENT; an honest one is served after."""
     lies = []
     for path in paths(plan_pb2.AttachRequest.DESCRIPTOR):
         if path[0].name != "plans":

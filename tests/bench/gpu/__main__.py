@@ -5,7 +5,6 @@ out of a folder. Without a GPU it says so and ends with 0.
 """
 
 import argparse
-import importlib.util
 import json
 import sys
 import tempfile
@@ -14,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu.bars import read_peer
 from gpu.config import ROOT, stage_environment
 from gpu.errors import GpuRunError
-from gpu.peer import read_peer
 from gpu.stage import NEEDED, Stage, Task, add_options
 from gpu.wheels import install_wheels, missing_modules
+from gpu_kernels.config import why_nothing_runs
 from process_groups import end_with_what_was_started, run_program
 
-_MODULES = ("torch", "triton", "numpy")
 _LIMIT_S = 480.0
 _SPARE_S = 30.0  # of its limit, in which a stage ends by itself
 _SCRIPTS = {"paceline-scheduler": "paceline_scheduler", "paceline-executor": "paceline_executor"}
@@ -30,7 +29,7 @@ _SCRIPTS = {"paceline-scheduler": "paceline_scheduler", "paceline-executor": "pa
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program's exit code: 0 if all stages passed, 1 if one did not, 2 for a file that is not what it should be."""
     options = _parser().parse_args(arguments)
-    nothing_ran = _why_nothing_runs(rehearses=options.rehearse)
+    nothing_ran = why_nothing_runs(rehearses=options.rehearse)
     if nothing_ran:
         print(f"gpu: nothing ran, {nothing_ran}")
         return 0
@@ -46,17 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"gpu: interrupted, what was found is in {options.out}", file=sys.stderr)
         return 1
-
-
-def _why_nothing_runs(*, rehearses: bool) -> str:
-    missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
-    if missing:
-        return f"{sys.executable} has no {' and no '.join(missing)}"
-    import torch
-
-    if rehearses or torch.cuda.is_available():
-        return ""
-    return f"torch {torch.__version__} finds no CUDA device here"
 
 
 def _run(options: argparse.Namespace, scratch: Path) -> int:

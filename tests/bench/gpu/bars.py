@@ -1,37 +1,21 @@
 """What is to be reached, as data, and the table that says whether it is. A bar that is missed is no failure of a run.
 
-Knows figures and a peer's; not how they came about.
+Knows figures, and those of a peer on the same GPU, out of a CSV file that a person names; not how they came about.
 """
 
+import contextlib
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from gpu.cells import (
-    ACCEPTANCES,
-    BEST_SPEEDUP,
-    DECODE,
-    GAP,
-    GAP_SPREAD,
-    HEAD,
-    IDLE,
-    LOADING,
-    LOADING_SHARE,
-    MIXED,
-    MODEL,
-    PREFILL,
-    PREFILL_RATE,
-    ROWS,
-    SPEEDUP_SHARE,
-    START,
-    THROUGHPUT,
-    VERIFY_COST,
-    WARM_START,
-    drafting_rows,
-    drafts_at,
-)
-from gpu.peer import Place
+from gpu import cells
+from gpu.errors import GpuRunError
 from gpu.report import Figure
 
+Place = tuple[str, str, str]
+"""Numbers, what, shape: as of a `Figure`."""
+_COLUMNS = ("numbers", "what", "shape", "unit", "value")
 _SLACK = 1.03
 _MORE_IS_BETTER = ("output tok/s", "TFLOP/s")
 
@@ -47,11 +31,9 @@ class Bar:
     shape: str = ""  # empty: at all
 
     def applies(self, figure: Figure) -> bool:
-        """Whether it is about this figure."""
         return figure.what == self.what and self.numbers in ("", figure.numbers) and self.shape in ("", figure.shape)
 
     def is_reached(self, value: float) -> bool:
-        """By this value."""
         return value >= self.limit if self.is_least else value <= self.limit
 
     def __str__(self) -> str:
@@ -69,32 +51,55 @@ _MIXED_SLACK = 1.05
 _MIXED = {("bf16", 64, 512): 15.1, ("bf16", 64, 2048): 18.1, ("bf16", 255, 512): 22.5}
 _MIXED |= {("fp8", 64, 512): 11.0, ("fp8", 64, 2048): 13.2, ("fp8", 255, 512): 16.0}
 BARS = (
-    Bar(IDLE, 1.0, is_least=False),
+    Bar(cells.IDLE, 1.0, is_least=False),
     *(
-        Bar(DECODE, ms * _SLACK, is_least=False, numbers=numbers, shape=ROWS.format(rows, context))
+        Bar(cells.DECODE, ms * _SLACK, is_least=False, numbers=numbers, shape=cells.ROWS.format(rows, context))
         for (numbers, context), times_ms in _DECODES.items()
         for rows, ms in zip(_ROWS, times_ms, strict=True)
     ),
     *(
-        Bar(MIXED.format(512), ms * _MIXED_SLACK, is_least=False, numbers=numbers, shape=ROWS.format(rows, context))
+        Bar(
+            cells.MIXED.format(512),
+            ms * _MIXED_SLACK,
+            is_least=False,
+            numbers=numbers,
+            shape=cells.ROWS.format(rows, context),
+        )
         for (numbers, rows, context), ms in _MIXED.items()
     ),
-    Bar(PREFILL_RATE, 637.0, is_least=True, numbers="bf16", shape="tokens 2048"),
-    Bar(PREFILL_RATE, 1015.0, is_least=True, numbers="fp8", shape="tokens 2048"),
-    Bar(START, 30.0, is_least=False),
-    Bar(WARM_START, 30.0, is_least=False),
-    Bar(LOADING, 25.0, is_least=True, shape="from the page cache"),
-    Bar(LOADING_SHARE, 0.7, is_least=True),
-    Bar(GAP_SPREAD.format(32, 65536), 3.0, is_least=False),
-    Bar(GAP.format(32, 8192), 30.0, is_least=False),
-    Bar(VERIFY_COST, 1.12, is_least=False, numbers="bf16", shape=drafts_at(1, 3)),
-    *(Bar(SPEEDUP_SHARE.format(acceptance), 0.9, is_least=True) for acceptance in ACCEPTANCES),
-    Bar(BEST_SPEEDUP.format(0.8), 1.6, is_least=True, numbers="bf16", shape=drafting_rows(1, MODEL)),
-    Bar(BEST_SPEEDUP.format(0.8), 2.2, is_least=True, numbers="bf16", shape=drafting_rows(1, HEAD)),
+    Bar(cells.PREFILL_RATE, 637.0, is_least=True, numbers="bf16", shape="tokens 2048"),
+    Bar(cells.PREFILL_RATE, 1015.0, is_least=True, numbers="fp8", shape="tokens 2048"),
+    Bar(cells.START, 30.0, is_least=False),
+    Bar(cells.WARM_START, 30.0, is_least=False),
+    Bar(cells.LOADING, 25.0, is_least=True, shape="from the page cache"),
+    Bar(cells.LOADING_SHARE, 0.7, is_least=True),
+    Bar(cells.GAP_SPREAD.format(32, 65536), 3.0, is_least=False),
+    Bar(cells.GAP.format(32, 8192), 30.0, is_least=False),
+    Bar(cells.VERIFY_COST, 1.12, is_least=False, numbers="bf16", shape=cells.drafts_at(1, 3)),
+    *(Bar(cells.SPEEDUP_SHARE.format(acceptance), 0.9, is_least=True) for acceptance in cells.ACCEPTANCES),
+    Bar(cells.BEST_SPEEDUP.format(0.8), 1.6, is_least=True, numbers="bf16", shape=cells.drafting_rows(1, cells.MODEL)),
+    Bar(cells.BEST_SPEEDUP.format(0.8), 2.2, is_least=True, numbers="bf16", shape=cells.drafting_rows(1, cells.HEAD)),
 )
 """Decode steps within 3 % of what kernels alone reached, mixed ones within 5 %."""
-PEER_BARS = {DECODE: 1.05, THROUGHPUT.format(256): 1.1, PREFILL: 1.1}
+PEER_BARS = {cells.DECODE: 1.05, cells.THROUGHPUT.format(256): 1.1, cells.PREFILL: 1.1}
 """How many times as good as the peer."""
+
+
+def read_peer(path: Path | None) -> Mapping[Place, float]:
+    """The figures by their places; none without a file. Values that are no number are passed by. Raises GpuRunError."""
+    found: dict[Place, float] = {}
+    if path is None:
+        return found
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for line in csv.DictReader(file):
+                if any(line.get(column) is None for column in _COLUMNS):
+                    raise GpuRunError(f"{path} is no table of {', '.join(_COLUMNS)}: look at its first line")
+                with contextlib.suppress(ValueError):
+                    found[line["numbers"], line["what"], line["shape"]] = float(line["value"])
+    except OSError as error:
+        raise GpuRunError(f"{path} cannot be read: {error.strerror}") from error
+    return found
 
 
 def ratio(figure: Figure, value: float, peer: float) -> float:
@@ -122,7 +127,7 @@ def verdicts(figure: Figure, peer: float | None) -> Iterator[str]:
     for bar in BARS:
         if bar.applies(figure):
             yield f"{bar}: {', '.join(_verdict(name, bar.is_reached(value)) for name, value in sides)}"
-    if figure.what == DECODE and figure.engine is not None and figure.system is not None:
+    if figure.what == cells.DECODE and figure.engine is not None and figure.system is not None:
         yield f"<= {_SLACK:g} x engine: {_verdict('system', figure.system <= _SLACK * figure.engine)}"
     wanted = PEER_BARS.get(figure.what)
     if wanted is not None and peer is not None:

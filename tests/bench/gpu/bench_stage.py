@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from gpu.bars import table
+from gpu.bars import read_peer, table
 from gpu.bench_models import Timed, timed
 from gpu.cells import START, START_PHASE, WARM_START, WARM_START_PHASE
 from gpu.config import compiling_into
 from gpu.errors import CheckFailedError
 from gpu.loading import loading_figures
-from gpu.peer import read_peer
 from gpu.report import Figure, Report
 from gpu.rigs import find_place, free_unused_memory, timed_numbers
 from gpu.stage import Task, run_stage

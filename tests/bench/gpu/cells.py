@@ -153,7 +153,6 @@ class Cell:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Those that it has."""
         return (self.first, self.second) if self.second else (self.first,)
 
     def __str__(self) -> str:

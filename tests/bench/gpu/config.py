@@ -1,8 +1,9 @@
 """The environment of the stages: where modules are found, how kernels run, and that nothing is fetched."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
+
+from gpu_kernels.config import environment_with
 
 ROOT = Path(__file__).resolve().parents[3]
 _FOLDERS = ("kernels", "executor", "scheduler", "protos", "clients", "tests/bench", "tests/support")
@@ -10,10 +11,7 @@ _FOLDERS = ("kernels", "executor", "scheduler", "protos", "clients", "tests/benc
 
 def stage_environment(scripts: Path, site: Path | None) -> dict[str, str]:
     """For a stage and the processes that it starts. scripts: a folder of console scripts; site: of installed wheels."""
-    folders: Sequence[Path] = [*(ROOT / folder for folder in _FOLDERS), *filter(None, [site])]
-    paths = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
+    return environment_with(*(ROOT / folder for folder in _FOLDERS), *filter(None, [site])) | {
         "PATH": os.pathsep.join([str(scripts), os.environ.get("PATH", os.defpath)]),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",

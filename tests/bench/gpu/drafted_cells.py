@@ -11,18 +11,7 @@ from random import Random
 
 import torch
 
-from gpu.cells import (
-    ACCEPTANCES,
-    BEST_SPEEDUP,
-    IDLE,
-    SPEEDUP,
-    SPEEDUP_SHARE,
-    VERIFY,
-    VERIFY_COST,
-    Shapes,
-    drafting_rows,
-    drafts_at,
-)
+from gpu import cells
 from gpu.errors import CheckFailedError
 from gpu.feed import Feed, Step, idle_percent, times_ms
 from gpu.report import Figure
@@ -71,17 +60,14 @@ class OverwrittenDrafting:
         self._both = (inner, script)
 
     def tell(self, rows: Int32Array) -> None:
-        """See Drafting."""
         for drafting in self._both:
             drafting.tell(rows)
 
     def capture(self, plan: Captured[PlanColumns], num_rows: int) -> None:
-        """See Drafting."""
         for drafting in self._both:
             drafting.capture(plan, num_rows)
 
     def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RowRules | None) -> None:
-        """See Drafting."""
         for drafting in self._both:
             drafting.launch(plan, num_rows, wanted, rules)
 
@@ -103,7 +89,7 @@ class DraftedCells:
     numbers: str
     feed: Feed
     script: ScriptedDrafter
-    shapes: Shapes
+    shapes: cells.Shapes
     plain_ms: dict[int, float]  # steps without drafts, by rows, of an engine whose steps do nothing for drafts
     drafter: str = ""  # whose work is done before
     _random: Random = field(default_factory=lambda: Random(0))  # noqa: S311  repeatable, not secret
@@ -116,8 +102,8 @@ class DraftedCells:
         return list(self._figures(num_rows, num_drafts, self.plain_ms.setdefault(num_rows, plain_ms)))
 
     def _figures(self, num_rows: int, num_drafts: int, plain_ms: float) -> Iterator[Figure]:
-        shape = drafts_at(num_rows, num_drafts, self.drafter)
-        for acceptance in ACCEPTANCES:
+        shape = cells.drafts_at(num_rows, num_drafts, self.drafter)
+        for acceptance in cells.ACCEPTANCES:
             rounds = []
             for _ in range(self.shapes.num_drafted_rounds):
                 self._write(acceptance)
@@ -128,19 +114,22 @@ class DraftedCells:
             speedup = num_tokens / sum(times) / (num_rows / plain_ms)
             expected = sum(acceptance**depth for depth in range(num_drafts + 1))
             if acceptance == _STEP_OF_COST:
-                yield Figure(self.numbers, VERIFY, shape, "ms", engine=step_ms)
-                yield Figure(self.numbers, VERIFY_COST, shape, "x", engine=step_ms / plain_ms)
-                yield Figure(self.numbers, IDLE, shape, "%", engine=idle_percent(*rounds))
+                yield Figure(self.numbers, cells.VERIFY, shape, "ms", engine=step_ms)
+                yield Figure(self.numbers, cells.VERIFY_COST, shape, "x", engine=step_ms / plain_ms)
+                yield Figure(self.numbers, cells.IDLE, shape, "%", engine=idle_percent(*rounds))
             self._speedups.setdefault(acceptance, {}).setdefault(num_rows, []).append(speedup)
-            yield Figure(self.numbers, SPEEDUP.format(acceptance), shape, "x", engine=speedup)
+            yield Figure(self.numbers, cells.SPEEDUP.format(acceptance), shape, "x", engine=speedup)
             share = speedup / (expected / (step_ms / plain_ms))
-            yield Figure(self.numbers, SPEEDUP_SHARE.format(acceptance), shape, "x", engine=share)
+            yield Figure(self.numbers, cells.SPEEDUP_SHARE.format(acceptance), shape, "x", engine=share)
 
     def best(self) -> list[Figure]:
-        """Of what was measured."""
         return [
             Figure(
-                self.numbers, BEST_SPEEDUP.format(acceptance), drafting_rows(rows, self.drafter), "x", engine=max(found)
+                self.numbers,
+                cells.BEST_SPEEDUP.format(acceptance),
+                cells.drafting_rows(rows, self.drafter),
+                "x",
+                engine=max(found),
             )
             for acceptance, of_rows in self._speedups.items()
             for rows, found in of_rows.items()

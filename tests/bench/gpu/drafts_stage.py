@@ -65,18 +65,26 @@ def _measure(
     begun, limits, numerics = time.monotonic(), what.drafted_limits(), place.numerics[numbers]
     if place.is_cuda:
         _compile(what, numerics, limits, drafter)
-    script = ScriptedDrafter(limits, place.device.torch_device)
-    drafting = launching(script, limits.max_num_draft_tokens)
-    if drafter:
-        drafting = overwriting(timed_drafter(what.drafters[drafter], place, numerics, limits, model), drafting)
-    feed = make_feed(place, model, what.config, limits, numerics, drafting=drafting)
+    cells = scripted_cells(place, what, numbers, model, plain_ms, drafter)
     seconds = time.monotonic() - begun
-    cells = DraftedCells(numbers, feed, script, what.shapes, plain_ms, drafter)
     for num_rows, num_drafts in what.shapes.modelled if drafter else what.shapes.drafted:
         name = f"{numbers} engine {drafts_at(num_rows, num_drafts, drafter)}"
         report.check(name, partial(report.measured, partial(cells.measure, num_rows, num_drafts)))
     report.add(cells.best())
     return f"{limits.num_rows} rows with up to {limits.max_num_draft_tokens} drafts, ready after {seconds:.1f} s"
+
+
+def scripted_cells(
+    place: Place, what: Timed, numbers: str, model: LlamaModel, plain_ms: dict[int, float], drafter: str
+) -> DraftedCells:
+    """An engine whose drafts are a script's, behind this drafter if any."""
+    limits, numerics = what.drafted_limits(), place.numerics[numbers]
+    script = ScriptedDrafter(limits, place.device.torch_device)
+    drafting = launching(script, limits.max_num_draft_tokens)
+    if drafter:
+        drafting = overwriting(timed_drafter(what.drafters[drafter], place, numerics, limits, model), drafting)
+    feed = make_feed(place, model, what.config, limits, numerics, drafting=drafting)
+    return DraftedCells(numbers, feed, script, what.shapes, plain_ms, drafter)
 
 
 def _compile(what: Timed, numerics: DeviceNumerics, limits: RowLimits, drafter: str) -> None:

@@ -33,7 +33,6 @@ class EngineCells:
     _random: Random = field(default_factory=lambda: Random(0))  # noqa: S311  repeatable, not secret
 
     def measure(self, cell: Cell) -> list[Figure]:
-        """The figures of a cell."""
         measured: Mapping[Kind, Callable[..., tuple[float, ...]]] = {
             Kind.DECODE: self._decode,
             Kind.PREFILL: self._prefill,

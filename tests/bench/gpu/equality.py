@@ -49,7 +49,6 @@ class RoundedCheckpoint(RandomCheckpoint):
         self._dtype = dtype
 
     def tensor(self, name: str) -> Float32Array:
-        """See `Checkpoint.tensor`."""
         rounded: Float32Array = torch.from_numpy(super().tensor(name)).to(self._dtype).float().numpy()
         return rounded
 

@@ -29,7 +29,6 @@ def limits_of(config: ModelConfig, num_rows: int, max_len: int, max_tokens: int 
 
 
 def prompts_of(config: ModelConfig, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """Random token ids."""
     random = Random(seed)  # noqa: S311  repeatable, not secret
     return [[random.randrange(3, config.vocab_size) for _ in range(length)] for length in lengths]
 
@@ -66,7 +65,6 @@ class Stream:
 
     @property
     def is_done(self) -> bool:
-        """Whether all its tokens have come."""
         return len(self.output) >= self.max_tokens
 
 
@@ -153,7 +151,6 @@ class Feed:
         self.run()
 
     def settle(self, on_step: Callable[[Step], None] = lambda _: None) -> None:
-        """Land what is in flight."""
         while self._in_flight:
             self._land(on_step)
 

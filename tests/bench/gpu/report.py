@@ -94,7 +94,6 @@ class Report:
         self.write()
 
     def write(self) -> None:
-        """Everything, for programs."""
         found = {
             "device": self.device,
             "is_good": self.is_good,

@@ -61,7 +61,6 @@ class Place:
         return self.device.torch_device.type == "cuda"
 
     def synchronize(self) -> None:
-        """Wait for all that was launched."""
         if self.is_cuda:
             torch.cuda.synchronize()
 
@@ -101,7 +100,6 @@ def uploaded(place: Place, checkpoint: Checkpoint, max_model_len: int) -> Device
 
 
 def random_model(place: Place, config: ModelConfig, numerics: DeviceNumerics, max_model_len: int) -> LlamaModel:
-    """Random weights, made on the device."""
     return dummy_model(config, place.device.torch_device, max_model_len, numerics.dtype, numerics.matrices)
 
 

@@ -59,11 +59,9 @@ class Task:
         return cls(options.out, deadline, options.rehearse, options.model, options.peer, options.numbers)
 
     def seconds_left(self) -> float:
-        """Until the deadline."""
         return self.deadline - time.monotonic()
 
     def options(self) -> list[str]:
-        """The command line of a stage, from now on."""
         named = {"--model": self.model, "--peer": self.peer, "--numbers": self.numbers}
         given = [str(part) for name, value in named.items() if value is not None for part in (name, value)]
         rehearses = ["--rehearse"] if self.rehearses else []

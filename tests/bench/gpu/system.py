@@ -35,16 +35,13 @@ class System:
 
     @property
     def target(self) -> str:
-        """Where clients connect to."""
         return f"{LOOPBACK}:{self.ports.scheduler.api}"
 
     @property
     def admin(self) -> str:
-        """Where operators do."""
         return f"{LOOPBACK}:{self.ports.scheduler.admin}"
 
     def check(self) -> None:
-        """Raise GpuRunError if one of them has ended."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 raise GpuRunError(f"the {name} ended with code {process.returncode}: {self._last_words(name)}")
@@ -59,7 +56,6 @@ class System:
             time.sleep(_POLL_S)
 
     def events(self) -> list[dict[str, object]]:
-        """What the executor has said."""
         lines = self.logs["executor"].read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 

@@ -43,7 +43,6 @@ class Arrivals:
 
     @property
     def num_tokens(self) -> int:
-        """So far."""
         return sum(self.counts)
 
     def tokens_within(self, start_s: float, end_s: float) -> int:
@@ -72,12 +71,10 @@ class SystemCells:
         return cls(numbers, what, patient_client(system.target), grpc.aio.insecure_channel(system.admin))
 
     async def close(self) -> None:
-        """Leave the system."""
         await self.client.close()
         await self.operators.close()
 
     async def measure(self, cell: Cell) -> list[Figure]:
-        """The figures of a cell."""
         measured: Mapping[Kind, Callable[..., Awaitable[tuple[float, ...]]]] = {
             Kind.DECODE: self._decode,
             Kind.PREFILL: self._prefill,

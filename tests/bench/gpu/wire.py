@@ -18,7 +18,6 @@ class StepSums:
     busy_ns: int
 
     def since(self, before: "StepSums") -> "StepSums":
-        """What came between."""
         return StepSums(self.num_steps - before.num_steps, self.busy_ns - before.busy_ns)
 
 

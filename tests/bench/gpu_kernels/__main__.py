@@ -4,30 +4,21 @@ Without a CUDA GPU it says so and ends with 0. Any Python will do that has torch
 """
 
 import argparse
-import importlib.util
 import sys
 import time
 from pathlib import Path
 
 from gpu_kernels import config
-from gpu_kernels.anchors import read_anchors
-from gpu_kernels.errors import MeasurementError
+from gpu_kernels.anchors import MeasurementError, read_anchors
 from process_groups import end_with_what_was_started
-
-_MODULES = ("torch", "triton", "numpy")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The program's exit code: 0, or 1 if a test or a case failed or could not be measured."""
     options = _parser().parse_args(arguments)
-    missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"gpu-kernels: nothing ran, {sys.executable} has no {' and no '.join(missing)}")
-        return 0
-    import torch
-
-    if not options.rehearse and not torch.cuda.is_available():
-        print(f"gpu-kernels: nothing ran, torch {torch.__version__} finds no CUDA device here")
+    nothing_ran = config.why_nothing_runs(rehearses=options.rehearse)
+    if nothing_ran:
+        print(f"gpu-kernels: nothing ran, {nothing_ran}")
         return 0
     try:
         anchors = read_anchors(options.anchors)

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_kernels.errors import MeasurementError
-
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim")
+
+
+class MeasurementError(Exception):
+    """What somebody else than a programmer can mend; its text is a sentence for whoever ran the measurement."""
 
 
 class AnchorTable(enum.Enum):

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from gpu_kernels.anchors import AnchorKey, AnchorTable
-from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of, type_name
+from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of, stored_numbers, type_name
 from paceline_kernels.attention import Splits, reference
 from paceline_kernels.attention.triton import paged_attention
 
@@ -127,7 +127,6 @@ def cases_of_other_models(scale: Scale, place: Place) -> Iterator[Case]:
 
 
 def attention_case(op: str, batch: Batch, place: Place, cache_type: torch.dtype) -> Case:
-    """A batch with one type of cache."""
     kv = type_name(cache_type)
     is_even = len(set(batch.contexts)) == 1
     shape = {"b": len(batch.contexts), "ctx": max(batch.contexts) if is_even else "uneven", "kv": kv}
@@ -231,19 +230,10 @@ def _expected(batch: Batch, inputs: _Inputs, token: int) -> torch.Tensor:
     row, position = batch.positions[token]
     visible = position + 1
     blocks = inputs.tables[row, : -(-visible // batch.block_size)].long()
-    keys, values = (_numbers(cache, inputs.scales, blocks) for cache in (inputs.keys, inputs.values))
+    keys, values = (stored_numbers(cache, inputs.scales, blocks) for cache in (inputs.keys, inputs.values))
     own = torch.arange(len(blocks), dtype=torch.int32)[None]
     one = torch.tensor([0, 1], dtype=torch.int32)
     lens = torch.tensor([visible], dtype=torch.int32)
     query = inputs.query[token : token + 1]
     scale, rules = query.shape[-1] ** -0.5, (batch.window, batch.softcap)
     return reference.paged_attention(query, keys, values, own, one, lens, scale, window=rules[0], softcap=rules[1])
-
-
-def _numbers(cache: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor:
-    """What some blocks of a cache stand for."""
-    bits = cache.view(torch.uint8) if cache.itemsize == 1 else cache  # not every type of one byte can be indexed
-    stored = bits[blocks].view(cache.dtype).float()
-    if scales is None:
-        return stored
-    return stored * (scales[blocks][..., None] if scales.ndim == 3 else scales[:, None, None])

@@ -30,7 +30,6 @@ class Bound(enum.Enum):
 
     @property
     def unit(self) -> str:
-        """Of a rate."""
         return self.value.removeprefix("fp8 ")
 
 
@@ -105,7 +104,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Operation and shape."""
         return f"{self.op} {self.shape_name}"
 
     @property
@@ -115,12 +113,10 @@ class Case:
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """As shapes have it."""
     return "fp8" if dtype == torch.float8_e4m3fn else str(dtype).removeprefix("torch.")
 
 
 def at_once(call: Callable[[], _Made], /) -> _Made:
-    """The usual way."""
     return call()
 
 
@@ -137,6 +133,15 @@ def error_of(ours: torch.Tensor, expected: torch.Tensor) -> float:
     """The norm of the difference over the norm of what is expected; NaN if either holds one."""
     expected = expected.double()
     return float(torch.linalg.vector_norm(ours.double() - expected) / torch.linalg.vector_norm(expected))
+
+
+def stored_numbers(cache: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor | slice) -> torch.Tensor:
+    """What some blocks of a cache stand for. Scales: of float8 one per head, of int8 one per slot."""
+    bits = cache.view(torch.uint8) if cache.itemsize == 1 else cache  # not every type of one byte can be indexed
+    stored = bits[blocks].view(cache.dtype).float()
+    if scales is None:
+        return stored
+    return stored * (scales[blocks][..., None] if scales.ndim == 3 else scales[:, None, None])
 
 
 def mismatch_of(*pairs: tuple[torch.Tensor, torch.Tensor]) -> float:

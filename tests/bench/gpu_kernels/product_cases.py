@@ -22,7 +22,6 @@ _ROUNDED_ROWS_ERROR = 4e-2  # of float8_e4m3fn on both sides: 2**-4 / sqrt(3) of
 
 
 def cases(scale: Scale, place: Place) -> Iterator[Case]:
-    """Few rows, and many."""
     if scale is Scale.ODD:
         yield linear_case(place, 3, 63, 100)
         yield from (scaled_linear_case(place, 3, 63, 100, dtype) for dtype in (_FP8, torch.int8))
@@ -65,7 +64,6 @@ def scaled_linear_case(
     dtype: torch.dtype,
     splits: Splits = Splits.EVEN,
 ) -> Case:
-    """With weights of 8 bits."""
 
     def build(seed: int) -> Work:
         x = place.normal(num_rows, num_inputs, seed=seed)

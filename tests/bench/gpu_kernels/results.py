@@ -36,7 +36,6 @@ class Result:
 
     @property
     def us(self) -> float:
-        """Of one call of ours."""
         return self.timing.us
 
     @property
@@ -57,12 +56,10 @@ class Result:
 
     @property
     def torch_ratio(self) -> float | None:
-        """How many times as long torch takes."""
         return None if self.theirs is None else self.theirs.us / self.us
 
     @property
     def anchor_ratio(self) -> float | None:
-        """How many times as long the best anchor takes."""
         return None if self.anchor is None else self.anchor.us / self.us
 
 

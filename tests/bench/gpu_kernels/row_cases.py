@@ -8,7 +8,19 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch.nn import functional
 
-from gpu_kernels.case import Case, Place, Scale, Way, Work, compared, error_of, mismatch_of, type_name
+from gpu_kernels.case import (
+    Case,
+    Place,
+    Scale,
+    Way,
+    Work,
+    compared,
+    error_of,
+    mismatch_of,
+    moved,
+    stored_numbers,
+    type_name,
+)
 from paceline_kernels.activation import Gate
 from paceline_kernels.activation import reference as activation_reference
 from paceline_kernels.activation.triton import gate_and_multiply
@@ -25,6 +37,7 @@ from paceline_kernels.take_rows.triton import take_rows
 _EPS = 1e-5
 _TABLE_BYTES = 4  # of a number
 _FP8 = torch.float8_e4m3fn
+_HOST = torch.device("cpu")
 # A number keeps four bits, and in Triton's interpreter a little less; or it is one of 255 up to the largest.
 _STORED_ERRORS = {_FP8: 0.1, torch.int8: 0.02}
 
@@ -76,7 +89,6 @@ def norm_case(place: Place, num_tokens: int, width: int, *, adds: bool = True) -
 
 
 def head_norms_case(place: Place, num_tokens: int, heads: tuple[int, int, int]) -> Case:
-    """Of queries and keys."""
     num_heads, num_kv_heads, head_dim = heads
 
     def build(seed: int) -> Work:
@@ -145,7 +157,7 @@ def rope_case(
             rope_reference.rope_and_write_kv(wide, table.cpu(), positions.cpu(), slots.cpu(), *stored)
             places = (slots.cpu() // block_size, slice(None), slots.cpu() % block_size)
             caches = zip((keys, values), all_scales, strict=True)
-            written = [_numbers(cache.cpu(), its_scales)[places] for cache, its_scales in caches]
+            written = [stored_numbers(cache.cpu(), moved(own, _HOST), slice(None))[places] for cache, own in caches]
             queries = error_of(rotated[:, :num_heads].cpu(), wide[:, :num_heads])
             loss = place.rounding / _STORED_ERRORS[cache_type] if cache_type in _STORED_ERRORS else 1.0
             return max(queries, *(loss * error_of(a, b[places]) for a, b in zip(written, stored, strict=True)))
@@ -159,15 +171,7 @@ def rope_case(
     return _moves(place, op, {"tokens": num_tokens, "kv": type_name(cache_type)}, num_bytes, build)
 
 
-def _numbers(cache: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    """What a cache stands for."""
-    if scales is None:
-        return cache.float()
-    return cache.float() * (scales.cpu()[..., None] if scales.ndim == 3 else scales.cpu()[:, None, None])
-
-
 def gate_case(place: Place, num_tokens: int, width: int, gate: Gate = Gate.SILU) -> Case:
-    """Of two halves."""
 
     def build(seed: int) -> Work:
         gate_up = place.normal(num_tokens, 2 * width, seed=seed)
@@ -184,7 +188,6 @@ def gate_case(place: Place, num_tokens: int, width: int, gate: Gate = Gate.SILU)
 
 
 def take_rows_case(place: Place, count: int, width: int, num_rows: int) -> Case:
-    """An embedding."""
 
     def build(seed: int) -> Work:
         table, indices = place.normal(num_rows, width, seed=seed), place.integers(num_rows, count, seed=seed)
@@ -201,7 +204,6 @@ def take_rows_case(place: Place, count: int, width: int, num_rows: int) -> Case:
 
 
 def block_copy_case(place: Place, count: int, num_layers: int, num_blocks: int, block: int) -> Case:
-    """In all layers."""
 
     def build(seed: int) -> Work:
         cache = place.normal(num_layers, num_blocks, block, seed=seed)

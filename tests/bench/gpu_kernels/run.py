@@ -139,7 +139,6 @@ def _is_usable() -> bool:
 
 
 def _figures(result: Result | Failure) -> dict[str, object]:
-    """One result, for programs."""
     named: dict[str, object] = {"op": result.case.op, "shape": dict(result.case.shape)}
     if isinstance(result, Failure):
         return named | {"failure": result.sentence}

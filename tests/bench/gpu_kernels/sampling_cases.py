@@ -73,21 +73,9 @@ def cases(scale: Scale, place: Place) -> Iterator[Case]:
 
 
 def sample_case(place: Place, num_rows: int, vocab: int, way: DrawWay) -> Case:
-    """Draws in one way."""
-    return Case(
-        op=way.op,
-        shape={"rows": num_rows, "vocab": vocab, "way": way.name},
-        build=_builder(place, num_rows, vocab, way),
-        num_bytes=num_rows * vocab * way.dtype.itemsize,
-    )
-
-
-def _builder(place: Place, num_rows: int, vocab: int, way: DrawWay) -> Callable[[int], Work]:
     def build(seed: int) -> Work:
-        logits, parameters = (
-            _logits(place, num_rows, vocab, seed).to(way.dtype),
-            parameters_of(way, num_rows, seed, _HOST),
-        )
+        logits = _logits(place, num_rows, vocab, seed).to(way.dtype)
+        parameters = parameters_of(way, num_rows, seed, _HOST)
         on_device = moved(parameters, place.device)
         rules = _rules(place, way, num_rows, vocab, seed) if way.num_seen else None
 
@@ -102,7 +90,8 @@ def _builder(place: Place, num_rows: int, vocab: int, way: DrawWay) -> Callable[
 
         return Work(ours, _theirs(way, logits), error)
 
-    return build
+    shape: dict[str, int | str] = {"rows": num_rows, "vocab": vocab, "way": way.name}
+    return Case(way.op, shape, build, num_bytes=num_rows * vocab * way.dtype.itemsize)
 
 
 def _logits(place: Place, num_rows: int, vocab: int, seed: int) -> torch.Tensor:

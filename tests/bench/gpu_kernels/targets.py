@@ -30,7 +30,6 @@ class Target:
     min_bytes: int = 0
 
     def applies(self, result: Result) -> bool:
-        """Whether this result is one that the target speaks of."""
         case = result.case
         if case.op != self.op or case.num_bytes < self.min_bytes:
             return False
@@ -41,7 +40,6 @@ class Target:
         return None if self.figure(result) is None else self.margin(result) >= 1
 
     def figure(self, result: Result) -> float | None:
-        """What was measured."""
         figures = {
             Measure.ANCHOR: result.anchor_ratio,
             Measure.COPY_SHARE: result.share_of_ceiling,
@@ -59,7 +57,6 @@ class Target:
 
     @property
     def bound(self) -> str:
-        """What is wanted."""
         return f"{'<=' if self.measure is Measure.US else '>='} {self.wanted:g} {self.measure.value}"
 
     def __str__(self) -> str:

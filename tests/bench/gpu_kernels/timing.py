@@ -30,9 +30,7 @@ class Clock(Protocol):
         """How many calls with inputs of their own are worth making."""
         ...
 
-    def time(self, calls: Sequence[Callable[[], object]]) -> Timing:
-        """The time of one call."""
-        ...
+    def time(self, calls: Sequence[Callable[[], object]]) -> Timing: ...
 
     def replayed(self, call: Callable[[], _Made], /) -> _Made:
         """What a call leaves that has been captured and replayed once, see `Way`. It has run before."""

@@ -26,7 +26,6 @@ Row = tuple[Mapping[str, str], Quality]
 
 
 def print_table(setting: Setting, rows: Sequence[Row], console: Console) -> None:
-    """Print the figures and the text that they are of."""
     table = Table(title=setting.model)
     (labels, float32), *others = rows
     for name in labels:

@@ -92,7 +92,6 @@ def main() -> None:
 
 
 def describe(num_rows: int, num_steps: int) -> ExecutorDescription:
-    """Return an executor with room for so many requests of so many steps."""
     max_model_len = max(_PROMPT_TOKENS + num_steps + 80, 2 * _WAITING_PROMPT_TOKENS)
     return ExecutorDescription(
         address=_ADDRESS,

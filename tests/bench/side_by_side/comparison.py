@@ -56,19 +56,16 @@ class Outcome:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the ratio keeps the target."""
         if self.ratio is None:
             return False
         return self.ratio >= self.row.target if self.row.bound is Bound.AT_LEAST else self.ratio <= self.row.target
 
 
 def value(name: str, scale: float = 1.0) -> Callable[[Mapping[str, float]], float | None]:
-    """A value as it stands, in another unit."""
     return lambda values: values[name] * scale if name in values else None
 
 
 def rate(num_tokens: int, seconds: str) -> Callable[[Mapping[str, float]], float | None]:
-    """So many tokens by the time that a value holds."""
     return lambda values: num_tokens / values[seconds] if seconds in values else None
 
 

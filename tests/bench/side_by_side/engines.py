@@ -36,7 +36,6 @@ class Environment:
 
     @property
     def python(self) -> str:
-        """Its interpreter."""
         return str(self.folder / "bin" / "python")
 
 

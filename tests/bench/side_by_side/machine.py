@@ -39,12 +39,10 @@ class Quiet:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing else to speak of was running."""
         return self.busy_share <= MAX_OTHERS_SHARE
 
 
 def read_cpu_times() -> CpuTimes:
-    """The machine's CPU times now."""
     fields = (_PROC / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
     user, nice, system, idle, io_wait, interrupts, soft_interrupts, steal = (int(field) for field in fields)
     busy = user + nice + system + interrupts + soft_interrupts + steal

@@ -48,7 +48,6 @@ class DriverProcess:
 
     @property
     def group(self) -> int:
-        """The id of the process group."""
         return self._process.pid
 
     def wait_until_ready(self, silence_s: float) -> Facts:
@@ -82,7 +81,6 @@ class DriverProcess:
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
         self._signal(signal.SIGCONT)
 
     def end(self) -> None:

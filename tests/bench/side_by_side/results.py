@@ -75,7 +75,6 @@ class Results:
 
 
 def save(results: Results, path: Path) -> None:
-    """Write a run as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"format": FORMAT, **asdict(results)}) + "\n", encoding="utf-8")
 

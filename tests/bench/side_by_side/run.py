@@ -39,11 +39,9 @@ class EngineRunner:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it failed too often."""
         return self._driver is None and self._num_starts >= _MAX_STARTS
 
     def give_up(self, error: EngineError) -> None:
-        """It cannot be measured at all."""
         self._num_starts = _MAX_STARTS
         self.facts = replace(self.facts, problem=str(error))
 
@@ -59,7 +57,6 @@ class EngineRunner:
         return None
 
     def end(self) -> None:
-        """End its processes."""
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.end()

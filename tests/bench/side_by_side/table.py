@@ -33,7 +33,6 @@ def print_table(outcomes: Sequence[Outcome], results: Results, console: Console)
 
 
 def cells(outcome: Outcome, results: Results) -> tuple[str, ...]:
-    """One line of the table."""
     row = outcome.row
     ratio = _NOT_MEASURED if outcome.ratio is None else _factor(outcome.ratio)
     limit = _NOT_MEASURED if outcome.limit_share is None else f"{outcome.limit_share:.0%}"
@@ -50,7 +49,6 @@ def cells(outcome: Outcome, results: Results) -> tuple[str, ...]:
 
 
 def last_line(outcomes: Sequence[Outcome]) -> str:
-    """How many rows keep their targets, of all."""
     return f"reached {sum(outcome.is_reached for outcome in outcomes)} of {len(outcomes)}"
 
 

@@ -48,7 +48,6 @@ def ending(probability: float) -> HashRule:
 
 
 def drawn_acceptance(seed: int) -> Acceptance:
-    """Return an acceptance that draws any number of tokens."""
     random = Random(seed)  # noqa: S311 - nothing secret
     return lambda num_drafts: random.randint(1, num_drafts + 1)
 
@@ -92,7 +91,6 @@ class AuditedRows(AuditedTable):
         self.loaded = Loaded(Engine(self, self.device, clock_ns), replace(description, graphs=kind.graphs))
 
     def launch(self, plan: BatchPlan, now_ns: int, *, is_carried: bool = False) -> Launched:
-        """See RowTable."""
         launched = super().launch(plan, now_ns, is_carried=is_carried)
         if self._problems and not self.device.fails_next:
             placements = map(self.placement_on, launched.prepared.rows.tolist())
@@ -104,7 +102,6 @@ class AuditedRows(AuditedTable):
         return launched
 
     def land(self, launched: Launched, output: StepOutput) -> StepResult:
-        """See RowTable."""
         self.num_landed += 1
         return super().land(launched, output)
 
@@ -133,7 +130,6 @@ class AuditedExecutor(InlineExecutor):
         self._check()
 
     def run_next(self) -> StepResult:
-        """Run the oldest waiting plan; see InlineExecutor."""
         try:
             result = super().run_next()
         except StepFailedError as error:
@@ -145,7 +141,6 @@ class AuditedExecutor(InlineExecutor):
         return result
 
     def restart(self) -> None:
-        """Die and come back; see InlineExecutor."""
         self._problems.clear()
         super().restart()
 

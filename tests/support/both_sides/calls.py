@@ -56,7 +56,6 @@ def _tenant_fields(descriptor: Descriptor, prefix: tuple[str, ...]) -> Iterator[
 
 
 def message_about(method: MethodDescriptor, path: tuple[str, ...], tenant: str) -> Message:
-    """Return a message of a method that names a tenant there."""
     message = part = GetMessageClass(method.input_type)()
     for name in path[:-1]:
         part = getattr(part, name)
@@ -119,7 +118,6 @@ async def _answered(channel: grpc.aio.Channel) -> None:
 
 
 async def ended(call: Any) -> Outcome:  # noqa: ANN401  a call of any kind
-    """Wait for the end of a call."""
     return await call.code(), _reason(await call.trailing_metadata())
 
 

@@ -13,8 +13,7 @@ from both_sides.audited import expected_output, make_executor
 from both_sides.network import MemoryNetwork
 from both_sides.served import MemoryCall, ServedExecutor
 from paceline.plan.hashes import HASH_START, rolling_hash
-from paceline.plan.values import Approach, Claim, Hello
-from paceline.plan.versions import PROTOCOLS, ProtocolRange
+from paceline.plan.values import Claim, Hello
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.core.events import Resume
 from paceline_scheduler.core.limits import CoreLimits
@@ -35,7 +34,6 @@ class Deployment:
             self.network.add(address, ServedExecutor(kind, 1000 * number, max_plans))
 
     def __getitem__(self, address: str) -> ServedExecutor:
-        """Return the executor at an address."""
         return self.network.executors[address]
 
     async def stranger(
@@ -47,23 +45,9 @@ class Deployment:
         await stream.read()
         return stream
 
-    def rig(
-        self,
-        *,
-        scheduler_id: str = "scheduler-a",
-        approach: Approach = Approach.WAIT,
-        protocols: ProtocolRange = PROTOCOLS,
-        limits: CoreLimits | None = None,
-    ) -> SchedulerRig:
+    def rig(self, **options: Any) -> SchedulerRig:  # noqa: ANN401  those of the rig
         """Return a scheduler for all executors."""
-        return SchedulerRig(
-            ",".join(self.network.executors),
-            self.network,
-            scheduler_id=scheduler_id,
-            approach=approach,
-            protocols=protocols,
-            limits=limits,
-        )
+        return SchedulerRig(",".join(self.network.executors), self.network, **options)
 
     async def __aenter__(self) -> "Deployment":
         """Executors run from the beginning."""

@@ -24,6 +24,7 @@ from paceline_executor.link.failure_attribution import FailureAttribution
 from paceline_executor.link.plan_streams import MAX_PART_BYTES
 from paceline_executor.rows import snapshot
 from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.interface import Runner
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.start.loading import describe_simulated
@@ -35,7 +36,22 @@ from paceline_scheduler.link.wire_contexts import with_contexts
 TAG_KEY = bytes(range(32))
 
 
-class InlineExecutor:
+class WithRows:
+    """Shows the requests of its rows."""
+
+    table: RowTable
+
+    @property
+    def rows(self) -> dict[int, RowState]:
+        return {state.row: state for state in self.table.states() if state.row is not None}
+
+    @property
+    def records(self) -> dict[RecordId, RowState]:
+        """The requests that have left their rows."""
+        return {state.record_id: state for state in self.table.states() if state.row is None}
+
+
+class InlineExecutor(WithRows):
     """One executor. `incarnation` stands for the process: `restart` makes another one of it that knows nothing."""
 
     def __init__(self, load: Load, incarnation: int = 1, max_plans_in_flight: int = 4) -> None:
@@ -54,23 +70,7 @@ class InlineExecutor:
         self._begin()
 
     @property
-    def table(self) -> RowTable:
-        """Its rows."""
-        return self._engine.table
-
-    @property
-    def rows(self) -> dict[int, RowState]:
-        """The requests on rows, by row."""
-        return rows_of(self.table)
-
-    @property
-    def records(self) -> dict[RecordId, RowState]:
-        """The requests that have left their rows."""
-        return records_of(self.table)
-
-    @property
     def num_plans_waiting(self) -> int:
-        """How many plans arrived and have not run."""
         return len(self._waiting)
 
     def attach(self, address: str) -> tuple[ExecutorDescription, Snapshot]:
@@ -90,7 +90,6 @@ class InlineExecutor:
         return found
 
     def parts(self) -> Iterator[SnapshotPart]:
-        """Return the same as it travels."""
         return snapshot.parts_of(snapshot.Snapshot(self.table.states(), self.table.tags()), MAX_PART_BYTES)
 
     def receive(self, plan: BatchPlan) -> None:
@@ -119,7 +118,6 @@ class InlineExecutor:
         return result
 
     def execute(self, plan: BatchPlan) -> StepResult:
-        """Receive a plan and run it at once."""
         self.receive(plan)
         assert self.num_plans_waiting == 1, "execute() is for plans that run as they arrive; else receive() and run"
         return self.run_next()
@@ -137,20 +135,11 @@ class InlineExecutor:
     def _begin(self) -> None:
         loaded = self._load()
         self._engine, self._description = loaded.engine, loaded.description
+        self.table = self._engine.table
         self._waiting: deque[BatchPlan] = deque()
         self._last_step_id = 0
         self._failed_step = None
         self._attribution = FailureAttribution()
-
-
-def rows_of(table: RowTable) -> dict[int, RowState]:
-    """Return the requests on rows, by row."""
-    return {state.row: state for state in table.states() if state.row is not None}
-
-
-def records_of(table: RowTable) -> dict[RecordId, RowState]:
-    """Return the requests that have left their rows."""
-    return {state.record_id: state for state in table.states() if state.row is None}
 
 
 def load_plain(limits: RowLimits, step_times: StepTimes) -> Loaded:
@@ -163,5 +152,10 @@ def load_plain(limits: RowLimits, step_times: StepTimes) -> Loaded:
         clock_ns=lambda: 0,
         sleep=lambda _: None,
     )
+    return loaded_on(runner, limits)
+
+
+def loaded_on(runner: Runner, limits: RowLimits) -> Loaded:
+    """Return rows on a runner, as an executor without a model loads them."""
     description = describe_simulated("simulated", runner, limits, simulated_tokenizer())
     return Loaded(Engine(RowTable(limits), runner, lambda: 0), description)

@@ -47,7 +47,6 @@ _MAX_TURNS = 20_000
 
 
 def scheduled(plan: BatchPlan) -> dict[int, int]:
-    """Return {row: num_tokens} of a plan."""
     return dict(zip(plan.rows.tolist(), plan.num_scheduled_tokens.tolist(), strict=True))
 
 
@@ -74,19 +73,15 @@ class CoreEvents(ABC):
         return self.feed(DrainExecutor(address))
 
     def detach(self, request: Request) -> None:
-        """Let the client of a request be cut."""
         self.feed(Detach(request.handle))
 
     def cancel(self, request: Request) -> None:
-        """Let a client cancel."""
         self.feed(Cancel(request.key))
 
     def acknowledge(self, request: Request) -> None:
-        """Let a client say that it has all of an output."""
         self.feed(Acknowledge((request.key,)))
 
     def pass_time(self, seconds: float) -> None:
-        """Let some time pass, and the core look at its clock."""
         self.clock.advance(seconds)
         self.feed(Tick())
 
@@ -112,17 +107,14 @@ class CoreHarness(CoreEvents):
             self.attach(address)
 
     def new_core(self) -> Core:
-        """Return the core of a scheduler that starts."""
         return Core(self.limits)
 
     @property
     def views(self) -> CoreViews:
-        """What can be asked of the core."""
         return self.core.views
 
     @override
     def feed(self, event: Event[ReplyT]) -> ReplyT:
-        """See CoreEvents."""
         effects = self.core.apply(event, self.clock())
         self.wake_at = effects.wake_at
         self.client.deliver(effects.tokens, effects.failures)
@@ -135,7 +127,6 @@ class CoreHarness(CoreEvents):
         self.feed(ExecutorAttached(description, snapshot))
 
     def die(self, address: str = "executor-0") -> None:
-        """Let an executor die and come back with nothing."""
         self.lose(address)
         self.executors[address].restart()
         self.attach(address)
@@ -174,12 +165,10 @@ class CoreHarness(CoreEvents):
         lengths.mean = lengths.deviation = 1.0
 
     def submit(self, *requests: Request) -> None:
-        """Submit requests at the clock's time."""
         for request in requests:
             self.feed(Submit((request,)))
 
     def explain(self, request: Request) -> Explanation:
-        """Return what is said of a request now."""
         return self.views.explain(request.key, self.clock())
 
     def assert_whole(self, *requests: Request) -> None:
@@ -189,7 +178,6 @@ class CoreHarness(CoreEvents):
             assert request.handle in self.client.finishes
 
     def plan(self, address: str = "executor-0") -> BatchPlan | None:
-        """Let the core plan one step and send it."""
         self.feed(Tick())
         plan = self._plan(address) if not self.drafts else self._plan_drafting(address)
         if plan is not None:
@@ -239,7 +227,6 @@ class CoreHarness(CoreEvents):
         return True
 
     def step(self, address: str = "executor-0") -> BatchPlan | None:
-        """Plan, run and complete one step; returns its plan."""
         plan = self.plan(address)
         if plan is not None:
             self.run(address)
@@ -247,7 +234,6 @@ class CoreHarness(CoreEvents):
         return plan
 
     def steps(self, number: int, address: str = "executor-0") -> list[BatchPlan | None]:
-        """Plan, run and complete so many steps; returns their plans."""
         return [self.step(address) for _ in range(number)]
 
     def step_until_preempted(self) -> None:
@@ -262,7 +248,6 @@ class CoreHarness(CoreEvents):
             self.run(address)
 
     def finish(self) -> None:
-        """Go on until nothing is left to plan, run or complete."""
         for _ in range(_MAX_TURNS):
             moved = False
             for address in self.executors:
@@ -275,7 +260,6 @@ class CoreHarness(CoreEvents):
 
 
 def running(*requests: Request, on: InlineExecutor | None = None, steps: int = 1) -> CoreHarness:
-    """Return a harness with one executor, on which these requests have run for some steps."""
     harness = CoreHarness(on or make_executor())
     harness.submit(*requests)
     harness.steps(steps)

@@ -19,7 +19,6 @@ class MemoryNetwork:
         self._stopped: set[str] = set()  # addresses where nobody listens
 
     def add(self, address: str, executor: ServedExecutor) -> None:
-        """Let an executor listen at an address."""
         self.executors[address] = executor
 
     def stop(self, address: str) -> None:
@@ -47,7 +46,6 @@ class MemoryNetwork:
         return executor
 
     def connect(self, address: str) -> "MemoryConnection":
-        """Return a connection."""
         return MemoryConnection(self, address)
 
 
@@ -59,17 +57,14 @@ class MemoryConnection:
         self._address = address
 
     async def get_info(self, timeout_s: float) -> ExecutorInfo:
-        """Ask who the executor is."""
         return await (await self._network.reach(self._address, timeout_s)).get_info()
 
     async def get_tokenizer(self, timeout_s: float) -> bytes:
-        """Fetch the tokenizer."""
         executor = await self._network.reach(self._address, timeout_s)
         self._network.num_tokenizer_calls += 1
         return await executor.get_tokenizer()
 
     def attach(self) -> MemoryCall:
-        """Open a plan stream."""
         return MemoryCall(self._network.executors[self._address])
 
     async def close(self) -> None:

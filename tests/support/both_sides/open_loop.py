@@ -69,17 +69,14 @@ class Course:
 
     @property
     def first_s(self) -> float:
-        """The time from its arrival to its first token."""
         return self.token_s[0] - self.arrival.at_s
 
     @property
     def between_s(self) -> float:
-        """The mean time between its tokens."""
         gaps = len(self.token_s) - 1
         return (self.token_s[-1] - self.token_s[0]) / gaps if gaps else 0.0
 
     def is_good(self, max_first_s: float, max_between_s: float) -> bool:
-        """Tell whether all of it came, and in time."""
         is_whole = len(self.token_s) == self.arrival.num_output_tokens
         return is_whole and self.first_s <= max_first_s and self.between_s <= max_between_s
 
@@ -170,5 +167,4 @@ def poisson(
 
 
 def faster(arrivals: Iterable[Arrival], factor: float) -> list[Arrival]:
-    """Return the same arrivals, so many times as fast."""
     return [replace(arrival, at_s=arrival.at_s / factor) for arrival in arrivals]

@@ -10,19 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from both_sides.executor import InlineExecutor
+from both_sides.executor import InlineExecutor, loaded_on
 from both_sides.harness import CoreHarness
 from paceline.plan.values import StepPoint, StepResult, StepTimings
 from paceline_executor.limits import RowLimits
-from paceline_executor.link.description import Loaded
-from paceline_executor.link.engine import Engine
-from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Int32Array, StepBatch, StepOutput
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.speculation.drafter import MAX_NUM_DRAFT_TOKENS
-from paceline_executor.start.loading import describe_simulated
-from paceline_executor.start.opening import simulated_tokenizer
 from paceline_executor.testing.plans import int32
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.testing.requests import make_request
@@ -43,7 +38,6 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """Of the answer."""
         return self.token_ids.size - self.start
 
     def token_at(self, offset: int) -> int:
@@ -98,7 +92,6 @@ class _Recorded(SimulatedRunner):
         self._answers = answers
 
     def launch(self, batch: StepBatch) -> StepOutput:
-        """See Runner."""
         self.size = len(batch.context_lens), batch.token_ids.size
         return super().launch(batch)
 
@@ -146,7 +139,7 @@ class _Playback:
         times = StepTimes(tuple((point.num_tokens, float(point.duration_ns)) for point in costs.points()))
         self._runner = _Recorded(answers, self._limits, times)
         self._costs = costs
-        self.harness = CoreHarness(InlineExecutor(self._load))
+        self.harness = CoreHarness(InlineExecutor(lambda: loaded_on(self._runner, self._limits)))
 
     def serve(self, requests: Sequence[Request]) -> Played:
         """All of them, as many at once as there are rows."""
@@ -179,7 +172,3 @@ class _Playback:
         self.harness.clock.advance((step_ms + draft_ms) / 1e3)
         self.harness.results[_FIRST].append(replace(result, timings=told))
         return result, step_ms + draft_ms
-
-    def _load(self) -> Loaded:
-        description = describe_simulated("simulated", self._runner, self._limits, simulated_tokenizer())
-        return Loaded(Engine(RowTable(self._limits), self._runner, lambda: 0), description)

@@ -75,7 +75,6 @@ class Recordings:
         self._writers: list[MemoryFiles] = []
 
     def recorder(self, core: Core) -> Recorder:
-        """Return one that records a core from now on."""
 
         recorder = Recorder(lambda: core.state, Path(), "scheduler-1", self._bounds, lambda: 0.0, self._open)
         recorder.start("test", is_raw=self._is_raw)
@@ -86,11 +85,9 @@ class Recordings:
         return self._writers[-1]
 
     def files(self) -> list[bytes]:
-        """Return all files, in order."""
         return [bytes(data) for writer in self._writers for data in writer.files.values()]
 
     def read(self) -> Iterator[Recording]:
-        """Yield each file's recording."""
         for data in self.files():
             header, *records = wire.decode(data)
             assert isinstance(header, wire.Header), "files begin with one"
@@ -105,7 +102,6 @@ class RecordedCore(Core):
         self._recorders = [each.recorder(self) for each in recordings]
 
     def apply(self, event: Event[ReplyT], now: float) -> Effects[ReplyT]:
-        """See Core."""
         try:
             effects = super().apply(event, now)
         except SchedulerError as error:
@@ -117,7 +113,6 @@ class RecordedCore(Core):
         return effects
 
     def plan(self, address: str, now: float) -> BatchPlan | None:
-        """See Core."""
         plan = super().plan(address, now)
         for recorder in self._recorders:
             recorder.planned(address, now, plan, 0)
@@ -134,7 +129,6 @@ class RecordedHarness(CoreHarness):
         super().__init__(*executors, limits=limits)
 
     def new_core(self) -> Core:
-        """See CoreHarness."""
         return RecordedCore(self.limits, self._recordings)
 
 

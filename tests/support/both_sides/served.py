@@ -9,7 +9,7 @@ from typing import Any, cast
 import grpc.aio
 
 from both_sides.audited import AuditedRows, Kind
-from both_sides.executor import TAG_KEY, records_of, rows_of
+from both_sides.executor import TAG_KEY, WithRows
 from paceline.plan.codec.tokenizers import TokenizerParts
 from paceline.plan.values import (
     BatchPlan,
@@ -19,7 +19,6 @@ from paceline.plan.values import (
     FromExecutor,
     Hello,
     RecordId,
-    RowState,
     StepResult,
     ToExecutor,
 )
@@ -81,20 +80,17 @@ class MemoryCall:
         return message
 
     def cancel(self) -> None:
-        """End the stream."""
         self.cut(StreamEndedError("the plan stream was cancelled"))
 
     # The executor's end
 
     async def receive(self) -> ToExecutor:
-        """Return the scheduler's next message."""
         message = await self._to_executor.get()
         if isinstance(message, BatchPlan):
             self._server.hear(message)
         return message
 
     async def send(self, message: FromExecutor, *more: StepResult) -> None:
-        """Give messages to the scheduler."""
         for each in (message, *more):
             self._to_scheduler.put_nowait(each)
 
@@ -105,17 +101,18 @@ class MemoryCall:
             self._to_scheduler.put_nowait(error)
 
     def cut(self, error: LinkError) -> None:
-        """End it for both, at once."""
         self.end(error)
         if self._task is not None:
             self._task.cancel()
 
 
-class ServedExecutor:
+class ServedExecutor(WithRows):
     """One executor, which serves from the beginning. `time_scale` stretches its steps.
 
     `violations` are the rules that schedulers broke; steps with requests that are `failing` fail.
     """
+
+    table: AuditedRows
 
     def __init__(self, kind: Kind, incarnation: int, max_plans_in_flight: int = 4) -> None:
         self.time_scale = 1.0
@@ -130,7 +127,6 @@ class ServedExecutor:
 
     @property
     def fence(self) -> Fence:
-        """Who drives."""
         return self._plan_streams.fence
 
     @property
@@ -141,23 +137,11 @@ class ServedExecutor:
 
     @property
     def epoch(self) -> int:
-        """How many schedulers were accepted."""
         return self.fence.epoch
 
     @property
     def num_steps(self) -> int:
-        """How many steps have landed."""
-        return self._rows.num_landed
-
-    @property
-    def rows(self) -> dict[int, RowState]:
-        """The requests on rows, by row."""
-        return rows_of(self._rows)
-
-    @property
-    def records(self) -> dict[RecordId, RowState]:
-        """The requests that have left their rows."""
-        return records_of(self._rows)
+        return self.table.num_landed
 
     def drain(self, reason: str) -> None:
         """Tell every scheduler, and those still to come, that this executor is going away."""
@@ -170,7 +154,6 @@ class ServedExecutor:
                 call.cut(StreamEndedError("cut by the test"))
 
     def stop(self) -> None:
-        """Die: every stream breaks."""
         for call in list(self._calls):
             call.cut(StreamEndedError("the executor died"))
         self._life.cancel()
@@ -182,22 +165,18 @@ class ServedExecutor:
         self._begin(self._plan_streams.identity.incarnation + 1)
 
     def serve(self, call: MemoryCall) -> asyncio.Task[None]:
-        """Answer a plan stream until it ends."""
         self._calls.add(call)
         return self._loop.create_task(self._serve(call))
 
     def hear(self, plan: BatchPlan) -> None:
-        """A plan has arrived."""
-        self._rows.audit.arrives(plan, self._rows)
+        self.table.audit.arrives(plan, self.table)
 
     async def get_info(self) -> ExecutorInfo:
-        """Say who this is."""
         await self._opened.wait()
         info = await self._servicer.GetInfo(executor_pb2.GetInfoRequest(), _NO_CONTEXT)
         return wire.decode_info(info.SerializeToString())
 
     async def get_tokenizer(self) -> bytes:
-        """Give the tokenizer away."""
         await self._opened.wait()
         parts = TokenizerParts()
         async for part in self._servicer.GetTokenizer(executor_pb2.GetTokenizerRequest(), _NO_CONTEXT):
@@ -205,17 +184,17 @@ class ServedExecutor:
         return parts.content()
 
     def _begin(self, incarnation: int) -> None:
-        self._rows = AuditedRows(self._kind, self.failing, {}, self.violations, self._step_ns, self._now_ns)
+        self.table = AuditedRows(self._kind, self.failing, {}, self.violations, self._step_ns, self._now_ns)
         identity = Identity(incarnation, TAG_KEY, self._now_ns())
         self._plan_streams = PlanStreams(identity, self._max_plans_in_flight, FenceTimes(), PROTOCOLS, self._now_ns)
         self._servicer = ExecutorServicer(self._plan_streams, Profiles(lambda _: None))
-        self._thread = InlineThread(self._now_ns, self._rows.device.end_of)
+        self._thread = InlineThread(self._now_ns, self.table.device.end_of)
         self._calls: set[MemoryCall] = set()
         self._opened = asyncio.Event()
         self._life = self._loop.create_task(self._live())
 
     async def _live(self) -> None:
-        attachments, opened, loaded = self._plan_streams, self._opened, self._rows.loaded
+        attachments, opened, loaded = self._plan_streams, self._opened, self.table.loaded
         steps = StepLoop(lambda: loaded, attachments.report, self._now_ns, self._thread)
         self._servicer.open(steps, await steps.start())
         opened.set()

@@ -65,7 +65,6 @@ def variables_of(image: Image, prefix: Path, cache: Path, scratch: Path) -> dict
 
 
 def can_confine() -> bool:
-    """Whether this machine lets its users make namespaces."""
     return subprocess.run([*_UNSHARE, "true"], check=False, capture_output=True).returncode == 0
 
 

@@ -28,7 +28,6 @@ class Cluster:
 
     @property
     def secrets(self) -> Path:
-        """Where secrets are, a folder each."""
         return self.folder / "secrets"
 
     def addresses_of(self, service: str) -> list[str]:
@@ -76,7 +75,6 @@ class Cluster:
         return tests
 
     async def uninstall(self) -> None:
-        """End all pods at the same time."""
         await asyncio.gather(*(self._stop(pod) for pods in self._running.values() for pod in pods))
 
     async def _roll_deployment(self, found: Object) -> None:

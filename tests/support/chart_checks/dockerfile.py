@@ -18,7 +18,6 @@ class Image:
     instructions: tuple[tuple[str, str], ...]
 
     def all_of(self, instruction: str) -> list[str]:
-        """What stands behind each instruction of a name."""
         return [rest for name, rest in self.instructions if name == instruction]
 
     @property
@@ -36,7 +35,6 @@ class Image:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What ENV sets."""
         return dict(pair.split("=", 1) for rest in self.all_of("ENV") for pair in rest.split())
 
     @property
@@ -55,7 +53,6 @@ def all_images() -> list[Image]:
 
 
 def image_of(reference: str) -> Image:
-    """The image that a container's reference means."""
     path: str = Path(reference.partition("@")[0]).name
     return read_image(path.partition(":")[0])
 

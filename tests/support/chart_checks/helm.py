@@ -87,7 +87,6 @@ def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
 
 
 def named(objects: list[Object], kind: str, name: str) -> Object:
-    """The one object of this kind and name."""
     (found,) = [found for found in of_kind(objects, kind) if found["metadata"]["name"] == name]
     return found
 

@@ -190,7 +190,6 @@ class Pod:
             raise PodError(f"{self.name} outlived its grace period\n{self.log}") from None
 
     async def kill(self) -> None:
-        """Leave nothing running, whatever happened."""
         if self._watch is not None:
             self._watch.cancel()
         if self.process is not None and self.process.returncode is None:

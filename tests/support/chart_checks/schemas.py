@@ -21,50 +21,49 @@ _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 _METADATA = _fields(["name"], name=_NAME, labels=_TEXTS)
 _DURATION = {"type": "string", "pattern": "^([0-9]+(ms|[smhd]))+$"}
 
-CERTIFICATE = _fields(
-    ["apiVersion", "kind", "metadata", "spec"],
-    apiVersion={"const": "cert-manager.io/v1"},
-    kind={"const": "Certificate"},
-    metadata=_METADATA,
-    spec=_fields(
-        ["secretName", "issuerRef"],
-        secretName=_NAME,
-        commonName={"type": "string", "maxLength": 64},
-        uris={"type": "array", "items": {"type": "string", "pattern": "^[a-z]+://"}},
-        dnsNames=_NAMES,
-        usages={"type": "array", "items": {"enum": ["digital signature", "server auth", "client auth"]}},
-        privateKey=_fields(
-            [],
-            algorithm={"enum": ["RSA", "ECDSA", "Ed25519"]},
-            size={"enum": [256, 384, 521, 2048, 4096, 8192]},
-            rotationPolicy={"enum": ["Never", "Always"]},
-        ),
-        issuerRef=_fields(["name"], name=_NAME, kind=_NAME, group=_NAME),
+
+def _object(api_version: str, kind: str, required: list[str], **spec: object) -> dict[str, Any]:
+    return _fields(
+        ["apiVersion", "kind", "metadata", "spec"],
+        apiVersion={"const": api_version},
+        kind={"const": kind},
+        metadata=_METADATA,
+        spec=_fields(required, **spec),
+    )
+
+
+CERTIFICATE = _object(
+    "cert-manager.io/v1",
+    "Certificate",
+    ["secretName", "issuerRef"],
+    secretName=_NAME,
+    commonName={"type": "string", "maxLength": 64},
+    uris={"type": "array", "items": {"type": "string", "pattern": "^[a-z]+://"}},
+    dnsNames=_NAMES,
+    usages={"type": "array", "items": {"enum": ["digital signature", "server auth", "client auth"]}},
+    privateKey=_fields(
+        [],
+        algorithm={"enum": ["RSA", "ECDSA", "Ed25519"]},
+        size={"enum": [256, 384, 521, 2048, 4096, 8192]},
+        rotationPolicy={"enum": ["Never", "Always"]},
     ),
+    issuerRef=_fields(["name"], name=_NAME, kind=_NAME, group=_NAME),
 )
 """Of https://cert-manager.io/docs/reference/api-docs/#cert-manager.io/v1.Certificate, what the chart uses."""
 
-SERVICE_MONITOR = _fields(
-    ["apiVersion", "kind", "metadata", "spec"],
-    apiVersion={"const": "monitoring.coreos.com/v1"},
-    kind={"const": "ServiceMonitor"},
-    metadata=_METADATA,
-    spec=_fields(
-        ["selector", "endpoints"],
-        selector=_fields(["matchLabels"], matchLabels=_TEXTS),
-        endpoints={"type": "array", "minItems": 1, "items": _fields(["port"], port=_NAME, interval=_DURATION)},
-    ),
+SERVICE_MONITOR = _object(
+    "monitoring.coreos.com/v1",
+    "ServiceMonitor",
+    ["selector", "endpoints"],
+    selector=_fields(["matchLabels"], matchLabels=_TEXTS),
+    endpoints={"type": "array", "minItems": 1, "items": _fields(["port"], port=_NAME, interval=_DURATION)},
 )
 _ALERT = _fields(["alert", "expr"], alert=_NAME, expr=_NAME, labels=_TEXTS, annotations=_TEXTS, **{"for": _DURATION})
-PROMETHEUS_RULE = _fields(
-    ["apiVersion", "kind", "metadata", "spec"],
-    apiVersion={"const": "monitoring.coreos.com/v1"},
-    kind={"const": "PrometheusRule"},
-    metadata=_METADATA,
-    spec=_fields(
-        ["groups"],
-        groups={"type": "array", "items": _fields(["name"], name=_NAME, rules={"type": "array", "items": _ALERT})},
-    ),
+PROMETHEUS_RULE = _object(
+    "monitoring.coreos.com/v1",
+    "PrometheusRule",
+    ["groups"],
+    groups={"type": "array", "items": _fields(["name"], name=_NAME, rules={"type": "array", "items": _ALERT})},
 )
 """Both of https://prometheus-operator.dev/docs/api-reference/api, what the chart uses."""
 
@@ -81,18 +80,14 @@ _TRIGGER = _fields(
         ignoreNullValues={"enum": ["true", "false"]},
     ),
 )
-SCALED_OBJECT = _fields(
-    ["apiVersion", "kind", "metadata", "spec"],
-    apiVersion={"const": "keda.sh/v1alpha1"},
-    kind={"const": "ScaledObject"},
-    metadata=_METADATA,
-    spec=_fields(
-        ["scaleTargetRef", "triggers"],
-        scaleTargetRef=_fields(["name"], apiVersion=_NAME, kind=_NAME, name=_NAME),
-        minReplicaCount={"type": "integer"},
-        maxReplicaCount={"type": "integer"},
-        triggers={"type": "array", "minItems": 1, "items": _TRIGGER},
-    ),
+SCALED_OBJECT = _object(
+    "keda.sh/v1alpha1",
+    "ScaledObject",
+    ["scaleTargetRef", "triggers"],
+    scaleTargetRef=_fields(["name"], apiVersion=_NAME, kind=_NAME, name=_NAME),
+    minReplicaCount={"type": "integer"},
+    maxReplicaCount={"type": "integer"},
+    triggers={"type": "array", "minItems": 1, "items": _TRIGGER},
 )
 """Of https://keda.sh/docs/latest/reference/scaledobject-spec and /scalers/prometheus, what the chart uses."""
 

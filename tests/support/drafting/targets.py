@@ -218,7 +218,6 @@ def device_draft_model(
 
 
 def device_head(folder: Path) -> MakeDrafting:
-    """Drafts by the head in this folder."""
     checkpoint = eagle3_from_folder(folder, MODEL.config)
     target = LlamaModel(HostWeights(MODEL), DEVICE_LIMITS.max_model_len)
     head = DeviceEagle3Head(

@@ -20,7 +20,6 @@ class Faults:
         self._world = world
 
     def possible(self) -> list[Fault]:
-        """Return all that may go wrong now."""
         found: list[Fault] = []
         for executor in self._world.executors:
             if self._world.left[CRASH] and executor.is_up:

@@ -63,7 +63,6 @@ class Executor:
 
     @property
     def info(self) -> ExecutorInfo:
-        """What it says of itself."""
         holder = self.fence.holder
         return ExecutorInfo(self.incarnation, self.fence.highest_term, holder.scheduler_id if holder else "")
 
@@ -94,7 +93,6 @@ class AttachWorld(Clockwork):
         self.every(_BEAT_S, self._beat)
 
     def driven_by(self) -> list[int]:
-        """Return how many executors each scheduler drives."""
         return [
             sum(scheduler.leadership[address].phase is Phase.DRIVEN for address in ADDRESSES)
             if scheduler.leadership
@@ -168,7 +166,6 @@ class AttachWorld(Clockwork):
 
     @property
     def now_ns(self) -> int:
-        """The time as fences count it."""
         return round(self.now_s * 1e9)
 
 
@@ -228,7 +225,6 @@ class SchedulersSide:
             self._dial_when_due(scheduler, executor)
 
     def carry_out(self, scheduler: Scheduler, verdicts: tuple[OfLeadership, ...]) -> None:
-        """Do what the leadership says."""
         for verdict in verdicts:
             if isinstance(verdict, EndStream) and (stream := scheduler.streams.get(verdict.address)) is not None:
                 self.close(stream, verdict.error)
@@ -249,7 +245,6 @@ class SchedulersSide:
             self.carry_out(scheduler, scheduler.leadership.in_line(stream.executor.address, holder, self._world.now_s))
 
     def welcome(self, stream: Stream, epoch: int) -> None:
-        """The scheduler drives the executor."""
         leadership = stream.scheduler.leadership
         assert leadership is not None, "its streams end with it"
         self._world.tell(f"{stream.scheduler.name} drives {stream.executor.address} in epoch {epoch}")
@@ -276,7 +271,6 @@ class ExecutorsSide:
             self.obey(executor, executor.fence.advance(self._world.now_ns))
 
     def leave(self, stream: Stream) -> None:
-        """The stream has ended at the executor's side."""
         executor = stream.executor
         if executor.streams.pop(stream.stream_id, None) is not None:
             self.obey(executor, executor.fence.leave(stream.stream_id, self._world.now_ns))
@@ -290,7 +284,6 @@ class ExecutorsSide:
         self._world.later(0.05, lambda: self.leave(stream) if executor.incarnation == incarnation else None)
 
     def obey(self, executor: Executor, verdicts: tuple[Verdict, ...]) -> None:
-        """Do what the fence says."""
         for verdict in verdicts:
             stream = executor.streams[verdict.stream_id]
             match verdict:

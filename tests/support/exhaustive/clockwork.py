@@ -47,7 +47,6 @@ class Clockwork:
         self._last_s: dict[Hashable, float] = {}  # arrival on each channel
 
     def tell(self, sentence: str) -> None:
-        """Add to the story of this run."""
         self.told.append(f"{self.now_s:8.3f} {sentence}")
 
     def require(self, holds: object, sentence: str) -> None:
@@ -55,7 +54,6 @@ class Clockwork:
         require(holds, sentence, self.told)
 
     def later(self, seconds: float, do: Do) -> None:
-        """Let something happen."""
         heapq.heappush(self._events, (round(self.now_s + seconds, 6), next(self._numbers), do))
 
     def every(self, seconds: float, do: Do) -> None:
@@ -69,7 +67,6 @@ class Clockwork:
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is on its way."""
         return not self._events
 
     def send(self, channel: Hashable, do: Do) -> float:

@@ -43,7 +43,6 @@ class Gen:
         return value
 
     def choice(self, options: Sequence[T]) -> T:
-        """Return one of them."""
         return options[self.int_inclusive(len(options) - 1)]
 
 

@@ -18,7 +18,6 @@ class Faults:
         self._world = world
 
     def possible(self) -> list[Fault]:
-        """Return all that may go wrong now."""
         found: list[Fault] = []
         call = self._world.client.call
         if call is not None:

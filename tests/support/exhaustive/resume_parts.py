@@ -95,7 +95,6 @@ class Host:
     is_running: bool = False
 
     def drop_waiting(self) -> None:
-        """Forget all plans but the one that runs."""
         self.executor.drop_waiting(int(self.is_running))
 
 

@@ -112,7 +112,6 @@ class Caller:
         self._handles = itertools.count(1)
 
     def attach(self) -> None:
-        """Send the request, with what the client holds."""
         client = self._world.client
         if client.end is not None or client.call is not None or client.wants_none:
             return
@@ -149,7 +148,6 @@ class Caller:
         self._world.send(f"call {call.handle}, down", arrives)
 
     def take(self, offset: int, tokens: list[int], attempt: int) -> None:
-        """Tokens arrive."""
         client = self._world.client
         self._world.tell(f"the client gets {tokens} of attempt {attempt}")
         self._world.require(offset == len(client.held), "the client is told what follows what it holds")
@@ -201,12 +199,7 @@ class Caller:
     def cut(self, call: Call) -> None:
         """The call breaks: the client tries again."""
         self._hang_up(call)
-        self._hear_end_at_once(call)
-
-    def _hear_end_at_once(self, call: Call) -> None:
-        if self._world.client.call is call:
-            self._world.client.call = None
-            self._world.later(AGAIN_S, self.attach)
+        self.hear_end(call, None)
 
     def _hang_up(self, call: Call) -> None:
         call.is_open = False
@@ -256,7 +249,6 @@ class Answering:
             self.deliver(scheduler, resumed.outputs)
 
     def deliver(self, scheduler: Scheduler, outputs: TokenOutputs) -> None:
-        """Send each call its tokens."""
         start = 0
         for index, handle in enumerate(outputs.handles):
             end = start + int(outputs.num_tokens[index])
@@ -331,7 +323,7 @@ class Driving:
         description, snapshot = host.executor.attach(address)
         self._world.tell(f"{scheduler.name} attaches to {address}: {_rows(snapshot)}")
         before = scheduler.live
-        known = None if before is None else (before.attempt, _output(scheduler, before))
+        known = None if before is None else (before.attempt, scheduler.core.state.output_of(before).tolist())
         self.feed(scheduler, ExecutorAttached(description, snapshot))
         if before is not None and known is not None:
             self._check_choice(scheduler, address, snapshot, before, *known)
@@ -356,7 +348,6 @@ class Driving:
             self._world.require(is_here or seen.attempt <= attempt or not fits, "of two rows the higher attempt lives")
 
     def feed(self, scheduler: Scheduler, event: Event[ReplyT]) -> ReplyT:
-        """Apply an event, and do what comes of it."""
         effects = scheduler.core.apply(event, self._world.now_s)
         for outputs in effects.tokens:
             self._world.answering.deliver(scheduler, outputs)
@@ -371,7 +362,6 @@ class Driving:
         return effects.reply
 
     def plan(self, scheduler: Scheduler, address: str) -> None:
-        """Send all plans that there are."""
         link, host = scheduler.links.get(address), self._world.hosts[address]
         if link is None or not link.is_open:
             return
@@ -414,7 +404,6 @@ class Executing:
         self._world = world
 
     def restart(self, host: Host) -> None:
-        """Start a process, which knows nothing."""
         number = len(self._world.rules) + 1
         rule = HashRule(VOCAB_SIZE, salt=0 if self._world.given.is_reproducible else number)
         self._world.rules.append(rule)
@@ -424,7 +413,6 @@ class Executing:
         host.is_running = False
 
     def receive(self, host: Host, link: Link, plan: BatchPlan) -> None:
-        """A plan arrives."""
         if link is host.link and link.is_open:
             host.executor.receive(plan)
             self._run(host)
@@ -456,10 +444,6 @@ def _rows(snapshot: Snapshot) -> str:
         for row in snapshot.rows
     ]
     return ", ".join(seen) or "nothing"
-
-
-def _output(scheduler: Scheduler, live: LiveRequest) -> list[int]:
-    return [int(token) for token in scheduler.core.state.output_of(live)]
 
 
 def _verbs(plan: BatchPlan) -> str:

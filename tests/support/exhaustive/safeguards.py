@@ -29,14 +29,6 @@ _left_behind, _take_foreign, _catch_up = LiveRequest.left_behind, reconcile._tak
 _matching_step = results.matching_step
 
 
-def _nothing(*_: object) -> None:
-    """Do nothing."""
-
-
-def _no(*_: object) -> bool:
-    return False
-
-
 # Who drives
 
 
@@ -105,16 +97,16 @@ SAFEGUARDS: dict[str, Ablation] = {
     "offset": ABLATIONS["offset"],
     "rolling-hash": ABLATIONS["rolling-hash"],
     "attachment": _replaced(
-        "a lower attachment than the current one is refused", (resuming, "_check_attachment", _nothing)
+        "a lower attachment than the current one is refused", (resuming, "_check_attachment", lambda *_: None)
     ),
     "stale-end": _replaced(
         "the end of a stream that the request has left has no effect", (RequestTable, "by_handle", _by_any_handle)
     ),
     "sync-gate": _replaced(
-        "clients are answered when it is known what all executors run", (ExecutorGroup, "expect", _nothing)
+        "clients are answered when it is known what all executors run", (ExecutorGroup, "expect", lambda *_: None)
     ),
-    "adoption": _replaced("a scheduler carries on what it finds", (recovery, "is_adoptable", _no)),
-    "records": _replaced("executors keep what is released until nobody needs it", (Records, "add", _nothing)),
+    "adoption": _replaced("a scheduler carries on what it finds", (recovery, "is_adoptable", lambda *_: False)),
+    "records": _replaced("executors keep what is released until nobody needs it", (Records, "add", lambda *_: None)),
     "attempt": ABLATIONS["attempt"],
     "fitting": _replaced(
         "a request goes on only in a row that holds what the client was told",

@@ -39,7 +39,6 @@ class _Server:
     def unary_unary(
         self, path: str, request_serializer: object, response_deserializer: Callable[[bytes], Message], **_: object
     ) -> Callable[..., Awaitable[Message]]:
-        """Return what makes a call."""
         del path, request_serializer
 
         async def call(request: Message, timeout: float, metadata: object) -> Message:  # noqa: ASYNC109  as gRPC has it
@@ -64,10 +63,6 @@ class _Server:
         """Nobody calls it here."""
 
 
-async def _first_step(on: wire.CallChannel) -> object:
-    return await anext(top.steps(on), None)
-
-
 _REQUEST = make_request(
     Text("Hi"), sampling=None, stopping=None, output=None, scheduling=None, model=None, tenant="", timeout=Timeout()
 )
@@ -80,7 +75,7 @@ _CALLS: tuple[Callable[[wire.CallChannel], Awaitable[object]], ...] = (
     lambda on: wire.detokenize(on, [1], model="", skip_special_tokens=None, timeout_seconds=_ANSWERED_S),
     lambda on: top.overview(on, _ANSWERED_S),
     lambda on: top.get_limits(on, _ANSWERED_S),
-    _first_step,
+    lambda on: anext(top.steps(on), None),
 )
 
 

@@ -61,23 +61,18 @@ class _Context:
         self.refused_with: grpc.StatusCode | None = None
 
     def time_remaining(self) -> float | None:
-        """No deadline."""
         return None
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """None."""
         return ()
 
     def done(self) -> bool:
-        """It is under way."""
         return False
 
     def cancelled(self) -> bool:
-        """It is under way."""
         return False
 
     async def write(self, message: Message) -> None:
-        """Be sent an answer."""
         message.SerializeToString()
 
     async def abort(
@@ -102,7 +97,6 @@ class _Services:
         self._texts: Texts | None = None
 
     def call(self, data: bytes) -> None:
-        """Answer one call."""
         self.loop.run_until_complete(self._call(data))
 
     async def _call(self, data: bytes) -> None:
@@ -177,7 +171,6 @@ def _services() -> _Services:
 
 
 def take_call(data: bytes) -> None:
-    """Be a scheduler that is called."""
     if data:
         _services().call(data)
 

@@ -51,7 +51,6 @@ class _CacheOf(AsyncDiskCache):
         self._content = content
 
     async def load(self, name: str) -> bytes | None:
-        """Find it."""
         del name
         return self._content
 
@@ -60,7 +59,6 @@ class _Executor:
     """Has the tokenizer, should the one on disk be no use."""
 
     async def get_tokenizer(self, timeout_s: float) -> bytes:
-        """Send it."""
         del timeout_s
         return content_of(tokenizer())
 
@@ -78,22 +76,14 @@ async def _prepare(source: TokenizerSource, vocab_size: int) -> None:
     read_text_model(source, vocab_size)
 
 
-def _sound_tokenizers() -> Iterator[bytes]:
-    yield content_of(tokenizer())
-
-
 def read_policies(data: bytes) -> None:
     """Be `paceline replay --policy` with this."""
     with suppress(RecordingError):
         read_policy("{" + data.decode("utf-8", "replace").replace("\0", ""), CoreLimits())
 
 
-def _sound_policies() -> Iterator[bytes]:
-    yield b'"itl_budget_s": 0.1, "max_num_queued_reqs": 7}'
-
-
 TARGETS = (
     Target("recordings", read_file, _sound_recordings),
-    Target("tokenizer-cache", find_tokenizer, _sound_tokenizers),
-    Target("replay-policy", read_policies, _sound_policies),
+    Target("tokenizer-cache", find_tokenizer, lambda: (content_of(tokenizer()),)),
+    Target("replay-policy", read_policies, lambda: (b'"itl_budget_s": 0.1, "max_num_queued_reqs": 7}',)),
 )

@@ -22,6 +22,7 @@ from paceline_scheduler.tokens import parse_tokens
 _NOON = datetime(2026, 11, 21, 12, 0)  # noqa: DTZ001 - templates are told the local time
 _MESSAGES = [{"role": "user", "content": "Hi <b>"}, {"role": "assistant", "content": ""}]
 _RENDER_S = 1.0
+_VOCAB_SIZE = 400
 
 
 class _OutOfTimeError(BaseException):
@@ -87,13 +88,11 @@ def _reads_trace(name: str) -> Callable[[bytes], None]:
     return read
 
 
-def _sound_csv() -> Iterator[bytes]:
-    yield b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16T18:17:04Z,3,0\n"
-
-
-def _sound_jsonl() -> Iterator[bytes]:
-    yield b'{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}\n'
-    yield b'{"timestamp": 0.5, "input_length": 1, "output_length": 0}\n\n'
+_CSV = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16T18:17:04Z,3,0\n"
+_JSONL = (
+    b'{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}\n',
+    b'{"timestamp": 0.5, "input_length": 1, "output_length": 0}\n\n',
+)
 
 
 def read_tokens(data: bytes) -> None:
@@ -115,32 +114,30 @@ def read_option(data: bytes) -> None:
     parse_line(data, Level.INFO)
 
 
-def _sound_options() -> Iterator[bytes]:
-    yield b'"max_num_draft_tokens": 4}'
-    yield b'{"event": "loading", "fraction": 0.5, "phase": "weights", "level": "info"}'
-    yield b'{"event": "draining", "num_requests": 3}'
+_OPTIONS = (
+    b'"max_num_draft_tokens": 4}',
+    b'{"event": "loading", "fraction": 0.5, "phase": "weights", "level": "info"}',
+    b'{"event": "draining", "num_requests": 3}',
+)
 
 
-def _reads_spelling(vocab_size: int) -> Callable[[bytes], None]:
-    def read(data: bytes) -> None:
-        """Be a scheduler that finds this in its cache: it falls back to the tokenizer itself."""
-        with suppress(UnsupportedError):
-            model = read_text_model(tokenizer(), vocab_size, data)
-            model.spelling.decode([1, 2], skip_special_tokens=True)
-
-    return read
+def read_spelling(data: bytes) -> None:
+    """Be a scheduler that finds this in its cache: it falls back to the tokenizer itself."""
+    with suppress(UnsupportedError):
+        model = read_text_model(tokenizer(), _VOCAB_SIZE, data)
+        model.spelling.decode([1, 2], skip_special_tokens=True)
 
 
 def _sound_spelling() -> Iterator[bytes]:
-    texts = read_text_model(tokenizer(), 400).texts
+    texts = read_text_model(tokenizer(), _VOCAB_SIZE).texts
     yield pack(TokenTexts(texts.spelling, (("bos_token", "<s>"),)))
 
 
 TARGETS = (
     Target("chat-template", render, _sound_templates),
-    Target("trace-csv", _reads_trace("trace.csv"), _sound_csv),
-    Target("trace-jsonl", _reads_trace("trace.jsonl"), _sound_jsonl),
+    Target("trace-csv", _reads_trace("trace.csv"), lambda: (_CSV,)),
+    Target("trace-jsonl", _reads_trace("trace.jsonl"), lambda: _JSONL),
     Target("tokens-file", read_tokens, _sound_tokens),
-    Target("json-lines", read_option, _sound_options),
-    Target("spelling-cache", _reads_spelling(400), _sound_spelling),
+    Target("json-lines", read_option, lambda: _OPTIONS),
+    Target("spelling-cache", read_spelling, _sound_spelling),
 )

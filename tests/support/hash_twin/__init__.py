@@ -143,7 +143,6 @@ class TwinHashRunner(DeviceRunner):
         self._batches = deque()
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """It has been."""
         return self._inner.warm_up()
 
     def launch(self, batch: StepBatch) -> StepHandle:
@@ -178,7 +177,6 @@ class TwinHashRunner(DeviceRunner):
         return replace(output, forward_ns=step_ns, sample_ns=0)
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
-        """It may fail."""
         self.device.fail_next = self._failure("copy")
         super().copy_blocks(sources, destinations)
 
@@ -196,7 +194,6 @@ class HostDrafter:
         self._inner = inner
 
     def draft(self, rows: RowWords, plan: PlanColumns) -> None:
-        """See DeviceDrafter."""
         for row, planned in zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True):
             if row >= 0 and not rows.state.finish[row]:
                 num_wanted = planned - int(rows.draws.num_known[row] - rows.state.num_computed[row])

@@ -18,10 +18,8 @@ class Case:
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """As cases are named."""
     return str(dtype).removeprefix("torch.")
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """A tensor without numbers."""
     return torch.empty(shape, dtype=dtype, device="meta")

@@ -33,7 +33,6 @@ def generate(protos: Path, destination: Path) -> None:
 
 
 def generated_files(folder: Path) -> dict[str, bytes]:
-    """The generated files in a folder, by name."""
     suffixes = (*GENERATED_SUFFIXES, DESCRIPTORS.suffix)
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name.endswith(suffixes)}
 

@@ -60,18 +60,15 @@ class Violation:
 
 
 def product_sources() -> Iterator[Source]:
-    """Every module of the packages."""
     for package in PACKAGES:
         yield from _sources_under(package)
 
 
 def sources_of_tests() -> Iterator[Source]:
-    """The tests, and what they are made of."""
     yield from _sources_under(ROOT / "tests")
 
 
 def documents() -> list[Path]:
-    """Every Markdown file."""
     return sorted(path for depth in range(4) for path in ROOT.glob("[!.]*/" * depth + "*.md"))
 
 

@@ -61,7 +61,6 @@ class Ablation:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Go without the safeguard for a while."""
         with ExitStack() as stack:
             for where, name, instead in self.replaced:
                 stack.enter_context(mock.patch.object(where, name, instead))
@@ -76,18 +75,6 @@ def _clear_but_count_as_told(columns: RowColumns, row: int) -> None:
     was_told = bool(columns.is_told[row])
     _clear_row(columns, row)
     columns.is_told[row] = was_told
-
-
-def _nothing(*_: object) -> None:
-    """Do nothing."""
-
-
-def _yes(*_: object) -> bool:
-    return True
-
-
-def _no(*_: object) -> bool:
-    return False
 
 
 async def _at_once(*_: object) -> None:
@@ -218,9 +205,9 @@ ABLATIONS: dict[str, Ablation] = {
         FaultKind.REPLAY,
     ),
     "step": Ablation("plans run in order and once", 69, ((StreamOfPlans, "take", _take_any_step),), FaultKind.MANGLE),
-    "term": Ablation("no claim is accepted after a higher one", 0, ((Fence, "_is_superseded", _no),)),
-    "lease": Ablation("who is heard of keeps the executor", 0, ((Fence, "_is_free", _yes),)),
-    "line": Ablation("who comes second waits", 0, ((Fence, "_goes_first", _yes),)),
+    "term": Ablation("no claim is accepted after a higher one", 0, ((Fence, "_is_superseded", lambda *_: False),)),
+    "lease": Ablation("who is heard of keeps the executor", 0, ((Fence, "_is_free", lambda *_: True),)),
+    "line": Ablation("who comes second waits", 0, ((Fence, "_goes_first", lambda *_: True),)),
     "queued-plans": Ablation(
         "plans that were not launched are dropped at an acceptance",
         101,
@@ -234,7 +221,7 @@ ABLATIONS: dict[str, Ablation] = {
     "frozen-executor": Ablation(
         "an executor that stood still takes nobody for silent",
         66,
-        ((Fence, "renew", _nothing),),
+        ((Fence, "renew", lambda *_: None),),
         FaultKind.FREEZE_EXECUTOR,
     ),
     "grant-hash": Ablation(
@@ -249,7 +236,7 @@ ABLATIONS: dict[str, Ablation] = {
     "acceptance": Ablation(
         "a draft is accepted while it is what is drawn", 2, ((simulated, "counting_draws", _accept_all),)
     ),
-    "drafts": Ablation("drafts take no prompt's turn", 13, ((planner, "_all_decode", _yes),)),
+    "drafts": Ablation("drafts take no prompt's turn", 13, ((planner, "_all_decode", lambda *_: True),)),
     "late-tags": Ablation(
         "blocks are tagged when they are known to be full",
         0,
@@ -279,7 +266,7 @@ ABLATIONS: dict[str, Ablation] = {
     "attachment": Ablation(
         "the highest attachment has the request",
         131,
-        ((Edge, "_before", _any_stream_before), (resuming, "_check_attachment", _nothing)),
+        ((Edge, "_before", _any_stream_before), (resuming, "_check_attachment", lambda *_: None)),
         FaultKind.LATE_REQUEST,
     ),
     "sync-gate": Ablation(
@@ -287,20 +274,20 @@ ABLATIONS: dict[str, Ablation] = {
         18,
         (
             (Executors, "until_synced", _at_once),
-            (ExecutorGroup, "expect", _nothing),
+            (ExecutorGroup, "expect", lambda *_: None),
         ),
         FaultKind.RETURN,
     ),
     "tenant": Ablation("no tenant hits another one's blocks", 4, ((PrefixChain, "__init__", _chain_of_all_tenants),)),
-    "share": Ablation("no tenant holds more than its share", 23, ((Capacity, "_tenant_blocker", _nothing),)),
+    "share": Ablation("no tenant holds more than its share", 23, ((Capacity, "_tenant_blocker", lambda *_: None),)),
     "suspects": Ablation(
         "what may have made a step fail runs alone",
         91,
-        ((Suspicion, "is_suspect", _no),),
+        ((Suspicion, "is_suspect", lambda *_: False),),
         FaultKind.FAIL_STEPS,
     ),
     "silence": Ablation(
-        "a silent executor is given up", 83, ((PlanStream, "_check_alive", _nothing),), FaultKind.HALF_OPEN
+        "a silent executor is given up", 83, ((PlanStream, "_check_alive", lambda *_: None),), FaultKind.HALF_OPEN
     ),
     "yielding": Ablation("who finds a higher claim yields everywhere", 6, ((Leadership, "_yield_to", _yield_alone),)),
 }

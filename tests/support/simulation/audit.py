@@ -56,7 +56,6 @@ class PlanAudit:
         self._waiting.append(plan)
 
     def launches(self, plan: BatchPlan, table: RowTable) -> None:
-        """Check a plan that is about to take effect."""
         while self._waiting and self._waiting.popleft() is not plan:
             pass
         for place in plan.new_requests:
@@ -191,7 +190,6 @@ class AuditedTable(RowTable):
         self._failing = failing
 
     def begin_epoch(self) -> None:
-        """See RowTable."""
         self._audit.begin_epoch()
         super().begin_epoch()
 
@@ -221,14 +219,12 @@ class AuditedTable(RowTable):
         return (names.encode(), *(column.tobytes() for column in columns))
 
     def land(self, launched: Launched, output: StepOutput) -> StepResult:
-        """See RowTable."""
         num_before = self._columns.num_computed[launched.prepared.rows]
         result = super().land(launched, output)
         self._audit.landed(launched, num_before, self)
         return result
 
     def take_back(self) -> None:
-        """See RowTable."""
         plans = [launched.plan for launched in self._in_flight]
         super().take_back()
         self._audit.taken_back(plans)

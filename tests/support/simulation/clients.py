@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from random import Random
-from typing import Protocol, cast
+from typing import cast
 
 from paceline_client import wire
 from paceline_client.addresses import Addresses
@@ -14,8 +13,8 @@ from paceline_client.errors import PacelineError
 from paceline_client.request_run import RequestRun
 from paceline_client.requests import Output, Request, Sampling, Scheduling, Stopping, TokenIds
 from paceline_client.results import Delta, Result
-from simulation.loop import Node, SimulationLoop, keep_failure
-from simulation.network import Call, CallEndedError, Network
+from simulation.loop import Node, keep_failure
+from simulation.network import Call, CallEndedError, Host, Network, Site
 from simulation.scenario import PlannedRequest
 from simulation.schedulers import CONNECT, SESSION, SchedulerHost
 from simulation.transport import SimulatedCall
@@ -26,16 +25,10 @@ _SERVICE = "service"
 _PATIENT = 1000  # attempts at a request that is refused: while things go wrong many are
 
 
-class ClientEvents(Protocol):
-    """What is told of a client's requests."""
-
-    def received(self, planned: PlannedRequest, delta: Delta) -> None:
-        """More of the output has come out of the library."""
-        ...
-
-    def ended(self, planned: PlannedRequest, end: Result | PacelineError | None) -> None:
-        """It is over; None: its reader left."""
-        ...
+Received = Callable[[PlannedRequest, Delta], None]
+"""Hears of more of an output that has come out of the library."""
+Ended = Callable[[PlannedRequest, Result | PacelineError | None], None]
+"""Hears that a request is over; None: its reader left."""
 
 
 class SimulatedChannel:
@@ -46,16 +39,10 @@ class SimulatedChannel:
         self._node = node
         self._scheduler = scheduler
         self._calls: list[Call] = []
-        self._is_ready = False
-        self._why_not_ready = ""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has connected."""
-        return self._is_ready
+        self.is_ready = False
+        self.why_not_ready = ""  # where something came back
 
     async def becomes_ready(self, seconds: float) -> bool:
-        """Whether it connects."""
         call = self._network.call(self._node, self._scheduler, CONNECT)
         try:
             async with asyncio.timeout(seconds):
@@ -63,17 +50,12 @@ class SimulatedChannel:
         except TimeoutError:
             return False
         except CallEndedError:
-            self._why_not_ready = f"{self._scheduler} does not answer"
+            self.why_not_ready = f"{self._scheduler} does not answer"
             return False
         finally:
             call.cancel()
-        self._is_ready = True
+        self.is_ready = True
         return True
-
-    @property
-    def why_not_ready(self) -> str:
-        """The reason why it does not connect; empty where nothing came back."""
-        return self._why_not_ready
 
     async def what_serves(self) -> str:
         """Here everybody serves the API."""
@@ -83,44 +65,26 @@ class SimulatedChannel:
         return lambda: False
 
     def open_session(self) -> wire.SessionCall:
-        """Start the Session call."""
         call = self._network.call(self._node, self._scheduler, SESSION)
         self._calls.append(call)
         return cast("wire.SessionCall", SimulatedCall(call))
 
     async def close(self) -> None:
-        """End it and the calls on it."""
         for call in self._calls:
             call.cancel()
 
 
-class ClientHost:
+class ClientHost(Host):
     """A process with one client, which runs what is planned for it. `schedulers` are those it may be led to."""
 
-    def __init__(
-        self,
-        name: str,
-        loop: SimulationLoop,
-        network: Network,
-        random: Random,
-        schedulers: Sequence[SchedulerHost],
-        events: ClientEvents,
-    ) -> None:
-        self.name = name
-        self.node = loop.add_node(name)
-        self._loop = loop
-        self._network = network
-        self._random = random
+    def __init__(self, site: Site, schedulers: Sequence[SchedulerHost], received: Received, ended: Ended) -> None:
+        super().__init__(site)
+        self._next_node()
         self._schedulers = schedulers
-        self._events = events
-        self._retry = Retry(max_attempts=_PATIENT, draw=random.random)
-        self._knows_all = random.random() < _KNOW_ALL
-        self._connection = loop.run_as(self.node, self._connect)
-
-    def kill(self) -> None:
-        """End the process at once; nobody starts it again."""
-        self._loop.kill(self.node)
-        self._network.gone(self.node)
+        self._received, self._ended = received, ended
+        self._retry = Retry(max_attempts=_PATIENT, draw=self._random.random)
+        self._knows_all = self._random.random() < _KNOW_ALL
+        self._connection = self._loop.run_as(self.node, self._connect)
 
     def start(self, planned: PlannedRequest) -> None:
         """Send a request when its time has come, and read what comes of it."""
@@ -145,18 +109,17 @@ class ClientHost:
         try:
             async with aclosing(run.deltas()) as deltas:
                 async for delta in deltas:
-                    self._events.received(planned, delta)
+                    self._received(planned, delta)
                     num_deltas += 1
                     if planned.leaves_after is not None and num_deltas > planned.leaves_after:
                         break
         except PacelineError as error:
-            self._events.ended(planned, error)
+            self._ended(planned, error)
             return
-        self._events.ended(planned, run.end if isinstance(run.end, Result) else None)
+        self._ended(planned, run.end if isinstance(run.end, Result) else None)
 
 
 def as_request(planned: PlannedRequest) -> Request:
-    """Return the request as the library takes it."""
     rules = planned.rules
     return Request(
         prompt=TokenIds(planned.prompt),

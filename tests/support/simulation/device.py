@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from paceline_executor.link.engine import Ticket
 from paceline_executor.link.step_loop import Command
 from paceline_executor.link.step_thread import Wait, Work
-from paceline_executor.profiling.profiler import Profiler
-from paceline_executor.runner.interface import CacheGeometry, Int32Array, Runner, StepBatch, StepHandle, StepOutput
+from paceline_executor.runner.interface import Int32Array, Runner, StepBatch, StepHandle, StepOutput
 from paceline_executor.runner.simulated import EMPTY_SLOT
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.testing.hash_runner import HashRule, HashRunner
@@ -86,6 +85,7 @@ class TimedRunner:
     def __init__(
         self, inner: Runner, step_ns: Callable[[int], int], clock_ns: Callable[[], int], *, fails_late: bool = False
     ) -> None:
+        self.max_in_flight, self.kv_geometry, self.profiler = inner.max_in_flight, inner.kv_geometry, inner.profiler
         self.fails_next = False
         self._fails_late = fails_late
         self._inner = inner
@@ -94,27 +94,10 @@ class TimedRunner:
         self._end_ns = 0  # of all that was launched
         self._late_ns = 0
 
-    @property
-    def max_in_flight(self) -> int:
-        """That of the runner inside."""
-        return self._inner.max_in_flight
-
-    @property
-    def kv_geometry(self) -> CacheGeometry:
-        """That of the runner inside."""
-        return self._inner.kv_geometry
-
-    @property
-    def profiler(self) -> Profiler:
-        """That of the runner inside."""
-        return self._inner.profiler
-
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """How long steps take."""
         return tuple((num_tokens, self._step_ns(num_tokens)) for num_tokens in (1, 64))
 
     def stall(self, seconds: float) -> None:
-        """Let the next step take longer."""
         self._late_ns += round(seconds * NANOSECONDS)
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
@@ -163,17 +146,14 @@ class InlineThread:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, work: Work[Command]) -> None:
-        """Begin."""
         self._task = asyncio.get_running_loop().create_task(self._run(work), name="steps")
 
     def put(self, command: Command) -> None:
-        """Queue a command."""
         self._commands.append(command)
         if self._waiter is not None:
             _wake(self._waiter)
 
     def cancel(self) -> None:
-        """End at once, whatever runs."""
         if self._task is not None:
             self._task.cancel()
 

@@ -19,7 +19,6 @@ class HashDrafter:
         self._num_right = num_right
 
     def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
-        """See Drafter."""
         seeds, offsets = wanted.sampling.seeds.tolist(), wanted.sampling.offsets.tolist()
         drafts: list[Int32Array] = []
         for row, seed, offset in zip(wanted.rows, seeds, offsets, strict=True):

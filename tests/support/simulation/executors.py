@@ -53,9 +53,9 @@ from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import NANOSECONDS, InlineThread, SlotRunner, TimedRunner
 from simulation.drafting import HashDrafter
 from simulation.invariants import ExecutorChecks
-from simulation.loop import Node, SimulationLoop, keep_failure
+from simulation.loop import keep_failure
 from simulation.model import MAX_PLANS_IN_FLIGHT, ModelConfig
-from simulation.network import Call, CallEndedError, Network
+from simulation.network import Call, CallEndedError, Host, Site
 
 ATTACH = "Attach"
 GET_INFO = "GetInfo"
@@ -121,7 +121,6 @@ class _Process:
 
     @property
     def incarnation(self) -> int:
-        """Which process it is."""
         return self.plan_streams.identity.incarnation
 
     async def run(self, loading_s: float) -> None:
@@ -144,7 +143,6 @@ class _Process:
             await asyncio.sleep(_LOOK_S)
 
     async def attach(self, call: Call) -> None:
-        """Serve a plan stream."""
         transport = _WatchedTransport(call, self)
         is_displaced = False
         try:
@@ -160,16 +158,13 @@ class _Process:
                 self._checks.left(self._name, self.incarnation, transport.hello.claim)
 
     def welcomes(self, hello: Hello, welcome: Welcome) -> None:
-        """A scheduler is told that it drives."""
         claim, epoch = hello.claim, welcome.epoch
         self._checks.accepted(self._name, self.incarnation, claim, epoch, is_takeover=hello.takeover)
 
     def breaks(self, error: ServiceError, *, is_excused: bool) -> None:
-        """A scheduler has broken a rule of plan streams."""
         self._checks.violated(self._name, str(error), is_excused=is_excused)
 
     def hears(self, hello: Hello, message: ToExecutor, call: Call) -> None:
-        """A scheduler has said something behind its hello."""
         self._checks.heard(self._name, self.incarnation, hello.claim)
         if isinstance(message, BatchPlan):
             self._sent[id(message)] = _Sent(message, hello.claim, call.num_excused_plans > 0)
@@ -199,14 +194,12 @@ class _CallContext:
         self._call = call
 
     async def read(self) -> object:
-        """Return the next message, or grpc.aio.EOF."""
         try:
             return await self._call.question()
         except CallEndedError:
             return grpc.aio.EOF
 
     async def write(self, data: bytes) -> None:
-        """Send a message."""
         self._call.tell(data)
 
     def auth_context(self) -> dict[str, list[bytes]]:
@@ -225,7 +218,6 @@ class _WatchedTransport(GrpcTransport):
         self._process = process
 
     async def receive(self) -> ToExecutor | None:
-        """Return the next message."""
         try:
             message = await super().receive()
         except (PlanError, AttachError) as error:
@@ -239,13 +231,12 @@ class _WatchedTransport(GrpcTransport):
         return message
 
     async def send(self, message: FromExecutor, *more: StepResult) -> None:
-        """Send a message."""
         if isinstance(message, Welcome) and self.hello is not None:
             self._process.welcomes(self.hello, message)
         await super().send(message, *more)
 
 
-class ExecutorHost:
+class ExecutorHost(Host):
     """A host on which one executor process after another runs. `rules` are what they drew by, all of them so far.
 
     Steps with requests that are, or come to be, among `failing` fail. `on_ended` hears of a process that ends itself.
@@ -253,31 +244,20 @@ class ExecutorHost:
 
     def __init__(
         self,
-        name: str,
-        loop: SimulationLoop,
-        network: Network,
-        random: Random,
+        site: Site,
         checks: ExecutorChecks,
         failing: set[RecordId],
         on_ended: Callable[["ExecutorHost"], None],
     ) -> None:
-        self.name = name
-        self.node: Node | None = None
-        self.is_draining = False
+        super().__init__(site)
         self.rules: list[HashRule] = []
         self._process: _Process | None = None
-        self._loop = loop
-        self._network = network
-        self._random = random
         self._checks = checks
         self._failing = failing
         self._on_ended = on_ended
 
     def start(self, config: ModelConfig, protocols: ProtocolRange) -> None:
-        """Start a process."""
-        assert self.node is None or self.node.is_dead, "one process at a time"
-        node = self.node = self._loop.add_node(self.name)
-        self.is_draining = False
+        node = self._next_node()
         self.rules.append(config.rule)
 
         def make() -> _Process:
@@ -294,32 +274,21 @@ class ExecutorHost:
         return max((row.max_tokens - row.output_token_ids.size for row in self._rows()), default=0)
 
     def runs(self, request_id: str) -> bool:
-        """Tell whether a request is on a row."""
         return any(row.record_id.request_id == request_id for row in self._rows())
 
     def running_keys(self) -> tuple[RecordId, ...]:
-        """Return what is on its rows, by row."""
         return tuple(row.record_id for row in self._rows())
 
     def stall(self, seconds: float) -> None:
-        """Let the next step take so much longer."""
         if self._process is not None:
             self._process.device.stall(seconds)
 
     def drain(self) -> None:
-        """Announce that the process goes away."""
-        assert self.node is not None, "there is one"
         assert self._process is not None, "there is one"
         self.is_draining = True
         process = self._process
         self._loop.run_as(self.node, lambda: process.plan_streams.drain(Drain("it is being upgraded")))
         self._loop.spawn(self.node, process.watch())
-
-    def kill(self) -> None:
-        """End the process at once."""
-        assert self.node is not None, "there is one"
-        self._loop.kill(self.node)
-        self._network.gone(self.node)
 
     def _rows(self) -> list[RowState]:
         states = () if self._process is None else self._process.table.states()
@@ -366,5 +335,4 @@ def _clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], int]:
 
 
 def address_of(name: str) -> str:
-    """Return the address that schedulers dial."""
     return f"{name}:1"

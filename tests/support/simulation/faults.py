@@ -60,23 +60,21 @@ class Faults:
         }
 
     async def happen(self, fault: Fault) -> None:
-        """Wait for a fault's time and let it happen."""
         await asyncio.sleep(fault.at_s)
         random = Random(f"fault {fault.seed}")  # noqa: S311 - nothing secret
         await self._kinds[fault.kind](Hit(fault.lasts_s, random))
 
     def calm(self) -> None:
-        """Put right what is still wrong."""
         self._paths.calm()
         for executor in self._stage.executors:
             if executor.is_draining:
                 self._kill(executor)
-            if executor.node is not None and executor.node.is_dead:
+            if executor.node.is_dead:
                 self._stage.start_executor(executor)
         for scheduler in self._stage.schedulers:
             if scheduler.is_draining:
                 self._kill(scheduler)
-            if scheduler.node is not None and scheduler.node.is_dead:
+            if scheduler.node.is_dead:
                 self._stage.start_scheduler(scheduler, Approach.WAIT)
         for node in self._nodes():
             self._loop.thaw(node)
@@ -100,7 +98,7 @@ class Faults:
 
     async def _drain_scheduler(self, hit: Hit) -> None:
         host = hit.random.choice(self._stage.schedulers)
-        if host.node is None or host.node.state is not NodeState.RUNNING or host.is_draining:
+        if host.node.state is not NodeState.RUNNING or host.is_draining:
             return
         self._stage.tell(f"{host.name} drains")
         await self._loop.spawn(host.node, host.drain(hit.lasts_s))
@@ -110,7 +108,7 @@ class Faults:
     async def _drain_executor(self, hit: Hit) -> None:
         host = hit.random.choice(self._stage.executors)
         node = host.node
-        if node is None or node.state is not NodeState.RUNNING or host.is_draining:
+        if node.state is not NodeState.RUNNING or host.is_draining:
             return
         self._stage.tell(f"{host.name} drains")
         host.drain()
@@ -128,7 +126,7 @@ class Faults:
         host = hit.random.choice(self._stage.executors)
         self._kill(host)
         await asyncio.sleep(hit.lasts_s)
-        if host.node is not None and host.node.is_dead:
+        if host.node.is_dead:
             self._stage.start_executor(host)
 
     async def _freeze_scheduler(self, hit: Hit) -> None:
@@ -139,8 +137,8 @@ class Faults:
         node = hit.random.choice(self._stage.executors).node
         await self._freeze(node, hit.random.choice((hit.lasts_s, hit.random.uniform(*_LEASE_RUNS_OUT_S))))
 
-    async def _freeze(self, node: Node | None, seconds: float) -> None:
-        if node is None or node.state is not NodeState.RUNNING:
+    async def _freeze(self, node: Node, seconds: float) -> None:
+        if node.state is not NodeState.RUNNING:
             return
         self._stage.tell(f"{node.name} is frozen")
         self._loop.freeze(node)
@@ -177,28 +175,28 @@ class Faults:
         self._stage.client_died()
 
     def _nodes(self) -> list[Node]:
-        executors = [host.node for host in self._stage.executors]
-        schedulers = [host.node for host in self._stage.schedulers]
-        return [node for node in (*executors, *schedulers) if node is not None]
+        return [host.node for host in (*self._stage.executors, *self._stage.schedulers)]
 
     def _kill(self, host: ExecutorHost | SchedulerHost) -> None:
-        if host.node is not None and not host.node.is_dead:
+        if not host.node.is_dead:
             self._stage.tell(f"{host.name} is killed")
             host.kill()
 
     def _restart_scheduler(self, host: SchedulerHost, approach: Approach) -> None:
-        if host.node is not None and host.node.is_dead:
+        if host.node.is_dead:
             self._stage.start_scheduler(host, approach)
 
     # Clients without the library
 
     async def _bad_resume(self, _: Hit) -> None:
-        await self._stage.rogue.lie()
-        await self._stage.rogue.knock([host.name for host in self._stage.executors])
+        rogue = self._stage.rogue
+        await rogue.do(rogue.lie())
+        await rogue.do(rogue.knock([host.name for host in self._stage.executors]))
 
     async def _return(self, hit: Hit) -> None:
         """Kill who drives; the executor that knows the request answers the successor last."""
-        request, received = await self._stage.rogue.begin()
+        rogue = self._stage.rogue
+        request, received = await rogue.do(rogue.begin())
         knowing = [host for host in self._stage.executors if host.runs(request.request_id)]
         slow = hit.random.choice(knowing or self._stage.executors).name
         for host in self._stage.schedulers:
@@ -209,4 +207,4 @@ class Faults:
         for host in self._stage.schedulers:
             self._restart_scheduler(host, Approach.WAIT)
         if received and not self._may_forget:
-            await self._stage.rogue.come_back(request, received)
+            await rogue.do(rogue.come_back(request, received))

@@ -124,7 +124,6 @@ class ExecutorChecks:
         self._heard_s: dict[tuple[str, int, Claim], float] = {}  # of open streams, but for hello
 
     def heard(self, name: str, incarnation: int, claim: Claim) -> None:
-        """A plan stream of a scheduler has brought something."""
         self._heard_s[name, incarnation, claim] = self._now_s()
 
     def left(self, name: str, incarnation: int, claim: Claim) -> None:

@@ -49,7 +49,6 @@ class Node:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it was killed."""
         return self.state is NodeState.DEAD
 
 
@@ -68,11 +67,9 @@ class Event(asyncio.TimerHandle):
         self.is_cancelled = False
 
     def cancel(self) -> None:
-        """Never run it."""
         self.is_cancelled = True
 
     def cancelled(self) -> bool:
-        """Tell whether it was cancelled."""
         return self.is_cancelled
 
     def when(self) -> float:
@@ -102,12 +99,10 @@ class SimulationLoop(asyncio.BaseEventLoop):
     # Nodes
 
     def add_node(self, name: str) -> Node:
-        """Return a new process."""
         self._nodes.append(Node(name))
         return self._nodes[-1]
 
     def spawn(self, node: Node, coroutine: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """Start a task on a node."""
         return self.create_task(coroutine, context=node.context.copy())
 
     def call_on(self, node: Node, at_s: float, run: Callable[..., object], *arguments: object) -> None:
@@ -158,7 +153,6 @@ class SimulationLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Run a callback as soon as those before it have run."""
         context = copy_context() if context is None else context
         event = Event(context.get(_NODE, WORLD), callback, args, context, self.now_s)
         self._due.append(event)
@@ -173,7 +167,6 @@ class SimulationLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Run a callback at a time of its node's clock."""
         context = copy_context() if context is None else context
         node = context.get(_NODE, WORLD)
         event = Event(node, callback, args, context, max(self.now_s, when - node.clock_ahead_s))
@@ -187,7 +180,6 @@ class SimulationLoop(asyncio.BaseEventLoop):
         *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run a callback after some time."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def create_task(
@@ -197,14 +189,12 @@ class SimulationLoop(asyncio.BaseEventLoop):
         name: object = None,
         context: Context | None = None,
     ) -> asyncio.Task[_T]:
-        """Start a task on the node of its context."""
         task_name = None if name is None else str(name)
         task: asyncio.Task[_T] = asyncio.Task(coro, loop=self, name=task_name, context=context)
         (_NODE.get(WORLD) if context is None else context.get(_NODE, WORLD)).tasks.append(task)
         return task
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """Do the work of a thread at once."""
         del executor
         done: asyncio.Future[_T] = self.create_future()
         done.set_result(func(*args))
@@ -216,7 +206,6 @@ class SimulationLoop(asyncio.BaseEventLoop):
             self.failures.append(context.get("exception") or str(context["message"]))
 
     def is_running(self) -> bool:
-        """Tell whether it runs now."""
         return self._is_running
 
     def stop(self) -> None:

@@ -29,7 +29,6 @@ class PastPlans:
         self._last: dict[tuple[str, int], tuple[int, BatchPlan]] = {}
 
     def add(self, executor: str, call_number: int, data: bytes) -> None:
-        """A message with plans, or with something else, arrived."""
         self._unread.append((executor, call_number, data))
 
     def last(self, executor: str, step_id: int) -> tuple[int, BatchPlan] | None:
@@ -48,7 +47,6 @@ Arrivals = list[tuple[float, object]]
 
 
 def read(call: Call, inbox: Inbox, data: bytes) -> list[ToExecutor] | list[FromExecutor]:
-    """Return what a message of a plan stream says."""
     return decode_request(data) if inbox is call.to_server else decode_response(data)
 
 
@@ -152,7 +150,6 @@ class GrantChanger:
 
 
 def plans_in(call: Call, inbox: Inbox, message: object) -> list[BatchPlan]:
-    """Return the plans in a message, if there are any."""
     if call.method != ATTACH or inbox is not call.to_server or not isinstance(message, bytes):
         return []
     if call.client.name == ROGUE:

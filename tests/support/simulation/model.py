@@ -38,10 +38,8 @@ class ModelConfig:
     fails_late: bool = False
 
     def step_ns(self, num_tokens: int) -> int:
-        """Return how long a step takes."""
         return self.base_step_ns + self.base_step_ns * max(0, num_tokens - 1) // (_NUM_DOUBLING - 1)
 
     def describe(self, runner: Runner) -> Description:
-        """Return what an executor says about itself that runs it."""
         description = describe_simulated("simulated", runner, self.limits, simulated_tokenizer())
         return replace(description, graphs=_GRAPHS) if self.is_ahead else description

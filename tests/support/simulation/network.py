@@ -12,7 +12,7 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-from simulation.loop import WORLD, Node, SimulationLoop, keep_failure
+from simulation.loop import WORLD, Node, NodeState, SimulationLoop, keep_failure
 
 _LATENCY_S = (0.0001, 0.002)
 _MAX_EXCUSED_PLANS = 4  # more are not sent before the answer to what was changed, or doubled, can be there
@@ -111,13 +111,11 @@ class Call:
     # The client's half
 
     def ask(self, message: object) -> None:
-        """Send to the server."""
         if self.to_client.end is not None:
             raise CallEndedError(self.to_client.end)
         self._network.send(self, self.to_server, message)
 
     async def answer(self) -> object:
-        """Return the server's next message."""
         return await self.to_client.receive()
 
     def half_close(self) -> None:
@@ -134,15 +132,12 @@ class Call:
     # The server's half
 
     def tell(self, message: object) -> None:
-        """Send to the client."""
         self._network.send(self, self.to_client, message)
 
     async def question(self) -> object:
-        """Return the client's next message."""
         return await self.to_server.receive()
 
     def finish(self, end: object = End.FINISHED) -> None:
-        """End the call from the server's side."""
         self._network.send(self, self.to_client, _Ended(end))
         self._network.forget(self)
 
@@ -174,11 +169,9 @@ class Network:
         self.mangle: Mangle | None = None
 
     def listen(self, node: Node, serve: Serve) -> None:
-        """Let a node answer under its name."""
         self._listeners[node.name] = (node, serve)
 
     def path(self, one: str, other: str) -> Path:
-        """Return the path between two hosts."""
         key = (one, other) if one < other else (other, one)
         path = self._paths.get(key)
         if path is None:
@@ -246,7 +239,6 @@ class Network:
         self._loop.call_on(WORLD, self._loop.now_s + 2 * late_s, call.cut, End.BROKEN, call.to_server)
 
     def send(self, call: Call, inbox: Inbox, message: object) -> None:
-        """Put a message on its way."""
         if self.mangle is not None and not isinstance(message, _Ended):
             mangled = self.mangle(call, inbox, message)
             if mangled is not None:
@@ -292,3 +284,34 @@ class Network:
         if inbox.end is None:
             self._on_arrival(call, inbox, message.end if isinstance(message, _Ended) else message)
         inbox.arrive(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a host is called, runs on and draws from."""
+
+    name: str
+    loop: SimulationLoop
+    network: Network
+    random: Random
+
+
+class Host:
+    """A host on which one process after another runs."""
+
+    def __init__(self, site: Site) -> None:
+        self.name, self._loop, self._network, self._random = site.name, site.loop, site.network, site.random
+        self.node = Node(site.name)
+        self.node.state = NodeState.DEAD
+        self.is_draining = False
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._loop.kill(self.node)
+        self._network.gone(self.node)
+
+    def _next_node(self) -> Node:
+        assert self.node.is_dead, "one process at a time"
+        self.node = self._loop.add_node(self.name)
+        self.is_draining = False
+        return self.node

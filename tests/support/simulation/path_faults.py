@@ -26,7 +26,6 @@ class PathFaults:
         self._paths: dict[int, tuple[Path, str, str]] = {}
 
     def calm(self) -> None:
-        """Put right what is still wrong."""
         self._network.mangle = None
         for path, one, other in self._paths.values():
             self._mend(path, one, other)
@@ -53,24 +52,20 @@ class PathFaults:
 
     async def hold(self, hit: Hit) -> None:
         """Nothing gets through for a while; it arrives when that is over."""
-        path, one, other = self._some_path(hit.random)
-        if path.state is not PathState.OPEN:
-            return
-        self._stage.tell(f"nothing gets through between {one} and {other}")
-        path.state = PathState.HELD
-        await asyncio.sleep(hit.lasts_s)
-        self._mend(path, one, other)
+        await self._shut(hit, PathState.HELD, "nothing gets through between {} and {}")
 
     async def half_open(self, hit: Hit) -> None:
         """What is sent is lost, and neither side is told."""
+        await self._shut(hit, PathState.SWALLOWING, "what {} and {} send each other is lost")
+
+    async def _shut(self, hit: Hit, state: PathState, story: str) -> None:
         path, one, other = self._some_path(hit.random)
-        if path.state is not PathState.OPEN:
-            return
-        self._stage.tell(f"what {one} and {other} send each other is lost")
-        path.state = PathState.SWALLOWING
-        path.is_reset_after = hit.random.random() < 0.5
-        await asyncio.sleep(hit.lasts_s)
-        self._mend(path, one, other)
+        if path.state is PathState.OPEN:
+            self._stage.tell(story.format(one, other))
+            path.state = state
+            path.is_reset_after = state is PathState.SWALLOWING and hit.random.random() < 0.5
+            await asyncio.sleep(hit.lasts_s)
+            self._mend(path, one, other)
 
     async def cut_off(self, hit: Hit) -> None:
         """Cut off an executor that runs something until it counts as lost, and a little longer."""
@@ -93,7 +88,6 @@ class PathFaults:
                 self._mend(path, name, cut_off)
 
     async def break_path(self, hit: Hit) -> None:
-        """Connections are reset, again and again."""
         _, one, other = self._some_path(hit.random)
         for _ in range(hit.random.randint(1, 3)):
             self._reset(one, other)
@@ -110,7 +104,6 @@ class PathFaults:
         await self._with(PlanSpoiler(hit.random, self._stage.tell), hit.lasts_s)
 
     async def change_grant(self, hit: Hit) -> None:
-        """An executor uses another block than it is granted."""
         await self._with(GrantChanger(hit.random, self._stage.tell), hit.lasts_s)
 
     async def replay(self, hit: Hit) -> None:

@@ -3,10 +3,10 @@ and a scheduler that asks for executors in ways that none may grant.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from random import Random
+from typing import Any, TypeVar
 
 from paceline.plan.codec import encode_request
 from paceline.plan.values import MAX_TERM, Claim, Heartbeat, Hello, ToExecutor
@@ -15,11 +15,10 @@ from paceline.v1 import inference_pb2 as pb
 from paceline_client.hashing import rolling_hash
 from simulation.executors import ATTACH
 from simulation.invariants import Report
-from simulation.loop import SimulationLoop
-from simulation.network import CallEndedError, Network
-from simulation.scenario import ROGUE
+from simulation.network import CallEndedError, Host, Site
 from simulation.schedulers import SESSION, SchedulerHost
 
+_T = TypeVar("_T")
 _PATIENCE_S = 2.0
 _RETRY_S = 0.2
 _MAX_TRIES = 40
@@ -57,43 +56,23 @@ _HELLOS: tuple[ToExecutor, ...] = (
 """First messages of plan streams that an executor refuses, whoever drives it."""
 
 
-class Rogue:
+class Rogue(Host):
     """Begins requests of its own, leaves them, and comes back."""
 
-    def __init__(
-        self,
-        loop: SimulationLoop,
-        network: Network,
-        random: Random,
-        schedulers: Sequence[SchedulerHost],
-        report: Report,
-    ) -> None:
-        self._node = loop.add_node(ROGUE)
-        self._loop = loop
-        self._network = network
-        self._random = random
+    def __init__(self, site: Site, schedulers: Sequence[SchedulerHost], report: Report) -> None:
+        super().__init__(site)
+        self._next_node()
         self._schedulers = schedulers
         self._report = report
         self._num_requests = 0
 
+    def do(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Do one of the following on its own node."""
+        return self._loop.spawn(self.node, work)
+
     async def lie(self) -> None:
         """Come back to a request in every wrong way: nothing must come of it."""
-        await self._loop.spawn(self._node, self._lie())
-
-    async def knock(self, executors: Sequence[str]) -> None:
-        """Ask for executors in every wrong way: none may be accepted, and who drives goes on."""
-        await self._loop.spawn(self._node, self._knock(executors))
-
-    async def begin(self) -> tuple[pb.GenerateRequest, list[int]]:
-        """Begin a request and leave it; returns it with what was received, which is nothing if that failed."""
-        return await self._loop.spawn(self._node, self._begin())
-
-    async def come_back(self, request: pb.GenerateRequest, received: list[int]) -> None:
-        """Read a request to its end without saying which tokens were received: they must still be known somewhere."""
-        await self._loop.spawn(self._node, self._come_back(request, received))
-
-    async def _lie(self) -> None:
-        honest, received = await self._begin()
+        honest, received = await self.begin()
         lies = list(_Lie) if received else []
         self._random.shuffle(lies)
         for attachment, lie in enumerate(lies, start=2):
@@ -101,10 +80,11 @@ class Rogue:
             if answer.num_deltas:
                 self._report(f"F17: {honest.request_id} was served, asked for with {lie.value}")
 
-    async def _knock(self, executors: Sequence[str]) -> None:
+    async def knock(self, executors: Sequence[str]) -> None:
+        """Ask for executors in every wrong way: none may be accepted, and who drives goes on."""
         for name in executors:
             for hello in self._random.sample(_HELLOS, len(_HELLOS)):
-                call = self._network.call(self._node, name, ATTACH)
+                call = self._network.call(self.node, name, ATTACH)
                 call.tampered()
                 try:
                     call.ask(encode_request(hello))
@@ -115,7 +95,8 @@ class Rogue:
                 finally:
                     call.cancel()
 
-    async def _begin(self) -> tuple[pb.GenerateRequest, list[int]]:
+    async def begin(self) -> tuple[pb.GenerateRequest, list[int]]:
+        """Begin a request and leave it; returns it with what was received, which is nothing if that failed."""
         self._num_requests += 1
         request = pb.GenerateRequest(
             request_id=f"rogue-{self._num_requests}", tenant=_TENANT, resumable=True, attachment=1
@@ -126,7 +107,8 @@ class Rogue:
         answer = await self._exchange(request, self._random.randint(1, 3))
         return request, answer.token_ids
 
-    async def _come_back(self, request: pb.GenerateRequest, received: list[int]) -> None:
+    async def come_back(self, request: pb.GenerateRequest, received: list[int]) -> None:
+        """Read a request to its end without saying which tokens were received: they must still be known somewhere."""
         received = list(received)
         for attachment in range(2, _MAX_TRIES):
             answer = await self._exchange(_again(request, received, attachment), _MAX_TOKENS)
@@ -142,7 +124,7 @@ class Rogue:
         answer = _Answer()
         ready = [host.name for host in self._schedulers if host.is_ready]
         name = self._random.choice(ready or [host.name for host in self._schedulers])
-        call = self._network.call(self._node, name, SESSION)
+        call = self._network.call(self.node, name, SESSION)
         try:
             call.ask(pb.SessionRequest(generate=request))
             async with asyncio.timeout(_PATIENCE_S):
@@ -174,7 +156,6 @@ def _again(request: pb.GenerateRequest, received: list[int], attachment: int) ->
 
 
 def _untrue(request: pb.GenerateRequest, lie: _Lie) -> pb.GenerateRequest:
-    """Change one thing."""
     match lie:
         case _Lie.BEYOND:
             request.resume_from = _BEYOND

@@ -38,7 +38,6 @@ class Summary:
     failed: list[Outcome] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
-        """Count a run in."""
         self.num_seeds += 1
         self.num_events += outcome.num_events
         self.digests.update(outcome.digest.encode())
@@ -63,7 +62,6 @@ def run_seed(seed: int, *, whole_story: bool = False, is_on_twins: bool = False)
 
 
 def run_world(world: World, trace: Trace) -> Outcome:
-    """Run a world that its trace tells of."""
     with _logs_of(world, trace):
         return world.run()
 

@@ -69,7 +69,6 @@ class FaultKind(Enum):
 
     @property
     def weight(self) -> int:
-        """How often it is drawn."""
         return self.value[1]
 
 
@@ -108,7 +107,6 @@ class PlannedRules:
     bias: tuple[int, float] | None = None
 
     def forbidden_after(self, output: Sequence[int]) -> set[int]:
-        """Return the tokens that cannot follow an output."""
         word = self.bad_word.encode()
         forbidden = set(END_TOKEN_IDS) if len(output) < self.min_tokens else set()
         if word and list(word[:-1]) == list(output[len(output) - len(word) + 1 :]):
@@ -159,7 +157,6 @@ class Scenario:
 
 
 def draw_scenario(seed: int) -> Scenario:
-    """Return the run that a seed stands for."""
     random = Random(f"scenario {seed}")  # noqa: S311 - nothing secret
     num_clients = random.randint(1, 2)
     is_same = random.random() < 0.7

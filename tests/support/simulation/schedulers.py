@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from random import Random
 from typing import NoReturn
 
 import numpy as np
@@ -35,8 +34,8 @@ from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
-from simulation.loop import Node, NodeState, SimulationLoop, keep_failure
-from simulation.network import Call, CallEndedError, Network
+from simulation.loop import Node, NodeState, keep_failure
+from simulation.network import Call, CallEndedError, Host, Site
 from simulation.transport import SimulatedTransport
 
 CONNECT = "Connect"
@@ -125,35 +124,18 @@ class _Process:
     links: asyncio.Task[NoReturn]
 
 
-class SchedulerHost:
+class SchedulerHost(Host):
     """A host on which one scheduler process after another runs."""
 
-    def __init__(
-        self,
-        name: str,
-        loop: SimulationLoop,
-        network: Network,
-        random: Random,
-        executors: str,
-        limits: CoreLimits,
-        ready_when: frozenset[ServingStatus],
-    ) -> None:
-        self.name = name
-        self.node: Node | None = None
-        self.is_draining = False
+    def __init__(self, site: Site, executors: str, limits: CoreLimits, ready_when: frozenset[ServingStatus]) -> None:
+        super().__init__(site)
         self._process: _Process | None = None
-        self._loop = loop
-        self._network = network
-        self._random = random
         self._executors = executors
         self.new_core: Callable[[], Core] = lambda: _CheckedCore(limits)
         self._ready_when = ready_when
 
     def start(self, approach: Approach, protocols: ProtocolRange) -> None:
-        """Start a process."""
-        assert self.node is None or self.node.is_dead, "one process at a time"
-        node = self.node = self._loop.add_node(self.name)
-        self.is_draining = False
+        node = self._next_node()
         claim = OwnClaim(f"{self.name}-{self._random.getrandbits(32):08x}", approach, protocols)
         claim.address = self.name
         self._process = self._loop.run_as(node, lambda: self._assemble(node, claim))
@@ -170,15 +152,9 @@ class SchedulerHost:
 
     @property
     def _status(self) -> ServingStatus:
-        if self._process is None or self.node is None or self.node.state is not NodeState.RUNNING:
+        if self._process is None or self.node.state is not NodeState.RUNNING:
             return ServingStatus.NOT_SERVING
         return self._process.executors.readiness.status
-
-    def kill(self) -> None:
-        """End the process at once."""
-        assert self.node is not None, "there is one"
-        self._loop.kill(self.node)
-        self._network.gone(self.node)
 
     async def drain(self, seconds: float) -> None:
         """Let what runs end, for so long, as the process does when it is told to stop. To be run on its node."""
@@ -199,8 +175,7 @@ class SchedulerHost:
             await asyncio.sleep(_GIVE_UP_S)
 
     def left(self) -> list[str]:
-        """Return what the core still knows of requests and blocks."""
-        if self._process is None or self.node is None or self.node.is_dead:
+        if self._process is None or self.node.is_dead:
             return []
         num_unfinished = self._process.runtime.views.num_unfinished()
         left = [f"{num_unfinished} requests in {self.name}"] if num_unfinished else []

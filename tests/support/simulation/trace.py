@@ -22,7 +22,6 @@ class Trace:
         )
 
     def add(self, now_s: float, node: str, what: str) -> None:
-        """Something happened at a node."""
         self.num_events += 1
         self._lines.append((now_s, node, what))
         self._hash.update(f"{now_s!r} {node} {what}\n".encode())
@@ -40,10 +39,8 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """The hash of all events so far."""
         return self._hash.hexdigest()
 
     def story(self) -> str:
-        """Return what happened, a line per event."""
         lines = ((now_s, node, what if isinstance(what, str) else what()) for now_s, node, what in self._lines)
         return "\n".join(f"{now_s:9.4f} s  {node:<14} {what}" for now_s, node, what in lines)

@@ -42,18 +42,15 @@ class SimulatedConnection:
         self._name = name
 
     async def get_info(self, timeout_s: float) -> ExecutorInfo:
-        """Ask who the executor is."""
         return wire.decode_info((await self._ask(GET_INFO, timeout_s))[0])
 
     async def get_tokenizer(self, timeout_s: float) -> bytes:
-        """Fetch the tokenizer."""
         parts = TokenizerParts()
         for data in await self._ask(GET_TOKENIZER, timeout_s):
             wire.add_tokenizer_part(parts, data)
         return parts.content()
 
     def attach(self) -> GrpcPlanCall:
-        """Open a plan stream."""
         call = SimulatedCall(self._network.call(self._node, self._name, ATTACH))
         return GrpcPlanCall(cast("grpc.aio.StreamStreamCall[bytes, bytes]", call))
 
@@ -61,7 +58,6 @@ class SimulatedConnection:
         """Nothing is held."""
 
     async def _ask(self, method: str, timeout_s: float) -> list[bytes]:
-        """Return all that is answered."""
         call = self._network.call(self._node, self._name, method)
         answers: list[bytes] = []
         try:
@@ -87,7 +83,6 @@ class SimulatedCall:
         self._call = call
 
     async def read(self) -> object:
-        """Return the next message, or grpc.aio.EOF."""
         try:
             return await self._call.answer()
         except CallEndedError as ended:
@@ -96,18 +91,15 @@ class SimulatedCall:
             raise _rpc_error(ended.end) from None
 
     async def write(self, message: object) -> None:
-        """Send a message."""
         try:
             self._call.ask(message)
         except CallEndedError as ended:
             raise _rpc_error(ended.end) from None
 
     async def done_writing(self) -> None:
-        """Send nothing more."""
         self._call.half_close()
 
     def cancel(self) -> bool:
-        """End the call."""
         self._call.cancel()
         return True
 

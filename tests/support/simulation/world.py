@@ -24,9 +24,9 @@ from simulation.faults import Faults
 from simulation.invariants import ClientChecks, ExecutorChecks
 from simulation.loop import WORLD, SimulationLoop, keep_failure
 from simulation.mangling import PastPlans
-from simulation.network import Call, Inbox, Network
+from simulation.network import Call, Inbox, Network, Site
 from simulation.rogue import Rogue
-from simulation.scenario import FAULTS_END_S, FORGETS_NOTHING, PlannedRequest, Reproducibility, Scenario
+from simulation.scenario import FAULTS_END_S, FORGETS_NOTHING, ROGUE, PlannedRequest, Reproducibility, Scenario
 from simulation.schedulers import SchedulerHost
 from simulation.trace import Trace
 
@@ -69,29 +69,20 @@ class World:
         executor_names = [f"executor-{number}" for number in range(len(scenario.executor_protocols))]
         scheduler_names = tuple(f"scheduler-{number}" for number in range(len(scenario.scheduler_protocols)))
         self.executors = [
-            ExecutorHost(
-                name,
-                self.loop,
-                self.network,
-                self._own_random(name),
-                self._executor_checks,
-                self.failing,
-                self._executor_ended,
-            )
+            ExecutorHost(self._site(name), self._executor_checks, self.failing, self._executor_ended)
             for name in executor_names
         ]
         addresses = ",".join(map(address_of, executor_names))
         bounds = TenantBounds(any_tenant=TenantLimits(max_kv_share=scenario.max_kv_share))
         limits = replace(LIMITS, tenants=bounds)
         self.schedulers = [
-            SchedulerHost(name, self.loop, self.network, self._own_random(name), addresses, limits, scenario.ready_when)
-            for name in scheduler_names
+            SchedulerHost(self._site(name), addresses, limits, scenario.ready_when) for name in scheduler_names
         ]
         self.clients = [
-            ClientHost(name, self.loop, self.network, self._own_random(name), self.schedulers, self)
-            for name in (f"client-{number}" for number in range(scenario.num_clients))
+            ClientHost(self._site(f"client-{number}"), self.schedulers, self._received, self._ended)
+            for number in range(scenario.num_clients)
         ]
-        self.rogue = Rogue(self.loop, self.network, self._own_random("rogue"), self.schedulers, self.report)
+        self.rogue = Rogue(self._site(ROGUE), self.schedulers, self.report)
 
     def run(self) -> Outcome:
         """Run to the end, or to the first failure."""
@@ -121,7 +112,6 @@ class World:
     # The stage of the faults
 
     def start_executor(self, host: ExecutorHost) -> None:
-        """Start an executor's next process."""
         config = self._scenario.config
         if self._scenario.reproducibility is Reproducibility.OTHER_TOKENS:
             config = replace(config, rule=replace(config.rule, salt=self._random.getrandbits(40)))
@@ -129,7 +119,6 @@ class World:
         host.start(config, self._scenario.executor_protocols[self.executors.index(host)])
 
     def start_scheduler(self, host: SchedulerHost, approach: Approach) -> None:
-        """Start a scheduler's next process."""
         self.tell(f"{host.name} starts" + (", to take over" if approach is Approach.TAKE_OVER else ""))
         host.start(approach, self._scenario.scheduler_protocols[self.schedulers.index(host)])
 
@@ -138,26 +127,24 @@ class World:
         self.loop.call_on(WORLD, self.loop.now_s + _RESTART_S, self._restart_executor, host)
 
     def _restart_executor(self, host: ExecutorHost) -> None:
-        if host.node is not None and host.node.is_dead:
+        if host.node.is_dead:
             self.start_executor(host)
 
     def client_died(self) -> None:
-        """A client will not come back."""
         self._look_for_open()
 
     def tell(self, what: str) -> None:
-        """Tell the story."""
         self._trace.add(self.loop.now_s, "--", what)
 
     # What clients receive
 
-    def received(self, planned: PlannedRequest, delta: Delta) -> None:
+    def _received(self, planned: PlannedRequest, delta: Delta) -> None:
         """More of the output has come out of the library."""
         what = f"{planned.request_id}.{delta.index} receives {list(delta.token_ids)} at {delta.offset}"
         self._trace.add(self.loop.now_s, self.loop.node.name, what)
         self.client_checks.received(planned, delta)
 
-    def ended(self, planned: PlannedRequest, end: Result | PacelineError | None) -> None:
+    def _ended(self, planned: PlannedRequest, end: Result | PacelineError | None) -> None:
         """A request is over; None: its reader left."""
         what = "done" if isinstance(end, Result) else "left" if end is None else f"{type(end).__name__} {end.reason}"
         self._trace.add(self.loop.now_s, self.loop.node.name, f"{planned.request_id}: {what}")
@@ -191,7 +178,6 @@ class World:
                 await self._all_ended.wait()
 
     async def _until_idle(self) -> None:
-        """Wait until nothing is left of any request."""
         for _ in range(round(_IDLE_S / _POLL_S)):
             left = [what for executor in self.executors for what in self._left_on(executor)]
             left += [what for scheduler in self.schedulers for what in scheduler.left()]
@@ -228,6 +214,9 @@ class World:
         if call.method == ATTACH and inbox is call.to_server:
             self.past_plans.add(inbox.owner.name, call.number, message)
         self._trace.add_bytes(self.loop.now_s, inbox.owner.name, message, partial(describe, call, inbox, message))
+
+    def _site(self, name: str) -> Site:
+        return Site(name, self.loop, self.network, self._own_random(name))
 
     def _own_random(self, name: str) -> Random:
         return Random(f"{name} {self._scenario.seed}")  # noqa: S311 - nothing secret

@@ -17,7 +17,6 @@ _SIZE = 2048
 
 
 def best_s(run: Callable[[], object]) -> float:
-    """The shortest time that a call took, in seconds."""
     run()
     times = []
     for _ in range(_NUM_TRIALS):
@@ -42,13 +41,11 @@ def int8_gop_per_s() -> float:
 
 
 def float32_gflop_per_s() -> float:
-    """A large product of float32 matrices."""
     first, second = torch.randn(_SIZE, _SIZE), torch.randn(_SIZE, _SIZE)
     return 2 * _SIZE**3 / best_s(lambda: first @ second) / 1e9
 
 
 def main() -> None:
-    """Measure and print."""
     torch.set_num_threads(_NUM_THREADS)
     limits = {
         "read_gb_per_s": read_gb_per_s(),

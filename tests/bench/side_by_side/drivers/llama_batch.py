@@ -40,12 +40,10 @@ class BatchEngine:
         self._rows: dict[int, tuple[int, int, int]] = {}
 
     def close(self) -> None:
-        """Free what the library holds."""
         llama_cpp.llama_batch_free(self._batch)
         llama_cpp.llama_free(self._context)
 
     def add(self, number: int, request: Request) -> None:
-        """Queue the prompt."""
         self._prompts[number] = request
 
     def step(self) -> Iterator[tuple[int, int]]:
@@ -106,7 +104,6 @@ def _context_params(workload: Workload) -> llama_cpp.llama_context_params:
 
 
 def main() -> None:
-    """Serve until stdin ends."""
     channel = reserve_stdout()
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), llama_cpp.llama_model_default_params())

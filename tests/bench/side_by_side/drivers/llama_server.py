@@ -39,7 +39,6 @@ class Run:
         self._progress = threading.Condition()
 
     def note_token(self, number: int) -> None:
-        """A token of this request came."""
         with self._progress:
             self.answer.token_s[number].append(time.perf_counter() - self._start)
             self._progress.notify_all()
@@ -56,7 +55,6 @@ class Run:
 
 
 def run_on(server: xllamacpp.Server, workload: Workload) -> Answer:
-    """Run a workload on the server."""
     if workload.at_most is not None:
         raise UnsupportedError("bounds no requests under way")
     if len(workload.requests) > _NUM_SLOTS:
@@ -93,7 +91,6 @@ def _complete(server: xllamacpp.Server, run: Run, number: int, request: Request)
 
 
 def main() -> None:
-    """Serve until stdin ends."""
     channel = reserve_stdout()
     params = xllamacpp.CommonParams()
     params.model.path = sys.argv[1]

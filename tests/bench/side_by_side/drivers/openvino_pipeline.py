@@ -22,7 +22,6 @@ class PipelineEngine:
         self._next_id = 0
 
     def add(self, number: int, request: Request) -> None:
-        """Hand the request to the pipeline."""
         generation = openvino_genai.GenerationConfig()
         generation.max_new_tokens = request.num_tokens
         generation.ignore_eos = True
@@ -40,7 +39,6 @@ class PipelineEngine:
 
 
 def main() -> None:
-    """Serve until stdin ends."""
     channel = reserve_stdout()
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.cache_size = _CACHE_GIB

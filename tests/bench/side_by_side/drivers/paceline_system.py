@@ -52,7 +52,6 @@ class System:
         raise RuntimeError("the scheduler or the executor ended instead of serving")
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._client.close()
         await self._channel.close()
 
@@ -89,7 +88,6 @@ class _Run:
         self._start = time.perf_counter()
 
     async def answer(self) -> Answer:
-        """Run all requests to their ends."""
         async with asyncio.TaskGroup() as tasks:
             for number, request in enumerate(self._requests):
                 tasks.create_task(self._run(number, request))
@@ -153,7 +151,6 @@ def running(deployment: Deployment) -> Iterator[Processes]:
 
 
 def main() -> None:
-    """Serve until stdin ends."""
     channel = reserve_stdout()
     deployment = Deployment(
         model=sys.argv[1],

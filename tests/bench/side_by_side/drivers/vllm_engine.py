@@ -29,7 +29,6 @@ class LibraryEngine:
         self._engine = engine
 
     def add(self, number: int, request: Request) -> None:
-        """Hand the request to the engine."""
         sampling = vllm.SamplingParams(
             temperature=0.0,
             max_tokens=request.num_tokens,
@@ -66,7 +65,6 @@ def fastest_type(processor: str) -> str:
 
 
 def main() -> None:
-    """Serve until stdin ends."""
     channel = reserve_stdout()
     gguf_file, folder = Path(sys.argv[1]), Path(sys.argv[2])
     convert(gguf_file, folder)
