@@ -99,14 +99,6 @@ async def test_the_request_arrives_as_it_was_given():
     assert (sent.stopping.max_tokens, sent.tenant, sent.model, sent.resumable) == (4, "blue", "fake", True)
 
 
-async def test_many_requests_share_one_session():
-    async with FakeServer(echo) as server, AsyncClient(server.target) as client:
-        prompts = [f"this is number {n}" for n in range(64)]
-        results = await asyncio.gather(*(client.generate(prompt) for prompt in prompts))
-        assert [result.text for result in results] == prompts
-        assert server.seen.num_sessions == 1
-
-
 async def test_a_refused_request_names_its_field_and_the_next_one_works():
     """One bad request costs nobody else anything."""
     refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "top_p must be in (0, 1]", "OUT_OF_RANGE", "sampling.top_p")

@@ -256,7 +256,7 @@ async def test_reflection_lists_the_services(executor):
 
 
 async def test_a_drain_tells_the_scheduler_and_waits_for_its_rows(executor):
-    async with attached(executor.address) as client:
+    async with attached(executor.address) as client, _stub(executor.address) as stub:
         await client.run([(0, 3)], _placing(0, [1, 2, 3]))
         draining = asyncio.create_task(executor.service.drain(30))
         result = await client.run([(0, 1)])
@@ -264,7 +264,7 @@ async def test_a_drain_tells_the_scheduler_and_waits_for_its_rows(executor):
         still_draining = not draining.done()
         await client.run((), plan_pb2.BatchPlan(releases=[plan_pb2.Release(row=0)]))
         has_drained = await draining
-        info = await _info(executor.address)
+        info = await stub.GetInfo(executor_pb2.GetInfoRequest())
 
     assert (not_ready, still_draining, has_drained) == (NOT_READY, True, True)
     assert (client.drains, info.draining) == (1, True)
@@ -276,17 +276,6 @@ async def test_a_drain_ends_with_its_grace(executor):
         await client.run([(0, 3)], _placing(0, [1, 2, 3]))
 
         assert not await executor.service.drain(0.3)
-
-
-async def test_a_scheduler_that_attaches_during_a_drain_is_told(executor):
-    async with attached(executor.address) as client:
-        await client.run([(0, 3)], _placing(0, [1, 2, 3]))
-    draining = asyncio.create_task(executor.service.drain(30))
-    async with attached(executor.address) as client:
-        await client.run((), plan_pb2.BatchPlan(releases=[plan_pb2.Release(row=0)]))
-        assert await draining
-
-    assert client.drains == 1
 
 
 async def test_streams_that_are_open_when_the_executor_stops_end_with_a_reason():
@@ -309,8 +298,3 @@ async def test_streams_are_told_that_the_executor_has_failed():
             await client.result()
 
     assert failure.value.details() == "the executor has failed and ends: steps fail; use another one"
-
-
-async def _info(address):
-    async with _stub(address) as stub:
-        return await stub.GetInfo(executor_pb2.GetInfoRequest())
