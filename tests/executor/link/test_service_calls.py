@@ -1,7 +1,7 @@
 """An executor's ports beside the plan stream: who it is, its rows, its tokenizer, health, reflection, drain."""
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -205,30 +205,6 @@ async def test_a_port_in_use_is_an_error_with_the_address():
         second = ExecutorService(ServiceConfig("127.0.0.1", port, None), _load)
         with pytest.raises(PortError, match=address):
             await second.listen()
-
-
-async def test_health_of_an_unknown_service_is_not_found(executor):
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await _health(executor.address, "nobody")
-
-    assert failure.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def test_every_watcher_sees_every_change_even_after_another_left():
-    async with (
-        _listening(_load) as (service, address, health_address),
-        _stub(address, health_pb2_grpc.HealthStub) as one,
-        _stub(health_address, health_pb2_grpc.HealthStub) as two,
-    ):
-        leaving, staying = (stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE)) for stub in (one, two))
-        seen = [(await leaving.read()).status, (await staying.read()).status]
-        leaving.cancel()
-        with suppress(asyncio.CancelledError):
-            await leaving.code()
-        await service.load()
-        seen.append((await staying.read()).status)
-
-    assert seen == [NOT_READY, NOT_READY, READY]
 
 
 async def test_an_executor_stuck_in_a_step_is_not_ready(executor):
