@@ -151,6 +151,7 @@ FAILURES = {
         ExitCode.MACHINE,
         "--kv-cache-memory",
     ),
+    "GPU that is not there": (["--runner", "cuda"], ExitCode.MACHINE, "--runner cuda cannot be used: "),
     # Its heads have 16 dimensions, so it is computed in float32 throughout.
     "numbers that the model forbids": (
         ["--model", "{model}", "--kv-cache-dtype", "int8"],
