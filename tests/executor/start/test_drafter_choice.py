@@ -21,7 +21,13 @@ from paceline_executor.start.loading import load
 from paceline_executor.start.runner_choice import choose_runner
 from paceline_executor.start.sizing import DrafterNeeds, limits_for
 from paceline_executor.testing.eagle3 import Dialect, random_head
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, byte_level_metadata, gguf_parts
+from paceline_executor.testing.models import (
+    TINY_CONFIG,
+    RandomCheckpoint,
+    byte_level_metadata,
+    gguf_parts,
+    llama_fields,
+)
 from paceline_executor.testing.plans import placement
 
 WIDE_CONFIG = replace(TINY_CONFIG, head_dim=32)  # of sizes that can be packed
@@ -136,9 +142,7 @@ def test_a_head_drafts_from_what_the_model_computes(models, tmp_path, dialect, o
 
 
 def test_a_head_drafts_for_dummy_weights_on_a_device(tmp_path):
-    shape = {"vocab_size": 272, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "head_dim": 32}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **shape, **heads}), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(llama_fields(DEEP_CONFIG)))
     head = random_head(DEEP_CONFIG, aux_layers=(3, 2)).write(tmp_path / "head")
     dummy = ["--load-format", "dummy", "--kv-cache-memory", "1MiB"]
     drafting = loaded(str(tmp_path), {"drafter": "eagle3", "model": str(head)}, *ON_DEVICE, *dummy)
