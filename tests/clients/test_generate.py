@@ -15,24 +15,17 @@ from paceline_client import (
     Estimate,
     Explanation,
     FinishReason,
-    InvalidRequestError,
     Limits,
     Message,
-    NotFoundError,
-    OverloadedError,
-    RequestCancelledError,
     RequestState,
     Retry,
     Sampling,
-    ServerError,
-    SlowConsumerError,
     Stopping,
-    StreamCorruptedError,
     Timeout,
     Times,
     TokenLogprobs,
-    UnavailableError,
     Usage,
+    errors,
 )
 from paceline_client.testing import End, Fail, FakeServer, Hold, Tokens, echo, say
 
@@ -117,7 +110,7 @@ async def test_a_refused_request_names_its_field_and_the_next_one_works():
     refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "top_p must be in (0, 1]", "OUT_OF_RANGE", "sampling.top_p")
     scripts = {"bad": [refusal], "good": say("fine")}
     async with FakeServer(lambda request: scripts[request.text]) as server, AsyncClient(server.target) as client:
-        with pytest.raises(InvalidRequestError, match="top_p must be") as caught:
+        with pytest.raises(errors.InvalidRequestError, match="top_p must be") as caught:
             await client.generate("bad")
         assert caught.value.reason == "OUT_OF_RANGE"
         assert [violation.field for violation in caught.value.violations] == ["sampling.top_p"]
@@ -138,7 +131,7 @@ async def test_a_false_delta_is_an_error_and_cancels_the_request(false, what):
     async with FakeServer([Tokens((1,), "a"), false, Hold()]) as server, AsyncClient(server.target) as client:
         stream = client.stream("?", request_id="r1")
         assert (await anext(stream)).text == "a"
-        with pytest.raises(StreamCorruptedError, match=what):
+        with pytest.raises(errors.StreamCorruptedError, match=what):
             await anext(stream)
         await server.seen_that(lambda seen: seen.cancelled == ["r1"])
 
@@ -160,14 +153,14 @@ async def test_a_slow_reader_loses_its_own_stream_only():
         assert (await client.generate("little")).text == "x"
         for expected in ["a", " b", " c", " d"]:
             assert (await anext(slow)).text == expected
-        with pytest.raises(SlowConsumerError):
+        with pytest.raises(errors.SlowConsumerError):
             await anext(slow)
 
 
 async def test_an_end_with_an_error_and_no_failure_still_ends():
     """A server that forgets to say why leaves nobody waiting."""
     async with FakeServer([End(reason=None)]) as server, AsyncClient(server.target) as client:
-        with pytest.raises(ServerError, match="did not name"):
+        with pytest.raises(errors.ServerError, match="did not name"):
             await client.generate("?")
 
 
@@ -178,7 +171,7 @@ async def test_the_limit_of_concurrent_requests_is_an_error_and_not_a_wait():
     ):
         first = client.stream("?")
         await anext(first)
-        with pytest.raises(OverloadedError) as caught:
+        with pytest.raises(errors.OverloadedError) as caught:
             await client.generate("?")
         assert caught.value.reason == "CLIENT_LIMIT"
 
@@ -187,7 +180,7 @@ async def test_a_running_request_id_is_refused_and_keeps_running():
     async with FakeServer([Tokens((1,), "a"), Hold(), End()]) as server, AsyncClient(server.target) as client:
         first = client.stream("?", request_id="same")
         await anext(first)
-        with pytest.raises(InvalidRequestError, match="same"):
+        with pytest.raises(errors.InvalidRequestError, match="same"):
             await client.generate("?", request_id="same")
         await asyncio.to_thread(server.release)
         assert (await first.collect()).text == "a"
@@ -227,7 +220,7 @@ async def test_models_are_described():
 
 async def test_a_model_that_is_not_served():
     async with FakeServer(models=[MODEL]) as server, AsyncClient(server.target) as client:
-        with pytest.raises(NotFoundError) as caught:
+        with pytest.raises(errors.NotFoundError) as caught:
             await client.get_model("large")
     assert (caught.value.reason, caught.value.violations[0].field) == ("UNKNOWN_MODEL", "model")
 
@@ -238,9 +231,9 @@ async def test_tokens_there_and_back():
         assert (tokens.token_ids, tokens.token_texts, tokens.max_model_len) == ((97, 98), ("a", "b"), 2048)
         assert (await client.tokenize(messages=[Message("user", "ab")])).token_ids == (97, 98)
         assert await client.detokenize([97, 98]) == "ab"
-        with pytest.raises(InvalidRequestError):
+        with pytest.raises(errors.InvalidRequestError):
             await client.detokenize([-1])
-        with pytest.raises(InvalidRequestError, match="exactly one"):
+        with pytest.raises(errors.InvalidRequestError, match="exactly one"):
             await client.tokenize()
 
 
@@ -260,7 +253,7 @@ async def test_tokens_there_and_back():
 async def test_what_has_no_place_in_a_short_call_is_refused_by_name(call, field):
     """As in a request: a lone surrogate or another type is never a protobuf error."""
     async with FakeServer() as server, AsyncClient(server.target) as client:
-        with pytest.raises(InvalidRequestError) as caught:
+        with pytest.raises(errors.InvalidRequestError) as caught:
             await call(client)
     assert caught.value.violations[0].field == field
 
@@ -273,7 +266,7 @@ async def test_what_has_no_place_in_a_short_call_is_refused_by_name(call, field)
     ],
 )
 def test_a_target_that_leads_nowhere_is_refused_by_name(target):
-    with pytest.raises(InvalidRequestError) as caught:
+    with pytest.raises(errors.InvalidRequestError) as caught:
         AsyncClient(target)
     assert caught.value.violations[0].field == "target"
 
@@ -300,7 +293,7 @@ async def test_a_request_is_explained_while_it_is_known():
         async with client.stream("?", request_id="r") as stream:
             await anext(stream)
             explained = await client.explain("r")
-        with pytest.raises(NotFoundError):
+        with pytest.raises(errors.NotFoundError):
             await client.explain("other")
     assert explained == Explanation(RequestState.RUNNING, "", 0, 0, "", "fake", 0, 2, 8, 6)
 
@@ -312,13 +305,13 @@ async def test_an_estimate_has_times_or_the_error_that_would_come():
         taken, refused = await client.estimate("taken"), await client.estimate("refused")
         assert server.seen.requests == []
     assert taken == Estimate(0.25, 0.01, 5, 1, None)
-    assert (type(refused.refusal), refused.refusal.retry_after) == (OverloadedError, 2.0)
+    assert (type(refused.refusal), refused.refusal.retry_after) == (errors.OverloadedError, 2.0)
     assert (refused.time_to_first_token_seconds, refused.inter_token_seconds) == (None, None)
 
 
 async def test_ready_when_enough_executors_are_attached():
     async with FakeServer(models=[]) as server, AsyncClient(server.target) as client:
-        with pytest.raises(UnavailableError, match="no executor is attached"):
+        with pytest.raises(errors.UnavailableError, match="no executor is attached"):
             await client.wait_until_ready(0.15)
         waiting = asyncio.create_task(client.wait_until_ready(20, num_executors=2))
         server.set_models([MODEL])
@@ -331,7 +324,7 @@ async def test_ready_when_enough_executors_are_attached():
 async def test_a_scheduler_that_goes_away_while_it_is_asked_is_waited_for(monkeypatch):
     """Stopping, it cancels the call that it is answering: nobody here did, and its successor is ready soon."""
     async with FakeServer(models=[MODEL]) as server, AsyncClient(server.target) as client:
-        answers = [RequestCancelledError("CANCELLED"), await client.list_models()]
+        answers = [errors.RequestCancelledError("CANCELLED"), await client.list_models()]
 
         async def list_models():
             answer = answers.pop(0)
@@ -347,5 +340,5 @@ def test_the_threaded_client_makes_the_same_calls():
     with FakeServer(models=[MODEL]) as server, Client(server.target) as client:
         assert client.wait_until_ready(20)[0].name == client.get_model("small").name == client.list_models()[0].name
         assert client.detokenize(client.tokenize("ab").token_ids) == "ab"
-        with pytest.raises(NotFoundError):
+        with pytest.raises(errors.NotFoundError):
             client.cancel("unknown")

@@ -13,19 +13,10 @@ from paceline.plan.hashes import HASH_START, fold
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline.process.callers import ANYBODY
 from paceline.v1.inference_pb2 import GenerateRequest
+from paceline_scheduler import errors
 from paceline_scheduler.api.fan_out import completion_seed
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.core.answers import Estimate, RequestState
-from paceline_scheduler.errors import (
-    DeadlineExceededError,
-    DrainingError,
-    DuplicateRequestError,
-    ExecutorFailedError,
-    InvalidRequestError,
-    QueueFullError,
-    SlowConsumerError,
-    UnknownRequestError,
-)
 from paceline_scheduler.testing.edge_client import EdgeClient
 from paceline_scheduler.testing.tiny import END, LONG_MODEL, TOKENIZER, encode
 
@@ -151,7 +142,7 @@ async def test_a_gap_in_the_tokens_fails_the_request(client, backend):
     handle = (await client.start()).handle
     backend.lose(handle, 1, 2, 3)
     backend.step({handle: encode("a")})
-    assert isinstance(client.collect().failures[0].error, ExecutorFailedError)
+    assert isinstance(client.collect().failures[0].error, errors.ExecutorFailedError)
     assert backend.asked.ended == [(handle, 0, FinishReason.ERROR)]
 
 
@@ -187,7 +178,7 @@ async def test_a_call_that_ends_while_its_request_is_tokenised_submits_nothing(c
 async def test_a_request_id_is_taken_while_its_request_runs(client, backend):
     """Inside its tenant, and not for longer."""
     handle = (await client.start()).handle
-    with pytest.raises(DuplicateRequestError):
+    with pytest.raises(errors.DuplicateRequestError):
         await client.start()
     assert await client.start(tenant="other") is not None
     backend.step({handle: [END]}, {handle: FinishReason.STOP})
@@ -200,7 +191,7 @@ async def test_draining_refuses_new_requests_and_comebacks_and_waits_for_running
     assert client.collect().drain.reason == "restart"
     late = Client(edge)
     for request in ({"request_id": "r2"}, {"request_id": "r1", "attachment": 2}):
-        with pytest.raises(DrainingError):
+        with pytest.raises(errors.DrainingError):
             await late.start(**request)
     assert late.collect().drain.grace_s == 3.0
     edge.close_outbox(late.outbox)
@@ -215,7 +206,7 @@ async def test_draining_refuses_new_requests_and_comebacks_and_waits_for_running
 async def test_a_request_may_wait_for_a_replaced_model(client, backend):
     backend.served = (replace(LONG_MODEL, name="other", max_model_len=8),)
     assert (await client.start()).model == "other"
-    with pytest.raises(InvalidRequestError, match="at most 7 fit"):
+    with pytest.raises(errors.InvalidRequestError, match="at most 7 fit"):
         await client.start("r2", token_ids={"ids": [1] * 8})
 
 
@@ -273,7 +264,7 @@ async def test_each_completion_ends_by_itself_and_the_request_with_the_last(clie
 async def test_a_failure_of_one_completion_ends_all_and_is_told_once(client, backend):
     first, second = await client.send(asking(n=2))
     backend.step({first: encode("a"), second: encode("b")})
-    backend.fail(second, DeadlineExceededError("too late"))
+    backend.fail(second, errors.DeadlineExceededError("too late"))
     backend.step({first: encode("never told")})
     content = client.collect()
     assert shape(content) == [(0, 0, "a", None), (1, 0, "b", None)]
@@ -308,18 +299,18 @@ async def test_a_client_that_leaves_ends_all_that_still_run(client, edge, backen
 
 
 async def test_a_refusal_refuses_all_completions(client, edge, backend):
-    backend.refusal = QueueFullError("full", 0.5)
-    with pytest.raises(QueueFullError):
+    backend.refusal = errors.QueueFullError("full", 0.5)
+    with pytest.raises(errors.QueueFullError):
         await client.send(asking(n=2))
     for n in (0, 17, -1):
-        with pytest.raises(InvalidRequestError):
+        with pytest.raises(errors.InvalidRequestError):
             await client.send(asking(n=n))
     assert (client.outbox.num_open, len(edge.requests), edge.requests.running) == (0, 0, {})
 
 
 async def test_a_session_runs_a_bounded_number_of_completions(client, backend):
     await client.send(asking(n=15))
-    with pytest.raises(QueueFullError):
+    with pytest.raises(errors.QueueFullError):
         await client.send(asking(n=2, request_id="r2"))
     (handle,) = await client.send(asking(n=1, request_id="r2"))
     backend.step({handle: [END]}, {handle: FinishReason.STOP})
@@ -329,7 +320,7 @@ async def test_a_session_runs_a_bounded_number_of_completions(client, backend):
 async def test_a_full_queue_refuses_before_anything_is_read(client, edge, backend):
     """Nothing of the request is validated, let alone tokenised: refusals must be cheap when there are many."""
     backend.num_places = 1
-    with pytest.raises(QueueFullError):
+    with pytest.raises(errors.QueueFullError):
         edge.open(asking(n=2), client.outbox, ANYBODY)
     assert (client.outbox.num_open, len(edge.requests)) == (0, 0)
     edge.open(asking(n=1), client.outbox, ANYBODY)
@@ -342,7 +333,7 @@ async def test_a_slow_client_loses_all_completions_at_once(client, backend):
     content = client.collect()
     assert content.deltas == ()
     (failure,) = content.failures
-    assert isinstance(failure.error, SlowConsumerError)
+    assert isinstance(failure.error, errors.SlowConsumerError)
     assert "read faster" in str(failure.error)
     assert {handle for handle, _, _ in backend.asked.ended} == {first, second}
 
@@ -368,7 +359,7 @@ async def test_what_was_gathered_comes_before_a_failure(client, backend):
     backend.step({handle: encode("a")})
     backend.step({handle: encode("b")})
     assert client.delta().text == "a"
-    backend.fail(handle, DeadlineExceededError("too late"))
+    backend.fail(handle, errors.DeadlineExceededError("too late"))
     content = client.collect()
     assert (content.deltas[0].text, len(content.failures)) == ("b", 1)
 
@@ -470,19 +461,19 @@ async def test_a_request_is_explained_from_its_arrival_to_its_end(client, edge, 
     backend.step({stream.handles[0]: [END]}, {stream.handles[0]: FinishReason.STOP})
     assert edge.explain(RecordId("", "r1")).waiting_for == "a row for 1"
     await edge.cancel(RecordId("", "r1"))
-    with pytest.raises(UnknownRequestError):
+    with pytest.raises(errors.UnknownRequestError):
         edge.explain(RecordId("", "r1"))
 
 
 async def test_an_estimate_submits_nothing_and_holds_every_refusal(client, edge, backend):
     """Whether the edge would refuse the request or the backend."""
     assert (await edge.estimate(asking())).num_prompt_tokens == len(encode("hi"))
-    assert isinstance((await edge.estimate(asking(n=99))).refusal, InvalidRequestError)
-    backend.refusal = QueueFullError("full", 0.5)
+    assert isinstance((await edge.estimate(asking(n=99))).refusal, errors.InvalidRequestError)
+    backend.refusal = errors.QueueFullError("full", 0.5)
     assert (await edge.estimate(asking())).refusal is backend.refusal
     backend.refusal = None
     await client.send(asking())
-    assert isinstance((await edge.estimate(asking())).refusal, DuplicateRequestError)
+    assert isinstance((await edge.estimate(asking())).refusal, errors.DuplicateRequestError)
     assert len(backend.asked.requests) == 1
 
 
@@ -499,4 +490,4 @@ async def test_an_estimate_is_of_all_completions_and_of_the_timeout(edge, backen
     request.timeout.FromSeconds(4)
     assert (await edge.estimate(request)).time_to_first_token_s == 1.0
     assert [(request.key.index, request.deadline_s) for request in asked] == [(0, 4.0), (1, 4.0)]
-    assert isinstance((await edge.estimate(asking(n=3))).refusal, QueueFullError)
+    assert isinstance((await edge.estimate(asking(n=3))).refusal, errors.QueueFullError)

@@ -13,19 +13,12 @@ from both_sides.audited import expected_output, make_executor
 from both_sides.harness import CoreHarness, running
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, RecordId
+from paceline_scheduler import errors
 from paceline_scheduler.core.events import End, Resume, StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import ABANDONED_AFTER_S, RESUME_WINDOW_S
 from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.core.requests.request_table import RETAIN_S
-from paceline_scheduler.errors import (
-    DeadlineExceededError,
-    DuplicateRequestError,
-    InvalidRequestError,
-    QueueFullError,
-    ResumeMismatchError,
-    StaleAttachmentError,
-)
 from paceline_scheduler.testing.requests import column, make_request
 
 
@@ -102,9 +95,9 @@ def test_only_a_higher_attachment_takes_a_request_over(is_gone):
     come_back(harness, request, holding([]), 3)
     if is_gone:
         harness.detach(request)
-    with pytest.raises(StaleAttachmentError):
+    with pytest.raises(errors.StaleAttachmentError):
         come_back(harness, request, holding([]), 2)
-    with contextlib.nullcontext() if is_gone else pytest.raises(DuplicateRequestError):
+    with contextlib.nullcontext() if is_gone else pytest.raises(errors.DuplicateRequestError):
         come_back(harness, request, holding([]), 3)
 
 
@@ -133,7 +126,7 @@ def test_who_holds_other_tokens_and_does_not_send_them_is_refused(point):
     """And the request goes on as if nobody had come."""
     request = resumable()
     harness = running(request, steps=3)
-    with pytest.raises(ResumeMismatchError):
+    with pytest.raises(errors.ResumeMismatchError):
         come_back(harness, request, point)
     harness.finish()
     harness.assert_whole(request)
@@ -159,9 +152,9 @@ def test_another_body_is_refused():
     request = resumable()
     harness = running(request, steps=3)
     other = replace(request, body_digest=b"another")
-    with pytest.raises(ResumeMismatchError):
+    with pytest.raises(errors.ResumeMismatchError):
         come_back(harness, other, holding([]))
-    with pytest.raises(DuplicateRequestError):
+    with pytest.raises(errors.DuplicateRequestError):
         come_back(harness, other, holding([]), attachment=1)
 
 
@@ -189,7 +182,7 @@ def test_an_unknown_request_goes_on_from_what_its_client_sends():
 def test_an_unknown_request_without_its_tokens_is_refused():
     """What it had cannot be made up."""
     harness = CoreHarness(make_executor())
-    with pytest.raises(ResumeMismatchError, match="prior_output_token_ids"):
+    with pytest.raises(errors.ResumeMismatchError, match="prior_output_token_ids"):
         come_back(harness, resumable(), holding([1, 2]))
 
 
@@ -230,7 +223,7 @@ def test_an_end_is_kept_for_a_minute():
     harness.clock.advance(RETAIN_S + 1)
     harness.submit(other)  # what has expired goes without anybody asking for it
     harness.finish()
-    with pytest.raises(ResumeMismatchError):
+    with pytest.raises(errors.ResumeMismatchError):
         come_back(harness, request, holding(expected_output(request)), 3)
     assert come_back(harness, request, holding([]), 3).outputs is None
 
@@ -261,11 +254,11 @@ def test_what_was_taken_once_is_not_refused_for_the_time_it_will_take():
     limits = CoreLimits(ttft_budget_s=0.001, max_num_queued_reqs=3)
     harness = CoreHarness(make_executor(), limits=limits)
     harness.submit(resumable())
-    with pytest.raises(QueueFullError):
+    with pytest.raises(errors.QueueFullError):
         harness.submit(resumable())
     come_back(harness, resumable(), holding([]))
     come_back(harness, resumable(), holding([]))
-    with pytest.raises(QueueFullError):
+    with pytest.raises(errors.QueueFullError):
         come_back(harness, resumable(), holding([]))
 
 
@@ -273,7 +266,7 @@ def test_completions_come_back_together_or_not_at_all():
     harness = CoreHarness(make_executor(), limits=CoreLimits(max_num_queued_reqs=1))
     first = replace(resumable(), num_completions=2, attachment=2)
     second = replace(first, handle=first.handle + 1, key=replace(first.key, index=1))
-    with pytest.raises(QueueFullError):
+    with pytest.raises(errors.QueueFullError):
         harness.feed(Resume((first, second)))
     assert (harness.views.num_unfinished(), harness.views.num_waiting()) == (0, (0, 0))
 
@@ -348,7 +341,7 @@ def test_a_client_that_comes_back_in_time_finds_its_request_where_it_was():
 )
 def test_what_can_never_fit_the_context_is_refused(num_prompt, max_tokens, field):
     harness = CoreHarness(make_executor(max_model_len=16))
-    with pytest.raises(InvalidRequestError) as refusal:
+    with pytest.raises(errors.InvalidRequestError) as refusal:
         harness.submit(make_request(num_prompt, max_tokens))
     assert refusal.value.field == field
     assert harness.views.num_waiting() == (0, 0)
@@ -357,7 +350,7 @@ def test_what_can_never_fit_the_context_is_refused(num_prompt, max_tokens, field
 def test_what_can_never_fit_the_pool_is_refused():
     """Four blocks of four hold 16 computed tokens: a prompt of 10 can get 7 more, the last of which is not computed."""
     harness = CoreHarness(make_executor(num_blocks=4))
-    with pytest.raises(InvalidRequestError, match="at most 7 fit"):
+    with pytest.raises(errors.InvalidRequestError, match="at most 7 fit"):
         harness.submit(make_request(10, 8))
     request = make_request(10, 7)
     harness.submit(request)
@@ -368,10 +361,10 @@ def test_what_can_never_fit_the_pool_is_refused():
 def test_a_full_queue_refuses_with_a_time_to_try_again():
     harness = CoreHarness(make_executor(), limits=CoreLimits(max_num_queued_reqs=2, max_num_queued_tokens=10))
     harness.submit(make_request(4, handle=1))
-    with pytest.raises(QueueFullError, match="tokens"):
+    with pytest.raises(errors.QueueFullError, match="tokens"):
         harness.submit(make_request(7))
     harness.submit(make_request(4, handle=2))
-    with pytest.raises(QueueFullError, match="requests") as refusal:
+    with pytest.raises(errors.QueueFullError, match="requests") as refusal:
         harness.submit(make_request(1))
     assert 0 < refusal.value.retry_after_s <= 30
     harness.finish()
@@ -402,7 +395,7 @@ def test_a_deadline_that_passes_fails_the_request_wherever_it_is():
     )
     assert harness.wake_at == 5.0
     harness.pass_time(7)
-    assert {type(error) for error in harness.client.failures.values()} == {DeadlineExceededError}
+    assert {type(error) for error in harness.client.failures.values()} == {errors.DeadlineExceededError}
     harness.finish()
     assert harness.client.ended == {1, 2}
     assert harness.wake_at is None
