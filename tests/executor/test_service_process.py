@@ -240,9 +240,6 @@ async def test_an_executor_without_a_model_is_ready_with_nothing_fetched(tmp_pat
         ["--max-num-seqs", "100", "--max-num-batched-tokens", "10"],
         ["--block-size", "1e3"],
         ["--log-level", "loud"],
-        ["--served-model-name", ""],
-        ["--served-model-name", "x" * 257],
-        ["--served-model-name", "red\x1b[31m"],
         ["--unknown"],
     ],
 )
