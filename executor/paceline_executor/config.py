@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from paceline.plan.texts import MAX_NAME_BYTES
 from paceline.process.help import HelpParser, port_or_off
+from paceline.process.small_files import read_small_file
 from paceline.process.tls_folder import TlsFolder, TlsFolderError, is_loopback
 from paceline_executor.numerics import KvDtype, Quantization
 from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir
@@ -396,7 +397,7 @@ def _runner(text: str) -> tuple[RunnerKind, Path | None]:
 
 def _speculation(text: str) -> SpeculationChoice:
     try:
-        value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
+        value = json.loads(text if text.lstrip().startswith("{") else read_small_file(Path(text)))
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -158,6 +159,9 @@ FAILURES = {
         ExitCode.USAGE,
         "bad.json has no step times: points[0].duration_us is not a number",
     ),
+    "FIFO as the configuration": (["--model", "{folder}/fifo"], ExitCode.MODEL, "fifo/config.json: it is not"),
+    "FIFO as the weights": (["--model", "{folder}/fifo.gguf"], ExitCode.MODEL, "fifo.gguf: it is not"),
+    "FIFO as the step times": (["--runner", "simulated:{folder}/fifo.gguf"], ExitCode.USAGE, "fifo.gguf: it is not"),
 }
 
 
@@ -167,6 +171,10 @@ def test_a_failure_is_one_line_and_its_own_exit_code(model, tmp_path, ended, arg
     (tmp_path / "empty.gguf").write_bytes(b"")
     (tmp_path / "cut.gguf").write_bytes(model.read_bytes()[:5000])
     (tmp_path / "bad.json").write_text('{"points": [{"num_tokens": 1}]}')
+    (tmp_path / "fifo").mkdir()
+    (tmp_path / "fifo" / "model.safetensors").touch()
+    for name in ("fifo.gguf", "fifo/config.json"):
+        os.mkfifo(tmp_path / name)
     found, printed = ended(*(each.format(model=model, folder=tmp_path) for each in arguments), *ANY_PORTS)
     assert found == code
     assert _is_one_line(printed.err)
