@@ -28,6 +28,12 @@ _BLOCK_SIZE = 16
 DEVICE_BLOCK_SIZE = 64
 """Its attention spends up to a quarter less than on blocks of 16."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+_OF_NUMBA = {  # what else they say ends in a traceback
+    "NUMBA_NUM_THREADS": "[1-9][0-9]*",
+    "NUMBA_THREADING_LAYER": "default|safe|forksafe|threadsafe|omp|tbb|workqueue",
+    "NUMBA_DISABLE_JIT": "0",
+    "NUMBA_CPU_FEATURES": "([+-].*)?",
+}
 _SPECULATION = '{"drafter": "draft_model", "model": "NAME_OR_PATH"}'
 _DESCRIPTION = """\
 Serves one model on one device to Paceline schedulers, which attach to it and decide what runs.
@@ -160,6 +166,10 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         parser.error(
             "--max-num-batched-tokens must be at least --max-num-seqs, so that every row can advance in one step"
         )
+    found = {name: os.environ[name] for name in _OF_NUMBA if name in os.environ and values.runner is not RunnerKind.CUDA}
+    for name, value in found.items():
+        if not re.fullmatch(_OF_NUMBA[name], value):
+            parser.error(f"{name} is {value!r}, with which no kernel can be compiled: unset it")
     return Config(hub_endpoint=os.environ.get("HF_ENDPOINT") or None, **vars(values))
 
 

@@ -259,6 +259,16 @@ def test_a_usage_mistake_is_explained_with_the_options_name(arguments, capsys):
     assert arguments[0] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["abc", "", "0", "-1"])
+def test_a_variable_that_numba_cannot_read_is_named(monkeypatch, capsys, value):
+    monkeypatch.setenv("NUMBA_NUM_THREADS", value)
+    parse_config(["--runner", "cuda"])  # which has other kernels
+    with pytest.raises(SystemExit) as ending:
+        parse_config([])
+    assert ending.value.code == ExitCode.USAGE
+    assert f"error: NUMBA_NUM_THREADS is {value!r}" in capsys.readouterr().err
+
+
 def test_help_loads_nothing_heavy_and_names_every_exit_code():
     script = (
         "import sys\nfrom paceline_executor.__main__ import main\ntry:\n    main(['--help'])\n"
