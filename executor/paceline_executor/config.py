@@ -166,7 +166,9 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         parser.error(
             "--max-num-batched-tokens must be at least --max-num-seqs, so that every row can advance in one step"
         )
-    found = {name: os.environ[name] for name in _OF_NUMBA if name in os.environ and values.runner is not RunnerKind.CUDA}
+    found = {
+        name: os.environ[name] for name in _OF_NUMBA if name in os.environ and values.runner is not RunnerKind.CUDA
+    }
     for name, value in found.items():
         if not re.fullmatch(_OF_NUMBA[name], value):
             parser.error(f"{name} is {value!r}, with which no kernel can be compiled: unset it")

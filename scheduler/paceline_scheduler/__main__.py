@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from paceline.process.command import check_installed, complain, end, end_quietly_on_signals
+from paceline.process.command import check_address_space, check_installed, complain, end, end_quietly_on_signals
 
 if TYPE_CHECKING:
     from paceline.process.logs import LineWriter
@@ -31,6 +31,7 @@ class ExitCode(enum.IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     end_quietly_on_signals()
+    check_address_space(_PROGRAM, ExitCode.FAILED)
     gc.disable()  # what is made while the program starts stays
 
     from paceline_scheduler.config import parse_config, prepare_grpc, prepare_structlog

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -179,6 +180,25 @@ def test_a_failure_is_one_line_and_its_own_exit_code(model, tmp_path, ended, arg
     assert found == code
     assert _is_one_line(printed.err)
     assert told in printed.err
+
+
+def test_memory_that_runs_out_while_the_model_is_loaded_is_one_line_and_its_own_exit_code(model, ended, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("paceline_executor.start.loading.choose_numerics", fail)
+    code, printed = ended("--model", model, *ANY_PORTS)
+    assert code == ExitCode.MACHINE
+    assert _is_one_line(printed.err)
+    assert "ulimit -v" in printed.err
+
+
+def test_a_process_that_may_hardly_have_addresses_is_told_so():
+    command = f"ulimit -v 400000; exec {shlex.join([*COMMAND, '--runner', 'simulated', *ANY_PORTS])}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (ExitCode.MACHINE, "")
+    assert _is_one_line(done.stderr)
+    assert "ulimit -v" in done.stderr
 
 
 def test_a_port_in_use_is_one_line_and_its_own_exit_code(model, ended):

@@ -5,6 +5,7 @@ Apart from `signals`, because it imports next to nothing: a stop may come at any
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from paceline.process.logs import LineWriter
 
 _USAGE = 2
+_LEAST_ADDRESSES = 1 << 30  # what libraries and their threads take, without a model
 _LAST_LINES_S = 0.5  # for a log that takes no more lines
 
 
@@ -29,6 +31,15 @@ def complain(program: str, sentence: str) -> None:
         return
     with contextlib.suppress(OSError):  # the exit code says it too
         print(f"{program}: error: {sentence}", file=sys.stderr, flush=True)
+
+
+def check_address_space(program: str, code: int) -> None:
+    """End with this exit code and a sentence where libraries would abort, or wait for ever, for want of addresses."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if resource.RLIM_INFINITY != limit < _LEAST_ADDRESSES:
+        allowed, least = limit >> 20, _LEAST_ADDRESSES >> 20
+        complain(program, f"ulimit -v allows {allowed} MiB of addresses, and libraries take {least}: raise it")
+        sys.exit(code)
 
 
 def check_installed(program: str, *modules: str) -> None:
