@@ -36,7 +36,7 @@ def explained(sentence: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """torch, CUDA, cuBLAS and the loader of libraries say so in words. A capture that fails of it raises another one."""
+    """torch, CUDA, cuBLAS and the loader of libraries say so in words. A capture that fails of it raises another."""
     return any(map(_says_memory, islice(_with_causes(error), _MAX_CAUSES)))
 
 

@@ -59,7 +59,7 @@ def caller_of_uris(uris: Iterable[str]) -> Caller:
     written exactly so for nobody.
     """
     own = [uri for uri in uris if uri.startswith(_SCHEME)]
-    roles = {role for role in Role if role is not Role.CLIENT and _SCHEME + role.value in own}
+    roles: set[Role] = {role for role in Role if role is not Role.CLIENT and _SCHEME + role.value in own}
     tenants = set[str]()
     for uri in own:
         with contextlib.suppress(UnicodeDecodeError):  # else two that are no text would be one

@@ -12,11 +12,22 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from paceline.process.logs import LineWriter
+    from paceline.process.line_writer import LineWriter
 
+_STANDARD_FILES = ("stdin", "stdout", "stderr")
 _USAGE = 2
 _LEAST_ADDRESSES = 1 << 30  # what libraries and their threads take, without a model
 _LAST_LINES_S = 0.5  # for a log that takes no more lines
+
+
+def open_standard_files() -> None:
+    """Open what is closed of stdin, stdout and stderr to nowhere: the next file would get its number, and libraries that
+    write there or close it would end the process.
+    """
+    while (file := os.open(os.devnull, os.O_RDWR)) < len(_STANDARD_FILES):
+        os.set_inheritable(file, True)
+        setattr(sys, _STANDARD_FILES[file], os.fdopen(file, "r" if file == 0 else "w"))
+    os.close(file)
 
 
 def end_quietly_on_signals() -> None:
@@ -26,9 +37,7 @@ def end_quietly_on_signals() -> None:
 
 
 def complain(program: str, sentence: str) -> None:
-    """Say on stderr why a program ends, if it has one."""
-    if sys.stderr is None:  # `print` would take stdout, which is the log's
-        return
+    """Say on stderr why a program ends."""
     with contextlib.suppress(OSError):  # the exit code says it too
         print(f"{program}: error: {sentence}", file=sys.stderr, flush=True)
 
