@@ -63,13 +63,8 @@ class _Unhurried:
     """As much of a text stream as print, click and rich ask for."""
 
     def __init__(self, stream: TextIO, writer: LineWriter) -> None:
-        self.encoding, self.isatty, self.fileno, self.flush = (
-            stream.encoding,
-            stream.isatty,
-            stream.fileno,
-            writer.flush,
-        )
-        self._writer = writer
+        self.encoding, self.isatty, self.fileno = stream.encoding, stream.isatty, stream.fileno
+        self.flush, self._writer = writer.flush, writer
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):

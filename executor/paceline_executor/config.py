@@ -166,11 +166,9 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         parser.error(
             "--max-num-batched-tokens must be at least --max-num-seqs, so that every row can advance in one step"
         )
-    found = {
-        name: os.environ[name] for name in _OF_NUMBA if name in os.environ and values.runner is not RunnerKind.CUDA
-    }
-    for name, value in found.items():
-        if not re.fullmatch(_OF_NUMBA[name], value):
+    for name, allowed in _OF_NUMBA.items():
+        value = os.environ.get(name)
+        if values.runner is not RunnerKind.CUDA and value is not None and not re.fullmatch(allowed, value):
             parser.error(f"{name} is {value!r}, with which no kernel can be compiled: unset it")
     return Config(hub_endpoint=os.environ.get("HF_ENDPOINT") or None, **vars(values))
 

@@ -21,8 +21,9 @@ _LAST_LINES_S = 0.5  # for a log that takes no more lines
 
 
 def open_standard_files() -> None:
-    """Open what is closed of stdin, stdout and stderr to nowhere: the next file would get its number, and libraries that
-    write there or close it would end the process.
+    """Open what is closed of stdin, stdout and stderr to nowhere.
+
+    The next file would get its number, and a library that writes there or closes it would end the process.
     """
     while (file := os.open(os.devnull, os.O_RDWR)) < len(_STANDARD_FILES):
         os.set_inheritable(file, True)

@@ -13,7 +13,7 @@ from paceline.process.small_files import in_time, read_regular
 
 _ROOTS, _CHAIN, _KEY = "ca.crt", "tls.crt", "tls.key"
 _MAX_BYTES = 1 << 20
-_PATIENCE_S = 0.25  # of the disk, later: who connects waits
+_PATIENCE_S = 1.0  # of the disk, later: who connects waits, and heartbeats may be no later than 1.2 s
 
 
 class TlsFolderError(Exception):
