@@ -3,9 +3,12 @@
 import os
 import sys
 
+from paceline.process.command import open_standard_files
+
 
 def main() -> None:
     """Run the command line. A failure is one line and an exit code, never a traceback."""
+    open_standard_files()
     try:
         import prompt_toolkit  # noqa: F401  first a look whether they are there
         import rich  # noqa: F401
@@ -21,6 +24,11 @@ def main() -> None:
     accept_any_text()
     try:
         app()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # as `failures` has it; of help, for one
+            abandon_stdout()
+            sys.exit(128 + 13)
+        raise
     except OSError as error:
         if wants_traceback():
             raise

@@ -4,6 +4,9 @@ Knows files. What cannot be read later stays what it was; refuses to know who as
 """
 
 import contextlib
+import errno
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +15,7 @@ from paceline_client.config import Tls
 from paceline_client.requests import invalid
 
 _ROOTS, _CHAIN, _KEY = "ca.crt", "tls.crt", "tls.key"
+_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Credentials:
         except OSError as error:
             raise invalid("tls", f"cannot read {error.filename}: {error.strerror}") from None
         try:
-            text = self._token_file.read_text(encoding="ascii") if self._token_file else token
+            text = _content(self._token_file).decode("ascii") if self._token_file else token
         except (OSError, UnicodeDecodeError) as error:
             raise invalid("token", f"cannot read {self._token_file}: {error}") from None
         self._token = None if text is None else _checked(str(text))
@@ -55,7 +59,7 @@ class Credentials:
         """For one call."""
         if self._token_file is not None:
             with contextlib.suppress(OSError, ValueError):
-                self._token = self._token_file.read_text(encoding="ascii").strip() or self._token
+                self._token = _content(self._token_file).decode("ascii").strip() or self._token
         return () if self._token is None else (("authorization", f"Bearer {self._token}"),)
 
     def token_watch(self) -> Callable[[], bool]:
@@ -69,8 +73,20 @@ def _read(tls: Tls) -> Certificates:
         return Certificates(tls.root_certificates, tls.private_key, tls.certificate_chain)
     folder = Path(tls.folder)
     if not (folder / _CHAIN).exists():
-        return Certificates((folder / _ROOTS).read_bytes(), None, None)
-    return Certificates(*((folder / name).read_bytes() for name in (_ROOTS, _KEY, _CHAIN)))
+        return Certificates(_content(folder / _ROOTS), None, None)
+    return Certificates(*(_content(folder / name) for name in (_ROOTS, _KEY, _CHAIN)))
+
+
+def _content(path: Path) -> bytes:
+    """Of a regular file. Raises OSError for a FIFO or a device, which would keep calls waiting."""
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BYTES:
+            raise OSError(errno.EINVAL, f"it is no regular file of at most {_MAX_BYTES} bytes", str(path))
+        return os.read(file, _MAX_BYTES)
+    finally:
+        os.close(file)
 
 
 def _checked(text: str) -> str:

@@ -8,7 +8,14 @@ import enum
 from collections.abc import Sequence
 from typing import NoReturn
 
-from paceline.process.command import check_installed, complain, end, end_quietly_on_signals
+from paceline.process.command import (
+    check_address_space,
+    check_installed,
+    complain,
+    end,
+    end_quietly_on_signals,
+    open_standard_files,
+)
 
 _PROGRAM = "paceline-executor"
 
@@ -27,7 +34,9 @@ class ExitCode(enum.IntEnum):
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    open_standard_files()
     end_quietly_on_signals()
+    check_address_space(_PROGRAM, ExitCode.MACHINE)
 
     from paceline_executor import errors
     from paceline_executor.config import RunnerKind, let_waiting_threads_sleep, parse_config

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from paceline.plan.texts import MAX_NAME_BYTES
 from paceline.process.help import HelpParser, port_or_off
+from paceline.process.small_files import read_small_file
 from paceline.process.tls_folder import TlsFolder, TlsFolderError, is_loopback
 from paceline_executor.numerics import KvDtype, Quantization
 from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir
@@ -27,6 +28,12 @@ _BLOCK_SIZE = 16
 DEVICE_BLOCK_SIZE = 64
 """Its attention spends up to a quarter less than on blocks of 16."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+_OF_NUMBA = {  # what else they say ends in a traceback
+    "NUMBA_NUM_THREADS": "[1-9][0-9]*",
+    "NUMBA_THREADING_LAYER": "default|safe|forksafe|threadsafe|omp|tbb|workqueue",
+    "NUMBA_DISABLE_JIT": "0",
+    "NUMBA_CPU_FEATURES": "([+-].*)?",
+}
 _SPECULATION = '{"drafter": "draft_model", "model": "NAME_OR_PATH"}'
 _DESCRIPTION = """\
 Serves one model on one device to Paceline schedulers, which attach to it and decide what runs.
@@ -159,6 +166,10 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         parser.error(
             "--max-num-batched-tokens must be at least --max-num-seqs, so that every row can advance in one step"
         )
+    for name, allowed in _OF_NUMBA.items():
+        value = os.environ.get(name)
+        if values.runner is not RunnerKind.CUDA and value is not None and not re.fullmatch(allowed, value):
+            parser.error(f"{name} is {value!r}, with which no kernel can be compiled: unset it")
     return Config(hub_endpoint=os.environ.get("HF_ENDPOINT") or None, **vars(values))
 
 
@@ -396,7 +407,7 @@ def _runner(text: str) -> tuple[RunnerKind, Path | None]:
 
 def _speculation(text: str) -> SpeculationChoice:
     try:
-        value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
+        value = json.loads(text if text.lstrip().startswith("{") else read_small_file(Path(text)))
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

@@ -4,12 +4,16 @@ Apart from `loading` and steps, which decide what is taken.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+
+from paceline_executor.errors import ShortMemoryError
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _MAX_CAUSES = 16  # they may go round in a circle
+_WORDED = (RuntimeError, ImportError, OSError)
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
@@ -20,8 +24,19 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
     return min(machine, max(0, limit - current))
 
 
+@contextmanager
+def explained(sentence: str) -> Iterator[None]:
+    """Raises ShortMemoryError, with this sentence, where memory runs out."""
+    try:
+        yield
+    except (MemoryError, *_WORDED) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ShortMemoryError(sentence) from error
+
+
 def is_out_of_memory(error: Exception) -> bool:
-    """torch, CUDA and cuBLAS say so in a RuntimeError's words. A capture that fails of it raises another one."""
+    """torch, CUDA, cuBLAS and the loader of libraries say so in words. A capture that fails of it raises another."""
     return any(map(_says_memory, islice(_with_causes(error), _MAX_CAUSES)))
 
 
@@ -34,8 +49,9 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
 
 def _says_memory(error: BaseException) -> bool:
     words = str(error).lower()
-    phrases = ("out of memory", "can't allocate memory", "status_alloc_failed")
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(one in words for one in phrases))
+    phrases = "out of memory", "n't allocate memory", "cannot allocate memory", "alloc_failed", "failed to map segment"
+    is_worded = isinstance(error, _WORDED) and any(one in words for one in phrases)
+    return is_worded or isinstance(error, MemoryError)
 
 
 def _machine_bytes(meminfo: Path) -> int:

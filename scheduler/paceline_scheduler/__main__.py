@@ -10,10 +10,17 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from paceline.process.command import check_installed, complain, end, end_quietly_on_signals
+from paceline.process.command import (
+    check_address_space,
+    check_installed,
+    complain,
+    end,
+    end_quietly_on_signals,
+    open_standard_files,
+)
 
 if TYPE_CHECKING:
-    from paceline.process.logs import LineWriter
+    from paceline.process.line_writer import LineWriter
     from paceline_scheduler.config import Config
 
 _PROGRAM = "paceline-scheduler"
@@ -30,7 +37,9 @@ class ExitCode(enum.IntEnum):
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    open_standard_files()
     end_quietly_on_signals()
+    check_address_space(_PROGRAM, ExitCode.FAILED)
     gc.disable()  # what is made while the program starts stays
 
     from paceline_scheduler.config import parse_config, prepare_grpc, prepare_structlog

@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from paceline.process.help import HelpParser, port_or_off
+from paceline.process.small_files import read_small_file
 from paceline.process.tls_folder import TlsFolder, TlsFolderError, is_loopback
 from paceline_scheduler.errors import ConfigError
 from paceline_scheduler.link.discovery import Endpoint, ExecutorAddresses, parse_endpoint, parse_executors
@@ -368,7 +369,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 def read_speculation(text: str) -> int:
     """Returns the drafts of a row and step. Raises ConfigError."""
     try:
-        value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
+        value = json.loads(text if text.lstrip().startswith("{") else read_small_file(Path(text)))
     except OSError as error:
         raise ConfigError(f"--speculation: cannot read {text}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -8,11 +8,12 @@ import contextlib
 import os
 import re
 import secrets
-import stat
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
+
+from paceline.process.small_files import read_regular
 
 MAX_FILES = 64
 MAX_FILE_BYTES = 256 * 1024 * 1024
@@ -40,10 +41,7 @@ class DiskCache:
             return None
         path = self._path(self._folder, name)
         try:
-            found = path.stat()
-            if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES + _CHECK_BYTES:
-                return None
-            content = path.read_bytes()
+            content = read_regular(path, MAX_FILE_BYTES + _CHECK_BYTES)
         except OSError:
             return None
         data = content[_CHECK_BYTES:]

@@ -20,7 +20,7 @@ import structlog
 
 from paceline.plan.values import Approach
 from paceline.process.callbacks import watch_callbacks
-from paceline.process.logs import LineWriter
+from paceline.process.line_writer import LineWriter
 from paceline.process.signals import follow_signals, until_set_or_ended
 from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.api.edge import Edge

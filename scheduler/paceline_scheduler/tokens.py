@@ -15,10 +15,12 @@ from typing import Any, NoReturn
 import structlog
 
 from paceline.process.callers import Caller, Role
+from paceline.process.small_files import PATIENCE_S, read_small_file
 from paceline_scheduler.errors import TokenFileError
 from paceline_scheduler.tenant_limits import MAX_LIMIT, NO_LIMITS, TenantBounds, TenantLimits
 
 RELOAD_S = 1.0
+_PATIENCE_S = 2.0  # of the disk, later; a stop waits for it
 _MAX_BYTES = 16 << 20
 _MAX_NAME_BYTES = 128
 _HASH_FORM = "sha256:"
@@ -44,11 +46,11 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp: tuple[int, int, int] | None = None
+        self._data: bytes | None = None
         self._tokens: dict[bytes, list[Token]] = {}  # by the first bytes of their digests
         self._listeners: list[Callable[[frozenset[bytes]], None]] = []
         self._bounds_listeners: list[Callable[[TenantBounds], None]] = []
-        found = self._read_if_changed()
+        found = self._read_if_changed(PATIENCE_S)
         assert found is not None, "nothing was read yet"
         self._tokens, self.bounds = _by_first_bytes(found.tokens), found.bounds
 
@@ -73,7 +75,7 @@ class TokenFile:
         while True:
             await asyncio.sleep(RELOAD_S)
             try:
-                found = await asyncio.to_thread(self._read_if_changed)
+                found = await asyncio.to_thread(self._read_if_changed, _PATIENCE_S)
             except TokenFileError as error:
                 if str(error) != last_error:
                     _log.error("tokens_not_read", error=str(error), hint="the tokens read before stay valid")
@@ -96,20 +98,18 @@ class TokenFile:
             for of_bounds in self._bounds_listeners:
                 of_bounds(found.bounds)
 
-    def _read_if_changed(self) -> "TokenLines | None":
+    def _read_if_changed(self, patience_s: float) -> "TokenLines | None":
         try:
-            found = self._path.stat()
-            stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if stamp == self._stamp:
+            data = read_small_file(self._path, _MAX_BYTES, patience_s)
+            if data == self._data:
                 return None
-            if found.st_size > _MAX_BYTES:
-                raise TokenFileError(f"has more than {_MAX_BYTES} bytes")
-            tokens = parse_tokens(self._path.read_text(encoding="utf-8"))
+            tokens = parse_tokens(data.decode())
         except (OSError, ValueError) as error:
-            raise TokenFileError(f"--tokens: cannot read {self._path}: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise TokenFileError(f"--tokens: cannot read {self._path}: {reason}") from error
         except TokenFileError as error:
             raise TokenFileError(f"--tokens: {self._path}: {error}") from None
-        self._stamp = stamp
+        self._data = data
         return tokens
 
 

@@ -344,13 +344,15 @@ def test_without_the_extra_the_command_says_what_to_install(run_main, monkeypatc
     assert run_main() == "error: the paceline command needs typer: pip install 'paceline[cli]'"
 
 
-def test_a_reader_that_goes_away_is_no_traceback():
+@pytest.mark.parametrize("arguments", [["generate", "x"], ["--help"]])
+def test_a_reader_that_goes_away_is_no_traceback(arguments):
     """As in `paceline generate ... | head -1`: also not when the interpreter ends."""
     reading, writing = os.pipe()
     os.close(reading)
     with FakeServer(say("many words " * 50)) as server, os.fdopen(writing, "w") as stdout:
-        command = sys.executable, "-m", "paceline_cli", "generate", "x", "--target", server.target
-        result = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        command = sys.executable, "-m", "paceline_cli", *arguments
+        environment = os.environ | {"PACELINE_TARGET": server.target}
+        result = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     assert (result.returncode, result.stderr) == (141, "")
 
 

@@ -232,11 +232,12 @@ def test_log_files_are_bounded(tmp_path):
     assert (tmp_path / "child.log").read_bytes() == b"90\nab\n"
 
 
-def test_a_log_that_cannot_be_written_is_one_warning(tmp_path):
+@pytest.mark.parametrize("folder", ["file", "."], ids=["no folder", "a FIFO in it"])
+def test_a_log_that_cannot_be_written_is_one_warning(tmp_path, folder):
     warnings = []
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    files = LogFiles(blocked, warn=warnings.append)
+    (tmp_path / "file").write_text("not a folder")
+    os.mkfifo(tmp_path / "child.log")
+    files = LogFiles(tmp_path / folder, warn=warnings.append)
     for _ in range(3):
         files.on_event(Printed("child", b"x"))
     assert len(warnings) == 1

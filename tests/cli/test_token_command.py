@@ -1,5 +1,6 @@
 """`paceline token`: a secret that is printed once, and a line that the scheduler believes."""
 
+import os
 import stat
 
 import pytest
@@ -41,6 +42,12 @@ def test_only_its_owner_may_read_a_new_file(file):
     """Hashes of random secrets help nobody, but whose tokens there are is nobody's business."""
     make(file, "--tenant", "blue")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_token_whose_hash_would_be_in_no_file_is_not_made(file):
+    os.mkfifo(file)
+    result = CliRunner().invoke(app, ["token", "--tokens", str(file), "--tenant", "blue"])
+    assert (result.stdout, result.stderr) == ("", f"error: tokens: cannot write {file}: it is not a regular file\n")
 
 
 def test_a_line_without_its_end_is_not_joined_to_the_next(file):

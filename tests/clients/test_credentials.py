@@ -1,5 +1,6 @@
 """What a client proves itself by: a token in every call, certificates for every connection, both read again."""
 
+import os
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -84,6 +85,21 @@ async def test_a_token_in_a_file_is_read_again_for_every_call(tmp_path):
             await client.get_model()
             shown.append(doorkeeper.seen[-1][1])
     assert shown == ["Bearer first", "Bearer second", "Bearer second", "Bearer second"]
+
+
+def test_a_fifo_in_the_place_of_a_file_keeps_no_call_waiting(tmp_path):
+    file, roots = tmp_path / "token", tmp_path / "ca.crt"
+    file.write_text("first")
+    roots.write_text("roots")
+    credentials = Credentials(Tls(folder=tmp_path), file)
+    before = credentials.metadata(), credentials.certificates()
+    for path in (file, roots):
+        path.unlink()
+        os.mkfifo(path)
+    assert (credentials.metadata(), credentials.certificates()) == before
+    for field, arguments in (("tls", (Tls(folder=tmp_path),)), ("token", (None, file))):
+        with pytest.raises(InvalidRequestError, match=f"{field}: cannot read .*it is no regular file"):
+            Credentials(*arguments)
 
 
 async def test_who_is_not_known_is_told_so_at_once():

@@ -1,8 +1,13 @@
 """The whole system without a model, as its README starts it: through real processes, with the `paceline` command."""
 
 import asyncio
+import os
+import select
+import shlex
 import signal
 import subprocess
+import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -75,13 +80,68 @@ async def test_a_connection_that_resets_streams_in_a_loop_costs_others_no_reques
         await attacking
 
 
-def test_paceline_up_runs_it():
+def started(*command, redirected, stdout=subprocess.PIPE):
+    """A program with the descriptors that the shell gives it."""
+    line = shlex.join(map(str, command))
+    return subprocess.Popen(["sh", "-c", f"exec {line} {redirected}"], stdout=stdout, text=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        ("paceline-executor", ("--runner", "simulated")),
+        pytest.param("paceline-scheduler", ("--executors", "a:1", "--admin-port", "0"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_program_without_stdin_and_stderr_ends_in_good_order(program, options):
+    """Though it is given no descriptor for them."""
+    ports = ("--port", "0", "--health-port", "0", "--metrics-port", "0")
+    with started(BIN / program, *options, *ports, redirected="<&- 2>&-") as process:
+        assert any('"listening"' in line for line in process.stdout)
+        process.terminate()
+        assert process.wait() == 0
+
+
+def up_command(*options):
+    """`paceline up` on free ports, without a model."""
     ports = free_ports(1)
-    options = ("--port", f"{ports.scheduler.api}", "--executor-port", f"{ports.executors[0].api}")
-    command = (BIN / "paceline", "up", "--runner", "simulated", *options)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
+    where = ("--port", ports.scheduler.api, "--executor-port", ports.executors[0].api)
+    return BIN / "paceline", "up", "--runner", "simulated", *where, *options
+
+
+def test_paceline_up_runs_it_also_without_a_stderr():
+    with started(*up_command(), redirected="2>&-") as up:
         ready = next((line for line in up.stdout if line.startswith("Ready: ")), "")
         up.send_signal(signal.SIGINT)
-        _, log = up.communicate(timeout=60)
+        assert (ready, up.wait()) == ("Ready: simulated\n", 0)
 
-    assert ready == "Ready: simulated\n", log
+
+def kill_executor(up, log):
+    """Return once another one is ready in its place."""
+    num_ready = log.read_text().count('"event": "ready"')
+    children = Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()
+    [executor] = [child for child in children if "paceline-executor" in Path(f"/proc/{child}/cmdline").read_text()]
+    os.kill(int(executor), signal.SIGKILL)
+    while log.read_text().count('"event": "ready"') == num_ready:
+        assert up.poll() is None
+        time.sleep(0.05)
+
+
+def clog(pipe):
+    """Fill it, by its writing end."""
+    while select.select((), (pipe,), (), 0)[1]:
+        os.write(pipe, b"\n" * select.PIPE_BUF)
+
+
+def test_paceline_up_keeps_running_without_a_stdin_and_whatever_becomes_of_its_output(tmp_path):
+    reading, writing = os.pipe()
+    command = up_command("--log-dir", tmp_path)
+    with started(*command, redirected="<&- 2>&1", stdout=writing) as up, os.fdopen(reading) as output:
+        assert any(line.startswith("Ready: ") for line in output)
+        clog(writing)
+        kill_executor(up, tmp_path / "executor.log")
+        output.close()
+        os.close(writing)
+        kill_executor(up, tmp_path / "executor.log")
+        up.terminate()
+        assert up.wait() == 0

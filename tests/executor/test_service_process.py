@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import resource
+import shlex
 import signal
 import socket
 import subprocess
@@ -163,6 +164,9 @@ FAILURES = {
         ExitCode.USAGE,
         "bad.json has no step times: points[0].duration_us is not a number",
     ),
+    "FIFO as the configuration": (["--model", "{folder}/fifo"], ExitCode.MODEL, "fifo/config.json: it is not"),
+    "FIFO as the weights": (["--model", "{folder}/fifo.gguf"], ExitCode.MODEL, "fifo.gguf: it is not"),
+    "FIFO as the step times": (["--runner", "simulated:{folder}/fifo.gguf"], ExitCode.USAGE, "fifo.gguf: it is not"),
 }
 
 
@@ -172,10 +176,33 @@ def test_a_failure_is_one_line_and_its_own_exit_code(model, tmp_path, ended, arg
     (tmp_path / "empty.gguf").write_bytes(b"")
     (tmp_path / "cut.gguf").write_bytes(model.read_bytes()[:5000])
     (tmp_path / "bad.json").write_text('{"points": [{"num_tokens": 1}]}')
+    (tmp_path / "fifo").mkdir()
+    (tmp_path / "fifo" / "model.safetensors").touch()
+    for name in ("fifo.gguf", "fifo/config.json"):
+        os.mkfifo(tmp_path / name)
     found, printed = ended(*(each.format(model=model, folder=tmp_path) for each in arguments), *ANY_PORTS)
     assert found == code
     assert _is_one_line(printed.err)
     assert told in printed.err
+
+
+def test_memory_that_runs_out_while_the_model_is_loaded_is_one_line_and_its_own_exit_code(model, ended, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("paceline_executor.start.loading.choose_numerics", fail)
+    code, printed = ended("--model", model, *ANY_PORTS)
+    assert code == ExitCode.MACHINE
+    assert _is_one_line(printed.err)
+    assert "ulimit -v" in printed.err
+
+
+def test_a_process_that_may_hardly_have_addresses_is_told_so():
+    command = f"ulimit -v 400000; exec {shlex.join([*COMMAND, '--runner', 'simulated', *ANY_PORTS])}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (ExitCode.MACHINE, "")
+    assert _is_one_line(done.stderr)
+    assert "ulimit -v" in done.stderr
 
 
 def test_a_port_in_use_is_one_line_and_its_own_exit_code(model, ended):
@@ -250,6 +277,16 @@ def test_a_usage_mistake_is_explained_with_the_options_name(arguments, capsys):
 
     assert ending.value.code == ExitCode.USAGE
     assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["abc", "", "0", "-1"])
+def test_a_variable_that_numba_cannot_read_is_named(monkeypatch, capsys, value):
+    monkeypatch.setenv("NUMBA_NUM_THREADS", value)
+    parse_config(["--runner", "cuda"])  # which has other kernels
+    with pytest.raises(SystemExit) as ending:
+        parse_config([])
+    assert ending.value.code == ExitCode.USAGE
+    assert f"error: NUMBA_NUM_THREADS is {value!r}" in capsys.readouterr().err
 
 
 def test_help_loads_nothing_heavy_and_names_every_exit_code():

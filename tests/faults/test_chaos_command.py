@@ -1,7 +1,10 @@
 """`paceline chaos` with stand-ins for the services: what it prints, and when it ends with which exit code."""
 
 import json
+import os
+import select
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,14 +22,14 @@ OPTIONS = ["--streams", "4", "--pause", "0.1", "--executors", "2"]
 @pytest.fixture
 def chaos(tmp_path, monkeypatch):
 
-    def run(*options, forgetful=False):
+    def run(*options, forgetful=False, invoke=lambda arguments: CliRunner().invoke(app, arguments)):
         for name in ("scheduler", "executor"):
             script = tmp_path / f"paceline-{name}"
             variable = f"FORGETFUL={tmp_path / 'marker'} " if forgetful else ""
             script.write_text(f'#!/bin/sh\n{variable}exec "{sys.executable}" "{FAKE_SERVICES}" {name} "$@"\n')
             script.chmod(0o755)
         monkeypatch.setattr(programs, "find_script", lambda name: str(tmp_path / name))
-        return CliRunner().invoke(app, ["chaos", *OPTIONS, *options])
+        return invoke(["chaos", *OPTIONS, *options])
 
     return run
 
@@ -50,6 +53,23 @@ def test_a_system_that_changes_tokens_is_exit_code_1(chaos):
     assert result.exit_code == 1, result.output
     assert "something failed, was lost, doubled or changed" in result.stderr
     assert "the first that was wrong was " in result.stdout
+
+
+def test_figures_that_cannot_be_written_are_exit_code_74_and_keep_no_fault_waiting(chaos, monkeypatch, tmp_path):
+    """Nor do lines of its progress that nobody reads."""
+    figures, (reading, writing) = tmp_path / "figures.json", os.pipe()
+    while select.select((), (writing,), (), 0)[1]:
+        os.write(writing, b"\n" * select.PIPE_BUF)
+    with Path("/dev/full").open("w") as full, os.fdopen(writing, "w") as clogged:
+        monkeypatch.setattr("sys.stdout", full)
+        monkeypatch.setattr("sys.stderr", clogged)
+        with pytest.raises(SystemExit) as end:
+            chaos("--faults", "scheduler-kill", "--count", "1", "--json", str(figures), invoke=app)
+        os.close(reading)
+        for writer in [thread for thread in threading.enumerate() if thread.name == "logs"]:
+            writer.join()
+    assert end.value.code == 74
+    assert json.loads(figures.read_text())["faults"][-1]["kind"] == "scheduler-kill"
 
 
 def test_a_fault_that_does_not_exist_is_a_wrong_use(chaos):

@@ -8,9 +8,9 @@ import time
 import pytest
 import structlog
 
-from paceline.process.command import complain
+from paceline.process.line_writer import LineWriter
 from paceline.process.log_bounds import BURST, MAX_CAUSES, MAX_LINE_BYTES, OPERATOR, CauseLimit, shortened
-from paceline.process.logs import LineWriter, set_up_logs
+from paceline.process.logs import set_up_logs
 from paceline_scheduler.testing.clock import ManualClock
 
 GENEROUS_S = 30.0
@@ -102,10 +102,14 @@ def test_a_log_that_is_closed_has_written_everything_and_leaves_no_thread(pipe):
     assert writer.num_lost == 1
 
 
-def test_a_complaint_without_a_stderr_is_not_put_between_the_lines_of_the_log(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stderr", None)
-    complain("paceline", "cannot listen")
-    assert capsys.readouterr().out == ""
+def test_what_is_written_need_not_end_a_line(pipe, new_writer):
+    """As little as a bar on a terminal does."""
+    reading, writing = pipe
+    writer = new_writer(writing, lost, encoding="latin-1")
+    writer.write("\r50 %")
+    writer.write("\r100 % ä☃")
+    writer.finish(GENEROUS_S)
+    assert os.read(reading, PIPE_BYTES) == b"\r50 %\r100 % \xe4\\u2603"
 
 
 def events_in(reading):

@@ -3,7 +3,14 @@
 import pytest
 
 from both_sides.certificates import Authority
+from paceline.process import tls_folder
 from paceline.process.tls_folder import TlsFolder, TlsFolderError, is_loopback
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """As much as a busy machine may need."""
+    monkeypatch.setattr(tls_folder, "_PATIENCE_S", 60.0)
 
 
 @pytest.fixture

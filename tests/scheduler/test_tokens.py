@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -131,13 +132,17 @@ async def test_new_tokens_are_found_and_removed_ones_reported(file, path):
     assert file.find("one") is None
 
 
-async def test_a_damaged_file_changes_nothing_and_is_complained_of_once(file, path):
+@pytest.mark.parametrize("put", [lambda path: path.write_text("nonsense"), os.mkfifo], ids=["nonsense", "a FIFO"])
+async def test_a_damaged_file_changes_nothing_and_is_complained_of_once(file, path, put):
     with capture_logs() as events:
-        path.write_text("nonsense")
-        await wait_until(lambda: events)
+        path.unlink()
+        put(path)
+        await wait_until(lambda: any(str(path) in event["error"] for event in events))
         await asyncio.sleep(0.05)
-        assert [event["event"] for event in events] == ["tokens_not_read"]
+        assert {event["event"] for event in events} == {"tokens_not_read"}
+        assert len({event["error"] for event in events}) == len(events)
         assert file.find("one").caller.tenant == "blue"
+        path.unlink()
         path.write_text(line("three", tenant="blue"))
         await wait_until(lambda: file.find("three"))
     assert file.find("one") is None

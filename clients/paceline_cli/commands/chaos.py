@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from paceline_cli.chaos.report import figures_of, report_fields
 from paceline_cli.chaos.tables import print_summary
 from paceline_cli.chaos.views import ChaosView, make_chaos_view
 from paceline_cli.failures import EXIT_INTERRUPTED, print_error, reported
+from paceline_cli.output import never_waiting
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports
 from paceline_cli.supervisor.signals import StopSignals
 
@@ -101,16 +103,20 @@ def chaos(
         seed=seed,
         timing=FaultTiming(pause_seconds=pause),
     )
-    view, signals = make_chaos_view(num_faults), StopSignals()
-    experiment = Experiment(setting, view)
-    with reported():
-        try:
-            asyncio.run(_run(experiment, kinds_in_turn(kinds, num_faults, duration, seed), view, signals))
-        except asyncio.CancelledError:
-            if signals.received is None:
-                raise
-        _conclude(experiment.ledger, json_file)
-    _exit(experiment.ledger, is_interrupted=signals.received is not None)
+    signals = StopSignals()
+    with never_waiting() as writers:
+        view = make_chaos_view(num_faults)
+        experiment = Experiment(setting, view)
+        with reported():
+            try:
+                asyncio.run(_run(experiment, kinds_in_turn(kinds, num_faults, duration, seed), view, signals))
+            except asyncio.CancelledError:
+                if signals.received is None:
+                    raise
+            _conclude(experiment.ledger, json_file)
+        _exit(experiment.ledger, is_interrupted=signals.received is not None)
+    if "stdout" in writers and writers["stdout"].num_lost:
+        raise typer.Exit(os.EX_IOERR)
 
 
 def parse_kinds(text: str) -> tuple[FaultKind, ...]:

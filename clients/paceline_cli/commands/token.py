@@ -1,9 +1,11 @@
 """`paceline token`: a token for a caller, and its hash for the scheduler."""
 
+import errno
 import hashlib
 import json
 import os
 import secrets
+import stat
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -61,6 +63,8 @@ def _add_line(path: Path, line: str) -> None:
     """Add a line at once, so that a scheduler reads all of it or nothing; others do not see a new file."""
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
         size = os.fstat(file).st_size
         ends_line = size == 0 or os.pread(file, 1, size - 1) == b"\n"
         os.write(file, f"{'' if ends_line else chr(10)}{line}\n".encode())

@@ -8,6 +8,7 @@ import typer
 from paceline_cli import options
 from paceline_cli.config import DEFAULT_TARGET
 from paceline_cli.failures import reported
+from paceline_cli.output import never_waiting
 from paceline_cli.services import run_deployment
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, fixed_ports
 from paceline_cli.supervisor.supervisor import Restarts
@@ -69,7 +70,7 @@ def up(
         typer.echo(ready_text(deployment, models))
         await asyncio.Event().wait()
 
-    with reported():
+    with never_waiting(), reported():
         run_deployment(deployment, restarts=Restarts.ALWAYS, log_dir=log_dir, use=announce)
         typer.echo("Stopped.", err=True)
 

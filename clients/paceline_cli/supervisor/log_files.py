@@ -3,6 +3,7 @@
 Apart from the supervisor, which no disk can stop.
 """
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class LogFiles:
 
     def _append(self, path: Path, data: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # a FIFO would keep everything waiting
+            raise OSError(errno.EINVAL, f"{path.name} is not a regular file")
         with path.open("ab") as file:
             is_full = file.tell() + len(data) > self._max_file_bytes
             if not is_full:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from paceline.process.small_files import read_small_file
 from paceline_executor.errors import StepTimesError
 
 _MAX = 1 << 40  # of tokens, of pairs, and of microseconds: twelve days
@@ -40,7 +41,7 @@ class StepTimes:
 def read_step_times(path: Path) -> StepTimes:
     """Raises StepTimesError, which names the file and the line or field at fault."""
     try:
-        return _table(json.loads(path.read_bytes()))
+        return _table(json.loads(read_small_file(path)))
     except OSError as error:
         raise StepTimesError(f"cannot read {path}: {error.strerror or error}; check --runner simulated:FILE") from error
     except (ValueError, RecursionError) as error:

@@ -16,6 +16,7 @@ from triton._C.libtriton import get_cache_invalidating_env_vars
 
 import paceline_executor
 import paceline_kernels
+from paceline.process.small_files import read_small_file
 from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
@@ -152,7 +153,7 @@ def have_compiled(
 def _num_kept(mark: Path) -> int:
     """0 without a mark, or where there are fewer folders beside it than kernels: somebody has tidied up."""
     try:
-        num_kept = int(mark.read_text())
+        num_kept = int(read_small_file(mark))
         num_folders = sum(path.is_dir() for path in mark.parent.iterdir())
     except (OSError, ValueError):
         return 0

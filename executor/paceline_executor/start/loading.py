@@ -12,7 +12,7 @@ from paceline_executor.config import Config, LoadFormat, RunnerKind
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
-from paceline_executor.memory import available_bytes
+from paceline_executor.memory import available_bytes, explained
 from paceline_executor.numerics import choose_numerics
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import CacheGeometry, Runner, WarmUpProgress
@@ -43,7 +43,8 @@ def load(config: Config) -> Loaded:
     progress = ProgressLog()
     opened = open_model(config, progress)
     if kind is RunnerKind.CPU:
-        return _load_on_cpu(config, opened, progress)
+        with explained("memory ran out while the model was loaded: free some, or raise its limits, also ulimit -v"):
+            return _load_on_cpu(config, opened, progress)
 
     from paceline_executor.start.loading_device import load_on_device  # with torch, which takes seconds to import
 

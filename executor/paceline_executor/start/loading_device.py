@@ -3,8 +3,8 @@
 Refuses to know how bytes come to a device and in which numbers they are computed with.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import structlog
@@ -12,11 +12,10 @@ import torch
 
 from paceline_executor.config import DEVICE_BLOCK_SIZE, Config, DrafterKind, LoadFormat, RunnerKind
 from paceline_executor.device_numerics import DeviceNumerics, choose_device_numerics, choose_twin_numerics
-from paceline_executor.errors import ShortMemoryError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
-from paceline_executor.memory import available_bytes, is_out_of_memory
+from paceline_executor.memory import available_bytes, explained
 from paceline_executor.models.device_eagle3 import DeviceEagle3Head
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, twin_model, upload_model
@@ -456,13 +455,6 @@ def _load_weights(
     return upload_model(checkpoint, place.device, max_model_len, dtype, matrices, on_progress)
 
 
-@contextmanager
-def _explained(when: str, advice: str) -> Iterator[None]:
+def _explained(when: str, advice: str) -> AbstractContextManager[None]:
     """Says what to do where memory runs out all the same."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        sentence = f"the device's memory ran out {when}: {advice}, or end other processes on the device"
-        raise ShortMemoryError(sentence) from error
+    return explained(f"the device's memory ran out {when}: {advice}, or end other processes on the device")

@@ -58,7 +58,7 @@ def load_tokenizer(path: Path) -> TokenizerBundle:
 
 
 def _has_own_tokenizer(path: Path) -> bool:
-    return (path / "tokenizer.json").is_file()
+    return (path / "tokenizer.json").exists()
 
 
 def _gguf_header(path: Path) -> GgufHeader:

@@ -57,8 +57,9 @@ def _is_kept(name: str) -> bool:
 def _compile_elsewhere(names: Sequence[str], on_begin: Callable[[str], None]) -> None:
     command = [sys.executable, "-P", "-m", "paceline_kernels.warm_up.compile_process", *names]
     try:
+        # Ctrl-C is for this process, and the other one ends with it.
         with subprocess.Popen(  # noqa: S603
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, process_group=0
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:
@@ -73,7 +74,7 @@ def _compile_elsewhere(names: Sequence[str], on_begin: Callable[[str], None]) ->
 
 def _main() -> None:
     """Compile the operations on the command line, naming each on stdout as it begins."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # without a traceback, where nobody reads any more
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     jit.set_num_threads(1)
     for name in sys.argv[1:]:

@@ -2,7 +2,7 @@
 
 Triton compiles one kernel after another in the process that launches it, and a model needs a hundred. Each process gets
 the next launch when it is done with one: they read lines and write lines, and end when their input does, also because
-who started them died. None of them uses the GPU.
+who started them died. Ctrl-C does not reach them. None of them uses the GPU.
 
 What launches them from C is compiled, too, where there is a driver of CUDA to link it with.
 
@@ -12,6 +12,7 @@ Knows processes and Triton's cache. It refuses to know what launches are for.
 import contextlib
 import json
 import logging
+import signal
 import subprocess
 import sys
 import threading
@@ -93,7 +94,9 @@ class _Pool:
     def serve(self, command: Sequence[str]) -> None:
         """Start a process and give it launches until none is left, or it has ended."""
         try:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+            process = subprocess.Popen(  # noqa: S603
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+            )
         except OSError as error:
             _log.warning("no process can be started to compile kernels: %s", error)
             return
@@ -129,6 +132,7 @@ def _main() -> None:
     """Compile what comes in, line by line; answer whether it was on disk, or in a sentence what is wrong with it."""
     import triton
 
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # without a traceback, where nobody reads any more
     triton.knobs.cache.dir = sys.argv[2]
 
     from paceline_kernels.gpu.no_gpu import compile_for

@@ -3,7 +3,9 @@
 Refuses to know which call is for whom.
 """
 
+import contextlib
 import enum
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
@@ -14,6 +16,9 @@ import grpc.aio
 from paceline.process.tls_folder import Certificates, TlsFolder
 
 _SCHEME = "paceline://"
+_CLIENT = re.compile(
+    r"paceline://client/((?:[\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+)", re.ASCII
+)  # a segment by RFC 3986
 _URIS, _NAMES = "peer_uri", "x509_common_name"
 
 
@@ -50,15 +55,16 @@ def caller_of(context: grpc.aio.ServicerContext) -> Caller:  # type: ignore[type
 
 
 def caller_of_uris(uris: Iterable[str]) -> Caller:
-    """Return who has these URIs in a certificate. One that names two tenants speaks for none."""
+    """Return who has these URIs in a certificate. One that names two tenants speaks for none, and a URI that is not
+    written exactly so for nobody.
+    """
     own = [uri for uri in uris if uri.startswith(_SCHEME)]
-    roles, tenants = set[Role](), set[str]()
+    roles: set[Role] = {role for role in Role if role is not Role.CLIENT and _SCHEME + role.value in own}
+    tenants = set[str]()
     for uri in own:
-        role, _, name = uri.removeprefix(_SCHEME).partition("/")
-        if role == Role.CLIENT.value and name:
-            tenants.add(unquote(name))
-        elif not name and role in (Role.OPERATOR.value, Role.SCHEDULER.value, Role.EXECUTOR.value):
-            roles.add(Role(role))
+        with contextlib.suppress(UnicodeDecodeError):  # else two that are no text would be one
+            if found := _CLIENT.fullmatch(uri):
+                tenants.add(unquote(found[1], errors="strict"))
     tenant = tenants.pop() if len(tenants) == 1 else None
     if tenant is not None:
         roles.add(Role.CLIENT)

@@ -5,16 +5,30 @@ Apart from `signals`, because it imports next to nothing: a stop may come at any
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from paceline.process.logs import LineWriter
+    from paceline.process.line_writer import LineWriter
 
+_STANDARD_FILES = ("stdin", "stdout", "stderr")
 _USAGE = 2
+_LEAST_ADDRESSES = 1 << 30  # what libraries and their threads take, without a model
 _LAST_LINES_S = 0.5  # for a log that takes no more lines
+
+
+def open_standard_files() -> None:
+    """Open what is closed of stdin, stdout and stderr to nowhere.
+
+    The next file would get its number, and a library that writes there or closes it would end the process.
+    """
+    while (file := os.open(os.devnull, os.O_RDWR)) < len(_STANDARD_FILES):
+        os.set_inheritable(file, True)
+        setattr(sys, _STANDARD_FILES[file], os.fdopen(file, "r" if file == 0 else "w"))
+    os.close(file)
 
 
 def end_quietly_on_signals() -> None:
@@ -24,11 +38,18 @@ def end_quietly_on_signals() -> None:
 
 
 def complain(program: str, sentence: str) -> None:
-    """Say on stderr why a program ends, if it has one."""
-    if sys.stderr is None:  # `print` would take stdout, which is the log's
-        return
+    """Say on stderr why a program ends."""
     with contextlib.suppress(OSError):  # the exit code says it too
         print(f"{program}: error: {sentence}", file=sys.stderr, flush=True)
+
+
+def check_address_space(program: str, code: int) -> None:
+    """End with this exit code and a sentence where libraries would abort, or wait for ever, for want of addresses."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if resource.RLIM_INFINITY != limit < _LEAST_ADDRESSES:
+        allowed, least = limit >> 20, _LEAST_ADDRESSES >> 20
+        complain(program, f"ulimit -v allows {allowed} MiB of addresses, and libraries take {least}: raise it")
+        sys.exit(code)
 
 
 def check_installed(program: str, *modules: str) -> None:

@@ -42,7 +42,7 @@ class HelpParser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return it as wide as the terminal, in bold where stdout is one."""
         width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
-        is_bold = sys.stdout is not None and sys.stdout.isatty()
+        is_bold = sys.stdout.isatty()
         _, own, *others = self._action_groups  # the first is that of positional arguments, of which there are none
         own.title = "Options"
         panels = [(group.title or "", _rows(group)) for group in (*others, own)]
@@ -64,8 +64,8 @@ def port_or_off(text: str) -> int | None:
     return int(text)
 
 
-def _takes_boxes(file: TextIO | None) -> bool:
-    return file is not None and (file.encoding or "").lower().startswith("utf")
+def _takes_boxes(file: TextIO) -> bool:
+    return (file.encoding or "").lower().startswith("utf")
 
 
 def _rows(group: argparse._ArgumentGroup) -> list[tuple[str, ...]]:

@@ -3,16 +3,17 @@
 Refuses to know gRPC: a command line is checked before that may be imported.
 """
 
+import contextlib
 import ipaddress
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_ROOTS, _CHAIN, _KEY = "ca.crt", "tls.crt", "tls.key"
-_MAX_TRIES = 3
-_MAX_BYTES = 1 << 20
+from paceline.process.small_files import in_time, read_regular
 
-_Stamp = tuple[tuple[int, int, int], ...]
+_ROOTS, _CHAIN, _KEY = "ca.crt", "tls.crt", "tls.key"
+_MAX_BYTES = 1 << 20
+_PATIENCE_S = 1.0  # of the disk, later: who connects waits, and heartbeats may be no later than 1.2 s
 
 
 class TlsFolderError(Exception):
@@ -42,38 +43,28 @@ class TlsFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._stamp = self._look()
-            self._last = self._read()
+            self._last = in_time(lambda: self._read(None), path)
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            reason = (
+                f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+            )
             raise TlsFolderError(
                 f"cannot use {path}: it has to hold {_ROOTS}, {_CHAIN} and {_KEY} in PEM, of one another ({reason})"
             ) from error
 
     def certificates(self) -> Certificates:
         """Return what the files held when they last fitted together. For any thread."""
-        for _ in range(_MAX_TRIES):
-            try:
-                stamp = self._look()
-                if stamp == self._stamp:
-                    break
-                found = self._read()
-                if self._look() == stamp:  # else somebody writes right now
-                    self._last, self._stamp = found, stamp
-            except (OSError, ValueError):  # half written, or gone: the next look may find more
-                break
+        with contextlib.suppress(OSError, ValueError):  # half written, or gone: the next look may find more
+            self._last = in_time(lambda: self._read(self._last), self._path, _PATIENCE_S)
         return self._last
 
-    def _look(self) -> _Stamp:
-        found = [(self._path / name).stat() for name in (_ROOTS, _CHAIN, _KEY)]
-        return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
-
-    def _read(self) -> Certificates:
-        files = [self._path / name for name in (_ROOTS, _CHAIN, _KEY)]
-        if max(file.stat().st_size for file in files) > _MAX_BYTES:
-            raise ValueError(f"a file has more than {_MAX_BYTES} bytes")
-        roots, chain, key = files
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(roots)  # ssl.SSLError is an OSError
-        context.load_cert_chain(chain, key, password="")  # never asks a terminal
-        return Certificates(roots.read_bytes(), chain.read_bytes(), key.read_bytes())
+    def _read(self, last: Certificates | None) -> Certificates:
+        roots, chain, key = files = [self._path / name for name in (_ROOTS, _CHAIN, _KEY)]
+        found = Certificates(*(read_regular(file, _MAX_BYTES) for file in files))
+        if found != last:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(roots)  # ssl.SSLError is an OSError
+            context.load_cert_chain(chain, key, password="")  # never asks a terminal
+            if found != Certificates(*(read_regular(file, _MAX_BYTES) for file in files)):
+                raise ValueError("somebody writes right now")
+        return found

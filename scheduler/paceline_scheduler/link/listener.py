@@ -71,6 +71,9 @@ class Listener:
         if self._runtime.views.description(address) is not None:
             self._runtime.feed(DrainExecutor(address, is_leaving=True))
 
+    def in_line(self, address: str) -> None:
+        self._executors.by_address[address].last_error = ""
+
     def detached(self, address: str, reason: str) -> None:
         executor = self._executors.by_address[address]
         executor.port, executor.last_error = None, readable(reason, MAX_REASON_BYTES)

@@ -132,6 +132,7 @@ class Steward:
                         log.warning("executor_lost", address=address)
                     self.listener.lost(address)
                 case InLine(address, holder):
+                    self.listener.in_line(address)
                     log.info("waiting_in_line", address=address, active_address=holder.address, term=holder.term)
                 case Displaced(active):
                     where = {"active_address": active.address, "term": active.term}

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.process.command import open_standard_files
 from paceline_scheduler.errors import RecordingError
 from paceline_scheduler.recording.replay import Recording, Replay, follow, read_recording, replay
 from paceline_scheduler.recording.story import Requests, Story
@@ -15,6 +16,7 @@ _OK, _DIFFERENT, _USAGE, _READER_GONE = 0, 1, 2, 141
 
 def main() -> int:
     """Return the exit code: 0, 1 where a plan differs, 2 for a file that cannot be read or no such request."""
+    open_standard_files()
     parser = argparse.ArgumentParser(prog="paceline", description="Look into a recording of a scheduler.")
     commands = parser.add_subparsers(dest="command", required=True)
     replaying = commands.add_parser("replay", help="repeat it, and compare every plan")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.process.small_files import read_small_file
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import RecordingError
 from paceline_scheduler.recording.learned import Learned
@@ -28,7 +29,7 @@ def read_policy(text: str, limits: CoreLimits) -> CoreLimits:
     """Return bounds with the named ones changed. Raises RecordingError for what is none."""
     known = [each.name for each in fields(CoreLimits)]
     try:
-        wanted = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
+        wanted = json.loads(text if text.lstrip().startswith("{") else read_small_file(Path(text)))
     except OSError as error:
         raise RecordingError(f"--policy: cannot read {text}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -305,6 +305,8 @@ def test_errors_that_came_of_each_other_are_looked_at_once():
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
         (MemoryError(), True),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), True),
+        (OSError(12, "Cannot allocate memory"), True),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
         (caused(RuntimeError("operation failed due to a previous error during capture"), MemoryError()), True),
     ],

@@ -2,8 +2,10 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,28 @@ def test_who_compiles_ends_with_the_process_that_waits_for_it(nothing_kept, tmp_
         process.kill()
         assert process.stderr.read() == b""
     assert not list(tmp_path.rglob("cpu.run-*.nbc"))
+
+
+def test_who_compiles_says_nothing_where_ctrl_c_ends_all_of_a_terminal(nothing_kept):
+    """At any moment, so also while it is still being imported."""
+    script = "import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(0))\n" + HAVE_READY
+    command = [sys.executable, "-u", "-c", script]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=nothing_kept, process_group=0, **pipes) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not any("libtorch" in Path(f"/proc/{child}/maps").read_text() for child in children.read_text().split()):
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr.read() == b""
+
+
+def test_who_compiles_for_nobody_any_more_says_nothing():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "paceline_kernels.warm_up.compile_process", OPERATION]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"], ids=["fails", "is missing"])

@@ -294,6 +294,13 @@ async def test_without_tokens_anybody_may_call_and_name_any_tenant(backend):
         (["paceline://scheduler", "spiffe://other/operator"], {Role.SCHEDULER}, None),
         (["paceline://client/a", "paceline://client/b"], set(), None),
         (["paceline://operator/x", "paceline://client", "paceline://client/", "https://operator"], set(), None),
+        *(
+            ([f"paceline://{name}"], set(), None)
+            for role in ("operator", "scheduler", "executor", "client/blue")
+            for name in (f"{role}/", role.title(), f"{role}?", f"{role}#a", f" {role}", f"{role}\n", f"@{role}")
+        ),
+        *(([f"paceline://client/{name}"], set(), None) for name in ("a/b", "%FF", "%zz", "a?b=c", "größe")),
+        (["paceline://client/a%2Fb"], {Role.CLIENT}, "a/b"),
     ],
 )
 def test_a_certificate_says_by_its_uris_who_calls(uris, roles, tenant):

@@ -101,6 +101,15 @@ async def test_a_standby_tells_whom_it_stands_behind_and_when_it_takes_over():
 
 
 @scenario
+async def test_a_standby_tells_no_trouble_that_is_over():
+    async with active_and_standby(FIRST) as (deployment, _, standby):
+        await restart(deployment, FIRST, 0.2)
+        await standby.until(lambda: standby.executors.statuses()[0].last_error)
+        await standby.until(lambda: standby.executors.statuses()[0].holder)
+        assert [status.last_error for status in standby.executors.statuses()] == [""]
+
+
+@scenario
 async def test_a_scheduler_that_had_given_an_executor_up_stands_by_all_the_same():
     async with Deployment(FIRST) as deployment:
         deployment.network.freeze(FIRST)

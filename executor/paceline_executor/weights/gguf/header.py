@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from paceline.process.small_files import open_regular
 from paceline_executor.weights.refusals import damaged, shown, unreadable, unsupported
 
 MAGIC = b"GGUF"
@@ -117,7 +118,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
     UnsupportedModelError for versions, byte orders, value types and tensor types outside this reader's range.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             return _Reader(path, file, size_bytes).header()
     except OSError as error:

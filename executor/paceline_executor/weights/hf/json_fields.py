@@ -3,27 +3,28 @@
 Refuses to know what any field means.
 """
 
+import errno
 import json
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
+from paceline.process.small_files import read_small_file
 from paceline_executor.weights.refusals import damaged, unreadable, wrong
 
 MAX_SMALL_FILE_BYTES = 4 << 20
 MAX_NUMBER = 1 << 63
+_PATIENCE_S = 60.0  # of a disk; a vocabulary may have tens of megabytes
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
     """Raises ModelNotFoundError where it cannot be read, ModelCorruptError where it is larger."""
     try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+        return read_small_file(path, max_bytes, _PATIENCE_S)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise damaged(path, f"it is larger than the {max_bytes} bytes allowed") from error
         raise unreadable(path, error) from error
-    if len(data) > max_bytes:
-        raise damaged(path, f"it is larger than the {max_bytes} bytes allowed")
-    return data
 
 
 class JsonFields:

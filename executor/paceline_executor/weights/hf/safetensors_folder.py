@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from paceline.process.small_files import open_regular
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_executor.weights.hf.config import read_hf_config
@@ -127,7 +128,7 @@ def _not_read(path: Path, name: str, dtype: str) -> UnsupportedModelError:
 
 def _header_length(path: Path) -> int:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     except OSError as error:
         raise unreadable(path, error) from error
