@@ -18,6 +18,7 @@ from paceline_scheduler.testing.edge_server import NOON, wait_until
 from paceline_scheduler.testing.refusals import refusal_of
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tiny import END, MODEL, encode
+from paceline_scheduler.testing.tokenizers import try_here
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
 # A tenth of a second is a long silence.
@@ -132,7 +133,7 @@ def seconds_until_the_end(*messages, at_most, thinks_s=0.0):
     async def last():
         limits = EdgeLimits()
         backend = ScriptedBackend(MODEL)
-        edge = Edge(backend, backend, Texts(limits, lambda: NOON), limits)
+        edge = Edge(backend, backend, Texts(limits, lambda: NOON, trial=try_here), limits)
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         async with aclosing(serve_session(edge, send(), ANYBODY)) as responses:
