@@ -10,16 +10,7 @@ from paceline_cli.bench.errors import EndpointError, NoOutputError
 from paceline_cli.bench.openai_target import WORDS, OpenAITarget
 from paceline_cli.bench.records import Counted
 from paceline_cli.bench.targets import Outgoing
-from paceline_client.errors import (
-    AccessDeniedError,
-    ConnectionLostError,
-    InvalidRequestError,
-    NotFoundError,
-    OverloadedError,
-    ServerError,
-    StreamCorruptedError,
-    UnavailableError,
-)
+from paceline_client import errors
 from paceline_client.requests import Sampling
 
 USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 2}}}
@@ -102,12 +93,12 @@ async def test_a_connection_is_used_again(openai_server, connect):
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (400, InvalidRequestError),
-        (403, AccessDeniedError),
-        (404, NotFoundError),
-        (429, OverloadedError),
-        (500, ServerError),
-        (503, UnavailableError),
+        (400, errors.InvalidRequestError),
+        (403, errors.AccessDeniedError),
+        (404, errors.NotFoundError),
+        (429, errors.OverloadedError),
+        (500, errors.ServerError),
+        (503, errors.UnavailableError),
     ],
 )
 async def test_a_status_is_the_error_it_would_be_from_a_scheduler(openai_server, connect, status, kind):
@@ -121,14 +112,14 @@ async def test_a_status_is_the_error_it_would_be_from_a_scheduler(openai_server,
 @pytest.mark.parametrize(
     ("stream", "options", "kind", "sentence"),
     [
-        ([token("a"), {"error": {"message": "out of memory"}}], {}, ServerError, "out of memory"),
-        ([token("a"), "data: {\n\n"], {}, StreamCorruptedError, "a message is not what"),
-        ([token("a"), "data: 7\n\n"], {}, StreamCorruptedError, "a message is not what"),
+        ([token("a"), {"error": {"message": "out of memory"}}], {}, errors.ServerError, "out of memory"),
+        ([token("a"), "data: {\n\n"], {}, errors.StreamCorruptedError, "a message is not what"),
+        ([token("a"), "data: 7\n\n"], {}, errors.StreamCorruptedError, "a message is not what"),
         ([USAGE, DONE], {}, NoOutputError, "without a token"),
         ([], {}, NoOutputError, "without a token"),
         # Its answer could not be timed.
-        ([token("a")], {"content_type": "application/json"}, StreamCorruptedError, "text/event-stream"),
-        ([token("a")], {"closes": True}, ConnectionLostError, r"\w"),
+        ([token("a")], {"content_type": "application/json"}, errors.StreamCorruptedError, "text/event-stream"),
+        ([token("a")], {"closes": True}, errors.ConnectionLostError, r"\w"),
     ],
     ids=["error", "no JSON", "no object", "no token", "nothing", "no stream", "broken connection"],
 )
@@ -173,8 +164,8 @@ async def test_no_server_says_where_none_was_found(connect, base_url):
         ({"models": {"models": []}}, EndpointError, "does not answer as OpenAI's API does"),
         ({"models": []}, EndpointError, "does not answer as OpenAI's API does"),
         ({"models_status": 404}, EndpointError, r"Does --base-url end in /v1\?"),
-        ({"models_status": 401}, AccessDeniedError, "Set OPENAI_API_KEY"),
-        ({"models_status": 503}, UnavailableError, "HTTP 503"),
+        ({"models_status": 401}, errors.AccessDeniedError, "Set OPENAI_API_KEY"),
+        ({"models_status": 503}, errors.UnavailableError, "HTTP 503"),
         ({"models": {"data": []}}, EndpointError, "no model"),
     ],
 )

@@ -8,15 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_client import (
-    AsyncClient,
-    ClientClosedError,
-    ConnectFailedError,
-    InvalidRequestError,
-    Keepalive,
-    Limits,
-    Retry,
-)
+from paceline_client import AsyncClient, Keepalive, Limits, Retry, errors
 from paceline_client.address_picker import AddressPicker
 from paceline_client.addresses import Addresses, may_be_followed, resolve_with_system
 from paceline_client.connection import Connection
@@ -76,7 +68,9 @@ async def test_a_name_without_a_port_gets_the_usual_one():
 
 def test_a_url_is_refused_with_what_to_write_instead():
     """A resolver's words about it would help nobody."""
-    with pytest.raises(InvalidRequestError, match=r"'http://pace:1/v1' is a URL: write 'pace:1', without http://"):
+    with pytest.raises(
+        errors.InvalidRequestError, match=r"'http://pace:1/v1' is a URL: write 'pace:1', without http://"
+    ):
         Addresses("http://pace:1/v1")
 
 
@@ -155,7 +149,7 @@ async def test_closing_ends_a_look_that_somebody_waits_for():
     for _ in range(5):
         await asyncio.sleep(0)
     await connection.close()
-    with pytest.raises(ClientClosedError):
+    with pytest.raises(errors.ClientClosedError):
         await waiting
 
 
@@ -197,7 +191,7 @@ async def test_a_name_that_leads_nowhere_is_the_reason():
     unknown = OSError(-2, "Name or service not known")
     addresses = Addresses("dns:///pace.line:1", Names(unknown, unknown).resolve)
     connection = Connection(addresses, dial=pytest.fail, retry=Retry(), keepalive=Keepalive(), limits=Limits())
-    with pytest.raises(ConnectFailedError) as caught:
+    with pytest.raises(errors.ConnectFailedError) as caught:
         await connection.endpoint(connect_seconds=0.05)
     assert str(caught.value) == ("cannot reach dns:///pace.line:1; cannot resolve pace.line: Name or service not known")
     await connection.close()

@@ -12,19 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from paceline_client import (
-    AsyncClient,
-    Client,
-    ClientClosedError,
-    FinishReason,
-    Keepalive,
-    PacelineError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    Sampling,
-    ServerError,
-    Timeout,
-)
+from paceline_client import AsyncClient, Client, FinishReason, Keepalive, Sampling, Timeout, errors
 from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, say
 
 QUICK = Keepalive(heartbeat_seconds=0.02)
@@ -73,7 +61,7 @@ async def cancel_the_task(client, name):
 
 
 async def run_out_of_time(client, name):
-    with pytest.raises(RequestTimeoutError, match=r"0\.2 s"):
+    with pytest.raises(errors.RequestTimeoutError, match=r"0\.2 s"):
         await client.generate("?", request_id=name, timeout=Timeout(total_seconds=0.2))
 
 
@@ -132,7 +120,7 @@ async def test_closing_the_client_ends_its_streams_and_leaves_no_task():
         await asyncio.sleep(0)
         await client.close()
         for use in (reading, anext(unread), client.generate("?")):
-            with pytest.raises(ClientClosedError):
+            with pytest.raises(errors.ClientClosedError):
                 await use
         await client.close()
     assert asyncio.all_tasks() == before
@@ -151,7 +139,7 @@ async def test_closing_a_stream_ends_the_iteration_of_another_task():
         await asyncio.gather(stream.aclose(), stream.aclose())
         assert await reading == []
         await server.seen_that(cancelled_is("r1"))
-        with pytest.raises(RequestCancelledError, match="r1"):
+        with pytest.raises(errors.RequestCancelledError, match="r1"):
             _ = stream.result
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
@@ -164,7 +152,7 @@ async def test_closing_a_stream_that_is_still_connecting_ends_it_too():
     reading = asyncio.create_task(stream.collect())
     await asyncio.sleep(0.01)
     await stream.aclose()
-    with pytest.raises(RequestCancelledError):
+    with pytest.raises(errors.RequestCancelledError):
         await reading
     await client.close()
 
@@ -180,7 +168,7 @@ async def test_a_stream_that_was_left_has_no_result():
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         for stream in (unread, cancelled):
-            with pytest.raises(RequestCancelledError):
+            with pytest.raises(errors.RequestCancelledError):
                 _ = stream.result
 
 
@@ -202,11 +190,11 @@ async def test_every_reader_of_a_failed_stream_can_ask_why():
     script = [Tokens((1,), "a"), Fail(grpc.StatusCode.INTERNAL, "a bug")]
     async with FakeServer(script) as server, AsyncClient(server.target) as client:
         stream = client.stream("?")
-        with pytest.raises(ServerError):
+        with pytest.raises(errors.ServerError):
             await stream.collect()
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
-        with pytest.raises(ServerError):
+        with pytest.raises(errors.ServerError):
             await stream.collect()
 
 
@@ -237,7 +225,7 @@ async def cancel_before_anything_is_sent(client, name):
 
 
 async def be_refused(client, name):
-    with contextlib.suppress(PacelineError):
+    with contextlib.suppress(errors.PacelineError):
         await client.generate("?", request_id=name)
 
 

@@ -1,7 +1,6 @@
 """An inbox takes exactly the output that was sent, in any grouping, and refuses everything else, which a hash tells."""
 
 import asyncio
-import ctypes
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_client.errors import ConnectionLostError, SlowConsumerError, StreamCorruptedError
-from paceline_client.hashing import EMPTY_HASH, rolling_hash
+from paceline_client.hashing import rolling_hash
 from paceline_client.inbox import Inbox, Interrupted
 from paceline_client.results import Delta, FinishReason, Result, TokenLogprobs, Usage
 from paceline_client.wire import Finish, ReceivedDelta
@@ -165,13 +164,15 @@ async def test_completions_share_no_buffer():
         await drain(inbox)
 
 
-async def test_the_first_end_stays():
-    """A finished request does not fail because its connection broke afterwards."""
+@pytest.mark.parametrize("befalls", [Inbox.fail, Inbox.interrupt])
+async def test_the_first_end_stays(befalls):
+    """A finished request does not fail because its connection broke afterwards, nor does it come back."""
     inbox = Inbox("r", max_buffered_tokens=10)
     inbox.accept(received([1], 0, [], FINISH))
-    inbox.fail(ConnectionLostError("later"))
-    _, result = await drain(inbox)
-    assert result.token_ids == (1,)
+    befalls(inbox, ConnectionLostError("later"))
+    assert inbox.interruption is None
+    ids, result = await drain(inbox)
+    assert (ids, result.token_ids) == ([1], (1,))
 
 
 async def test_an_interruption_is_read_after_what_came_before_it():
@@ -210,14 +211,6 @@ async def test_the_prompt_is_judged_once():
     assert (await inbox.get()).prompt_logprobs == told
 
 
-async def test_an_end_is_not_interrupted():
-    inbox = Inbox("r", max_buffered_tokens=10)
-    inbox.accept(received([1], 0, [], FINISH))
-    inbox.interrupt(ConnectionLostError("later"))
-    assert inbox.interruption is None
-    assert (await drain(inbox))[0] == [1]
-
-
 async def test_a_waiting_reader_wakes_up():
     inbox = Inbox("r", max_buffered_tokens=10)
     waiting = asyncio.create_task(inbox.get())
@@ -235,33 +228,3 @@ async def test_a_waiting_reader_wakes_up():
     inbox.fail(ConnectionLostError("gone"))
     with pytest.raises(ConnectionLostError, match="gone"):
         await waiting
-
-
-# The rolling hash, against a second implementation that counts in machine words
-
-token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=20)
-
-
-def hash_in_machine_words(ids):
-    """The comment of Delta.rolling_hash, word for word, with overflow left to the machine."""
-    h = ctypes.c_uint64(0xCBF29CE484222325)
-    for token_id in ids:
-        h.value ^= token_id
-        h.value *= 0x100000001B3
-        h.value ^= h.value >> 32
-    return h.value
-
-
-def test_no_tokens_hash_to_the_offset_basis():
-    assert rolling_hash([]) == EMPTY_HASH == 0xCBF29CE484222325
-
-
-@given(token_ids)
-def test_equals_the_definition(ids):
-    """Python's long integers must be cut to 64 bits at every step."""
-    assert rolling_hash(ids) == hash_in_machine_words(ids)
-
-
-@given(token_ids, token_ids)
-def test_rolls(first, second):
-    assert rolling_hash(second, rolling_hash(first)) == rolling_hash(first + second)

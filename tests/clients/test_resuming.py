@@ -11,22 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_client import (
-    ClientClosedError,
-    ConflictError,
-    ConnectionLostError,
-    FinishReason,
-    InvalidRequestError,
-    Limits,
-    OverloadedError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    Result,
-    Retry,
-    ServerError,
-    TokenLogprobs,
-    UnavailableError,
-)
+from paceline_client import FinishReason, Limits, Result, Retry, TokenLogprobs, errors
 from paceline_client.hashing import rolling_hash
 from paceline_client.testing import Break, Die, Drain, End, Fail, Hold, Tokens, say
 from paceline_client.testing.rig import MemoryRig
@@ -201,7 +186,7 @@ async def test_a_resume_that_is_refused_for_too_long_fails_with_the_refusal():
     rig = MemoryRig(LETTERS, break_after=[3])
     rig.servicer.resume_refusals = [FULL] * 100
     began = now()
-    with pytest.raises(OverloadedError, match="queue is full") as caught:
+    with pytest.raises(errors.OverloadedError, match="queue is full") as caught:
         await rig.stream().collect()
     assert caught.value.retry_after == 7
     assert 49 <= now() - began <= 60
@@ -239,10 +224,10 @@ async def test_a_slow_consumer_that_was_cut_gets_the_rest():
 @pytest.mark.parametrize(
     ("code", "reason", "error"),
     [
-        (grpc.StatusCode.ABORTED, "STALE_ATTACHMENT", ConflictError),
-        (grpc.StatusCode.FAILED_PRECONDITION, "RESUME_MISMATCH", InvalidRequestError),
-        (grpc.StatusCode.INTERNAL, "EXECUTORS_DIED", ServerError),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", RequestTimeoutError),
+        (grpc.StatusCode.ABORTED, "STALE_ATTACHMENT", errors.ConflictError),
+        (grpc.StatusCode.FAILED_PRECONDITION, "RESUME_MISMATCH", errors.InvalidRequestError),
+        (grpc.StatusCode.INTERNAL, "EXECUTORS_DIED", errors.ServerError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", errors.RequestTimeoutError),
     ],
     ids=lambda value: str(value),
 )
@@ -309,7 +294,7 @@ async def test_an_outage_has_an_end(names, trouble):
     for server in rig.servers.values():
         server.go_down()
     began = now()
-    with pytest.raises(ConnectionLostError, match=rf"connection reset.*since then: {trouble}"):
+    with pytest.raises(errors.ConnectionLostError, match=rf"connection reset.*since then: {trouble}"):
         await stream.collect()
     assert 58 <= now() - began <= 60
 
@@ -335,7 +320,7 @@ async def test_a_request_with_a_timeout_waits_until_then():
     began = now()
     await anext(stream)
     rig.server.go_down()
-    with pytest.raises(RequestTimeoutError, match=r"connection reset.*since then: cannot reach memory"):
+    with pytest.raises(errors.RequestTimeoutError, match=r"connection reset.*since then: cannot reach memory"):
         await stream.collect()
     assert 198 <= now() - began <= 200
 
@@ -352,7 +337,7 @@ async def test_a_server_that_breaks_every_session_is_given_up():
             rig.server.come_up()
 
     breaking = asyncio.create_task(keep_breaking())
-    with pytest.raises(ConnectionLostError, match="connection reset"):
+    with pytest.raises(errors.ConnectionLostError, match="connection reset"):
         await rig.stream().collect()
     breaking.cancel()
     assert 15 <= rig.seen.num_sessions <= 40
@@ -363,7 +348,7 @@ async def test_a_server_that_takes_no_session_is_given_up():
     """A standby, say: it is asked again, on another connection each time, and then its own words are the error."""
     rig = MemoryRig(LETTERS, retry=Retry(max_outage_seconds=3))
     rig.servicer.session_refusal = Break(message="not the leader")
-    with pytest.raises(UnavailableError, match="not the leader"):
+    with pytest.raises(errors.UnavailableError, match="not the leader"):
         await rig.stream().collect()
     assert rig.seen.num_sessions == rig.server.num_dialled
     assert 10 <= rig.seen.num_sessions <= 25
@@ -398,7 +383,7 @@ async def test_leaving_during_an_outage_is_final():
     await asyncio.sleep(1)
     await stream.aclose()
     assert await reading == "the end"
-    with pytest.raises(RequestCancelledError):
+    with pytest.raises(errors.RequestCancelledError):
         _ = stream.result
     rig.server.come_up()
     assert (await rig.stream("next", text="next").collect()).text == "next"
@@ -457,7 +442,7 @@ async def test_closing_the_client_during_an_outage_ends_its_requests():
     await asyncio.sleep(20)
     closed = now()
     await rig.connection.close()
-    with pytest.raises(ClientClosedError):
+    with pytest.raises(errors.ClientClosedError):
         await reading
     assert now() == closed
 

@@ -7,20 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_client import (
-    AsyncClient,
-    ConnectFailedError,
-    ConnectionLostError,
-    InvalidRequestError,
-    Keepalive,
-    Limits,
-    OverloadedError,
-    Retry,
-    ServerError,
-    Timeout,
-    Tls,
-    UnavailableError,
-)
+from paceline_client import AsyncClient, Keepalive, Limits, Retry, Timeout, Tls, errors
 from paceline_client.recovery import pause_before_retry
 from paceline_client.testing import Fail, FakeServer, Tokens, fail_then, say
 
@@ -46,16 +33,16 @@ async def test_a_refusal_is_tried_again(refusal):
 @pytest.mark.parametrize(
     ("error", "num_attempts", "remaining_seconds", "pause"),
     [
-        (OverloadedError("full"), 1, None, 0.1),
-        (OverloadedError("full"), 2, None, 0.15),
-        (OverloadedError("full", retry_after=2.0), 1, None, 2.0),
-        (OverloadedError("full", retry_after=5.1), 1, None, None),
-        (OverloadedError("full"), 3, None, None),
-        (UnavailableError("nobody"), 1, 0.2, 0.1),
-        (UnavailableError("nobody"), 1, 0.1, None),
-        (ConnectionLostError("lost"), 1, None, None),
-        (ConnectFailedError("refused"), 1, None, None),
-        (InvalidRequestError("wrong"), 1, None, None),
+        (errors.OverloadedError("full"), 1, None, 0.1),
+        (errors.OverloadedError("full"), 2, None, 0.15),
+        (errors.OverloadedError("full", retry_after=2.0), 1, None, 2.0),
+        (errors.OverloadedError("full", retry_after=5.1), 1, None, None),
+        (errors.OverloadedError("full"), 3, None, None),
+        (errors.UnavailableError("nobody"), 1, 0.2, 0.1),
+        (errors.UnavailableError("nobody"), 1, 0.1, None),
+        (errors.ConnectionLostError("lost"), 1, None, None),
+        (errors.ConnectFailedError("refused"), 1, None, None),
+        (errors.InvalidRequestError("wrong"), 1, None, None),
     ],
 )
 def test_how_long_to_wait(error, num_attempts, remaining_seconds, pause):
@@ -67,12 +54,17 @@ def test_how_long_to_wait(error, num_attempts, remaining_seconds, pause):
 @pytest.mark.parametrize(
     ("script", "options", "error", "num_requests"),
     [
-        ([FULL], {"retry": Retry(max_attempts=2, initial_delay_seconds=0.01)}, OverloadedError, 2),
-        ([FULL], {"timeout": Timeout(total_seconds=0.02)}, OverloadedError, 1),  # less than the pause
-        ([Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "much later", retry_after_seconds=60)], {}, OverloadedError, 1),
-        ([Fail(grpc.StatusCode.INVALID_ARGUMENT, "bad", field="text")], {}, InvalidRequestError, 1),
-        ([Fail(grpc.StatusCode.INTERNAL, "bug")], {}, ServerError, 1),
-        ([Tokens((1,), "a"), Fail(grpc.StatusCode.INTERNAL, "bug")], {}, ServerError, 1),
+        ([FULL], {"retry": Retry(max_attempts=2, initial_delay_seconds=0.01)}, errors.OverloadedError, 2),
+        ([FULL], {"timeout": Timeout(total_seconds=0.02)}, errors.OverloadedError, 1),  # less than the pause
+        (
+            [Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "much later", retry_after_seconds=60)],
+            {},
+            errors.OverloadedError,
+            1,
+        ),
+        ([Fail(grpc.StatusCode.INVALID_ARGUMENT, "bad", field="text")], {}, errors.InvalidRequestError, 1),
+        ([Fail(grpc.StatusCode.INTERNAL, "bug")], {}, errors.ServerError, 1),
+        ([Tokens((1,), "a"), Fail(grpc.StatusCode.INTERNAL, "bug")], {}, errors.ServerError, 1),
     ],
     ids=["attempts", "no time", "long wait", "invalid", "internal", "after a token"],
 )

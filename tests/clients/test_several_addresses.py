@@ -10,16 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from paceline_client import (
-    AsyncClient,
-    ClientClosedError,
-    ConnectFailedError,
-    RequestTimeoutError,
-    Retry,
-    Timeout,
-    UnavailableError,
-    wire,
-)
+from paceline_client import AsyncClient, Retry, Timeout, errors, wire
 from paceline_client.testing import Break, Drain, End, Fail, FakeServer, Hold, Tokens, say, standby
 from paceline_client.testing.rig import MemoryRig
 from paceline_client.testing.servicer import FakeServicer
@@ -46,7 +37,7 @@ async def connected(rig, seconds):
     """Where the connection leads to; None: it could not be made in so many seconds."""
     try:
         return (await rig.connection.endpoint(connect_seconds=seconds)).address
-    except ConnectFailedError:
+    except errors.ConnectFailedError:
         return None
 
 
@@ -125,7 +116,7 @@ async def test_one_step_leads_outside_the_target_and_no_second():
     rig = MemoryRig(LETTERS, names=["a:1"], others=["b:1", "c:1"], retry=Retry(max_outage_seconds=3))
     rig.servicer.refusal = standby("b:1")
     rig.servers["b:1"].servicer.refusal = standby("c:1")
-    with pytest.raises(UnavailableError, match="stands by"):
+    with pytest.raises(errors.UnavailableError, match="stands by"):
         await rig.stream().collect()
     assert rig.servers["b:1"].num_dialled > 0
     assert rig.servers["c:1"].num_dialled == 0
@@ -207,7 +198,7 @@ async def test_a_request_that_nobody_takes_ends_with_the_words_of_a_standby():
     rig = MemoryRig(LETTERS, names="ab", retry=Retry(max_outage_seconds=3))
     for server in rig.servers.values():
         server.servicer.refusal = standby("elsewhere:1")
-    with pytest.raises(UnavailableError, match="stands by; elsewhere:1 serves") as caught:
+    with pytest.raises(errors.UnavailableError, match="stands by; elsewhere:1 serves") as caught:
         await rig.stream().collect()
     assert caught.value.reason == "STANDBY"
     assert 2 <= now() <= 3
@@ -252,7 +243,7 @@ async def test_the_error_says_what_the_last_whole_attempt_found(refuses_for_seco
     connecting = asyncio.create_task(rig.connection.endpoint(connect_seconds=10))
     await asyncio.sleep(refuses_for_seconds)
     rig.server.is_silent = True
-    with pytest.raises(ConnectFailedError, match=f"^cannot reach memory: {why}$"):
+    with pytest.raises(errors.ConnectFailedError, match=f"^cannot reach memory: {why}$"):
         await connecting
     assert now() <= 10
 
@@ -267,7 +258,7 @@ async def test_the_error_says_nothing_of_an_outage_that_is_over():
     rig.server.come_up()
     await reading
     rig.server.is_silent = True
-    with pytest.raises(ConnectFailedError, match=r"^cannot reach memory: no answer in time$"):
+    with pytest.raises(errors.ConnectFailedError, match=r"^cannot reach memory: no answer in time$"):
         await rig.connection.endpoint(connect_seconds=1)
 
 
@@ -316,7 +307,7 @@ async def test_closing_while_connecting_ends_the_attempt_and_closes_its_channel(
     request = asyncio.create_task(rig.stream().collect())
     await asyncio.sleep(0.5)
     await rig.connection.close()
-    with pytest.raises(ClientClosedError):
+    with pytest.raises(errors.ClientClosedError):
         await request
     assert [channel.is_closed for channel in rig.server.channels] == [True]
     assert rig.seen.requests == []
@@ -332,7 +323,7 @@ async def test_a_model_without_an_executor_ends_nothing_of_another_model():
     rig = MemoryRig(lambda request: HALF if request.text == "y" else [nobody], retry=Retry(max_attempts=1))
     long = await begun(rig, "long", text="y")
     for number in range(12):
-        with pytest.raises(UnavailableError):
+        with pytest.raises(errors.UnavailableError):
             await rig.stream(f"x-{number}", text="x").collect()
     assert rig.server.num_dialled == 1
     rig.servicer.released.set()
@@ -344,7 +335,7 @@ async def test_a_channel_that_was_left_stays_open_while_a_call_is_under_way():
     rig = MemoryRig(LETTERS)
     endpoint = await rig.connection.endpoint(connect_seconds=1)
     with rig.connection.use(endpoint):
-        rig.connection.turned_away(endpoint, UnavailableError("elsewhere"))
+        rig.connection.turned_away(endpoint, errors.UnavailableError("elsewhere"))
         assert await connected(rig, 1) == "memory"
         assert [channel.is_closed for channel in rig.server.channels] == [False, False]
     await asyncio.sleep(0)
@@ -369,7 +360,7 @@ async def test_a_request_whose_own_time_is_up_says_so():
     rig = MemoryRig(LETTERS, names="ab")
     for server in rig.servers.values():
         server.servicer.refusal = standby("elsewhere:1")
-    with pytest.raises(RequestTimeoutError, match="stands by"):
+    with pytest.raises(errors.RequestTimeoutError, match="stands by"):
         await rig.stream(total_seconds=0.01).collect()
 
 
@@ -391,7 +382,7 @@ async def test_short_calls_that_nobody_takes_fail_with_the_words_of_a_standby():
             server.turn_away(standby("elsewhere:1"))
         timeout = Timeout(connect_seconds=5, call_seconds=0.5)
         async with AsyncClient(f"{one.target},{other.target}", timeout=timeout) as client:
-            with pytest.raises(UnavailableError, match="elsewhere:1 serves"):
+            with pytest.raises(errors.UnavailableError, match="elsewhere:1 serves"):
                 await client.list_models()
 
 
@@ -417,7 +408,7 @@ async def test_short_calls_leave_a_server_that_does_not_answer(monkeypatch):
         FakeServer() as other,
         AsyncClient([frozen.target, other.target], timeout=timeout) as client,
     ):
-        with pytest.raises(RequestTimeoutError):
+        with pytest.raises(errors.RequestTimeoutError):
             await client.list_models()
         assert [model.name for model in await client.list_models()] == ["fake"]
 

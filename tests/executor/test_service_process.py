@@ -1,30 +1,38 @@
-"""The executor process: its command line, its exit codes, its events, and how it follows signals."""
+"""The executor process: its command line, its exit codes, its events, how it follows signals, what it runs short of."""
 
 import asyncio
 import json
+import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import pytest
 import structlog
 
 from paceline.bytes_tokenizer import PRINTABLE
-from paceline.v1 import plan_pb2
+from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_executor import __main__ as program
 from paceline_executor.__main__ import ExitCode
-from paceline_executor.config import parse_config
+from paceline_executor.config import let_waiting_threads_sleep, parse_config
 from paceline_executor.errors import DeviceError
+from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
 from paceline_executor.testing.plan_client import attached, grants, request, tokens_by_row
 
+PYTHON = [sys.executable, "-c"]
 COMMAND = [sys.executable, "-m", "paceline_executor"]
 ANY_PORTS = ["--port", "0", "--health-port", "0", "--metrics-port", "0"]
+PLACING = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
+GENEROUS_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +53,13 @@ def _process(*arguments):
         process.communicate()
 
 
-def _event(process, name):
-    """Read events up to the one of this name."""
+def _events(process, name):
+    """Events up to the one of this name."""
+    events = []
     for line in process.stdout:
-        event = json.loads(line)
-        if event["event"] == name:
-            return event
+        events.append(json.loads(line))
+        if events[-1]["event"] == name:
+            return events
     raise AssertionError(f"no event {name!r}: {process.stderr.read()}")
 
 
@@ -87,13 +96,9 @@ def _metrics(port):
 async def test_an_executor_serves_and_drains_on_sigterm(model):
     """Events tell how far it is; SIGTERM reaches the scheduler, whose rows finish; the exit code is 0."""
     with _process("--model", model, "--served-model-name", "tiny", "--kv-cache-memory", "4MiB", *ANY_PORTS) as process:
-        events = [json.loads(process.stdout.readline())]
-        while events[-1]["event"] != "ready":
-            events.append(json.loads(process.stdout.readline()))
-        ready = events[-1]
+        *events, ready = _events(process, "ready")
         async with attached(f"127.0.0.1:{ready['port']}") as client:
-            placing = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
-            await client.run([(0, 3)], placing)
+            await client.run([(0, 3)], PLACING)
             process.send_signal(signal.SIGTERM)
             while not client.drains:
                 await client.run()
@@ -104,7 +109,7 @@ async def test_an_executor_serves_and_drains_on_sigterm(model):
                 await client.result()
         stdout, stderr = process.communicate(timeout=30)
 
-    assert {event["event"] for event in events} == {"listening", "model", "model_load", "warm_up", "numerics", "ready"}
+    assert {event["event"] for event in events} == {"listening", "model", "model_load", "warm_up", "numerics"}
     numerics = next(event for event in events if event["event"] == "numerics")
     assert (numerics["weights"], numerics["kv_cache"]) == ("float32", "float32")  # its heads have 16 dimensions
     assert numerics["instructions"] in {"AVX-512 VNNI", "AVX2", "none"}
@@ -117,12 +122,11 @@ async def test_an_executor_serves_and_drains_on_sigterm(model):
 
 async def test_a_second_signal_ends_the_process_at_once(model):
     with _process("--model", model, "--kv-cache-memory", "4MiB", *ANY_PORTS) as process:
-        ready = _event(process, "ready")
+        ready = _events(process, "ready")[-1]
         async with attached(f"127.0.0.1:{ready['port']}") as client:
-            placing = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
-            await client.run([(0, 3)], placing)
+            await client.run([(0, 3)], PLACING)
             process.send_signal(signal.SIGTERM)
-            _event(process, "draining")
+            _events(process, "draining")
             process.send_signal(signal.SIGINT)
             process.wait(timeout=30)
 
@@ -131,7 +135,7 @@ async def test_a_second_signal_ends_the_process_at_once(model):
 
 def test_a_signal_while_loading_ends_the_process_in_good_order(model):
     with _process("--model", model, *ANY_PORTS) as process:
-        _event(process, "listening")
+        _events(process, "listening")
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=30)
 
@@ -147,6 +151,7 @@ FAILURES = {
         ExitCode.MACHINE,
         "--kv-cache-memory",
     ),
+    "GPU that is not there": (["--runner", "cuda"], ExitCode.MACHINE, "--runner cuda cannot be used: "),
     # Its heads have 16 dimensions, so it is computed in float32 throughout.
     "numbers that the model forbids": (
         ["--model", "{model}", "--kv-cache-dtype", "int8"],
@@ -200,10 +205,9 @@ async def test_an_executor_without_a_model_is_ready_with_nothing_fetched(tmp_pat
     options = ("--runner", f"simulated:{times}", "--served-model-name", "none", *ANY_PORTS)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with _process("--cache-dir", tmp_path / "nothing", *options) as process:
-        ready = _event(process, "ready")
+        ready = _events(process, "ready")[-1]
         async with attached(f"127.0.0.1:{ready['port']}") as client:
-            placing = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
-            result = await client.run([(0, 3)], placing)
+            result = await client.run([(0, 3)], PLACING)
     model = client.welcome.model
 
     assert (model.name, model.architecture, model.vocab_size, ready["device"]) == (
@@ -236,9 +240,6 @@ async def test_an_executor_without_a_model_is_ready_with_nothing_fetched(tmp_pat
         ["--max-num-seqs", "100", "--max-num-batched-tokens", "10"],
         ["--block-size", "1e3"],
         ["--log-level", "loud"],
-        ["--served-model-name", ""],
-        ["--served-model-name", "x" * 257],
-        ["--served-model-name", "red\x1b[31m"],
         ["--unknown"],
     ],
 )
@@ -256,7 +257,94 @@ def test_help_loads_nothing_heavy_and_names_every_exit_code():
         "import sys\nfrom paceline_executor.__main__ import main\ntry:\n    main(['--help'])\n"
         "except SystemExit:\n    print(sorted(m for m in ('torch', 'numba', 'grpc') if m in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run([*PYTHON, script], capture_output=True, text=True, check=True)
 
     assert done.stdout.endswith("[]\n")
     assert all(f"│ {code.value}  " in done.stdout for code in ExitCode)
+
+
+def test_threads_that_wait_sleep_soon_which_is_decided_before_torch_is_imported():
+    """OpenMP's runtime reports what it goes by when it is loaded."""
+    script = (
+        "import sys, paceline_executor.__main__\nfrom paceline_executor.config import let_waiting_threads_sleep\n"
+        "assert 'torch' not in sys.modules, 'afterwards it would be too late'\nlet_waiting_threads_sleep()\n"
+        "import torch\ntorch.ones(512, 512) @ torch.ones(512, 512)"
+    )
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("GOMP", "OMP"))}
+    environment = inherited | {"OMP_DISPLAY_ENV": "verbose"}
+    done = subprocess.run([*PYTHON, script], env=environment, capture_output=True, text=True, check=True)
+    assert "GOMP_SPINCOUNT = '1000'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("chosen", "spins"),
+    [({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    ids=["spins", "policy"],
+)
+def test_threads_wait_as_the_user_says(monkeypatch, chosen, spins):
+    environment = dict(chosen)
+    monkeypatch.setattr(os, "environ", environment)
+    let_waiting_threads_sleep()
+    assert environment.get("GOMP_SPINCOUNT") == spins
+
+
+async def test_the_twin_starts_as_a_gpu_does_and_draws_what_the_cpu_draws(model):
+    """In float32, greedy; schedulers are told which steps it has captured."""
+    pytest.importorskip("paceline_executor.runner.cuda")
+    limits = ["--max-num-seqs", "2", "--max-num-batched-tokens", "64"]
+    with _process("--model", model, "--runner", "twin", *limits, *ANY_PORTS) as process:
+        *events, ready = _events(process, "ready")
+        async with attached(f"127.0.0.1:{ready['port']}") as client:
+            results = [await client.run([(0, 3)], PLACING)]
+            results += [await client.run([(0, 1)]) for _ in range(5)]
+    driver = Driver(CpuRunner(RandomCheckpoint(), num_blocks=4, block_size=16, num_threads=1))
+    expected = driver.run([driver.add([5, 6, 7], max_chunk=8)], 6)[0]
+
+    assert [token for result in results for token in tokens_by_row(result)[0]] == expected
+    assert (client.welcome.graphs.num_rows[-1], client.welcome.graphs.num_tokens[-1]) == (2, 64)
+    assert [event["event"] for event in events if event["event"] in ("memory", "numerics")] == ["memory", "numerics"]
+
+
+@contextmanager
+def _without_descriptors(process):
+    """As long as it lasts the process can open nothing more."""
+    before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    num_open = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (num_open, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
+
+
+async def _answers(channel, timeout_s):
+    """Whether the executor says who it is, over a connection of its own."""
+    stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+    try:
+        await stub.GetInfo(executor_pb2.GetInfoRequest(), timeout=timeout_s, wait_for_ready=True)
+    except grpc.aio.AioRpcError:
+        return False
+    return True
+
+
+async def test_an_executor_lives_through_a_closed_log_and_a_want_of_descriptors(model):
+    """The stream that is there goes on; new ones are taken again by itself; the drain ends with 0."""
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200))
+    with _process("--model", model, "--kv-cache-memory", "4MiB", *ANY_PORTS) as process:
+        address = f"127.0.0.1:{_events(process, 'ready')[-1]['port']}"
+        process.stdout.close()
+        async with attached(address) as client, grpc.aio.insecure_channel(address, options) as other:
+            output = tokens_by_row(await client.run([(0, 3)], PLACING))[0]
+            with _without_descriptors(process):
+                assert not await _answers(other, 0.5)
+                output += tokens_by_row(await client.run([(0, 1)]))[0]
+            assert await _answers(other, GENEROUS_S)
+            output += tokens_by_row(await client.run([(0, 1)]))[0]
+            await client.run((), plan_pb2.BatchPlan(releases=[plan_pb2.Release(row=0)]))
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(grpc.aio.AioRpcError, match="drained"):
+                await client.result()
+        code = await asyncio.to_thread(process.wait, GENEROUS_S)
+
+    assert len(output) == 3
+    assert code == ExitCode.OK

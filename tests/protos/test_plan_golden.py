@@ -5,41 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from paceline.plan import values as plan
 from paceline.plan.codec import decode_request, decode_response, encode_request, encode_response
 from paceline.plan.codec.columns import column_bytes, read_column
-from paceline.plan.values import (
-    BatchPlan,
-    BlockCopies,
-    BlockGrants,
-    BlockTags,
-    Claim,
-    Drain,
-    ExecutorLimits,
-    FailedStep,
-    FinalRelease,
-    FinishReason,
-    GenerationDefaults,
-    GraphSizes,
-    Heartbeat,
-    Hello,
-    KvGeometry,
-    LogprobColumns,
-    Model,
-    NewRequest,
-    RecordId,
-    Release,
-    RowError,
-    RowFinish,
-    RowLogprobs,
-    RowState,
-    SamplingParams,
-    SnapshotPart,
-    StepPoint,
-    StepResult,
-    StepTimings,
-    WaitingInLine,
-    Welcome,
-)
 from paceline.plan.versions import ProtocolRange
 from paceline.v1.plan_pb2 import AttachRequest, AttachResponse
 from paceline_scheduler.testing.requests import column
@@ -48,7 +16,7 @@ from paceline_scheduler.testing.requests import column
 def logprobs(offset, drawn, top_token_ids, top_logprobs):
     """Log-probabilities with the same number of alternatives each."""
     top_logprobs = np.array(top_logprobs, dtype=np.float32)
-    return LogprobColumns(offset, np.array(drawn, dtype=np.float32), column(*top_token_ids), top_logprobs)
+    return plan.LogprobColumns(offset, np.array(drawn, dtype=np.float32), column(*top_token_ids), top_logprobs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,28 +34,29 @@ class Golden:
 # The fields of a message stand together, as its bytes do.
 # fmt: off
 DECODE_ONLY = Golden(
-    BatchPlan(0x0102030405060708, 3, 300, column(0, 5), column(1, 0x10203), predicted_ns=5),
+    plan.BatchPlan(0x0102030405060708, 3, 300, column(0, 5), column(1, 0x10203), predicted_ns=5),
     "1224 090807060504030201 1003 18ac02 5208 00000000 05000000 5a08 01000000 03020100 6805",
 )
 PLACING = Golden(
-    BatchPlan(
+    plan.BatchPlan(
         incarnation=1, epoch=2, step_id=1, rows=column(4),
         num_scheduled_tokens=column(3), num_draft_tokens=column(2), min_draft_chance=0.5, draft_spare_ns=300,
-        tags=BlockTags.of([(7, b"k" * 16)]),
-        releases=(Release(2, None), Release(3, FinalRelease(11, FinishReason.STOP))),
-        copies=BlockCopies(column(8), column(9)),
+        tags=plan.BlockTags.of([(7, b"k" * 16)]),
+        releases=(plan.Release(2, None), plan.Release(3, plan.FinalRelease(11, plan.FinishReason.STOP))),
+        copies=plan.BlockCopies(column(8), column(9)),
         new_requests=(
-            NewRequest(
-                row=4, record_id=RecordId("t", "r", 2), attempt=1, prompt_token_ids=column(1, 2, 3),
+            plan.NewRequest(
+                row=4, record_id=plan.RecordId("t", "r", 2), attempt=1, prompt_token_ids=column(1, 2, 3),
                 output_token_ids=column(9), num_cached_tokens=2,
-                sampling=SamplingParams(0.5, 40, 0.25, 0.0, 7, -0.5, 0.5, 2.0, ((3, -2.0),), (1, 300)),
+                sampling=plan.SamplingParams(0.5, 40, 0.25, 0.0, 7, -0.5, 0.5, 2.0, ((3, -2.0),), (1, 300)),
                 end_token_ids=(2,), max_tokens=16, num_logprobs=0, context=b"ctx",
                 min_tokens=1, num_prompt_logprobs=2, bad_word_token_ids=((5, 6),), ignored_end_token_ids=(8,),
                 trace_parent="tp",
             ),
         ),
-        grants=BlockGrants(column(4), column(1), column(9)), shared=BlockGrants(column(4), column(0), column(7)),
-        forget=(RecordId("t", "old"),),
+        grants=plan.BlockGrants(column(4), column(1), column(9)),
+        shared=plan.BlockGrants(column(4), column(0), column(7)),
+        forget=(plan.RecordId("t", "old"),),
     ),
     """128802 090100000000000000 1002 1801
     2218 0a0407000000 1210 6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b
@@ -104,17 +73,18 @@ PLACING = Golden(
     95010000003f 9801ac02""",
 )
 HELLO = Golden(
-    Hello(Claim(7, "s", "h:1"), ProtocolRange(1, 2), takeover=True, tag_key_digest=b"dg"),
+    plan.Hello(plan.Claim(7, "s", "h:1"), ProtocolRange(1, 2), takeover=True, tag_key_digest=b"dg"),
     "0a14 0a0173 1007 1801 2002 2801 32026467 3a03683a31",
 )
 RESULT = Golden(
-    StepResult(
+    plan.StepResult(
         incarnation=1, epoch=2, step_id=3, rows=column(0, 5), num_accepted=column(2, 0), token_ids=column(42, 43),
-        finishes=np.array([RowFinish.END_TOKEN, RowFinish.ERROR], dtype=np.uint8), grant_hash=0xCBF29CE484222325,
-        timings=StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=5, draft_ns=6),
-        logprobs=(RowLogprobs(0, column(42, 43), logprobs(0, [-0.5, -1.0], ([42], [7]), [[-0.5], [-0.25]])),),
-        errors=(RowError(5, 3, "R", "m", "f"),),
-        prompt_logprobs=(RowLogprobs(5, column(8), logprobs(3, [-0.5], ([9],), [[-1.0]])),),
+        finishes=np.array([plan.RowFinish.END_TOKEN, plan.RowFinish.ERROR], dtype=np.uint8),
+        grant_hash=0xCBF29CE484222325,
+        timings=plan.StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=5, draft_ns=6),
+        logprobs=(plan.RowLogprobs(0, column(42, 43), logprobs(0, [-0.5, -1.0], ([42], [7]), [[-0.5], [-0.25]])),),
+        errors=(plan.RowError(5, 3, "R", "m", "f"),),
+        prompt_logprobs=(plan.RowLogprobs(5, column(8), logprobs(3, [-0.5], ([9],), [[-1.0]])),),
         num_draft_tokens=column(1, 0),
     ),
     """228b02 090100000000000000 1002 1803
@@ -132,17 +102,18 @@ RESULT = Golden(
 )
 # A top_k of 0 keeps all, which is not sent.
 SNAPSHOT = Golden(
-    SnapshotPart(
+    plan.SnapshotPart(
         rows=(
-            RowState(
-                record_id=RecordId("t", "r"), row=0, attempt=2, prompt_token_ids=column(1, 2),
-                output_token_ids=column(3, 4), num_computed_tokens=2, block_ids=column(8), finish=RowFinish.LENGTH,
-                released=FinalRelease(1, FinishReason.LENGTH), max_tokens=4,
-                sampling=SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=7), end_token_ids=(2,),
+            plan.RowState(
+                record_id=plan.RecordId("t", "r"), row=0, attempt=2, prompt_token_ids=column(1, 2),
+                output_token_ids=column(3, 4), num_computed_tokens=2, block_ids=column(8), finish=plan.RowFinish.LENGTH,
+                released=plan.FinalRelease(1, plan.FinishReason.LENGTH), max_tokens=4,
+                sampling=plan.SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=7),
+                end_token_ids=(2,),
                 context=b"ctx", logprobs=logprobs(1, [-0.5], ([3, 4],), [[-0.5, -1.0]]), continues=True,
             ),
         ),
-        tags=BlockTags.of([(8, b"k" * 16)]), num_parts=1,
+        tags=plan.BlockTags.of([(8, b"k" * 16)]), num_parts=1,
     ),
     """1a8f01
     0a6f 0a06 0a0174 120172 1000 1802 2208 0100000002000000 2a08 0300000004000000 3002 3a0408000000 4002
@@ -152,12 +123,13 @@ SNAPSHOT = Golden(
     1801 3801""",
 )
 WELCOME = Golden(
-    Welcome(
+    plan.Welcome(
         incarnation=1, epoch=2, protocol=2,
-        model=Model("m", "llama", 2048, 256, 1000, "Q4_1", (2,), True, GenerationDefaults(temperature=0.5)),
-        geometry=KvGeometry(64, 16, 4096, "int8"), limits=ExecutorLimits(4, 128, 2048, 3, 5),
-        tag_key=b"kk", tokenizer_digest="d", step_points=(StepPoint(16, 1000),), failed_step=FailedStep(1, 9, "s"),
-        graphs=GraphSizes((1, 8), (64, 576)),
+        model=plan.Model("m", "llama", 2048, 256, 1000, "Q4_1", (2,), True, plan.GenerationDefaults(temperature=0.5)),
+        geometry=plan.KvGeometry(64, 16, 4096, "int8"), limits=plan.ExecutorLimits(4, 128, 2048, 3, 5),
+        tag_key=b"kk", tokenizer_digest="d", step_points=(plan.StepPoint(16, 1000),),
+        failed_step=plan.FailedStep(1, 9, "s"),
+        graphs=plan.GraphSizes((1, 8), (64, 576)),
     ),
     """1275 090100000000000000 1002 1802
     2227 0a016d 12056c6c616d61 188010 208002 2a0102 3001 3801 40e807 4a0451345f31 5205 0d0000003f
@@ -166,15 +138,15 @@ WELCOME = Golden(
     3a026b6b 4205 0810 10e807 4a0164 5207 0801 1009 1a0173
     5a09 0a02 0108 1203 40c004""",
 )
-IN_LINE = Golden(WaitingInLine(Claim(7, "s", "h:1")), "0a0a 0a0173 1007 1a03683a31")
-BEAT = Golden(Heartbeat(3, 9), "2a04 0803 1009")
-DRAIN = Golden(Drain("bye", 2.5), "320f 0a03627965 1208 0802 1080cab5ee01")
+IN_LINE = Golden(plan.WaitingInLine(plan.Claim(7, "s", "h:1")), "0a0a 0a0173 1007 1a03683a31")
+BEAT = Golden(plan.Heartbeat(3, 9), "2a04 0803 1009")
+DRAIN = Golden(plan.Drain("bye", 2.5), "320f 0a03627965 1208 0802 1080cab5ee01")
 # fmt: on
 TO_EXECUTOR = {
     "a plan that only decodes": DECODE_ONLY,
     "a plan with everything": PLACING,
     "hello": HELLO,
-    "a scheduler's heartbeat": Golden(Heartbeat(), "1a00"),
+    "a scheduler's heartbeat": Golden(plan.Heartbeat(), "1a00"),
 }
 FROM_EXECUTOR = {
     "a result": RESULT,
@@ -206,10 +178,10 @@ def test_these_bytes_are_written_and_read(encode, decode, kind, golden):
 
 
 def test_plans_and_results_that_travel_together_have_a_field_of_their_own():
-    plan, result = AttachRequest.FromString(DECODE_ONLY.data).plan, AttachResponse.FromString(RESULT.data).result
+    one, result = AttachRequest.FromString(DECODE_ONLY.data).plan, AttachResponse.FromString(RESULT.data).result
     plans, results = encode_request(DECODE_ONLY.value, DECODE_ONLY.value), encode_response(RESULT.value, RESULT.value)
     assert (plans[0] >> 3, results[0] >> 3) == (4, 7)
-    assert AttachRequest.FromString(plans) == AttachRequest(plans={"plans": [plan, plan]})
+    assert AttachRequest.FromString(plans) == AttachRequest(plans={"plans": [one, one]})
     assert AttachResponse.FromString(results) == AttachResponse(results={"results": [result, result]})
 
 

@@ -5,26 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.plan import values as plan
 from paceline.plan.hashes import HASH_START, grant_hash, rolling_hash, rolling_hashes, seed_of
-from paceline.plan.values import (
-    NO_COPIES,
-    NO_GRANTS,
-    NO_KEY,
-    NO_TAGS,
-    BlockCopies,
-    BlockGrants,
-    BlockTags,
-    Claim,
-    FinalRelease,
-    FinishReason,
-    GenerationDefaults,
-    LogprobColumns,
-    RecordId,
-    RowFinish,
-    RowState,
-    TokenLogprobs,
-    joined,
-)
 from paceline.plan.versions import ProtocolRange
 from paceline.v1 import plan_pb2, sampling_pb2
 from paceline_client import hashing
@@ -37,17 +19,17 @@ def logprobs(offset, num_tokens):
     """Recognisable log-probabilities of tokens `offset` and following, with two alternatives each."""
     places = np.arange(offset, offset + num_tokens)
     tops = np.stack([2 * places, 2 * places + 1], axis=1)
-    return LogprobColumns(offset, -places.astype(np.float32), tops.astype(np.int32), -tops.astype(np.float32))
+    return plan.LogprobColumns(offset, -places.astype(np.float32), tops.astype(np.int32), -tops.astype(np.float32))
 
 
 def row_state(num_output, of_output=None):
     """A row with an output of so many tokens and these log-probabilities."""
     tokens = np.zeros(num_output, dtype=np.int32)
-    return RowState(RecordId("", "r"), 0, 1, NO_TOKENS, tokens, 0, NO_TOKENS, logprobs=of_output)
+    return plan.RowState(plan.RecordId("", "r"), 0, 1, NO_TOKENS, tokens, 0, NO_TOKENS, logprobs=of_output)
 
 
 @pytest.mark.parametrize(
-    ("ours", "protos"), [(RowFinish, plan_pb2.RowFinish), (FinishReason, sampling_pb2.FinishReason)]
+    ("ours", "protos"), [(plan.RowFinish, plan_pb2.RowFinish), (plan.FinishReason, sampling_pb2.FinishReason)]
 )
 def test_enums_have_the_numbers_of_the_protos(ours, protos):
     names = {value: name for name, value in protos.items()}
@@ -58,8 +40,8 @@ def test_enums_have_the_numbers_of_the_protos(ours, protos):
 
 def test_logprobs_of_some_tokens_are_found_by_their_place_in_the_output():
     assert logprobs(3, 4).of(4, column(70, 71)) == (
-        TokenLogprobs(70, -4.0, ((8, -8.0), (9, -9.0))),
-        TokenLogprobs(71, -5.0, ((10, -10.0), (11, -11.0))),
+        plan.TokenLogprobs(70, -4.0, ((8, -8.0), (9, -9.0))),
+        plan.TokenLogprobs(71, -5.0, ((10, -10.0), (11, -11.0))),
     )
 
 
@@ -67,7 +49,7 @@ def test_logprobs_that_are_split_can_be_joined_again():
     """A request longer than a part of a snapshot goes on in the next one."""
     head, rest = logprobs(3, 5).split(2)
     assert (head.offset, head.end, rest.offset, rest.end) == (3, 5, 5, 8)
-    whole = joined([head, rest])
+    whole = plan.joined([head, rest])
     assert (whole.offset, whole.num_tokens, whole.num_top) == (3, 5, 2)
     assert whole.of(3, np.zeros(5, np.int32)) == logprobs(3, 5).of(3, np.zeros(5, np.int32))
     assert logprobs(3, 2).split(9)[1].num_tokens == 0
@@ -92,17 +74,17 @@ def test_a_row_knows_from_where_on_it_has_logprobs():
 
 
 def test_copies_and_tags_are_made_of_pairs_and_give_them_back():
-    copies, tags = BlockCopies.of([(1, 2), (3, 4)]), BlockTags.of([(7, b"a" * 16), (8, NO_KEY)])
+    copies, tags = plan.BlockCopies.of([(1, 2), (3, 4)]), plan.BlockTags.of([(7, b"a" * 16), (8, plan.NO_KEY)])
     assert (copies.sources.tolist(), copies.destinations.tolist()) == ([1, 3], [2, 4])
     assert (tags.block_ids.tolist(), tags.keys) == ([7, 8], b"a" * 16 + bytes(16))
-    assert (list(copies), list(tags)) == ([(1, 2), (3, 4)], [(7, b"a" * 16), (8, NO_KEY)])
-    assert BlockCopies.of([]) is NO_COPIES
-    assert BlockTags.of([]) is NO_TAGS
+    assert (list(copies), list(tags)) == ([(1, 2), (3, 4)], [(7, b"a" * 16), (8, plan.NO_KEY)])
+    assert plan.BlockCopies.of([]) is plan.NO_COPIES
+    assert plan.BlockTags.of([]) is plan.NO_TAGS
 
 
 def test_claims_compare_by_term_then_by_who_asks():
-    assert Claim(2, "a") > Claim(1, "b") > Claim(1, "a")
-    assert Claim(1, "a", "host:1") == Claim(1, "a", "host:2")
+    assert plan.Claim(2, "a") > plan.Claim(1, "b") > plan.Claim(1, "a")
+    assert plan.Claim(1, "a", "host:1") == plan.Claim(1, "a", "host:2")
 
 
 @pytest.mark.parametrize(
@@ -127,16 +109,16 @@ def test_the_highest_version_that_both_speak_is_picked(ours, theirs, version):
 def test_generation_defaults_are_values_that_can_be_sampled_with(field, least, most, beyond):
     """One that cannot is refused by its name."""
     for value in (least, most):
-        assert getattr(GenerationDefaults(**{field: value}), field) == value
+        assert getattr(plan.GenerationDefaults(**{field: value}), field) == value
     for value in beyond:
         with pytest.raises(ValueError, match=field):
-            GenerationDefaults(**{field: value})
+            plan.GenerationDefaults(**{field: value})
 
 
 def test_an_open_record_is_one_that_waits_for_a_row():
-    ended = FinalRelease(1, FinishReason.STOP)
-    record = RowState(RecordId("", "r"), None, 1, NO_TOKENS, NO_TOKENS, 0, NO_TOKENS)
-    done = RowState(RecordId("", "r"), None, 1, NO_TOKENS, NO_TOKENS, 0, NO_TOKENS, released=ended)
+    ended = plan.FinalRelease(1, plan.FinishReason.STOP)
+    record = plan.RowState(plan.RecordId("", "r"), None, 1, NO_TOKENS, NO_TOKENS, 0, NO_TOKENS)
+    done = plan.RowState(plan.RecordId("", "r"), None, 1, NO_TOKENS, NO_TOKENS, 0, NO_TOKENS, released=ended)
     assert (record.is_open_record, done.is_open_record, row_state(1).is_open_record) == (True, False, False)
 
 
@@ -158,12 +140,12 @@ def defined_hash(words):
 
 def columns(cells):
     """Grants of (row, index, block) cells."""
-    return BlockGrants(*np.array(cells, dtype=np.int32).reshape(-1, 3).T)
+    return plan.BlockGrants(*np.array(cells, dtype=np.int32).reshape(-1, 3).T)
 
 
 def test_the_hash_of_three_tokens_is_a_number_anyone_can_check():
     """Fixed for ever: clients of other languages are tested against it."""
-    assert defined_hash([]) == HASH_START == 0xCBF29CE484222325
+    assert defined_hash([]) == HASH_START == hashing.EMPTY_HASH == 0xCBF29CE484222325
     assert defined_hash([1, 0, 49151]) == 0xAB75D87E56097CF1
     assert rolling_hash(HASH_START, np.array([1, 0, 49151], dtype=np.int32)) == 0xAB75D87E56097CF1
 
@@ -173,6 +155,7 @@ def test_an_output_is_hashed_as_its_client_does(output, cut):
     whole = np.array(output, dtype=np.int32)
     assert rolling_hash(HASH_START, whole) == hashing.rolling_hash(output) == defined_hash(output)
     assert rolling_hash(rolling_hash(HASH_START, whole[:cut]), whole[cut:]) == defined_hash(output)
+    assert hashing.rolling_hash(output[cut:], hashing.rolling_hash(output[:cut])) == defined_hash(output)
 
 
 @given(st.lists(st.lists(token_ids, min_size=4, max_size=4), max_size=5))
@@ -193,14 +176,14 @@ def test_grants_are_hashed_one_after_another(first, second):
 
 
 def test_no_grants_leave_the_hash_as_it_is():
-    assert grant_hash(7, NO_GRANTS) == 7
+    assert grant_hash(7, plan.NO_GRANTS) == 7
 
 
 @pytest.mark.parametrize(
     ("record_id", "digest"),
     [
-        (RecordId("", "r"), "b78485620acba111"),  # printf '\0r' | b2sum -l 64
-        (RecordId("acme", "r", 3), "51ceddcfc0e84078"),  # printf 'acme\0r\0003' | b2sum -l 64
+        (plan.RecordId("", "r"), "b78485620acba111"),  # printf '\0r' | b2sum -l 64
+        (plan.RecordId("acme", "r", 3), "51ceddcfc0e84078"),  # printf 'acme\0r\0003' | b2sum -l 64
     ],
 )
 def test_a_seed_is_the_digest_that_another_program_prints(record_id, digest):

@@ -64,16 +64,6 @@ def test_lines_come_whole_and_in_order(pipe, new_writer):
     assert writer.num_lost == 0
 
 
-def test_a_line_that_cannot_be_written_is_lost_and_counted(new_writer):
-    full = os.open("/dev/full", os.O_WRONLY)
-    writer = new_writer(full, lost)
-    for _ in range(3):
-        writer.write("line\n")
-    writer.finish(GENEROUS_S)
-    assert writer.num_lost == 3
-    os.close(full)
-
-
 def test_a_log_that_nobody_reads_keeps_nobody_waiting_and_tells_its_loss_when_it_is_read(pipe, new_writer):
     reading, writing = pipe
     os.write(writing, b"\n" * PIPE_BYTES)
@@ -88,22 +78,6 @@ def test_a_log_that_nobody_reads_keeps_nobody_waiting_and_tells_its_loss_when_it
     told = os.read(reading, PIPE_BYTES).decode()
     assert told.replace("3 lost\n", "", 1) == "line 0\nline 1\nat last\n"
     assert writer.num_lost == 3
-
-
-def test_a_disk_that_has_room_again_gets_the_number_of_lost_lines_once(new_writer):
-    file = os.open("/dev/full", os.O_WRONLY)
-    writer = new_writer(file, lost)
-    writer.write("first\n")
-    writer.write("second\n")
-    wait_until(lambda: writer.num_lost == 2)
-    reading, writing = os.pipe()
-    os.dup2(writing, file)
-    writer.write("third\n")
-    writer.write("fourth\n")
-    writer.finish(GENEROUS_S)
-    assert os.read(reading, PIPE_BYTES) == b"2 lost\nthird\nfourth\n"
-    for number in (file, reading, writing):
-        os.close(number)
 
 
 def test_who_waits_for_a_clogged_log_waits_for_a_while_only(pipe, new_writer):

@@ -12,27 +12,12 @@ from hypothesis import strategies as st
 
 from both_sides.audited import expected_output, make_executor
 from paceline.plan.values import Claim, ExecutorInfo, Model, StepTimings
+from paceline_scheduler import errors
+from paceline_scheduler.core import events
 from paceline_scheduler.core.core import Core
-from paceline_scheduler.core.events import (
-    BeginDrain,
-    Cancel,
-    Detach,
-    DrainExecutor,
-    SetLimits,
-    Submit,
-)
 from paceline_scheduler.core.limits import CoreLimits, LimitValues
 from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.outputs import TokenOutputs
-from paceline_scheduler.errors import (
-    DivergenceError,
-    DrainingError,
-    DuplicateRequestError,
-    GivenUpError,
-    NoExecutorError,
-    StreamEndedError,
-    TermSupersededError,
-)
 from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
@@ -80,7 +65,7 @@ class RuntimeBench:
         self.listener.looked((ADDRESS,))
 
     def submit(self, *requests):
-        self.runtime.feed(Submit(requests))
+        self.runtime.feed(events.Submit(requests))
 
     def send_plan(self, plan):
         """Be the port of the executor's stream."""
@@ -140,7 +125,7 @@ async def test_as_many_plans_are_on_their_way_as_the_executor_takes():
 
 async def test_without_an_executor_requests_are_refused_with_a_time_to_try_again():
     bench = RuntimeBench()
-    with pytest.raises(NoExecutorError) as refusal:
+    with pytest.raises(errors.NoExecutorError) as refusal:
         bench.submit(make_request())
     assert refusal.value.retry_after_s > 0
     await asyncio.wait_for(bench.until_idle(), 5)
@@ -151,9 +136,9 @@ async def test_a_draining_scheduler_refuses_and_finishes():
     bench = await attached_bench()
     request = make_request(3, 3)
     bench.submit(request)
-    bench.runtime.feed(BeginDrain())
+    bench.runtime.feed(events.BeginDrain())
     assert bench.statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
-    with pytest.raises(DrainingError):
+    with pytest.raises(errors.DrainingError):
         bench.submit(make_request())
     await bench.finish()
     await asyncio.wait_for(bench.until_idle(), 5)
@@ -170,10 +155,10 @@ async def test_nobody_is_served_once_it_is_known_that_no_executor_has_what_someb
     request = make_request(3, 3, is_resumable=True)
     bench.submit(request)
     assert not bench.executors.is_at_rest
-    bench.runtime.feed(Detach(request.handle))
-    bench.steward.ended(ADDRESS, StreamEndedError("cut"))
+    bench.runtime.feed(events.Detach(request.handle))
+    bench.steward.ended(ADDRESS, errors.StreamEndedError("cut"))
     assert not bench.executors.is_at_rest
-    bench.runtime.feed(Cancel(request.key))
+    bench.runtime.feed(events.Cancel(request.key))
     assert bench.executors.is_at_rest
 
 
@@ -200,13 +185,13 @@ async def test_a_scheduler_that_waits_in_line_serves_nobody():
 
 async def test_a_draining_executor_still_serves_its_model_but_takes_nothing_new():
     bench = await attached_bench()
-    bench.steward.ended(ADDRESS, StreamEndedError("cut"))
+    bench.steward.ended(ADDRESS, errors.StreamEndedError("cut"))
     assert bench.executors.readiness.status is ServingStatus.SERVING, "it is expected back"
-    assert bench.runtime.feed(DrainExecutor(ADDRESS)) == 0
+    assert bench.runtime.feed(events.DrainExecutor(ADDRESS)) == 0
     assert bench.statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
     assert [model.name for model in bench.executors.models()] == ["simulated"]
     assert bench.executors.open_models() == ()
-    with pytest.raises(NoExecutorError) as refusal:
+    with pytest.raises(errors.NoExecutorError) as refusal:
         bench.submit(make_request())
     assert refusal.value.retry_after_s > 0
 
@@ -217,9 +202,9 @@ async def test_what_is_given_up_is_told_once_and_stays_with_the_executor():
     bench.submit(request)
     await bench.step()
     bench.listener.give_up("shutting down")
-    assert isinstance(bench.client.failures[request.handle], GivenUpError)
+    assert isinstance(bench.client.failures[request.handle], errors.GivenUpError)
     bench.listener.give_up("shutting down")
-    with pytest.raises(DivergenceError):
+    with pytest.raises(errors.DivergenceError):
         await bench.step()
     assert [row.record_id for row in bench.executor.rows.values()] == [request.key]
 
@@ -329,17 +314,17 @@ async def test_limits_are_all_set_and_change_one_by_one():
     bench = await attached_bench(max_num_batched_tokens=48)
     limits = bench.runtime.views.limits()
     assert limits == LimitValues(1024, 4_194_304, 48)
-    bench.runtime.feed(SetLimits(dataclasses.replace(limits, max_num_queued_reqs=1)))
+    bench.runtime.feed(events.SetLimits(dataclasses.replace(limits, max_num_queued_reqs=1)))
     assert bench.runtime._core._state.limits.max_num_batched_tokens is None
-    bench.runtime.feed(SetLimits(LimitValues(5, 600, 32)))
+    bench.runtime.feed(events.SetLimits(LimitValues(5, 600, 32)))
     assert bench.runtime.views.limits() == LimitValues(5, 600, 32)
 
 
 async def test_after_a_displacement_the_scheduler_begins_anew():
     bench = await attached_bench()
-    bench.runtime.feed(SetLimits(LimitValues(5, 600, 32)))
+    bench.runtime.feed(events.SetLimits(LimitValues(5, 600, 32)))
     bench.submit(make_request(3, 50))
-    bench.steward.ended(ADDRESS, TermSupersededError(Claim(9, "scheduler-z")))
+    bench.steward.ended(ADDRESS, errors.TermSupersededError(Claim(9, "scheduler-z")))
     assert bench.executors.models() == ()
     assert bench.executors.statuses()[0].state == ShownState.LOST
     assert bench.statuses == [ServingStatus.SERVING, ServingStatus.STANDBY]
@@ -357,7 +342,7 @@ async def test_an_executor_that_is_removed_leaves_nothing():
     bench = await attached_bench()
     bench.steward.remove(ADDRESS)
     assert bench.executors.statuses() == ()
-    with pytest.raises(NoExecutorError):
+    with pytest.raises(errors.NoExecutorError):
         bench.submit(make_request())
 
 
@@ -367,7 +352,7 @@ async def test_what_is_let_happen_by_a_delivery_wakes_the_scheduler_in_time():
     class LeavingClient(OutputCollector):
         def deliver(self, tokens, failures):
             super().deliver(tokens, failures)
-            bench.runtime.feed(Detach(request.handle))
+            bench.runtime.feed(events.Detach(request.handle))
 
     bench = await attached_bench()
     request = make_request(3, 30, is_resumable=True)
@@ -390,7 +375,7 @@ async def test_observers_see_what_happens_in_order_and_before_anything_comes_of_
     bench.runtime.show_plans(Witness())
     request = make_request(3, 2)
     bench.submit(request)
-    with pytest.raises(DuplicateRequestError):
+    with pytest.raises(errors.DuplicateRequestError):
         bench.submit(request)
     await asyncio.sleep(0)
     bench.listener.finished_step(ADDRESS, bench.executor.execute(bench.plans.pop(0)))

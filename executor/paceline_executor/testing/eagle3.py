@@ -5,7 +5,7 @@ Knows how both publish a head, which is what the reader in `weights` has to undo
 
 import enum
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
+from paceline_executor.testing.models import llama_fields
 from paceline_executor.weights import ModelConfig
+from paceline_executor.weights.checkpoint import Rope
 
 _LAYER_FIELDS = (
     *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -65,21 +67,11 @@ def random_head(
     """
     hidden, vocab = hidden_size or target.hidden_size, target.vocab_size
     drafted = draft_vocab_size or vocab
-    fields = {
+    layer = replace(target, num_layers=1, hidden_size=hidden, max_model_len=64, rms_norm_eps=1e-5, rope=Rope(10_000.0))
+    fields = llama_fields(layer) | {
         "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": target.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": target.num_heads,
-        "num_key_value_heads": target.num_kv_heads,
-        "head_dim": target.head_dim,
-        "vocab_size": vocab,
         "draft_vocab_size": drafted,
         "target_hidden_size": target.hidden_size,
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10_000.0,
     }
     fields["eagle_aux_hidden_state_layer_ids"] = list(aux_layers)
     queries, keys = target.num_heads * target.head_dim, target.num_kv_heads * target.head_dim

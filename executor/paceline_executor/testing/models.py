@@ -1,4 +1,4 @@
-"""Models for tests: a tiny random one, the same as a GGUF file, and where the default real one lies.
+"""Models for tests: a tiny random one, the same as a GGUF file or config.json, and where the default real one lies.
 
 Knows how llama.cpp's converter writes a Llama model. It takes nothing from the reader in `weights` but the shape of a
 configuration.
@@ -111,6 +111,25 @@ class GgufParts:
         writer.write_tensors_to_file()
         writer.close()
         return path
+
+
+def llama_fields(config: ModelConfig) -> dict[str, Any]:
+    """What the config.json of a Llama of these sizes says."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_model_len,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope.theta,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
 
 
 def gguf_parts(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_executor.errors import DeviceFaultError, PlanError, PlanFault, StepFailedError
+from paceline_executor.errors import PlanError, PlanFault, StepFailedError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.table import RowTable
@@ -267,10 +267,3 @@ def test_a_step_that_cannot_land_takes_those_behind_it_with_it(ahead, monkeypatc
     assert picture(table) == before
     monkeypatch.undo()
     assert tokens_of(ahead.engine, [ahead.launch([(0, 1)], step_id=2)]) == [[reference([5, 6], 2)[1]]]
-
-
-def test_a_device_that_fails_while_it_computes_leaves_nothing_to_go_on_with(ahead):
-    ticket = ahead.launch([(0, 2)], place=[placement(0, [5, 6])], grants=[(0, 0, 2)])
-    ahead.hiding.lose_next = RuntimeError("an illegal memory access")
-    with pytest.raises(DeviceFaultError, match="this executor ends"):
-        ahead.engine.collect(ticket)

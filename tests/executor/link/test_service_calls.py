@@ -1,7 +1,7 @@
 """An executor's ports beside the plan stream: who it is, its rows, its tokenizer, health, reflection, drain."""
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -207,30 +207,6 @@ async def test_a_port_in_use_is_an_error_with_the_address():
             await second.listen()
 
 
-async def test_health_of_an_unknown_service_is_not_found(executor):
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await _health(executor.address, "nobody")
-
-    assert failure.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def test_every_watcher_sees_every_change_even_after_another_left():
-    async with (
-        _listening(_load) as (service, address, health_address),
-        _stub(address, health_pb2_grpc.HealthStub) as one,
-        _stub(health_address, health_pb2_grpc.HealthStub) as two,
-    ):
-        leaving, staying = (stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE)) for stub in (one, two))
-        seen = [(await leaving.read()).status, (await staying.read()).status]
-        leaving.cancel()
-        with suppress(asyncio.CancelledError):
-            await leaving.code()
-        await service.load()
-        seen.append((await staying.read()).status)
-
-    assert seen == [NOT_READY, NOT_READY, READY]
-
-
 async def test_an_executor_stuck_in_a_step_is_not_ready(executor):
     executor.runner.gate.clear()
     async with attached(executor.address) as client, _stub(executor.address, health_pb2_grpc.HealthStub) as stub:
@@ -256,7 +232,7 @@ async def test_reflection_lists_the_services(executor):
 
 
 async def test_a_drain_tells_the_scheduler_and_waits_for_its_rows(executor):
-    async with attached(executor.address) as client:
+    async with attached(executor.address) as client, _stub(executor.address) as stub:
         await client.run([(0, 3)], _placing(0, [1, 2, 3]))
         draining = asyncio.create_task(executor.service.drain(30))
         result = await client.run([(0, 1)])
@@ -264,7 +240,7 @@ async def test_a_drain_tells_the_scheduler_and_waits_for_its_rows(executor):
         still_draining = not draining.done()
         await client.run((), plan_pb2.BatchPlan(releases=[plan_pb2.Release(row=0)]))
         has_drained = await draining
-        info = await _info(executor.address)
+        info = await stub.GetInfo(executor_pb2.GetInfoRequest())
 
     assert (not_ready, still_draining, has_drained) == (NOT_READY, True, True)
     assert (client.drains, info.draining) == (1, True)
@@ -276,17 +252,6 @@ async def test_a_drain_ends_with_its_grace(executor):
         await client.run([(0, 3)], _placing(0, [1, 2, 3]))
 
         assert not await executor.service.drain(0.3)
-
-
-async def test_a_scheduler_that_attaches_during_a_drain_is_told(executor):
-    async with attached(executor.address) as client:
-        await client.run([(0, 3)], _placing(0, [1, 2, 3]))
-    draining = asyncio.create_task(executor.service.drain(30))
-    async with attached(executor.address) as client:
-        await client.run((), plan_pb2.BatchPlan(releases=[plan_pb2.Release(row=0)]))
-        assert await draining
-
-    assert client.drains == 1
 
 
 async def test_streams_that_are_open_when_the_executor_stops_end_with_a_reason():
@@ -309,8 +274,3 @@ async def test_streams_are_told_that_the_executor_has_failed():
             await client.result()
 
     assert failure.value.details() == "the executor has failed and ends: steps fail; use another one"
-
-
-async def _info(address):
-    async with _stub(address) as stub:
-        return await stub.GetInfo(executor_pb2.GetInfoRequest())

@@ -8,12 +8,16 @@ import torch
 import transformers
 
 from model_inputs import Row, inputs_of
+from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
+from paceline_executor.models.registry import ARCHITECTURES, build_model
+from paceline_executor.numerics import WeightKind
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
+from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.weights import load_checkpoint
 from paceline_kernels.decoder import AuxHidden
 
@@ -227,3 +231,18 @@ def test_packed_logits_are_near_those_in_float32(tmp_path, family, dtype):
     assert errors.square().mean().sqrt() < 0.05
     assert errors.abs().max() < 0.3
     assert torch.equal(logits_of(packed, config, tokens, cuts=(1, 30, 31, 64, 89), dtype=dtype), at_once)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("weights", "model"), [(WeightKind.FLOAT32, LlamaModel), (WeightKind.PACKED, PackedLlamaModel)]
+)
+def test_llama_and_its_relatives_are_computed_by_the_model_of_their_weights(weights, model, architecture):
+    checkpoint = tiny_checkpoint(head_dim=32, intermediate_size=96, architecture=architecture)
+    assert isinstance(build_model(checkpoint, 256, weights), model)
+
+
+@pytest.mark.parametrize("weights", WeightKind)
+def test_an_unknown_architecture_is_refused_by_name(weights):
+    with pytest.raises(UnsupportedModelError, match="'mamba' is not supported; this version runs: gemma2, gemma3"):
+        build_model(tiny_checkpoint(architecture="mamba"), 256, weights)

@@ -66,14 +66,6 @@ def test_a_row_keeps_those_of_every_token_it_has_told(engine, num_logprobs):
     assert_logprobs(state, 0, _expected(3))
 
 
-def test_a_row_that_did_not_ask_keeps_none(engine):
-    """It costs nothing then."""
-    _run(engine, 3, num_logprobs=None)
-
-    (state,) = engine.table.states()
-    assert state.logprobs is None
-
-
 def test_the_next_request_on_a_row_has_none_of_the_one_before(engine):
     _run(engine, 3)
     engine.execute(plan(finish=[(0, 3)], forget=["r"]))

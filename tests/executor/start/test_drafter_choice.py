@@ -7,21 +7,21 @@ import pytest
 from structlog.testing import capture_logs
 
 from drafting.serving import serve
+from paceline_executor import errors
 from paceline_executor.__main__ import ExitCode, _code_of
 from paceline_executor.config import DrafterKind, SpeculationChoice, parse_config
-from paceline_executor.errors import (
-    DrafterError,
-    LimitError,
-    ModelNotFoundError,
-    ShortMemoryError,
-    UnsupportedModelError,
-)
 from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.start.loading import load
 from paceline_executor.start.runner_choice import choose_runner
 from paceline_executor.start.sizing import DrafterNeeds, limits_for
 from paceline_executor.testing.eagle3 import Dialect, random_head
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, byte_level_metadata, gguf_parts
+from paceline_executor.testing.models import (
+    TINY_CONFIG,
+    RandomCheckpoint,
+    byte_level_metadata,
+    gguf_parts,
+    llama_fields,
+)
 from paceline_executor.testing.plans import placement
 
 WIDE_CONFIG = replace(TINY_CONFIG, head_dim=32)  # of sizes that can be packed
@@ -136,9 +136,7 @@ def test_a_head_drafts_from_what_the_model_computes(models, tmp_path, dialect, o
 
 
 def test_a_head_drafts_for_dummy_weights_on_a_device(tmp_path):
-    shape = {"vocab_size": 272, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "head_dim": 32}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **shape, **heads}), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(llama_fields(DEEP_CONFIG)))
     head = random_head(DEEP_CONFIG, aux_layers=(3, 2)).write(tmp_path / "head")
     dummy = ["--load-format", "dummy", "--kv-cache-memory", "1MiB"]
     drafting = loaded(str(tmp_path), {"drafter": "eagle3", "model": str(head)}, *ON_DEVICE, *dummy)
@@ -148,7 +146,9 @@ def test_a_head_drafts_for_dummy_weights_on_a_device(tmp_path):
 
 def test_a_head_of_another_model_is_refused(models, tmp_path):
     head = random_head(replace(WIDE_CONFIG, vocab_size=300), aux_layers=(3, 2)).write(tmp_path / "head")
-    with pytest.raises(UnsupportedModelError, match="vocab_size is 300, and that of the model is 272; choose one"):
+    with pytest.raises(
+        errors.UnsupportedModelError, match="vocab_size is 300, and that of the model is 272; choose one"
+    ):
         loaded(models["deep"], {"drafter": "eagle3", "model": str(head)})
 
 
@@ -159,13 +159,13 @@ def test_blocks_and_weights_of_both_models_fit_into_memory():
     needs = DrafterNeeds(weight_bytes=10 * MIB, bytes_per_token=block_bytes // 16)
     assert limits_for(config, TINY_CONFIG, FLOAT32_NUMERICS, 100 * MIB).num_blocks == MIB // block_bytes
     assert limits_for(config, TINY_CONFIG, FLOAT32_NUMERICS, 100 * MIB, needs).num_blocks == MIB // block_bytes // 2
-    with pytest.raises(ShortMemoryError, match="10 MiB of weights"):
+    with pytest.raises(errors.ShortMemoryError, match="10 MiB of weights"):
         limits_for(config, TINY_CONFIG, FLOAT32_NUMERICS, 11 * MIB, needs)
 
 
 def test_a_model_of_another_vocabulary_is_refused(models):
     with pytest.raises(
-        DrafterError, match=r"token 259 is 'll' in one and 'he' in the other.* of the same family"
+        errors.DrafterError, match=r"token 259 is 'll' in one and 'he' in the other.* of the same family"
     ) as info:
         loaded(models["target"], {"drafter": "draft_model", "model": models["other"]})
     assert _code_of(info.value) is ExitCode.USAGE
@@ -173,20 +173,22 @@ def test_a_model_of_another_vocabulary_is_refused(models):
 
 def test_a_copy_that_would_be_no_smaller_is_refused(models):
     """Of a packed target, and of one that cannot be packed."""
-    with pytest.raises(DrafterError, match="target_copy is for --quantization none, and this model is packed: name"):
+    with pytest.raises(
+        errors.DrafterError, match="target_copy is for --quantization none, and this model is packed: name"
+    ):
         loaded(models["target"], {"drafter": "target_copy"})
-    with pytest.raises(DrafterError, match="32 does not divide the sizes of this model's layers"):
+    with pytest.raises(errors.DrafterError, match="32 does not divide the sizes of this model's layers"):
         loaded(models["odd"], {"drafter": "target_copy"})
 
 
 def test_a_draft_model_that_is_not_there_is_an_error_of_the_model(models):
-    with pytest.raises(ModelNotFoundError):
+    with pytest.raises(errors.ModelNotFoundError):
         loaded(models["target"], {"drafter": "draft_model", "model": "/nowhere.gguf"})
 
 
 def test_models_draft_where_there_is_a_runner_for_them():
     config = parse_config(["--runner", "simulated", "--speculation", '{"drafter": "target_copy"}'])
-    with pytest.raises(LimitError, match="target_copy is for --runner cpu, and this is simulated: leave it out"):
+    with pytest.raises(errors.LimitError, match="target_copy is for --runner cpu, and this is simulated: leave it out"):
         choose_runner(config)
 
 

@@ -35,7 +35,7 @@ from paceline_executor.start.loading_device import (
 )
 from paceline_executor.start.opening import Opened, ProgressLog, num_parameters, open_model, simulated_tokenizer
 from paceline_executor.testing.eagle3 import random_head
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, tiny_checkpoint
+from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, llama_fields, tiny_checkpoint
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import KvScales
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
@@ -186,9 +186,7 @@ def test_scales_of_the_checkpoint_or_measured_ones_reach_the_kv_cache(built):
 @pytest.mark.parametrize("kind", [RunnerKind.CUDA, RunnerKind.TWIN])
 def test_dummy_weights_are_made_on_the_device_without_asking_the_host_for_any(built, tmp_path, kind, monkeypatch):
     """16 GB of them would take it most of a minute."""
-    shape = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **shape, **heads}))
+    (tmp_path / "config.json").write_text(json.dumps(llama_fields(replace(TINY_CONFIG, head_dim=32))))
     config = parse_config([*SMALL, "--model", str(tmp_path), "--load-format", "dummy"])
     found = open_model(config, ProgressLog())
     monkeypatch.setattr(type(found.checkpoint), "tensor", lambda *_: pytest.fail("the host made weights"))

@@ -123,7 +123,7 @@ def test_requests_call_the_model_by_its_name(arguments, name):
     assert served_name(config, Path(config.model)) == name
 
 
-@pytest.mark.parametrize("name", ["", "two\nlines", "x" * 257])
+@pytest.mark.parametrize("name", ["", "two\nlines", "x" * 257, "red\x1b[31m"])
 def test_a_name_that_nobody_could_ask_for_is_refused(name, capsys):
     with pytest.raises(SystemExit, match="2"):
         parse_config(["--served-model-name", name])

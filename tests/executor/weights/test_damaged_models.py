@@ -17,26 +17,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from paceline_executor.__main__ import ExitCode
 from paceline_executor.errors import ModelCorruptError, ModelError
-from paceline_executor.testing.models import BYTE_LETTERS, TINY_CONFIG, RandomCheckpoint, gguf_parts
+from paceline_executor.testing.models import BYTE_LETTERS, TINY_CONFIG, RandomCheckpoint, gguf_parts, llama_fields
 from paceline_executor.weights import load_model
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": TINY_CONFIG.vocab_size,
-    "hidden_size": TINY_CONFIG.hidden_size,
-    "intermediate_size": TINY_CONFIG.intermediate_size,
-    "num_hidden_layers": TINY_CONFIG.num_layers,
-    "num_attention_heads": TINY_CONFIG.num_heads,
-    "num_key_value_heads": TINY_CONFIG.num_kv_heads,
-    "head_dim": TINY_CONFIG.head_dim,
-    "max_position_embeddings": TINY_CONFIG.max_model_len,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128},
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-}
+SCALING = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}
+CONFIG = llama_fields(TINY_CONFIG) | {"rope_scaling": SCALING, "hidden_act": "silu"}
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 WEIRD = st.sampled_from(
     [None, True, 0, -1, 1, 3, 2**31, 2**64, 0.5, 1e308, float("nan"), float("inf"), "", "x", "\ud800", [], [[]], {}]

@@ -1,6 +1,7 @@
 """Weights that are invented: of the shape that a config.json says, served like others, and told to be so."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,19 +9,11 @@ import pytest
 from paceline_executor.config import parse_config
 from paceline_executor.errors import ModelNotFoundError
 from paceline_executor.start.loading import load
+from paceline_executor.testing.models import TINY_CONFIG, llama_fields
 from paceline_executor.weights import load_dummy
 
-SHAPE = {
-    "model_type": "gemma2",
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 512,
-}
+CONFIG = replace(TINY_CONFIG, head_dim=32, vocab_size=300, max_model_len=512)
+SHAPE = llama_fields(CONFIG) | {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
 
 
 @pytest.fixture

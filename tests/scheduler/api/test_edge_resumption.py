@@ -6,16 +6,8 @@ import pytest
 
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline.v1.inference_pb2 import GenerateRequest
+from paceline_scheduler import errors
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.errors import (
-    DuplicateRequestError,
-    InvalidRequestError,
-    QueueFullError,
-    ResumeMismatchError,
-    StaleAttachmentError,
-    SupersededError,
-    UnknownRequestError,
-)
 from paceline_scheduler.testing.edge_client import EdgeClient
 from paceline_scheduler.testing.returning_client import ReturningClient
 from paceline_scheduler.testing.tiny import END, LONG_MODEL, encode
@@ -54,7 +46,7 @@ async def test_the_newer_stream_has_the_request_and_the_older_one_ends(edge, cli
     client.read()
     assert client.copy.text == "ab"
     content = older.collect()
-    assert (content.deltas, [type(failure.error) for failure in content.failures]) == ((), [SupersededError])
+    assert (content.deltas, [type(failure.error) for failure in content.failures]) == ((), [errors.SupersededError])
     num_detached = len(backend.asked.detached)
     older.leave()
     assert (len(backend.asked.detached), backend.asked.ended) == (num_detached, [])
@@ -73,15 +65,15 @@ async def test_a_stream_that_is_only_being_prepared_is_taken_over_too(edge, back
     backend.synced.set()
     await asyncio.gather(first, second)
     assert [request.attachment for request in backend.asked.resumed] == [1, 2]
-    assert isinstance(older.collect().failures[0].error, SupersededError)
+    assert isinstance(older.collect().failures[0].error, errors.SupersededError)
 
 
 # By the edge, and by the backend, whose rules are the core's.
 REFUSED = {
-    "no token of the model": ({"prior_output_token_ids": [400]}, InvalidRequestError),
-    "another hash": ({"resume_hash": 77}, ResumeMismatchError),
-    "another body": ({"cache_salt": "another"}, ResumeMismatchError),
-    "another tenant": ({"tenant": "thief"}, ResumeMismatchError),
+    "no token of the model": ({"prior_output_token_ids": [400]}, errors.InvalidRequestError),
+    "another hash": ({"resume_hash": 77}, errors.ResumeMismatchError),
+    "another body": ({"cache_salt": "another"}, errors.ResumeMismatchError),
+    "another tenant": ({"tenant": "thief"}, errors.ResumeMismatchError),
 }
 
 
@@ -116,7 +108,7 @@ async def test_inside_one_session_nothing_is_told_of_the_older_stream(edge, clie
     assert (content.deltas, content.failures, client.call.outbox.num_open) == ((), (), 1)
 
 
-@pytest.mark.parametrize(("number", "error"), [(1, StaleAttachmentError), (2, DuplicateRequestError)])
+@pytest.mark.parametrize(("number", "error"), [(1, errors.StaleAttachmentError), (2, errors.DuplicateRequestError)])
 async def test_an_attachment_that_is_not_newer_is_refused_and_disturbs_nobody(edge, client, backend, number, error):
     await client.come(client.claim(number=2))
     with pytest.raises(error):
@@ -159,7 +151,7 @@ async def test_what_a_request_that_is_known_says_is_not_tokenised_again(edge, ba
 
 async def test_what_has_begun_is_refused_for_no_full_queue(edge, client, backend, monkeypatch):
     def full(*_):
-        raise QueueFullError("full", 1.0)
+        raise errors.QueueFullError("full", 1.0)
 
     client.call.leave()
     monkeypatch.setattr(backend.views, "require_room", full)
@@ -167,7 +159,7 @@ async def test_what_has_begun_is_refused_for_no_full_queue(edge, client, backend
     await client.come()
     other = ReturningClient(edge)
     other.request.request_id = "new"
-    with pytest.raises(QueueFullError):
+    with pytest.raises(errors.QueueFullError):
         await other.come()
 
 
@@ -282,7 +274,7 @@ async def test_a_cancel_reaches_a_request_to_which_nobody_listens(edge, backend)
     await cancelling
     assert backend.asked.cancelled == [KEY, RecordId("", "r1", 1)]
     for key in (KEY, RecordId("thief", "r1")):
-        with pytest.raises(UnknownRequestError):
+        with pytest.raises(errors.UnknownRequestError):
             await edge.cancel(key)
 
 
@@ -304,7 +296,7 @@ async def test_a_request_to_which_nobody_listens_is_explained(edge, backend):
     backend.step({first: [END]}, {first: FinishReason.STOP})
     client.call.leave()
     assert edge.explain(KEY).waiting_for == "a row for 1"
-    with pytest.raises(UnknownRequestError):
+    with pytest.raises(errors.UnknownRequestError):
         edge.explain(RecordId("thief", "r1"))
 
 

@@ -95,15 +95,6 @@ async def test_the_largest_request_of_known_fields_is_taken(server, stub):
     call.cancel()
 
 
-async def test_a_model_whose_executors_all_drain_is_unavailable_for_now(server, stub):
-    """It is still listed, as what runs there finishes; the client is told to come back."""
-    server.backend.refusal = NoExecutorError("every executor of the model drains; try again", 1.0)
-    code, _, details = await refusal_of(stub.Generate(pb.GenerateRequest(text="hi")).read())
-    assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
-    assert 800 <= details[RetryInfo].retry_delay.ToMilliseconds() <= 1200
-    assert len(server.edge.requests) == 0
-
-
 async def test_tokenize_names_only_prompts_it_takes(stub):
     code, sentence, _ = await refusal_of(stub.Tokenize(pb.TokenizeRequest()))
     assert (code, sentence) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt: is missing: set one of text and chat")

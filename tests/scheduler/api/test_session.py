@@ -1,4 +1,7 @@
-"""Session over real gRPC: many requests on one stream, one message per step, failures inside."""
+"""Session over real gRPC: many requests on one stream, one message per step, failures inside.
+
+And clients that come back to their requests, and sessions whose client is gone without a word.
+"""
 
 import asyncio
 import gc
@@ -14,11 +17,17 @@ from paceline.process.callers import ANYBODY
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
+from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_session import serve_session
+from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.errors import DeadlineExceededError
-from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, wait_until
+from paceline_scheduler.testing.edge_server import NOON, SLOW_CHANNEL, wait_until
+from paceline_scheduler.testing.refusals import refusal_of
+from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tiny import END, LONG_MODEL, encode
+from paceline_scheduler.testing.tokenizers import try_here
+from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
 MODEL = LONG_MODEL
 LIMITS = EdgeLimits(max_stream_bytes=16 * 1024, max_session_requests=100, heartbeat_s=0.05)
@@ -55,6 +64,10 @@ async def session(stub):
     call = stub.Session()
     yield Session(call)
     call.cancel()
+
+
+HEARTBEAT = pb.SessionRequest(heartbeat=pb.Heartbeat())
+ACKNOWLEDGEMENT = pb.SessionRequest(acknowledge=pb.Acknowledge(request_ids=["r1"]))
 
 
 async def test_64_requests_get_one_message_per_step(session, backend):
@@ -151,7 +164,7 @@ async def test_an_acknowledgement_is_for_all_completions(session, backend):
     handles = [(await backend.next_request()).handle for _ in range(2)]
     backend.step({handle: [END] for handle in handles}, dict.fromkeys(handles, FinishReason.STOP))
     assert [item.delta.index for item in (await session.read()).deltas] == [0, 1]
-    await session.call.write(pb.SessionRequest(acknowledge=pb.Acknowledge(request_ids=["r1"])))
+    await session.call.write(ACKNOWLEDGEMENT)
     await wait_until(lambda: backend.asked.acknowledged)
     assert backend.asked.acknowledged == [RecordId("", "r1", 0), RecordId("", "r1", 1)]
 
@@ -159,7 +172,7 @@ async def test_an_acknowledgement_is_for_all_completions(session, backend):
 async def test_heartbeats_come_at_once_and_then_regularly(session):
     for _ in range(3):
         assert (await session.call.read()).HasField("heartbeat")
-    await session.call.write(pb.SessionRequest(heartbeat=pb.Heartbeat()))
+    await session.call.write(HEARTBEAT)
     assert (await session.call.read()).HasField("heartbeat")
 
 
@@ -320,3 +333,124 @@ async def test_a_reader_that_breaks_with_its_session_is_not_reported_as_forgotte
     gc.collect()
     await asyncio.sleep(0)
     assert reported == []
+
+
+# Clients that come back
+
+
+@pytest.fixture
+async def broken(stub, backend):
+    """The handle of a request with one token, "a", whose session the client has read and cancelled."""
+    session = Session(stub.Session())
+    await session.generate("r1", resumable=True)
+    handle = (await backend.next_request()).handle
+    backend.step({handle: encode("a")})
+    assert (await session.read()).deltas[0].delta.text == "a"
+    session.call.cancel()
+    await wait_until(lambda: backend.asked.detached)
+    return handle
+
+
+async def come_back(session, **fields):
+    """The second attachment, of a client that holds the "a"."""
+    held = {"attachment": 2, "resume_from": 1, "prior_output_token_ids": encode("a")}
+    await session.generate("r1", resumable=True, **held, **fields)
+
+
+async def test_another_session_goes_on_with_a_request_and_may_acknowledge_its_end(session, backend, broken):
+    backend.step({broken: encode("b")})
+    await come_back(session)
+    (item,) = (await session.read()).deltas
+    assert (item.delta.offset, item.delta.text) == (1, "b")
+    backend.step({broken: [END]}, {broken: FinishReason.STOP})
+    assert (await session.read()).deltas[0].delta.finish.stop_token_id == END
+    assert backend.asked.ended == []
+    await session.call.write(ACKNOWLEDGEMENT)
+    await wait_until(lambda: backend.asked.acknowledged)
+    assert backend.asked.acknowledged == [RecordId("", "r1")]
+
+
+async def test_a_refused_comeback_acknowledges_nothing(session, backend, broken):
+    await come_back(session, last_attempt=2**31)
+    _, code, _ = await session.failure()
+    assert code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    await session.call.write(ACKNOWLEDGEMENT)
+    await come_back(session, timeout={"seconds": 1}, last_attempt=2**31)
+    await session.read()
+    assert backend.asked.acknowledged == []
+
+
+async def test_a_generate_call_is_resumed_by_a_session_and_ends_with_aborted(stub, session, backend):
+    call = stub.Generate(pb.GenerateRequest(request_id="r1", text="hi", resumable=True))
+    handle = (await backend.next_request()).handle
+    backend.step({handle: encode("a")})
+    assert (await call.read()).delta.text == "a"
+    await come_back(session)
+    code, _, details = await refusal_of(call.read())
+    assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.ABORTED, "STALE_ATTACHMENT")
+    backend.step({handle: encode("b")})
+    assert (await session.read()).deltas[0].delta.text == "b"
+
+
+# And those that say nothing any more
+
+
+def new_edge():
+    """With the usual limits, for a session in virtual time."""
+    limits, backend = EdgeLimits(), ScriptedBackend(MODEL)
+    return Edge(backend, backend, Texts(limits, lambda: NOON, trial=try_here), limits), backend
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_client_that_has_beaten_and_falls_silent_is_lost(is_read):
+    """Also where its last message is never taken: whoever sends it does not come back."""
+
+    async def scene():
+        edge, backend = new_edge()
+
+        async def falls_silent():
+            yield pb.SessionRequest(generate=pb.GenerateRequest(request_id="r1", text="hi", resumable=True))
+            await backend.next_request()  # silence counts from the first heartbeat on
+            yield HEARTBEAT
+            await asyncio.Event().wait()
+
+        async with asyncio.timeout(60), aclosing(serve_session(edge, falls_silent(), ANYBODY)) as responses:
+            await anext(responses)
+            if is_read:
+                async for _ in responses:
+                    pass
+            await wait_until(lambda: backend.asked.detached)
+            assert backend.asked.ended == []
+
+    run_in_virtual_time(scene())
+
+
+def seconds_until_the_end(*messages, at_most, thinks_s=0.0):
+    """How long a session lasts whose client sends these messages, each after its thought, and then nothing."""
+
+    async def send():
+        for message in messages:
+            await asyncio.sleep(thinks_s)
+            yield message
+        await asyncio.Event().wait()
+
+    async def last():
+        edge, _ = new_edge()
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        async with aclosing(serve_session(edge, send(), ANYBODY)) as responses:
+            async for _ in responses:
+                if loop.time() - start_s > at_most:
+                    break
+        assert not edge.requests.calls()
+        return loop.time() - start_s
+
+    return run_in_virtual_time(last())
+
+
+def test_a_session_lasts_three_seconds_longer_than_its_client_says_anything():
+    """Whatever it says counts; one that never sent a heartbeat says nothing by its silence."""
+    assert seconds_until_the_end(HEARTBEAT, at_most=60) == pytest.approx(3.0, abs=0.5)
+    assert seconds_until_the_end(HEARTBEAT, ACKNOWLEDGEMENT, at_most=60, thinks_s=2.4) == pytest.approx(7.8, abs=0.5)
+    assert seconds_until_the_end(ACKNOWLEDGEMENT, at_most=60) > 60
+    assert seconds_until_the_end(at_most=60) > 60

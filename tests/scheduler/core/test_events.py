@@ -12,33 +12,11 @@ from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import RecordId
-from paceline_scheduler.core.events import (
-    BeginAnew,
-    BeginDrain,
-    Cancel,
-    DrainExecutor,
-    Resume,
-    StepFinished,
-    StreamEnded,
-    Submit,
-    UndrainExecutor,
-)
+from paceline_scheduler import errors
+from paceline_scheduler.core import events
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.planner import decide
 from paceline_scheduler.core.request import ResumePoint
-from paceline_scheduler.errors import (
-    DivergenceError,
-    DrainingError,
-    DuplicateRequestError,
-    InvalidRequestError,
-    NoExecutorError,
-    QueueFullError,
-    RequestRefusedError,
-    ResumeMismatchError,
-    StaleAttachmentError,
-    UnknownModelError,
-    UnknownRequestError,
-)
 from paceline_scheduler.testing.fingerprint import fingerprint
 from paceline_scheduler.testing.requests import column, make_request
 
@@ -75,35 +53,44 @@ def due(harness, **changes):
 
 
 REFUSED = {
-    "an id in use": (lambda _: Submit((replace(RUNNING, handle=9),)), DuplicateRequestError),
-    "an id twice": (lambda _: Submit((*siblings(1), *siblings(1))), DuplicateRequestError),
-    "a model that nobody has": (lambda _: Submit((make_request(model="other"),)), UnknownModelError),
-    "too many tokens": (lambda _: Submit((make_request(3, 10_000),)), InvalidRequestError),
-    "the last of a group finds no place": (lambda _: Submit(siblings(1, 2, 3)), QueueFullError),
+    "an id in use": (lambda _: events.Submit((replace(RUNNING, handle=9),)), errors.DuplicateRequestError),
+    "an id twice": (lambda _: events.Submit((*siblings(1), *siblings(1))), errors.DuplicateRequestError),
+    "a model that nobody has": (lambda _: events.Submit((make_request(model="other"),)), errors.UnknownModelError),
+    "too many tokens": (lambda _: events.Submit((make_request(3, 10_000),)), errors.InvalidRequestError),
+    "the last of a group finds no place": (lambda _: events.Submit(siblings(1, 2, 3)), errors.QueueFullError),
     "an id is used again in a group that finds no place": (
-        lambda _: Submit((replace(ABANDONED, handle=9, body_digest=b"new"), *siblings(1, 2, 3))),
-        QueueFullError,
+        lambda _: events.Submit((replace(ABANDONED, handle=9, body_digest=b"new"), *siblings(1, 2, 3))),
+        errors.QueueFullError,
     ),
-    "an older attachment": (lambda _: Resume((again(RUNNING, 1),)), StaleAttachmentError),
-    "another body": (lambda _: Resume((again(RUNNING, 3, body_digest=b"other"),)), ResumeMismatchError),
-    "tokens that nobody knows": (lambda _: Resume((again(siblings(1)[0], 2, (7, 8)),)), ResumeMismatchError),
+    "an older attachment": (lambda _: events.Resume((again(RUNNING, 1),)), errors.StaleAttachmentError),
+    "another body": (lambda _: events.Resume((again(RUNNING, 3, body_digest=b"other"),)), errors.ResumeMismatchError),
+    "tokens that nobody knows": (
+        lambda _: events.Resume((again(siblings(1)[0], 2, (7, 8)),)),
+        errors.ResumeMismatchError,
+    ),
     "a group of which one is refused": (
-        lambda _: Resume((again(ABANDONED, 5), *siblings(1, 2, 3))),
-        QueueFullError,
+        lambda _: events.Resume((again(ABANDONED, 5), *siblings(1, 2, 3))),
+        errors.QueueFullError,
     ),
-    "a cancel of what is not there": (lambda _: Cancel(RecordId("", "nobody's")), UnknownRequestError),
-    "a cancel by another tenant": (lambda _: Cancel(RecordId("thief", "runs")), UnknownRequestError),
-    "a drain of what is not there": (lambda _: DrainExecutor("nobody:1"), NoExecutorError),
-    "an end of the drain of what is not there": (lambda _: UndrainExecutor("nobody:1"), NoExecutorError),
-    "a result of nobody": (lambda h: StepFinished("nobody:1", due(h)), DivergenceError),
-    "a result of another epoch": (lambda h: StepFinished(FIRST, due(h, epoch=99)), DivergenceError),
-    "a result of another process": (lambda h: StepFinished(FIRST, due(h, incarnation=99)), DivergenceError),
-    "a result of another step": (lambda h: StepFinished(FIRST, due(h, step_id=99)), DivergenceError),
-    "a result with other blocks": (lambda h: StepFinished(FIRST, due(h, grant_hash=1)), DivergenceError),
-    "a result of more rows": (lambda h: StepFinished(FIRST, due(h, num_accepted=column(1, 1))), DivergenceError),
+    "a cancel of what is not there": (lambda _: events.Cancel(RecordId("", "nobody's")), errors.UnknownRequestError),
+    "a cancel by another tenant": (lambda _: events.Cancel(RecordId("thief", "runs")), errors.UnknownRequestError),
+    "a drain of what is not there": (lambda _: events.DrainExecutor("nobody:1"), errors.NoExecutorError),
+    "an end of the drain of what is not there": (lambda _: events.UndrainExecutor("nobody:1"), errors.NoExecutorError),
+    "a result of nobody": (lambda h: events.StepFinished("nobody:1", due(h)), errors.DivergenceError),
+    "a result of another epoch": (lambda h: events.StepFinished(FIRST, due(h, epoch=99)), errors.DivergenceError),
+    "a result of another process": (
+        lambda h: events.StepFinished(FIRST, due(h, incarnation=99)),
+        errors.DivergenceError,
+    ),
+    "a result of another step": (lambda h: events.StepFinished(FIRST, due(h, step_id=99)), errors.DivergenceError),
+    "a result with other blocks": (lambda h: events.StepFinished(FIRST, due(h, grant_hash=1)), errors.DivergenceError),
+    "a result of more rows": (
+        lambda h: events.StepFinished(FIRST, due(h, num_accepted=column(1, 1))),
+        errors.DivergenceError,
+    ),
     "a result with too few tokens": (
-        lambda h: StepFinished(FIRST, due(h, token_ids=np.zeros(0, dtype=np.int32))),
-        DivergenceError,
+        lambda h: events.StepFinished(FIRST, due(h, token_ids=np.zeros(0, dtype=np.int32))),
+        errors.DivergenceError,
     ),
 }
 
@@ -119,13 +106,13 @@ def test_what_is_refused_has_changed_nothing(harness, make_event, error):
 
 def test_a_core_that_drains_takes_nothing_and_changes_nothing(harness):
     """Neither what is new nor what comes back; a drain outlives a new beginning."""
-    harness.feed(BeginDrain())
+    harness.feed(events.BeginDrain())
     before = fingerprint(harness.core)
-    for event in (Submit(siblings(1)), Resume((again(RUNNING, 3),))):
-        with pytest.raises(DrainingError):
+    for event in (events.Submit(siblings(1)), events.Resume((again(RUNNING, 3),))):
+        with pytest.raises(errors.DrainingError):
             harness.feed(event)
     assert fingerprint(harness.core) == before
-    harness.feed(BeginAnew("over", None, ()))
+    harness.feed(events.BeginAnew("over", None, ()))
     assert harness.views.is_draining
 
 
@@ -133,17 +120,17 @@ def test_a_result_that_comes_twice_is_taken_once(harness):
     result = due(harness)
     harness.complete()
     before = fingerprint(harness.core)
-    with pytest.raises(DivergenceError):
-        harness.feed(StepFinished(FIRST, result))
+    with pytest.raises(errors.DivergenceError):
+        harness.feed(events.StepFinished(FIRST, result))
     assert fingerprint(harness.core) == before
 
 
 def test_a_result_of_an_executor_whose_stream_ended_changes_nothing(harness):
     """It may have been given to another scheduler since."""
-    event = StepFinished(FIRST, due(harness))
-    harness.feed(StreamEnded(FIRST))
+    event = events.StepFinished(FIRST, due(harness))
+    harness.feed(events.StreamEnded(FIRST))
     before = fingerprint(harness.core)
-    with pytest.raises(DivergenceError):
+    with pytest.raises(errors.DivergenceError):
         harness.feed(event)
     assert fingerprint(harness.core) == before
 
@@ -156,7 +143,7 @@ def test_views_change_nothing(harness):
     views.estimate(make_request(5, 5), harness.clock())
     views.estimate(make_request(5, 10_000, deadline_s=0.0), harness.clock())
     views.require_time("simulated", harness.clock())
-    with pytest.raises(QueueFullError):
+    with pytest.raises(errors.QueueFullError):
         views.require_room(4, "", harness.clock())
     views.limits()
     views.counts(FIRST)
@@ -181,14 +168,14 @@ def disturb(harness, name, number, other):
     address = [*harness.executors][number % len(harness.executors)] if name != "submit" else FIRST
     match name:
         case "submit":
-            with contextlib.suppress(RequestRefusedError):
+            with contextlib.suppress(errors.RequestRefusedError):
                 harness.submit(make_request([number % 5] * number, other))
         case "die":
             harness.die(address)
         case "drain":
             harness.drain(address)
         case "undrain":
-            harness.feed(UndrainExecutor(address))
+            harness.feed(events.UndrainExecutor(address))
         case "wait":
             harness.clock.advance(0.3)
         case _:

@@ -11,39 +11,17 @@ from both_sides.audited import ending, expected_logprobs, expected_output, make_
 from both_sides.harness import CoreHarness
 from paceline.plan.values import FinishReason, RecordId, StepResult
 from paceline_executor.runner.interface import RowProblem
-from paceline_scheduler.core.events import (
-    Acknowledge,
-    Cancel,
-    Detach,
-    DrainExecutor,
-    ExecutorLost,
-    StepFinished,
-    StreamEnded,
-    Tick,
-    UndrainExecutor,
-)
+from paceline_scheduler import errors
+from paceline_scheduler.core import events
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.suspects import MAX_EXECUTOR_DEATHS
 from paceline_scheduler.core.tables.rows import RUNNING
-from paceline_scheduler.errors import (
-    DeadlineExceededError,
-    DeadlineUnreachableError,
-    DivergenceError,
-    DuplicateRequestError,
-    ExecutorFailedError,
-    InvalidRequestError,
-    NoExecutorError,
-    NoLongerServedError,
-    QuarantinedError,
-    QueueFullError,
-    ResumeMismatchError,
-)
 from paceline_scheduler.testing.requests import make_request
 
 END_PROBABILITY = 0.05
-REFUSALS = (QueueFullError, InvalidRequestError, NoExecutorError)
+REFUSALS = (errors.QueueFullError, errors.InvalidRequestError, errors.NoExecutorError)
 ADDRESSES = ("executor-0", "executor-1")
 SOME_ADDRESS = st.sampled_from(ADDRESSES)
 
@@ -156,7 +134,7 @@ class ServingMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data):
         handle = data.draw(st.sampled_from(self.running))
-        self.harness.feed(Cancel(self.requests[handle].key))
+        self.harness.feed(events.Cancel(self.requests[handle].key))
         assert self.harness.client.finishes[handle].reason == FinishReason.CANCELLED
         self.cut[handle] = len(self.harness.client.token_ids.get(handle, []))
 
@@ -167,14 +145,14 @@ class ServingMachine(RuleBasedStateMachine):
         twin = replace(make_request(3, handle=10_000 + handle), key=self.requests[handle].key)
         try:
             self.harness.submit(twin)
-        except DuplicateRequestError:
+        except errors.DuplicateRequestError:
             return
         raise AssertionError("two requests of one key are running")
 
     @rule(seconds=st.integers(0, 5))
     def time_passes(self, seconds):
         self.harness.clock.advance(seconds)
-        effects = self.harness.core.apply(Tick(), self.harness.clock())
+        effects = self.harness.core.apply(events.Tick(), self.harness.clock())
         for failure in effects.failures:
             self.cut[failure.handle] = len(self.harness.client.token_ids.get(failure.handle, []))
         self.harness.client.deliver(effects.tokens, effects.failures)
@@ -184,7 +162,7 @@ class ServingMachine(RuleBasedStateMachine):
     def connection_is_lost(self, data, num_steps, holds_tokens):
         """A client is away for some steps, then it attaches anew."""
         handle = data.draw(st.sampled_from(self.running))
-        self.harness.feed(Detach(handle))
+        self.harness.feed(events.Detach(handle))
         self.harness.client.close(handle)
         for address in ADDRESSES * num_steps:
             self.harness.step(address)
@@ -196,7 +174,7 @@ class ServingMachine(RuleBasedStateMachine):
         self.requests[handle] = request
         try:
             self.harness.resume(request, holds_tokens=holds_tokens)
-        except (*REFUSALS, ResumeMismatchError):
+        except (*REFUSALS, errors.ResumeMismatchError):
             self.cut[handle] = len(self.harness.client.token_ids.get(handle, []))
 
     @precondition(lambda self: self.harness.client.finishes)
@@ -204,7 +182,7 @@ class ServingMachine(RuleBasedStateMachine):
     def acknowledge(self, data):
         """A client has all of an output, or says so of a request whose end it ended itself."""
         handle = data.draw(st.sampled_from(sorted(self.harness.client.finishes)))
-        self.harness.feed(Acknowledge((self.requests[handle].key,)))
+        self.harness.feed(events.Acknowledge((self.requests[handle].key,)))
 
     @precondition(lambda self: self.harness.client.finishes)
     @rule(data=st.data())
@@ -222,8 +200,8 @@ class ServingMachine(RuleBasedStateMachine):
         self.requests[handle] = again
 
     def _failures_to_expect(self):
-        expected = (ExecutorFailedError, NoLongerServedError, DeadlineUnreachableError)
-        return (*expected, QuarantinedError) if self.num_deaths > MAX_EXECUTOR_DEATHS else expected
+        expected = (errors.ExecutorFailedError, errors.NoLongerServedError, errors.DeadlineUnreachableError)
+        return (*expected, errors.QuarantinedError) if self.num_deaths > MAX_EXECUTOR_DEATHS else expected
 
     @property
     def running(self):
@@ -277,7 +255,7 @@ class ServingMachine(RuleBasedStateMachine):
             failure = client.failures.get(handle)
             if handle in self.cut or isinstance(failure, self._failures_to_expect()):
                 continue
-            if isinstance(failure, DeadlineExceededError):  # while no scheduler knew of it, perhaps
+            if isinstance(failure, errors.DeadlineExceededError):  # while no scheduler knew of it, perhaps
                 assert request.deadline_s <= self.harness.clock()
                 continue
             assert handle in client.finishes
@@ -285,7 +263,7 @@ class ServingMachine(RuleBasedStateMachine):
                 reference = expected_output(request, ending(END_PROBABILITY))
                 assert tuple(client.token_ids[handle]) == reference
         self.harness.clock.advance(2 * RESUME_WINDOW_S)  # what nobody came back for ends
-        self.harness.feed(Tick())
+        self.harness.feed(events.Tick())
         self.harness.finish()
         assert self.harness.views.num_unfinished() == 0
         assert self.harness.views.num_waiting() == (0, 0)
@@ -307,8 +285,8 @@ class CoreMachine(ServingMachine):
         """I5: of an earlier stream, or for the second time: it changes nothing."""
         address, result = data.draw(st.sampled_from(self.old_results))
         try:
-            self.harness.feed(StepFinished(address, result))
-        except DivergenceError:
+            self.harness.feed(events.StepFinished(address, result))
+        except errors.DivergenceError:
             return
         raise AssertionError("an old result was taken")
 
@@ -330,7 +308,7 @@ class CoreMachine(ServingMachine):
     @rule(address=SOME_ADDRESS)
     def stream_breaks(self, address):
         """A plan stream breaks anywhere and is opened again: the executor kept its rows."""
-        self.harness.feed(StreamEnded(address))
+        self.harness.feed(events.StreamEnded(address))
         self.old_results += [(address, result) for result in self.harness.results[address]]
         assert self.harness.plan(address) is None
         self.harness.attach(address)
@@ -343,19 +321,19 @@ class CoreMachine(ServingMachine):
     @rule(address=SOME_ADDRESS)
     def a_plan_never_runs(self, address):
         """The stream breaks with plans that were sent and did not run, whatever they hold."""
-        self.harness.feed(StreamEnded(address))
+        self.harness.feed(events.StreamEnded(address))
         self.harness.executors[address].drop_waiting()
         self.harness.attach(address)
 
     @rule(address=SOME_ADDRESS)
     def executor_drains(self, address):
         """What runs there moves to the other one, if it can; it serves again as another process."""
-        self.harness.feed(DrainExecutor(address))
+        self.harness.feed(events.DrainExecutor(address))
 
     @rule(address=SOME_ADDRESS)
     def executor_serves_again(self, address):
         """An operator takes a drain back, or there was none."""
-        self.harness.feed(UndrainExecutor(address))
+        self.harness.feed(events.UndrainExecutor(address))
 
     @rule(address=SOME_ADDRESS)
     def executor_restarts(self, address):
@@ -376,7 +354,7 @@ class CoreMachine(ServingMachine):
     def executor_is_lost_for_a_while(self, address):
         """An executor is given up, others go on, then it returns with rows that are no longer its own."""
         self.num_deaths += 1
-        self.harness.feed(ExecutorLost(address))
+        self.harness.feed(events.ExecutorLost(address))
         for other in ADDRESSES:
             if other != address:
                 self.harness.step(other)

@@ -1,4 +1,7 @@
-"""A client comes back to its request: with what it holds, to what the request has, as whom it came before."""
+"""A client comes back to its request: with what it holds, to what the request has, as whom it came before.
+
+And before that: what of a new one is refused, what is delivered, and that a cancel gives blocks back at once.
+"""
 
 import contextlib
 from dataclasses import replace
@@ -10,17 +13,12 @@ from both_sides.audited import expected_output, make_executor
 from both_sides.harness import CoreHarness, running
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, RecordId
+from paceline_scheduler import errors
 from paceline_scheduler.core.events import End, Resume, StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import ABANDONED_AFTER_S, RESUME_WINDOW_S
 from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.core.requests.request_table import RETAIN_S
-from paceline_scheduler.errors import (
-    DuplicateRequestError,
-    QueueFullError,
-    ResumeMismatchError,
-    StaleAttachmentError,
-)
 from paceline_scheduler.testing.requests import column, make_request
 
 
@@ -97,9 +95,9 @@ def test_only_a_higher_attachment_takes_a_request_over(is_gone):
     come_back(harness, request, holding([]), 3)
     if is_gone:
         harness.detach(request)
-    with pytest.raises(StaleAttachmentError):
+    with pytest.raises(errors.StaleAttachmentError):
         come_back(harness, request, holding([]), 2)
-    with contextlib.nullcontext() if is_gone else pytest.raises(DuplicateRequestError):
+    with contextlib.nullcontext() if is_gone else pytest.raises(errors.DuplicateRequestError):
         come_back(harness, request, holding([]), 3)
 
 
@@ -128,7 +126,7 @@ def test_who_holds_other_tokens_and_does_not_send_them_is_refused(point):
     """And the request goes on as if nobody had come."""
     request = resumable()
     harness = running(request, steps=3)
-    with pytest.raises(ResumeMismatchError):
+    with pytest.raises(errors.ResumeMismatchError):
         come_back(harness, request, point)
     harness.finish()
     harness.assert_whole(request)
@@ -154,9 +152,9 @@ def test_another_body_is_refused():
     request = resumable()
     harness = running(request, steps=3)
     other = replace(request, body_digest=b"another")
-    with pytest.raises(ResumeMismatchError):
+    with pytest.raises(errors.ResumeMismatchError):
         come_back(harness, other, holding([]))
-    with pytest.raises(DuplicateRequestError):
+    with pytest.raises(errors.DuplicateRequestError):
         come_back(harness, other, holding([]), attachment=1)
 
 
@@ -184,7 +182,7 @@ def test_an_unknown_request_goes_on_from_what_its_client_sends():
 def test_an_unknown_request_without_its_tokens_is_refused():
     """What it had cannot be made up."""
     harness = CoreHarness(make_executor())
-    with pytest.raises(ResumeMismatchError, match="prior_output_token_ids"):
+    with pytest.raises(errors.ResumeMismatchError, match="prior_output_token_ids"):
         come_back(harness, resumable(), holding([1, 2]))
 
 
@@ -225,7 +223,7 @@ def test_an_end_is_kept_for_a_minute():
     harness.clock.advance(RETAIN_S + 1)
     harness.submit(other)  # what has expired goes without anybody asking for it
     harness.finish()
-    with pytest.raises(ResumeMismatchError):
+    with pytest.raises(errors.ResumeMismatchError):
         come_back(harness, request, holding(expected_output(request)), 3)
     assert come_back(harness, request, holding([]), 3).outputs is None
 
@@ -256,11 +254,11 @@ def test_what_was_taken_once_is_not_refused_for_the_time_it_will_take():
     limits = CoreLimits(ttft_budget_s=0.001, max_num_queued_reqs=3)
     harness = CoreHarness(make_executor(), limits=limits)
     harness.submit(resumable())
-    with pytest.raises(QueueFullError):
+    with pytest.raises(errors.QueueFullError):
         harness.submit(resumable())
     come_back(harness, resumable(), holding([]))
     come_back(harness, resumable(), holding([]))
-    with pytest.raises(QueueFullError):
+    with pytest.raises(errors.QueueFullError):
         come_back(harness, resumable(), holding([]))
 
 
@@ -268,7 +266,7 @@ def test_completions_come_back_together_or_not_at_all():
     harness = CoreHarness(make_executor(), limits=CoreLimits(max_num_queued_reqs=1))
     first = replace(resumable(), num_completions=2, attachment=2)
     second = replace(first, handle=first.handle + 1, key=replace(first.key, index=1))
-    with pytest.raises(QueueFullError):
+    with pytest.raises(errors.QueueFullError):
         harness.feed(Resume((first, second)))
     assert (harness.views.num_unfinished(), harness.views.num_waiting()) == (0, (0, 0))
 
@@ -332,3 +330,100 @@ def test_a_client_that_comes_back_in_time_finds_its_request_where_it_was():
     pass_s(harness, 2 * ABANDONED_AFTER_S)
     harness.finish()
     harness.assert_whole(*requests)
+
+
+# Submission and ends
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "field"),
+    [(16, None, "prompt"), (17, 1, "prompt"), (10, 7, "stopping.max_tokens"), (10, 2**31 - 1, "stopping.max_tokens")],
+)
+def test_what_can_never_fit_the_context_is_refused(num_prompt, max_tokens, field):
+    harness = CoreHarness(make_executor(max_model_len=16))
+    with pytest.raises(errors.InvalidRequestError) as refusal:
+        harness.submit(make_request(num_prompt, max_tokens))
+    assert refusal.value.field == field
+    assert harness.views.num_waiting() == (0, 0)
+
+
+def test_what_can_never_fit_the_pool_is_refused():
+    """Four blocks of four hold 16 computed tokens: a prompt of 10 can get 7 more, the last of which is not computed."""
+    harness = CoreHarness(make_executor(num_blocks=4))
+    with pytest.raises(errors.InvalidRequestError, match="at most 7 fit"):
+        harness.submit(make_request(10, 8))
+    request = make_request(10, 7)
+    harness.submit(request)
+    harness.finish()
+    harness.assert_whole(request)
+
+
+def test_a_full_queue_refuses_with_a_time_to_try_again():
+    harness = CoreHarness(make_executor(), limits=CoreLimits(max_num_queued_reqs=2, max_num_queued_tokens=10))
+    harness.submit(make_request(4, handle=1))
+    with pytest.raises(errors.QueueFullError, match="tokens"):
+        harness.submit(make_request(7))
+    harness.submit(make_request(4, handle=2))
+    with pytest.raises(errors.QueueFullError, match="requests") as refusal:
+        harness.submit(make_request(1))
+    assert 0 < refusal.value.retry_after_s <= 30
+    harness.finish()
+    assert harness.client.ended == {1, 2}
+
+
+def test_a_stop_text_cuts_the_record():
+    """The edge found a stop text at token 2 while token 3 was on its way: the executor's record ends at 2."""
+    executor = make_executor()
+    harness = CoreHarness(executor)
+    request = make_request(3, 50, handle=1)
+    harness.submit(request)
+    harness.steps(3)
+    harness.end(request, 2)
+    harness.finish()
+    record = executor.records[request.key]
+    assert record.released.num_output_tokens == 2
+    assert record.released.reason == FinishReason.STOP
+    assert 1 not in harness.client.ended, "the edge knows already"
+
+
+def test_a_deadline_that_passes_fails_the_request_wherever_it_is():
+    """Running or waiting: one failure, nothing later, blocks free."""
+    harness = running(
+        make_request(3, 50, handle=1, deadline_s=5.0),
+        make_request(3, 50, handle=2, deadline_s=6.0),
+        on=make_executor(max_num_rows=1),
+    )
+    assert harness.wake_at == 5.0
+    harness.pass_time(7)
+    assert {type(error) for error in harness.client.failures.values()} == {errors.DeadlineExceededError}
+    harness.finish()
+    assert harness.client.ended == {1, 2}
+    assert harness.wake_at is None
+    assert harness.views.counts("executor-0").blocks.used == 0
+
+
+# Cancelling gives blocks back at once, wherever a request stands
+
+
+def num_used_blocks(harness):
+    return harness.views.counts("executor-0").blocks.used
+
+
+@pytest.mark.parametrize("num_steps", range(12))
+@pytest.mark.parametrize("in_flight", [0, 1, 2])
+def test_blocks_are_back_within_two_steps_of_a_cancel(num_steps, in_flight):
+    harness = CoreHarness(make_executor(max_num_batched_tokens=8))
+    request = make_request(20, 10, bypass_prefix_cache=True)
+    harness.submit(request)
+    harness.steps(num_steps)
+    for _ in range(in_flight):
+        harness.plan()
+    harness.cancel(request)
+    for _ in range(in_flight):
+        harness.run()
+        harness.complete()
+    harness.steps(2)
+    assert num_used_blocks(harness) == 0
+    assert harness.client.finishes[request.handle].reason == FinishReason.CANCELLED
+    assert harness.plan() is None
+    harness.views.check()

@@ -7,14 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from both_sides.audited import make_executor
 from paceline.plan.values import MAX_TERM, Approach, Claim, ExecutorInfo
-from paceline_scheduler.errors import (
-    LinkError,
-    ProtocolMismatchError,
-    StandingByError,
-    StreamEndedError,
-    TermSupersededError,
-    UnreachableError,
-)
+from paceline_scheduler import errors
 from paceline_scheduler.link.claim import MAX_RISE, OwnClaim
 from paceline_scheduler.link.executor_record import LOST_AFTER_S, Phase
 from paceline_scheduler.link.leadership import (
@@ -77,7 +70,7 @@ def test_requests_wait_for_word_of_every_executor():
     drive(leadership, FIRST)
     assert not leadership.awaited.is_empty
     assert leadership.readiness(nobody_drains) == Readiness(ServingStatus.SERVING)
-    verdicts = leadership.ended(SECOND, UnreachableError("refused"), 0.1, 0.5)
+    verdicts = leadership.ended(SECOND, errors.UnreachableError("refused"), 0.1, 0.5)
     assert verdicts == (Detached(SECOND, "refused", was_driven=False), Lost(SECOND, was_serving=False))
     assert leadership.awaited.is_empty
 
@@ -86,7 +79,7 @@ def test_an_executor_that_says_nothing_is_lost_in_the_end():
     leadership = looking_for(FIRST)
     drive(leadership, FIRST)
     assert leadership.advance(1.5) == ()
-    (detached,) = leadership.ended(FIRST, StreamEndedError("silent"), 5.0, 0.5)
+    (detached,) = leadership.ended(FIRST, errors.StreamEndedError("silent"), 5.0, 0.5)
     assert detached == Detached(FIRST, "silent", was_driven=True)
     assert leadership.next_change_s() == 5.0 + LOST_AFTER_S
     assert leadership.advance(6.4) == ()
@@ -99,11 +92,11 @@ def test_who_finds_a_higher_claim_yields_everywhere():
     leadership = looking_for(*BOTH)
     drive(leadership, FIRST)
     find(leadership, SECOND, 2)
-    verdicts = leadership.ended(SECOND, TermSupersededError(OTHER), 1.0, 0.5)
+    verdicts = leadership.ended(SECOND, errors.TermSupersededError(OTHER), 1.0, 0.5)
     detached, displaced, end = verdicts
     assert detached == Detached(SECOND, "z:1 (term 7) drives it", was_driven=False, holder=OTHER)
     assert displaced == Displaced(OTHER)
-    assert (end.address, type(end.error)) == (FIRST, StandingByError)
+    assert (end.address, type(end.error)) == (FIRST, errors.StandingByError)
     assert (leadership.claim.term, leadership.is_acting, leadership.awaited.is_empty) == (8, False, False)
     assert leadership.readiness(nobody_drains) == Readiness(ServingStatus.STANDBY, OTHER)
     assert not leadership.claim.takes_over(FIRST)
@@ -126,7 +119,7 @@ def test_superseded_is_believed_by_a_claim_above_the_one_that_was_refused(holder
     leadership = looking_for(*BOTH)
     drive(leadership, FIRST)
     find(leadership, SECOND, 2)
-    verdicts = leadership.ended(SECOND, TermSupersededError(holder), 1.0, 0.5)
+    verdicts = leadership.ended(SECOND, errors.TermSupersededError(holder), 1.0, 0.5)
     assert (Displaced(holder) in verdicts) == is_believed
     assert leadership.is_acting != is_believed
     assert (leadership[SECOND].phase is Phase.LOST) != is_believed
@@ -136,8 +129,8 @@ def test_what_several_executors_say_of_one_scheduler_is_one_displacement():
     leadership = looking_for(*BOTH)
     for number, address in enumerate(BOTH, 1):
         find(leadership, address, number)
-    leadership.ended(FIRST, TermSupersededError(OTHER), 1.0, 0.5)
-    assert leadership.ended(SECOND, TermSupersededError(OTHER), 1.0, 0.5) == (
+    leadership.ended(FIRST, errors.TermSupersededError(OTHER), 1.0, 0.5)
+    assert leadership.ended(SECOND, errors.TermSupersededError(OTHER), 1.0, 0.5) == (
         Detached(SECOND, "z:1 (term 7) drives it", was_driven=False, holder=OTHER),
     )
     assert leadership.claim.term == 8
@@ -152,7 +145,7 @@ def test_one_executor_is_heeded_again_after_a_rest_or_a_welcome():
         if leadership[SECOND].hello is None:
             find(leadership, SECOND, 2, holder="z", now_s=now_s)
         above = Claim(leadership.claim.term + 1, "scheduler-z")
-        leadership.ended(SECOND, TermSupersededError(above), now_s, 0.5)
+        leadership.ended(SECOND, errors.TermSupersededError(above), now_s, 0.5)
         if leadership.claim.term > above.term:
             refused.append(now_s)
     assert refused == [0.0, 5.0, 15.0, 35.0]
@@ -162,11 +155,11 @@ def test_a_stand_in_line_gives_back_what_was_driven():
     leadership = looking_for(*BOTH)
     drive(leadership, FIRST)
     drive(leadership, SECOND, 2)
-    leadership.ended(SECOND, StreamEndedError("cut"), 1.0, 0.5)
+    leadership.ended(SECOND, errors.StreamEndedError("cut"), 1.0, 0.5)
     find(leadership, SECOND, 3, now_s=1.1)
     assert leadership.in_line(SECOND, OTHER, 1.1) == (Lost(SECOND, was_serving=True), InLine(SECOND, OTHER))
     assert leadership.in_line(SECOND, OTHER, 1.2) == (), "told once"
-    leadership.ended(FIRST, StreamEndedError("cut"), 2.0, 0.5)
+    leadership.ended(FIRST, errors.StreamEndedError("cut"), 2.0, 0.5)
     assert leadership.advance(9.0) == (Lost(FIRST, was_serving=True), Displaced(OTHER))
     assert leadership.readiness(nobody_drains) == Readiness(ServingStatus.STANDBY, OTHER)
 
@@ -178,13 +171,18 @@ def test_a_notice_of_a_drain_is_kept_until_the_welcome_and_for_that_stream():
     leadership.welcomed(description(FIRST, 1), 0)
     assert leadership[FIRST].is_drain_due
     assert leadership.drains(FIRST)
-    leadership.ended(FIRST, StreamEndedError("cut"), 2.0, 0.5)
+    leadership.ended(FIRST, errors.StreamEndedError("cut"), 2.0, 0.5)
     drive(leadership, FIRST, 2, now_s=2.1)
     assert not leadership[FIRST].is_drain_due
 
 
 ENDS = st.sampled_from(
-    [StreamEndedError("cut"), UnreachableError("refused"), ProtocolMismatchError("old"), StreamEndedError("silent")]
+    [
+        errors.StreamEndedError("cut"),
+        errors.UnreachableError("refused"),
+        errors.ProtocolMismatchError("old"),
+        errors.StreamEndedError("silent"),
+    ]
 )
 ADDRESSES = st.sampled_from(["executor:1", "executor:2", "executor:3"])
 TERMS = st.one_of(st.integers(0, 40), st.sampled_from([MAX_RISE, MAX_TERM - 1, MAX_TERM, 2**63, 2**64 - 1]))
@@ -223,12 +221,12 @@ class Whatever(RuleBasedStateMachine):
                     self.awaited = set(self.addresses)
                 case EndStream(address, error):
                     self.ending[address] = error
-                    if isinstance(error, StandingByError):
+                    if isinstance(error, errors.StandingByError):
                         self.is_lost.discard(address)
 
     def end(self, address, error):
         """End a stream; the reason that leadership gave counts before any other."""
-        was_refused = isinstance(error, TermSupersededError)
+        was_refused = isinstance(error, errors.TermSupersededError)
         before = self.leadership.claim.term
         self.take(self.leadership.ended(address, self.ending.pop(address, error), self.now_s, 0.5))
         if was_refused and self.leadership.claim.term > before:
@@ -240,7 +238,7 @@ class Whatever(RuleBasedStateMachine):
             return
         try:
             greeting = self.leadership.found(address, ExecutorInfo(incarnation, term, holder), self.now_s, 0.5)
-        except LinkError as error:
+        except errors.LinkError as error:
             self.end(address, error)
             return
         if greeting is not None:
@@ -254,7 +252,7 @@ class Whatever(RuleBasedStateMachine):
             return
         try:
             self.take(self.leadership.in_line(address, holder, self.now_s))
-        except LinkError as error:
+        except errors.LinkError as error:
             self.end(address, error)
 
     @rule(address=ADDRESSES)
@@ -276,7 +274,7 @@ class Whatever(RuleBasedStateMachine):
     def refuse(self, address, holder):
         """It ends the stream in favour of another scheduler."""
         if self.leadership[address].hello is not None:
-            self.end(address, TermSupersededError(holder))
+            self.end(address, errors.TermSupersededError(holder))
 
     @rule(seconds=st.sampled_from([0.01, 0.1, 1.0, 2.0, 10.0]))
     def pass_time(self, seconds):

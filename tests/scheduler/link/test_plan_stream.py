@@ -6,26 +6,15 @@ from dataclasses import replace
 import pytest
 
 from both_sides.audited import make_executor
-from paceline.plan.values import (
-    BatchPlan,
-    Claim,
-    ExecutorLimits,
-    Heartbeat,
-    Hello,
-    KvGeometry,
-    Model,
-    SnapshotPart,
-    WaitingInLine,
-    Welcome,
-)
+from paceline.plan import values
 from paceline.plan.versions import ProtocolRange
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.plan_stream import PlanStream, Steps
 from paceline_scheduler.testing.requests import column
 from paceline_scheduler.testing.virtual_time import in_virtual_time, now
 
-MODEL = Model("simulated", "simulated", 256, 300)
-HELLO = Hello(Claim(1, "scheduler"))
+MODEL = values.Model("simulated", "simulated", 256, 300)
+HELLO = values.Hello(values.Claim(1, "scheduler"))
 
 
 class ScriptedExecutor:
@@ -42,15 +31,15 @@ class ScriptedExecutor:
 
     def welcome(self, protocol=1, *, has_snapshot=True):
         """Accept the scheduler, with nothing in the snapshot."""
-        limits = ExecutorLimits(8, 64, 256, 4)
-        self.say(Welcome(1, 1, protocol, MODEL, KvGeometry(64, 4), limits, bytes(32), "digest"))
+        limits = values.ExecutorLimits(8, 64, 256, 4)
+        self.say(values.Welcome(1, 1, protocol, MODEL, values.KvGeometry(64, 4), limits, bytes(32), "digest"))
         if has_snapshot:
-            self.say(SnapshotPart(num_parts=1))
+            self.say(values.SnapshotPart(num_parts=1))
 
     async def beat(self, seconds):
         """Say every 0.2 s that it is alive."""
         for _ in range(round(seconds / 0.2)):
-            self.say(Heartbeat())
+            self.say(values.Heartbeat())
             await asyncio.sleep(0.2)
 
     async def write(self, *messages):
@@ -117,7 +106,7 @@ class Link:
 
     def plan(self, step_id, predicted_s=0.0, **contents):
         """Send a plan that runs nothing."""
-        plan = BatchPlan(1, 1, step_id, column(), column(), round(predicted_s * 1e9), **contents)
+        plan = values.BatchPlan(1, 1, step_id, column(), column(), round(predicted_s * 1e9), **contents)
         self.listener.planned.append(plan)
         self.driver.send_plan(plan)
 
@@ -125,7 +114,7 @@ class Link:
         """Let the executor send the result of a step."""
         executor = make_executor()
         executor.attach("executor:1")
-        self.executor.say(replace(executor.execute(BatchPlan(1, 1, 1, column(), column(), 0)), step_id=step_id))
+        self.executor.say(replace(executor.execute(values.BatchPlan(1, 1, 1, column(), column(), 0)), step_id=step_id))
 
 
 async def end_of(task):
@@ -143,7 +132,7 @@ async def test_silence_is_noticed_within_a_second_and_a_half_in_every_phase():
         start_s = link.now_s()
         task = link.run() if phase != "ready" else await link.ready()
         if phase == "queued":
-            link.executor.say(WaitingInLine(Claim(2, "other")))
+            link.executor.say(values.WaitingInLine(values.Claim(2, "other")))
         error, end_s = await end_of(task)
 
         assert isinstance(error, StreamEndedError)
@@ -170,7 +159,7 @@ async def test_an_executor_that_lives_and_does_not_get_on_with_its_welcome_loses
 async def test_a_place_in_line_is_kept_for_as_long_as_heartbeats_come():
     link = Link()
     task = link.run()
-    link.executor.say(WaitingInLine(Claim(2, "other")))
+    link.executor.say(values.WaitingInLine(values.Claim(2, "other")))
     await link.executor.beat(60)
 
     assert not task.done()
@@ -301,6 +290,8 @@ async def test_plans_made_together_travel_as_one_message_but_for_prompts():
         link.plan(4)
         await asyncio.sleep(0.01)
 
-        sent = [[plan.step_id for plan in plans if isinstance(plan, BatchPlan)] for plans in link.executor.written]
+        sent = [
+            [plan.step_id for plan in plans if isinstance(plan, values.BatchPlan)] for plans in link.executor.written
+        ]
         assert [step_ids for step_ids in sent if step_ids] == together
         task.cancel()

@@ -1,8 +1,13 @@
-"""The scheduler process under load: health tells the truth, and a drain loses nothing."""
+"""The scheduler process under load: health tells the truth, and a drain loses nothing.
+
+And where the machine denies it something: a log, file descriptors, other processes.
+"""
 
 import asyncio
 import contextlib
+import resource
 import signal
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -15,8 +20,13 @@ from paceline.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN
 from paceline_executor.testing.hash_executor import simulated_executor
 from paceline_executor.testing.hash_runner import continuation
+from paceline_scheduler.testing.edge_server import wait_until
+from paceline_scheduler.testing.measured_processes import module_process
 from paceline_scheduler.testing.processes import SchedulerTestProcess
 
+GENEROUS_S = 60
+ANEW = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own
+NUM_EVENTS = 100  # that a log takes which nobody reads: more than fit into its pipe
 NUM_BLOCKS = 512
 ROOM = ("--max-num-seqs", "32", "--kv-cache-memory", str(NUM_BLOCKS * 16 * BYTES_PER_TOKEN))
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -35,6 +45,14 @@ async def deployment(*arguments, step_ms=2.0):
         yield executor, process, channel
     reasons = [event["reason"] for event in process.events if event["event"] == "executor_detached"]
     assert not [reason for reason in reasons if reason.startswith(("INVALID_ARGUMENT", "DATA_LOSS"))]
+
+
+@contextlib.asynccontextmanager
+async def operators_of(process):
+    """What operators ask a scheduler with."""
+    port = (await process.event("listening"))["admin_port"]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield admin_pb2_grpc.AdminServiceStub(channel)
 
 
 def a_request(number, max_tokens):
@@ -164,9 +182,9 @@ async def test_when_the_last_executor_drains_new_requests_are_refused_and_the_lo
         request = a_request(3, 150)
         running = await begin(channel, request)
         ports = await process.event("listening")
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['admin_port']}") as operators:
+        async with operators_of(process) as operators:
             drain = admin_pb2.DrainExecutorRequest(address=executor.address)
-            assert (await admin_pb2_grpc.AdminServiceStub(operators).DrainExecutor(drain)).num_running_requests == 1
+            assert (await operators.DrainExecutor(drain)).num_running_requests == 1
         assert (await process.event("executor_draining"))["address"] == executor.address
         assert "no executor takes new requests" in (await process.event("not_ready"))["reason"]
         assert await check_health(ports["health_port"]) == NOT_SERVING
@@ -179,8 +197,7 @@ async def test_when_the_last_executor_drains_new_requests_are_refused_and_the_lo
 async def test_operators_and_metrics_show_the_executor_and_its_steps():
     async with deployment() as (executor, process, channel):
         ports = await process.event("listening")
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['admin_port']}") as operators:
-            stub = admin_pb2_grpc.AdminServiceStub(operators)
+        async with operators_of(process) as stub:
             steps = stub.WatchSteps(admin_pb2.WatchStepsRequest())
             listed = await stub.ListExecutors(admin_pb2.ListExecutorsRequest())
             assert listed.scheduler_id == ports["scheduler_id"]
@@ -195,3 +212,65 @@ async def test_operators_and_metrics_show_the_executor_and_its_steps():
         shown = await asyncio.wait_for(reader.read(), 30)
         writer.close()
     assert b'paceline_generation_tokens_total{model_name="simulated"} 40.0' in shown
+
+
+# What a machine denies it
+
+
+async def test_a_log_that_nobody_reads_or_that_is_closed_stalls_nothing():
+    async with deployment() as (executor, process, _), operators_of(process) as operator:
+        process.clog_log()
+        for _ in range(NUM_EVENTS):
+            await operator.DrainExecutor(admin_pb2.DrainExecutorRequest(address=executor.address))
+        assert (await operator.ListExecutors(admin_pb2.ListExecutorsRequest())).num_lost_log_lines == 0
+        await executor.restart()
+        process.unclog_log()
+        await process.event("ready", lambda _: process.names().count("ready") == 2)
+        assert process.names().count("executor_draining") == NUM_EVENTS
+        process.close_log()
+        await operator.DrainExecutor(admin_pb2.DrainExecutorRequest(address=executor.address))
+        async with asyncio.timeout(GENEROUS_S):
+            while not (await operator.ListExecutors(admin_pb2.ListExecutorsRequest())).num_lost_log_lines:
+                pass
+        process.signal(signal.SIGTERM)
+        assert (await process.ended()) == (0, "")
+
+
+def num_files(process_id):
+    return len(list(Path(f"/proc/{process_id}/fd").iterdir()))
+
+
+async def test_a_scheduler_out_of_descriptors_serves_whom_it_has_and_then_others_again():
+    async with deployment() as (_, process, channel), contextlib.AsyncExitStack() as strangers:
+        assert await generate(channel, request := a_request(1, 20)) == expected(request)
+        limit = num_files(process.process_id) + 4
+        resource.prlimit(process.process_id, resource.RLIMIT_NOFILE, (limit, limit))
+        port = (await process.event("listening"))["port"]
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            strangers.callback(writer.close)
+        await wait_until(lambda: num_files(process.process_id) >= limit, GENEROUS_S)
+        assert await generate(channel, request) == expected(request)
+        await strangers.aclose()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=ANEW) as another:
+            assert await generate(another, request) == expected(request)
+
+
+@pytest.mark.soak
+async def test_a_client_that_stands_still_is_noticed_and_its_requests_end_with_their_window():
+    """Its connection stays open; nobody else is held up."""
+    async with deployment(step_ms=20.0) as (executor, process, channel), contextlib.AsyncExitStack() as stack:
+        port = (await process.event("listening"))["port"]
+        load = module_process("paceline_client.testing.stream_load", f"127.0.0.1:{port}", "--num-streams", "4")
+        other = await stack.enter_async_context(load)
+        table = executor.table
+        await wait_until(lambda: table.num_rows_in_use == 4, GENEROUS_S)
+        await asyncio.sleep(1)  # for its first heartbeat: of one that never sends any only the transport decides
+        other.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(GENEROUS_S):
+            await process.event("session_silent")
+        assert await generate(channel, request := a_request(1, 20)) == expected(request)
+        # Its own row is left by then, the others go on without a listener.
+        await wait_until(lambda: table.num_rows_in_use == 4, GENEROUS_S)
+        await wait_until(lambda: not table.num_rows_in_use, GENEROUS_S)
+        other.send_signal(signal.SIGCONT)

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from both_sides.audited import make_executor
 from both_sides.recorded import RecordedHarness, Recordings, record_seed
-from paceline_scheduler.core.events import (
-    BeginAnew,
-    Cancel,
-    Detach,
-    ExecutorLost,
-    StreamEnded,
-)
+from paceline_scheduler.core import events
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning import growth
 from paceline_scheduler.core.planning.growth import OutputLengths
@@ -42,17 +36,17 @@ def serve(num_requests, *recordings):
     shared = [[random.randrange(1000) for _ in range(12)] for _ in range(4)]
 
     def take_over():
-        harness.feed(BeginAnew("another scheduler has them", None, tuple(harness.executors)))
+        harness.feed(events.BeginAnew("another scheduler has them", None, tuple(harness.executors)))
         for address in harness.executors:
             harness.attach(address)
 
     def lose(address):
-        harness.feed(ExecutorLost(address))
+        harness.feed(events.ExecutorLost(address))
         harness.executors[address].restart()
         harness.attach(address)
 
     def break_stream(address):
-        harness.feed(StreamEnded(address))
+        harness.feed(events.StreamEnded(address))
         harness.executors[address].drop_waiting()
         harness.attach(address)
 
@@ -75,9 +69,9 @@ def serve(num_requests, *recordings):
         address = random.choice(list(harness.executors))
         if random.random() < 0.1:
             earlier = random.choice(requests[-12:])
-            counts["cancels"] += tried(harness, Cancel(earlier.key))
+            counts["cancels"] += tried(harness, events.Cancel(earlier.key))
         if random.random() < 0.1:
-            harness.feed(Detach(random.choice(requests).handle))
+            harness.feed(events.Detach(random.choice(requests).handle))
         if random.random() < 0.04:
             fault = random.choice(list(faults))
             counts[fault] += 1
@@ -213,7 +207,7 @@ def test_a_client_that_comes_back_is_found_again_by_the_hash_of_its_stand_ins(ho
     harness.submit(request)
     for _ in range(6):
         harness.step()
-    harness.feed(Detach(request.handle))
+    harness.feed(events.Detach(request.handle))
     again = replace(request, attachment=2, prompt_token_ids=request.prompt_token_ids + 1)
     harness.resume(again, holds_tokens=holds_tokens)
     harness.finish()
