@@ -257,16 +257,19 @@ async def test_a_tokenizer_that_breaks_whoever_reads_it_costs_its_sender_the_reg
     fields["normalizer"] = {"type": "Sequence", "normalizers": [grows] * 5}
     sent = executor_pb2.GetTokenizerResponse(tokenizer_json=json.dumps(fields).encode(), last=True)
     texts = Texts(EdgeLimits(), datetime.now)
+
+    async def prepare(source, vocab_size):
+        if source.digest != HONEST_DIGEST:  # that model has no text
+            await texts.prepare(source, vocab_size)
+
     async with hash_executor() as honest, rogue_executor() as rogue:
         (address,) = rogue.addresses(1)
-        async with SchedulerRig(
-            f"{honest.address},{address}", GrpcTransport(), tokenizers=TokenizerStore(texts.prepare)
-        ) as rig:
+        store = TokenizerStore(prepare)
+        async with SchedulerRig(f"{honest.address},{address}", GrpcTransport(), tokenizers=store) as rig:
             await until_driven(rig, honest)
-            rogue.scripts.append(Script("bomb", welcomed(digest="bomb")))
-            rogue.scripts.append(Script("bomb", tokenizer=(sent,)))
-            await honest_requests(rig, lambda: "cannot be used" in operators_view(rig)[address].last_error)
-            assert rig.states()[honest.address] is ShownState.READY
+            rogue.scripts.extend([Script("welcome", welcomed(digest="bomb")), Script("bomb", tokenizer=(sent,))] * 9)
+            await rig.until(lambda: "too much memory" in operators_view(rig)[address].last_error)
+            assert await honest_requests(rig, iter([False, False, True]).__next__) == 2
     await texts.close()
 
 

@@ -23,6 +23,7 @@ from paceline_scheduler.disk_cache import AsyncDiskCache
 from paceline_scheduler.errors import InvalidRequestError
 
 _T = TypeVar("_T")
+_NO_TOKENS = np.zeros(0, dtype=np.int32)
 _MAX_INLINE_TOKENS = 4096
 MAX_BAD_WORD_TOKENS = 8192  # what executors take
 NUM_WAYS_TO_SPELL = 3  # of each bad word, at most
@@ -90,7 +91,7 @@ class Texts:
         return tuple(map(tuple, spelt))
 
     async def decode(
-        self, token_ids: Int32Array, model: ServedModel, skip_special_tokens: bool, before: Int32Array
+        self, token_ids: Int32Array, model: ServedModel, skip_special_tokens: bool, before: Int32Array = _NO_TOKENS
     ) -> str:
         """Raises InvalidRequestError."""
         check_token_ids("token_ids", token_ids, model.vocab_size)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -144,7 +145,10 @@ async def test_where_a_tokenizer_encodes_changes_no_token(source, texts):
         (b"\xff", "cannot read it"),
         # Of every l a thousand, of each of these a thousand, and so on
         (with_parts("normalizer", *[replaces("l", "l" * 1000)] * 4), "takes too long, or needs too much memory"),
-        (with_parts("pre_tokenizer", splits(r"^(.|.|l)*(.|.|l)*(.|.|l)*(.|.|l)*(.|.|l)*$\A")), "retry-limit-in-match"),
+        (
+            with_parts("pre_tokenizer", splits(r"^(.|.|l)*(.|.|l)*(.|.|l)*(.|.|l)*(.|.|l)*$\A")),
+            "retry-limit-in-match|takes too long",
+        ),
     ],
     ids=["id", "no model", "no text", "memory", "expression"],
 )
@@ -156,7 +160,7 @@ async def test_one_that_cannot_be_tried_is_refused_and_others_are_served(source,
         return_exceptions=True,
     )
     assert isinstance(refused, UnsupportedError)
-    assert refusal in str(refused)
+    assert re.search(refusal, str(refused))
     assert byte_level_tokenizer().decode(prompt.tolist()) == "Hello"
 
 
