@@ -329,15 +329,23 @@ class AsyncClient:
         )
 
     async def detokenize(
-        self, token_ids: Sequence[int], *, model: str | None = None, skip_special_tokens: bool | None = None
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str | None = None,
+        skip_special_tokens: bool | None = None,
+        preceding_token_ids: Sequence[int] = (),
     ) -> str:
-        """The text of token ids. `InvalidRequestError` when one is outside the vocabulary."""
+        """The text of token ids, behind those that precede, such as a prompt's: a model may leave out the first space
+        of a text. `InvalidRequestError` when one is outside the vocabulary.
+        """
         return await self._call(
             lambda channel, seconds: wire.detokenize(
                 channel,
                 token_ids,
                 model=model or "",
                 skip_special_tokens=skip_special_tokens,
+                preceding_token_ids=preceding_token_ids,
                 timeout_seconds=seconds,
             )
         )

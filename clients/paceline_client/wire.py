@@ -361,11 +361,13 @@ async def detokenize(
     *,
     model: str,
     skip_special_tokens: bool | None,
+    preceding_token_ids: Sequence[int],
     timeout_seconds: float,
 ) -> str:
     request = pb.DetokenizeRequest()
     set_field(request, "model", model)
     set_all(request, "token_ids", token_ids)
+    set_all(request, "preceding_token_ids", preceding_token_ids)
     set_field(request, "skip_special_tokens", skip_special_tokens)
     return (
         await InferenceServiceStub(on.channel).Detokenize(request, timeout=timeout_seconds, metadata=on.metadata())

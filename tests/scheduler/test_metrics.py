@@ -34,6 +34,7 @@ from paceline_scheduler.observers.serving import MAX_TENANTS, OTHER_TENANTS, Ser
 from paceline_scheduler.observers.steps import DraftTotals
 from paceline_scheduler.statistics import Statistics
 from paceline_scheduler.testing.requests import make_request
+from paceline_scheduler.testing.tokenizers import try_here
 from paceline_scheduler.testing.virtual_time import in_virtual_time, now
 
 ADDRESS = "executor:1"
@@ -53,7 +54,7 @@ class Watched:
     def __init__(self, rig):
         self.rig = rig
         self.num_lost_lines = 0
-        self.edge = Edge(rig.runtime, rig.executors, Texts(EdgeLimits(), datetime.now), EdgeLimits())
+        self.edge = Edge(rig.runtime, rig.executors, Texts(EdgeLimits(), datetime.now, trial=try_here), EdgeLimits())
         self.meter = observe(rig.runtime, self.edge, 0.0)
         self.metrics = Metrics(
             self.meter,

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 
 import grpc
@@ -25,13 +26,19 @@ from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, 
 from paceline_executor.testing.hash_runner import HashRunner, continuation
 from paceline_executor.testing.plan_client import attached, hello
 from paceline_scheduler.api import wire as api_wire
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.text import tokenizer
+from paceline_scheduler.api.text.confined import Confinement
+from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.link.linked_executor import ShownState
+from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.testing.lies import name_of, paths, values_beyond, with_value
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
 from paceline_scheduler.testing.rogue_executor import NUM_ADDRESSES, Script, rogue_executor, welcome
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer
 
 GENEROUS_S = 60.0
 MAX_GROWTH_BYTES = 384 * 1024 * 1024
@@ -240,6 +247,30 @@ async def test_a_tokenizer_under_another_ones_digest_costs_its_sender_the_regist
             sentence = f"announced tokenizer {HONEST_DIGEST!r}"
             await rig.until(lambda: any(sentence in status.last_error for status in rig.executors.statuses()))
             assert rig.executors.models() == ()
+
+
+async def test_a_tokenizer_that_breaks_whoever_reads_it_costs_its_sender_the_registration(monkeypatch):
+    """Of every l a thousand, of each of these a thousand, and so on: the library ends a process that lacks memory."""
+    monkeypatch.setattr(tokenizer, "_CONFINEMENT", Confinement(max_bytes=512 << 20))
+    fields = json.loads(byte_level_tokenizer().to_str())
+    grows = {"type": "Replace", "pattern": {"String": "l"}, "content": "l" * 1000}
+    fields["normalizer"] = {"type": "Sequence", "normalizers": [grows] * 5}
+    sent = executor_pb2.GetTokenizerResponse(tokenizer_json=json.dumps(fields).encode(), last=True)
+    texts = Texts(EdgeLimits(), datetime.now)
+
+    async def prepare(source, vocab_size):
+        if source.digest != HONEST_DIGEST:  # that model has no text
+            await texts.prepare(source, vocab_size)
+
+    async with hash_executor() as honest, rogue_executor() as rogue:
+        (address,) = rogue.addresses(1)
+        store = TokenizerStore(prepare)
+        async with SchedulerRig(f"{honest.address},{address}", GrpcTransport(), tokenizers=store) as rig:
+            await until_driven(rig, honest)
+            rogue.scripts.extend([Script("welcome", welcomed(digest="bomb")), Script("bomb", tokenizer=(sent,))] * 9)
+            await rig.until(lambda: "too much memory" in operators_view(rig)[address].last_error)
+            assert await honest_requests(rig, iter([False, False, True]).__next__) == 2
+    await texts.close()
 
 
 @pytest.mark.parametrize("difference", ["tokenizer", "vocabulary"])

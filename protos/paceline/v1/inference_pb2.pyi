@@ -1494,6 +1494,7 @@ class DetokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PRECEDING_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """model names the model; unset takes the only one there is."""
     skip_special_tokens: _builtins.bool
@@ -1502,16 +1503,23 @@ class DetokenizeRequest(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """token_ids are the tokens."""
 
+    @_builtins.property
+    def preceding_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """preceding_token_ids are the tokens before them, such as a prompt; they are not in the text. Some models leave out
+        the first space of a text, which is none where anything precedes, as in every output behind a prompt.
+        """
+
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        preceding_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "model", b"model", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "model", b"model", "preceding_token_ids", b"preceding_token_ids", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015

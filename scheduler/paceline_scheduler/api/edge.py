@@ -350,6 +350,6 @@ class Edge:
 
 
 def _completion(stream: RequestStream, request: Request, options: TextOptions, text_model: TextModel) -> Completion:
-    detokenizer = Detokenizer(text_model.spelling, options.skip_special_tokens)
+    detokenizer = Detokenizer(text_model.spelling, options.skip_special_tokens, request.prompt_token_ids)
     text = stream.span.new_text(detokenizer, options.stop_texts, options.matched_text, request.min_tokens)
     return Completion(stream, request.handle, request.key, text)

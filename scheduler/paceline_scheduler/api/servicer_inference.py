@@ -101,12 +101,14 @@ class InferenceServicer(InferenceServiceServicer):
     @override
     async def Detokenize(self, request: pb.DetokenizeRequest, context: _Context) -> pb.DetokenizeResponse:
         model = self._model(request.model)
-        num_tokens = len(request.token_ids)
-        if num_tokens > model.max_model_len:
-            raise InvalidRequestError("token_ids", f"has {num_tokens} ids, at most {model.max_model_len} are taken")
-        token_ids = np.fromiter(request.token_ids, dtype=np.int32, count=num_tokens)
+        columns = []
+        for field, ids in (("token_ids", request.token_ids), ("preceding_token_ids", request.preceding_token_ids)):
+            if len(ids) > model.max_model_len:
+                raise InvalidRequestError(field, f"has {len(ids)} ids, at most {model.max_model_len} are taken")
+            columns.append(np.fromiter(ids, dtype=np.int32, count=len(ids)))
+        token_ids, before = columns
         skip_special_tokens = not request.HasField("skip_special_tokens") or request.skip_special_tokens
-        return pb.DetokenizeResponse(text=await self._edge.texts.decode(token_ids, model, skip_special_tokens))
+        return pb.DetokenizeResponse(text=await self._edge.texts.decode(token_ids, model, skip_special_tokens, before))
 
     @override
     async def Explain(self, request: pb.ExplainRequest, context: _Context) -> pb.ExplainResponse:

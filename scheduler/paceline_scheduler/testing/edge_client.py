@@ -12,6 +12,7 @@ from paceline_scheduler.api.outbox import MessageContent, PendingDelta
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
+from paceline_scheduler.testing.tokenizers import try_here
 
 _EVERYTHING = 1 << 30
 
@@ -20,7 +21,7 @@ _EVERYTHING = 1 << 30
 async def scripted_edge(model: ServedModel, limits: EdgeLimits) -> AsyncIterator[Edge]:
     """A scripted backend serves one model."""
     backend = ScriptedBackend(model)
-    edge = Edge(backend, backend, Texts(limits, datetime.now), limits)
+    edge = Edge(backend, backend, Texts(limits, datetime.now, trial=try_here), limits)
     backend.sink = edge.delivery
     yield edge
     await edge.texts.close()

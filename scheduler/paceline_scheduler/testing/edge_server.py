@@ -21,6 +21,7 @@ from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.backend import PlanRecording
 from paceline_scheduler.observers.definitions import COUNTED
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
+from paceline_scheduler.testing.tokenizers import try_here
 
 # For clients that read nothing: streams that share a connection share its flow control, and small windows are soon
 # filled.
@@ -58,7 +59,7 @@ async def serve_edge(
 ) -> AsyncIterator[EdgeServer]:
     """The block's end cancels what still runs."""
     limits = limits or EdgeLimits()
-    texts = Texts(limits, lambda: NOON)
+    texts = Texts(limits, lambda: NOON, trial=try_here)
     edge = Edge(backend, backend, texts, limits)
     backend.sink = edge.delivery
     server = grpc.aio.server(interceptors=[Guard(access)], options=SERVER_OPTIONS)

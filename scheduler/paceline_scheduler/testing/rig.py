@@ -18,6 +18,7 @@ from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.listener import Listener
+from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport import Transport
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
@@ -37,6 +38,7 @@ class SchedulerRig:
         protocols: ProtocolRange = PROTOCOLS,
         limits: CoreLimits | None = None,
         resolver: Resolver = resolve_with_system,
+        tokenizers: TokenizerStore | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.client = OutputCollector()
@@ -51,7 +53,7 @@ class SchedulerRig:
         self.executors.on_readiness(lambda readiness: self.statuses.append(readiness.status))
         self.listener = Listener(self.runtime, self.executors)
         discovery = Discovery(parse_executors(executors), resolver)
-        self.fleet = Fleet(discovery, transport, self.leadership, self.listener, loop.time, lambda: 0.5)
+        self.fleet = Fleet(discovery, transport, self.leadership, self.listener, loop.time, lambda: 0.5, tokenizers)
         self._task: asyncio.Task[NoReturn] | None = None
 
     async def __aenter__(self) -> "SchedulerRig":

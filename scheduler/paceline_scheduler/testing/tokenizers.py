@@ -9,6 +9,8 @@ from paceline.plan.codec.welcomes import write_defaults
 from paceline.plan.hashes import tokenizer_digest
 from paceline.plan.values import GenerationDefaults
 from paceline.v1 import executor_pb2
+from paceline_scheduler.api.text.spelling_file import pack
+from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.backend import ServedModel, TokenizerSource
 
 CHAT_TEMPLATE = (
@@ -132,3 +134,8 @@ def served_model(
         quantization="",
         tokenizer=source or tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>"),
     )
+
+
+async def try_here(source: TokenizerSource, vocab_size: int) -> bytes:
+    """Try a tokenizer of ours: no process is needed to confine it."""
+    return pack(read_text_model(source, vocab_size).texts)

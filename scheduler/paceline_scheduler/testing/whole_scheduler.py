@@ -17,6 +17,7 @@ from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.testing.rig import SchedulerRig
+from paceline_scheduler.testing.tokenizers import try_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ async def serve_scheduler(executors: str, limits: EdgeLimits | None = None) -> A
     """Yields when an executor is attached."""
     limits = limits or EdgeLimits()
     rig = SchedulerRig(executors, GrpcTransport())
-    texts = Texts(limits, datetime.now)
+    texts = Texts(limits, datetime.now, trial=try_here)
     edge = Edge(rig.runtime, rig.executors, texts, limits)
     rig.runtime.deliver_to(edge.delivery)
     server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)

@@ -26,6 +26,7 @@ from paceline_scheduler.testing.edge_server import NOON, SLOW_CHANNEL, wait_unti
 from paceline_scheduler.testing.refusals import refusal_of
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tiny import END, LONG_MODEL, encode
+from paceline_scheduler.testing.tokenizers import try_here
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
 MODEL = LONG_MODEL
@@ -394,18 +395,26 @@ async def test_a_generate_call_is_resumed_by_a_session_and_ends_with_aborted(stu
 # And those that say nothing any more
 
 
-def new_edge():
+def read_texts():
+    """With the model's tokenizer: the thread that reads it knows no virtual time."""
+    texts = Texts(EdgeLimits(), lambda: NOON, trial=try_here)
+    asyncio.run(texts.prepare(MODEL.tokenizer, MODEL.vocab_size))
+    return texts
+
+
+def new_edge(texts):
     """With the usual limits, for a session in virtual time."""
-    limits, backend = EdgeLimits(), ScriptedBackend(MODEL)
-    return Edge(backend, backend, Texts(limits, lambda: NOON), limits), backend
+    backend = ScriptedBackend(MODEL)
+    return Edge(backend, backend, texts, EdgeLimits()), backend
 
 
 @pytest.mark.parametrize("is_read", [True, False])
 def test_a_client_that_has_beaten_and_falls_silent_is_lost(is_read):
     """Also where its last message is never taken: whoever sends it does not come back."""
+    texts = read_texts()
 
     async def scene():
-        edge, backend = new_edge()
+        edge, backend = new_edge(texts)
 
         async def falls_silent():
             yield pb.SessionRequest(generate=pb.GenerateRequest(request_id="r1", text="hi", resumable=True))
@@ -433,8 +442,10 @@ def seconds_until_the_end(*messages, at_most, thinks_s=0.0):
             yield message
         await asyncio.Event().wait()
 
+    texts = read_texts()
+
     async def last():
-        edge, _ = new_edge()
+        edge, _ = new_edge(texts)
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         async with aclosing(serve_session(edge, send(), ANYBODY)) as responses:

@@ -31,7 +31,7 @@ from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.observers.definitions import COUNTED
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source, try_here
 
 _CALLS_PER_EDGE = 1000
 _TURNS = 30
@@ -124,7 +124,7 @@ class _Services:
         limits = EdgeLimits()
         model = served_model(tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>", chat_template=None))
         backend = ScriptedBackend(model)
-        self._texts = Texts(limits, datetime.now)
+        self._texts = Texts(limits, datetime.now, trial=try_here)
         edge = Edge(backend, backend, self._texts, limits)
         backend.sink = edge.delivery
         await self._texts.model(model)

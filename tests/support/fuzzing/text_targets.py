@@ -12,10 +12,10 @@ from paceline_cli.bench.errors import TraceError
 from paceline_cli.bench.traces import Scale, read_trace, replay
 from paceline_cli.supervisor.log_lines import Level, parse_line
 from paceline_scheduler.api.text.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
-from paceline_scheduler.api.text.spelling_file import TokenTexts, pack
+from paceline_scheduler.api.text.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.config import read_speculation
-from paceline_scheduler.errors import ConfigError, TokenFileError, UnsupportedError
+from paceline_scheduler.errors import ConfigError, TokenFileError
 from paceline_scheduler.testing.tokenizers import CHAT_TEMPLATE
 from paceline_scheduler.tokens import parse_tokens
 
@@ -122,10 +122,11 @@ _OPTIONS = (
 
 
 def read_spelling(data: bytes) -> None:
-    """Be a scheduler that finds this in its cache: it falls back to the tokenizer itself."""
-    with suppress(UnsupportedError):
-        model = read_text_model(tokenizer(), _VOCAB_SIZE, data)
-        model.spelling.decode([1, 2], skip_special_tokens=True)
+    """Be a scheduler that finds this in its cache, or is answered it by the process that tried a tokenizer."""
+    with suppress(ValueError):
+        texts = unpack(data)
+        if len(texts.spelling.token_bytes) > 2:
+            texts.spelling.decode([1, 2], skip_special_tokens=True)
 
 
 def _sound_spelling() -> Iterator[bytes]:

@@ -34,6 +34,7 @@ from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
+from paceline_scheduler.testing.tokenizers import try_here
 from simulation.loop import Node, NodeState, keep_failure
 from simulation.network import Call, CallEndedError, Host, Site
 from simulation.transport import SimulatedTransport
@@ -192,7 +193,7 @@ class SchedulerHost(Host):
         leadership = Leadership(claim)
         executors = Executors(runtime, StepObserver(runtime.views), leadership)
         listener = Listener(runtime, executors)
-        texts = Texts(_LIMITS, lambda: datetime.fromtimestamp(loop.time(), UTC))
+        texts = Texts(_LIMITS, lambda: datetime.fromtimestamp(loop.time(), UTC), trial=try_here)
         edge = Edge(runtime, executors, texts, _LIMITS, self._random.random)
         runtime.deliver_to(edge.delivery)
         fleet = Fleet(

@@ -1,28 +1,13 @@
 """How byte-level BPE vocabularies cut text before merging, by the names GGUF files use in `tokenizer.ggml.pre`.
 
-The expressions are those of llama.cpp's `llama-vocab.cpp`, which defines the names, in the spelling of the models' own
-tokenizer.json files. An expression splits every piece the one before it left.
+llama.cpp's `llama-vocab.cpp` defines the names. An expression splits every piece the one before it left.
 """
 
 from dataclasses import dataclass
 
 from tokenizers import Regex, pre_tokenizers
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# Words are cut where lower case goes over into upper case.
-_TEKKEN_UPPER, _TEKKEN_LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_TEKKEN_UPPER}*{_TEKKEN_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_TEKKEN_UPPER}+{_TEKKEN_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+from paceline.plan.split_patterns import DIGIT, DIGITS, GPT2, LLAMA3, PUNCTUATION, QWEN2, TEKKEN, THREE_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +25,13 @@ class PreTokenizer:
         return pre_tokenizers.Sequence([*steps, byte_level])
 
 
-_LLAMA3_KIND = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
-_QWEN2_KIND = PreTokenizer((_QWEN2,))
-_DIGITS_KIND = PreTokenizer((r"\p{N}", _GPT2))
+_LLAMA3_KIND = PreTokenizer((LLAMA3,), ignore_merges=True, add_bos=True)
+_QWEN2_KIND = PreTokenizer((QWEN2,))
+_DIGITS_KIND = PreTokenizer((DIGIT, GPT2))
 
 PRE_TOKENIZERS = {
-    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    "gpt-2": PreTokenizer((_GPT2,)),
+    "default": PreTokenizer((PUNCTUATION, GPT2, DIGITS, THREE_DIGITS)),
+    "gpt-2": PreTokenizer((GPT2,)),
     "smollm": _DIGITS_KIND,
     "starcoder": _DIGITS_KIND,
     "refact": _DIGITS_KIND,
@@ -56,5 +41,5 @@ PRE_TOKENIZERS = {
     "falcon3": _LLAMA3_KIND,
     "qwen2": _QWEN2_KIND,
     "deepseek-r1-qwen": _QWEN2_KIND,
-    "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True),
+    "tekken": PreTokenizer((TEKKEN,), ignore_merges=True),
 }

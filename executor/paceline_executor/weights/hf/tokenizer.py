@@ -3,11 +3,15 @@
 Reads JSON and jinja2 source only: no pickle, no tokenizer class, no code out of the folder.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from paceline.plan.plain_tokenizer import is_plain
 from paceline.plan.values import GenerationDefaults
+from paceline_executor.weights.hf import tokenizer_trial
 from paceline_executor.weights.hf.json_fields import MAX_SMALL_FILE_BYTES, JsonFields, read_bounded
 from paceline_executor.weights.refusals import damaged, shown, wrong
 from paceline_executor.weights.tokenizer import (
@@ -17,6 +21,7 @@ from paceline_executor.weights.tokenizer import (
     make_bundle,
 )
 
+_TRIAL_S, _TRIAL_BYTES = 60, 2 << 30
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_TOKEN_ID = 1 << 31
 TEMPLATE_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -45,6 +50,8 @@ def tokenizer_from_folder(folder: Path, vocab_size: int | None = None) -> Tokeni
 
 
 def _parse_tokenizer(path: Path, data: bytes) -> Tokenizer:
+    if not is_plain(data):
+        _try_elsewhere(path, data)
     try:
         tokenizer = Tokenizer.from_buffer(data)
         tokenizer.no_truncation()
@@ -55,6 +62,19 @@ def _parse_tokenizer(path: Path, data: bytes) -> Tokenizer:
     except BaseException as error:  # the library raises nothing narrower, and its panic is no Exception
         raise damaged(path, f"the tokenizers library refuses it ({shown(str(error))})") from error
     return tokenizer
+
+
+def _try_elsewhere(path: Path, data: bytes) -> None:
+    """The library may end the process that reads it, or never come to an end."""
+    command = (sys.executable, "-P", "-m", tokenizer_trial.__name__, str(_TRIAL_BYTES))
+    try:
+        done = subprocess.run(command, input=data, check=False, capture_output=True, timeout=_TRIAL_S)  # noqa: S603
+        has_ended = done.returncode == 0
+    except subprocess.TimeoutExpired:
+        has_ended = False
+    if not has_ended:
+        room = f"{_TRIAL_S} s and {_TRIAL_BYTES >> 20} MiB"
+        raise damaged(path, f"the tokenizers library cannot read it within {room}")
 
 
 def _token_text(fields: JsonFields, name: str) -> str | None:

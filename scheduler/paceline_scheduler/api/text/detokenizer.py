@@ -7,12 +7,13 @@ Unicode recommends (one per maximal subpart), which can be emitted before the ru
 
 import codecs
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from paceline.plan.plain_tokenizer import MAX_TOKEN_ID
 from paceline_scheduler.errors import UnsupportedError
 
 _SPACE_LETTER = "\u2581"
@@ -20,7 +21,7 @@ _SPACE_LETTER = "\u2581"
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """`num_stripped_spaces` leading spaces of an output are no part of its text."""
+    """`num_stripped_spaces` leading spaces of a text, which begins with its prompt, are no part of it."""
 
     token_bytes: tuple[bytes, ...]  # [vocab_size]
     token_bytes_without_special: tuple[bytes, ...]  # [vocab_size], special tokens empty
@@ -29,8 +30,8 @@ class Spelling:
     def table(self, skip_special_tokens: bool) -> tuple[bytes, ...]:
         return self.token_bytes_without_special if skip_special_tokens else self.token_bytes
 
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        detokenizer = Detokenizer(self, skip_special_tokens)
+    def decode(self, token_ids: list[int], skip_special_tokens: bool, before: Iterable[int] = ()) -> str:
+        detokenizer = Detokenizer(self, skip_special_tokens, before)
         return detokenizer.take(token_ids) + detokenizer.flush()
 
 
@@ -39,10 +40,17 @@ class Detokenizer:
 
     __slots__ = ("_num_spaces_to_strip", "_pending", "_table")
 
-    def __init__(self, spelling: Spelling, skip_special_tokens: bool) -> None:
+    def __init__(self, spelling: Spelling, skip_special_tokens: bool, before: Iterable[int] = ()) -> None:
+        """`before` are the tokens that precede, such as a prompt's: only a text's own beginning loses spaces."""
         self._table = spelling.table(skip_special_tokens)
         self._pending = b""
         self._num_spaces_to_strip = spelling.num_stripped_spaces
+        for token_id in before if self._num_spaces_to_strip else ():
+            spelt = self._table[token_id]
+            self._num_spaces_to_strip -= len(spelt)
+            if spelt.strip(b" ") or self._num_spaces_to_strip <= 0:
+                self._num_spaces_to_strip = 0
+                break
 
     def take(self, token_ids: list[int]) -> str:
         table = self._table
@@ -63,10 +71,6 @@ class Detokenizer:
         # Spaces may go on with the next tokens.
         self._num_spaces_to_strip = self._num_spaces_to_strip - num_stripped if num_stripped == len(text) else 0
         return text[num_stripped:]
-
-
-MAX_TOKEN_ID = (1 << 22) - 1
-"""What tokens spell is a list: one number in a damaged file must not make it one of gigabytes."""
 
 
 def read_spelling(tokenizer: Tokenizer, vocab_size: int) -> Spelling:

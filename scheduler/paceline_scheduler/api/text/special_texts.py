@@ -10,8 +10,9 @@ from contextlib import suppress
 
 from tokenizers import Tokenizer
 
-from paceline.v1.inference_pb2 import ChatMessage
 from paceline_scheduler.errors import InvalidRequestError
+
+Turns = Sequence[tuple[str, str]]  # roles and contents of a chat
 
 # Noncharacters: Unicode keeps them for use inside of programs.
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
@@ -31,23 +32,20 @@ class SpecialTexts:
         longest_first = sorted(filter(None, names.values()), key=len, reverse=True)
         self._any_name = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def marked(self, messages: Sequence[ChatMessage]) -> tuple[Sequence[ChatMessage], str]:
-        """Return messages with a mark behind the first character of each name, and the mark; "" where there is none.
+    def marked(self, turns: Turns) -> tuple[Turns, str]:
+        """Return turns with a mark behind the first character of each name, and the mark; "" where there is none.
 
         Raises InvalidRequestError.
         """
-        texts = [text for message in messages for text in (message.role, message.content)]
+        texts = [text for turn in turns for text in turn]
         if not any(map(self._any_name.search, texts)):
-            return messages, ""
+            return turns, ""
         mark = next((mark for mark in _MARKS if not any(mark in text for text in texts)), None)
         if mark is None:
             raise InvalidRequestError(
                 "chat.messages", "hold names of special tokens and all of U+FDD0 to U+FDEF; leave out one of these"
             )
-        return [
-            ChatMessage(role=self._with_marks(message.role, mark), content=self._with_marks(message.content, mark))
-            for message in messages
-        ], mark
+        return [(self._with_marks(role, mark), self._with_marks(content, mark)) for role, content in turns], mark
 
     def _with_marks(self, text: str, mark: str) -> str:
         return self._any_name.sub(lambda name: name[0][:1] + mark + name[0][1:], text)

@@ -15,12 +15,14 @@ _LENGTH = np.dtype("<i4")
 class TokenTexts:
     spelling: Spelling
     special_tokens: tuple[tuple[str, str], ...]  # names that templates know, and texts
+    is_plain: bool = True  # see `plain_tokenizer`
 
 
 def pack(texts: TokenTexts) -> bytes:
     all_bytes, without = texts.spelling.token_bytes, texts.spelling.token_bytes_without_special
     head = {
         "special_tokens": dict(texts.special_tokens),
+        "is_plain": texts.is_plain,
         "num_stripped_spaces": texts.spelling.num_stripped_spaces,
         "num_tokens": len(all_bytes),
         "special_ids": [i for i, (one, other) in enumerate(zip(all_bytes, without, strict=True)) if one != other],
@@ -39,6 +41,7 @@ def unpack(data: bytes) -> TokenTexts:
     match head:
         case {
             "special_tokens": dict(special_tokens),
+            "is_plain": bool(is_plain),
             "num_stripped_spaces": int(num_stripped_spaces),
             "num_tokens": int(num_tokens),
             "special_ids": [*special_ids],
@@ -56,4 +59,5 @@ def unpack(data: bytes) -> TokenTexts:
     without = list(all_bytes)
     for token_id in special_ids:
         without[token_id] = b""
-    return TokenTexts(Spelling(tuple(all_bytes), tuple(without), num_stripped_spaces), tuple(special_tokens.items()))
+    spelling = Spelling(tuple(all_bytes), tuple(without), num_stripped_spaces)
+    return TokenTexts(spelling, tuple(special_tokens.items()), is_plain)

@@ -3,9 +3,10 @@
 The one place that joins tokenizers, chat templates and their bounds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -13,12 +14,16 @@ from paceline.plan.values import Int32Array
 from paceline.v1 import inference_pb2
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.rules import Prompt, check_prompt_length, check_token_ids
-from paceline_scheduler.api.text.chat_renderer import ChatRenderers, RenderLimits, TemplateSource
-from paceline_scheduler.api.text.tokenizer import TextModel, TextModels, TextThreads
+from paceline_scheduler.api.text.chat_renderer import ChatRenderers, TemplateSource
+from paceline_scheduler.api.text.confined import Confinement
+from paceline_scheduler.api.text.special_texts import Turns
+from paceline_scheduler.api.text.tokenizer import TextModel, TextModels, TextThreads, Trial, try_confined
 from paceline_scheduler.backend import ServedModel, TokenizerSource
 from paceline_scheduler.disk_cache import AsyncDiskCache
 from paceline_scheduler.errors import InvalidRequestError
 
+_T = TypeVar("_T")
+_NO_TOKENS = np.zeros(0, dtype=np.int32)
 _MAX_INLINE_TOKENS = 4096
 MAX_BAD_WORD_TOKENS = 8192  # what executors take
 NUM_WAYS_TO_SPELL = 3  # of each bad word, at most
@@ -27,21 +32,22 @@ NUM_WAYS_TO_SPELL = 3  # of each bad word, at most
 class Texts:
     """Templates are told `local_time`.
 
-    `cache` keeps on disk what tokens spell. `is_at_rest`: see `TextModels`.
+    `cache` keeps on disk what tokens spell. `is_at_rest`, `trial`: see `TextModels`.
     """
 
     def __init__(
         self,
         limits: EdgeLimits,
         local_time: Callable[[], datetime],
-        render_limits: RenderLimits | None = None,
+        confinement: Confinement | None = None,
         cache: AsyncDiskCache | None = None,
         is_at_rest: Callable[[], bool] = lambda: True,
+        trial: Trial = try_confined,
     ) -> None:
         self._limits = limits
         self._threads = TextThreads(limits)
-        self._models = TextModels(self._threads, cache or AsyncDiskCache(), is_at_rest)
-        self._chats = ChatRenderers(limits, local_time, render_limits)
+        self._models = TextModels(self._threads, cache or AsyncDiskCache(), is_at_rest, trial)
+        self._chats = ChatRenderers(limits, local_time, confinement)
 
     async def prepare(self, source: TokenizerSource, vocab_size: int) -> None:
         """Building it blocks everything else. Raises UnsupportedError."""
@@ -60,11 +66,13 @@ class Texts:
         else:
             text_model = await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
             if prompt.HasField("chat"):
-                messages, mark = text_model.marked(prompt.chat)
-                rendered = await self._render(messages, text_model, model)
-                token_ids = await self._encode(partial(text_model.encode_rendered_chat, mark=mark), rendered)
+                turns: Turns = [(message.role, message.content) for message in prompt.chat.messages]
+                turns, mark = await self._ask(text_model, 0, TextModel.marked, turns)
+                rendered = await self._render(turns, text_model, model)
+                encoded = await self._ask(text_model, len(rendered), TextModel.encode_rendered_chat, rendered, mark)
             else:
-                token_ids = await self._encode(text_model.encode_text, prompt.text)
+                encoded = await self._ask(text_model, len(prompt.text), TextModel.encode_text, prompt.text)
+            token_ids = np.asarray(encoded, dtype=np.int32)
         check_prompt_length(len(token_ids), model)
         return token_ids
 
@@ -73,41 +81,44 @@ class Texts:
         another case or cut otherwise are not found. Raises InvalidRequestError, QueueFullError.
         """
         bare = [word.lstrip(" ") or word for word in words]
-        spell = (await self._models.get_for_prompt(model.tokenizer, model.vocab_size)).ways_to_spell
-        is_short = NUM_WAYS_TO_SPELL * sum(map(len, bare)) <= self._limits.max_inline_chars
-        spelt = spell(bare) if is_short else await self._threads.run(lambda: spell(bare))
+        text_model = await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
+        num_chars = NUM_WAYS_TO_SPELL * sum(map(len, bare))
+        spelt = await self._ask(text_model, num_chars, TextModel.ways_to_spell, bare)
         num_tokens = sum(map(len, spelt))
         if num_tokens > MAX_BAD_WORD_TOKENS:
             sentence = f"take {num_tokens} tokens to spell, at most {MAX_BAD_WORD_TOKENS} are allowed; name fewer"
             raise InvalidRequestError("sampling.bad_words", sentence)
-        return tuple(spelt)
+        return tuple(map(tuple, spelt))
 
-    async def decode(self, token_ids: Int32Array, model: ServedModel, skip_special_tokens: bool) -> str:
+    async def decode(
+        self, token_ids: Int32Array, model: ServedModel, skip_special_tokens: bool, before: Int32Array = _NO_TOKENS
+    ) -> str:
         """Raises InvalidRequestError."""
         check_token_ids("token_ids", token_ids, model.vocab_size)
+        check_token_ids("preceding_token_ids", before, model.vocab_size)
         spelling = (await self.model(model)).spelling
-        if len(token_ids) <= _MAX_INLINE_TOKENS:
-            return spelling.decode(token_ids.tolist(), skip_special_tokens)
-        return await self._threads.run(lambda: spelling.decode(token_ids.tolist(), skip_special_tokens))
+        decode = partial(spelling.decode, token_ids.tolist(), skip_special_tokens, before.tolist())
+        return decode() if len(token_ids) <= _MAX_INLINE_TOKENS else await self._threads.run(decode)
 
     async def token_texts(self, token_ids: Int32Array, model: ServedModel) -> list[str]:
         text_model = await self.model(model)
         return await self._threads.run(lambda: [text_model.text_of(token_id) for token_id in token_ids.tolist()])
 
     async def close(self) -> None:
-        self._models.close()
+        await self._models.close()
         self._threads.close()
         await self._chats.close()
 
-    async def _encode(self, encode: Callable[[str], Int32Array], text: str) -> Int32Array:
-        if len(text) <= self._limits.max_inline_chars:
-            return encode(text)
-        return await self._threads.run(lambda: encode(text))
+    async def _ask(self, model: TextModel, num_chars: int, method: Callable[..., _T], *arguments: object) -> _T:
+        """Have a method run where the model's tokenizer may run, and off the event loop if it takes long."""
+        if model.confined is not None:
+            with self._threads.turn():
+                return cast("_T", await model.ask_confined(method.__name__, arguments))
+        work = partial(method, model, *arguments)
+        return work() if num_chars <= self._limits.max_inline_chars else await self._threads.run(work)
 
-    async def _render(
-        self, messages: Sequence[inference_pb2.ChatMessage], text_model: TextModel, model: ServedModel
-    ) -> str:
+    async def _render(self, turns: Turns, text_model: TextModel, model: ServedModel) -> str:
         assert model.tokenizer.chat_template is not None, "checked before"
         source = TemplateSource(model.tokenizer.chat_template, text_model.special_tokens)
         # A template may repeat its input once.
-        return await self._chats.render(source, messages, 2 * self._limits.max_prompt_chars(model.max_model_len))
+        return await self._chats.render(source, turns, 2 * self._limits.max_prompt_chars(model.max_model_len))

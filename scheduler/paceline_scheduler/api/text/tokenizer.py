@@ -1,14 +1,15 @@
 """Tokenizers by digest: from text to token ids and back, long texts off the event loop.
 
-Reading a vocabulary keeps all Python threads waiting, 0.1 to 0.2 s for 49,152 tokens. A scheduler that comes back reads
-what tokens spell from a cache on disk, and the vocabulary later.
+Each is tried in a confined process first, and only those whose work is bounded encode in this one. Reading a vocabulary
+keeps all Python threads waiting, 0.1 to 0.2 s for 49,152 tokens. A scheduler that comes back reads what tokens spell
+from a cache on disk, and the vocabulary later.
 """
 
 import asyncio
 import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TypeVar
@@ -18,11 +19,11 @@ from tokenizers import Tokenizer
 
 from paceline.plan.texts import readable
 from paceline.plan.values import Int32Array
-from paceline.v1 import inference_pb2
 from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.text.confined import Confined, ConfinedError, Confinement
 from paceline_scheduler.api.text.detokenizer import Spelling, read_spelling
-from paceline_scheduler.api.text.special_texts import SpecialTexts
-from paceline_scheduler.api.text.spelling_file import TokenTexts, pack, unpack
+from paceline_scheduler.api.text.special_texts import SpecialTexts, Turns
+from paceline_scheduler.api.text.spelling_file import TokenTexts, unpack
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.disk_cache import AsyncDiskCache
 from paceline_scheduler.errors import InvalidRequestError, QueueFullError, SchedulerError, UnsupportedError
@@ -34,7 +35,11 @@ _BEFORE = "\n"
 _RETRY_AFTER_S = 0.5
 _LOOK_FOR_REST_S = 0.05
 _COMEBACKS_S = 0.3  # streams that come back get their first tokens first
-_FILE_FORMAT = 2
+_FILE_FORMAT = 3
+_MAX_TRIALS = 4  # at a time
+_WORKER = "paceline_scheduler.api.text.tokenizer_worker"
+_CONFINEMENT = Confinement(max_work_s=20.0, max_start_s=30.0, max_bytes=2 << 30)
+_ENCODED_WITH = ("bos_token_id", "eos_token_id", "prefix_token_ids", "suffix_token_ids", "special_tokens")
 # Of 37 MiB 15 are free after reading a vocabulary; glibc would keep them.
 _give_back = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
 
@@ -47,13 +52,19 @@ class TextThreads:
 
     async def run(self, work: Callable[[], _T]) -> _T:
         """Raises QueueFullError when too much is waiting."""
+        with self.turn():
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """For what waits elsewhere. Raises QueueFullError when too much is waiting."""
         if self._num_waiting >= self._max_num_waiting:
             raise QueueFullError(
                 f"{self._num_waiting} long texts wait to be tokenised, which is the limit; try again", _RETRY_AFTER_S
             )
         self._num_waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            yield
         finally:
             self._num_waiting -= 1
 
@@ -62,9 +73,16 @@ class TextThreads:
 
 
 class TextModel:
-    def __init__(self, source: TokenizerSource, texts: TokenTexts, tokenizer: Tokenizer | None) -> None:
-        """`tokenizer` is built on first use unless it is given."""
+    def __init__(
+        self,
+        source: TokenizerSource,
+        texts: TokenTexts,
+        tokenizer: Tokenizer | None = None,
+        confined: Confined | None = None,
+    ) -> None:
+        """`tokenizer` is built on first use unless it is given. What encodes does so in `confined`, if there is one."""
         self._source = source
+        self.confined = confined
         self._loaded = None if tokenizer is None else (tokenizer, SpecialTexts(tokenizer))
         self._making = threading.Lock()
         self._prefix, self._suffix = list(source.prefix_token_ids), list(source.suffix_token_ids)
@@ -75,12 +93,13 @@ class TextModel:
 
     @property
     def is_complete(self) -> bool:
-        return self._loaded is not None
+        return self._loaded is not None or self.confined is not None
 
     def complete(self) -> tuple[Tokenizer, SpecialTexts]:
         with self._making:
             if self._loaded is None:
-                tokenizer = _load(self._source)
+                with _refused_tokenizer():
+                    tokenizer = _load(self._source)
                 self._loaded = tokenizer, SpecialTexts(tokenizer)
                 _give_back(0)
             return self._loaded
@@ -91,9 +110,9 @@ class TextModel:
             token_ids = self._prefix + token_ids
         return np.array(token_ids + self._suffix, dtype=np.int32)
 
-    def marked(self, chat: inference_pb2.Chat) -> tuple[Sequence[inference_pb2.ChatMessage], str]:
+    def marked(self, turns: Turns) -> tuple[Turns, str]:
         """Raises InvalidRequestError. See `SpecialTexts`."""
-        return self.complete()[1].marked(chat.messages)
+        return self.complete()[1].marked(turns)
 
     def encode_rendered_chat(self, text: str, mark: str) -> Int32Array:
         """The template has added the special tokens."""
@@ -112,6 +131,18 @@ class TextModel:
         *alone, before = token_ids[: 2 * len(words) + 1]
         behind = [ids[len(before) :] for ids in token_ids[len(alone) + 1 :] if ids[: len(before)] == before]
         return [way for way in dict.fromkeys((*alone, *behind)) if way]
+
+    async def ask_confined(self, method: str, arguments: tuple[object, ...]) -> object:
+        """What a method of this class returns, as JSON has it. Raises InvalidRequestError, QueueFullError."""
+        assert self.confined is not None, "asked before"
+        try:
+            answer, _ = await self.confined.ask({"method": method, "arguments": arguments})
+        except ConfinedError as error:
+            raise InvalidRequestError("prompt", f"the model's tokenizer fails at it: {error}") from None
+        if "refused" in answer:
+            raise InvalidRequestError(*answer["refused"])
+        result: object = answer["result"]
+        return result
 
     def text_of(self, token_id: int) -> str:
         """Bytes that are no character become U+FFFD."""
@@ -153,14 +184,17 @@ def _refused_prompt() -> AbstractContextManager[None]:
     return _refused_with(lambda why: InvalidRequestError("prompt", f"the model's tokenizer fails at it: {why}"))
 
 
-def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | None = None) -> TextModel:
-    """Raises UnsupportedError for one that cannot be read or whose text cannot be streamed."""
-    if spelt is not None:
-        try:
-            return TextModel(source, unpack(spelt), None)
-        except ValueError:
-            pass  # an older version wrote it
-    with _refused_with(lambda why: UnsupportedError("tokenizer_json", f"the tokenizers library cannot read it: {why}")):
+def _refused_tokenizer() -> AbstractContextManager[None]:
+    return _refused_with(
+        lambda why: UnsupportedError("tokenizer_json", f"the tokenizers library cannot read it: {why}")
+    )
+
+
+def read_text_model(source: TokenizerSource, vocab_size: int) -> TextModel:
+    """Of a source that may break the process. Raises UnsupportedError for one that cannot be read or whose text cannot
+    be streamed.
+    """
+    with _refused_tokenizer():
         tokenizer = _load(source)
         texts = TokenTexts(read_spelling(tokenizer, vocab_size), source.special_tokens or _named(source, tokenizer))
         model = TextModel(source, texts, tokenizer)
@@ -168,15 +202,43 @@ def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | Non
     return model
 
 
+def _confined(source: TokenizerSource, vocab_size: int) -> Confined:
+    setup = {"source": {name: getattr(source, name) for name in _ENCODED_WITH}, "vocab_size": vocab_size}
+    return Confined(_WORKER, "read tokenizers", setup, source.json, _CONFINEMENT)
+
+
+async def try_confined(source: TokenizerSource, vocab_size: int) -> bytes:
+    """Return what its tokens spell, as a file. Raises UnsupportedError if it can't be used, and QueueFullError."""
+    process = _confined(source, vocab_size)
+    try:
+        _, spelt = await process.ask({})
+    except ConfinedError as error:
+        raise UnsupportedError("tokenizer_json", str(error)) from None
+    finally:
+        await process.close()
+    return spelt
+
+
+Trial = Callable[[TokenizerSource, int], Awaitable[bytes]]
+
+
 class TextModels:
     """The least recently used are forgotten.
 
-    `is_at_rest`: everything may stand still, because nobody is served and nobody can come back.
+    `is_at_rest`: everything may stand still, because nobody is served and nobody can come back. `trial` reads each one
+    first, see `try_confined`.
     """
 
     def __init__(
-        self, threads: TextThreads, cache: AsyncDiskCache, is_at_rest: Callable[[], bool] = lambda: True
+        self,
+        threads: TextThreads,
+        cache: AsyncDiskCache,
+        is_at_rest: Callable[[], bool] = lambda: True,
+        trial: Trial = try_confined,
     ) -> None:
+        self._trial = trial
+        self._trials = asyncio.Semaphore(_MAX_TRIALS)
+        self._closing: set[asyncio.Task[None]] = set()
         self._threads = threads
         self._cache = cache
         self._is_at_rest = is_at_rest
@@ -192,14 +254,19 @@ class TextModels:
             loading.add_done_callback(lambda done: self._drop_unfinished(key, done))
             self._loading[key] = loading
             while len(self._loading) > _MAX_TOKENIZERS:
-                self._loading.popitem(last=False)
+                _, unused = self._loading.popitem(last=False)
+                closing = asyncio.ensure_future(_close(unused))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
         self._loading.move_to_end(key)
         # A caller that goes away must not end it for the others.
         return await asyncio.shield(loading)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for task in self._completing:
             task.cancel()
+        for loading in self._loading.values():
+            await _close(loading)
 
     async def get_for_prompt(self, source: TokenizerSource, vocab_size: int) -> TextModel:
         """Waits until its vocabulary may be read. Raises UnsupportedError."""
@@ -210,12 +277,21 @@ class TextModels:
 
     async def _load(self, source: TokenizerSource, vocab_size: int) -> TextModel:
         name = f"spelling {_FILE_FORMAT} {source.digest} {vocab_size}"
-        spelt = await self._cache.load(name)
-        model = await self._threads.run(lambda: read_text_model(source, vocab_size, spelt))
+        texts, kept = None, await self._cache.load(name)
+        if kept is not None:
+            with suppress(ValueError):  # an older version wrote it
+                texts = await self._threads.run(lambda: unpack(kept))
+        is_kept = texts is not None
+        if texts is None:
+            async with self._trials:
+                spelt = await self._trial(source, vocab_size)
+            texts = await self._threads.run(lambda: unpack(spelt))
+            self._cache.store(name, lambda: spelt)
+        model = TextModel(source, texts, confined=None if texts.is_plain else _confined(source, vocab_size))
+        if not is_kept and model.confined is None:
+            await self._threads.run(model.complete)
         model.loaded_s = asyncio.get_running_loop().time()
-        if model.is_complete:
-            self._cache.store(name, lambda: pack(model.texts))
-        else:
+        if not model.is_complete:
             task = asyncio.create_task(self._complete_later(model, (source.digest, vocab_size)))
             self._completing[task] = None
             task.add_done_callback(self._completing.pop)
@@ -234,3 +310,11 @@ class TextModels:
         is_tried = not done.cancelled() and isinstance(done.exception(), UnsupportedError | None)
         if not is_tried and self._loading.get(key) is done:
             del self._loading[key]
+
+
+async def _close(loading: "asyncio.Future[TextModel]") -> None:
+    """Wait for what is being read, and end its process."""
+    with suppress(Exception):  # for whoever asked
+        model = await loading
+        if model.confined is not None:
+            await model.confined.close()

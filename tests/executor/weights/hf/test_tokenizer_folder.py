@@ -8,6 +8,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
 from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
 from paceline_executor.weights import GenerationDefaults, load_checkpoint, load_model, load_tokenizer
+from paceline_executor.weights.hf import tokenizer
 
 SPECIAL = ["<s>", "<|eot_id|>", "<pad>"]
 
@@ -73,6 +74,18 @@ def test_a_repetition_penalty_that_a_folder_recommends_is_a_default(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"do_sample": true, "repetition_penalty": 1.05, "min_p": null}')
     bundle = load_tokenizer(tmp_path)
     assert bundle.defaults == GenerationDefaults(repetition_penalty=1.05)
+
+
+def test_a_tokenizer_that_would_end_the_process_is_refused_with_a_sentence(tmp_path, monkeypatch):
+    """Of every l a thousand, of each of these a thousand, and so on: the library ends a process that lacks memory."""
+    fields = json.loads(small_tokenizer().to_str())
+    grows = {"type": "Replace", "pattern": {"String": "l"}, "content": "l" * 1000}
+    fields["normalizer"] = {"type": "Sequence", "normalizers": [grows] * 5}
+    write_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+    monkeypatch.setattr(tokenizer, "_TRIAL_BYTES", 256 << 20)
+    with pytest.raises(ModelCorruptError, match=r"tokenizer\.json.*cannot read it within 60 s and 256 MiB"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_folder_encodes_as_transformers_does(tmp_path):

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import resource
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -14,8 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.weights import load_tokenizer
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.text.chat_renderer import ChatRenderers, RenderLimits, TemplateSource
+from paceline_scheduler.api.text.chat_renderer import ChatRenderers, TemplateSource
 from paceline_scheduler.api.text.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
+from paceline_scheduler.api.text.confined import Confinement
 from paceline_scheduler.errors import InvalidRequestError, QueueFullError
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer
 
@@ -92,15 +92,7 @@ TEMPLATES = {
 }
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One turn, as the edge has it."""
-
-    role: str
-    content: str
-
-
-HELLO = (Turn("user", "hello"),)
+HELLO = (("user", "hello"),)
 
 
 class NoonDatetime(datetime):
@@ -121,7 +113,7 @@ def templates():
 @pytest.fixture
 async def renderers():
     """Renderers with short limits."""
-    limits = RenderLimits(max_render_s=0.5, max_bytes=256 * 1024 * 1024)
+    limits = Confinement(max_work_s=0.5, max_bytes=256 * 1024 * 1024)
     renderers = ChatRenderers(EdgeLimits(), lambda: NOON, limits)
     yield renderers
     await renderers.close()
@@ -188,11 +180,11 @@ async def test_a_chat_is_rendered_in_a_process_of_its_own(renderers):
         "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %} {{ strftime_now('%H') }}"
     )
     assert await render(renderers, template) == "<s>user: hello 12"
-    assert await render(renderers, template, (Turn("user", "☃ \x00"),)) == "<s>user: ☃ \x00 12"
+    assert await render(renderers, template, (("user", "☃ \x00"),)) == "<s>user: ☃ \x00 12"
 
 
 async def test_chats_at_the_same_time_get_their_own_answers(renderers):
-    chats = [(Turn("user", str(number)),) for number in range(20)]
+    chats = [(("user", str(number)),) for number in range(20)]
     texts = await asyncio.gather(*(render(renderers, "{{ messages[0].content }}", chat) for chat in chats))
     assert texts == [str(number) for number in range(20)]
 
@@ -220,7 +212,7 @@ async def test_a_hostile_template_hurts_only_its_own_chat(renderers, template):
 async def test_a_template_that_failed_once_works_for_the_next_chat(renderers):
     template = "{% if messages[0].content == 'bad' %}{{ 'x' | center(10 ** 10) }}{% endif %}fine"
     with pytest.raises(InvalidRequestError):
-        await render(renderers, template, (Turn("user", "bad"),))
+        await render(renderers, template, (("user", "bad"),))
     assert await render(renderers, template) == "fine"
 
 
@@ -236,7 +228,7 @@ async def test_a_process_that_died_meanwhile_is_replaced(renderers):
     """Nobody's chat fails for it."""
     template = "{{ messages[0].content }}"
     assert await render(renderers, template) == "hello"
-    process = renderers._renderers[TemplateSource(template, SPECIAL_TOKENS)]._worker._process
+    process = renderers._renderers[TemplateSource(template, SPECIAL_TOKENS)]._process._process
     process.kill()
     process.wait()
     assert await render(renderers, template) == "hello"
@@ -271,7 +263,7 @@ async def test_a_machine_out_of_descriptors_refuses_chats_for_a_while_and_loses_
 async def test_a_chat_whose_caller_goes_away_leaves_the_renderer_usable(renderers):
     """Its half-read answer is nobody else's."""
     for _ in range(3):
-        abandoned = asyncio.create_task(render(renderers, "{{ messages[0].content }}", (Turn("user", "abandoned"),)))
+        abandoned = asyncio.create_task(render(renderers, "{{ messages[0].content }}", (("user", "abandoned"),)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         abandoned.cancel()

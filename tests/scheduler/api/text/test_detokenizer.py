@@ -66,6 +66,17 @@ def test_sentence_piece_text_equals_the_librarys_where_byte_tokens_are_valid(tok
     assert "".join(pieces) + rest == SENTENCE_PIECE.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
+sentences = st.lists(st.one_of(words, characters), max_size=6).map(lambda parts: [*chain(*parts)])
+
+
+@given(sentences, sentences, st.booleans())
+def test_behind_a_prompt_an_output_is_what_the_library_makes_of_both(prompt, output, skip_special_tokens):
+    """Without the prompt its first word would lose its space."""
+    decode, spelt = SENTENCE_PIECE.decode, SPELLINGS["sentence-piece"]
+    text = spelt.decode(output, skip_special_tokens, before=prompt)
+    assert decode(prompt, skip_special_tokens) + text == decode(prompt + output, skip_special_tokens)
+
+
 @given(st.binary(max_size=20), any_cuts)
 def test_invalid_byte_tokens_become_what_unicode_recommends(data, cuts):
     """The library would turn valid characters beside them into U+FFFD as well; here they were already shown."""

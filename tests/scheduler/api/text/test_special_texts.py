@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 
-from paceline.v1.inference_pb2 import Chat, GenerateRequest
+from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text.chat_template import ChatTemplate
 from paceline_scheduler.api.text.texts import Texts
@@ -22,6 +22,7 @@ from paceline_scheduler.testing.tokenizers import (
     sentence_piece_tokenizer,
     served_model,
     tokenizer_source,
+    try_here,
 )
 
 NOON = datetime(2026, 11, 21, 12, 0)  # noqa: DTZ001 (templates are told the local time)
@@ -36,13 +37,13 @@ PIECES = [*SPECIAL_TOKENS, "<", "<|", "im_end", "|>", " ", "\ufdd0", "\ufdd1", "
 
 def chat_of(content, role="user"):
     """One turn."""
-    return Chat(messages=[{"role": role, "content": content}])
+    return [(role, content)]
 
 
-def rendered(messages):
-    """What the template makes of messages."""
-    turns = [{"role": message.role, "content": message.content} for message in messages]
-    return ChatTemplate(TEMPLATE, {}).render(turns, NOON, max_chars=10_000)
+def rendered(turns):
+    """What the template makes of turns."""
+    messages = [{"role": role, "content": content} for role, content in turns]
+    return ChatTemplate(TEMPLATE, {}).render(messages, NOON, max_chars=10_000)
 
 
 @pytest.fixture(scope="module")
@@ -59,25 +60,27 @@ def model():
 @example(content="  <|im_end|>\ufdd0<|im_<|im_end|>end|>  ", role="user")
 def test_only_the_template_writes_special_tokens_and_no_letter_is_lost(model, content, role):
     chat = chat_of(content, role)
-    messages, mark = model.marked(chat)
-    token_ids = model.encode_rendered_chat(rendered(messages), mark).tolist()
+    turns, mark = model.marked(chat)
+    token_ids = model.encode_rendered_chat(rendered(turns), mark).tolist()
     assert [token_id for token_id in token_ids if token_id in (END, START, STOP)] == [START, STOP, START]
-    assert TOKENIZER.decode(token_ids, skip_special_tokens=False) == rendered(chat.messages)
+    assert TOKENIZER.decode(token_ids, skip_special_tokens=False) == rendered(chat)
 
 
 @given(st.text(max_size=50))
 def test_a_chat_without_such_names_is_tokenised_as_ever(model, content):
     chat = chat_of(content)
-    assert model.marked(chat) == (chat.messages, "")
-    text = rendered(chat.messages)
+    assert model.marked(chat) == (chat, "")
+    text = rendered(chat)
     assert model.encode_rendered_chat(text, "").tolist() == TOKENIZER.encode(text).ids
 
 
 async def test_whoever_means_the_tokens_sends_text():
-    texts = Texts(EdgeLimits(), lambda: NOON)
+    texts = Texts(EdgeLimits(), lambda: NOON, trial=try_here)
     served = served_model(tokenizer_source(TOKENIZER, chat_template=TEMPLATE), max_model_len=4096)
-    from_chat = (await texts.token_ids(GenerateRequest(chat=chat_of(ATTACK)), served)).tolist()
-    meant = (await texts.token_ids(GenerateRequest(text=rendered(chat_of(ATTACK).messages)), served)).tolist()
+    from_chat = (
+        await texts.token_ids(GenerateRequest(chat={"messages": [{"role": "user", "content": ATTACK}]}), served)
+    ).tolist()
+    meant = (await texts.token_ids(GenerateRequest(text=rendered(chat_of(ATTACK))), served)).tolist()
     await texts.close()
     assert (from_chat.count(STOP), from_chat.count(START)) == (1, 2)
     assert (meant.count(STOP), meant.count(START)) == (2, 3)
@@ -86,8 +89,8 @@ async def test_whoever_means_the_tokens_sends_text():
 def test_pieces_of_sentences_are_spelt_out_too():
     tokenizer = sentence_piece_tokenizer()
     model = read_text_model(tokenizer_source(tokenizer, bos_token="<s>", eos_token="</s>"), tokenizer.get_vocab_size())
-    messages, mark = model.marked(chat_of("hello</s>"))
-    token_ids = model.encode_rendered_chat(f"<s>{messages[0].content}</s>", mark).tolist()
+    turns, mark = model.marked(chat_of("hello</s>"))
+    token_ids = model.encode_rendered_chat(f"<s>{turns[0][1]}</s>", mark).tolist()
     bos, eos = map(tokenizer.token_to_id, ("<s>", "</s>"))
     assert (token_ids[0], token_ids[-1], token_ids.count(eos)) == (bos, eos, 1)
     assert tokenizer.decode(token_ids[1:-1], skip_special_tokens=False).replace(" ", "") == "hello</s>"
@@ -99,13 +102,13 @@ def test_a_name_that_a_tokenizer_cannot_spell_is_left_out():
     tokenizer.decoder = ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
     model = read_text_model(tokenizer_source(tokenizer), 2)
-    messages, mark = model.marked(chat_of("hello<end>"))
-    assert model.encode_rendered_chat(f"{messages[0].content}<end>", mark).tolist() == [0, 1]
+    turns, mark = model.marked(chat_of("hello<end>"))
+    assert model.encode_rendered_chat(f"{turns[0][1]}<end>", mark).tolist() == [0, 1]
 
 
 def test_a_template_that_cuts_names_leaves_no_mark(model):
-    messages, mark = model.marked(chat_of("<|im_end|>" * 3))
-    token_ids = model.encode_rendered_chat(messages[0].content[:15], mark)
+    turns, mark = model.marked(chat_of("<|im_end|>" * 3))
+    token_ids = model.encode_rendered_chat(turns[0][1][:15], mark)
     assert TOKENIZER.decode(token_ids.tolist(), skip_special_tokens=False) == "<|im_end|><|i"
     assert not np.isin(token_ids, (END, START, STOP)).any()
 

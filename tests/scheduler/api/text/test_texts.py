@@ -28,6 +28,7 @@ from paceline_scheduler.testing.tokenizers import (
     sentence_piece_tokenizer,
     served_model,
     tokenizer_source,
+    try_here,
 )
 
 BYTE_LEVEL = byte_level_tokenizer()
@@ -42,7 +43,7 @@ def turns(*turns):
 @pytest.fixture
 async def texts():
     """Texts with the usual limits."""
-    texts = Texts(EdgeLimits(), datetime.now)
+    texts = Texts(EdgeLimits(), datetime.now, trial=try_here)
     yield texts
     await texts.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text import tokenizer
 from paceline_scheduler.api.text.detokenizer import Spelling
 from paceline_scheduler.api.text.spelling_file import TokenTexts, pack, unpack
-from paceline_scheduler.api.text.tokenizer import TextModels, TextThreads
+from paceline_scheduler.api.text.tokenizer import TextThreads
 from paceline_scheduler.disk_cache import AsyncDiskCache, DiskCache
 from paceline_scheduler.errors import DivergenceError, LinkError, UnsupportedError
 from paceline_scheduler.link.linked_executor import LinkedExecutor, served_models
@@ -24,8 +25,10 @@ from paceline_scheduler.testing.tokenizers import (
     content_of,
     sentence_piece_tokenizer,
     tokenizer_source,
+    try_here,
 )
 
+TextModels = partial(tokenizer.TextModels, trial=try_here)
 BYTE_LEVEL = tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>")
 SENTENCE_PIECE = tokenizer_source(sentence_piece_tokenizer(), bos_token="<s>", eos_token="</s>", add_bos=True)
 
@@ -136,16 +139,15 @@ async def test_a_file_of_another_form_is_written_anew(tmp_path, threads):
     assert [(await TextModels(threads, cache).get(BYTE_LEVEL, 500)).is_complete for _ in range(2)] == [True, False]
 
 
-async def test_a_tokenizer_that_could_not_be_read_for_want_of_a_thread_is_read_the_next_time(threads, monkeypatch):
+async def test_a_tokenizer_that_could_not_be_read_for_want_of_a_thread_is_read_the_next_time(threads):
     """One that cannot be used is refused as before, and read once."""
     errors = [RuntimeError("can't start new thread"), UnsupportedError("tokenizer.decoder", "is unknown")]
     left = list(errors)
 
-    def fail(*_):
+    async def fail(*_):
         raise left.pop(0)
 
-    monkeypatch.setattr("paceline_scheduler.api.text.tokenizer.read_text_model", fail)
-    models = TextModels(threads, AsyncDiskCache())
+    models = tokenizer.TextModels(threads, AsyncDiskCache(), trial=fail)
     for expected in (*errors, errors[-1]):
         with pytest.raises(type(expected)):
             await models.get(BYTE_LEVEL, 500)
