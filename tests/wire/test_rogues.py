@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import grpc
 import numpy as np
 import pytest
 import structlog
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from paceline.process.log_bounds import BURST, MAX_LINE_BYTES
 from paceline.process.logs import set_up_logs
@@ -31,6 +34,7 @@ from paceline_scheduler.api.text import tokenizer
 from paceline_scheduler.api.text.confined import Confinement
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.backend import Arrival
+from paceline_scheduler.errors import InvalidRequestError, QueueFullError, UnsupportedError
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport_grpc import GrpcTransport
@@ -38,7 +42,12 @@ from paceline_scheduler.testing.lies import name_of, paths, values_beyond, with_
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
 from paceline_scheduler.testing.rogue_executor import NUM_ADDRESSES, Script, rogue_executor, welcome
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer
+from paceline_scheduler.testing.tokenizers import (
+    byte_level_tokenizer,
+    sentence_piece_tokenizer,
+    served_model,
+    tokenizer_source,
+)
 
 GENEROUS_S = 60.0
 MAX_GROWTH_BYTES = 384 * 1024 * 1024
@@ -271,6 +280,64 @@ async def test_a_tokenizer_that_breaks_whoever_reads_it_costs_its_sender_the_reg
             await rig.until(lambda: "too much memory" in operators_view(rig)[address].last_error)
             assert await honest_requests(rig, iter([False, False, True]).__next__) == 2
     await texts.close()
+
+
+_HOSTILE = (None, True, -1, 2**31, 2**32 - 1, 2**40, 1e308, "", "l" * 1000, "(l*)*$", "\ufffd", [], {}, [{}], 16)
+_PARTS = (
+    {"type": "Replace", "pattern": {"String": "l"}, "content": "l" * 1000},
+    {"type": "Replace", "pattern": {"Regex": "(.|l)*$"}, "content": "ll"},
+    {"type": "Prepend", "prepend": "l" * 100_000},
+    {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+)
+
+
+@st.composite
+def foreign_tokenizers(draw):
+    """A sound one of which some values are others, or with some parts too many."""
+    fields = json.loads(draw(st.sampled_from((byte_level_tokenizer, sentence_piece_tokenizer)))().to_str())
+    for _ in range(draw(st.integers(0, 1))):
+        place, key = fields, draw(st.sampled_from(sorted(fields)))
+        while isinstance(place[key], dict | list) and place[key] and draw(st.integers(0, 3)):
+            place = place[key]
+            key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        place[key] = draw(st.sampled_from(_HOSTILE))
+    parts = draw(st.one_of(st.just([]), st.lists(st.sampled_from(_PARTS), min_size=1, max_size=4)))
+    if parts:
+        fields["normalizer"] = {"type": "Sequence", "normalizers": parts}
+    return json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize("count", [pytest.param(40, marks=pytest.mark.slow), pytest.param(400, marks=pytest.mark.soak)])
+async def test_foreign_tokenizers_cost_nobody_anything(count):
+    found = []
+
+    @settings(max_examples=count, database=None, phases=[Phase.generate])
+    @given(foreign_tokenizers())
+    def draw(data):
+        found.append(data)
+
+    draw()
+    texts, base = Texts(EdgeLimits(), datetime.now), tokenizer_source(byte_level_tokenizer())
+    outcomes, before = collections.Counter(), resident_bytes()
+
+    async def use(number, data):
+        model = served_model(replace(base, json=data, digest=f"{number}"), max_model_len=4096)
+        try:
+            await texts.token_ids(inference_pb2.GenerateRequest(text="Hello, world"), model)
+            outcomes["used"] += 1
+        except (UnsupportedError, InvalidRequestError, QueueFullError) as error:
+            outcomes[type(error).__name__] += 1
+
+    async with hash_executor() as honest, SchedulerRig(honest.address, GrpcTransport()) as rig:
+        await until_driven(rig, honest)
+        campaign = asyncio.gather(*(use(number, data) for number, data in enumerate(found)))
+        assert await honest_requests(rig, campaign.done) > 0
+        await campaign
+    await texts.close()
+    print(outcomes, (resident_bytes() - before) >> 20)
+    assert outcomes.total() >= count
+    assert min(outcomes["used"], outcomes["UnsupportedError"]) >= count // 10
+    assert resident_bytes() - before < 64 << 20
 
 
 @pytest.mark.parametrize("difference", ["tokenizer", "vocabulary"])

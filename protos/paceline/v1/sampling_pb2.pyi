@@ -222,7 +222,8 @@ class StoppingParams(_message.Message):
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """stop are texts that end the completion when the output contains one; they are not part of the output text unless
-        include_stop_str_in_output is set. At most 16, each of 1 to 256 characters.
+        include_stop_str_in_output is set. The name of a special token is found where the text has it, which is with
+        skip_special_tokens false; stop_token_ids end at the token itself. At most 16, each of 1 to 256 characters.
         """
 
     @_builtins.property
