@@ -210,6 +210,8 @@ class Model:
     quantization: str
     """The weight format, such as "Q4_1"; empty when unquantised."""
     default_sampling: Sampling
+    default_system_text: str = ""
+    """The system message of a chat that has none; empty: the model's chat template decides."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -386,6 +386,7 @@ def _read_model(model: pb.Model) -> Model:
         num_parameters=model.num_parameters or None,
         quantization=model.quantization,
         default_sampling=_read_sampling(model.default_sampling),
+        default_system_text=model.default_system_text,
     )
 
 

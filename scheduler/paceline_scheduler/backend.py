@@ -27,6 +27,7 @@ class TokenizerSource:
     suffix_token_ids: tuple[int, ...]  # behind it
     special_tokens: tuple[tuple[str, str], ...]  # names that templates know, such as bos_token, and texts
     defaults: GenerationDefaults
+    default_system_text: str | None = None  # of a chat without a system message; None: its template decides
 
     def is_alike(self, other: "TokenizerSource") -> bool:
         """Whether a model may be served with both: one vocabulary, which executors of different releases may read in

@@ -47,17 +47,15 @@ async def test_64_requests_at_once_get_the_tokens_each_gets_alone(running_system
     assert all(len(tokens) == request["stopping"].max_tokens for tokens, request in zip(alone, requests, strict=True))
 
 
-def test_the_model_knows_the_capital_of_france(running_system):
-    """The main job, through the synchronous client.
-
-    Told which language to answer in: without that, float32 finds "The" and "L'" equally likely as the first token.
-    """
-    instruction = {"role": "system", "content": "You answer questions in English, in one sentence."}
+def test_the_demos_own_question_is_answered_rightly_with_nothing_set(running_system):
+    """Eight of eight times: without the model's default system message it was none."""
     question = {"role": "user", "content": "What is the capital of France?"}
     with Client(running_system.api) as client:
-        result = client.generate(messages=[instruction, question], sampling=GREEDY)
-    assert "Paris" in result.text
-    assert result.finish_reason is FinishReason.STOP
+        assert client.list_models()[0].default_system_text
+        for seed in range(8):
+            result = client.generate(messages=[question], sampling=Sampling(seed=seed))
+            assert "Paris" in result.text
+            assert result.finish_reason is FinishReason.STOP
 
 
 def test_a_newcomers_first_question_is_answered(running_system):

@@ -23,6 +23,7 @@ def tokenizer_content(bundle: TokenizerBundle) -> bytes:
             suffix_token_ids=bundle.suffix_token_ids,
             special_tokens=dict(bundle.special_tokens),
             default_sampling=write_defaults(bundle.defaults),
+            default_system_text=bundle.default_system_text,
         )
     )
 

@@ -83,10 +83,12 @@ def _read(config: Config, path: Path) -> tuple[Checkpoint, TokenizerBundle]:
 
 
 def recommend(model: str, tokenizer: TokenizerBundle) -> TokenizerBundle:
-    """Adds known sampling values where its own files have none."""
-    if model not in KNOWN_MODELS or tokenizer.defaults != GenerationDefaults():
+    """Adds what a known model's own files do not say."""
+    if model not in KNOWN_MODELS:
         return tokenizer
-    return replace(tokenizer, defaults=KNOWN_MODELS[model].defaults)
+    known, said = KNOWN_MODELS[model], tokenizer.defaults != GenerationDefaults()
+    defaults = tokenizer.defaults if said else known.defaults
+    return replace(tokenizer, defaults=defaults, default_system_text=known.default_system_text)
 
 
 def served_name(config: Config, path: Path) -> str:

@@ -49,6 +49,7 @@ class TokenizerBundle:
     suffix_token_ids: tuple[int, ...]
     special_tokens: tuple[tuple[str, str], ...]
     defaults: GenerationDefaults
+    default_system_text: str | None = None  # of a chat without a system message; None: its template decides
 
 
 def make_bundle(

@@ -361,6 +361,7 @@ class GetTokenizerResponse(_message.Message):
     PREFIX_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SUFFIX_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    DEFAULT_SYSTEM_TEXT_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """digest is that of the whole, as it was announced: its form, a colon, and the BLAKE2b-128 hash, in hex, of this
     message with all of tokenizer_json, and without digest and last, in the order of its fields. The form is raised
@@ -382,6 +383,8 @@ class GetTokenizerResponse(_message.Message):
     """response_template says in JSON how the model marks reasoning and tool calls in its output; unset when its files do
     not say. Never set yet.
     """
+    default_system_text: _builtins.str
+    """default_system_text is the system message of a chat that has none; unset: the template decides."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """end_token_ids are all tokens that end a completion."""
@@ -420,15 +423,18 @@ class GetTokenizerResponse(_message.Message):
         prefix_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         suffix_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         special_tokens: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        default_system_text: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "eos_token_id", b"eos_token_id", "response_template", b"response_template"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_default_system_text", b"_default_system_text", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "eos_token_id", b"eos_token_id", "response_template", b"response_template"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "digest", b"digest", "end_token_ids", b"end_token_ids", "eos_token_id", b"eos_token_id", "last", b"last", "prefix_token_ids", b"prefix_token_ids", "response_template", b"response_template", "special_tokens", b"special_tokens", "suffix_token_ids", b"suffix_token_ids", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_default_system_text", b"_default_system_text", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "digest", b"digest", "end_token_ids", b"end_token_ids", "eos_token_id", b"eos_token_id", "last", b"last", "prefix_token_ids", b"prefix_token_ids", "response_template", b"response_template", "special_tokens", b"special_tokens", "suffix_token_ids", b"suffix_token_ids", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token_id: _TypeAlias = _typing.Literal["bos_token_id"]  # noqa: Y015
     _WhichOneofArgType__bos_token_id: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015
     _WhichOneofReturnType__chat_template: _TypeAlias = _typing.Literal["chat_template"]  # noqa: Y015
     _WhichOneofArgType__chat_template: _TypeAlias = _typing.Literal["_chat_template", b"_chat_template"]  # noqa: Y015
+    _WhichOneofReturnType__default_system_text: _TypeAlias = _typing.Literal["default_system_text"]  # noqa: Y015
+    _WhichOneofArgType__default_system_text: _TypeAlias = _typing.Literal["_default_system_text", b"_default_system_text"]  # noqa: Y015
     _WhichOneofReturnType__eos_token_id: _TypeAlias = _typing.Literal["eos_token_id"]  # noqa: Y015
     _WhichOneofArgType__eos_token_id: _TypeAlias = _typing.Literal["_eos_token_id", b"_eos_token_id"]  # noqa: Y015
     _WhichOneofReturnType__response_template: _TypeAlias = _typing.Literal["response_template"]  # noqa: Y015
@@ -437,6 +443,8 @@ class GetTokenizerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bos_token_id) -> _WhichOneofReturnType__bos_token_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chat_template) -> _WhichOneofReturnType__chat_template | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__default_system_text) -> _WhichOneofReturnType__default_system_text | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eos_token_id) -> _WhichOneofReturnType__eos_token_id | None: ...
     @_typing.overload

@@ -1329,6 +1329,7 @@ class Model(_message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     HAS_DUMMY_WEIGHTS_FIELD_NUMBER: _builtins.int
+    DEFAULT_SYSTEM_TEXT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name is what requests call it."""
     architecture: _builtins.str
@@ -1347,6 +1348,10 @@ class Model(_message.Message):
     """quantization names the weight format, such as "Q4_1"; empty when unquantised."""
     has_dummy_weights: _builtins.bool
     """has_dummy_weights says that the weights are random numbers, for benchmarks."""
+    default_system_text: _builtins.str
+    """default_system_text is the system message of a chat that has none, where this model answers better with one; empty:
+    its chat template decides. A system message of the caller's own, even an empty one, takes its place.
+    """
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """end_token_ids end a completion unless ignore_eos is set."""
@@ -1374,10 +1379,11 @@ class Model(_message.Message):
         default_sampling: _sampling_pb2.SamplingParams | None = ...,
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
         has_dummy_weights: _builtins.bool = ...,
+        default_system_text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "default_sampling", b"default_sampling", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "has_dummy_weights", b"has_dummy_weights", "max_model_len", b"max_model_len", "name", b"name", "num_executors", b"num_executors", "num_parameters", b"num_parameters", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "has_dummy_weights", b"has_dummy_weights", "max_model_len", b"max_model_len", "name", b"name", "num_executors", b"num_executors", "num_parameters", b"num_parameters", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

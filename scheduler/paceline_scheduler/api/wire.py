@@ -152,6 +152,7 @@ def model(served: ServedModel) -> inference_pb2.Model:
         quantization=served.quantization,
         default_sampling=write_defaults(served.tokenizer.defaults),
         has_dummy_weights=served.has_dummy_weights,
+        default_system_text=served.tokenizer.default_system_text or "",
     )
 
 

@@ -81,6 +81,7 @@ def decode_tokenizer(content: bytes, form: int) -> TokenizerSource:
         suffix_token_ids=tuple(whole.suffix_token_ids),
         special_tokens=tuple(sorted(whole.special_tokens.items())),
         defaults=welcomes.read_defaults(whole.default_sampling),
+        default_system_text=whole.default_system_text if whole.HasField("default_system_text") else None,
     )
 
 

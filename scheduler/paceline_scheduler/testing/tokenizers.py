@@ -116,6 +116,7 @@ def content_of(source: TokenizerSource) -> bytes:
             prefix_token_ids=source.prefix_token_ids,
             suffix_token_ids=source.suffix_token_ids,
             special_tokens=dict(source.special_tokens),
+            default_system_text=source.default_system_text,
         )
     )
 

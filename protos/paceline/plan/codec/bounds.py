@@ -152,6 +152,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "default_sampling": _MESSAGE,
         "adapters": Many(1 << 10),
         "has_dummy_weights": _BIT,
+        "default_system_text": Text(0, 1 << 16, is_name=False),
     },
     plan_pb2.KvGeometry: {
         "num_blocks": Whole(1, MAX_BLOCKS),
@@ -206,6 +207,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "prefix_token_ids": _FEW_TOKENS,
         "suffix_token_ids": _FEW_TOKENS,
         "special_tokens": Pairs(64, Text(1, 64), Text(0, 1 << 10, is_name=False)),
+        "default_system_text": Text(0, 1 << 16, is_name=False),
     },
     # Plans
     plan_pb2.BatchPlan: {

@@ -66,7 +66,7 @@ class Texts:
         else:
             text_model = await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
             if prompt.HasField("chat"):
-                turns: Turns = [(message.role, message.content) for message in prompt.chat.messages]
+                turns = _with_default(prompt.chat, model.tokenizer.default_system_text)
                 turns, mark = await self._ask(text_model, 0, TextModel.marked, turns)
                 rendered = await self._render(turns, text_model, model)
                 encoded = await self._ask(text_model, len(rendered), TextModel.encode_rendered_chat, rendered, mark)
@@ -122,3 +122,10 @@ class Texts:
         source = TemplateSource(model.tokenizer.chat_template, text_model.special_tokens)
         # A template may repeat its input once.
         return await self._chats.render(source, turns, 2 * self._limits.max_prompt_chars(model.max_model_len))
+
+
+def _with_default(chat: inference_pb2.Chat, system_text: str | None) -> Turns:
+    turns = [(message.role, message.content) for message in chat.messages]
+    if system_text is None or any(role == "system" for role, _ in turns):
+        return turns
+    return [("system", system_text), *turns]

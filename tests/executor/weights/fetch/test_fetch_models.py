@@ -60,6 +60,7 @@ def known_model(wheel, content=CONTENT):
         size=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
         defaults=GenerationDefaults(),
+        default_system_text="Be brief.",
     )
 
 
@@ -144,15 +145,15 @@ def test_the_default_model_is_what_its_row_says():
         assert hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
 
 
-def test_a_known_model_is_sampled_as_its_card_says_where_its_file_says_nothing():
+def test_a_known_model_is_used_as_its_card_says_where_its_file_says_nothing():
     """Temperature 1 makes nonsense of a small model. What a file recommends goes first."""
     special = SpecialTokens(None, None, ())
     silent = make_bundle(b"{}", None, special, GenerationDefaults())
     telling = make_bundle(b"{}", None, special, GenerationDefaults(temperature=0.7))
-    recommended = recommend(DEFAULT_MODEL, silent)
-    assert recommended.defaults == GenerationDefaults(temperature=0.2, top_p=0.9)
-    assert recommended == make_bundle(b"{}", None, special, recommended.defaults)
-    assert recommend(DEFAULT_MODEL, telling) is telling
+    text = "You are a helpful AI assistant."
+    card = GenerationDefaults(temperature=0.2, top_p=0.9)
+    assert recommend(DEFAULT_MODEL, silent) == replace(silent, defaults=card, default_system_text=text)
+    assert recommend(DEFAULT_MODEL, telling) == replace(telling, default_system_text=text)
     assert recommend("some/other", silent) is silent
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
@@ -68,6 +69,24 @@ async def test_a_chat_begins_as_its_template_says(texts):
         token_ids = (await texts.token_ids(chat, sentence_piece_model(chat_template=template))).tolist()
         assert token_ids.count(bos) == num_first
         assert token_ids[num_first:] == [SENTENCE_PIECE.token_to_id("▁hello")]
+
+
+@pytest.mark.parametrize(
+    ("sent", "seen"),
+    [
+        ([("user", "hi")], [("system", "Be brief."), ("user", "hi")]),
+        ([("system", ""), ("user", "hi")], [("system", ""), ("user", "hi")]),
+        ([("user", "hi"), ("system", "no")], [("user", "hi"), ("system", "no")]),
+    ],
+)
+async def test_a_chat_without_a_system_message_gets_the_models_own(texts, sent, seen):
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    source = tokenizer_source(BYTE_LEVEL, chat_template=template)
+    model = served_model(replace(source, default_system_text="Be brief."), max_model_len=4096)
+    token_ids = (await texts.token_ids(GenerateRequest(chat=turns(*sent)), model)).tolist()
+    assert BYTE_LEVEL.decode(token_ids) == "".join(f"{role}:{content};" for role, content in seen)
+    text = (await texts.token_ids(GenerateRequest(text="hi"), model)).tolist()
+    assert BYTE_LEVEL.decode(text) == "hi"
 
 
 async def test_a_chat_of_the_default_model_is_tokenised_as_by_its_own_tokenizer(texts):
