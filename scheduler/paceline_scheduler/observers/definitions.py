@@ -64,7 +64,9 @@ COUNTED = (
     _histogram("step_seconds", "Device time of steps by phase.", (*_EXECUTOR, "phase"), STEP_BOUNDS_S),
     _histogram("step_tokens", "Tokens of a step.", _EXECUTOR, _STEP_TOKEN_BOUNDS),
     _histogram("planning_seconds", "Time that planning a step took.", _EXECUTOR, PLANNING_BOUNDS_S),
-    _histogram("recovery_pause_seconds", "From a lost stream until plans go again.", ("kind",), _PAUSE_BOUNDS_S),
+    _histogram(
+        "recovery_pause_seconds", "From a lost stream until its requests get a plan.", ("kind",), _PAUSE_BOUNDS_S
+    ),
 )
 
 NUM_RUNNING = _gauge("num_requests_running", "Requests on rows.", *_MODEL)
