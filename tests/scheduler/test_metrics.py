@@ -208,6 +208,13 @@ async def test_a_pause_lasts_until_requests_of_the_only_executor_run_again():
         waited_s = min(finish.times.preempted_s for finish in rig.client.finishes.values())
         assert waited_s > 49
         assert pause_of(watched, "executor") == pytest.approx(waited_s, abs=0.1)
+        readings = watched.look()
+        gaps_s, means_s = (
+            readings[f"{name}_seconds"]["simulated",].total
+            for name in ("inter_token_latency", "request_time_per_output_token")
+        )
+        assert gaps_s == pytest.approx(49 * means_s), "the time without a row counts in both"
+        assert gaps_s > 2 * 49
 
 
 @scenario
@@ -329,7 +336,7 @@ def test_columns_of_times_are_counted_like_one_after_another(rows):
 def ended(request, reason=FinishReason.STOP, **changes):
     """A request that took 4 s."""
     times = PhaseTimes(0.5, 0.25, 3.0, 0.25)
-    return EndedRequest(request, reason, 7, 2, 1, times, 0.75, ADDRESS, False)._replace(**changes)
+    return EndedRequest(request, reason, 7, 2, 1, times, 1.0, ADDRESS, False)._replace(**changes)
 
 
 def test_tenants_beyond_a_number_are_others():
@@ -370,7 +377,7 @@ def test_a_finished_request_has_one_line_that_says_all():
     (line,) = lines_of(1.0, replace(request, trace_parent=TRACE_PARENT))
     names = {"event": "request_finished", "request_id": "r", "index": 0, "tenant": "t", "model": "simulated"}
     tokens = {"num_prompt_tokens": 5, "num_cached_tokens": 2, "num_output_tokens": 7, "num_preemptions": 1}
-    times = {"queued_s": 0.5, "ttft_s": 0.75, "tpot_s": 0.5, "e2e_s": 4.0}
+    times = {"queued_s": 0.5, "ttft_s": 1.0, "tpot_s": 0.5, "e2e_s": 4.0}
     end = {"reason": "stop", "executor": ADDRESS, "trace_id": TRACE_ID, "log_level": "info"}
     assert line == names | tokens | times | end
     assert "trace_id" not in lines_of(1.0, request)[0]
