@@ -1,7 +1,7 @@
 """Counts losses that requests survived, and how long they ran nowhere: of a stream, an executor, the scheduler before.
 
-A loss is over with the first plan that goes to one of its requests, wherever that is, or when the last of them has ended
-without: whoever waits is not told earlier that all is well.
+A loss is over with the first plan that goes to one of its requests, wherever that is, or when the last of them has
+ended without: whoever waits is not told earlier that all is well.
 """
 
 from dataclasses import dataclass, field
