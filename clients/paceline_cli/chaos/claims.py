@@ -47,7 +47,7 @@ def untrue_of_fault(claims: Claims, window: Window, longest_wait_s: float, num_e
 def untrue_of_all(claims: Claims, ledger: Ledger) -> list[str]:
     """The same of all requests, once the last has ended."""
     seen, found = ledger.seen, []
-    for name, seen_s in _times_of(seen).items():
+    for name, seen_s in _times_of(seen).items() if seen.num_completions else ():
         mean_s, number = claims.mean_s(name), claims.sum_of(f"{name}_seconds_count")
         if mean_s > seen.longest_s + SLACK_S:
             found.append(

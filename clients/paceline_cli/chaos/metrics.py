@@ -55,9 +55,9 @@ def _read(port: int) -> dict[str, float]:
     try:
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
-    except (OSError, http.client.HTTPException):
+        pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in pairs}
+    except (OSError, ValueError, http.client.HTTPException):
         return {}  # it is frozen, dead, or starts
     finally:
         connection.close()
-    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
-    return {name: float(value) for name, _, value in pairs}
