@@ -14,7 +14,9 @@ def main() -> None:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ModuleNotFoundError as error:
-        sys.exit(f"error: the paceline command needs {error.name}: pip install 'paceline[cli]'")
+        sys.exit(
+            f"error: the paceline command needs {error.name}: in the checkout, pip install ./protos ./clients '.[cli]'"
+        )
 
     from paceline_cli.app import app
     from paceline_cli.config import quieten_grpc, wants_traceback

@@ -82,6 +82,7 @@ class ExecutorStatus:
     max_num_rows: int = 0
     draft_speedup: float = 0.0
     draft_saved_ns: int = 0
+    lost_for_s: float | None = None
 
 
 class Arrival(Enum):

@@ -116,6 +116,7 @@ def _read_executor(status: ExecutorStatus, gauges: dict[Definition, dict[Labels,
     ):
         gauges[definitions.KV_BLOCKS][address, state] = num_blocks
     gauges[definitions.KV_SLOTS_FILLED][address,] = status.num_filled_slots / max(1, status.num_owned_slots)
+    gauges[definitions.LOST_FOR][address, status.model] = status.lost_for_s or 0.0
     gauges[definitions.PLANS_IN_FLIGHT][address,] = status.num_plans_in_flight
     gauges[definitions.STARVED][address,] = status.steps.starved_ns / 1e9
     _read_drafts(address, status.steps, gauges)

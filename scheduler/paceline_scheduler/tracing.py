@@ -33,7 +33,10 @@ _UNSUPPORTED = (
     "traces go by OTLP over gRPC: leave OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL out, or set them to"
     " otlp and grpc"
 )
-_NOT_INSTALLED = "OpenTelemetry is not installed; pip install 'paceline[tracing]', or set OTEL_SDK_DISABLED=true"
+_NOT_INSTALLED = (
+    "OpenTelemetry is not installed; in the checkout, pip install ./protos ./clients '.[tracing]', "
+    "or set OTEL_SDK_DISABLED=true"
+)
 
 _log = structlog.get_logger(__name__)
 

@@ -182,7 +182,7 @@ def test_a_missing_library_says_how_to_get_it(monkeypatch, module, arguments):
     monkeypatch.delitem(sys.modules, "paceline_cli.bench.openai_target", raising=False)
     result = bench(*arguments)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.endswith(f"needs {module}: pip install 'paceline[bench]'\n")
+    assert result.stderr.endswith(f"needs {module}: in the checkout, pip install ./protos ./clients '.[bench]'\n")
 
 
 def test_ctrl_c_ends_in_good_order_with_what_was_measured(tmp_path):

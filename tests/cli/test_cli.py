@@ -341,7 +341,10 @@ def test_the_version_is_the_distributions():
 
 def test_without_the_extra_the_command_says_what_to_install(run_main, monkeypatch):
     monkeypatch.setitem(sys.modules, "typer", None)
-    assert run_main() == "error: the paceline command needs typer: pip install 'paceline[cli]'"
+    assert (
+        run_main()
+        == "error: the paceline command needs typer: in the checkout, pip install ./protos ./clients '.[cli]'"
+    )
 
 
 @pytest.mark.parametrize("arguments", [["generate", "x"], ["--help"]])

@@ -351,5 +351,7 @@ def test_scripts_are_found_beside_the_interpreter_then_on_the_path(fake_scripts,
     monkeypatch.setenv("PATH", str(fake_scripts))
     assert find_script("paceline-executor") == str(fake_scripts / "paceline-executor")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ProgramMissingError, match=r"pip install 'paceline\[executor\]'"):
+    with pytest.raises(
+        ProgramMissingError, match=r"in the checkout, pip install \./protos \./clients '\.\[executor\]'"
+    ):
         find_script("paceline-executor")

@@ -27,6 +27,8 @@ from paceline_cli.supervisor.log_lines import (
          Progress("fetching the model (downloading)", 0.25)),
         ({"event": "model_load"}, Progress("loading the model", None)),
         ({"event": "warm_up", "phase": "compiling", "fraction": 7}, Progress("warming up (compiling)", 1.0)),
+        ({"event": "warm_up", "phase": "compile decoder over int8", "fraction": 0.0},
+         Progress("compiling for this processor, once, a minute or two (compile decoder over int8)", 0.0)),
         ({"event": "warm_up", "fraction": "half"}, Progress("warming up", None)),
         ({"event": "warm_up", "fraction": 10**400}, Progress("warming up", 1.0)),
         ({"event": "warm_up", "fraction": -(10**400)}, Progress("warming up", 0.0)),

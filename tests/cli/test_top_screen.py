@@ -47,6 +47,7 @@ OF_TYPES = {
     int: counts,
     int | None: st.none() | counts,
     float: seconds,
+    float | None: st.none() | seconds,
     bool: st.booleans(),
     ExecutorState: st.sampled_from(ExecutorState),
     RequestState: st.sampled_from(RequestState),
@@ -203,6 +204,27 @@ def test_a_screen_shows_what_happened_between_two_answers():
         " request-1    blue     running       70    12/512     7s 127.0.0.1:50061\n"
         " request-2    -        waiting       20         0     3s every row of it is tak…\n"
     )
+
+
+def test_what_is_printed_once_says_why_and_since_when_in_full():
+    state = TopState()
+    lost = dataclasses.replace(
+        overview().executors[0],
+        state=ExecutorState.LOST,
+        lost_for_s=50.6,
+        last_error="the plan stream has ended: reset",
+    )
+    waiting = dataclasses.replace(
+        WAITING, waiting_for="no executor of its model is ready; it waits for one to come back"
+    )
+    state.answered("a:1", overview(executors=(lost,), requests=(waiting, RUNNING)), 10.0)
+    lines = plain(tables(state, Controls(), 80, 24, 10.0, in_full=True)).splitlines()
+    (place,) = [number for number, line in enumerate(lines) if ADDRESS in line and " lost " in line]
+    assert lines[place + 1] == "   lost for 51s: the plan stream has ended: reset"
+    (place,) = [number for number, line in enumerate(lines) if "request-2" in line]
+    assert lines[place].endswith("3s")
+    assert lines[place + 1] == f"   {waiting.waiting_for}"
+    assert "…" not in lines[place + 1]
 
 
 def test_another_scheduler_begins_its_sums_anew():

@@ -94,6 +94,14 @@ async def test_a_scheduler_that_stands_by_is_only_shown_where_there_is_no_other(
             assert (state.server, state.overview.holder) == (standby.address, "")
 
 
+async def test_how_long_an_executor_has_been_lost_is_told():
+    lost = replace(EXECUTOR, state=5, lost_for_s=50.5)
+    async with server(lost) as served, source_of(served.address) as (source, state):
+        await source.ask()
+    (shown,) = state.overview.executors
+    assert (shown.state.value, shown.lost_for_s) == ("lost", 50.5)
+
+
 async def test_what_an_operator_may_not_see_ends_it():
     """It is no scheduler that is lost: looking on would help nobody."""
     async with server(EXECUTOR, access=Access(lambda _: None)) as served, source_of(served.address) as (source, state):

@@ -257,7 +257,8 @@ loaded()
     run = subprocess.run((sys.executable, "-c", program), env=environ, capture_output=True, text=True, check=True)
     imported, *lines = run.stdout.splitlines()
     assert imported == "[]"
-    complaints = "traces go by OTLP over gRPC", "pip install 'paceline[tracing]'", "cannot use its OTEL_* variables"
+    install = "pip install ./protos ./clients '.[tracing]'"
+    complaints = "traces go by OTLP over gRPC", install, "cannot use its OTEL_* variables"
     assert len(lines) == len(complaints)
     for line, complaint in zip(lines, complaints, strict=True):
         assert "traces_off" in line

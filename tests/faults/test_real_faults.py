@@ -19,6 +19,7 @@ from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline_cli.chaos.campaign import FaultTiming, SettledWhen
 from paceline_cli.chaos.experiment import Experiment, Setting
 from paceline_cli.chaos.faults import Fault, FaultKind, FaultTimes
+from paceline_cli.chaos.metrics import between
 from paceline_cli.chaos.report import figures_of
 from paceline_cli.chaos.tables import print_summary
 from paceline_cli.chaos.views import FaultLines
@@ -136,6 +137,18 @@ async def test_no_token_is_lost_when_executors_of_other_kinds_die(options, tiny_
         told = await executors_of(*running.system.deployment.schedulers)
     assert sum(window.num_in_flight for window in running.ledger.windows) > 0
     assert sum(executor.steps.num_accepted_draft_tokens for executor in told) > 0
+
+
+async def test_metrics_say_what_clients_saw_when_nothing_is_left_that_could_go_on(request):
+    kinds = (FaultKind.EXECUTORS_KILL,)
+    quick = setting(kinds, timing=FaultTiming(settle_seconds=120), model=None, num_streams=8, runner="simulated")
+    async with undamaged(quick, request.config) as running:
+        before = await running.system.metrics()
+        await running.campaign.run(kinds)
+        await running.system.whole()
+        claims = between(before, await running.system.metrics())
+    assert claims.is_whole
+    assert claims.sum_of("recoveries_total", 'kind="executor"') >= 1
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

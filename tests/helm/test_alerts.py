@@ -64,6 +64,10 @@ def preemptions(values):
     ]
 
 
+def lost(values, executor="e:1", model="m"):
+    return series("executor_lost_seconds", values, executor=executor, model_name=model)
+
+
 def refused(values, reason):
     return [series("admission_rejections_total", values, reason=reason)]
 
@@ -71,6 +75,7 @@ def refused(values, reason):
 KV_FULL = series("kv_cache_usage_perc", "0.97x40", model_name="m")
 ALL_IS_WELL = [
     *(series("executors", "2x40", state="ready"), series("executors", "0x40", state="lost"), running("6x40")),
+    *(lost("0x40"), lost("0x40", "e:2")),
     *(waiting("1x40"), *steps("0+900x40"), *first_tokens(60, 0), *preemptions("0x40")),
     series("kv_cache_usage_perc", "0.5x40", model_name="m"),
 ]
@@ -81,7 +86,13 @@ COMES = {
         [waiting("200+20x20 stale"), waiting("_x21 620+20x20", pod="b")],
     ),
     "cache is full": ("PacelineKvCacheFull", [KV_FULL, waiting("3x40")]),
-    "executor is lost": ("PacelineExecutorLost", [series("executors", "0x5 1x35", state="lost")]),
+    "executor is lost": ("PacelineExecutorLost", [lost("0x5 60+60x35"), lost("0x40", "e:2")]),
+    "the only executor of a model is lost": ("PacelineModelGone", [lost("0x5 60+60x35"), lost("0x40", "e:2", "other")]),
+    "both executors of a model are lost": ("PacelineModelGone", [lost("60+60x40"), lost("60+60x40", "e:2")]),
+    "no executor is looked for any more": (
+        "PacelineModelGone",
+        [series("executors", "1x5 0x35", state="ready"), series("executors", "0x40", state="lost")],
+    ),
     "eight and more in a hundred": ("PacelinePreemptions", preemptions("0+6x40")),
     "preempted and nothing ends": (
         "PacelinePreemptions",
@@ -112,7 +123,10 @@ STAYS_AWAY = {
     ),
     "another release has a queue": ("PacelineQueueGrowing", [waiting("0+20x40", namespace="other")]),
     "cache is full and nobody waits": ("PacelineKvCacheFull", [KV_FULL, waiting("0x40")]),
-    "executor restarts": ("PacelineExecutorLost", [series("executors", "0x5 1x15 0x20", state="lost")]),
+    "executor restarts": ("PacelineExecutorLost", [lost("0x5 60+60x15 0x20")]),
+    "the only executor restarts": ("PacelineModelGone", [lost("0x5 60+60x15 0x20")]),
+    "another executor of the model is left": ("PacelineModelGone", [lost("60+60x40"), lost("0x40", "e:2")]),
+    "a scheduler that never had the executor looks for it": ("PacelineModelGone", [lost("60+60x40", model="")]),
     "seven in a hundred": ("PacelinePreemptions", preemptions("0+4x40")),
     "two in a hundred are late": ("PacelineFirstTokenLate", first_tokens(98, 2)),
     "nobody asks": ("PacelineNoProgress", [running("0x40"), waiting("0x40"), *steps("7x40")]),

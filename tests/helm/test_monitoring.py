@@ -16,7 +16,6 @@ from chart_checks.promql import problems_of, selectors
 from paceline.process.metrics_port import PREFIX
 from paceline_executor.link import metrics as executor
 from paceline_scheduler.api.status import _CODES
-from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.observers import definitions as scheduler
 from repository_checks.readme import broken_links
 from repository_checks.sources import ROOT
@@ -31,7 +30,6 @@ DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text(encoding="
 PANELS = DASHBOARD["panels"]
 VARIABLES = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
 VALUES_OF_LABELS = {
-    "state": {state.name.lower() for state in ShownState} | {"free", "cached", "used", "quarantined"},
     "phase": {"prepare", "forward", "sample"},
     "reason": {reason for _, reason in _CODES.values()},
 }

@@ -97,7 +97,8 @@ def test_a_program_without_its_extra_says_what_to_install(wheels, tmp_path):
         without = f"import sys; sys.modules['structlog'] = None; sys.argv[1:] = {arguments.split()}"
         ended = run_beside(folder, f"{without}\nfrom paceline_{program}.__main__ import main; main()")
         assert ended.stderr == (
-            f"paceline-{program}: error: structlog not installed: pip install 'paceline[{program}]'\n"
+            f"paceline-{program}: error: structlog not installed: in the checkout, "
+            f"pip install ./protos ./clients '.[{program}]'\n"
         )
         assert ended.returncode == 2
 

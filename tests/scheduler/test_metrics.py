@@ -29,8 +29,9 @@ from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.errors import InvalidRequestError
 from paceline_scheduler.metrics import Metrics, observe
 from paceline_scheduler.observers.definitions import BETWEEN_TOKENS_BOUNDS_S, COUNTED, READ
+from paceline_scheduler.observers.recoveries import Recoveries
 from paceline_scheduler.observers.request_log import RequestLog
-from paceline_scheduler.observers.serving import MAX_TENANTS, OTHER_TENANTS, ServingObserver, _Recoveries
+from paceline_scheduler.observers.serving import MAX_TENANTS, OTHER_TENANTS, ServingObserver
 from paceline_scheduler.observers.steps import DraftTotals
 from paceline_scheduler.statistics import Statistics
 from paceline_scheduler.testing.requests import make_request
@@ -110,6 +111,10 @@ async def test_every_metric_exists_and_moves():
         await asyncio.sleep(0.01)
         deployment[ADDRESS].break_stream()
         await watched.look_until(lambda: not any(rig.runtime.views.with_listener()))
+        deployment.network.stop(ADDRESS)
+        await watched.look_until(lambda: rig.executors.statuses()[0].lost_for_s)
+        deployment.network.start(ADDRESS)
+        await rig.until_ready()
         watched.num_lost_lines = 1
         totals = rig.steps._executors[ADDRESS].totals
         totals.starved_ns += 5  # in virtual time no plan is ever late
@@ -185,6 +190,89 @@ async def test_an_executor_that_comes_back_as_another_process_is_a_recovery_if_i
     assert all(0 < pause_s < 60 for pause_s in pauses)
 
 
+def pause_of(watched, kind):
+    """What was observed of this kind, in seconds: nothing, or one pause."""
+    pause = watched.look()["recovery_pause_seconds"].get((kind,))
+    return None if pause is None or not sum(pause.counts) else pause.total / sum(pause.counts)
+
+
+@scenario
+async def test_a_pause_lasts_until_requests_of_the_only_executor_run_again():
+    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready()
+        rig.submit(make_request(4, 50), make_request(4, 50))
+        await asyncio.sleep(0.01)
+        deployment.network.stop(ADDRESS)
+        await asyncio.sleep(50)
+        assert watched.look()["recoveries_total"] == {}, "its requests still wait"
+        assert watched.look()["executor_lost_seconds"][ADDRESS, "simulated"] == pytest.approx(50, abs=0.1)
+        assert pause_of(watched, "executor") is None
+        deployment.network.start(ADDRESS)
+        await rig.until_idle()
+        assert watched.look()["recoveries_total"] == {("executor",): 1}
+        waited_s = min(finish.times.preempted_s for finish in rig.client.finishes.values())
+        assert waited_s > 49
+        assert pause_of(watched, "executor") == pytest.approx(waited_s, abs=0.1)
+        readings = watched.look()
+        gaps_s, means_s = (
+            readings[f"{name}_seconds"]["simulated",].total
+            for name in ("inter_token_latency", "request_time_per_output_token")
+        )
+        assert gaps_s == pytest.approx(49 * means_s), "the time without a row counts in both"
+        assert gaps_s > 49
+        assert readings["executor_lost_seconds"][ADDRESS, "simulated"] == 0
+
+
+@scenario
+async def test_a_pause_lasts_until_requests_of_a_lost_executor_get_a_row_elsewhere():
+    """The other one has a row only, which is taken."""
+    async with Deployment(ADDRESS, "executor:2", max_num_rows=1) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready(2)
+        rig.submit(make_request(4, 200), make_request(4, 200))
+        await asyncio.sleep(0.01)
+        deployment.network.stop(ADDRESS)
+        await rig.until_idle()
+        waited_s = max(finish.times.preempted_s for finish in rig.client.finishes.values())
+        assert watched.look()["recoveries_total"] == {("executor",): 1}
+        assert waited_s > 0.1
+        assert pause_of(watched, "executor") == pytest.approx(waited_s, abs=0.1)
+
+
+@scenario
+async def test_a_pause_lasts_until_the_last_of_its_requests_ended_otherwise():
+    """None survived, so nothing recovered."""
+    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready()
+        requests = [make_request(4, 50), make_request(4, 50)]
+        rig.submit(*requests)
+        await asyncio.sleep(0.01)
+        deployment.network.stop(ADDRESS)
+        for request in requests:
+            await asyncio.sleep(10)
+            assert pause_of(watched, "executor") is None
+            rig.runtime.feed(Cancel(request.key))
+        assert pause_of(watched, "executor") == pytest.approx(20, abs=0.1)
+        assert watched.look()["recoveries_total"] == {}
+
+
+@scenario
+async def test_a_process_that_comes_back_with_its_rows_was_no_lost_executor():
+    """However long it was away: requests go on where they were."""
+    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready()
+        rig.submit(make_request(4, 50))
+        await asyncio.sleep(0.01)
+        deployment[ADDRESS].break_stream()
+        assert pause_of(watched, "stream") is None
+        await rig.until_idle()
+        assert watched.look()["recoveries_total"] == {("stream",): 1}
+        assert 0 < pause_of(watched, "stream") < 2
+
+
 @scenario
 async def test_a_successor_counts_that_it_took_over():
     async with Deployment(ADDRESS, "executor:2") as deployment:
@@ -208,7 +296,7 @@ def attached(meter, model="m"):
     observer = ServingObserver(meter)
     description = type("Description", (), {"address": ADDRESS, "model": model, "incarnation": 1})
     snapshot = type("Snapshot", (), {"rows": ()})
-    observer.saw(ExecutorAttached(description, snapshot), 0.0, Effects(None, (), None))
+    observer.saw(ExecutorAttached(description, snapshot), 0.0, Effects((), (), None))
     return observer
 
 
@@ -255,7 +343,7 @@ def test_columns_of_times_are_counted_like_one_after_another(rows):
 def ended(request, reason=FinishReason.STOP, **changes):
     """A request that took 4 s."""
     times = PhaseTimes(0.5, 0.25, 3.0, 0.25)
-    return EndedRequest(request, reason, 7, 2, 1, times, 0.75, ADDRESS, False)._replace(**changes)
+    return EndedRequest(request, reason, 7, 2, 1, times, 1.0, ADDRESS, False)._replace(**changes)
 
 
 def test_tenants_beyond_a_number_are_others():
@@ -296,7 +384,7 @@ def test_a_finished_request_has_one_line_that_says_all():
     (line,) = lines_of(1.0, replace(request, trace_parent=TRACE_PARENT))
     names = {"event": "request_finished", "request_id": "r", "index": 0, "tenant": "t", "model": "simulated"}
     tokens = {"num_prompt_tokens": 5, "num_cached_tokens": 2, "num_output_tokens": 7, "num_preemptions": 1}
-    times = {"queued_s": 0.5, "ttft_s": 0.75, "tpot_s": 0.5, "e2e_s": 4.0}
+    times = {"queued_s": 0.5, "ttft_s": 1.0, "tpot_s": 0.5, "e2e_s": 4.0}
     end = {"reason": "stop", "executor": ADDRESS, "trace_id": TRACE_ID, "log_level": "info"}
     assert line == names | tokens | times | end
     assert "trace_id" not in lines_of(1.0, request)[0]
@@ -407,12 +495,12 @@ async def test_an_executor_that_is_away_is_not_idle_and_one_that_is_back_is():
 
 
 def test_only_another_schedulers_requests_are_a_recovery_of_a_scheduler():
-    recoveries = _Recoveries(Meter(COUNTED))
+    recoveries = Recoveries(Meter(COUNTED))
 
     def attach(incarnation, *rows, address=ADDRESS):
         description = SimpleNamespace(address=address, incarnation=incarnation)
         snapshot = SimpleNamespace(rows=[SimpleNamespace(request=row) for row in rows])
-        recoveries.saw(ExecutorAttached(description, snapshot), 1.0, Effects(None, (), None))
+        recoveries.saw(ExecutorAttached(description, snapshot), 1.0, Effects((), (), None))
 
     attach(1)
     recoveries.saw(ExecutorRemoved(ADDRESS), 2.0, Effects(None, (), None))

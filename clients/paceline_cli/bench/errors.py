@@ -30,7 +30,10 @@ class LibraryMissingError(PacelineError):
     """An optional library is not installed; says how to install it."""
 
     def __init__(self, library: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {library}: pip install 'paceline[bench]'", reason="LIBRARY_MISSING")
+        super().__init__(
+            f"{purpose} needs {library}: in the checkout, pip install ./protos ./clients '.[bench]'",
+            reason="LIBRARY_MISSING",
+        )
 
 
 class ReportError(PacelineError):

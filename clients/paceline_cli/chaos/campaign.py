@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from paceline_cli.chaos.claims import untrue_of_fault
 from paceline_cli.chaos.faults import Fault, FaultKind, FaultTimes, Injector
 from paceline_cli.chaos.ledger import UNDISTURBED, Ledger, Window
+from paceline_cli.chaos.metrics import Samples, between
 from paceline_cli.chaos.system import LocalSystem
 from paceline_cli.chaos.waiting import until
 
@@ -67,6 +69,7 @@ class Campaign:
         self._chance = chance
         self._times = times
         self._now = now
+        self._metrics: dict[int, Samples] = {}  # by port, as they were last: one that is frozen does not answer
 
     async def run(self, kinds: Iterable[FaultKind]) -> None:
         """Return when all of them were done and the system has settled after the last."""
@@ -83,6 +86,7 @@ class Campaign:
         def begin(detail: str) -> None:
             self._listener.on_fault(self._ledger.open_window(fault.kind, detail, self._now()))
 
+        self._metrics |= await self._system.metrics()
         await self._injector.inject(fault, begin)
         window = self._ledger.current
         try:
@@ -93,6 +97,9 @@ class Campaign:
             window.settled_seconds = self._now() - window.began_s
         except TimeoutError:
             window.is_given_up = True
+        claimed = between(self._metrics, await self._system.metrics())
+        wait_s = self._ledger.longest_wait_s(self._now())
+        window.untrue += untrue_of_fault(claimed, window, wait_s, self._system.deployment.num_executors)
         self._listener.on_settled(window)
         return window
 

@@ -12,9 +12,11 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from paceline_cli.chaos.campaign import Campaign, CampaignListener, FaultTiming
+from paceline_cli.chaos.claims import untrue_of_all
 from paceline_cli.chaos.faults import FaultKind, FaultTimes, Injector
 from paceline_cli.chaos.ledger import Ledger
 from paceline_cli.chaos.load import Load, undisturbed_results
+from paceline_cli.chaos.metrics import Samples, between
 from paceline_cli.chaos.requests import chaos_requests
 from paceline_cli.chaos.system import LocalSystem
 from paceline_cli.supervisor.events import Listener
@@ -63,6 +65,7 @@ class Experiment:
         self._stack = AsyncExitStack()
         self._load: Load | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._metrics_before: dict[int, Samples] = {}
         self._campaign = Campaign(
             self.system,
             Injector(self.system, self._chance),
@@ -84,6 +87,8 @@ class Experiment:
         self._load.stop()
         await self.system.during(self._ended(self._loading))
         self.ledger.close(time.monotonic())
+        claimed = between(self._metrics_before, await self.system.metrics())
+        self.ledger.current.untrue += untrue_of_all(claimed, self.ledger)
 
     async def _ended(self, loading: asyncio.Task[None]) -> None:
         done, _ = await asyncio.wait([loading], timeout=self._setting.timing.settle_seconds)
@@ -111,6 +116,7 @@ class Experiment:
         client = await stack.enter_async_context(AsyncClient(self.system.target, retry=retry))
         requests = chaos_requests(setting.max_tokens)
         expected = await self.system.during(undisturbed_results(client, requests, model.name))
+        self._metrics_before = await self.system.metrics()
         self._load = Load(
             client,
             expected,

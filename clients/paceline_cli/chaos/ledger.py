@@ -22,8 +22,36 @@ class StreamProgress:
     name: str
     pauses_by_itself: bool = False
     """Whether it was asked to deliver several tokens at a time: then its pauses are no stalls, and are not measured."""
+    began_s: float = 0.0
     last_delta_s: float | None = None
     num_tokens: int = 0
+
+    def waited_s(self, now_s: float) -> float:
+        """Since its latest delta, or since it was sent."""
+        return now_s - (self.began_s if self.last_delta_s is None else self.last_delta_s)
+
+
+@dataclass(slots=True)
+class SeenTimes:
+    """What clients saw of completions that came to their ends, added up, in seconds."""
+
+    num_completions: int = 0
+    num_placed_again: int = 0
+    first_token_s: float = 0.0
+    between_tokens_s: float = 0.0
+    per_token_s: float = 0.0
+    whole_s: float = 0.0
+    longest_s: float = 0.0
+    """The whole time of the longest."""
+
+    def add(self, began_s: float, first_s: float, end_s: float, num_tokens: int, attempt: int) -> None:
+        self.num_completions += 1
+        self.num_placed_again += attempt - 1
+        self.first_token_s += first_s - began_s
+        self.between_tokens_s += end_s - first_s
+        self.per_token_s += (end_s - first_s) / max(num_tokens - 1, 1)
+        self.whole_s += end_s - began_s
+        self.longest_s = max(self.longest_s, end_s - began_s)
 
 
 @dataclass(slots=True)
@@ -50,6 +78,10 @@ class Window:
     num_done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     mismatches: Mismatches = field(default_factory=Mismatches)
+    longest_wait_s: float = 0.0
+    """For which any stream got nothing, one that came later too: a bound of what anybody may say of it."""
+    untrue: list[str] = field(default_factory=list)
+    """What metrics claimed of it that is not what clients saw."""
 
     @property
     def num_failed(self) -> int:
@@ -62,6 +94,7 @@ class Ledger:
     def __init__(self, now_s: float) -> None:
         self.windows = [Window(UNDISTURBED, "", now_s, 0)]
         self.running: set[StreamProgress] = set()
+        self.seen = SeenTimes()
         self.first_failure: str | None = None
         self._last_delta_s: float | None = None
         self._num_flowing = 0  # streams that have ever delivered something
@@ -80,6 +113,11 @@ class Ledger:
     def num_waiting(self) -> int:
         """How many of the streams that the latest fault found have got nothing since."""
         return len(self._waiting)
+
+    def longest_wait_s(self, now_s: float) -> float:
+        """Over or not, in the present window or the one before: what that lost may come back only now."""
+        over_s = (window.longest_wait_s for window in self.windows[-2:])
+        return max([*over_s, *(stream.waited_s(now_s) for stream in self.running)])
 
     def open_window(self, kind: str, detail: str, now_s: float) -> Window:
         self.close(now_s)
@@ -102,6 +140,7 @@ class Ledger:
 
     def arrived(self, stream: StreamProgress, num_tokens: int, mismatches: Mismatches, now_s: float) -> None:
         window = self.current
+        window.longest_wait_s = max(window.longest_wait_s, stream.waited_s(now_s))
         self._paused(stream, now_s)
         self._waiting.discard(stream)
         self._silent_until(now_s)

@@ -66,14 +66,20 @@ class Load:
 
     async def _run_one(self, request: ChaosRequest) -> bool:
         """Whether it came to its end."""
-        progress = StreamProgress(request.name, pauses_by_itself=request.output.stream_interval is not None)
+        pauses_by_itself = request.output.stream_interval is not None
+        progress = StreamProgress(request.name, pauses_by_itself, began_s=self._now())
+        ends: dict[int, tuple[float, float]] = {}  # the first and the last delta of each completion
         comparison = StreamComparison(request.name, self._expected[request.name])
         self._ledger.began(progress)
         try:
             async with request.stream(self._client, self._model) as stream:
                 async for delta in stream:
-                    self._ledger.arrived(progress, len(delta.token_ids), comparison.take(delta), self._now())
+                    now_s = self._now()
+                    self._ledger.arrived(progress, len(delta.token_ids), comparison.take(delta), now_s)
+                    ends[delta.index] = ends.get(delta.index, (now_s, now_s))[0], now_s
                 self._ledger.done(progress, comparison.conclude(stream.result))
+                for each in stream.result.completions:
+                    self._ledger.seen.add(progress.began_s, *ends[each.index], len(each.token_ids), each.attempt)
         except PacelineError as error:
             self._ledger.failed(progress, error.reason or type(error).__name__, f"{type(error).__name__}: {error}")
             return False

@@ -38,6 +38,8 @@ class KindFigures:
     num_done: int
     failures: Counter[str]
     mismatches: Mismatches
+    untrue: tuple[str, ...]
+    """What metrics claimed that is not what clients saw."""
 
     @property
     def num_failed(self) -> int:
@@ -45,8 +47,8 @@ class KindFigures:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing failed, was lost, doubled or changed, and the system came back each time."""
-        return not (self.num_failed or self.mismatches or self.num_unsettled)
+        """Whether nothing failed, was lost, doubled, changed or untrue, and the system came back each time."""
+        return not (self.num_failed or self.mismatches or self.num_unsettled or self.untrue)
 
 
 def figures_by_kind(windows: Sequence[Window]) -> list[KindFigures]:
@@ -75,6 +77,7 @@ def figures_of(kind: str, windows: Sequence[Window]) -> KindFigures:
         num_done=sum(window.num_done for window in windows),
         failures=failures,
         mismatches=mismatches,
+        untrue=tuple(sentence for window in windows for sentence in window.untrue),
     )
 
 
@@ -106,6 +109,7 @@ def _fault_fields(window: Window) -> dict[str, object]:
         "num_tokens": window.num_tokens,
         "num_done": window.num_done,
         "failures": dict(window.failures),
+        "untrue_metrics": window.untrue,
         **_mismatch_fields(window.mismatches),
     }
 

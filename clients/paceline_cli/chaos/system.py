@@ -14,6 +14,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from paceline_cli.chaos.metrics import Samples, read
 from paceline_cli.chaos.proxy import FaultProxy
 from paceline_cli.chaos.waiting import until
 from paceline_cli.supervisor.child import Child, start_child
@@ -85,6 +86,10 @@ class LocalSystem:
         """Return when every process is ready and one scheduler has every executor."""
         await until(lambda: self._roll.is_complete)
         await self._served()
+
+    async def metrics(self) -> dict[int, Samples]:
+        """What the schedulers that answer show, by port."""
+        return await read(ports.metrics for ports in self.deployment.schedulers)
 
     async def process_id(self, name: str) -> int:
         """Once a process runs it."""

@@ -102,6 +102,7 @@ def _troubles(ledger: Ledger) -> list[str]:
         troubles.append(f"the first that failed was {ledger.first_failure}")
     if total.mismatches.first is not None:
         troubles.append(f"the first that was wrong was {total.mismatches.first}")
+    troubles += [f"a metric is untrue: {sentence}" for sentence in total.untrue]
     if total.num_unsettled:
         troubles.append(f"after {total.num_unsettled:,} faults the system was not whole again in time")
     return troubles

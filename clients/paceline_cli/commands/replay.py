@@ -42,7 +42,9 @@ def replay(
 def run_recording_tool(*arguments: str) -> None:
     with reported():
         if importlib.util.find_spec(_MODULE) is None:
-            raise ProgramMissingError("recordings need the scheduler: pip install 'paceline[scheduler]'")
+            raise ProgramMissingError(
+                "recordings need the scheduler: in the checkout, pip install ./protos ./clients '.[scheduler]'"
+            )
         command = (sys.executable, "-m", f"{_MODULE}.recording", *arguments)
         code = subprocess.run(command, check=False).returncode  # noqa: S603  this program, and what its user typed
     raise typer.Exit(code)

@@ -56,7 +56,8 @@ async def _top(
             await asyncio.sleep(interval_s)
             await source.ask()
             width = shutil.get_terminal_size((_USUAL_WIDTH, 0)).columns
-            typer.echo(plain(tables(state, Controls(), width, _LINES, time.monotonic())).rstrip())
+            lines = tables(state, Controls(), width, _LINES, time.monotonic(), in_full=True)
+            typer.echo(plain(lines).rstrip())
     finally:
         await asyncio.gather(client.close(), source.close())
 

@@ -21,6 +21,7 @@ PHASES = {
     "executor_unreachable": "waiting for an executor",
     "waiting_in_line": "waiting in the queue at an executor",
 }
+_COMPILING = "compiling for this processor, once, a minute or two"
 _MAX_DETAIL_CHARS = 40
 READY_EVENT = "ready"
 _FINISHING = ("draining", "still_running")
@@ -121,7 +122,8 @@ def _phase(fields: dict[str, object]) -> str:
     for name in ("phase", "reason"):
         detail = fields.get(name)
         if isinstance(detail, str) and detail:
-            return f"{event} ({_short(detail)})"
+            is_compiled = fields["event"] == "warm_up" and "compile " in detail
+            return f"{_COMPILING if is_compiled else event} ({_short(detail)})"
     return event
 
 

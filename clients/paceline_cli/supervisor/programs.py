@@ -190,7 +190,9 @@ def find_script(name: str) -> str:
     found = shutil.which(name)
     if found is None:
         extra = name.removeprefix("paceline-")
-        raise ProgramMissingError(f"{name} is not installed: pip install 'paceline[{extra}]'")
+        raise ProgramMissingError(
+            f"{name} is not installed: in the checkout, pip install ./protos ./clients '.[{extra}]'"
+        )
     return found
 
 

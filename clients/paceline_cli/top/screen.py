@@ -47,8 +47,14 @@ def draw(state: TopState, controls: Controls, width: int, height: int, now_s: fl
     return [*above, *[()] * (height - len(above) - len(below)), *below][:height]
 
 
-def tables(state: TopState, controls: Controls, width: int, height: int, now_s: float) -> list[Line]:
-    """Return at most `height` lines, each of at most `width` cells."""
+def tables(
+    state: TopState, controls: Controls, width: int, height: int, now_s: float, *, in_full: bool = False
+) -> list[Line]:
+    """Return at most `height` lines, each of at most `width` cells.
+
+    `in_full`: below a row stands what it has no place for, why an executor is lost and what a request waits for, as
+    nobody can select it.
+    """
     executors, requests = state.overview.executors, controls.requests(state.overview)
     top = _summary(state, width, now_s)
     num_free = max(0, height - len(top) - 4)  # for what is no title and no empty line
@@ -56,9 +62,11 @@ def tables(state: TopState, controls: Controls, width: int, height: int, now_s: 
     lines = [
         *top,
         (),
-        *_executor_table(executors, state.rates, controls, width, num_executors),
+        *_executor_table(executors, state.rates, controls, width, num_executors, in_full=in_full),
         (),
-        *_request_table(requests, controls, state.overview.has_more, width, max(0, num_free - num_executors)),
+        *_request_table(
+            requests, controls, state.overview.has_more, width, max(0, num_free - num_executors), in_full=in_full
+        ),
     ]
     return lines[:height]
 
@@ -130,7 +138,13 @@ _REQUEST_COLUMNS = (
 
 
 def _executor_table(
-    executors: Sequence[Executor], rates: Mapping[str, Rates], controls: Controls, width: int, num_rows: int
+    executors: Sequence[Executor],
+    rates: Mapping[str, Rates],
+    controls: Controls,
+    width: int,
+    num_rows: int,
+    *,
+    in_full: bool,
 ) -> list[Line]:
     fixed = sum(column.width + 1 for column in _EXECUTOR_COLUMNS) + 1
     name_width = max(8, min(_WIDEST_ADDRESS, width - fixed))
@@ -142,7 +156,19 @@ def _executor_table(
         texts = _executor_texts(executor, rates.get(executor.address, Rates()))
         cells = [column.cell(text) for column, text in zip(_EXECUTOR_COLUMNS, texts, strict=True)]
         lines.append(_row(name, cells, _STATE_STYLES.get(executor.state, "warn"), 0, executor.address, controls, width))
+        if in_full and executor.state is ExecutorState.LOST:
+            lines += _below(_loss(executor), width)
     return lines
+
+
+def _loss(executor: Executor) -> str:
+    """Since when, and why."""
+    since = "" if executor.lost_for_s is None else f" for {_age(executor.lost_for_s)}"
+    return f"lost{since}: {executor.last_error or 'it has not answered yet'}"
+
+
+def _below(sentence: str, width: int) -> list[Line]:
+    return [(Part("dim", cut(f"   {line}", width)),) for line in wrap(harmless(sentence), max(1, width - 3))]
 
 
 def _executor_texts(executor: Executor, rates: Rates) -> tuple[str, ...]:
@@ -160,7 +186,7 @@ def _executor_texts(executor: Executor, rates: Rates) -> tuple[str, ...]:
 
 
 def _request_table(
-    requests: Sequence[Request], controls: Controls, has_more: bool, width: int, num_rows: int
+    requests: Sequence[Request], controls: Controls, has_more: bool, width: int, num_rows: int, *, in_full: bool
 ) -> list[Line]:
     fixed = sum(column.width + 1 for column in _REQUEST_COLUMNS)
     id_width = max(8, min(32, 12 + max(0, width - 100)))
@@ -174,8 +200,12 @@ def _request_table(
         key = request.key
         name = left(harmless(key.request_id + (f"/{key.index}" if key.index else "")), id_width)
         cells = [column.cell(text) for column, text in zip(_REQUEST_COLUMNS, _request_texts(request), strict=True)]
-        cells.append(cut(harmless(request.waiting_for or request.executor), rest_width))
+        why = harmless(request.waiting_for or request.executor)
+        is_below = in_full and width_of(why) > rest_width
+        cells.append("" if is_below else cut(why, rest_width))
         lines.append(_row(name, cells, _STATE_STYLES.get(request.state, ""), 1, key, controls, width))
+        if is_below:
+            lines += _below(why, width)
     if not requests:
         lines.append((Part("dim", cut(f" no {controls.shown.value}", width)),))
     return lines
@@ -234,6 +264,8 @@ def _details(selected: object, overview: Overview) -> list[str]:
     for executor in overview.executors:
         if executor.address == selected:
             trouble = f"; last trouble: {executor.last_error}" if executor.last_error else ""
+            if executor.state is ExecutorState.LOST:
+                trouble = f"; {_loss(executor)}"
             holder = f"; driven by {executor.holder}" if executor.holder else ""
             drafts = f"; {executor.draft_speedup:.2f} times as fast by drafts" if executor.draft_speedup else ""
             return [f"{executor.address}: {executor.model or 'no model yet'}{drafts}{holder}{trouble}"]

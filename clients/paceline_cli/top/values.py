@@ -56,6 +56,7 @@ class Executor:
     draft_speedup: float = 0.0
     last_error: str = ""
     holder: str = ""
+    lost_for_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

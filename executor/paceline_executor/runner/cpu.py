@@ -119,8 +119,9 @@ class CpuRunner:
         sizes = [size for size in _MEASURED_TOKENS if size <= self._max_model_len]
         num_steps = len(operations) + len(sizes)
 
-        def on_operation(name: str) -> None:
-            self._on_progress(WarmUpProgress(f"compile {name}", operations.index(name), num_steps))
+        def on_operation(name: str, is_compiled: bool) -> None:
+            phase = f"compile {name}" if is_compiled else f"read {name}"
+            self._on_progress(WarmUpProgress(phase, operations.index(name), num_steps))
 
         have_ready(operations, on_operation)
         points = []

@@ -76,10 +76,12 @@ class OpenedHead:
         from paceline_kernels.warm_up.compile_process import have_ready
 
         operations = operations_of_head(self.numerics.weights)
-        have_ready(
-            operations,
-            lambda name: progress.log("warm_up", f"drafter: compile {name}", operations.index(name) / len(operations)),
-        )
+
+        def on_operation(name: str, is_compiled: bool) -> None:
+            phase = f"drafter: {'compile' if is_compiled else 'read'} {name}"
+            progress.log("warm_up", phase, operations.index(name) / len(operations))
+
+        have_ready(operations, on_operation)
         drafter = Eagle3Drafter(
             Eagle3Head(self.checkpoint, target.embed, limits.max_model_len, self.numerics.weights),
             self.checkpoint,

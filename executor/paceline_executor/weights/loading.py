@@ -6,12 +6,15 @@ from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_executor.weights.dummy import dummy_checkpoint
 from paceline_executor.weights.gguf.file import checkpoint_from_gguf
-from paceline_executor.weights.gguf.header import GgufHeader, read_gguf_header
+from paceline_executor.weights.gguf.header import MAGIC, GgufHeader, read_gguf_header
 from paceline_executor.weights.gguf.tokenizer import tokenizer_from_gguf
+from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.safetensors_folder import checkpoint_from_folder, is_safetensors_folder
 from paceline_executor.weights.hf.tokenizer import tokenizer_from_folder
-from paceline_executor.weights.refusals import UNSAFE_SUFFIXES, unreadable, unsupported
+from paceline_executor.weights.refusals import CONVERT, UNSAFE_SUFFIXES, begins_with, shown, unreadable, unsupported
 from paceline_executor.weights.tokenizer import TokenizerBundle
+
+ADAPTER_FILE = "adapter_config.json"
 
 
 def load_model(path: Path) -> tuple[Checkpoint, TokenizerBundle]:
@@ -67,7 +70,9 @@ def _gguf_header(path: Path) -> GgufHeader:
 
 def _gguf_file(path: Path) -> Path:
     if not path.is_dir():
-        if path.suffix == ".safetensors":
+        if begins_with(path, MAGIC):
+            return path
+        if path.suffix in (".safetensors", ".json"):
             raise unsupported(path, "it is a part of a model; give the path of the folder that it is in")
         if path.suffix in UNSAFE_SUFFIXES:
             raise _convert(path)
@@ -76,11 +81,14 @@ def _gguf_file(path: Path) -> Path:
         files = sorted(path.iterdir())
     except OSError as error:
         raise unreadable(path, error) from error
-    gguf = [file for file in files if file.suffix == ".gguf"]
+    gguf = [file for file in files if file.suffix == ".gguf" or begins_with(file, MAGIC)]
     if len(gguf) == 1:
         return gguf[0]
     if gguf:
         raise unsupported(path, f"it has {len(gguf)} GGUF files, {gguf[0].name} the first; give the path of one")
+    if path / ADAPTER_FILE in files:
+        base = shown(str(JsonFields.read(path / ADAPTER_FILE).get("base_model_name_or_path")))
+        raise UnsupportedModelError(f"{path} is an adapter of {base}: adapters are not served; merge it into its model")
     unsafe = next((file for file in files if file.suffix in UNSAFE_SUFFIXES), None)
     if unsafe is not None:
         raise _convert(unsafe)
@@ -89,5 +97,6 @@ def _gguf_file(path: Path) -> Path:
 
 def _convert(path: Path) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{path} is not read, because such a file can run code when it is loaded: convert the model to safetensors"
+        f"{path} is not read, because such a file can run code when it is loaded: where its authors are trusted, "
+        f"convert the model to safetensors: {CONVERT}"
     )

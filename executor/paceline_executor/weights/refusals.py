@@ -1,6 +1,6 @@
 """How a model's files are refused: one line each, whatever the files contain.
 
-Knows no file format. Apart, because the readers of all formats word their errors so.
+Knows no format of a model. Apart, because the readers of all formats word their errors so.
 """
 
 from pathlib import Path
@@ -10,6 +10,24 @@ from paceline_executor.errors import ModelCorruptError, ModelNotFoundError, Unsu
 MAX_SHOWN_CHARS = 80
 UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Python's pickle format runs what it contains when it is loaded."""
+
+
+_LFS_POINTER = b"version https://git-lfs."
+_IN_ITS_FOLDER = (
+    'in its folder, python -c \'from transformers import {} as A; A.from_pretrained(".").save_pretrained(".")\''
+)
+CONVERT = _IN_ITS_FOLDER.format("AutoModelForCausalLM")
+"""What makes safetensors of a pickle."""
+MAKE_TOKENIZER = _IN_ITS_FOLDER.format("AutoTokenizer")
+
+
+def begins_with(path: Path, magic: bytes) -> bool:
+    """Not if it is no file that can be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError:
+        return False
 
 
 def shown(text: str) -> str:
@@ -22,7 +40,9 @@ def shown(text: str) -> str:
 
 
 def damaged(path: Path, reason: str) -> ModelCorruptError:
-    """Files contradict themselves or their format."""
+    """Files contradict themselves or their format, or git has not brought them."""
+    if begins_with(path, _LFS_POINTER):
+        return ModelCorruptError(f"{path} is a git-lfs pointer, not the file itself: run git lfs pull in its folder")
     return ModelCorruptError(f"{path} is damaged: {reason}; fetch it again or choose another model")
 
 

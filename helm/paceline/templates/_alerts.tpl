@@ -21,12 +21,22 @@
     "summary" "The KV cache of {{ $labels.model_name }} is full"
     "description" "{{ $value | humanizePercentage }} of the blocks of {{ $labels.model_name }} are in use, and requests wait.") | nindent 2 }}
 - alert: PacelineExecutorLost
-  expr: max(paceline_executors{ {{- $of -}} ,state="lost"}) > 0
+  expr: max by (executor) (paceline_executor_lost_seconds{ {{- $of -}} }) > 0
   # Longer than a restart with the model to load.
   for: {{ include "paceline.startupBudgetSeconds" . | add 60 }}s
   {{- include "paceline.alert" (dict "values" $values "name" "PacelineExecutorLost" "severity" "warning"
-    "summary" "Executors are lost"
-    "description" "{{ $value }} executors do not answer, for longer than they may take to start.") | nindent 2 }}
+    "summary" "Executor {{ $labels.executor }} is lost"
+    "description" "{{ $labels.executor }} has not answered for {{ $value | humanizeDuration }}, longer than it may take to start.") | nindent 2 }}
+- alert: PacelineModelGone
+  # Of schedulers that never had an executor no model is known, and one that stands by has lost none.
+  expr: |-
+    min by (model_name) (
+      max by (executor, model_name) (paceline_executor_lost_seconds{ {{- $of -}} ,model_name!=""})) > 0
+    or sum(paceline_executors{ {{- $of -}} }) == 0
+  for: {{ include "paceline.startupBudgetSeconds" . | add 60 }}s
+  {{- include "paceline.alert" (dict "values" $values "name" "PacelineModelGone" "severity" "critical"
+    "summary" "No executor {{ with $labels.model_name }}of {{ . }} {{ end }}is left"
+    "description" "Every executor {{ with $labels.model_name }}of {{ . }} {{ end }}is lost or gone, for longer than one may take to start.") | nindent 2 }}
 - alert: PacelinePreemptions
   expr: |-
     sum by (model_name) (rate(paceline_num_preemptions_total{ {{- $of -}} }[10m]))

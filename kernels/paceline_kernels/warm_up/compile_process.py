@@ -24,23 +24,23 @@ _POLL_S = 0.2
 _log = logging.getLogger(__name__)
 
 
-def have_ready(operations: Sequence[str], on_begin: Callable[[str], None]) -> None:
+def have_ready(operations: Sequence[str], on_begin: Callable[[str, bool], None]) -> None:
     """Make these operations (names of `calls.CPU_CALLS`) ready for this process: no later call compiles.
 
     Takes a second or two where their code is on disk, else about a minute. `on_begin` is told each operation that
-    is about to be read from disk or compiled. Where code cannot be kept on disk, this process compiles it. For the
-    thread that will call the operations; it computes with one thread afterwards.
+    is about to be read from disk, or, with True, compiled. Where code cannot be kept on disk, this process compiles it.
+    For the thread that will call the operations; it computes with one thread afterwards.
     """
     jit.set_num_threads(1)
     missing = []
     for name in operations:
-        on_begin(name)
+        on_begin(name, False)
         if not _is_kept(name):
             missing.append(name)
     if missing:
         _compile_elsewhere(missing, on_begin)
     for name in missing:
-        on_begin(name)
+        on_begin(name, False)
         CPU_CALLS[name]()
 
 
@@ -54,7 +54,7 @@ def _is_kept(name: str) -> bool:
     return True
 
 
-def _compile_elsewhere(names: Sequence[str], on_begin: Callable[[str], None]) -> None:
+def _compile_elsewhere(names: Sequence[str], on_begin: Callable[[str, bool], None]) -> None:
     command = [sys.executable, "-P", "-m", "paceline_kernels.warm_up.compile_process", *names]
     try:
         # Ctrl-C is for this process, and the other one ends with it.
@@ -64,7 +64,7 @@ def _compile_elsewhere(names: Sequence[str], on_begin: Callable[[str], None]) ->
             assert process.stdout is not None
             for line in process.stdout:
                 if line.strip() in names:  # libraries print, too, where they are told to
-                    on_begin(line.strip())
+                    on_begin(line.strip(), True)
     except OSError as error:
         _log.warning("no process can be started to compile kernels, this one does: %s", error)
         return

@@ -57,7 +57,9 @@ def check_installed(program: str, *modules: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         extra = program.removeprefix("paceline-")
-        complain(program, f"{', '.join(missing)} not installed: pip install 'paceline[{extra}]'")
+        complain(
+            program, f"{', '.join(missing)} not installed: in the checkout, pip install ./protos ./clients '.[{extra}]'"
+        )
         sys.exit(_USAGE)
 
 

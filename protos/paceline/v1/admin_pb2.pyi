@@ -193,6 +193,7 @@ class ExecutorView(_message.Message):
     MAX_NUM_ROWS_FIELD_NUMBER: _builtins.int
     DRAFT_SPEEDUP_FIELD_NUMBER: _builtins.int
     DRAFT_SAVED_NS_FIELD_NUMBER: _builtins.int
+    LOST_FOR_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """address is where it is dialled."""
     state: Global___ExecutorState.ValueType
@@ -238,6 +239,10 @@ class ExecutorView(_message.Message):
     def steps(self) -> Global___StepTotals:
         """steps adds up the steps that were finished since this scheduler looks for the executor."""
 
+    @_builtins.property
+    def lost_for(self) -> _duration_pb2.Duration:
+        """lost_for is how long it has been without a plan stream of this scheduler; unset unless state is LOST."""
+
     def __init__(
         self,
         *,
@@ -259,10 +264,11 @@ class ExecutorView(_message.Message):
         max_num_rows: _builtins.int = ...,
         draft_speedup: _builtins.float = ...,
         draft_saved_ns: _builtins.int = ...,
+        lost_for: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "steps", b"steps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "lost_for", b"lost_for", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "draft_saved_ns", b"draft_saved_ns", "draft_speedup", b"draft_speedup", "epoch", b"epoch", "holder_address", b"holder_address", "holder_scheduler_id", b"holder_scheduler_id", "holder_term", b"holder_term", "incarnation", b"incarnation", "last_error", b"last_error", "max_num_rows", b"max_num_rows", "model", b"model", "num_filled_slots", b"num_filled_slots", "num_owned_slots", b"num_owned_slots", "num_plans_in_flight", b"num_plans_in_flight", "num_running_requests", b"num_running_requests", "state", b"state", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "draft_saved_ns", b"draft_saved_ns", "draft_speedup", b"draft_speedup", "epoch", b"epoch", "holder_address", b"holder_address", "holder_scheduler_id", b"holder_scheduler_id", "holder_term", b"holder_term", "incarnation", b"incarnation", "last_error", b"last_error", "lost_for", b"lost_for", "max_num_rows", b"max_num_rows", "model", b"model", "num_filled_slots", b"num_filled_slots", "num_owned_slots", b"num_owned_slots", "num_plans_in_flight", b"num_plans_in_flight", "num_running_requests", b"num_running_requests", "state", b"state", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

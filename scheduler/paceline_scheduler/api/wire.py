@@ -177,6 +177,7 @@ def executor_view(executor: ExecutorStatus) -> admin_pb2.ExecutorView:
         max_num_rows=executor.max_num_rows,
         draft_speedup=executor.draft_speedup,
         draft_saved_ns=executor.draft_saved_ns,
+        lost_for=None if executor.lost_for_s is None else write_duration(executor.lost_for_s),
     )
 
 

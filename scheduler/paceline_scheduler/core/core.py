@@ -97,9 +97,10 @@ class Core:
                 state.executors.expect(addresses)
             case ExecutorAttached(description, snapshot):
                 tokens, failures = recovery.attach(state, description, snapshot, now)
-                to_plan = None
+                reply, to_plan = state.executors.running_at(description.address), None
             case StreamEnded(address):
-                reply = state.executors.stream_ended(address)
+                reply = state.executors.running_at(address)
+                state.executors.stream_ended(address)
             case ExecutorLost(address):
                 failures, to_plan = recovery.lose(state, address, now), None
             case ExecutorRemoved(address):

@@ -25,10 +25,10 @@ class EndedRequest(NamedTuple):
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Returns None if there are not two tokens, or their time is not known."""
-        if self.times is None or self.num_output_tokens < 2:
+        """From the first token on, also off rows. Returns None if there are not two, or their time is not known."""
+        if self.times is None or self.first_token_s is None or self.num_output_tokens < 2:
             return None
-        return self.times.decode_s / (self.num_output_tokens - 1)
+        return (self.times.total_s - self.first_token_s) / (self.num_output_tokens - 1)
 
 
 def ended_request(live: LiveRequest) -> EndedRequest:

@@ -105,8 +105,8 @@ class ExpectExecutors(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorAttached(Event[None]):
-    """Requests that its snapshot lacks wait again."""
+class ExecutorAttached(Event[tuple[RecordId, ...]]):
+    """Requests that its snapshot lacks wait again. Answers which go on there."""
 
     description: ExecutorDescription
     snapshot: Snapshot
@@ -121,8 +121,8 @@ class StepFinished(Event[StepInFlight]):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEnded(Event[int]):
-    """Nothing is planned for the executor until it attaches again or is lost. Answers how many rows it runs."""
+class StreamEnded(Event[tuple[RecordId, ...]]):
+    """Nothing is planned for the executor until it attaches again or is lost. Answers which requests it runs."""
 
     address: str
 

@@ -29,6 +29,7 @@ class Executors:
         self._leadership = leadership
         self._changed = asyncio.Event()
         self._views = runtime.views
+        self._now_s = runtime.now_s
         self._steps = steps
         self._on_readiness: Callable[[Readiness], None] = lambda _: None
         self._reported = Readiness(ServingStatus.NOT_SERVING)
@@ -108,7 +109,7 @@ class Executors:
 
     def statuses(self) -> tuple[ExecutorStatus, ...]:
         return tuple(
-            status(self._leadership[address], executor, self._views, self._steps.totals(address))
+            status(self._leadership[address], executor, self._views, self._steps.totals(address), self._now_s())
             for address, executor in sorted(self.by_address.items())
         )
 

@@ -28,6 +28,8 @@ class ShownState(IntEnum):
 class LinkedExecutor:
     """Everything optional is unset until the first welcome."""
 
+    away_since_s: float
+    """When its latest stream ended, or the search began; of no meaning while it has one."""
     last_error: str = ""
     model: Model | None = None
     tokenizer: TokenizerSource | None = None
@@ -69,13 +71,16 @@ def _newer(tokenizer: TokenizerSource, other: TokenizerSource) -> TokenizerSourc
     return other if ours < theirs else tokenizer
 
 
-def status(record: ExecutorRecord, executor: LinkedExecutor, views: CoreViews, steps: StepTotals) -> ExecutorStatus:
+def status(
+    record: ExecutorRecord, executor: LinkedExecutor, views: CoreViews, steps: StepTotals, now_s: float
+) -> ExecutorStatus:
     address, description = record.address, views.description(record.address)
+    state = _state(record, is_draining=views.drains(address))
     counts = None if description is None else views.counts(address)
     blocks = counts.blocks if counts else BlockCounts(0, 0, 0, 0)
     return ExecutorStatus(
         address=address,
-        state=_state(record, is_draining=views.drains(address)),
+        state=state,
         incarnation=description.incarnation if description else 0,
         epoch=description.epoch if description else 0,
         model=description.model if description else "",
@@ -94,6 +99,7 @@ def status(record: ExecutorRecord, executor: LinkedExecutor, views: CoreViews, s
         max_num_rows=description.max_num_rows if description else 0,
         draft_speedup=counts.draft_speedup if counts and steps.drafts.num_verified else 0.0,
         draft_saved_ns=counts.draft_saved_ns if counts else 0,
+        lost_for_s=now_s - executor.away_since_s if state is ShownState.LOST else None,
     )
 
 

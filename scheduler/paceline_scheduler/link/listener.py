@@ -38,7 +38,7 @@ class Listener:
         self._runtime.feed(ExpectExecutors(addresses))
 
     def expected(self, address: str) -> None:
-        self._executors.by_address[address] = LinkedExecutor()
+        self._executors.by_address[address] = LinkedExecutor(self._runtime.now_s())
 
     def removed(self, address: str) -> None:
         del self._executors.by_address[address]
@@ -76,6 +76,8 @@ class Listener:
 
     def detached(self, address: str, reason: str) -> None:
         executor = self._executors.by_address[address]
+        if executor.port is not None:
+            executor.away_since_s = self._runtime.now_s()
         executor.port, executor.last_error = None, readable(reason, MAX_REASON_BYTES)
         self._runtime.feed(StreamEnded(address))
 

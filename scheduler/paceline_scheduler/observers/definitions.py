@@ -64,7 +64,9 @@ COUNTED = (
     _histogram("step_seconds", "Device time of steps by phase.", (*_EXECUTOR, "phase"), STEP_BOUNDS_S),
     _histogram("step_tokens", "Tokens of a step.", _EXECUTOR, _STEP_TOKEN_BOUNDS),
     _histogram("planning_seconds", "Time that planning a step took.", _EXECUTOR, PLANNING_BOUNDS_S),
-    _histogram("recovery_pause_seconds", "From a lost stream until plans go again.", ("kind",), _PAUSE_BOUNDS_S),
+    _histogram(
+        "recovery_pause_seconds", "From a lost stream until its requests get a plan.", ("kind",), _PAUSE_BOUNDS_S
+    ),
 )
 
 NUM_RUNNING = _gauge("num_requests_running", "Requests on rows.", *_MODEL)
@@ -72,6 +74,7 @@ NUM_WAITING = _gauge("num_requests_waiting", "Requests in the queue.", *_MODEL)
 KV_USAGE = _gauge("kv_cache_usage_perc", "Blocks that requests own, 0 to 1.", *_MODEL)
 CACHE_INFO = _gauge("cache_config_info", "Always 1.", *_MODEL, *_EXECUTOR, "block_size", "num_gpu_blocks")
 EXECUTORS = _gauge("executors", "Executors by state.", "state")
+LOST_FOR = _gauge("executor_lost_seconds", "How long it has been lost; else 0.", *_EXECUTOR, *_MODEL)
 KV_BLOCKS = _gauge("kv_blocks", "KV blocks by state.", *_EXECUTOR, "state")
 KV_SLOTS_FILLED = _gauge("kv_slots_filled_ratio", "Filled by owned KV slots, 0 to 1.", *_EXECUTOR)
 PLANS_IN_FLIGHT = _gauge("plans_in_flight", "Plans without a result.", *_EXECUTOR)
@@ -86,6 +89,6 @@ DRAFTING = _counter("step_draft_seconds_total", "Time that drafting took.", *_EX
 LOG_LINES_LOST = _counter("log_lines_lost_total", "Log lines that found no room.")
 SPANS = _counter("trace_spans_total", "Spans by what became of them.", "state")
 READ = (
-    *(NUM_RUNNING, NUM_WAITING, KV_USAGE, CACHE_INFO, EXECUTORS, KV_BLOCKS, KV_SLOTS_FILLED, PLANS_IN_FLIGHT),
+    *(NUM_RUNNING, NUM_WAITING, KV_USAGE, CACHE_INFO, EXECUTORS, LOST_FOR, KV_BLOCKS, KV_SLOTS_FILLED, PLANS_IN_FLIGHT),
     *(IDLE, STARVED, DRAFTED, ACCEPTED, DRAFTED_AT, ACCEPTED_AT, SAVED, DRAFTING, LOG_LINES_LOST, SPANS),
 )

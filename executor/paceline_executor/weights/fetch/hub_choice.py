@@ -72,6 +72,8 @@ def _is_chosen(name: str, choice: str) -> bool:
 
 
 def _without_weights(hub_id: HubId, names: list[str]) -> UnsupportedModelError:
+    if "adapter_config.json" in names:
+        return UnsupportedModelError(f"{hub_id} is an adapter, and adapters are not served; merge it into its model")
     unsafe = next((name for name in names if name.endswith(UNSAFE_SUFFIXES)), None)
     if unsafe is not None:
         reason = f"its weights are in {unsafe}, a kind of file that may contain code: convert it to safetensors, or"

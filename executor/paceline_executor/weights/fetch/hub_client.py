@@ -76,7 +76,7 @@ class HubClient:
                 digest = f"sha256:{sibling.lfs.sha256}" if sibling.lfs is not None else f"git:{sibling.blob_id}"
                 files[str(sibling.rfilename)] = HubFile(sibling.size or 0, digest)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise _unusable(error) from error
+            raise self._unusable(error) from error
         return HubListing(str(info.sha), files)
 
     def download(self, name: str, file: HubFile, commit: str, partial: Path, on_bytes: Callable[[int], None]) -> None:
@@ -115,7 +115,7 @@ class HubClient:
         except (httpx2.HTTPError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise _unusable(error) from error
+            raise self._unusable(error) from error
 
     def _refusal(self, error: HfHubHTTPError | HFValidationError, revision: str | None) -> ModelError:
         name = self._repository
@@ -141,10 +141,13 @@ class HubClient:
             return ModelNotFoundError(f"the Hugging Face hub lacks a file of {name}: {shown(str(error))}")
         return HubUnreachableError(f"the Hugging Face hub answers {status} for {name}: {_LATER}")
 
-
-def _unusable(error: Exception) -> HubUnreachableError:
-    reason = shown(str(error) or type(error).__name__)
-    return HubUnreachableError(f"the Hugging Face hub gave no usable answer ({reason}): {_LATER}")
+    def _unusable(self, error: Exception) -> HubUnreachableError:
+        reason = shown(str(error) or type(error).__name__)
+        return HubUnreachableError(
+            f"there is no folder {self._repository} here, and a model of that name could not be fetched from "
+            f"{self._endpoint or constants.ENDPOINT}, which gave no usable answer ({reason}): "
+            f"check the spelling; {_LATER}"
+        )
 
 
 class _CountedFile(io.BufferedWriter):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _ID = re.compile(rf"({_NAME}/{_NAME})(?::([A-Za-z0-9][A-Za-z0-9._-]{{0,200}}))?")
 
+_URL = re.compile(rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/({_NAME}/{_NAME})(?:[/?#].*)?")
+
 
 @dataclass(frozen=True, slots=True)
 class HubId:
@@ -25,3 +27,9 @@ def parse_hub_id(text: str) -> HubId | None:
     if found is None or found[1].endswith(".gguf") or ".." in text or "--" in text:
         return None  # FILE.gguf is a path that does not exist
     return HubId(found[1], found[2])
+
+
+def name_in_url(text: str) -> str | None:
+    """The name of the model that a page of the hub shows."""
+    found = _URL.fullmatch(text)
+    return None if found is None else found[1]

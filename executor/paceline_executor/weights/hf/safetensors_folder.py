@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from paceline.process.small_files import open_regular
-from paceline_executor.errors import UnsupportedModelError
+from paceline_executor.errors import ModelNotFoundError, UnsupportedModelError
 from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_executor.weights.hf.config import read_hf_config
 from paceline_executor.weights.hf.json_fields import JsonFields
@@ -73,7 +73,14 @@ def checkpoint_from_folder(folder: Path) -> StoredCheckpoint:
 
 def read_headers(folder: Path) -> Iterator[tuple[str, StoredTensor | StoredIntegers]]:
     """The tensors of all files by their names there. Raises as `checkpoint_from_folder` does."""
-    for name in shard_names(folder):
+    names = shard_names(folder)
+    missing = [name for name in names if not (folder / name).exists()]
+    if missing:
+        raise ModelNotFoundError(
+            f"the download of {folder} is not complete: the index names {len(names)} files, {len(missing)} are "
+            f"missing, {missing[0]} the first; fetch it again"
+        )
+    for name in names:
         yield from _read_header(folder / name)
 
 

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 
 from paceline.plan.plain_tokenizer import is_plain
 from paceline.plan.values import GenerationDefaults
+from paceline_executor.errors import ModelNotFoundError
 from paceline_executor.weights.hf import tokenizer_trial
 from paceline_executor.weights.hf.json_fields import MAX_SMALL_FILE_BYTES, JsonFields, read_bounded
-from paceline_executor.weights.refusals import damaged, shown, wrong
+from paceline_executor.weights.refusals import MAKE_TOKENIZER, damaged, shown, wrong
 from paceline_executor.weights.tokenizer import (
     END_TOKEN_TEXTS,
     SpecialTokens,
@@ -35,6 +36,8 @@ def tokenizer_from_folder(folder: Path, vocab_size: int | None = None) -> Tokeni
     Raises ModelNotFoundError without a tokenizer.json, ModelCorruptError naming file and field.
     """
     path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelNotFoundError(f"{folder} has no {path.name}: make one {MAKE_TOKENIZER}")
     data = read_bounded(path, MAX_TOKENIZER_BYTES)
     tokenizer = _parse_tokenizer(path, data)
     # Added tokens may lie beyond: that of an image, in the text model of Gemma 3.

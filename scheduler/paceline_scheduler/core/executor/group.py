@@ -40,12 +40,17 @@ class ExecutorGroup:
         self.by_address[executor.description.address] = executor
         self.resolved(executor.description.address)
 
-    def stream_ended(self, address: str) -> int:
+    def stream_ended(self, address: str) -> None:
+        if address in self.by_address:
+            self.by_address[address].attached = False
+
+    def running_at(self, address: str) -> tuple[RecordId, ...]:
+        """The requests on its rows that have not ended."""
         executor = self.by_address.get(address)
-        if executor is None:
-            return 0
-        executor.attached = False
-        return executor.rows.num_running
+        rows = () if executor is None else executor.rows.live
+        return tuple(
+            live.request.key for live in rows if live is not None and not live.is_orphan and live.final is None
+        )
 
     def remove(self, address: str) -> None:
         self.resolved(address)
