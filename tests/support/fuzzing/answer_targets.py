@@ -72,7 +72,9 @@ _CALLS: tuple[Callable[[wire.CallChannel], Awaitable[object]], ...] = (
     lambda on: wire.explain(on, tenant="", request_id="r", timeout_seconds=_ANSWERED_S),
     lambda on: wire.estimate(on, _REQUEST, max_bytes=1000, timeout_seconds=_ANSWERED_S),
     lambda on: wire.tokenize(on, Text("Hi"), model="", with_texts=True, timeout_seconds=_ANSWERED_S),
-    lambda on: wire.detokenize(on, [1], model="", skip_special_tokens=None, timeout_seconds=_ANSWERED_S),
+    lambda on: wire.detokenize(
+        on, [1], model="", skip_special_tokens=None, preceding_token_ids=[2], timeout_seconds=_ANSWERED_S
+    ),
     lambda on: top.overview(on, _ANSWERED_S),
     lambda on: top.get_limits(on, _ANSWERED_S),
     lambda on: anext(top.steps(on), None),

@@ -43,7 +43,7 @@ _MODELS = (
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         defaults=GenerationDefaults(temperature=0.2, top_p=0.9),
-        default_system_text="You are a helpful AI assistant.",
+        default_system_text="You answer in English, briefly and correctly.",
     ),
 )
 

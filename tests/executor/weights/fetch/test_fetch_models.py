@@ -150,7 +150,7 @@ def test_a_known_model_is_used_as_its_card_says_where_its_file_says_nothing():
     special = SpecialTokens(None, None, ())
     silent = make_bundle(b"{}", None, special, GenerationDefaults())
     telling = make_bundle(b"{}", None, special, GenerationDefaults(temperature=0.7))
-    text = "You are a helpful AI assistant."
+    text = "You answer in English, briefly and correctly."
     card = GenerationDefaults(temperature=0.2, top_p=0.9)
     assert recommend(DEFAULT_MODEL, silent) == replace(silent, defaults=card, default_system_text=text)
     assert recommend(DEFAULT_MODEL, telling) == replace(telling, default_system_text=text)
