@@ -8,7 +8,7 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
-from paceline_client.config import Timeout, Tls
+from paceline_client.config import Retry, Timeout, Tls
 from paceline_client.requests import Sampling, invalid
 
 _P = ParamSpec("_P")
@@ -157,6 +157,14 @@ SpeculationOption = Annotated[
 RequestTimeoutOption = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", help="How long the answer may take as a whole.")
 ]
+MaxOutageOption = Annotated[
+    float | None,
+    typer.Option(
+        "--max-outage",
+        metavar="SECONDS",
+        help="How long to wait for an executor or a scheduler that is away; unset, 60. With --timeout that counts.",
+    ),
+]
 PriorityOption = Annotated[
     int | None, typer.Option("--priority", metavar="N", help="Lower runs earlier; -100 to 100, unset is 0.")
 ]
@@ -247,3 +255,11 @@ def timeout_of(total_seconds: float | None) -> Timeout:
         return Timeout(connect_seconds=_CONNECT_SECONDS, total_seconds=total_seconds)
     except ValueError as error:
         raise invalid("timeout", str(error)) from None
+
+
+def retry_of(max_outage_seconds: float | None) -> Retry:
+    """How long a request waits for somebody to serve it. InvalidRequestError for no time."""
+    try:
+        return Retry() if max_outage_seconds is None else Retry(max_outage_seconds=max_outage_seconds)
+    except ValueError as error:
+        raise invalid("max_outage", str(error)) from None

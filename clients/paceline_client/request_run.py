@@ -46,6 +46,8 @@ class RequestRun:
         self._connection = connection
         self._request = request
         self._recovery = Recovery(retry)
+        total_seconds = request.timeout.total_seconds
+        self._max_outage_seconds = retry.max_outage_seconds if total_seconds is None else total_seconds
         self._inbox = Inbox(
             request.request_id,
             max_buffered_tokens=connection.limits.max_buffered_tokens,
@@ -129,7 +131,8 @@ class RequestRun:
                 connect_seconds=connect_seconds,
                 refused_seconds=math.inf if self._recovery.is_in_outage else self._request.timeout.refused_seconds,
             )
-            session.submit(self._request, self._inbox, *self._recovery.next_attachment(clock.now_s()))
+            attachment = self._recovery.next_attachment(clock.now_s())
+            session.submit(self._request, self._inbox, *attachment, self._max_outage_seconds)
             self._connection.keep(self._request.tenant, self._request.request_id)
         except PacelineError as error:
             self._pause_seconds = self._pause_after(error, clock)
