@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec, get_type_hints
 
 import typer
 
@@ -203,6 +203,13 @@ TokensOption = Annotated[
 SystemOption = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 ]
+
+
+def names_of(command: Callable[..., None]) -> frozenset[str]:
+    """Of all options of a command, as they are written."""
+    kinds = get_type_hints(command, include_extras=True).values()
+    described = [each for kind in kinds for each in getattr(kind, "__metadata__", ())]
+    return frozenset(name for each in described for name in (each.default, *(each.param_decls or ())))
 
 
 def model_for(runner: str | None, model: str | None) -> str | None:

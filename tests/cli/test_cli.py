@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from paceline.v1 import inference_pb2 as pb
@@ -300,6 +301,17 @@ def test_the_list_of_commands_is_not_cut():
 def test_wrong_use_is_explained_and_exits_with_2():
     for arguments in (["up", "--no-such-option"], ["generate"], ["models", "extra"], ["generate", "x", "--seed", "y"]):
         assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_option_that_is_empty_is_refused_and_means_no_default(command):
+    """It was to be a shell variable's value. An empty system text or tenant is one like others."""
+    params = typer.main.get_group(app).commands[command].params
+    names = [param.opts[0] for param in params if param.param_type_name == "option" and not param.is_flag]
+    for name in {*names} - {"--system", "--tenant"}:
+        for arguments in ([name, ""], [f"{name}="]):
+            result = CliRunner().invoke(app, [command, *arguments])
+            assert (result.exit_code, "it is empty" in result.stderr) == (2, True), arguments
 
 
 def test_a_prompt_may_be_piped_in_without_a_dash():
