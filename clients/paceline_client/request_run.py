@@ -8,6 +8,7 @@ becomes of it after a failure.
 import asyncio
 import math
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from paceline_client.channel import Channel
 from paceline_client.config import Retry, Timeout
@@ -44,10 +45,9 @@ class RequestRun:
 
     def __init__(self, connection: Connection[Channel], request: Request, retry: Retry) -> None:
         self._connection = connection
-        self._request = request
+        max_outage_seconds = request.timeout.total_seconds or retry.max_outage_seconds
+        self._request = replace(request, max_outage_seconds=max_outage_seconds)
         self._recovery = Recovery(retry)
-        total_seconds = request.timeout.total_seconds
-        self._max_outage_seconds = retry.max_outage_seconds if total_seconds is None else total_seconds
         self._inbox = Inbox(
             request.request_id,
             max_buffered_tokens=connection.limits.max_buffered_tokens,
@@ -131,8 +131,7 @@ class RequestRun:
                 connect_seconds=connect_seconds,
                 refused_seconds=math.inf if self._recovery.is_in_outage else self._request.timeout.refused_seconds,
             )
-            attachment = self._recovery.next_attachment(clock.now_s())
-            session.submit(self._request, self._inbox, *attachment, self._max_outage_seconds)
+            session.submit(self._request, self._inbox, *self._recovery.next_attachment(clock.now_s()))
             self._connection.keep(self._request.tenant, self._request.request_id)
         except PacelineError as error:
             self._pause_seconds = self._pause_after(error, clock)

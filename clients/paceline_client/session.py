@@ -133,14 +133,7 @@ class Session:
     def num_running(self) -> int:
         return len(self._running)
 
-    def submit(
-        self,
-        request: Request,
-        inbox: Inbox,
-        number: int,
-        waited_seconds: float,
-        max_outage_seconds: float | None = None,
-    ) -> None:
+    def submit(self, request: Request, inbox: Inbox, number: int, waited_seconds: float) -> None:
         """As the attachment of this number, with what the inbox holds. `OverloadedError` at the limit of running
         requests or of unsent messages, `InvalidRequestError` for an id that runs here already or has just been left,
         and for what no message can hold.
@@ -158,7 +151,7 @@ class Session:
                 reason="CLIENT_LIMIT",
             )
         held, max_bytes = inbox.held(), self._limits.max_request_bytes
-        message = wire.generate_message(request, held, number, waited_seconds, max_outage_seconds, max_bytes=max_bytes)
+        message = wire.generate_message(request, held, number, waited_seconds, max_bytes=max_bytes)
         if request.request_id in self._unacknowledged:
             # The id is used again: its earlier end must not be acknowledged after the new beginning.
             self._acknowledge()

@@ -34,15 +34,7 @@ from paceline_client.results import (
     Tokens,
     Usage,
 )
-from paceline_client.wire_requests import (
-    Held,
-    as_duration,
-    generate_request,
-    set_all,
-    set_attachment,
-    set_field,
-    set_prompt,
-)
+from paceline_client.wire_requests import Held, generate_request, set_all, set_attachment, set_field, set_prompt
 
 SessionRequest = pb.SessionRequest
 SessionResponse = pb.SessionResponse
@@ -215,18 +207,10 @@ def _details(metadata: Iterable[tuple[str, str | bytes]] | None) -> Sequence[Det
 
 
 def generate_message(
-    request: Request,
-    held: tuple[Held, ...] = (),
-    number: int = 1,
-    waited_seconds: float = 0.0,
-    max_outage_seconds: float | None = None,
-    *,
-    max_bytes: int,
+    request: Request, held: tuple[Held, ...] = (), number: int = 1, waited_seconds: float = 0.0, *, max_bytes: int
 ) -> pb.SessionRequest:
     """`InvalidRequestError` for what has no place in a message, or is too large."""
     message = generate_request(request, max_bytes=max_bytes)
-    if max_outage_seconds is not None:
-        message.max_outage.CopyFrom(as_duration(max_outage_seconds))
     set_attachment(message, held, number, waited_seconds, max_bytes=max_bytes)
     return pb.SessionRequest(generate=message)
 

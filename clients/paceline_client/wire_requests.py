@@ -47,7 +47,9 @@ def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
     set_field(message, "trace_parent", request.trace_parent)
     set_field(message, "trace_state", request.trace_state)
     if request.timeout.total_seconds is not None:
-        message.timeout.CopyFrom(as_duration(request.timeout.total_seconds))
+        message.timeout.CopyFrom(_duration(request.timeout.total_seconds))
+    if request.max_outage_seconds is not None:
+        message.max_outage.CopyFrom(_duration(request.max_outage_seconds))
     if (size := message.ByteSize()) > max_bytes:
         raise invalid("prompt", f"the request has {size} bytes, the limit is {max_bytes}")
     return message
@@ -62,7 +64,7 @@ def set_attachment(
     message.resumable = True
     message.attachment = number
     if waited_seconds > 0:
-        message.waited.CopyFrom(as_duration(waited_seconds))
+        message.waited.CopyFrom(_duration(waited_seconds))
     for each in held:
         _set_held(message.resume_points.add(index=each.index) if each.index else message, each)
     if held and message.ByteSize() > max_bytes:
@@ -144,7 +146,7 @@ def sendable_seconds(seconds: float) -> float:
     return min(seconds, _LONGEST_SECONDS)
 
 
-def as_duration(seconds: float) -> Duration:
+def _duration(seconds: float) -> Duration:
     duration = Duration()
     duration.FromNanoseconds(int(sendable_seconds(seconds) * 1e9))
     return duration
