@@ -1,6 +1,7 @@
 """The `paceline` command: its subcommands and its version."""
 
 import inspect
+import itertools
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -35,8 +36,25 @@ up and demo end with the exit code of the process that failed.
 """
 
 
+_MAY_BE_EMPTY = ("--system", "--tenant")
+
+
 class _Command(TyperCommand):
-    """Its help says no Python types: flags need none, and arguments have names that say more."""
+    """Its help says no Python types: flags need none, and arguments have names that say more. Options are refused that
+    are empty, as a shell variable makes them that is unset: they would mean the default, or this folder.
+    """
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = [argument.partition("=") for argument in args]
+        empty = {option for option, equals, value in given if equals and not value}
+        empty |= {option for option, value in itertools.pairwise(args) if not value}
+        for param in self.get_params(ctx):
+            is_argument = param.param_type_name == "argument"
+            wrong = set() if is_argument or param.is_flag else empty.intersection(param.opts).difference(_MAY_BE_EMPTY)
+            if wrong:
+                raise typer.BadParameter("it is empty: give a value, or leave the option out", param_hint=min(wrong))
+        return super().parse_args(ctx, args)
 
     @override
     def get_params(self, ctx: Any) -> list[Any]:  # typer brings click along under a name of its own

@@ -4,11 +4,11 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec, get_type_hints
 
 import typer
 
-from paceline_client.config import Timeout, Tls
+from paceline_client.config import Retry, Timeout, Tls
 from paceline_client.requests import Sampling, invalid
 
 _P = ParamSpec("_P")
@@ -157,6 +157,14 @@ SpeculationOption = Annotated[
 RequestTimeoutOption = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", help="How long the answer may take as a whole.")
 ]
+MaxOutageOption = Annotated[
+    float | None,
+    typer.Option(
+        "--max-outage",
+        metavar="SECONDS",
+        help="How long to wait for an executor or a scheduler that is away; unset, 60. With --timeout that counts.",
+    ),
+]
 PriorityOption = Annotated[
     int | None, typer.Option("--priority", metavar="N", help="Lower runs earlier; -100 to 100, unset is 0.")
 ]
@@ -195,6 +203,13 @@ TokensOption = Annotated[
 SystemOption = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 ]
+
+
+def names_of(command: Callable[..., None]) -> frozenset[str]:
+    """Of all options of a command, as they are written."""
+    kinds = get_type_hints(command, include_extras=True).values()
+    described = [each for kind in kinds for each in getattr(kind, "__metadata__", ())]
+    return frozenset(name for each in described for name in (each.default, *(each.param_decls or ())))
 
 
 def model_for(runner: str | None, model: str | None) -> str | None:
@@ -247,3 +262,11 @@ def timeout_of(total_seconds: float | None) -> Timeout:
         return Timeout(connect_seconds=_CONNECT_SECONDS, total_seconds=total_seconds)
     except ValueError as error:
         raise invalid("timeout", str(error)) from None
+
+
+def retry_of(max_outage_seconds: float | None) -> Retry:
+    """How long a request waits for somebody to serve it. InvalidRequestError for no time."""
+    try:
+        return Retry() if max_outage_seconds is None else Retry(max_outage_seconds=max_outage_seconds)
+    except ValueError as error:
+        raise invalid("max_outage", str(error)) from None

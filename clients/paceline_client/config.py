@@ -47,8 +47,8 @@ class Retry:
     """The longest pause. A server that refuses a request and asks for a longer one is not tried again: its error is
     raised at once."""
     max_outage_seconds: float = 60.0
-    """How long a request that was sent waits for a server to go on with it, from its last output on, where it has no
-    `Timeout.total_seconds`; with one, that is the limit. May be infinite."""
+    """How long a request that was sent waits for a server to go on with it, from its last output on, or before that for
+    an executor to begin it, where it has no `Timeout.total_seconds`; with one, that is the limit. May be infinite."""
     jitter: float = 0.2
     """Each pause is drawn from this fraction below to this fraction above its nominal length."""
     draw: Callable[[], float] = field(default=random.random, repr=False)

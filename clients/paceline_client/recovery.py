@@ -19,8 +19,9 @@ from paceline_client.errors import (
 )
 from paceline_client.session import NOT_HERE, NOT_TAKEN
 
-# What a server says that takes nothing from anybody now.
-_TAKES_NOTHING = ("STANDBY", "DRAINING")
+_NO_EXECUTOR = "NO_EXECUTOR"
+# What a server says that takes nothing now, from anybody or for this model.
+_TAKES_NOTHING = ("STANDBY", "DRAINING", _NO_EXECUTOR)
 # The server ran the request, and says that it runs it no longer.
 _GIVEN_UP = ("GIVEN_UP", "SLOW_CONSUMER")
 
@@ -102,7 +103,7 @@ class Recovery:
         is_lost = _is_lost(error)
         outage = self._outage
         if outage is None or outage.num_tokens != at.num_tokens:
-            outage = self._outage = _Outage(at.num_tokens, at.now_s)
+            outage = self._outage = _Outage(at.num_tokens, self._began_s(error, at))
         elif is_lost and at.was_answered:
             outage.spent_seconds += max(self._last_sent_s - outage.began_s, 0.0)
             outage.began_s = at.now_s
@@ -114,6 +115,12 @@ class Recovery:
                 raise RequestTimeoutError(f"the request's time is up: {error}", reason="TIMEOUT") from error
             raise error
         return pause
+
+    def _began_s(self, error: PacelineError, at: FailureContext) -> float:
+        """A scheduler that says so may have waited for an executor since the request was first sent."""
+        if error.reason == _NO_EXECUTOR and not at.num_tokens and self._first_sent_s is not None:
+            return self._first_sent_s
+        return at.now_s
 
     def _pause_in_outage(self, error: PacelineError, num_failures: int, *, was_answered: bool) -> float:
         if error.reason in NOT_HERE:

@@ -8,6 +8,7 @@ becomes of it after a failure.
 import asyncio
 import math
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from paceline_client.channel import Channel
 from paceline_client.config import Retry, Timeout
@@ -44,7 +45,8 @@ class RequestRun:
 
     def __init__(self, connection: Connection[Channel], request: Request, retry: Retry) -> None:
         self._connection = connection
-        self._request = request
+        max_outage_seconds = request.timeout.total_seconds or retry.max_outage_seconds
+        self._request = replace(request, max_outage_seconds=max_outage_seconds)
         self._recovery = Recovery(retry)
         self._inbox = Inbox(
             request.request_id,

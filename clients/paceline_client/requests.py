@@ -145,6 +145,8 @@ class Request:
     timeout: Timeout
     trace_parent: str | None = None
     trace_state: str | None = None
+    max_outage_seconds: float | None = None
+    """None: as long as the scheduler lets requests wait for an executor."""
 
     @property
     def num_completions(self) -> int:

@@ -48,6 +48,8 @@ def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
     set_field(message, "trace_state", request.trace_state)
     if request.timeout.total_seconds is not None:
         message.timeout.CopyFrom(_duration(request.timeout.total_seconds))
+    if request.max_outage_seconds is not None:
+        message.max_outage.CopyFrom(_duration(request.max_outage_seconds))
     if (size := message.ByteSize()) > max_bytes:
         raise invalid("prompt", f"the request has {size} bytes, the limit is {max_bytes}")
     return message

@@ -1,6 +1,6 @@
 """The seam between edge, core and links, which do not import each other."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -128,6 +128,19 @@ class Executors(Protocol):
 
     def models(self) -> tuple[ServedModel, ...]:
         """Those that attached executors serve now, by name."""
+        ...
+
+    def known_models(self) -> tuple[ServedModel, ...]:
+        """Also those of executors that are away, as served by 0."""
+        ...
+
+    @property
+    def may_come(self) -> bool:
+        """Whether an executor that is looked for has not said yet what it serves."""
+        ...
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Asks again whenever any of this changes."""
         ...
 
     def statuses(self) -> tuple[ExecutorStatus, ...]:

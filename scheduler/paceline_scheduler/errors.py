@@ -29,6 +29,7 @@ SchedulerError
             NoTokenLeftError
             StepFailedError
         NoLongerServedError
+        OutageError
         QuarantinedError
         SlowConsumerError
         SupersededError
@@ -199,6 +200,14 @@ class StepFailedError(ExecutorFailedError):
 
 class NoLongerServedError(RequestFailedError):
     """The executors that could have held it are gone, and what is left never can."""
+
+
+class OutageError(RequestFailedError):
+    """It has waited for an executor of its model for as long as it may. Sent again it waits anew."""
+
+    def __init__(self, model: str, max_outage_s: float) -> None:
+        of_model = f" of the model {model!r}" if model else ""
+        super().__init__(f"no executor{of_model} came within {max_outage_s:g} s; start one, or allow more time")
 
 
 class QuarantinedError(RequestFailedError):

@@ -2,9 +2,9 @@
 
 They take the options of the real ones, refuse unknown ones with exit code 2 as those do, and print the same events. The
 scheduler answers every request with the same sentence; a model called "broken" makes the executor end as it would for a
-missing one, one called "crash" makes it crash. ATTACH_WHEN_THERE, in the environment, names a file without which the
-scheduler serves no model. DRAIN_UNTIL_THERE names one without which it does not end, DRAIN_EXIT_CODE its
-exit code, and DRAIN_REQUESTS how many requests it says to run until then.
+missing one, one called "taken" as for a port in use, one called "crash" makes it crash. ATTACH_WHEN_THERE, in the
+environment, names a file without which the scheduler serves no model. DRAIN_UNTIL_THERE names one without which it does
+not end, DRAIN_EXIT_CODE its exit code, and DRAIN_REQUESTS how many requests it says to run until then.
 """
 
 import argparse
@@ -65,6 +65,12 @@ def executor(arguments):
     if options.model == "broken":
         print("paceline-executor: error: there is no model 'broken'", file=sys.stderr)
         sys.exit(3)
+    if options.model == "taken":
+        print(
+            "paceline-executor: error: cannot listen on 127.0.0.1:9465; choose another with --metrics-port",
+            file=sys.stderr,
+        )
+        sys.exit(4)
     if options.model == "crash":
         raise RuntimeError("a bug")
     for event in ("model_fetch", "model_load", "warm_up"):

@@ -8,14 +8,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from paceline.v1 import inference_pb2 as pb
 from paceline_cli.app import app
 from paceline_cli.sentences import explained
+from paceline_cli.waiting import WaitingNotice
 from paceline_client import Client, Explanation, RequestState, Times
 from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say, standby
 
@@ -300,6 +303,17 @@ def test_wrong_use_is_explained_and_exits_with_2():
         assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_option_that_is_empty_is_refused_and_means_no_default(command):
+    """It was to be a shell variable's value. An empty system text or tenant is one like others."""
+    params = typer.main.get_group(app).commands[command].params
+    names = [param.opts[0] for param in params if param.param_type_name == "option" and not param.is_flag]
+    for name in {*names} - {"--system", "--tenant"}:
+        for arguments in ([name, ""], [f"{name}="]):
+            result = CliRunner().invoke(app, [command, *arguments])
+            assert (result.exit_code, "it is empty" in result.stderr) == (2, True), arguments
+
+
 def test_a_prompt_may_be_piped_in_without_a_dash():
     result, (sent,) = played(say("hi"), "generate", "--raw", stdin="Once\n")
     assert (result.stdout, sent.text) == ("hi\n", "Once")
@@ -328,6 +342,78 @@ def test_after_a_second_it_is_said_what_a_command_waits_for():
     assert result.exit_code == 124
     assert f"waiting: cannot reach {server.target} (this scheduler stands by; 127.0.0.1:1 serves)" in result.stderr
     assert "Is it running?" not in result.stderr
+
+
+class Acting(io.StringIO):
+    """A stderr whose reader acts whenever it is said what is waited for."""
+
+    def __init__(self, act):
+        super().__init__()
+        self._act = act
+
+    def write(self, text):
+        if "waiting:" in text:
+            self._act()
+        return super().write(text)
+
+
+@pytest.fixture
+def run_acting(run_main, monkeypatch, capsys):
+    """Run a command whose user acts; returns exit code, stdout, and the lines of stderr."""
+
+    def run(*arguments, act, stdin=""):
+        said = Acting(act)
+        monkeypatch.setattr("sys.stderr", said)
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        return run_main(*arguments), capsys.readouterr().out, said.getvalue().splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("position", [0, 1])
+@pytest.mark.parametrize("command", [("generate", "?"), ("chat",)])
+def test_it_is_said_what_a_request_waits_for_before_its_first_token_or_after_it(run_acting, command, position):
+    """An executor restarts: the server goes on once that was said."""
+    script = [Tokens((1,), "a"), Tokens((2,), "b"), End()]
+    script.insert(position, Hold())
+    with FakeServer(script) as server:
+        server.keep_waiting("executor-0 has to attach")
+        code, shown, said = run_acting(*command, "--target", server.target, act=server.release, stdin="?\n")
+    assert (code, shown.strip()) == (0, "ab")
+    assert said.count("waiting: executor-0 has to attach") == 1
+
+
+def test_a_request_that_stands_still_again_says_so_again(capsys):
+    class Asked:
+        trouble = ""
+
+        def explain(self, request_id):
+            return SimpleNamespace(waiting_for=f"{request_id} has to attach")
+
+    said = ""
+    with WaitingNotice(Asked(), SimpleNamespace(request_id="executor-0")) as notice:
+        for number in (1, 2):
+            notice.heard()
+            while said.count("waiting: executor-0 has to attach") < number:
+                said += capsys.readouterr().err
+    assert said.count("waiting") == 2
+
+
+def test_a_chat_waits_for_the_first_executor(run_acting):
+    nobody = Fail(grpc.StatusCode.UNAVAILABLE, "no executor is attached yet; try again", "NO_EXECUTOR")
+    with FakeServer(say("hi")) as server:
+        server.turn_away(nobody)
+        options = "--target", server.target, "--max-outage", "300"
+        code, shown, said = run_acting("chat", *options, act=lambda: server.turn_away(None), stdin="?\n")
+    assert (code, shown.strip()) == (0, "hi")
+    assert said[0] == "waiting: no executor is attached yet; try again"
+
+
+@pytest.mark.parametrize("command", [("generate", "?"), ("chat",)])
+def test_how_long_to_wait_for_an_executor_goes_with_the_request(command):
+    _, (sent,) = played(say("hi"), *command, "--max-outage", "7", stdin="?\n")
+    assert sent.max_outage.seconds == 7
+    assert run(*command, "--max-outage", "0").exit_code == 65
 
 
 def test_shells_complete_commands():

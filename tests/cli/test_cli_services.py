@@ -1,5 +1,6 @@
 """`up` and `demo` with stand-ins for the services: order, output, exit codes, signals."""
 
+import ast
 import io
 import os
 import re
@@ -11,8 +12,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import paceline_executor
+import paceline_scheduler
 from paceline_cli.app import app
-from paceline_cli.options import DEFAULT_MODEL, model_for
+from paceline_cli.commands.chaos import chaos
+from paceline_cli.commands.demo import demo
+from paceline_cli.commands.up import up as up_command
+from paceline_cli.options import DEFAULT_MODEL, model_for, names_of
 from paceline_cli.supervisor import programs
 from paceline_cli.supervisor.programs import (
     Deployment,
@@ -21,6 +27,7 @@ from paceline_cli.supervisor.programs import (
     fixed_ports,
     free_ports,
     programs_of,
+    retold,
 )
 
 FAKE_SERVICES = Path(__file__).with_name("fake_services.py")
@@ -168,6 +175,31 @@ def test_up_gives_up_on_what_can_never_work(up):
     code, shown = up("--model", "broken")
     assert (code, shown.count("broken")) == (3, 1)
     assert shown.splitlines()[-1] == "error: executor ended with exit code 3: there is no model 'broken'"
+
+
+def test_an_error_of_a_service_leads_to_an_option_of_up(up):
+    code, shown = up("--model", "taken")
+    assert code == 4
+    sentence = (
+        "cannot listen on 127.0.0.1:9465; choose another with --executor-port, from which its metrics port follows"
+    )
+    assert shown.splitlines()[-1] == f"error: executor ended with exit code 4: {sentence}"
+
+
+@pytest.mark.parametrize("command", [up_command, demo, chaos])
+@pytest.mark.parametrize(("kind", "package"), [("scheduler", paceline_scheduler), ("executor", paceline_executor)])
+def test_no_error_of_a_service_names_an_option_that_the_command_lacks(kind, package, command):
+    """Without saying whose it is. Of all texts of the service: no list of its errors could be complete."""
+    own = names_of(command)
+    files = [path for path in Path(package.__file__).parent.rglob("*.py") if path.name != "config.py"]
+    found = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    texts = [node.value for node in found if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    naming = [text for text in texts if re.search(r"(?<![\w-])--[a-z]", text)]
+    assert len(naming) >= 4
+    for text in naming:
+        shown = retold(kind, own, text)
+        named = re.findall(r"--[a-z][a-z-]*[a-z](?![a-z-]| of paceline-)", shown)
+        assert set(named) <= own, shown
 
 
 def test_up_can_be_stopped_before_it_is_ready(up):

@@ -192,6 +192,34 @@ async def test_a_resume_that_is_refused_for_too_long_fails_with_the_refusal():
     assert 49 <= now() - began <= 60
 
 
+@pytest.mark.parametrize(("max_outage_s", "total_s"), [(60, None), (20, None), (60, 20)])
+@in_virtual_time
+async def test_a_new_request_is_sent_again_as_long_as_no_executor_takes_it_up_to_the_clients_own_bound(
+    max_outage_s, total_s
+):
+    """A scheduler of an earlier release refuses it at once, again and again."""
+    rig = MemoryRig([NO_EXECUTOR], retry=Retry(draw=lambda: 0.5, max_outage_seconds=max_outage_s))
+    began, bound_s = now(), total_s or max_outage_s
+    with pytest.raises(errors.UnavailableError, match="no executor") as caught:
+        await rig.stream(total_seconds=total_s).collect()
+    assert bound_s - NO_EXECUTOR.retry_after_seconds <= now() - began <= bound_s
+    assert caught.value.reason == "NO_EXECUTOR"
+    assert {request.attachment for request in rig.seen.requests} == {1}, "nobody has ever taken it"
+    assert {request.max_outage.ToSeconds() for request in rig.seen.requests} == {bound_s}
+
+
+@in_virtual_time
+async def test_what_the_scheduler_has_waited_for_an_executor_counts():
+    rig = MemoryRig([Hold(), NO_EXECUTOR])
+    asking = asyncio.ensure_future(rig.stream().collect())
+    await asyncio.sleep(60)
+    rig.servicer.released.set()
+    with pytest.raises(errors.UnavailableError):
+        await asking
+    assert now() < 61
+    assert len(rig.seen.requests) == 1
+
+
 @in_virtual_time
 async def test_a_request_that_was_taken_and_given_up_comes_back_as_known():
     """Before its first token too: it has a place to keep, so no limit on new requests applies to it."""

@@ -185,8 +185,6 @@ async def test_a_scheduler_that_waits_in_line_serves_nobody():
 
 async def test_a_draining_executor_still_serves_its_model_but_takes_nothing_new():
     bench = await attached_bench()
-    bench.steward.ended(ADDRESS, errors.StreamEndedError("cut"))
-    assert bench.executors.readiness.status is ServingStatus.SERVING, "it is expected back"
     assert bench.runtime.feed(events.DrainExecutor(ADDRESS)) == 0
     assert bench.statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
     assert [model.name for model in bench.executors.models()] == ["simulated"]
@@ -194,6 +192,12 @@ async def test_a_draining_executor_still_serves_its_model_but_takes_nothing_new(
     with pytest.raises(errors.NoExecutorError) as refusal:
         bench.submit(make_request())
     assert refusal.value.retry_after_s > 0
+
+
+async def test_an_executor_whose_stream_has_just_broken_still_serves():
+    bench = await attached_bench()
+    bench.steward.ended(ADDRESS, errors.StreamEndedError("cut"))
+    assert bench.executors.readiness.status is ServingStatus.SERVING, "it is expected back"
 
 
 async def test_what_is_given_up_is_told_once_and_stays_with_the_executor():

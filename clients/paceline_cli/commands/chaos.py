@@ -89,6 +89,7 @@ def chaos(
     num_faults = count if count is not None or duration is not None else _DEFAULT_COUNT
     setting = Setting(
         deployment=Deployment(
+            options=options.names_of(chaos),
             model=options.model_for(runner, model),
             host=LOOPBACK,
             ports=free_ports(num_executors),

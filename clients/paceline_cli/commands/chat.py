@@ -11,8 +11,9 @@ from paceline_cli.config import DEFAULT_TARGET, TargetOption
 from paceline_cli.failures import describe, exit_code_of, print_error, reported
 from paceline_cli.waiting import WaitingNotice
 from paceline_client.config import Timeout
-from paceline_client.errors import InvalidRequestError, PacelineError
+from paceline_client.errors import InvalidRequestError, PacelineError, UnavailableError
 from paceline_client.requests import Message, Sampling, Scheduling, Stopping
+from paceline_client.results import Model
 from paceline_client.sync_client import Client
 
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves. Ctrl-C stops an answer, Alt-Enter begins a line."
@@ -26,6 +27,7 @@ def chat(
     *,
     sampling: Sampling,
     timeout: options.RequestTimeoutOption = None,
+    max_outage: options.MaxOutageOption = None,
     priority: options.PriorityOption = None,
     model: options.ServedModelOption = None,
     target: TargetOption = DEFAULT_TARGET,
@@ -39,9 +41,9 @@ def chat(
 
     Of turns that are piped in each line is one; where one fails so does the command.
     """
-    with reported(), cli_client(target, tls_dir, token_file) as client:
+    with reported(), cli_client(target, tls_dir, token_file, max_outage) as client:
         with WaitingNotice(client):
-            served = client.get_model(model)
+            served = served_model(client, model, max_outage)
         conversation = Conversation(
             client,
             served.name,
@@ -67,6 +69,18 @@ def chat(
                     conversation.say(text)
         if not sys.stdin.isatty() and conversation.first_error is not None:
             raise typer.Exit(exit_code_of(conversation.first_error))
+
+
+def served_model(client: Client, name: str | None, max_outage_seconds: float | None) -> Model:
+    """Waits for it where no executor has said yet what it serves."""
+    try:
+        return client.get_model(name)
+    except UnavailableError as error:
+        if error.reason != "NO_EXECUTOR":
+            raise
+        typer.echo(f"waiting: {error}", err=True)
+    client.wait_until_ready(options.retry_of(max_outage_seconds).max_outage_seconds)
+    return client.get_model(name)
 
 
 class Conversation:
@@ -126,10 +140,10 @@ class Conversation:
             timeout=self._timeout,
         )
         printed = Answer()
-        with stream, WaitingNotice(self._client) as notice:
+        with stream, WaitingNotice(self._client, stream) as notice:
             try:
                 for delta in stream:
-                    notice.over()
+                    notice.heard()
                     printed.add(delta.text)
             except KeyboardInterrupt:
                 printed.show(" …")

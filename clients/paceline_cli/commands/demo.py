@@ -6,7 +6,7 @@ import time
 import typer
 
 from paceline_cli.failures import reported
-from paceline_cli.options import DEFAULT_MODEL, ModelOption, NumThreadsOption
+from paceline_cli.options import DEFAULT_MODEL, ModelOption, NumThreadsOption, names_of
 from paceline_cli.services import run_deployment
 from paceline_cli.stopwatch import Stopwatch
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports
@@ -29,6 +29,7 @@ def demo(model: ModelOption = DEFAULT_MODEL, num_threads: NumThreadsOption = Non
     """
     typer.echo("One scheduler and one executor, two processes on this machine. First they start.", err=True)
     deployment = Deployment(
+        options=names_of(demo),
         model=model,
         host=LOOPBACK,
         ports=free_ports(1),

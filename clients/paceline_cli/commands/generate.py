@@ -45,6 +45,7 @@ def generate(
     num_completions: options.NumCompletionsOption = None,
     logprobs: options.LogprobsOption = None,
     timeout: options.RequestTimeoutOption = None,
+    max_outage: options.MaxOutageOption = None,
     priority: options.PriorityOption = None,
     max_draft_tokens: options.MaxNumDraftTokensOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead.")] = False,
@@ -54,7 +55,7 @@ def generate(
     token_file: options.TokenFileOption = None,
 ) -> None:
     """Ask one question and stream the answer to stdout."""
-    with reported(), cli_client(target, tls_dir, token_file) as client:
+    with reported(), cli_client(target, tls_dir, token_file, max_outage) as client:
         text = read_prompt(prompt)
         stopwatch = Stopwatch(time.monotonic)
         stream = client.stream(
@@ -67,7 +68,7 @@ def generate(
             model=model,
             timeout=options.timeout_of(timeout),
         )
-        with stream, WaitingNotice(client) as notice:
+        with stream, WaitingNotice(client, stream) as notice:
             # Answers that come side by side can only be read one after another.
             write_answer(stream, stopwatch, notice, is_shown=not as_json and num_completions in (None, 1))
         show_end(stream.result, stopwatch, as_json=as_json)
@@ -102,7 +103,7 @@ def write_answer(stream: Stream, stopwatch: Stopwatch, notice: WaitingNotice, *,
     ends_line = True
     try:
         for delta in stream:
-            notice.over()
+            notice.heard()
             stopwatch.tokens_arrived(len(delta.token_ids))
             if is_shown and delta.text:
                 ends_line = delta.text.endswith("\n")

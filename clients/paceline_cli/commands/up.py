@@ -47,6 +47,7 @@ def up(
     where nothing was given up.
     """
     deployment = Deployment(
+        options=options.names_of(up),
         model=options.model_for(runner, model),
         host=host,
         insecure=insecure,

@@ -54,7 +54,8 @@ class Child:
         What it logged before a signal killed it is not the reason.
         """
         last_logged = self._output.last_logged_error if exit_code > 0 else None
-        return self._output.last_words or last_logged or self._output.last_stderr_line
+        said = self._output.last_words or last_logged or self._output.last_stderr_line
+        return None if said is None else self._output.retell(said)
 
     async def wait(self) -> int:
         """Its exit code, once it has ended and its output was read; negative for the signal that killed it."""
@@ -87,6 +88,7 @@ class _Output(asyncio.SubprocessProtocol):
 
     def __init__(self, program: Program, listener: Listener) -> None:
         self._name = program.name
+        self.retell = program.retell
         self._listener = listener
         self._splitters = {_STDOUT: LineSplitter(), _STDERR: LineSplitter()}
         self._stands_by = False

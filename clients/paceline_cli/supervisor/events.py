@@ -1,5 +1,6 @@
 """What a supervisor tells about its children, and who listens. Values only."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,8 @@ class Program:
     environment: tuple[tuple[str, str], ...] = ()  # variables beside this process's
     stop_stage: int = 0
     """When it is asked to end: after all of lower stages have ended, at once with those of its own."""
+    retell: Callable[[str], str] = str
+    """What it says of its end, in words for whoever runs this program instead."""
     min_restart_seconds: float = 0.0
     """How long it is left dead at least. Where another process stands in, its start would only be in that one's way."""
 

@@ -4,8 +4,10 @@ Knows the options of `paceline-scheduler` and `paceline-executor`. Never imports
 """
 
 import contextlib
+import functools
 import os
 import random
+import re
 import shutil
 import socket
 import sys
@@ -23,6 +25,7 @@ _SCHEDULERS_STOP, _EXECUTORS_STOP = 0, 1
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound
 _SCHEDULER_PORT, _EXECUTOR_PORT, _METRICS_PORT = 50051, 50061, 9464
 _EXECUTOR_PORT_STEP = 10
+_FIRST_PORTS = {_SCHEDULER: "--port", _EXECUTOR: "--executor-port"}  # from which the others are counted
 _STANDBY_OFFSET = 3
 _HEALTH_OFFSET = 2
 # Below those that systems give to outgoing connections by themselves: Linux from 32768 on, others from 49152.
@@ -83,6 +86,8 @@ class Deployment:
     """Certificates of schedulers and executors: then only who proves itself may call, this program no more than others.
     """
     tokens: Path | None = None
+    options: frozenset[str] = frozenset()
+    """Those of the command that its user has typed."""
     insecure: bool = False
     """Whether the schedulers' API may listen where other machines reach it."""
     executor_options: tuple[str, ...] = ()
@@ -170,13 +175,20 @@ def programs_of(deployment: Deployment) -> list[Program]:
             name,
             (scheduler, *_scheduler_options(deployment, ports)),
             stop_stage=_SCHEDULERS_STOP,
+            retell=functools.partial(retold, _SCHEDULER, deployment.options),
             min_restart_seconds=patience,
         )
         for name, ports in zip(deployment.scheduler_names, deployment.schedulers, strict=True)
     ]
     environment = (("HF_HUB_OFFLINE", "1"),) if deployment.offline else ()
     executors = [
-        Program(name, (executor, *_executor_options(deployment, ports)), environment, _EXECUTORS_STOP)
+        Program(
+            name,
+            (executor, *_executor_options(deployment, ports)),
+            environment,
+            _EXECUTORS_STOP,
+            retell=functools.partial(retold, _EXECUTOR, deployment.options),
+        )
         for name, ports in zip(deployment.executor_names, deployment.ports.executors, strict=True)
     ]
     return schedulers + executors
@@ -194,6 +206,18 @@ def find_script(name: str) -> str:
             f"{name} is not installed: in the checkout, pip install ./protos ./clients '.[{extra}]'"
         )
     return found
+
+
+def retold(kind: str, options: frozenset[str], sentence: str) -> str:
+    """What a service says, so that every option it names is one of these, or known to be another program's."""
+
+    def instead(found: re.Match[str]) -> str:
+        option = found[0]
+        if (first := _FIRST_PORTS[kind]) in options and option.endswith("port"):
+            return first if option == "--port" else f"{first}, from which its {option[2:].replace('-', ' ')} follows"
+        return option if option in options else f"{option} of paceline-{kind} (started by itself)"
+
+    return re.sub(r"--[a-z][a-z-]*[a-z]", instead, sentence)
 
 
 def _names(kind: str, number: int) -> tuple[str, ...]:

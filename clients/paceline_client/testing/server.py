@@ -87,6 +87,10 @@ class FakeServer:
         """Refuse every request and short call, as a standby does; None: take them again."""
         self._running().refusal = refusal
 
+    def keep_waiting(self, waiting_for: str) -> None:
+        """What every request waits for from now on, for those who ask."""
+        self._running().waiting_for = waiting_for
+
     def die(self) -> None:
         """End every session and forget every request, as if scheduler and executors had died and come up again."""
         self._loop_thread.run(_call(self._running().die))

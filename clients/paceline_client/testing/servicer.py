@@ -53,6 +53,7 @@ class FakeServicer(InferenceServiceServicer):
         self.resume_refusals: list[Fail] = []
         self.session_refusal: Break | None = None
         self.refusal: Fail | None = None
+        self.waiting_for = ""
         self._heartbeat_seconds = heartbeat_seconds
         self._break_after = list(break_after)
         self._sessions: list[FakeSession] = []
@@ -159,6 +160,7 @@ class FakeServicer(InferenceServiceServicer):
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802
         """The first one for the empty name."""
+        await self._require_serving(context)
         for model in self.models:
             if request.model in ("", model.name):
                 return pb.GetModelResponse(model=model)
@@ -186,11 +188,15 @@ class FakeServicer(InferenceServiceServicer):
         yield pb.GenerateResponse()
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
-        """Every request that plays runs, at an executor "fake", with 4 drafts for each token of which 3 are right."""
+        """Every request that plays runs, at an executor "fake", with 4 drafts for each token of which 3 are right.
+
+        It waits for what the test says that all do.
+        """
         played = self._requests.get((request.tenant, request.request_id))
         if played is not None and not played.is_over:
             return pb.ExplainResponse(
                 state=pb.REQUEST_STATE_RUNNING,
+                waiting_for=self.waiting_for,
                 executor="fake",
                 num_output_tokens=played.num_output_tokens,
                 num_draft_tokens=4 * played.num_output_tokens,

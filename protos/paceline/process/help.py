@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from typing_extensions import override
 
@@ -32,6 +32,13 @@ class HelpParser(argparse.ArgumentParser):
         )
         self.add_argument("--help", "-h", action="help", help="Show this message and exit.")
         self._panels = panels
+
+    @override
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Refuse the empty text of a shell variable that is unset: it would mean the default, or this folder."""
+        if not arg_string:
+            raise argparse.ArgumentError(action, "is empty: give a value, or leave the option out")
+        return super()._get_value(action, arg_string)
 
     @override
     def format_usage(self) -> str:

@@ -114,6 +114,7 @@ class GenerateRequest(_message.Message):
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
     TRACE_STATE_FIELD_NUMBER: _builtins.int
     RESUME_FINISHED_FIELD_NUMBER: _builtins.int
+    MAX_OUTAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """model names the model; unset takes the only one there is. At most 256 bytes."""
     request_id: _builtins.str
@@ -219,6 +220,13 @@ class GenerateRequest(_message.Message):
     def speculation(self) -> _sampling_pb2.SpeculationParams:
         """speculation bounds the drafting of the request; unset: the scheduler decides."""
 
+    @_builtins.property
+    def max_outage(self) -> _duration_pb2.Duration:
+        """max_outage is how long the request, until an executor has begun it, waits at a time while none is there that could
+        hold it: one restarts, say, or the scheduler has only just started. UNAVAILABLE with reason NO_EXECUTOR after that;
+        timeout ends the wait as well. Above 0 up to 366 days; unset: 60 s.
+        """
+
     def __init__(
         self,
         *,
@@ -249,10 +257,11 @@ class GenerateRequest(_message.Message):
         trace_parent: _builtins.str | None = ...,
         trace_state: _builtins.str | None = ...,
         resume_finished: _builtins.bool = ...,
+        max_outage: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "_trace_parent", b"_trace_parent", "_trace_state", b"_trace_state", "adapter", b"adapter", "chat", b"chat", "last_attempt", b"last_attempt", "output", b"output", "priority", b"priority", "prompt", b"prompt", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "structured", b"structured", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "trace_state", b"trace_state", "waited", b"waited"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "_trace_parent", b"_trace_parent", "_trace_state", b"_trace_state", "adapter", b"adapter", "chat", b"chat", "last_attempt", b"last_attempt", "max_outage", b"max_outage", "output", b"output", "priority", b"priority", "prompt", b"prompt", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "structured", b"structured", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "trace_state", b"trace_state", "waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "_trace_parent", b"_trace_parent", "_trace_state", b"_trace_state", "adapter", b"adapter", "attachment", b"attachment", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "chat", b"chat", "last_attempt", b"last_attempt", "model", b"model", "output", b"output", "prior_output_token_ids", b"prior_output_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resumable", b"resumable", "resume_finished", b"resume_finished", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "resume_points", b"resume_points", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "structured", b"structured", "tenant", b"tenant", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "trace_state", b"trace_state", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "_trace_parent", b"_trace_parent", "_trace_state", b"_trace_state", "adapter", b"adapter", "attachment", b"attachment", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "chat", b"chat", "last_attempt", b"last_attempt", "max_outage", b"max_outage", "model", b"model", "output", b"output", "prior_output_token_ids", b"prior_output_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resumable", b"resumable", "resume_finished", b"resume_finished", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "resume_points", b"resume_points", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "structured", b"structured", "tenant", b"tenant", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "trace_state", b"trace_state", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015

@@ -90,8 +90,9 @@ class InferenceServiceServicer:
 
     def Generate(self, request, context):
         """Generate runs one request and streams its output. INVALID_ARGUMENT names the field at fault, RESOURCE_EXHAUSTED
-        means a full queue and carries a retry delay, UNAVAILABLE that no executor serves the model now, ABORTED that a
-        higher attachment has the request, FAILED_PRECONDITION that a client comes back with what the request is not.
+        means a full queue and carries a retry delay, NOT_FOUND that no executor serves the model, UNAVAILABLE that those
+        that do are drained, or were away for longer than max_outage, ABORTED that a higher attachment has the request,
+        FAILED_PRECONDITION that a client comes back with what the request is not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,7 +124,7 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """GetModel describes one model. NOT_FOUND when no attached executor serves it.
+        """GetModel describes one model. NOT_FOUND when no executor serves it; while those that do are away it has none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

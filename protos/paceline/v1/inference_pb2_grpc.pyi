@@ -37,8 +37,9 @@ class InferenceServiceStub:
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Generate runs one request and streams its output. INVALID_ARGUMENT names the field at fault, RESOURCE_EXHAUSTED
-    means a full queue and carries a retry delay, UNAVAILABLE that no executor serves the model now, ABORTED that a
-    higher attachment has the request, FAILED_PRECONDITION that a client comes back with what the request is not.
+    means a full queue and carries a retry delay, NOT_FOUND that no executor serves the model, UNAVAILABLE that those
+    that do are drained, or were away for longer than max_outage, ABORTED that a higher attachment has the request,
+    FAILED_PRECONDITION that a client comes back with what the request is not.
     """
     Session: _grpc.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]
     """Session runs many requests over one stream; one message carries the new tokens of all its requests of a step. A
@@ -53,7 +54,7 @@ class InferenceServiceStub:
     active_address in the metadata of ErrorInfo where it is known.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]
-    """GetModel describes one model. NOT_FOUND when no attached executor serves it."""
+    """GetModel describes one model. NOT_FOUND when no executor serves it; while those that do are away it has none."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Tokenize turns text or a chat into the token ids that Generate would use."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -72,8 +73,9 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generate runs one request and streams its output. INVALID_ARGUMENT names the field at fault, RESOURCE_EXHAUSTED
-    means a full queue and carries a retry delay, UNAVAILABLE that no executor serves the model now, ABORTED that a
-    higher attachment has the request, FAILED_PRECONDITION that a client comes back with what the request is not.
+    means a full queue and carries a retry delay, NOT_FOUND that no executor serves the model, UNAVAILABLE that those
+    that do are drained, or were away for longer than max_outage, ABORTED that a higher attachment has the request,
+    FAILED_PRECONDITION that a client comes back with what the request is not.
     """
     Session: _aio.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]  # type: ignore[assignment]
     """Session runs many requests over one stream; one message carries the new tokens of all its requests of a step. A
@@ -88,7 +90,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     active_address in the metadata of ErrorInfo where it is known.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]  # type: ignore[assignment]
-    """GetModel describes one model. NOT_FOUND when no attached executor serves it."""
+    """GetModel describes one model. NOT_FOUND when no executor serves it; while those that do are away it has none."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Tokenize turns text or a chat into the token ids that Generate would use."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -110,8 +112,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Generate runs one request and streams its output. INVALID_ARGUMENT names the field at fault, RESOURCE_EXHAUSTED
-        means a full queue and carries a retry delay, UNAVAILABLE that no executor serves the model now, ABORTED that a
-        higher attachment has the request, FAILED_PRECONDITION that a client comes back with what the request is not.
+        means a full queue and carries a retry delay, NOT_FOUND that no executor serves the model, UNAVAILABLE that those
+        that do are drained, or were away for longer than max_outage, ABORTED that a higher attachment has the request,
+        FAILED_PRECONDITION that a client comes back with what the request is not.
         """
 
     @_abc_1.abstractmethod
@@ -150,7 +153,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetModelResponse, _abc.Awaitable[_inference_pb2.GetModelResponse]]:
-        """GetModel describes one model. NOT_FOUND when no attached executor serves it."""
+        """GetModel describes one model. NOT_FOUND when no executor serves it; while those that do are away it has none."""
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -28,6 +28,7 @@ from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.api.text.detokenizer import Detokenizer
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.api.text.tokenizer import TextModel
+from paceline_scheduler.api.unserved import Unserved
 from paceline_scheduler.api.validation import (
     MAX_COMPLETIONS,
     TextOptions,
@@ -42,6 +43,7 @@ from paceline_scheduler.api.validation import (
 from paceline_scheduler.backend import Arrival, Backend, Executors, ServedModel
 from paceline_scheduler.core.answers import Estimate, Explanation, RequestState
 from paceline_scheduler.core.events import Acknowledge, Cancel, Resume, Submit
+from paceline_scheduler.core.queue.explain import awaited_executor
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import (
     DrainingError,
@@ -84,6 +86,7 @@ class Edge:
         self.draw = draw
         self.requests = OpenRequests()
         self.delivery = Delivery(backend, self.requests)
+        self._unserved = Unserved(backend, executors, self.require_serving)
         self._handles = itertools.count(1)
         self._drain_notice: DrainNotice | None = None
         self._on_refusal: OnRefusal = lambda *_: None
@@ -192,7 +195,11 @@ class Edge:
             await self.executors.until_synced(arrival)
             if self._spans is not None:
                 stream.span, has_span = self._spans.begin(stream.request, stream.key, came_s), True
+            waited_s = await self._unserved.until_known(stream, came_s, max_seconds)
+            if stream.state is StreamState.ENDED:
+                return
             first, model, resumption = await self._prepare(stream.request, came_s, max_seconds)
+            first = replace(first, waited_s=first.waited_s + waited_s)
             text_model = await self.texts.model(model)
             await self.executors.until_synced(arrival)  # lost meanwhile, perhaps
             if stream.state is StreamState.PREPARING:
@@ -221,7 +228,7 @@ class Edge:
         self, message: GenerateRequest, came_s: float, max_seconds: float | None
     ) -> tuple[Request, ServedModel, ValidResumption]:
         """The first completion."""
-        request, model = validate(message, self.executors.models(), came_s, max_seconds, self.limits)
+        request, model = validate(message, self.executors.known_models(), came_s, max_seconds, self.limits)
         resumption = check_resumption(message, request.num_completions, model.max_model_len, model.vocab_size)
         if request.priority >= 0 and request.deadline_s is None and not resumption.is_begun:
             # Before it is tokenised.
@@ -336,7 +343,10 @@ class Edge:
             self.executors.require_lead()
             return self._explain_detached(key)
         if stream.state is StreamState.PREPARING:
-            return Explanation(RequestState.WAITING, "its prompt is being tokenised", 0, 0, "", "", 0, 0)
+            waiting_for = "its prompt is being tokenised"
+            if stream.waiting is not None:
+                waiting_for = awaited_executor(stream.request.model)
+            return Explanation(RequestState.WAITING, waiting_for, 0, 0, "", "", 0, 0)
         return self.backend.views.explain(stream.running[0].key, self.backend.now_s())
 
     def _explain_detached(self, key: RecordId) -> Explanation:

@@ -73,6 +73,8 @@ class OpenRequests:
             return
         stream.outbox.num_open -= len(stream.running) or len(stream.handles)
         stream.state = StreamState.ENDED
+        if stream.waiting is not None:
+            stream.waiting.reschedule(0.0)
         for completion in stream.running:
             del self.running[completion.handle]
         stream.running.clear()

@@ -27,6 +27,7 @@ _OF_AN_ATTACHMENT = (
     "resume_hash",
     "last_attempt",
     "waited",
+    "max_outage",
     "prior_output_token_ids",
     "resume_points",
     "resume_finished",

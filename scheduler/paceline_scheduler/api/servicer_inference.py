@@ -124,7 +124,7 @@ class InferenceServicer(InferenceServiceServicer):
 
     def _model(self, name: str) -> ServedModel:
         self._edge.executors.require_lead()
-        return choose_model(name, self._edge.executors.models())
+        return choose_model(name, self._edge.executors.known_models())
 
 
 def _trace_parent(edge: Edge, key: RecordId) -> str:

@@ -1,5 +1,6 @@
 """One request between its arrival and its end, as its client sees it."""
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -37,6 +38,8 @@ class RequestStream:
     running: "list[Completion]" = field(default_factory=list)
     before: "RequestStream | None" = None
     """A refused comeback changes nothing: until then this one has the request."""
+    waiting: asyncio.Timeout | None = None
+    """While it is prepared: for an executor of its model."""
 
     def completion_keys(self) -> tuple[RecordId, ...]:
         return tuple(replace(self.key, index=index) for index in range(len(self.handles)))

@@ -32,7 +32,7 @@ from paceline_scheduler.api.rules import (
 )
 from paceline_scheduler.api.text.stop_texts import MatchedText
 from paceline_scheduler.backend import ServedModel
-from paceline_scheduler.core.request import Request
+from paceline_scheduler.core.request import MAX_OUTAGE_S, Request
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -77,6 +77,7 @@ class TextOptions:
 
 _BOUNDS = {
     "timeout": Range(0, MAX_TIMEOUT_S, is_open=True),
+    "max_outage": Range(0, MAX_TIMEOUT_S, is_open=True),
     "waited": Range(0, MAX_TIMEOUT_S),
     "priority": Range(-MAX_PRIORITY, MAX_PRIORITY),
     **{f"sampling.{name}": allowed for name, allowed in SAMPLING_RANGES.items()},
@@ -101,6 +102,17 @@ _UNSUPPORTED_IN_CHATS = ("tools", "tool_choice", "template_arguments", "continue
 _UNSUPPORTED_IN_TURNS = ("reasoning", "tool_calls", "tool_call_id", "name")
 
 
+def check_alone(message: inference_pb2.GenerateRequest) -> None:
+    """What can be said without its model. Raises InvalidRequestError and UnsupportedError."""
+    check_key(key_of(message))
+    check_num_bytes("cache_salt", message.cache_salt, MAX_KEY_BYTES)
+    check_num_bytes("trace_parent", message.trace_parent, MAX_TRACE_PARENT_BYTES)
+    check_num_bytes("trace_state", message.trace_state, MAX_TRACE_STATE_BYTES)
+    for path, allowed in _BOUNDS.items():
+        check_range(path, _number(message, path), allowed)
+    _check_supported(message, "", _UNSUPPORTED)
+
+
 def validate(
     message: inference_pb2.GenerateRequest,
     models: tuple[ServedModel, ...],
@@ -112,14 +124,8 @@ def validate(
     the prompt and bad words, and its model. Raises InvalidRequestError, UnsupportedError, UnknownModelError,
     NoExecutorError, and DeadlineExceededError for one that waited too long.
     """
+    check_alone(message)
     key = key_of(message)
-    check_key(key)
-    check_num_bytes("cache_salt", message.cache_salt, MAX_KEY_BYTES)
-    check_num_bytes("trace_parent", message.trace_parent, MAX_TRACE_PARENT_BYTES)
-    check_num_bytes("trace_state", message.trace_state, MAX_TRACE_STATE_BYTES)
-    for path, allowed in _BOUNDS.items():
-        check_range(path, _number(message, path), allowed)
-    _check_supported(message, "", _UNSUPPORTED)
     body_digest, origin = body_of(message)
     if len(origin) > MAX_ORIGIN_BYTES:
         sentence = f"has {len(origin)} bytes beside its prompt, at most {MAX_ORIGIN_BYTES} are allowed"
@@ -141,7 +147,7 @@ def validate(
         min_tokens=_check_min_tokens(stopping),
         ignored_end_token_ids=model.end_token_ids if stopping.ignore_eos else (),
         num_prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
-        deadline_s=_deadline_s(message, came_s, max_seconds),
+        deadline_s=deadline_of(message, came_s, max_seconds),
         cache_salt=message.cache_salt,
         bypass_prefix_cache=message.bypass_prefix_cache,
         priority=message.priority,
@@ -149,10 +155,11 @@ def validate(
         max_num_draft_tokens=speculation.max_num_draft_tokens if speculation.HasField("max_num_draft_tokens") else None,
         is_resumable=message.resumable,
         attachment=number_of(message),
-        waited_s=read_duration(message.waited),
+        waited_s=waited_of(message),
         origin=origin,
         body_digest=body_digest,
         trace_parent=message.trace_parent,
+        max_outage_s=max_outage_of(message),
     )
     return request, model
 
@@ -329,11 +336,19 @@ def _check_min_tokens(stopping: sampling_pb2.StoppingParams) -> int:
     return stopping.min_tokens
 
 
-def _deadline_s(request: inference_pb2.GenerateRequest, came_s: float, max_seconds: float | None) -> float | None:
+def waited_of(request: inference_pb2.GenerateRequest) -> float:
+    return read_duration(request.waited)
+
+
+def max_outage_of(request: inference_pb2.GenerateRequest) -> float:
+    return read_duration(request.max_outage) if request.HasField("max_outage") else MAX_OUTAGE_S
+
+
+def deadline_of(request: inference_pb2.GenerateRequest, came_s: float, max_seconds: float | None) -> float | None:
     """The timeout began with the first submission."""
     left = [] if max_seconds is None else [max_seconds]
     if request.HasField("timeout"):
-        timeout_s, waited_s = read_duration(request.timeout), read_duration(request.waited)
+        timeout_s, waited_s = read_duration(request.timeout), waited_of(request)
         if waited_s >= timeout_s:
             sentence = (
                 f"the timeout of {timeout_s:.7g} s passed before the request came: it has waited {waited_s:.7g} s"

@@ -42,6 +42,8 @@ from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.errors import DivergenceError
 
+_MOVES_EXECUTORS = (ExecutorAttached, StreamEnded, ExecutorLost, ExecutorRemoved, DrainExecutor, UndrainExecutor)
+
 
 class Core:
     """`now` is seconds on the injected monotonic clock."""
@@ -121,6 +123,8 @@ class Core:
                 failures = ending.begin_anew(state, event)
             case _:
                 raise AssertionError(f"no rule for {event}")
+        if isinstance(event, _MOVES_EXECUTORS):
+            state.note_outages(now)
         addresses = tuple(state.executors.by_address) if to_plan is None else to_plan
         return Effects(reply, addresses, state.requests.next_s(), tokens, failures, state.take_ended())
 

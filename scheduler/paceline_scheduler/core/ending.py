@@ -12,7 +12,13 @@ from paceline_scheduler.core.planning.planner import MAX_LOOKED_AT
 from paceline_scheduler.core.queue.admission import deadline_misses, no_longer_served
 from paceline_scheduler.core.request_outputs import outputs_of
 from paceline_scheduler.core.state import CoreState
-from paceline_scheduler.errors import DeadlineExceededError, GivenUpError, RequestFailedError, UnknownRequestError
+from paceline_scheduler.errors import (
+    DeadlineExceededError,
+    GivenUpError,
+    OutageError,
+    RequestFailedError,
+    UnknownRequestError,
+)
 
 _PROBE_EVERY = 16
 """Of so many late requests one is run all the same: else nothing would test the forecast."""
@@ -65,9 +71,7 @@ def expire(state: CoreState, now: float) -> tuple[Failure, ...]:
     requests.drop_expired(now)
     for live in requests.pop_abandoned(now):
         state.give_up(live, now)
-    return _fail(
-        state, [(live, DeadlineExceededError(_deadline_sentence(live))) for live in requests.pop_late(now)], now
-    )
+    return _fail(state, [(live, _lateness(live, now)) for live in requests.pop_late(now)], now)
 
 
 def end_detached(state: CoreState, executor: ExecutorState, now: float) -> None:
@@ -127,5 +131,10 @@ def _fail(
     return tuple(failures)
 
 
-def _deadline_sentence(live: LiveRequest) -> str:
-    return f"the timeout passed while the request was {live.status.value}; allow more time or send less"
+def _lateness(live: LiveRequest, now: float) -> RequestFailedError:
+    request = live.request
+    if request.deadline_s is None or now < request.deadline_s:
+        return OutageError(request.model, request.max_outage_s)
+    return DeadlineExceededError(
+        f"the timeout passed while the request was {live.status.value}; allow more time or send less"
+    )

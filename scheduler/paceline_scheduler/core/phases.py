@@ -46,6 +46,7 @@ class PhaseClock:
     first_token_s: float | None = None  # since submission, if that was seen
     token_s: float | None = None
     is_partial: bool = False
+    outage_until_s: float | None = None  # no executor is there to begin it, and it ends then
 
     @classmethod
     def begin(cls, submitted_s: float, *, was_placed: bool = False) -> "PhaseClock":

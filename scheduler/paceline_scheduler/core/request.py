@@ -26,6 +26,9 @@ class ResumePoint:
 
 NOTHING_HELD = ResumePoint(0, HASH_START)
 
+MAX_OUTAGE_S = 60.0
+"""A request that does not say waits for so long where no executor of its model is there."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
@@ -36,7 +39,8 @@ class Request:
     `max_tokens` None means as many as context and pool allow. Before `min_tokens` output tokens neither `end_token_ids`
     are drawn nor `ignored_end_token_ids`, those of the model that do not end this request. `bad_words` are the token
     ids of each way to spell one. `max_num_draft_tokens` bounds the drafts of a step, None for as many as are worth
-    while. `deadline_s` is on the injected monotonic clock.
+    while. `deadline_s` is on the injected monotonic clock. Until it was begun it waits for `max_outage_s` at a time
+    while no executor is there for it.
 
     `is_resumable`: it goes on for a while without a listener. `attachment` is the client's number for this listener,
     `waited_s` the time since the first submission. `origin` is the request as sent without its prompt; `body_digest`
@@ -68,6 +72,7 @@ class Request:
     origin: bytes = b""
     body_digest: bytes = b""
     trace_parent: str = ""
+    max_outage_s: float = MAX_OUTAGE_S
 
     def is_of(self, body_digest: bytes, model: str) -> bool:
         return (self.body_digest, self.model) == (body_digest, model)

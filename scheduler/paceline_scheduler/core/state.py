@@ -3,10 +3,12 @@
 Keeps them in step with each other. Decides nothing.
 """
 
+from collections.abc import Iterable
+
 from paceline.plan.values import FinalRelease, FinishReason, Int32Array, RecordId
 from paceline_scheduler.core.ended import EndedRequest, ended_request
 from paceline_scheduler.core.executor.group import ExecutorGroup
-from paceline_scheduler.core.executor.state import sync_from_row
+from paceline_scheduler.core.executor.state import ExecutorState, sync_from_row
 from paceline_scheduler.core.limits import CoreLimits, LimitValues
 from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.outputs import DraftCounts
@@ -61,8 +63,21 @@ class CoreState:
             self.replace_previous(before)
         self.requests.drop_retained(live.request.key)
         self.num_arrivals += 1
+        if _is_in_outage(live, self.executors.serving(live.request.model)):
+            live.phases.outage_until_s = live.phases.submitted_s + live.request.max_outage_s
         self.requests.add(live)
         self.waiting.add(live)
+
+    def note_outages(self, now: float) -> None:
+        """After executors came or went: for what waits an outage begins, ends or goes on."""
+        for model in self.waiting.models():
+            serving = self.executors.serving(model)
+            for live in self.waiting.of_model(model):
+                if not _is_in_outage(live, serving):
+                    live.phases.outage_until_s = None
+                elif live.phases.outage_until_s is None:
+                    live.phases.outage_until_s = now + live.request.max_outage_s
+                    self.requests.watch(live)
 
     def end(self, live: LiveRequest, final: FinalRelease, now: float) -> None:
         """The next plan releases its row."""
@@ -167,3 +182,8 @@ class CoreState:
         if before.address is not None:
             self.executors.by_address[before.address].leaving_keys.add(before.request.key)
         self.executors.forget_records(before.request.key, before.address)
+
+
+def _is_in_outage(live: LiveRequest, serving: Iterable[ExecutorState]) -> bool:
+    """Nobody is there to begin it. Of what was begun the client has tokens: that waits for however long it takes."""
+    return not live.attempt and not any(live.fits(executor.description) for executor in serving)

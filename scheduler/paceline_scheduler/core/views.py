@@ -16,7 +16,9 @@ from paceline_scheduler.core.queue.listing import Selection, choose
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.tables.rows import ENDING, RUNNING
-from paceline_scheduler.errors import RequestRefusedError, SchedulerError, UnknownRequestError
+from paceline_scheduler.errors import NoExecutorError, RequestRefusedError, SchedulerError, UnknownRequestError
+
+_AWAY_RETRY_S = 1.0
 
 
 class CoreViews:
@@ -41,7 +43,7 @@ class CoreViews:
         check_wait(ahead, self._state.limits, serving)
 
     def estimate(self, request: Request, now: float) -> Estimate:
-        """A refusal is part of the answer."""
+        """A refusal is part of the answer. So is that no executor is there: when a request would begin nobody knows."""
         state = self._state
         live = LiveRequest(request, queue_key_of(request, state.num_arrivals + 1, now), PhaseClock.begin(now))
         serving = state.executors.serving(request.model)
@@ -50,6 +52,8 @@ class CoreViews:
             check_taken(state, live, now)
             for _, error in deadline_misses([live], serving, state.limits, now):
                 refusal = error
+            if not serving:
+                refusal = NoExecutorError(f"no executor of the model {request.model!r} is there now", _AWAY_RETRY_S)
         except RequestRefusedError as refused:
             refusal = refused
         ahead = state.waiting.ahead_of(live, full_tenants(serving))

@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from paceline.plan.values import BatchPlan, Model
@@ -19,6 +20,7 @@ from paceline_scheduler.runtime import Runtime
 
 MAX_LEASE_S = 1.5  # a little more than executors give a silent holder
 MAX_WAIT_S = 3.0  # twice what it takes to give up a silent executor
+REPLACED_S = 60.0  # a pod has another address by then, long before its model is loaded
 _RETRY_S = 0.5
 _STANDBY_RETRY_S = 0.15  # a silent holder's lease is almost over
 
@@ -101,8 +103,25 @@ class Executors:
             if served.vocab_size != model.vocab_size:
                 raise UnlikeExecutorError(model.name, f"{model.vocab_size} token ids", f"{served.vocab_size}")
 
+    def is_expected_back(self, address: str, left_for_s: float) -> bool:
+        """Nobody else serves its model, and who comes in its place may not have said so yet."""
+        model = self.by_address[address].model
+        others = self._serving(lambda other: other == address)
+        is_last = model is not None and all(each.model is None or each.model.name != model.name for each in others)
+        return is_last and (left_for_s < REPLACED_S or self.may_come)
+
     def models(self) -> tuple[ServedModel, ...]:
         return served_models(self._serving())
+
+    def known_models(self) -> tuple[ServedModel, ...]:
+        served = {model.name: model for model in self.models()}
+        return tuple(
+            served.get(model.name, replace(model, num_executors=0)) for model in served_models(self.by_address.values())
+        )
+
+    @property
+    def may_come(self) -> bool:
+        return not self.by_address or any(executor.model is None for executor in self.by_address.values())
 
     def open_models(self) -> tuple[ServedModel, ...]:
         return served_models(self._serving(self._views.drains))
@@ -118,9 +137,12 @@ class Executors:
             if self._leadership[address].is_serving and not is_left_out(address):
                 yield executor
 
+    async def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._changed.clear()
+            await self._changed.wait()
+
     async def _until(self, holds: Callable[[], bool], seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not holds():
-                    self._changed.clear()
-                    await self._changed.wait()
+                await self.until(holds)

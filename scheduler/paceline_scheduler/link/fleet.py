@@ -1,7 +1,7 @@
 """All links of this scheduler: one per executor that discovery names.
 
 An executor that left the list or the DNS answer keeps its link while its stream lasts: leaving DNS is how a pod begins
-to end.
+to end. The last one of its model is kept for longer, with what waits for it: the next pod has another address.
 """
 
 import asyncio
@@ -48,6 +48,7 @@ class Fleet:
         self._tokenizers = tokenizers or TokenizerStore()
         self._links: dict[str, ExecutorLink] = {}
         self._tasks: dict[str, asyncio.Task[NoReturn]] = {}
+        self._left_s: dict[str, float] = {}  # since when an address that has a link is not named any more
 
     @property
     def scheduler_id(self) -> str:
@@ -116,8 +117,10 @@ class Fleet:
         for address in addresses:
             if address not in self._links:
                 self._start(address)
-        for address in [address for address in self._links if address not in addresses]:
-            if self._leadership[address].hello is None:
+        now_s, listener = self._steward.clock(), self._steward.listener
+        self._left_s = {each: self._left_s.get(each, now_s) for each in self._links if each not in addresses}
+        for address, left_s in self._left_s.items():
+            if self._leadership[address].hello is None and not listener.is_expected_back(address, now_s - left_s):
                 self._remove(address)
 
     def _start(self, address: str) -> None:

@@ -29,6 +29,10 @@ class LinkListener(Protocol):
         """Raises LinkError if the executor cannot stand beside those that serve a model of the same name."""
         ...
 
+    def is_expected_back(self, address: str, left_for_s: float) -> bool:
+        """Of one that is not named any more: whether under another address it may still be."""
+        ...
+
     def attached(
         self,
         model: Model,

@@ -47,6 +47,9 @@ class Listener:
     def require_alike(self, address: str, model: Model, tokenizer: TokenizerSource) -> None:
         self._executors.require_alike(address, model, tokenizer)
 
+    def is_expected_back(self, address: str, left_for_s: float) -> bool:
+        return self._executors.is_expected_back(address, left_for_s)
+
     def attached(
         self,
         model: Model,

@@ -1,7 +1,7 @@
 """A Backend without core and executors: it remembers what the edge asked for, and delivers the tokens a test names."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,25 +130,62 @@ class _ScriptedViews(CoreViews):
         return self._backend.limit_values
 
 
-class ScriptedBackend:
+class _ScriptedExecutors:
+    """What the links tell."""
+
+    def __init__(self, *models: ServedModel) -> None:
+        self.served = models
+        self.may_come = False
+        self.synced = asyncio.Event()
+        self.synced.set()
+        self.active: Claim | None = None  # the scheduler behind which this one stands by
+        self.known_executors: tuple[ExecutorStatus, ...] = ()
+        self._changed = asyncio.Event()
+
+    async def until_synced(self, arrival: Arrival) -> None:
+        """Waits while the test has `synced` cleared."""
+        del arrival
+        await self.synced.wait()
+
+    def require_lead(self) -> None:
+        if self.active is not None:
+            raise StandbyError(self.active, 0.15)
+
+    def models(self) -> tuple[ServedModel, ...]:
+        return self.served
+
+    def known_models(self) -> tuple[ServedModel, ...]:
+        return self.served
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def come(self, *models: ServedModel, may_come: bool = False) -> None:
+        """Executors say what they serve; `may_come`: others have not yet."""
+        self.served, self.may_come = models, may_come
+        self._changed.set()
+
+    def statuses(self) -> tuple[ExecutorStatus, ...]:
+        return self.known_executors
+
+
+class ScriptedBackend(_ScriptedExecutors):
     """Requests run until the test ends them. Set `sink` before the first step; `refusal` is raised for the next one.
 
     It keeps the output of every request for those who come back, until `forget_everything`.
     """
 
     def __init__(self, *models: ServedModel) -> None:
+        super().__init__(*models)
         self.clock = ManualClock()
         self.views = _ScriptedViews(self)
         self.sink: OutputSink | None = None
         self.refusal: RequestRefusedError | None = None
         self.num_places: int | None = None  # in the queue; None: as many as wanted
-        self.served = models
         self.asked = Asked()
-        self.synced = asyncio.Event()
-        self.synced.set()
-        self.active: Claim | None = None  # the scheduler behind which this one stands by
         self.num_cached_tokens = 0  # what `end` answers
-        self.known_executors: tuple[ExecutorStatus, ...] = ()
         self.watch = StepWatch()
         self.limit_values = LimitValues(1024, 4_194_304, 2048)
         self._submitted: asyncio.Queue[Request] = asyncio.Queue()
@@ -223,15 +260,6 @@ class ScriptedBackend:
         for request in requests:
             self._take(request, [])
 
-    async def until_synced(self, arrival: Arrival) -> None:
-        """Waits while the test has `synced` cleared."""
-        del arrival
-        await self.synced.wait()
-
-    def require_lead(self) -> None:
-        if self.active is not None:
-            raise StandbyError(self.active, 0.15)
-
     def _resume(self, requests: Sequence[Request]) -> tuple[Resumed, ...]:
         """Goes on from the client's tokens where no equal request is known."""
         self._refuse()
@@ -261,12 +289,6 @@ class ScriptedBackend:
         output = self.outputs.running(key)
         self.asked.cancelled.append(key)
         self.step({output.request.handle: []}, {output.request.handle: FinishReason.CANCELLED})
-
-    def models(self) -> tuple[ServedModel, ...]:
-        return self.served
-
-    def statuses(self) -> tuple[ExecutorStatus, ...]:
-        return self.known_executors
 
     def _drain(self, address: str) -> int:
         executor = {known.address: known for known in self.known_executors if known.incarnation}.get(address)

@@ -123,7 +123,14 @@ def test_requests_call_the_model_by_its_name(arguments, name):
     assert served_name(config, Path(config.model)) == name
 
 
-@pytest.mark.parametrize("name", ["", "two\nlines", "x" * 257, "red\x1b[31m"])
+@pytest.mark.parametrize("option", ["--model", "--revision", "--cache-dir"])
+def test_an_option_that_is_empty_is_refused_and_means_no_default(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parse_config([option, ""])
+    assert f"{option}: is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "x" * 257, "red\x1b[31m"])
 def test_a_name_that_nobody_could_ask_for_is_refused(name, capsys):
     with pytest.raises(SystemExit, match="2"):
         parse_config(["--served-model-name", name])

@@ -39,6 +39,7 @@ REFUSALS_AND_FAILURES = [
     (errors.StepFailedError("x"), grpc.StatusCode.INTERNAL, "STEP_FAILED"),
     (errors.NoTokenLeftError("x"), grpc.StatusCode.FAILED_PRECONDITION, "NO_TOKEN_LEFT"),
     (errors.NoLongerServedError("x"), grpc.StatusCode.FAILED_PRECONDITION, "NO_LONGER_SERVED"),
+    (errors.OutageError("m", 60.0), grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR"),
     (errors.DeadlineUnreachableError("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE"),
     (errors.SlowConsumerError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER"),
     (errors.GivenUpError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "GIVEN_UP"),

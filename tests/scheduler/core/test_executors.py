@@ -11,7 +11,7 @@ from paceline_scheduler.core.events import DrainExecutor, ExecutorRemoved, SetLi
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.dispatch import MAX_LEFT_S
 from paceline_scheduler.core.planning.forecast import load_of
-from paceline_scheduler.errors import ExecutorLeavingError, InvalidRequestError, NoExecutorError, NoLongerServedError
+from paceline_scheduler.errors import ExecutorLeavingError, InvalidRequestError, NoLongerServedError
 from paceline_scheduler.testing.requests import make_request
 
 FIRST, SECOND = "executor-0", "executor-1"
@@ -240,15 +240,15 @@ def test_a_request_that_is_preempted_on_the_only_executor_while_it_drains_still_
 def test_what_is_lost_while_it_drains_still_drains_unless_it_comes_back_as_another_process():
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
     harness.drain(SECOND)
-    harness.lose(SECOND)
     with pytest.raises(InvalidRequestError):
         harness.submit(make_request(100, 10))
+    harness.lose(SECOND)
+    harness.submit(make_request(100, 10, handle=1))
     harness.attach(SECOND)
     assert harness.views.drains(SECOND)
     harness.executors[SECOND].restart()
     harness.attach(SECOND)
     assert not harness.views.drains(SECOND)
-    harness.submit(make_request(100, 10, handle=1))
     harness.finish()
     assert harness.client.ended == {1}
 
@@ -363,12 +363,3 @@ def test_a_prompt_longer_than_the_queue_is_refused_for_good():
     harness.feed(SetLimits(replace(harness.views.limits(), max_num_queued_tokens=10)))
     with pytest.raises(InvalidRequestError, match="has 11 tokens; the queue takes at most 10"):
         harness.submit(make_request(11))
-
-
-def test_while_every_executor_drains_new_requests_are_refused_with_a_time_to_try_again():
-    """None of them would place it."""
-    harness = CoreHarness(make_executor())
-    harness.drain()
-    with pytest.raises(NoExecutorError, match="draining") as refusal:
-        harness.submit(make_request())
-    assert refusal.value.retry_after_s > 0

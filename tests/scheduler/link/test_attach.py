@@ -8,11 +8,13 @@ from structlog.testing import capture_logs
 from both_sides.audited import make_executor
 from both_sides.deployment import Deployment, assert_whole, attached, scenario
 from both_sides.harness import CoreHarness
+from both_sides.served import ServedExecutor
 from paceline.plan.values import Claim
 from paceline_executor.errors import StepFailedError
 from paceline_scheduler.core.events import DrainExecutor, UndrainExecutor
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.errors import ExecutorLeavingError, NoExecutorError, StillLoadingError
+from paceline_scheduler.errors import ExecutorLeavingError, NoExecutorError, NoLongerServedError, StillLoadingError
+from paceline_scheduler.link.executors import REPLACED_S
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.testing.requests import make_request
@@ -175,6 +177,61 @@ async def test_executors_come_and_go_while_requests_run():
             await rig.until_idle()
             assert_whole(rig, *requests)
             await rig.until(lambda: set(rig.states()) == {"10.0.0.2:1"})
+
+
+@scenario
+async def test_what_waits_for_a_pod_goes_on_in_the_next_one_which_has_another_address():
+    """Another model's pod stays in the DNS answer. The new one is named long before it has loaded its model."""
+    answers = [("10.0.0.1", "10.0.0.9")]
+
+    async def resolve(*_):
+        return answers[-1]
+
+    async with Deployment("10.0.0.1:1", "10.0.0.2:1") as deployment:
+        deployment.network.add("10.0.0.9:1", ServedExecutor(make_executor(model="other").kind, 9000, 4))
+        deployment.network.stop("10.0.0.2:1")
+        async with SchedulerRig("dns:///executors:1", deployment.network, resolver=resolve) as rig:
+            await rig.until_ready(2)
+            begun, new = make_request(9, 100), make_request(9, 5)
+            rig.submit(begun)
+            await asyncio.sleep(0.05)
+            answers.append(("10.0.0.9",))
+            deployment.network.stop("10.0.0.1:1")
+            await asyncio.sleep(30)
+            assert [(model.name, model.num_executors) for model in rig.executors.known_models()] == [
+                ("other", 1),
+                ("simulated", 0),
+            ]
+            rig.submit(new)
+            answers.append(("10.0.0.2", "10.0.0.9"))
+            await asyncio.sleep(40)
+            deployment.network.start("10.0.0.2:1")
+            await rig.until_idle()
+            assert_whole(rig, begun, new)
+            await rig.until(lambda: set(rig.states()) == {"10.0.0.2:1", "10.0.0.9:1"})
+
+
+@scenario
+async def test_a_model_whose_last_executor_leaves_for_good_is_forgotten_after_a_minute():
+    answers = [("10.0.0.1", "10.0.0.9")]
+
+    async def resolve(*_):
+        return answers[-1]
+
+    async with Deployment("10.0.0.1:1") as deployment:
+        deployment.network.add("10.0.0.9:1", ServedExecutor(make_executor(model="other").kind, 9000, 4))
+        async with SchedulerRig("dns:///executors:1", deployment.network, resolver=resolve) as rig:
+            await rig.until_ready(2)
+            begun = make_request(9, 100)
+            rig.submit(begun)
+            await asyncio.sleep(0.05)
+            answers.append(("10.0.0.9",))
+            deployment.network.stop("10.0.0.1:1")
+            left_s = now()
+            await rig.until(lambda: begun.handle in rig.client.failures)
+            assert isinstance(rig.client.failures[begun.handle], NoLongerServedError)
+            assert REPLACED_S <= now() - left_s <= REPLACED_S + 10
+            assert set(rig.states()) == {"10.0.0.9:1"}
 
 
 @scenario

@@ -54,6 +54,7 @@ def test_help_names_every_option_and_exit_code():
         ("--executors a:1 --advertise here", "--advertise: 'here' is not of the form host:port"),
         (f"--executors a:1 --advertise {'x' * 256}:1", "--advertise: is longer than 256 bytes"),
         ("--executors a:1 --exec b:1", "unrecognized arguments: --exec"),
+        ("--executors a:1 --cache-dir=", "--cache-dir: is empty"),
     ],
 )
 def test_a_wrong_option_is_named(arguments, complaint):

@@ -25,13 +25,15 @@ _MIN_RETRY_S, _MAX_RETRY_S = 0.1, 30.0
 
 
 def check_fits(request: Request, executors: Collection[ExecutorState], limits: CoreLimits) -> None:
-    """Raises a RequestRefusedError where no executor could hold it in its tenant's share, or none takes it now."""
+    """Raises a RequestRefusedError where no executor could hold it in its tenant's share, or operators keep all of them
+    from taking it. One that is away is waited for.
+    """
     if not executors:
         raise NoExecutorError("no executor is attached yet; try again", _NO_EXECUTOR_RETRY_S)
     serving = [executor for executor in executors if executor.description.model == request.model]
     if not serving:
         raise UnknownModelError(f"no executor serves the model {request.model!r}; ListModels names the models served")
-    serving = [executor for executor in serving if not executor.draining]
+    serving = [executor for executor in serving if not _is_closed(executor)]
     if not serving:
         raise NoExecutorError(f"every executor of the model {request.model!r} is draining", _NO_EXECUTOR_RETRY_S)
     num_prompt = len(request.prompt_token_ids)
@@ -45,6 +47,11 @@ def check_fits(request: Request, executors: Collection[ExecutorState], limits: C
         raise InvalidRequestError(
             "stopping.max_tokens", f"is {request.max_tokens}; after a prompt of {num_prompt} tokens at most {room} fit"
         )
+
+
+def _is_closed(executor: ExecutorState) -> bool:
+    """By an operator. One that is away, or goes by itself, comes back as another process."""
+    return executor.attached and executor.draining and not executor.leaving
 
 
 def check_queue(

@@ -118,7 +118,12 @@ def _blocker(live: LiveRequest, executors: Mapping[str, ExecutorState], limits: 
             sentences.append(f"{address} is being drained")
         else:
             sentences.append(_blocker_on(live, executor, limits))
-    return "; ".join(sentences) or f"an executor of the model {live.request.model!r} has to attach"
+    return "; ".join(sentences) or awaited_executor(live.request.model)
+
+
+def awaited_executor(model: str) -> str:
+    of_model = f" of the model {model!r}" if model else ""
+    return f"an executor{of_model} has to attach"
 
 
 def _blocker_on(live: LiveRequest, executor: ExecutorState, limits: CoreLimits) -> str:

@@ -48,7 +48,7 @@ class RequestTable:
 
     def restored(self) -> None:
         """Be asked by its own deadlines, after all its values were set from outside."""
-        self._deadlines.is_due = lambda live, at_s: self.is_open(live) and live.request.deadline_s == at_s
+        self._deadlines.is_due = lambda live, at_s: self.is_open(live) and at_s in _due_s(live)
         self._windows.is_due = lambda live, at_s: self.is_open(live) and live.detached_until_s == at_s
 
     def all(self) -> Iterable[LiveRequest]:
@@ -66,7 +66,7 @@ class RequestTable:
     def add(self, live: LiveRequest) -> None:
         """Hides a former request of the same key."""
         self._by_handle[live.request.handle] = self._by_key[live.request.key] = live
-        self._watch(live)
+        self.watch(live)
 
     def is_open(self, live: LiveRequest) -> bool:
         return self._by_handle.get(live.request.handle) is live
@@ -101,17 +101,20 @@ class RequestTable:
         self.close(live)
         live.request, live.detached_until_s = with_listener_of(live.request, request), None
         self._by_handle[request.handle] = live
-        self._watch(live)
+        self.watch(live)
 
     def detach(self, live: LiveRequest, now: float) -> None:
         live.detached_until_s = now + RESUME_WINDOW_S
         self._windows.watch(live, live.detached_until_s, len(self))
 
-    def _watch(self, live: LiveRequest) -> None:
-        if live.request.deadline_s is not None:
-            self._deadlines.watch(live, live.request.deadline_s, len(self))
+    def watch(self, live: LiveRequest) -> None:
+        """As it is due now."""
+        for at_s in _due_s(live):
+            if at_s is not None:
+                self._deadlines.watch(live, at_s, len(self))
 
     def pop_late(self, now: float) -> list[LiveRequest]:
+        """Past their deadline, or an outage that was too long."""
         return self._deadlines.pop_passed(now)
 
     def pop_abandoned(self, now: float) -> list[LiveRequest]:
@@ -152,6 +155,10 @@ class RequestTable:
     def drop_expired(self, now: float) -> None:
         while self._retained and next(iter(self._retained.values()))[0] <= now:
             self.drop_retained(next(iter(self._retained)))
+
+
+def _due_s(live: LiveRequest) -> tuple[float | None, float | None]:
+    return live.request.deadline_s, live.phases.outage_until_s
 
 
 def _num_bytes(live: LiveRequest) -> int:
