@@ -5,6 +5,7 @@ Knows no format of a model. Apart, because the readers of all formats word their
 
 from pathlib import Path
 
+from paceline.process.small_files import open_regular
 from paceline_executor.errors import ModelCorruptError, ModelNotFoundError, UnsupportedModelError
 
 MAX_SHOWN_CHARS = 80
@@ -24,7 +25,7 @@ MAKE_TOKENIZER = _IN_ITS_FOLDER.format("AutoTokenizer")
 def begins_with(path: Path, magic: bytes) -> bool:
     """Not if it is no file that can be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(len(magic)) == magic
     except OSError:
         return False
