@@ -8,6 +8,7 @@ from typing import Annotated, Any, ParamSpec, get_type_hints
 
 import typer
 
+from paceline_cli.answer_bound import ANSWER_TOKENS
 from paceline_client.config import Retry, Timeout, Tls
 from paceline_client.requests import Sampling, invalid
 
@@ -99,6 +100,9 @@ LogDirOption = Annotated[
 
 MaxTokensOption = Annotated[
     int | None, typer.Option("--max-tokens", metavar="N", help="Output tokens at most; unset, what the context holds.")
+]
+AnswerTokensOption = Annotated[
+    int | None, typer.Option("--max-tokens", metavar="N", help=f"Output tokens at most; unset, {ANSWER_TOKENS:,}.")
 ]
 TemperatureOption = Annotated[
     float | None,

@@ -19,7 +19,7 @@ from paceline.v1 import inference_pb2 as pb
 from paceline_cli.app import app
 from paceline_cli.sentences import explained
 from paceline_cli.waiting import WaitingNotice
-from paceline_client import Client, Explanation, RequestState, Times
+from paceline_client import Client, Explanation, FinishReason, RequestState, Times
 from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say, standby
 
 COMMANDS = [
@@ -65,6 +65,28 @@ def test_generate_sends_what_the_options_say():
     assert [message.role for message in chat.chat.messages] == ["system", "user"]
     assert not chat.HasField("sampling")
     assert not chat.HasField("speculation")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_an_answer_without_a_bound_of_its_own_ends_in_time_and_says_so(command):
+    """A model that loops would go on to the end of its context, which is the bound where it holds fewer tokens."""
+
+    def loops(request):
+        return [Tokens(tuple(range(request.stopping.max_tokens)), "and so on"), End(FinishReason.LENGTH)]
+
+    def holds_little(request):
+        refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "at most 9 fit", field="stopping.max_tokens")
+        return [refusal] if request.stopping.HasField("max_tokens") else say("short")
+
+    def asked(script, *options):
+        arguments = ("generate", "?", *options) if command == "generate" else ("chat", *options)
+        return played(script, *arguments, stdin="?\n")[0]
+
+    told = "ended after 1,024 tokens; --max-tokens lets it be longer\n"
+    assert told in asked(loops).stderr
+    assert told not in asked(loops, "--max-tokens", "1024").stderr
+    assert asked(holds_little).stdout.strip() == "short"
+    assert asked(holds_little, "--max-tokens", "10").exit_code == 65
 
 
 def test_several_answers_are_shown_one_after_another():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import typer
 
 from paceline_cli import options
+from paceline_cli.answer_bound import ask_bounded, tell_if_met
 from paceline_cli.client import cli_client
 from paceline_cli.config import DEFAULT_TARGET, TargetOption
 from paceline_cli.failures import describe, exit_code_of, print_error, reported
@@ -23,7 +24,7 @@ _COMMANDS = ("/reset", "/exit", "/quit", "/help")
 @options.takes_sampling
 def chat(
     system: options.SystemOption = None,
-    max_tokens: options.MaxTokensOption = None,
+    max_tokens: options.AnswerTokensOption = None,
     *,
     sampling: Sampling,
     timeout: options.RequestTimeoutOption = None,
@@ -49,7 +50,7 @@ def chat(
             served.name,
             system=system,
             sampling=sampling,
-            stopping=Stopping(max_tokens=max_tokens),
+            max_tokens=max_tokens,
             scheduling=Scheduling(priority=priority),
             timeout=options.timeout_of(timeout),
         )
@@ -93,15 +94,15 @@ class Conversation:
         *,
         system: str | None,
         sampling: Sampling,
-        stopping: Stopping,
+        max_tokens: int | None,
         scheduling: Scheduling,
         timeout: Timeout,
     ) -> None:
         self._client = client
         self._model = model
-        self._opening = [Message("system", system)] if system else []
+        self._opening = [] if system is None else [Message("system", system)]
         self._sampling = sampling
-        self._stopping = stopping
+        self._max_tokens = max_tokens
         self._scheduling = scheduling
         self._timeout = timeout
         self._turns: list[Message] = []
@@ -120,7 +121,8 @@ class Conversation:
         """Send a turn and print the answer. A turn without an answer is not remembered, a stopped one as it stands."""
         question = Message("user", text)
         try:
-            answer = self._ask([*self._opening, *self._turns, question])
+            messages = [*self._opening, *self._turns, question]
+            answer = ask_bounded(self._max_tokens, lambda most: self._ask(messages, most))
         except PacelineError as error:
             self._first_error = self._first_error or error
             print_error(describe(error))
@@ -130,27 +132,30 @@ class Conversation:
         if answer:
             self._turns += [question, Message("assistant", answer)]
 
-    def _ask(self, messages: list[Message]) -> str:
+    def _ask(self, messages: list[Message], max_tokens: int | None) -> str:
         stream = self._client.stream(
             messages=messages,
             sampling=self._sampling,
-            stopping=self._stopping,
+            stopping=Stopping(max_tokens=max_tokens),
             scheduling=self._scheduling,
             model=self._model,
             timeout=self._timeout,
         )
-        printed = Answer()
+        printed, is_stopped = Answer(), False
         with stream, WaitingNotice(self._client, stream) as notice:
             try:
                 for delta in stream:
                     notice.heard()
                     printed.add(delta.text)
             except KeyboardInterrupt:
+                is_stopped = True
                 printed.show(" …")
             except PacelineError:
                 printed.end_line()
                 raise
         printed.end()
+        if not is_stopped:
+            tell_if_met(stream.result, self._max_tokens)
         return printed.text
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline_cli import options
+from paceline_cli.answer_bound import ask_bounded, tell_if_met
 from paceline_cli.client import cli_client
 from paceline_cli.config import DEFAULT_TARGET, TargetOption
 from paceline_cli.failures import reported
@@ -37,7 +38,7 @@ def generate(
         bool, typer.Option("--chat/--raw", help="Ask through the model's chat template, or continue the text as it is.")
     ] = True,
     system: options.SystemOption = None,
-    max_tokens: options.MaxTokensOption = None,
+    max_tokens: options.AnswerTokensOption = None,
     min_tokens: options.MinTokensOption = None,
     *,
     sampling: Sampling,
@@ -58,24 +59,31 @@ def generate(
     with reported(), cli_client(target, tls_dir, token_file, max_outage) as client:
         text = read_prompt(prompt)
         stopwatch = Stopwatch(time.monotonic)
-        stream = client.stream(
-            None if is_chat else text,
-            messages=as_chat(text, system) if is_chat else None,
-            sampling=dataclasses.replace(sampling, n=num_completions),
-            stopping=Stopping(max_tokens=max_tokens, min_tokens=min_tokens, stop=stop),
-            output=Output(logprobs=logprobs),
-            scheduling=Scheduling(priority=priority, max_num_draft_tokens=max_draft_tokens),
-            model=model,
-            timeout=options.timeout_of(timeout),
-        )
-        with stream, WaitingNotice(client, stream) as notice:
-            # Answers that come side by side can only be read one after another.
-            write_answer(stream, stopwatch, notice, is_shown=not as_json and num_completions in (None, 1))
-        show_end(stream.result, stopwatch, as_json=as_json)
+
+        def ask(most: int | None) -> Result:
+            stream = client.stream(
+                None if is_chat else text,
+                messages=as_chat(text, system) if is_chat else None,
+                sampling=dataclasses.replace(sampling, n=num_completions),
+                stopping=Stopping(max_tokens=most, min_tokens=min_tokens, stop=stop),
+                output=Output(logprobs=logprobs),
+                scheduling=Scheduling(priority=priority, max_num_draft_tokens=max_draft_tokens),
+                model=model,
+                timeout=options.timeout_of(timeout),
+            )
+            with stream, WaitingNotice(client, stream) as notice:
+                # Answers that come side by side can only be read one after another.
+                write_answer(stream, stopwatch, notice, is_shown=not as_json and num_completions in (None, 1))
+            return stream.result
+
+        result = ask_bounded(max_tokens, ask)
+        show_end(result, stopwatch, as_json=as_json)
+        tell_if_met(result, max_tokens)
 
 
 def as_chat(text: str, system: str | None) -> list[Message]:
-    return [*([Message("system", system)] if system else []), Message("user", text)]
+    """An empty system text takes the place of the model's own."""
+    return [*([] if system is None else [Message("system", system)]), Message("user", text)]
 
 
 def read_prompt(prompt: str | None) -> str:
