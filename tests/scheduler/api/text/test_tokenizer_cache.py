@@ -213,7 +213,7 @@ def test_of_two_releases_the_newer_one_says_how_a_model_is_read():
     model = Model("tiny", "llama", 256, 400)
     earlier = replace(BYTE_LEVEL, end_token_ids=(5,), digest=tokenizer_digest(content_of(BYTE_LEVEL), 1))
     for tokenizers in ([BYTE_LEVEL, earlier], [earlier, BYTE_LEVEL]):
-        executors = [LinkedExecutor(model=model, tokenizer=each) for each in tokenizers]
+        executors = [LinkedExecutor(0.0, model=model, tokenizer=each) for each in tokenizers]
         (served,) = served_models(executors)
         assert (served.tokenizer, served.num_executors) == (BYTE_LEVEL, 2)
 
@@ -224,7 +224,7 @@ def test_a_form_that_is_not_known_here_decides_nothing_for_the_others():
     claimed = replace(BYTE_LEVEL, end_token_ids=(5,), digest=tokenizer_digest(content_of(BYTE_LEVEL), 999))
     for known in (BYTE_LEVEL, replace(BYTE_LEVEL, digest=tokenizer_digest(content_of(BYTE_LEVEL), 1))):
         for tokenizers in ([known, claimed], [claimed, known]):
-            (served,) = served_models([LinkedExecutor(model=model, tokenizer=each) for each in tokenizers])
+            (served,) = served_models([LinkedExecutor(0.0, model=model, tokenizer=each) for each in tokenizers])
             assert served.tokenizer == known
 
 
