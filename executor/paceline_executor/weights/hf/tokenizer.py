@@ -56,9 +56,7 @@ def _parse_tokenizer(path: Path, data: bytes) -> Tokenizer:
     if not is_plain(data):
         _try_elsewhere(path, data)
     try:
-        tokenizer = Tokenizer.from_buffer(data)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
+        tokenizer = tokenizer_trial.read(data)
         tokenizer.encode("a")  # some damage shows only now
     except (KeyboardInterrupt, SystemExit):
         raise

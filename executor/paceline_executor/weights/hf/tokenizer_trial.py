@@ -8,6 +8,16 @@ import resource
 import sys
 from contextlib import suppress
 
+from tokenizers import Tokenizer
+
+
+def read(data: bytes) -> Tokenizer:
+    """What a training run cut and padded its texts to is no matter of serving. Raises whatever the library does."""
+    tokenizer = Tokenizer.from_buffer(data)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
 
 def main() -> None:
     """Its argument is how many bytes of address space it may take."""
@@ -15,13 +25,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     data = sys.stdin.buffer.read()
-    from tokenizers import Tokenizer  # the limit is for it, too
-
     with suppress(BaseException):  # a panic in it is not even an Exception
-        tokenizer = Tokenizer.from_buffer(data)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        tokenizer.encode("Hello, world")
+        read(data).encode("Hello, world")
 
 
 if __name__ == "__main__":

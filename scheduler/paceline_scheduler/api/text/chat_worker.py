@@ -1,7 +1,7 @@
 """The process that renders one model's chats: `python -m paceline_scheduler.api.text.chat_worker`.
 
-A template can loop for ever, eat memory or crash the interpreter. It is set up with {template,
-constants} and asked with {messages, now, max_chars}, answered by {text}, {refused} or {failed}.
+A template can loop for ever, eat memory or crash the interpreter. The process is set up with {template, constants} and
+asked with {messages, now, max_chars}, answered by {text}, {refused} or {failed}.
 """
 
 from datetime import datetime
