@@ -271,7 +271,7 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "sync-gate": Ablation(
         "nothing is admitted before it is known what executors run",
-        18,
+        169,
         (
             (Executors, "until_synced", _at_once),
             (ExecutorGroup, "expect", lambda *_: None),
