@@ -34,7 +34,6 @@ GPUS = CHART / "ci" / "gpu-cert-manager.yaml"
 CLAIM = CHART / "ci" / "secrets-claim.yaml"
 INIT = CHART / "ci" / "init-container.yaml"
 HOST_PATH = CHART / "ci" / "host-path.yaml"
-CLUSTER_AUTOSCALER = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 SLOW = pytest.mark.slow
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
@@ -238,7 +237,6 @@ def test_pods_that_are_told_where_to_go_are_spread_among_their_own_kind():
     assert pod_spec(other)["affinity"] == {"nodeAffinity": pod_spec(large)["affinity"]["nodeAffinity"]}
     (constraint,) = pod_spec(large)["topologySpreadConstraints"]
     assert constraint["labelSelector"] == large["spec"]["selector"]
-    assert large["spec"]["template"]["metadata"]["annotations"].keys() == {CLUSTER_AUTOSCALER}
     (scheduler,) = of_kind(render(CLAIM), "Deployment")
     (constraint,) = pod_spec(scheduler)["topologySpreadConstraints"]
     assert constraint["topologyKey"] == "topology.kubernetes.io/zone"
