@@ -24,6 +24,7 @@ MONITORING = CHART / "ci" / "monitoring.yaml"
 MINIMAL = CHART / "ci" / "minimal.yaml"
 RUNBOOK = CHART / "RUNBOOK.md"
 OBJECTS = render(MONITORING)
+PEER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}
 (RULES,) = of_kind(OBJECTS, "PrometheusRule")
 ALERTS = {rule["alert"]: rule for group in RULES["spec"]["groups"] for rule in group["rules"]}
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text(encoding="utf-8"))
@@ -158,12 +159,17 @@ def test_the_service_monitor_finds_both_services_and_their_port():
 
 
 def test_prometheus_is_let_in_where_it_is_told_to_scrape():
+    """By a ServiceMonitor, from its usual namespace, or by whoever names it; without either nobody is."""
+    monitored = render(MINIMAL, {"monitoring.serviceMonitor.enabled": True})
+    named_alone = render(MINIMAL, {"networkPolicy.metrics": [PEER]})
     for name, port in (("rel-paceline-executors", 9465), ("rel-paceline-scheduler", 9464)):
         calls, metrics = named(OBJECTS, "NetworkPolicy", name)["spec"]["ingress"]
         assert metrics["ports"] == [{"port": port}]
-        (peer,) = metrics["from"]
-        assert peer == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}
-        assert peer not in calls["from"]
+        assert metrics["from"] == [PEER]
+        assert PEER not in calls["from"]
+        assert named(named_alone, "NetworkPolicy", name)["spec"]["ingress"][1] == metrics
+        (usual,) = named(monitored, "NetworkPolicy", name)["spec"]["ingress"][1]["from"]
+        assert usual == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
         assert len(named(render(MINIMAL), "NetworkPolicy", name)["spec"]["ingress"]) == 1
 
 

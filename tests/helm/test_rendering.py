@@ -16,6 +16,7 @@ from chart_checks.helm import (
     HelmError,
     containers,
     helm,
+    lint,
     named,
     of_kind,
     pod_labels,
@@ -60,7 +61,7 @@ def args_of(container):
     ],
 )
 def test_helm_finds_nothing_to_complain_of(file, program):
-    helm("lint", CHART, "--strict", "--quiet", "-f", file, program=program)
+    lint(file, {}, program=program)
 
 
 def test_helm_complains_of_a_worse_chart(tmp_path):
@@ -196,12 +197,9 @@ def test_metrics_are_at_the_port_of_that_name(file):
         (container,) = pod_spec(found)["containers"]
         (port,) = [port["containerPort"] for port in container["ports"] if port["name"] == "metrics"]
         assert port == int(args_of(container)["--metrics-port"])
-        (service,) = [
-            service
-            for service in of_kind(objects, "Service")
-            if selects(service["spec"]["selector"], pod_labels(found))
-        ]
-        assert {"name": "metrics", "port": port, "targetPort": "metrics"} in service["spec"]["ports"]
+        services = [found["spec"] for found in of_kind(objects, "Service")]
+        shown = [item for spec in services if selects(spec["selector"], pod_labels(found)) for item in spec["ports"]]
+        assert shown.count({"name": "metrics", "port": port, "targetPort": "metrics"}) == 1
 
 
 @each_file
@@ -230,6 +228,31 @@ def test_executors_take_connections_of_schedulers_only():
     assert {"namespaceSelector": {"matchLabels": {"team": "search"}}} in calls["from"]
     assert len(calls["from"]) == 2
     assert calls["ports"] == [{"port": 50051}]
+
+
+def test_pods_that_are_told_where_to_go_are_spread_among_their_own_kind():
+    """Zones are one part of affinity; a constraint that says which pods it counts is left as it is."""
+    large, other = of_kind(render(GPUS), "StatefulSet")
+    assert pod_spec(large)["affinity"].keys() == {"nodeAffinity", "podAntiAffinity"}
+    assert pod_spec(other)["affinity"] == {"nodeAffinity": pod_spec(large)["affinity"]["nodeAffinity"]}
+    (constraint,) = pod_spec(large)["topologySpreadConstraints"]
+    assert constraint["labelSelector"] == large["spec"]["selector"]
+    (scheduler,) = of_kind(render(CLAIM), "Deployment")
+    (constraint,) = pod_spec(scheduler)["topologySpreadConstraints"]
+    assert constraint["topologyKey"] == "topology.kubernetes.io/zone"
+    assert constraint["labelSelector"] == {"matchLabels": {"app.kubernetes.io/component": "scheduler"}}
+
+
+def test_clients_outside_have_a_service_of_their_own():
+    """Kubernetes lets no headless Service become another one, and clients inside need that one."""
+    objects = render(CLAIM)
+    outside, headless = (named(objects, "Service", f"rel-paceline{end}") for end in ("-external", ""))
+    assert outside["spec"]["selector"] == headless["spec"]["selector"]
+    assert outside["spec"]["ports"] == [{"name": "grpc", "port": 443, "targetPort": "grpc"}]
+    assert (outside["spec"]["type"], headless["spec"]["clusterIP"]) == ("LoadBalancer", "None")
+    assert [bool(found["metadata"].get("annotations")) for found in (outside, headless)] == [True, False]
+    alone = named(render(MINIMAL, {"service.annotations": {"a": "b"}}), "Service", "rel-paceline")
+    assert alone["metadata"]["annotations"] == {"a": "b"}
 
 
 @pytest.mark.parametrize("file", [CLAIM, INIT, HOST_PATH], ids=lambda file: file.stem)

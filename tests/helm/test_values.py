@@ -9,7 +9,7 @@ import re
 import pytest
 import yaml
 
-from chart_checks.helm import CHART, PROGRAMS, HelmError, helm, render, render_all
+from chart_checks.helm import CHART, PROGRAMS, HelmError, helm, lint, render, render_all
 
 GPUS = CHART / "ci" / "gpu-cert-manager.yaml"
 MINIMAL = CHART / "ci" / "minimal.yaml"
@@ -30,10 +30,11 @@ FILES = {
     "tls.secrets": CLAIM,
     "auth": GPUS,
     "monitoring": MONITORING,
-    "networkPolicy.metrics": MONITORING,
+    "service": CLAIM,
     "poolDefaults.gpu.resource": GPUS,
     "poolDefaults.gpu.memoryUtilization": GPUS,
 }
+NODES = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": []}]}}
 # What has to be set beside it, by the beginning of its path.
 BESIDE = {
     "tls.source": {"auth.tokens.secretName": ""},
@@ -69,6 +70,11 @@ OTHERS = {
     "nodeSelector": {"a": "b"},
     "tolerations": [{"operator": "Exists"}],
     "zones": ["a"],
+    "service.type": "NodePort",
+    "affinity": {"podAffinity": {}},
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"}],
+    "podAnnotations": {"a": "b"},
+    "annotations": {"a": "b"},
     "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}],
 }
 
@@ -134,13 +140,25 @@ def test_every_value_is_documented_for_helm_docs():
     assert set(LEAVES) - documented() == set()
 
 
+def changed(path):
+    """A file, what has to be set beside a value, and another value."""
+    # What is on in a file stands under `enabled`: that is turned on beside the smallest one.
+    file = MINIMAL if path.endswith(".enabled") else by_beginning(FILES, path, MINIMAL)
+    return file, by_beginning(BESIDE, path, {}), {path: another(path)}
+
+
+def is_refused_by(check, file, values):
+    try:
+        check(file, values)
+    except HelmError:
+        return True
+    return False
+
+
 def test_no_value_does_nothing(tmp_path):
     changes = []
-    for path in LEAVES:
-        # What is on in a file stands under `enabled`: that is turned on beside the smallest one.
-        file = MINIMAL if path.endswith(".enabled") else by_beginning(FILES, path, MINIMAL)
-        beside = by_beginning(BESIDE, path, {})
-        changes += [(file, beside), (file, beside | {path: another(path)})]
+    for file, beside, change in map(changed, LEAVES):
+        changes += [(file, beside), (file, beside | change)]
     alone, *pairs = render_all(tmp_path / "all", [(MINIMAL, {}), *changes])
     assert [found for found in yaml.safe_load_all(alone) if found] == render(MINIMAL)
     unchanged_and_changed = zip(LEAVES, pairs[::2], pairs[1::2], strict=True)
@@ -184,7 +202,15 @@ def test_no_value_does_nothing(tmp_path):
         (MINIMAL, {"pools.small.model.tokenSecret": {"name": "a"}}, "key"),
         (MINIMAL, {"pools.small.model.init": {"command": ["a"]}}, "image"),
         (MINIMAL, {"pools.small.model.init": {"image": "a", "securityContext": {}}}, "securityContext"),
-        (MINIMAL, {"networkPolicy.metrics": []}, "metrics"),
+        (MINIMAL, {"service.port": 80}, "a headless Service has the port of its pods"),
+        (MINIMAL, {"service.type": "LoadBalancer"}, "keeps out who is outside: add an ipBlock"),
+        (MINIMAL, {"service.type": "ExternalName"}, "service"),
+        (MINIMAL, {"scheduler.zones": ["a"], "scheduler.affinity.nodeAffinity": NODES}, "scheduler: zones are"),
+        (MINIMAL, {"poolDefaults.zones": ["a"], "pools.small.affinity.nodeAffinity": NODES}, "pools.small: zones are"),
+        (MINIMAL, {"scheduler.affinity.nodeSelectorTerms": []}, "affinity"),
+        (MINIMAL, {"poolDefaults.topologySpreadConstraints": [{"maxSkew": 1}]}, "topologyKey"),
+        (MINIMAL, {"poolDefaults.podAnnotations": {"a": True}}, "podAnnotations"),
+        (MINIMAL, {"extraObjects": [{"kind": "ConfigMap"}]}, "apiVersion"),
         (MINIMAL, {"monitoring.serviceMonitor.interval": "2m"}, "interval"),
         (MINIMAL, {"monitoring.rules.ttftSeconds": 2560}, "ttftSeconds"),
         (MINIMAL, {"monitoring.rules.queuedRequests": -1}, "queuedRequests"),
@@ -201,9 +227,21 @@ def test_no_value_does_nothing(tmp_path):
 )
 @each_program
 def test_what_cannot_be_meant_is_refused(file, values, message, program):
-    with pytest.raises(HelmError) as error:
-        render(file, values, program=program)
-    assert message in str(error.value)
+    for check in (render, lint):
+        with pytest.raises(HelmError) as error:
+            check(file, values, program=program)
+        assert message in str(error.value)
+
+
+@pytest.mark.slow
+def test_lint_takes_what_can_be_rendered_and_no_more():
+    """Another value for each that there is, and none for each value and section: null takes away what has a default."""
+    cases = [(file, beside | change) for file, beside, change in map(changed, LEAVES)]
+    beginnings = {part for path in LEAVES for part in itertools.accumulate(path.split("."), "{}.{}".format)}
+    cases += [(MINIMAL, {path: None}) for path in sorted(beginnings)]
+    verdicts = [(case, *(is_refused_by(check, *case) for check in (render, lint))) for case in cases]
+    assert [case for case, is_refused, is_complained_of in verdicts if is_refused != is_complained_of] == []
+    assert {is_refused for _, is_refused, _ in verdicts} == {True, False}
 
 
 def test_a_release_with_a_long_name_says_what_to_set():
@@ -229,7 +267,16 @@ def test_nothing_is_installed_by_chance():
     [
         (MINIMAL, ["grpcurl -plaintext -d", "in plaintext and without tokens. Only network policies"], ["-cacert"]),
         (GPUS, ['client/ca.crt -H "authorization: Bearer', "get secret rel-paceline-operator-tls"], ["-plaintext"]),
-        (CLAIM, ["-cert client/tls.crt -key client", "get secret client-tls", "-cert operator/tls"], ["Bearer"]),
+        (
+            CLAIM,
+            [
+                "-cert client/tls.crt -key client",
+                "get secret client-tls",
+                "-cert operator/tls",
+                "service rel-paceline-external",
+            ],
+            ["Bearer"],
+        ),
         (CHART / "ci" / "one-scheduler.yaml", ["Whoever reaches the pods may call them"], ["STANDBY"]),
     ],
     ids=lambda part: part.stem if hasattr(part, "stem") else "",

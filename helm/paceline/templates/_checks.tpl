@@ -1,31 +1,39 @@
 {{/* What a schema cannot say. Each sentence says what to do. */}}
 
+{{/* `helm lint` goes on after `fail`, but not without the template that has the sentence as its name. */}}
+{{- define "paceline.refuse" -}}
+{{- fail . -}}
+{{- include . . -}}
+{{- end -}}
+
 {{- define "paceline.checks" -}}
 {{- $tls := .Values.tls -}}
 {{- if not $tls.source -}}
-{{- fail "choose tls.source: certManager, secrets, or none for connections in plaintext" -}}
+{{- include "paceline.refuse" "choose tls.source: certManager, secrets, or none for connections in plaintext" -}}
 {{- end -}}
 {{- if and (eq $tls.source "certManager") (not $tls.certManager.issuerRef.name) -}}
-{{- fail "tls.source is certManager: set tls.certManager.issuerRef.name" -}}
+{{- include "paceline.refuse" "tls.source is certManager: set tls.certManager.issuerRef.name" -}}
 {{- end -}}
 {{- if eq $tls.source "secrets" -}}
 {{- range $owner := list "scheduler" "executor" "client" -}}
 {{- if not (index $tls.secrets $owner) -}}
-{{- fail (printf "tls.source is secrets: set tls.secrets.%s" $owner) -}}
+{{- include "paceline.refuse" (printf "tls.source is secrets: set tls.secrets.%s" $owner) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if .Values.auth.tokens.secretName -}}
 {{- if eq $tls.source "none" -}}
-{{- fail "auth.tokens needs TLS, since tokens must not travel in plaintext: set tls.source" -}}
+{{- include "paceline.refuse" "auth.tokens needs TLS, since tokens must not travel in plaintext: set tls.source" -}}
 {{- end -}}
 {{- if not .Values.auth.testToken.secretName -}}
-{{- fail "auth.tokens is set: set auth.testToken.secretName too, for helm test" -}}
+{{- include "paceline.refuse" "auth.tokens is set: set auth.testToken.secretName too, for helm test" -}}
 {{- end -}}
 {{- end -}}
 {{- if not .Values.pools -}}
-{{- fail "name at least one pool of executors, such as --set pools.small.model.name=smollm2-135m-instruct" -}}
+{{- include "paceline.refuse" "name at least one pool of executors, such as --set pools.small.model.name=smollm2-135m-instruct" -}}
 {{- end -}}
+{{- include "paceline.checkService" . -}}
+{{- include "paceline.checkPlacement" (dict "where" "scheduler" "values" .Values.scheduler) -}}
 {{- include "paceline.checkArgs" (dict "where" "scheduler.args" "args" .Values.scheduler.args "own" (list "executors" "standby" "host" "port" "admin-host" "admin-port" "health-port" "metrics-port" "advertise" "shutdown-timeout" "cache-dir" "tls-dir" "tokens" "insecure")) -}}
 {{- range $name, $values := .Values.pools -}}
 {{- $pool := mustMergeOverwrite (deepCopy $.Values.poolDefaults) $values -}}
@@ -36,29 +44,48 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "paceline.checkService" -}}
+{{- $service := .Values.service -}}
+{{- $clients := .Values.networkPolicy.clients | toJson -}}
+{{- if eq $service.type "ClusterIP" -}}
+{{- if ne (int $service.port) 50051 -}}
+{{- include "paceline.refuse" "service.port: a headless Service has the port of its pods, 50051: set service.type, or leave it" -}}
+{{- end -}}
+{{- else if and .Values.networkPolicy.enabled (not (contains "ipBlock" $clients)) -}}
+{{- include "paceline.refuse" (printf "service.type is %s, and networkPolicy.clients keeps out who is outside: add an ipBlock" $service.type) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "paceline.checkPlacement" -}}
+{{- if and .values.zones (dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "" (default dict .values.affinity)) -}}
+{{- include "paceline.refuse" (printf "%s: zones are required node affinity too: name them in affinity, and leave zones out" .where) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "paceline.checkPool" -}}
+{{- include "paceline.checkPlacement" (dict "where" (printf "pools.%s" .name) "values" .pool) -}}
 {{- $model := .pool.model -}}
 {{- if has .name (list "scheduler" "executors") -}}
-{{- fail (printf "pools.%s: another object has this name" .name) -}}
+{{- include "paceline.refuse" (printf "pools.%s: another object has this name" .name) -}}
 {{- end -}}
 {{- if eq (empty $model.name) (not (regexMatch " --runner=simulated[: ]" (printf " %s " (join " " .pool.args)))) -}}
-{{- fail (printf "pools.%s: set model.name, or --runner=simulated in args" .name) -}}
+{{- include "paceline.refuse" (printf "pools.%s: set model.name, or --runner=simulated in args" .name) -}}
 {{- end -}}
 {{- if gt (len (compact (list $model.claimName $model.hostPath $model.init))) 1 -}}
-{{- fail (printf "pools.%s: a model comes from one place: set one of model.claimName, model.hostPath and model.init" .name) -}}
+{{- include "paceline.refuse" (printf "pools.%s: a model comes from one place: set one of model.claimName, model.hostPath and model.init" .name) -}}
 {{- end -}}
 {{- $here := or $model.claimName $model.hostPath $model.init -}}
 {{- if and $here (or $model.revision $model.tokenSecret) -}}
-{{- fail (printf "pools.%s: model.revision and model.tokenSecret are for models of the hub, and this one comes from a volume" .name) -}}
+{{- include "paceline.refuse" (printf "pools.%s: model.revision and model.tokenSecret are for models of the hub, and this one comes from a volume" .name) -}}
 {{- end -}}
 {{- if and $here (or (hasPrefix "/" $model.name) (contains ".." $model.name)) -}}
-{{- fail (printf "pools.%s: model.name is a path inside the volume: no / before it, no .. in it" .name) -}}
+{{- include "paceline.refuse" (printf "pools.%s: model.name is a path inside the volume: no / before it, no .. in it" .name) -}}
 {{- end -}}
 {{- if and (gt (len .root.Values.pools) 1) (not $model.servedName) -}}
-{{- fail (printf "pools.%s: there are several pools: set model.servedName" .name) -}}
+{{- include "paceline.refuse" (printf "pools.%s: there are several pools: set model.servedName" .name) -}}
 {{- end -}}
 {{- if and (not .pool.gpu.count) (not (kindIs "invalid" .pool.gpu.memoryUtilization)) -}}
-{{- fail (printf "pools.%s: gpu.memoryUtilization needs gpu.count 1" .name) -}}
+{{- include "paceline.refuse" (printf "pools.%s: gpu.memoryUtilization needs gpu.count 1" .name) -}}
 {{- end -}}
 {{- $own := list "model" "revision" "served-model-name" "host" "port" "health-port" "metrics-port" "shutdown-timeout" "cache-dir" "tls-dir" "insecure" "gpu-memory-utilization" -}}
 {{- include "paceline.checkArgs" (dict "where" (printf "pools.%s.args" .name) "args" .pool.args "own" (empty .pool.gpu.count | ternary $own (append $own "runner"))) -}}
@@ -67,12 +94,12 @@
 {{- define "paceline.checkAutoscaling" -}}
 {{- $scaling := .pool.autoscaling -}}
 {{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
-{{- fail (printf "pools.%s: autoscaling.minReplicas is above autoscaling.maxReplicas" .name) -}}
+{{- include "paceline.refuse" (printf "pools.%s: autoscaling.minReplicas is above autoscaling.maxReplicas" .name) -}}
 {{- end -}}
 {{- range $name, $values := .root.Values.pools -}}
 {{- $other := mustMergeOverwrite (deepCopy $.root.Values.poolDefaults) $values -}}
 {{- if and (ne $name $.name) (eq $other.model.servedName $.pool.model.servedName) -}}
-{{- fail (printf "pools.%s: pools.%s has the same model, and autoscaling counts the requests of a model: give it one pool, or set replicas" $.name $name) -}}
+{{- include "paceline.refuse" (printf "pools.%s: pools.%s has the same model, and autoscaling counts the requests of a model: give it one pool, or set replicas" $.name $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -80,7 +107,7 @@
 {{- define "paceline.checkArgs" -}}
 {{- range .args -}}
 {{- if has (trimPrefix "--" (regexReplaceAll "=.*" . "")) $.own -}}
-{{- fail (printf "%s: the chart sets %s itself" $.where .) -}}
+{{- include "paceline.refuse" (printf "%s: the chart sets %s itself" $.where .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -4,7 +4,7 @@
 {{- $own := ternary .Release.Name (printf "%s-paceline" .Release.Name) (contains "paceline" .Release.Name) -}}
 {{- $name := default $own .Values.fullnameOverride -}}
 {{- if gt (len $name) 30 -}}
-{{- fail (printf "the name %s has more than 30 characters: set fullnameOverride" $name) -}}
+{{- include "paceline.refuse" (printf "the name %s has more than 30 characters: set fullnameOverride" $name) -}}
 {{- end -}}
 {{- $name -}}
 {{- end -}}

@@ -23,29 +23,35 @@ securityContext:
     drop: [ALL]
 {{- end -}}
 
-{{/* Nodes: nodeSelector, tolerations, zones, priorityClassName of a scheduler or pool. */}}
+{{/* Where pods go: .values of a scheduler or pool, .spread in place of its own constraints, .who of the pods' labels. */}}
 {{- define "paceline.placement" -}}
-{{- with .priorityClassName }}
+{{- with .values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- with .nodeSelector }}
+{{- with .values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .tolerations }}
+{{- with .values.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .zones }}
+{{- $affinity := deepCopy (default dict .values.affinity) }}
+{{- with .values.zones }}
+{{- $terms := list (dict "matchExpressions" (list (dict "key" "topology.kubernetes.io/zone" "operator" "In" "values" .))) }}
+{{- $required := dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) }}
+{{- $affinity = mustMerge $affinity (dict "nodeAffinity" $required) }}
+{{- end }}
+{{- with $affinity }}
 affinity:
-  nodeAffinity:
-    requiredDuringSchedulingIgnoredDuringExecution:
-      nodeSelectorTerms:
-        - matchExpressions:
-            - key: topology.kubernetes.io/zone
-              operator: In
-              values:
-                {{- toYaml . | nindent 16 }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- $own := dict "labelSelector" (dict "matchLabels" (include "paceline.selectorLabels" .who | fromYaml)) }}
+{{- with .values.topologySpreadConstraints | default .spread }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{- toYaml (hasKey . "labelSelector" | ternary . (mustMerge (deepCopy .) $own)) | nindent 4 }}
+  {{- end }}
 {{- end }}
 {{- end -}}
 

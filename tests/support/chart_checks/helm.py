@@ -41,14 +41,21 @@ def helm(*arguments: str | Path, program: str = "helm") -> str:
 
 def render(file: Path, values: Mapping[str, Any] | None = None, *, program: str = "helm") -> list[Object]:
     """The objects of a values file, with further values by their paths, as `{"standby.enabled": False}`."""
-    overrides = tuple(f"{path}={json.dumps(value)}" for path, value in (values or {}).items())
-    return list(_rendered(file, overrides, program))
+    return list(_rendered(file, _overrides(values or {}), program))
+
+
+def lint(file: Path, values: Mapping[str, Any], *, program: str = "helm") -> None:
+    """Raises HelmError where `helm lint --strict` complains."""
+    helm("lint", CHART, "--strict", "--quiet", "-f", file, *_overrides(values), program=program)
+
+
+def _overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"--set-json={path}={json.dumps(value)}" for path, value in values.items())
 
 
 @functools.cache
 def _rendered(file: Path, overrides: tuple[str, ...], program: str) -> tuple[Object, ...]:
-    options = [part for override in overrides for part in ("--set-json", override)]
-    text = helm("template", RELEASE, CHART, "-n", NAMESPACE, "-f", file, *options, program=program)
+    text = helm("template", RELEASE, CHART, "-n", NAMESPACE, "-f", file, *overrides, program=program)
     return tuple(found for found in yaml.load_all(text, Loader=yaml.CSafeLoader) if found)
 
 
