@@ -1,19 +1,26 @@
-"""In which numbers a CPU computes a model: how its weights are multiplied, and how keys and values are kept.
+"""In which numbers a model is computed, on a CPU, on a GPU or its twin: what the options come to, and what that costs.
 
-`device_numerics` has those of GPUs. Refuses to know kernels, torch and file formats.
+Refuses to know kernels, torch and how weights come to a device.
 """
 
 import enum
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from paceline_executor.errors import LimitError
+from paceline_executor.errors import DrafterError, LimitError, UnsupportedModelError
 from paceline_executor.weights import ModelConfig
+from paceline_executor.weights.stored_tensor import FloatType, StoredType
 
 _GROUP = 32
-_INT8_SCALE_BYTES = 4
-# The kernels of int8 keys and values take whole vectors of slots, and sum a head's products in 32 bits.
+_SCALE_BYTES = 4
+# The CPU's kernels of int8 keys and values take whole vectors of slots, and sum a head's products in 32 bits.
 _INT8_SLOTS = 16
 _INT8_MAX_HEAD_DIM = 512
+_FIRST_WITH_FP8 = (8, 9)
+_OTHER_DRAFTER = "name a smaller model, with drafter draft_model"
+_GPU_MAX_HEAD_DIM, _GPU_HEAD_DIM_STEP = 256, 8
+_BEYOND_FLOAT16 = frozenset(("gemma2", "gemma3"))  # what flows between their layers exceeds 65,504
 
 
 class Quantization(enum.Enum):
@@ -22,9 +29,13 @@ class Quantization(enum.Enum):
     FP8 = "fp8"  # for GPUs
 
 
-class WeightKind(enum.Enum):
+class MatrixKind(enum.Enum):
+    """What the matrices are that a step multiplies with."""
+
+    DENSE = "dense"  # floats of the type that is computed with
     PACKED = "packed"  # 4 or 8 bits each, as stored; multiplied with int8 activations
-    FLOAT32 = "float32"
+    AS_STORED = "as stored"  # float8_e4m3fn stays so, all others become dense
+    FLOAT8 = "float8"  # float8_e4m3fn; others are rounded, with a scale for each row
 
 
 class KvDtype(enum.Enum):
@@ -37,7 +48,7 @@ class KvDtype(enum.Enum):
     def slot_bytes(self, head_dim: int) -> int:
         """Counts one key or value of one KV head."""
         if self is KvDtype.INT8:
-            return head_dim + _INT8_SCALE_BYTES
+            return head_dim + _SCALE_BYTES
         return head_dim * _ITEM_BYTES[self]
 
 
@@ -48,21 +59,58 @@ _ITEM_BYTES = {KvDtype.FLOAT32: 4, KvDtype.FLOAT16: 2, KvDtype.BFLOAT16: 2, KvDt
 class Numerics:
     """float32 throughout is the measure of the others."""
 
-    weights: WeightKind
+    matrices: MatrixKind
     kv: KvDtype
+    dtype: FloatType = FloatType.FLOAT32  # of activations, embeddings, norms and dense matrices
+
+    @property
+    def weights(self) -> str:
+        """What logs say of the matrices: dense ones by their type."""
+        return self.dtype.value if self.matrices is MatrixKind.DENSE else self.matrices.value
+
+    @property
+    def dense_kv(self) -> KvDtype:
+        """The type that is computed with."""
+        return KvDtype(self.dtype.value)
+
+    def bytes_per_token(self, model: ModelConfig) -> int:
+        """Counts the KV cache."""
+        return 2 * model.num_layers * model.num_kv_heads * self.kv.slot_bytes(model.head_dim)
+
+    def weight_bytes(self, model: ModelConfig, stored: Mapping[str, StoredType]) -> int:
+        """Of packed ones, the most it may be. stored: as in `choose_gpu_numerics`."""
+        if self.matrices is MatrixKind.PACKED:
+            return int(sum(math.prod(shape) for shape in model.tensor_shapes().values()) * self.max_bytes_per_weight())
+        return sum(self._tensor_bytes(name, shape, stored.get(name)) for name, shape in model.tensor_shapes().items())
 
     def max_bytes_per_weight(self) -> float:
         """Packed: a byte and its part of a scale for every 32."""
-        return 4.0 if self.weights is WeightKind.FLOAT32 else 1 + 2 / _GROUP
+        return 1 + 2 / _GROUP if self.matrices is MatrixKind.PACKED else self.dtype.itemsize
 
-    def bytes_per_token(self, model: ModelConfig) -> int:
-        return 2 * model.num_layers * model.num_kv_heads * self.kv.slot_bytes(model.head_dim)
+    def _tensor_bytes(self, name: str, shape: tuple[int, ...], stored: StoredType | None) -> int:
+        stays_float8 = self.matrices is MatrixKind.AS_STORED and stored is FloatType.FLOAT8_E4M3FN
+        is_multiplied = name.endswith(("_proj.weight", "lm_head.weight"))
+        if is_multiplied and (stays_float8 or self.matrices is MatrixKind.FLOAT8):
+            return math.prod(shape) + _SCALE_BYTES * shape[0]
+        return math.prod(shape) * self.dtype.itemsize
+
+    def rounded(self, stored: Mapping[str, StoredType], capability: tuple[int, int]) -> "Numerics":
+        """Of a float8 copy. Raises DrafterError where that is no smaller, or not multiplied with."""
+        is_float8 = FloatType.FLOAT8_E4M3FN in stored.values() and self.matrices is MatrixKind.AS_STORED
+        if is_float8 or self.matrices is MatrixKind.FLOAT8:
+            raise DrafterError(
+                f"--speculation target_copy: the model's own matrices are float8 already: {_OTHER_DRAFTER}"
+            )
+        if capability < _FIRST_WITH_FP8:
+            raise DrafterError(f"--speculation target_copy {_needs_fp8(capability)}: {_OTHER_DRAFTER}")
+        return replace(self, matrices=MatrixKind.FLOAT8, kv=self.dense_kv)
 
 
-FLOAT32_NUMERICS = Numerics(WeightKind.FLOAT32, KvDtype.FLOAT32)
+FLOAT32_NUMERICS = Numerics(MatrixKind.DENSE, KvDtype.FLOAT32)
+"""Also the twin's."""
 
 
-def choose_numerics(
+def choose_cpu_numerics(
     quantization: Quantization, kv_dtype: KvDtype | None, model: ModelConfig, block_size: int
 ) -> Numerics:
     """None leaves the choice of `kv_dtype` to us.
@@ -89,4 +137,60 @@ def choose_numerics(
     if kv_dtype is KvDtype.INT8 and not takes_int8:
         needs = f"a --block-size that {_INT8_SLOTS} divides and heads of at most {_INT8_MAX_HEAD_DIM} dimensions"
         raise LimitError(f"--kv-cache-dtype int8 needs {needs}, not {block_size} and {model.head_dim}")
-    return Numerics(WeightKind.PACKED, kv_dtype or (KvDtype.INT8 if takes_int8 else KvDtype.FLOAT16))
+    return Numerics(MatrixKind.PACKED, kv_dtype or (KvDtype.INT8 if takes_int8 else KvDtype.FLOAT16))
+
+
+def choose_gpu_numerics(
+    quantization: Quantization,
+    kv_dtype: KvDtype | None,
+    model: ModelConfig,
+    stored: Mapping[str, StoredType],
+    capability: tuple[int, int],
+) -> Numerics:
+    """None leaves the choice of `kv_dtype` to us.
+
+    stored: how the file stores tensors, by Hugging Face name; empty for random weights. Raises LimitError for what this
+    GPU or this model does not take, UnsupportedModelError for heads that its kernels do not.
+    """
+    if model.head_dim % _GPU_HEAD_DIM_STEP or model.head_dim > _GPU_MAX_HEAD_DIM:
+        heads = f"heads of {model.head_dim} dimensions, and GPUs take multiples of {_GPU_HEAD_DIM_STEP}"
+        raise UnsupportedModelError(f"the model has {heads} up to {_GPU_MAX_HEAD_DIM}: choose --runner cpu")
+    has_fp8 = capability >= _FIRST_WITH_FP8
+    if quantization is Quantization.FP8 and not has_fp8:
+        raise LimitError(f"--quantization fp8 {_needs_fp8(capability)}: choose auto or none")
+    dtype = _dtype_of(model, stored)
+    return Numerics(_gpu_matrices(quantization, has_fp8), _gpu_kv(kv_dtype, dtype, capability), dtype)
+
+
+def choose_twin_numerics(quantization: Quantization, kv_dtype: KvDtype | None) -> Numerics:
+    """The twin computes in float32. Raises LimitError for anything smaller."""
+    if quantization is Quantization.FP8:
+        raise LimitError("--quantization fp8 needs a GPU: choose auto or none for --runner twin")
+    if kv_dtype not in (None, KvDtype.FLOAT32):
+        raise LimitError(f"--kv-cache-dtype {kv_dtype.value} needs a GPU: choose auto or float32 for --runner twin")
+    return FLOAT32_NUMERICS
+
+
+def _gpu_matrices(quantization: Quantization, has_fp8: bool) -> MatrixKind:
+    if quantization is Quantization.FP8:
+        return MatrixKind.FLOAT8
+    return MatrixKind.AS_STORED if quantization is Quantization.AUTO and has_fp8 else MatrixKind.DENSE
+
+
+def _dtype_of(model: ModelConfig, stored: Mapping[str, StoredType]) -> FloatType:
+    is_bfloat16 = not stored or FloatType.BFLOAT16 in stored.values()
+    return FloatType.BFLOAT16 if is_bfloat16 or model.architecture in _BEYOND_FLOAT16 else FloatType.FLOAT16
+
+
+def _gpu_kv(asked: KvDtype | None, dtype: FloatType, capability: tuple[int, int]) -> KvDtype:
+    own = KvDtype(dtype.value)
+    if asked is KvDtype.FP8_E4M3 and capability < _FIRST_WITH_FP8:
+        raise LimitError(f"--kv-cache-dtype fp8_e4m3 {_needs_fp8(capability)}: choose int8 or {own.value}")
+    if asked in (None, own, KvDtype.FP8_E4M3, KvDtype.INT8):
+        return asked or own
+    sentence = f"--kv-cache-dtype {asked.value} does not go with a model that this GPU computes in {own.value}"
+    raise LimitError(f"{sentence}: choose auto, {own.value}, fp8_e4m3 or int8")
+
+
+def _needs_fp8(capability: tuple[int, int]) -> str:
+    return f"needs compute capability 8.9, and this GPU has {capability[0]}.{capability[1]}"

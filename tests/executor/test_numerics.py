@@ -9,27 +9,29 @@ import pytest
 import torch
 
 from paceline_executor.config import parse_config
-from paceline_executor.device_numerics import (
-    TWIN_NUMERICS,
-    DeviceNumerics,
-    choose_device_numerics,
-    choose_twin_numerics,
-)
 from paceline_executor.errors import DrafterError, LimitError, UnsupportedModelError
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.registry import upload_model
 from paceline_executor.models.rope import rotation_bytes
-from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, Quantization, WeightKind, choose_numerics
+from paceline_executor.numerics import (
+    FLOAT32_NUMERICS,
+    KvDtype,
+    MatrixKind,
+    Numerics,
+    Quantization,
+    choose_cpu_numerics,
+    choose_gpu_numerics,
+    choose_twin_numerics,
+)
 from paceline_executor.testing.models import FAMILY_CONFIGS, TINY_CONFIG, RandomCheckpoint
-from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import Rope
 from paceline_executor.weights.stored_tensor import FloatType
 
 A100, L4, H100 = (8, 0), (8, 9), (9, 0)
 # Sizes that groups of 32 divide, as those of all common models; the tiny one's heads have 16 dimensions.
 WIDE = replace(TINY_CONFIG, head_dim=32)
-PACKED_FLOAT16 = Numerics(WeightKind.PACKED, KvDtype.FLOAT16)
-PACKED_INT8 = Numerics(WeightKind.PACKED, KvDtype.INT8)
+PACKED_FLOAT16 = Numerics(MatrixKind.PACKED, KvDtype.FLOAT16)
+PACKED_INT8 = Numerics(MatrixKind.PACKED, KvDtype.INT8)
 DEVICE_SLOTS = {KvDtype.BFLOAT16: 64, KvDtype.FLOAT16: 64, KvDtype.INT8: 36, KvDtype.FP8_E4M3: 32}
 
 
@@ -39,7 +41,7 @@ DEVICE_SLOTS = {KvDtype.BFLOAT16: 64, KvDtype.FLOAT16: 64, KvDtype.INT8: 36, KvD
         (FLOAT32_NUMERICS, 128),
         (PACKED_FLOAT16, 64),
         (PACKED_INT8, 36),
-        *((DeviceNumerics(torch.bfloat16, MatrixKind.DENSE, kv), slot) for kv, slot in DEVICE_SLOTS.items()),
+        *((Numerics(MatrixKind.DENSE, kv, FloatType.BFLOAT16), slot) for kv, slot in DEVICE_SLOTS.items()),
     ],
 )
 def test_a_token_takes_its_keys_and_values_in_all_layers(numerics, slot):
@@ -59,16 +61,16 @@ def test_a_token_takes_its_keys_and_values_in_all_layers(numerics, slot):
 )
 def test_options_that_go_together_are_followed(quantization, kv_dtype, numerics):
     """Packed weights and int8 keys and values, unless something else is asked for."""
-    assert choose_numerics(quantization, kv_dtype, WIDE, 16) == numerics
+    assert choose_cpu_numerics(quantization, kv_dtype, WIDE, 16) == numerics
 
 
 @pytest.mark.parametrize(("block_size", "head_dim"), [(8, 32), (24, 32), (1, 32), (16, 544)])
 def test_keys_and_values_are_float16_where_blocks_or_heads_do_not_allow_int8(block_size, head_dim):
     """Asked for int8, the sentence says what that needs."""
     model = replace(WIDE, head_dim=head_dim)
-    assert choose_numerics(Quantization.AUTO, None, model, block_size) == PACKED_FLOAT16
+    assert choose_cpu_numerics(Quantization.AUTO, None, model, block_size) == PACKED_FLOAT16
     with pytest.raises(LimitError, match=f"--block-size that 16 divides .* not {block_size} and {head_dim}"):
-        choose_numerics(Quantization.AUTO, KvDtype.INT8, model, block_size)
+        choose_cpu_numerics(Quantization.AUTO, KvDtype.INT8, model, block_size)
 
 
 @pytest.mark.parametrize("size", ["hidden_size", "intermediate_size", "head_dim"])
@@ -76,21 +78,21 @@ def test_keys_and_values_are_float16_where_blocks_or_heads_do_not_allow_int8(blo
 def test_a_model_whose_sizes_groups_do_not_divide_is_computed_in_float32(size, kv_dtype):
     """Groups have 32 inputs."""
     odd = replace(WIDE, **{size: 80})
-    assert choose_numerics(Quantization.AUTO, kv_dtype, odd, 16) == FLOAT32_NUMERICS
+    assert choose_cpu_numerics(Quantization.AUTO, kv_dtype, odd, 16) == FLOAT32_NUMERICS
 
 
 @pytest.mark.parametrize("kv_dtype", [KvDtype.FLOAT16, KvDtype.INT8])
 def test_small_keys_beside_float32_weights_are_refused(kv_dtype):
     """The sentence names what leads to float32, the option or the model's sizes, and what to leave out."""
     with pytest.raises(LimitError, match=f"--quantization none .* leave --kv-cache-dtype {kv_dtype.value} out"):
-        choose_numerics(Quantization.NONE, kv_dtype, WIDE, 16)
+        choose_cpu_numerics(Quantization.NONE, kv_dtype, WIDE, 16)
     with pytest.raises(LimitError, match=rf"sizes \(64, 96, 16\) .* leave --kv-cache-dtype {kv_dtype.value} out"):
-        choose_numerics(Quantization.AUTO, kv_dtype, TINY_CONFIG, 16)
+        choose_cpu_numerics(Quantization.AUTO, kv_dtype, TINY_CONFIG, 16)
 
 
 def test_float32_keys_beside_packed_weights_are_refused():
     with pytest.raises(LimitError, match="--kv-cache-dtype float32 needs --quantization none"):
-        choose_numerics(Quantization.AUTO, KvDtype.FLOAT32, WIDE, 16)
+        choose_cpu_numerics(Quantization.AUTO, KvDtype.FLOAT32, WIDE, 16)
 
 
 def test_a_weight_takes_four_bytes_or_one_and_its_part_of_a_scale():
@@ -144,7 +146,7 @@ FLOAT8 = stored_as(FloatType.FLOAT8_E4M3FN)
 def test_a_copy_of_a_model_has_float8_matrices_where_that_is_smaller_and_multiplied():
     target = choose(kv=KvDtype.INT8)
     copy = target.rounded(BFLOAT16, H100)
-    assert copy == DeviceNumerics(torch.bfloat16, MatrixKind.FLOAT8, KvDtype.BFLOAT16)
+    assert copy == Numerics(MatrixKind.FLOAT8, KvDtype.BFLOAT16, FloatType.BFLOAT16)
     assert copy.weight_bytes(WIDE, BFLOAT16) < 0.7 * target.weight_bytes(WIDE, BFLOAT16)
     for quantization, stored in ((Quantization.FP8, BFLOAT16), (Quantization.AUTO, FLOAT8)):
         with pytest.raises(DrafterError, match="matrices are float8 already: name a smaller model"):
@@ -155,30 +157,30 @@ def test_a_copy_of_a_model_has_float8_matrices_where_that_is_smaller_and_multipl
 
 def choose(quantization=Quantization.AUTO, kv=None, model=WIDE, stored=BFLOAT16, capability=H100):
     """With everything as it comes but what is named."""
-    return choose_device_numerics(quantization, kv, model, stored, capability)
+    return choose_gpu_numerics(quantization, kv, model, stored, capability)
 
 
 @pytest.mark.parametrize(
     ("stored", "dtype"),
     [
-        (BFLOAT16, torch.bfloat16),
-        (FLOAT8, torch.bfloat16),
-        (FLOAT16, torch.float16),
-        (stored_as(FloatType.FLOAT32), torch.float16),
-        ({}, torch.bfloat16),
+        (BFLOAT16, FloatType.BFLOAT16),
+        (FLOAT8, FloatType.BFLOAT16),
+        (FLOAT16, FloatType.FLOAT16),
+        (stored_as(FloatType.FLOAT32), FloatType.FLOAT16),
+        ({}, FloatType.BFLOAT16),
     ],
 )
 def test_a_model_is_computed_in_the_type_of_its_file(stored, dtype):
     """bfloat16 where there is any, or where weights are random; keys and values in the same, or as asked for."""
     numerics = choose(stored=stored)
-    assert (numerics.dtype, numerics.kv.value) == (dtype, str(dtype).removeprefix("torch."))
+    assert (numerics.dtype, numerics.kv.value) == (dtype, dtype.value)
     for kv in (KvDtype.FP8_E4M3, KvDtype.INT8):
         assert choose(kv=kv, stored=stored).kv is kv
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
 def test_gemma_is_never_computed_in_float16(family):
-    assert choose(model=FAMILY_CONFIGS[family], stored=FLOAT16).dtype == torch.bfloat16
+    assert choose(model=FAMILY_CONFIGS[family], stored=FLOAT16).dtype is FloatType.BFLOAT16
 
 
 @pytest.mark.parametrize(
@@ -219,8 +221,8 @@ def test_heads_that_no_kernel_takes_are_refused(head_dim):
 
 def test_the_twin_computes_in_float32():
     """And refuses what would not be."""
-    assert choose_twin_numerics(Quantization.AUTO, None) == TWIN_NUMERICS
-    assert choose_twin_numerics(Quantization.NONE, KvDtype.FLOAT32) == TWIN_NUMERICS
+    assert choose_twin_numerics(Quantization.AUTO, None) == FLOAT32_NUMERICS
+    assert choose_twin_numerics(Quantization.NONE, KvDtype.FLOAT32) == FLOAT32_NUMERICS
     with pytest.raises(LimitError, match="--quantization fp8 needs a GPU"):
         choose_twin_numerics(Quantization.FP8, None)
     with pytest.raises(LimitError, match="--kv-cache-dtype int8 needs a GPU"):
@@ -238,7 +240,7 @@ def test_the_twin_computes_in_float32():
 def test_a_cpu_refuses_what_is_for_gpus(quantization, kv, sentence):
     """Instead of choosing something else in silence."""
     with pytest.raises(LimitError, match=sentence):
-        choose_numerics(quantization, kv, WIDE, 16)
+        choose_cpu_numerics(quantization, kv, WIDE, 16)
 
 
 def tensors_of(model):
@@ -265,15 +267,15 @@ def tensors_of(model):
 )
 def test_the_estimate_is_what_uploading_takes(matrices, options):
     checkpoint = RandomCheckpoint(replace(WIDE, **options))
-    numerics = DeviceNumerics(torch.float16, matrices, KvDtype.FLOAT16)
-    model = upload_model(checkpoint, torch.device("cpu"), 64, numerics.dtype, matrices)
+    numerics = Numerics(matrices, KvDtype.FLOAT16, FloatType.FLOAT16)
+    model = upload_model(checkpoint, torch.device("cpu"), 64, numerics)
 
     assert tensors_of(model) == numerics.weight_bytes(checkpoint.config, {}) + rotation_bytes(checkpoint.config, 64)
 
 
 def test_float8_that_stays_so_counts_a_byte_and_a_scale_for_each_row():
-    as_stored = DeviceNumerics(torch.bfloat16, MatrixKind.AS_STORED, KvDtype.BFLOAT16)
-    rounded = DeviceNumerics(torch.bfloat16, MatrixKind.FLOAT8, KvDtype.BFLOAT16)
+    as_stored = Numerics(MatrixKind.AS_STORED, KvDtype.BFLOAT16, FloatType.BFLOAT16)
+    rounded = Numerics(MatrixKind.FLOAT8, KvDtype.BFLOAT16, FloatType.BFLOAT16)
     assert as_stored.weight_bytes(WIDE, FLOAT8) == rounded.weight_bytes(WIDE, BFLOAT16)
     assert as_stored.weight_bytes(WIDE, BFLOAT16) == 2 * sum(
         HostWeights(RandomCheckpoint(WIDE)).checkpoint.tensor(name).size for name in WIDE.tensor_shapes()

@@ -14,7 +14,14 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from typer.testing import CliRunner
 
-from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, Quantization, WeightKind, choose_numerics
+from paceline_executor.numerics import (
+    FLOAT32_NUMERICS,
+    KvDtype,
+    MatrixKind,
+    Numerics,
+    Quantization,
+    choose_cpu_numerics,
+)
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.inputs import forward_inputs
 from paceline_executor.runner.interface import StepBatch
@@ -25,8 +32,8 @@ from quality.__main__ import app
 from quality.measure import NUM_GIVEN, measure
 from quality.text import prose, take, windows
 
-PACKED = Numerics(WeightKind.PACKED, KvDtype.FLOAT16)
-PACKED_INT8 = Numerics(WeightKind.PACKED, KvDtype.INT8)
+PACKED = Numerics(MatrixKind.PACKED, KvDtype.FLOAT16)
+PACKED_INT8 = Numerics(MatrixKind.PACKED, KvDtype.INT8)
 WINDOW = 40
 
 
@@ -129,8 +136,8 @@ def test_the_command_prints_a_table_and_writes_the_same_as_json(model_file, tmp_
         ("packed", "float16"),
     ]
     assert (found["float32"], found["fast"]) == (float32["perplexity"], default["perplexity"])
-    used = choose_numerics(Quantization.AUTO, None, load_model(model_file)[0].config, 16)
-    assert (default["weights"], default["kv_cache"]) == (used.weights.value, used.kv.value)
+    used = choose_cpu_numerics(Quantization.AUTO, None, load_model(model_file)[0].config, 16)
+    assert (default["weights"], default["kv_cache"]) == (used.weights, used.kv.value)
     assert default["perplexity"] != float16["perplexity"]
     assert {"kl_divergence", "same_best", "standard_error"} < set(float16) == set(float32)
     assert (found["model"], found["python"]) == ("tiny.gguf", platform.python_version())

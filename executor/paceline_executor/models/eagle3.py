@@ -16,7 +16,7 @@ from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.models.layers import DenseLinear, Linear, PackedLinear
 from paceline_executor.models.llama import GATES
 from paceline_executor.models.rope import rope_tables
-from paceline_executor.numerics import WeightKind
+from paceline_executor.numerics import MatrixKind
 from paceline_executor.weights.checkpoint import Float32Array
 from paceline_executor.weights.hf.eagle3 import Eagle3Checkpoint
 from paceline_kernels.activation import gate_and_multiply
@@ -33,21 +33,21 @@ _IN_FLOAT32 = ("linear", "rms_norm", "add_rms_norm", "gate_and_multiply", "rope_
 _QKV = tuple(f"self_attn.{part}_proj" for part in "qkv")
 
 
-def operations_of_head(kind: WeightKind) -> tuple[str, ...]:
-    products = ("quantized_linear", "unpack_rows") if kind is WeightKind.PACKED else ()
+def operations_of_head(kind: MatrixKind) -> tuple[str, ...]:
+    products = ("quantized_linear", "unpack_rows") if kind is MatrixKind.PACKED else ()
     return (*_IN_FLOAT32, *products)
 
 
 class Eagle3Head:
     """A head with its weights, on the CPU; keys and values are float32."""
 
-    def __init__(self, checkpoint: Eagle3Checkpoint, embed: Embedding, max_model_len: int, kind: WeightKind) -> None:
+    def __init__(self, checkpoint: Eagle3Checkpoint, embed: Embedding, max_model_len: int, kind: MatrixKind) -> None:
         """Read all weights, for positions below `max_model_len`. embed: the target's, for a head without its own.
 
         Packed matrices have 8 bits, where their inputs come in groups of 32. Raises ModelCorruptError.
         """
         self._config = checkpoint.config
-        self._is_packed = kind is WeightKind.PACKED
+        self._is_packed = kind is MatrixKind.PACKED
         self._embed = self._own_embedding(checkpoint.embedding()) if checkpoint.has_embedding else embed
         self._rope_table = rope_tables(self._config.layer, max_model_len)[0][0]
 

@@ -14,8 +14,9 @@ from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.uploaded import UploadedWeights
-from paceline_executor.numerics import WeightKind
-from paceline_executor.upload.matrices import MatrixKind, Uploader
+from paceline_executor.numerics import MatrixKind, Numerics
+from paceline_executor.upload.conversion import TORCH_TYPES
+from paceline_executor.upload.matrices import Uploader
 from paceline_executor.upload.staging import Staging, transfer_to
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 
@@ -27,17 +28,17 @@ def _llama_in_float32(checkpoint: Checkpoint, max_model_len: int) -> LlamaModel:
 
 
 # Their differences are in the configuration.
-_LLAMA_AND_RELATIVES: Mapping[WeightKind, _Builder] = {
-    WeightKind.FLOAT32: _llama_in_float32,
-    WeightKind.PACKED: PackedLlamaModel,
+_LLAMA_AND_RELATIVES: Mapping[MatrixKind, _Builder] = {
+    MatrixKind.DENSE: _llama_in_float32,
+    MatrixKind.PACKED: PackedLlamaModel,
 }
 
-ARCHITECTURES: Mapping[str, Mapping[WeightKind, _Builder]] = dict.fromkeys(
+ARCHITECTURES: Mapping[str, Mapping[MatrixKind, _Builder]] = dict.fromkeys(
     ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"), _LLAMA_AND_RELATIVES
 )
 
 
-def build_model(checkpoint: Checkpoint, max_model_len: int, weights: WeightKind) -> LanguageModel:
+def build_model(checkpoint: Checkpoint, max_model_len: int, weights: MatrixKind) -> LanguageModel:
     """The model runs on the CPU, for positions below `max_model_len`.
 
     Raises UnsupportedModelError for an architecture this version does not compute, ModelCorruptError for weights.
@@ -49,18 +50,17 @@ def upload_model(
     checkpoint: Checkpoint,
     device: torch.device,
     max_model_len: int,
-    dtype: torch.dtype,
-    matrices: MatrixKind,
+    numerics: Numerics,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> LlamaModel:
-    """On another device, which computes in `dtype`: bfloat16 or float16 on a GPU.
+    """On another device.
 
     on_progress: told how many bytes of how many have been read, often. Raises as `build_model` does.
     """
     _builders(checkpoint.config.architecture)
     with Staging(transfer_to(device)) as staging:
-        uploader = Uploader(checkpoint, device, dtype, staging, on_progress)
-        model = LlamaModel(UploadedWeights(uploader, matrices), max_model_len)
+        uploader = Uploader(checkpoint, device, TORCH_TYPES[numerics.dtype], staging, on_progress)
+        model = LlamaModel(UploadedWeights(uploader, numerics.matrices), max_model_len)
         uploader.check()
     return model
 
@@ -71,15 +71,15 @@ def twin_model(checkpoint: Checkpoint, max_model_len: int, *, is_rounded: bool =
     return LlamaModel(HostWeights(checkpoint, is_rounded), max_model_len)
 
 
-def dummy_model(
-    config: ModelConfig, device: torch.device, max_model_len: int, dtype: torch.dtype, matrices: MatrixKind
-) -> LlamaModel:
+def dummy_model(config: ModelConfig, device: torch.device, max_model_len: int, numerics: Numerics) -> LlamaModel:
     """The device makes random weights. Raises UnsupportedModelError."""
     _builders(config.architecture)
-    return LlamaModel(DummyWeights(config, device, dtype, matrices is MatrixKind.FLOAT8), max_model_len)
+    is_float8 = numerics.matrices is MatrixKind.FLOAT8
+    weights = DummyWeights(config, device, TORCH_TYPES[numerics.dtype], is_float8)
+    return LlamaModel(weights, max_model_len)
 
 
-def _builders(architecture: str) -> Mapping[WeightKind, _Builder]:
+def _builders(architecture: str) -> Mapping[MatrixKind, _Builder]:
     kinds = ARCHITECTURES.get(architecture)
     if kinds is None:
         known = ", ".join(sorted(ARCHITECTURES))

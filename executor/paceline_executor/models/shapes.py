@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline_executor.models.layers import DenseLinear, Linear, ScaledLinear
-from paceline_executor.upload.matrices import MatrixKind
+from paceline_executor.numerics import MatrixKind
 from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_executor.weights.stored_tensor import FloatType, StoredType
 from paceline_kernels.scaled_linear import ScaledWeight

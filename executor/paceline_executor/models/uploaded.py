@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from paceline_executor.models.layers import DenseLinear, Linear, ScaledLinear
-from paceline_executor.upload.matrices import MatrixKind, Uploader
+from paceline_executor.numerics import MatrixKind
+from paceline_executor.upload.matrices import Uploader
 from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_kernels.scaled_linear import ScaledWeight
 

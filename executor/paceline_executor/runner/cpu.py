@@ -15,7 +15,7 @@ import torch
 
 from paceline_executor.errors import StartError
 from paceline_executor.models.registry import build_model
-from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.runner.acceptance import counting_draws, first_draws, num_valid_tokens, places_of_draws
 from paceline_executor.runner.cores import usable_cores
@@ -53,7 +53,7 @@ _DECODERS = {KvDtype.INT8: "decoder over int8", KvDtype.FLOAT16: "decoder over f
 
 def operations_of(numerics: Numerics) -> tuple[str, ...]:
     """As `paceline_kernels.warm_up.calls` names them."""
-    model = _IN_FLOAT32 if numerics.weights is WeightKind.FLOAT32 else (_DECODERS[numerics.kv],)
+    model = _IN_FLOAT32 if numerics.matrices is MatrixKind.DENSE else (_DECODERS[numerics.kv],)
     return (*model, "sample", "sample by rules")
 
 
@@ -83,7 +83,7 @@ class CpuRunner:
         self._geometry = kv_geometry(checkpoint.config, num_blocks, block_size, numerics)
         self._kv_cache = allocate_kv_cache(self._geometry, numerics.kv)
         self._max_model_len = min(num_blocks * block_size, max_model_len or checkpoint.config.max_model_len)
-        self._model = build_model(checkpoint, self._max_model_len, numerics.weights)
+        self._model = build_model(checkpoint, self._max_model_len, numerics.matrices)
         self.profiler = HostProfiler(clock_ns)
         self._hidden_size = checkpoint.config.hidden_size
         self._observer: StepObserver | None = None

@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 
-from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.errors import StartError
 from paceline_executor.models.interface import KvCache
 from paceline_executor.numerics import KvDtype, Numerics
@@ -20,9 +19,7 @@ _DEVICE_TYPES = {
 }
 
 
-def kv_geometry(
-    config: ModelConfig, num_blocks: int, block_size: int, numerics: Numerics | DeviceNumerics
-) -> CacheGeometry:
+def kv_geometry(config: ModelConfig, num_blocks: int, block_size: int, numerics: Numerics) -> CacheGeometry:
     return CacheGeometry(
         num_blocks=num_blocks,
         block_size=block_size,

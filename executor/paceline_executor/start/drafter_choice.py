@@ -9,11 +9,11 @@ import structlog
 from paceline_executor.config import Config, DrafterKind
 from paceline_executor.errors import DrafterError
 from paceline_executor.limits import RowLimits
-from paceline_executor.numerics import Numerics, Quantization, WeightKind, choose_numerics
+from paceline_executor.numerics import MatrixKind, Numerics, Quantization, choose_cpu_numerics
 from paceline_executor.runner.interface import WarmUpProgress
 from paceline_executor.speculation.drafter import Drafter
 from paceline_executor.start.opening import Opened, ProgressLog, open_model
-from paceline_executor.start.sizing import DrafterNeeds, weight_bytes_of
+from paceline_executor.start.sizing import DrafterNeeds
 from paceline_executor.weights import Checkpoint, FetchOptions, resolve_model
 from paceline_executor.weights.hf.eagle3 import Eagle3Checkpoint, eagle3_from_folder
 from paceline_executor.weights.hf.eagle3_config import eagle3_bytes_per_token
@@ -31,7 +31,7 @@ class OpenedDrafter:
     @property
     def needs(self) -> DrafterNeeds:
         model = self.checkpoint.config
-        return DrafterNeeds(weight_bytes_of(model, self.numerics), self.numerics.bytes_per_token(model))
+        return DrafterNeeds(self.numerics.weight_bytes(model, {}), self.numerics.bytes_per_token(model))
 
     def read(self, target: "CpuRunner", limits: RowLimits, progress: ProgressLog) -> Drafter:
         """Raises ModelError, StartError."""
@@ -75,7 +75,7 @@ class OpenedHead:
         from paceline_executor.speculation.eagle3 import Eagle3Drafter
         from paceline_kernels.warm_up.compile_process import have_ready
 
-        operations = operations_of_head(self.numerics.weights)
+        operations = operations_of_head(self.numerics.matrices)
 
         def on_operation(name: str, is_compiled: bool) -> None:
             phase = f"drafter: {'compile' if is_compiled else 'read'} {name}"
@@ -83,7 +83,7 @@ class OpenedHead:
 
         have_ready(operations, on_operation)
         drafter = Eagle3Drafter(
-            Eagle3Head(self.checkpoint, target.embed, limits.max_model_len, self.numerics.weights),
+            Eagle3Head(self.checkpoint, target.embed, limits.max_model_len, self.numerics.matrices),
             self.checkpoint,
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
@@ -105,7 +105,7 @@ def open_drafter(
         return OpenedHead(open_head(config, target, progress), numerics, config.block_size)
     opened = target if choice.model is None else open_draft_model(config, target, progress)
     # Drafts need not be exact: the smallest numbers there are.
-    mine = choose_numerics(Quantization.AUTO, None, opened.checkpoint.config, config.block_size)
+    mine = choose_cpu_numerics(Quantization.AUTO, None, opened.checkpoint.config, config.block_size)
     if choice.model is None:
         _check_copy(mine, numerics)
     if choice.model is None:
@@ -136,9 +136,9 @@ def open_head(config: Config, target: Opened, progress: ProgressLog) -> Eagle3Ch
 
 def _check_copy(copy: Numerics, target: Numerics) -> None:
     instead = 'name a smaller model: --speculation \'{"drafter": "draft_model", "model": "NAME_OR_PATH"}\''
-    if target.weights is WeightKind.PACKED:
+    if target.matrices is MatrixKind.PACKED:
         raise DrafterError(f"--speculation target_copy is for --quantization none, and this model is packed: {instead}")
-    if copy.weights is not WeightKind.PACKED:
+    if copy.matrices is not MatrixKind.PACKED:
         raise DrafterError(f"--speculation target_copy: 32 does not divide the sizes of this model's layers: {instead}")
 
 

@@ -17,13 +17,12 @@ from triton._C.libtriton import get_cache_invalidating_env_vars
 import paceline_executor
 import paceline_kernels
 from paceline.process.small_files import read_small_file
-from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.device_eagle3 import EMBEDDING, DeviceEagle3Head
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.shapes import META, ShapeWeights
-from paceline_executor.numerics import KvDtype
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.device.buckets import Buckets
 from paceline_executor.runner.device.draft_model import drafting_by_model
@@ -32,7 +31,7 @@ from paceline_executor.runner.device.eagle3 import drafting_by_head
 from paceline_executor.runner.device.kv_scales import filled_cache
 from paceline_executor.runner.device.rehearsal import rehearse
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
-from paceline_executor.upload.matrices import MatrixKind
+from paceline_executor.upload.conversion import TORCH_TYPES
 from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_executor.weights.stored_tensor import StoredType
@@ -52,14 +51,14 @@ class DraftModelShape:
     """stored: as in `Steps`."""
 
     model: ModelConfig
-    numerics: DeviceNumerics
+    numerics: Numerics
     stored: Mapping[str, StoredType]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
     config: Eagle3Config
-    numerics: DeviceNumerics
+    numerics: Numerics
     has_embedding: bool
     has_ids: bool  # of its own
 
@@ -69,7 +68,7 @@ class Steps:
     """What the launches of a device's steps depend on. stored: how the file has tensors, by name."""
 
     model: ModelConfig
-    numerics: DeviceNumerics
+    numerics: Numerics
     stored: Mapping[str, StoredType]
     limits: RowLimits
     sizes: Buckets
@@ -81,8 +80,10 @@ def launches_of_steps(steps: Steps) -> list[Launch]:
     limits, splits, draft = steps.limits, steps.splits, steps.draft_model
     shape, numerics = first_layers(steps.model, steps.stored), steps.numerics
 
-    def model_of(shape: ModelConfig, numerics: DeviceNumerics, stored: Mapping[str, StoredType]) -> LlamaModel:
-        return LlamaModel(ShapeWeights(shape, numerics.dtype, numerics.matrices, stored), limits.max_model_len)
+    def model_of(shape: ModelConfig, numerics: Numerics, stored: Mapping[str, StoredType]) -> LlamaModel:
+        return LlamaModel(
+            ShapeWeights(shape, TORCH_TYPES[numerics.dtype], numerics.matrices, stored), limits.max_model_len
+        )
 
     def drafting_for(target: LlamaModel) -> MakeDrafting | None:
         if draft is None:
@@ -109,7 +110,7 @@ def _drafting_of_head(shape: HeadShape, target: LlamaModel, limits: RowLimits, s
     shapes = config.tensor_shapes() | {EMBEDDING: (config.layer.vocab_size, config.layer.hidden_size)}
 
     def tensor(name: str) -> torch.Tensor:
-        return torch.empty(shapes[name], dtype=numerics.dtype, device=META)
+        return torch.empty(shapes[name], dtype=TORCH_TYPES[numerics.dtype], device=META)
 
     embed = None if shape.has_embedding else target.embed
     is_float8 = numerics.matrices is MatrixKind.FLOAT8

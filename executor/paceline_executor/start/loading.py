@@ -13,7 +13,7 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.memory import available_bytes, explained
-from paceline_executor.numerics import choose_numerics
+from paceline_executor.numerics import choose_cpu_numerics
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import CacheGeometry, Runner, WarmUpProgress
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
@@ -82,7 +82,7 @@ def describe_simulated(name: str, runner: Runner, limits: RowLimits, tokenizer: 
 
 def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loaded:
     checkpoint = opened.checkpoint
-    numerics = choose_numerics(config.quantization, config.kv_cache_dtype, checkpoint.config, config.block_size)
+    numerics = choose_cpu_numerics(config.quantization, config.kv_cache_dtype, checkpoint.config, config.block_size)
     opened_drafter = open_drafter(config, opened, numerics, progress)
     drafter_needs = NO_DRAFTER if opened_drafter is None else opened_drafter.needs
     limits = limits_for(config, checkpoint.config, numerics, available_bytes(), drafter_needs)
@@ -108,7 +108,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
     progress.log("warm_up", "done", 1.0)
     structlog.get_logger().info(
         "numerics",
-        weights=numerics.weights.value,
+        weights=numerics.weights,
         kv_cache=numerics.kv.value,
         instructions=runner.instructions,
         num_threads=runner.num_threads,

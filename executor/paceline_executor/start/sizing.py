@@ -12,7 +12,6 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.numerics import Numerics
 from paceline_executor.runner.device.memory_plan import mib
 from paceline_executor.speculation.drafter import MAX_NUM_DRAFT_TOKENS
-from paceline_executor.start.opening import num_parameters
 from paceline_executor.weights import ModelConfig
 
 MAX_DEFAULT_KV_BYTES = 2 * 2**30
@@ -41,14 +40,10 @@ def limits_for(
     config: Config, model: ModelConfig, numerics: Numerics, free_bytes: int, drafter: DrafterNeeds = NO_DRAFTER
 ) -> RowLimits:
     """See `limits_within`."""
-    weight_bytes = weight_bytes_of(model, numerics) + drafter.weight_bytes
+    weight_bytes = numerics.weight_bytes(model, {}) + drafter.weight_bytes
     bytes_per_token = numerics.bytes_per_token(model) + drafter.bytes_per_token
     needs = ModelNeeds(weight_bytes, bytes_per_token, model.max_model_len, model.vocab_size)
     return limits_within(config, needs, free_bytes)
-
-
-def weight_bytes_of(model: ModelConfig, numerics: Numerics) -> int:
-    return int(num_parameters(model) * numerics.max_bytes_per_weight())
 
 
 def limits_within(config: Config, needs: ModelNeeds, free_bytes: int) -> RowLimits:

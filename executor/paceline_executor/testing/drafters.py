@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.eagle3 import Eagle3Head
-from paceline_executor.numerics import WeightKind
+from paceline_executor.numerics import MatrixKind
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.interface import Int32Array, SamplingColumns
 from paceline_executor.runner.simulated import SimulatedRunner
@@ -58,7 +58,7 @@ def simulated_draft_model(
 
 
 def head_drafter(
-    runner: CpuRunner, folder: Path, target: ModelConfig, weights: WeightKind, limits: RowLimits
+    runner: CpuRunner, folder: Path, target: ModelConfig, weights: MatrixKind, limits: RowLimits
 ) -> Eagle3Drafter:
     """The EAGLE-3 head in this folder, which sees the runner's steps from now on."""
     checkpoint = eagle3_from_folder(folder, target)

@@ -6,12 +6,12 @@ Everything is allocated once, in its last type and shape: matrices that take the
 part of a matrix becomes 8-bit numbers as it arrives. So a model takes its own size of the device, and a little.
 """
 
-import enum
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
+from paceline_executor.numerics import MatrixKind
 from paceline_executor.upload.conversion import check_convertible, numbers_of
 from paceline_executor.upload.staging import Staging
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
@@ -21,12 +21,6 @@ from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
 
 # Converted at a time; that takes a few times as many float32 beside them.
 _NUMBERS_AT_ONCE = 16 << 20
-
-
-class MatrixKind(enum.Enum):
-    DENSE = "dense"  # floats of the type that is computed with
-    AS_STORED = "as stored"  # float8_e4m3fn stays so, all others become dense
-    FLOAT8 = "float8"  # float8_e4m3fn; others are rounded, with a scale for each row
 
 
 class Uploader:

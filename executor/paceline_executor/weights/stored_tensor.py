@@ -29,6 +29,11 @@ class FloatType(enum.Enum):
     BFLOAT16 = "bfloat16"
     FLOAT8_E4M3FN = "float8_e4m3fn"
 
+    @property
+    def itemsize(self) -> int:
+        """In bytes."""
+        return _ITEM_BYTES[self]
+
 
 StoredType = FloatType | GGMLQuantizationType
 """Floats, or the blocks of GGUF files, whose own floats are `FloatType`s, too."""
@@ -39,7 +44,7 @@ _ITEM_BYTES = {FloatType.FLOAT32: 4, FloatType.FLOAT16: 2, FloatType.BFLOAT16: 2
 def block_sizes(stored: StoredType) -> tuple[int, int]:
     """(numbers, bytes) of the smallest part that can be read by itself."""
     if isinstance(stored, FloatType):
-        return 1, _ITEM_BYTES[stored]
+        return 1, stored.itemsize
     numbers, num_bytes = GGML_QUANT_SIZES[stored]
     return numbers, num_bytes
 

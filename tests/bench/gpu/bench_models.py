@@ -13,8 +13,8 @@ import torch
 from gpu.cells import FULL, TINY, Shapes
 from gpu.drafting_models import DrafterConfig, drafters_of_8b, tiny_drafters
 from gpu.rigs import LLAMA_8B, Place
-from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.limits import RowLimits
+from paceline_executor.numerics import Numerics
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights.checkpoint import ModelConfig
 
@@ -32,7 +32,7 @@ class Timed:
     max_tokens: int  # of a step
     drafters: Mapping[str, DrafterConfig]
 
-    def limits(self, place: Place, numerics: DeviceNumerics) -> RowLimits:
+    def limits(self, place: Place, numerics: Numerics) -> RowLimits:
         """As many blocks as the cells need, or as fit beside weights and graphs."""
         num_blocks = -(-self.shapes.max_slots // self.block_size)
         if place.is_cuda:

@@ -11,15 +11,15 @@ import torch
 
 from gpu.cells import HEAD, MODEL
 from gpu.rigs import LLAMA_8B, Place, random_model
-from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.device_eagle3 import DeviceEagle3Head
 from paceline_executor.models.llama import LlamaModel
+from paceline_executor.numerics import MatrixKind, Numerics
 from paceline_executor.runner.device.draft_model import drafting_by_model
 from paceline_executor.runner.device.drafts import MakeDrafting
 from paceline_executor.runner.device.eagle3 import drafting_by_head
 from paceline_executor.start.kernel_compiling import DraftModelShape, HeadShape
-from paceline_executor.upload.matrices import MatrixKind
+from paceline_executor.upload.conversion import TORCH_TYPES
 from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_kernels.attention import Splits
@@ -53,7 +53,7 @@ def _head_config(target: ModelConfig, draft_vocab_size: int, aux_layers: tuple[i
     )
 
 
-def shape_of(config: DrafterConfig, numerics: DeviceNumerics) -> DraftModelShape | HeadShape:
+def shape_of(config: DrafterConfig, numerics: Numerics) -> DraftModelShape | HeadShape:
     """What its launches depend on. numerics: the target's."""
     own = _own(numerics)
     if isinstance(config, Eagle3Config):
@@ -62,7 +62,7 @@ def shape_of(config: DrafterConfig, numerics: DeviceNumerics) -> DraftModelShape
 
 
 def timed_drafter(
-    config: DrafterConfig, place: Place, numerics: DeviceNumerics, limits: RowLimits, target: LlamaModel
+    config: DrafterConfig, place: Place, numerics: Numerics, limits: RowLimits, target: LlamaModel
 ) -> MakeDrafting:
     """Ready on the device. numerics: the target's."""
     own = _own(numerics)
@@ -72,18 +72,18 @@ def timed_drafter(
     return drafting_by_model(model, config, own, limits, limits.max_model_len, Splits.EVEN, device)
 
 
-def _own(numerics: DeviceNumerics) -> DeviceNumerics:
+def _own(numerics: Numerics) -> Numerics:
     return replace(numerics, kv=numerics.dense_kv)
 
 
 def _head(
-    config: Eagle3Config, place: Place, numerics: DeviceNumerics, limits: RowLimits, target: LlamaModel
+    config: Eagle3Config, place: Place, numerics: Numerics, limits: RowLimits, target: LlamaModel
 ) -> MakeDrafting:
     device, shapes = place.device.torch_device, config.tensor_shapes()
     is_float8 = numerics.matrices is MatrixKind.FLOAT8
 
     def tensor(name: str) -> torch.Tensor:
-        return _SPREAD * torch.randn(shapes[name], dtype=numerics.dtype, device=device)
+        return _SPREAD * torch.randn(shapes[name], dtype=TORCH_TYPES[numerics.dtype], device=device)
 
     head = DeviceEagle3Head(config, tensor, target.embed, limits.max_model_len, is_float8=is_float8)
     stride = config.layer.vocab_size // config.draft_vocab_size

@@ -19,9 +19,9 @@ from gpu.drafting_models import shape_of, timed_drafter
 from gpu.report import Report
 from gpu.rigs import Place, find_place, free_unused_memory, make_feed, random_model, timed_numbers
 from gpu.stage import Task, run_stage
-from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.llama import LlamaModel
+from paceline_executor.numerics import Numerics
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.drafts import launching
 from paceline_executor.start.kernel_compiling import Steps, have_compiled
@@ -87,7 +87,7 @@ def scripted_cells(
     return DraftedCells(numbers, feed, script, what.shapes, plain_ms, drafter)
 
 
-def _compile(what: Timed, numerics: DeviceNumerics, limits: RowLimits, drafter: str) -> None:
+def _compile(what: Timed, numerics: Numerics, limits: RowLimits, drafter: str) -> None:
     """By all cores at once, as an executor does when it starts."""
     buckets = buckets_of(limits.num_rows, limits.max_num_batched_tokens, limits.max_num_draft_tokens)
     shape = shape_of(what.drafters[drafter], numerics) if drafter else None

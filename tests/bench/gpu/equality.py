@@ -20,6 +20,7 @@ from paceline.plan.values import SamplingParams
 from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.testing.models import RandomCheckpoint
 from paceline_executor.testing.plans import GREEDY
+from paceline_executor.upload.conversion import TORCH_TYPES
 from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
 from paceline_kernels.sampling.reference import gumbel_noise
 from quality.predictor import Predictor, predictors
@@ -60,7 +61,7 @@ def agrees(
 
     Raises CheckFailedError.
     """
-    dtype = next(iter(place.numerics.values())).dtype
+    dtype = TORCH_TYPES[next(iter(place.numerics.values())).dtype]
     checkpoint = RoundedCheckpoint(config, dtype)
     limits = replace(limits_of(config, _NUM_ROWS, max(_LENGTHS) + num_tokens), max_num_draft_tokens=max_drafts)
     feed = make_feed(place, uploaded(place, checkpoint, limits.max_model_len), config, limits)

@@ -107,7 +107,7 @@ def _num_bytes(config: ModelConfig) -> int:
 
 def _upload(place: Place, checkpoint: StoredCheckpoint, numbers: str) -> None:
     numerics, device = place.numerics[numbers], place.device.torch_device
-    upload_model(checkpoint, device, min(_MAX_LEN, checkpoint.config.max_model_len), numerics.dtype, numerics.matrices)
+    upload_model(checkpoint, device, min(_MAX_LEN, checkpoint.config.max_model_len), numerics)
     place.synchronize()
 
 

@@ -10,13 +10,12 @@ import torch
 
 from gpu.errors import GpuRunError
 from gpu.feed import Feed
-from paceline_executor.device_numerics import TWIN_NUMERICS, DeviceNumerics
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.models.interface import DeviceModel, KvCache
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, upload_model
-from paceline_executor.numerics import KvDtype
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import Buckets, buckets_of
@@ -24,8 +23,8 @@ from paceline_executor.runner.device.device import CudaDevice, Device
 from paceline_executor.runner.device.drafts import MakeDrafting
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
-from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, Rope
+from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.attention import Splits
 from paceline_kernels.warm_up.triton_kernels import settle_keys
 
@@ -43,8 +42,8 @@ LLAMA_8B = ModelConfig(
     rope=Rope(500_000.0),
     tie_word_embeddings=False,
 )
-_BF16 = DeviceNumerics(torch.bfloat16, MatrixKind.DENSE, KvDtype.BFLOAT16)
-_FP8 = DeviceNumerics(torch.bfloat16, MatrixKind.FLOAT8, KvDtype.FP8_E4M3)
+_BF16 = Numerics(MatrixKind.DENSE, KvDtype.BFLOAT16, FloatType.BFLOAT16)
+_FP8 = Numerics(MatrixKind.FLOAT8, KvDtype.FP8_E4M3, FloatType.BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Place:
 
     device: Device
     name: str
-    numerics: dict[str, DeviceNumerics]  # what is timed; the first is what is compared with the CPU
+    numerics: dict[str, Numerics]  # what is timed; the first is what is compared with the CPU
 
     @property
     def is_cuda(self) -> bool:
@@ -77,7 +76,7 @@ def find_place(*, rehearses: bool) -> Place:
         from paceline_kernels.compiler import jit  # a machine with a GPU need not have a compiler for CPUs
 
         jit.set_num_threads(1)  # tiny products are done before a second thread wakes up
-        return Place(TwinDevice(), "the CPU, as a rehearsal", {"float32": TWIN_NUMERICS})
+        return Place(TwinDevice(), "the CPU, as a rehearsal", {"float32": FLOAT32_NUMERICS})
     settle_keys()  # or what executors have compiled is not found
     numerics = {"bf16": _BF16}
     if torch.cuda.get_device_capability() >= (8, 9):
@@ -96,11 +95,11 @@ def timed_numbers(place: Place, only: str | None) -> list[str]:
 def uploaded(place: Place, checkpoint: Checkpoint, max_model_len: int) -> DeviceModel:
     """A checkpoint's model in the numbers that are compared with the CPU."""
     numerics = next(iter(place.numerics.values()))
-    return upload_model(checkpoint, place.device.torch_device, max_model_len, numerics.dtype, numerics.matrices)
+    return upload_model(checkpoint, place.device.torch_device, max_model_len, numerics)
 
 
-def random_model(place: Place, config: ModelConfig, numerics: DeviceNumerics, max_model_len: int) -> LlamaModel:
-    return dummy_model(config, place.device.torch_device, max_model_len, numerics.dtype, numerics.matrices)
+def random_model(place: Place, config: ModelConfig, numerics: Numerics, max_model_len: int) -> LlamaModel:
+    return dummy_model(config, place.device.torch_device, max_model_len, numerics)
 
 
 def make_feed(
@@ -108,7 +107,7 @@ def make_feed(
     model: DeviceModel,
     config: ModelConfig,
     limits: RowLimits,
-    numerics: DeviceNumerics | None = None,
+    numerics: Numerics | None = None,
     *,
     splits: Splits = Splits.EVEN,
     is_captured: bool = True,

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import track
 
 from paceline_executor.errors import ExecutorError
-from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, Quantization, choose_numerics
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, Quantization, choose_cpu_numerics
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, default_cache_dir, load_model, resolve_model
 from paceline_kernels.compiler import jit
@@ -46,7 +46,7 @@ def main(
     cut = windows(sample.token_ids, window, first_tokens(tokenizer))
     read = track(cut, "predicting", console=progress, transient=True)
     found = measure(checkpoint, kinds, read, window)
-    labels = [{"weights": each.weights.value, "kv_cache": each.kv.value} for each in (FLOAT32_NUMERICS, *kinds)]
+    labels = [{"weights": each.weights, "kv_cache": each.kv.value} for each in (FLOAT32_NUMERICS, *kinds)]
     rows = list(zip(labels, found, strict=True))
     setting = Setting(path.name, sample.sha256, tokens, window)
     print_table(setting, rows, Console())
@@ -57,7 +57,7 @@ def main(
 def _kinds(config: ModelConfig) -> list[Numerics]:
     """What executors compute in, their default first."""
     kinds = (KvDtype.INT8, KvDtype.FLOAT16)
-    return [choose_numerics(Quantization.AUTO, kv, config, BLOCK_SIZE) for kv in kinds]
+    return [choose_cpu_numerics(Quantization.AUTO, kv, config, BLOCK_SIZE) for kv in kinds]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 
 from paceline_executor.models.interface import ForwardInputs, KvCache, LanguageModel
 from paceline_executor.models.registry import build_model
-from paceline_executor.numerics import Numerics, WeightKind
+from paceline_executor.numerics import MatrixKind, Numerics
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.weights import Checkpoint
 
@@ -39,16 +39,16 @@ class Predictor:
 
 def predictors(checkpoint: Checkpoint, kinds: Sequence[Numerics], max_window: int) -> list[Predictor]:
     """A predictor for each kind of numbers, for windows up to `max_window` tokens. Equal weights are read once."""
-    models: dict[WeightKind, LanguageModel] = {}
+    models: dict[MatrixKind, LanguageModel] = {}
     for numerics in kinds:
-        if numerics.weights not in models:
-            models[numerics.weights] = build_model(checkpoint, max_window, numerics.weights)
+        if numerics.matrices not in models:
+            models[numerics.matrices] = build_model(checkpoint, max_window, numerics.matrices)
     num_blocks = -(-max_window // BLOCK_SIZE)
 
     def new_cache(numerics: Numerics) -> KvCache:
         return allocate_kv_cache(kv_geometry(checkpoint.config, num_blocks, BLOCK_SIZE, numerics), numerics.kv)
 
-    return [Predictor(models[numerics.weights], new_cache(numerics)) for numerics in kinds]
+    return [Predictor(models[numerics.matrices], new_cache(numerics)) for numerics in kinds]
 
 
 def _inputs(token_ids: Sequence[int], start: int) -> ForwardInputs:

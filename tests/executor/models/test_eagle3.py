@@ -11,7 +11,7 @@ import model_inputs
 from model_inputs import Row
 from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.interface import KvCache
-from paceline_executor.numerics import WeightKind
+from paceline_executor.numerics import MatrixKind
 from paceline_executor.testing.eagle3 import Dialect, random_head
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
@@ -42,7 +42,7 @@ def parts_of(kind):
     return parts
 
 
-def head_from(folder, kind=WeightKind.FLOAT32):
+def head_from(folder, kind=MatrixKind.DENSE):
     """As it is read, with the target's embedding where it has none."""
     table = target_embedding()
     return Eagle3Head(eagle3_from_folder(folder, TARGET), lambda token_ids: table[token_ids.long()], MAX_LEN, kind)
@@ -160,13 +160,13 @@ def test_packed_logits_are_near_those_in_float32(tmp_path, kind):
     inputs = inputs_of(*(([row], tokens_of(16, row), 0) for row in range(10)))
     exact, packed = (
         head.forward(head.features(states_of(160, 1)), inputs, new_cache())
-        for head in (head_from(folder), head_from(folder, WeightKind.PACKED))
+        for head in (head_from(folder), head_from(folder, MatrixKind.PACKED))
     )
     for near, measure in zip(packed, exact, strict=True):
         assert 0 < (near - measure).square().mean().sqrt() < 0.05 * measure.std()
 
 
-@pytest.mark.parametrize("kind", WeightKind)
+@pytest.mark.parametrize("kind", MatrixKind)
 def test_chunks_and_company_change_no_bit(tmp_path, kind):
     """As in the target: what a row's last position gives does not depend on how it came to be computed."""
     head = head_from(parts_of("as the authors have it").write(tmp_path / "head"), kind)

@@ -14,7 +14,7 @@ from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.registry import ARCHITECTURES, build_model
-from paceline_executor.numerics import WeightKind
+from paceline_executor.numerics import MatrixKind
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.models import tiny_checkpoint
@@ -234,15 +234,13 @@ def test_packed_logits_are_near_those_in_float32(tmp_path, family, dtype):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize(
-    ("weights", "model"), [(WeightKind.FLOAT32, LlamaModel), (WeightKind.PACKED, PackedLlamaModel)]
-)
+@pytest.mark.parametrize(("weights", "model"), [(MatrixKind.DENSE, LlamaModel), (MatrixKind.PACKED, PackedLlamaModel)])
 def test_llama_and_its_relatives_are_computed_by_the_model_of_their_weights(weights, model, architecture):
     checkpoint = tiny_checkpoint(head_dim=32, intermediate_size=96, architecture=architecture)
     assert isinstance(build_model(checkpoint, 256, weights), model)
 
 
-@pytest.mark.parametrize("weights", WeightKind)
+@pytest.mark.parametrize("weights", MatrixKind)
 def test_an_unknown_architecture_is_refused_by_name(weights):
     with pytest.raises(UnsupportedModelError, match="'mamba' is not supported; this version runs: gemma2, gemma3"):
         build_model(tiny_checkpoint(architecture="mamba"), 256, weights)

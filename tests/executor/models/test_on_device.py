@@ -17,9 +17,8 @@ from model_inputs import Row, inputs_of
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.registry import build_model, upload_model
-from paceline_executor.numerics import WeightKind
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.testing.models import FAMILY_CONFIGS, RandomCheckpoint, tiny_checkpoint
-from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
 from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
 from paceline_kernels.devices import cpu_stands_for_gpu
@@ -105,14 +104,19 @@ def logits_of(model, config, dtype, batches):
 
 def on_cpu(checkpoint, batches):
     """What all others are compared with."""
-    model = build_model(checkpoint, MAX_MODEL_LEN, WeightKind.FLOAT32)
+    model = build_model(checkpoint, MAX_MODEL_LEN, MatrixKind.DENSE)
     return logits_of(model, checkpoint.config, torch.float32, batches)
+
+
+def computed_in(dtype, kind=MatrixKind.DENSE):
+    floats = {torch.float32: FloatType.FLOAT32, torch.float16: FloatType.FLOAT16}
+    return Numerics(kind, KvDtype.FLOAT32, floats[dtype])
 
 
 def on_device(checkpoint, dtype, batches, kind=MatrixKind.AS_STORED, kv_dtype=None):
     """The same by a GPU's kernels."""
     with cpu_stands_for_gpu():
-        model = upload_model(checkpoint, DEVICE, MAX_MODEL_LEN, dtype, kind)
+        model = upload_model(checkpoint, DEVICE, MAX_MODEL_LEN, computed_in(dtype, kind))
         logits = logits_of(model, checkpoint.config, kv_dtype or dtype, batches)
     assert logits.dtype == dtype  # `sample` reads them as they are
     return logits.float()
@@ -220,7 +224,7 @@ def test_weights_that_are_not_finite_are_refused_by_name():
         "norm", FloatType.FLOAT32, values.shape, MemoryBytes(values.tobytes()), 0
     )
     with pytest.raises(ModelCorruptError, match="tensor norm holds values that are not finite"):
-        upload_model(StoredCheckpoint(config, tensors), DEVICE, MAX_MODEL_LEN, torch.float16, MatrixKind.DENSE)
+        upload_model(StoredCheckpoint(config, tensors), DEVICE, MAX_MODEL_LEN, computed_in(torch.float16))
 
 
 def test_an_unknown_architecture_is_refused_by_name():
@@ -230,8 +234,7 @@ def test_an_unknown_architecture_is_refused_by_name():
             tiny_checkpoint(architecture="mamba"),
             DEVICE,
             MAX_MODEL_LEN,
-            torch.float16,
-            MatrixKind.DENSE,
+            computed_in(torch.float16),
             lambda done, _total: told.append(done),
         )
     assert told == []

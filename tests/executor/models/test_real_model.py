@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline_executor.numerics import KvDtype, Numerics, WeightKind
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.inputs import forward_inputs
 from paceline_executor.testing.driving import Draw, DrivenRow, Driver, step_batch
@@ -189,7 +189,7 @@ def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(runner, fifty_prom
 )
 def packed_runner(default_model, request):
     """The same model with its weights packed as the file has them, and keys and values in less than float32."""
-    numerics = Numerics(WeightKind.PACKED, request.param)
+    numerics = Numerics(MatrixKind.PACKED, request.param)
     return CpuRunner(load_checkpoint(default_model), num_blocks=600, block_size=16, numerics=numerics, num_threads=1)
 
 

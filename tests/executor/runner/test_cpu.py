@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_executor.errors import StartError
-from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.cpu import CpuRunner, operations_of
 from paceline_executor.runner.interface import RowProblem
 from paceline_executor.runner.measuring import fastest_ns
@@ -52,11 +52,11 @@ CASES = {
     "float32": Case(tiny_checkpoint(num_heads=9, num_kv_heads=3)),
     "packed-float16": Case(
         tiny_checkpoint(num_heads=9, num_kv_heads=3, head_dim=32, intermediate_size=96),
-        Numerics(WeightKind.PACKED, KvDtype.FLOAT16),
+        Numerics(MatrixKind.PACKED, KvDtype.FLOAT16),
     ),
     "packed-int8": Case(
         tiny_checkpoint(num_heads=9, num_kv_heads=3, head_dim=32, intermediate_size=96),
-        Numerics(WeightKind.PACKED, KvDtype.INT8),
+        Numerics(MatrixKind.PACKED, KvDtype.INT8),
     ),
 }
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.interface import SamplingColumns, StepBatch
 from paceline_executor.testing.driving import Draw, Driver
@@ -16,7 +16,7 @@ MAX_MISFIT = 30.0  # chi-square of 7 degrees of freedom: exceeded once in 10,000
 
 @pytest.fixture(
     scope="module",
-    params=[FLOAT32_NUMERICS, Numerics(WeightKind.PACKED, KvDtype.INT8)],
+    params=[FLOAT32_NUMERICS, Numerics(MatrixKind.PACKED, KvDtype.INT8)],
     ids=["float32", "packed"],
 )
 def runner(request):

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from drafting.serving import RandomRun, serve
 from drafting.targets import BUCKETS, HIGH, LIMITS, DeviceTarget, HostTarget
 from paceline.plan.values import RowFinish, SamplingParams
-from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.device.buckets import Buckets
 from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
@@ -27,8 +27,8 @@ from paceline_executor.testing.plans import GREEDY, placement
 from paceline_kernels.testing import poisoned
 
 HOSTS = {
-    "packed-float16": Numerics(WeightKind.PACKED, KvDtype.FLOAT16),
-    "packed-int8": Numerics(WeightKind.PACKED, KvDtype.INT8),
+    "packed-float16": Numerics(MatrixKind.PACKED, KvDtype.FLOAT16),
+    "packed-int8": Numerics(MatrixKind.PACKED, KvDtype.INT8),
     "float32": FLOAT32_NUMERICS,
 }
 DEVICES = {"captured": BUCKETS, "launched one by one": Buckets([])}

@@ -16,7 +16,7 @@ from paceline_executor.link.engine import Engine
 from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.registry import build_model
-from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.rows.table import RowTable
 from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
 from paceline_executor.testing.drafters import head_drafter, wanted_drafts
@@ -28,7 +28,7 @@ from paceline_kernels.decoder import AuxHidden
 from paceline_kernels.sampling.reference import gumbel_noise
 
 TARGET, LIMITS = MODEL, DEVICE_LIMITS
-PACKED = Numerics(WeightKind.PACKED, KvDtype.FLOAT16)
+PACKED = Numerics(MatrixKind.PACKED, KvDtype.FLOAT16)
 AUX_LAYERS = (2, 1)
 
 
@@ -50,9 +50,9 @@ class Lessons:
     def __init__(self, parts, folder, numerics):
         self.numerics = numerics
         self.norm = torch.from_numpy(parts.tensors["norm.weight"])
-        self.model = build_model(TARGET, LIMITS.max_model_len, numerics.weights)
+        self.model = build_model(TARGET, LIMITS.max_model_len, numerics.matrices)
         checkpoint = eagle3_from_folder(parts.write(folder), TARGET.config)
-        self.head = Eagle3Head(checkpoint, self.model.embed, LIMITS.max_model_len, numerics.weights)
+        self.head = Eagle3Head(checkpoint, self.model.embed, LIMITS.max_model_len, numerics.matrices)
         self.seen, self.following = [], []
 
     def learn(self, tokens, first, depth):
@@ -130,7 +130,7 @@ def test_a_head_that_has_learnt_is_right(tmp_path, wanted, share, numerics, is_o
         runner, drafter = device_runner(device_head(folder))[0], None
     else:
         runner = runner_in(numerics)
-        drafter = drafter_for(runner, folder, numerics.weights)
+        drafter = drafter_for(runner, folder, numerics.matrices)
     counts = Counter()
     for seed in range(min(20, settings.default.max_examples // 4)):
         run = RandomRun(Engine(RowTable(LIMITS, drafter), runner), requests, seed, LIMITS.max_num_draft_tokens)
@@ -159,7 +159,7 @@ def learnt_head(folder, numerics, requests, outcomes):
 def test_drafts_are_drawn_with_the_noise_that_the_target_has_for_its_own_ids(tmp_path, seed):
     runner, prompt = runner_in(FLOAT32_NUMERICS), [7, 30, 2, 41, 41, 9, 13]
     parts = random_head(TARGET.config, aux_layers=AUX_LAYERS, draft_vocab_size=20, seed=seed)
-    drafter = drafter_for(runner, parts.write(tmp_path / "head"), WeightKind.FLOAT32)
+    drafter = drafter_for(runner, parts.write(tmp_path / "head"), MatrixKind.DENSE)
     driver = Driver(runner)
     row = driver.add(prompt, max_chunk=3)
     driver.run([row], 1)
@@ -184,7 +184,7 @@ def test_drafts_are_drawn_with_the_noise_that_the_target_has_for_its_own_ids(tmp
 def test_a_row_whose_tokens_the_target_has_not_computed_has_no_drafts(tmp_path):
     runner = runner_in(FLOAT32_NUMERICS)
     folder = random_head(TARGET.config, aux_layers=AUX_LAYERS).write(tmp_path / "head")
-    drafter = drafter_for(runner, folder, WeightKind.FLOAT32)
+    drafter = drafter_for(runner, folder, MatrixKind.DENSE)
     driver = Driver(runner)
     row = driver.add([5, 6, 7, 8, 9, 10], max_chunk=4)
     driver.step([row])

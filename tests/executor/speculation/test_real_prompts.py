@@ -13,7 +13,7 @@ from drafting.serving import serve
 from paceline.plan.values import SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
-from paceline_executor.numerics import KvDtype, Numerics, WeightKind
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.speculation.draft_model import DraftModel
@@ -27,7 +27,7 @@ from paceline_executor.weights import load_checkpoint
 pytestmark = pytest.mark.slow  # tiny models show the same in `test_drafts_change_no_token`
 
 NUM_TOKENS, MAX_DRAFTS, BLOCK_SIZE = 16, 8, 16
-NUMERICS = Numerics(WeightKind.PACKED, KvDtype.INT8)
+NUMERICS = Numerics(MatrixKind.PACKED, KvDtype.INT8)
 SAMPLINGS = [
     SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=1),
     SamplingParams(temperature=0.7, top_k=0, top_p=0.95, min_p=0.0, seed=2),
@@ -139,4 +139,4 @@ def draft_model(runner, limits):
 def random_head_drafter(runner, target, limits, folder):
     """EAGLE-3 with random weights: it is hardly ever right."""
     folder = random_head(target, draft_vocab_size=32000).write(folder)
-    return head_drafter(runner, folder, target, NUMERICS.weights, limits)
+    return head_drafter(runner, folder, target, NUMERICS.matrices, limits)

@@ -17,12 +17,11 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from paceline.plan.values import SamplingParams
-from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.device_eagle3 import DeviceEagle3Head
 from paceline_executor.models.registry import upload_model
-from paceline_executor.numerics import KvDtype
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import buckets_of
@@ -34,8 +33,8 @@ from paceline_executor.start import kernel_compiling
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
 from paceline_executor.testing.plans import GREEDY, placement, plan
 from paceline_executor.testing.stepping import SteppingEngine
-from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
+from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.devices import cpu_stands_for_gpu
 from paceline_kernels.errors import KernelCompileError
 from paceline_kernels.gpu.no_gpu import NoGpu
@@ -53,7 +52,7 @@ LIMITS = RowLimits(
     vocab_size=272,
     max_num_draft_tokens=5,
 )
-CPU, NUMERICS = torch.device("cpu"), DeviceNumerics(torch.float16, MatrixKind.DENSE, KvDtype.FLOAT16)
+CPU, NUMERICS = torch.device("cpu"), Numerics(MatrixKind.DENSE, KvDtype.FLOAT16, FloatType.FLOAT16)
 RULED = SamplingParams(
     temperature=0.8, top_k=7, top_p=0.9, min_p=0.01, seed=3, repetition_penalty=1.5, logit_bias=((3, 4.0),)
 )
@@ -66,15 +65,14 @@ from dataclasses import replace
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.start.kernel_compiling import DraftModelShape, HeadShape, Steps, launches_of_steps
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner.device import rehearsal
 from paceline_executor.runner.device.buckets import buckets_of
-from paceline_executor.numerics import KvDtype
 from paceline_executor.testing.models import TINY_CONFIG
-from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
+from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.gpu.no_gpu import compile_for
 from paceline_kernels.linear import Splits
 compile_for(90)
@@ -105,7 +103,7 @@ limits = RowLimits(
     max_num_draft_tokens=5
 )
 more_blocks = replace(limits, num_blocks=4097)
-numerics = DeviceNumerics(torch.float16, MatrixKind.DENSE, KvDtype.FLOAT16)
+numerics = Numerics(MatrixKind.DENSE, KvDtype.FLOAT16, FloatType.FLOAT16)
 small = replace(TINY_CONFIG, hidden_size=32, num_layers=1)
 drafts_by = {
     "nothing": None,
@@ -242,7 +240,7 @@ class Recorder:
 def draft_model():
     """A smaller one than the target, that drafts for it."""
     checkpoint = RandomCheckpoint(replace(TINY_CONFIG, hidden_size=32, num_layers=1))
-    model = upload_model(checkpoint, CPU, LIMITS.max_model_len, NUMERICS.dtype, NUMERICS.matrices)
+    model = upload_model(checkpoint, CPU, LIMITS.max_model_len, NUMERICS)
     return drafting_by_model(model, checkpoint.config, NUMERICS, LIMITS, LIMITS.max_model_len, Splits.EVEN, CPU)
 
 
@@ -262,7 +260,7 @@ def run_whole_model(drafting=None):
     """
     geometry = kv_geometry(TINY_CONFIG, LIMITS.num_blocks, LIMITS.block_size, NUMERICS)
     cache = allocate_on_device(geometry, NUMERICS.kv, CPU)
-    model = upload_model(RandomCheckpoint(), CPU, LIMITS.max_model_len, NUMERICS.dtype, NUMERICS.matrices)
+    model = upload_model(RandomCheckpoint(), CPU, LIMITS.max_model_len, NUMERICS)
     sizes = buckets_of(2, 16, 5)
     runner = DeviceRunner(TwinDevice(), model, cache, geometry, LIMITS, buckets=sizes, drafting=drafting)
     engine = SteppingEngine(RowTable(LIMITS), runner)

@@ -13,30 +13,22 @@ from structlog.testing import capture_logs
 from gpu.rigs import LLAMA_8B
 from paceline.plan.values import GraphSizes
 from paceline_executor.config import RunnerKind, parse_config
-from paceline_executor.device_numerics import TWIN_NUMERICS, DeviceNumerics, choose_device_numerics
 from paceline_executor.errors import LimitError, ShortMemoryError
 from paceline_executor.limits import RowLimits
 from paceline_executor.memory import is_out_of_memory
 from paceline_executor.models.registry import build_model
 from paceline_executor.models.rope import rotation_bytes
-from paceline_executor.numerics import KvDtype, WeightKind
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.draft_model import NUM_PASSES
 from paceline_executor.runner.device.memory_plan import DeviceMemory
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.start import kernel_compiling, loading_device
-from paceline_executor.start.loading_device import (
-    DeviceHeadDraft,
-    DraftBytes,
-    Place,
-    draft_bytes,
-    load_on_device,
-    plan_device,
-)
+from paceline_executor.start.device_drafts import DeviceHeadDraft
+from paceline_executor.start.loading_device import DeviceStart, Place, load_on_device
 from paceline_executor.start.opening import Opened, ProgressLog, num_parameters, open_model, simulated_tokenizer
 from paceline_executor.testing.eagle3 import random_head
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, llama_fields, tiny_checkpoint
-from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import KvScales
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_executor.weights.stored_tensor import FloatType
@@ -47,9 +39,10 @@ from paceline_kernels.warm_up.triton_processes import Compiled
 GIB = 2**30
 CPU = torch.device("cpu")
 H100 = Place(CPU, "NVIDIA H100", DeviceMemory(80 * GIB, 79 * GIB), (9, 0))
+EIGHT_K = ["--max-model-len", "8192"]
 SMALL = ["--max-num-seqs", "2", "--max-num-batched-tokens", "128", "--kv-cache-memory", "1MiB"]
-COMPILE_KERNELS = loading_device._compile_kernels
-BFLOAT16 = DeviceNumerics(torch.bfloat16, MatrixKind.DENSE, KvDtype.BFLOAT16)
+COMPILE_KERNELS = DeviceStart.compile_kernels
+BFLOAT16 = Numerics(MatrixKind.DENSE, KvDtype.BFLOAT16, FloatType.BFLOAT16)
 MEASURED = KvScales(np.full((2, 2), 3.0, np.float32), np.full((2, 2), 2.0, np.float32))
 
 
@@ -92,7 +85,7 @@ def built(monkeypatch):
     monkeypatch.setattr(loading_device, "buckets_of", lambda *_: Sizes())
     monkeypatch.setattr(loading_device, "build_runner", build)
     monkeypatch.setattr(loading_device, "this_gpu", lambda: H100)
-    monkeypatch.setattr(loading_device, "_compile_kernels", lambda *_: None)
+    monkeypatch.setattr(DeviceStart, "compile_kernels", lambda *_: None)
     monkeypatch.setattr(loading_device, "measured_scales", lambda *_: MEASURED)
     return runners
 
@@ -116,7 +109,7 @@ def test_the_twin_has_the_float32_weights_of_the_cpu(built):
     checkpoint = RandomCheckpoint()
     description = loaded(checkpoint, kind=RunnerKind.TWIN).description
     (runner,) = built
-    expected = build_model(checkpoint, 256, WeightKind.FLOAT32)
+    expected = build_model(checkpoint, 256, MatrixKind.DENSE)
 
     assert runner.parts.is_twin
     assert torch.equal(runner.parts.model._embedding, expected._embedding)
@@ -231,7 +224,7 @@ def test_kernels_are_compiled_for_a_gpu_before_weights_are_read(monkeypatch, kin
         asked.append((steps.numerics.matrices, steps.splits, steps.limits.num_rows, capability, cache_dir.name))
         return Compiled(1, 0, 0)
 
-    monkeypatch.setattr(loading_device, "_compile_kernels", COMPILE_KERNELS)
+    monkeypatch.setattr(DeviceStart, "compile_kernels", COMPILE_KERNELS)
     monkeypatch.setattr(kernel_compiling, "have_compiled", have_compiled)
     arguments = ["--cache-dir", "/somewhere/cache", *(["--batch-invariant"] if kind is RunnerKind.CUDA else [])]
     with capture_logs() as events:
@@ -315,25 +308,23 @@ def test_allocations_that_fail_are_known_by_their_words(error, is_memory):
     assert is_out_of_memory(error) is is_memory
 
 
-def planned(*arguments, place=H100, model=LLAMA_8B, stored=FloatType.BFLOAT16):
-    """What takes which memory of an 8B model on an 80 GiB GPU."""
-    config = parse_config(["--max-model-len", "8192", *arguments])
-    types = dict.fromkeys(model.tensor_shapes(), stored)
-    numerics = choose_device_numerics(config.quantization, config.kv_cache_dtype, model, types, place.capability)
-    return plan_device(loading_device._on_device(config), place, RandomCheckpoint(model), numerics, types, Sizes())
+def planned(*arguments, place=H100, model=LLAMA_8B):
+    """What takes which memory of a model of random numbers, one of 8B on an 80 GiB GPU unless another is said."""
+    config = parse_config(["--model", "shape", "--load-format", "dummy", *arguments])
+    return DeviceStart(config, place, opened(RandomCheckpoint(model)), ProgressLog()).plan_memory()
 
 
 def test_an_8b_model_leaves_most_of_a_large_gpu_to_its_kv_cache():
     """16 GB of weights; 128 KiB a token in bfloat16, half of that in float8."""
-    plan, limits = planned()
+    plan, limits = planned(*EIGHT_K)
     assert plan.table["weights"] == num_parameters(LLAMA_8B) * 2 + 8192 * 128 * 4  # and a table of rotations
     assert sum(plan.table.values()) <= 0.9 * H100.memory.total_bytes
     assert plan.table["kv_cache"] > 52 * GIB
     assert limits.num_blocks * 64 * 128 * 1024 == plan.table["kv_cache"]
     assert limits.max_model_len == 8192
-    half = planned("--kv-cache-dtype", "fp8_e4m3")[1]
+    half = planned(*EIGHT_K, "--kv-cache-dtype", "fp8_e4m3")[1]
     assert abs(half.num_blocks - 2 * limits.num_blocks) <= 1
-    assert planned("--quantization", "fp8")[0].table["weights"] < 0.6 * plan.table["weights"]
+    assert planned(*EIGHT_K, "--quantization", "fp8")[0].table["weights"] < 0.6 * plan.table["weights"]
 
 
 def test_a_head_takes_memory_of_its_own_and_of_each_token(tmp_path):
@@ -341,31 +332,30 @@ def test_a_head_takes_memory_of_its_own_and_of_each_token(tmp_path):
     draft = DeviceHeadDraft(eagle3_from_folder(random_head(model, aux_layers=(3, 2)).write(tmp_path), model), BFLOAT16)
     limits = RowLimits(8, 256, 64, num_blocks=64, block_size=16, vocab_size=model.vocab_size)
     sizes, config = buckets_of(8, 64, 7), draft.checkpoint.config
-    bytes_of = draft_bytes(draft, limits, sizes)
+    bytes_of = draft.bytes_of(limits, sizes)
     num_weights = sum(math.prod(shape) for shape in config.tensor_shapes().values())
     assert bytes_of.weights == 2 * num_weights + rotation_bytes(config.layer, limits.max_model_len)
     assert bytes_of.per_token == 2 * (2 * model.num_kv_heads * model.head_dim + model.hidden_size)
     assert bytes_of.per_step_token == 2 * (2 * model.hidden_size + model.hidden_size)
     assert len(bytes_of.kept) == NUM_PASSES * len({size.num_rows for size in sizes if not size.is_decode})
-    assert draft_bytes(None, limits, sizes) == DraftBytes()
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_to_do():
     """A 24 GiB GPU, of which another process has half."""
     small = replace(H100, memory=DeviceMemory(24 * GIB, 12 * GIB))
     with pytest.raises(ShortMemoryError, match=r"of weights .* --quantization fp8 .* end other processes on the GPU"):
-        planned(place=small)
+        planned(*EIGHT_K, place=small)
 
 
 def test_bits_that_do_not_depend_on_the_batch_take_no_memory():
-    assert planned("--batch-invariant")[0].table["activations"] == planned()[0].table["activations"]
+    assert planned(*EIGHT_K, "--batch-invariant")[0].table["activations"] == planned(*EIGHT_K)[0].table["activations"]
 
 
 def test_the_twin_takes_no_more_of_the_host_than_a_cpu_would():
     """Unless it is asked to."""
     place = replace(H100, capability=None, memory=DeviceMemory(16 * GIB, 16 * GIB))
-    checkpoint = RandomCheckpoint(replace(TINY_CONFIG, max_model_len=2**18))
-    plan, _ = plan_device(parse_config([]), place, checkpoint, TWIN_NUMERICS, {}, Sizes())
+    model = replace(TINY_CONFIG, max_model_len=2**18)
+    plan, _ = planned("--block-size", "16", place=place, model=model)
     assert plan.table["kv_cache"] == 2 * GIB
-    asked, _ = plan_device(parse_config(["--kv-cache-memory", "3GiB"]), place, checkpoint, TWIN_NUMERICS, {}, Sizes())
+    asked, _ = planned("--kv-cache-memory", "3GiB", place=place, model=model)
     assert asked.table["kv_cache"] == 3 * GIB

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from paceline_executor.config import parse_config
 from paceline_executor.errors import LimitError, ShortMemoryError
 from paceline_executor.memory import available_bytes
-from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.start.opening import ProgressLog, num_parameters, served_name
 from paceline_executor.start.sizing import limits_for
 from paceline_executor.testing.models import TINY_CONFIG
@@ -43,7 +43,7 @@ def test_smaller_numbers_leave_room_for_more_blocks(config, kv, block_bytes):
     """A packed weight is counted as a byte and a 32nd of a float16; an int8 slot has a scale of four bytes."""
     free_bytes = num_parameters(TINY_CONFIG) * 34 // 32 + 40 * MIB
     wide = replace(config, max_num_seqs=4096)
-    limits = limits_for(wide, TINY_CONFIG, Numerics(WeightKind.PACKED, kv), free_bytes)
+    limits = limits_for(wide, TINY_CONFIG, Numerics(MatrixKind.PACKED, kv), free_bytes)
 
     assert limits.num_blocks == 10 * MIB // block_bytes
 
@@ -53,7 +53,7 @@ def test_packed_weights_fit_where_float32_does_not(config):
     free_bytes = MIB + num_parameters(TINY_CONFIG) * 4 // 3
     with pytest.raises(ShortMemoryError, match="do not fit"):
         limits_for(asked, TINY_CONFIG, FLOAT32_NUMERICS, free_bytes)
-    packed = Numerics(WeightKind.PACKED, KvDtype.FLOAT16)
+    packed = Numerics(MatrixKind.PACKED, KvDtype.FLOAT16)
 
     assert limits_for(asked, TINY_CONFIG, packed, free_bytes).num_blocks == MIB // (BLOCK_BYTES // 2)
 

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
+from paceline_executor.numerics import MatrixKind
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts
 from paceline_executor.upload import matrices
 from paceline_executor.upload import staging as staging_module
-from paceline_executor.upload.matrices import MatrixKind, Uploader
+from paceline_executor.upload.matrices import Uploader
 from paceline_executor.upload.staging import HostTransfer, Staging
 from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint

@@ -13,14 +13,13 @@ from typing import Protocol
 import torch
 
 from drafting.serving import Plain
-from paceline_executor.device_numerics import TWIN_NUMERICS
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.models.device_eagle3 import DeviceEagle3Head
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
-from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.cuda import DeviceRunner
@@ -71,7 +70,7 @@ _HEADS = {
     "head": random_head(MODEL.config, aux_layers=(2, 1), draft_vocab_size=30),
     "large head": random_head(MODEL.config, aux_layers=(2, 1), has_embedding=True),
 }
-_PACKED = {16: Numerics(WeightKind.PACKED, KvDtype.INT8), 4: Numerics(WeightKind.PACKED, KvDtype.FLOAT16)}
+_PACKED = {16: Numerics(MatrixKind.PACKED, KvDtype.INT8), 4: Numerics(MatrixKind.PACKED, KvDtype.FLOAT16)}
 
 
 class Target(Protocol):
@@ -144,7 +143,7 @@ class HostTarget:
             return PromptLookup()
         if name in _HEADS:
             folder = _HEADS[name].write(self._folder / name)
-            drafter = head_drafter(self.runner, folder, MODEL.config, self._numerics.weights, self.limits)
+            drafter = head_drafter(self.runner, folder, MODEL.config, self._numerics.matrices, self.limits)
             spoil(drafter._kv_cache)  # noqa: SLF001  # nobody else has it
             return drafter
         checkpoint, numerics = {
@@ -214,7 +213,9 @@ def device_draft_model(
 ) -> MakeDrafting:
     """Drafts by this model, whose KV cache is its own."""
     model, longest = LlamaModel(HostWeights(checkpoint), limits.max_model_len), max_model_len or limits.max_model_len
-    return drafting_by_model(model, checkpoint.config, TWIN_NUMERICS, limits, longest, Splits.EVEN, torch.device("cpu"))
+    return drafting_by_model(
+        model, checkpoint.config, FLOAT32_NUMERICS, limits, longest, Splits.EVEN, torch.device("cpu")
+    )
 
 
 def device_head(folder: Path) -> MakeDrafting:
@@ -227,7 +228,7 @@ def device_head(folder: Path) -> MakeDrafting:
         DEVICE_LIMITS.max_model_len,
     )
     ids = None if checkpoint.target_ids is None else torch.from_numpy(checkpoint.target_ids).long()
-    return drafting_by_head(head, ids, TWIN_NUMERICS, DEVICE_LIMITS, Splits.EVEN)
+    return drafting_by_head(head, ids, FLOAT32_NUMERICS, DEVICE_LIMITS, Splits.EVEN)
 
 
 class DeviceTarget:

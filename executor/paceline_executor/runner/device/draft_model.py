@@ -13,9 +13,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 import torch
 
-from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.limits import MAX_VERIFIED_TOKENS, RowLimits
 from paceline_executor.models.interface import DeviceModel, ForwardInputs, KvCache
+from paceline_executor.numerics import Numerics
 from paceline_executor.runner.device.device import Capture, Captured, Device, Uncaptured, capture_filled
 from paceline_executor.runner.device.drafts import MakeDrafting, StatesObserver, WantedDrafts
 from paceline_executor.runner.device.row_words import RowWords
@@ -42,7 +42,7 @@ def most_tokens(max_num_batched_tokens: int) -> int:
 def drafting_by_model(
     model: DeviceModel,
     config: ModelConfig,
-    numerics: DeviceNumerics,
+    numerics: Numerics,
     limits: RowLimits,
     max_model_len: int,
     splits: Splits,

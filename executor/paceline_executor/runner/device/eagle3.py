@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
-from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.device_eagle3 import DeviceEagle3Head
 from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.numerics import Numerics
 from paceline_executor.runner.device.draft_model import DeviceDraftModel
 from paceline_executor.runner.device.drafts import MakeDrafting
 from paceline_executor.runner.interface import CacheGeometry
@@ -24,7 +24,7 @@ _NEVER_DRAWN = -1e30  # finite, and far below what a logit and its noise can be
 _LEAST_FLOAT16 = -3e4
 
 
-def head_geometry(config: Eagle3Config, num_blocks: int, block_size: int, numerics: DeviceNumerics) -> CacheGeometry:
+def head_geometry(config: Eagle3Config, num_blocks: int, block_size: int, numerics: Numerics) -> CacheGeometry:
     """Counts features, too."""
     layer, num_bytes = config.layer, numerics.dtype.itemsize
     per_token = num_bytes * (2 * layer.num_kv_heads * layer.head_dim + layer.hidden_size)
@@ -34,7 +34,7 @@ def head_geometry(config: Eagle3Config, num_blocks: int, block_size: int, numeri
 def drafting_by_head(
     head: DeviceEagle3Head,
     target_ids: torch.Tensor | None,
-    numerics: DeviceNumerics,
+    numerics: Numerics,
     limits: RowLimits,
     splits: Splits,
 ) -> MakeDrafting:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.models.interface import ForwardInputs, KvCache, LanguageModel
+from paceline_executor.numerics import Numerics
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.weights.checkpoint import Float32Array, KvScales, ModelConfig
 
@@ -21,7 +21,7 @@ _NUM_TOKENS = 512
 def measured_scales(
     model: LanguageModel,
     config: ModelConfig,
-    numerics: DeviceNumerics,
+    numerics: Numerics,
     device: torch.device,
     block_size: int,
     max_len: int,
@@ -35,7 +35,7 @@ def measured_scales(
 def filled_cache(
     model: LanguageModel,
     config: ModelConfig,
-    numerics: DeviceNumerics,
+    numerics: Numerics,
     device: torch.device,
     block_size: int,
     max_len: int,

@@ -10,6 +10,9 @@ from paceline.plan.values import MAX_BLOCKS
 from paceline_executor.errors import ShortMemoryError
 from paceline_executor.weights.checkpoint import ModelConfig
 
+STEP_TOKEN_BYTES = 32
+"""Of a captured step: ids, positions and slots."""
+
 _PARTIAL_BYTES = 16 << 20  # of contexts that are divided among programs
 _GRAPH_BYTES = 8 << 20  # of a captured step; 5.4 MiB were measured
 _LIBRARY_BYTES = 256 << 20  # workspaces and code

@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from paceline_executor.device_numerics import TWIN_NUMERICS, DeviceNumerics
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import twin_model
-from paceline_executor.numerics import KvDtype
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.device.kv_scales import measured_scales, scales_of_maxima
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry, set_scales
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
-from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import KvScales
+from paceline_executor.weights.stored_tensor import FloatType
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, HEAD_DIM = TINY_CONFIG.num_layers, TINY_CONFIG.num_kv_heads, TINY_CONFIG.head_dim
@@ -27,7 +26,7 @@ LAYERS, HEADS, HEAD_DIM = TINY_CONFIG.num_layers, TINY_CONFIG.num_kv_heads, TINY
 
 def geometry(kv):
     """Three blocks of 16."""
-    return kv_geometry(TINY_CONFIG, 3, 16, DeviceNumerics(torch.bfloat16, MatrixKind.DENSE, kv))
+    return kv_geometry(TINY_CONFIG, 3, 16, Numerics(MatrixKind.DENSE, kv, FloatType.BFLOAT16))
 
 
 def scales(key, value):
@@ -108,7 +107,7 @@ class LouderValues(HostWeights):
 
 def measured(model, max_len=256):
     """The scales of keys and values, in float32."""
-    return measured_scales(model, TINY_CONFIG, TWIN_NUMERICS, CPU, 16, max_len)
+    return measured_scales(model, TINY_CONFIG, FLOAT32_NUMERICS, CPU, 16, max_len)
 
 
 @pytest.mark.parametrize("max_len", [256, 17])
