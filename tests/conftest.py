@@ -71,6 +71,7 @@ SHARING_MODULES = (
 def pytest_addoption(parser):
     """Which tier runs; the profile of Hypothesis has its name."""
     parser.addoption("--tier", choices=list(LEFT_OUT), default="test", help="run `make test`, `test-all` or `soak`")
+    parser.addoption("--revision", help="of the processes that serve together with those of this checkout")
 
 
 def pytest_configure(config):

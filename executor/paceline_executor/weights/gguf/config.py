@@ -20,7 +20,7 @@ from paceline_executor.weights.checkpoint import (
 )
 from paceline_executor.weights.gguf.header import GgufHeader
 from paceline_executor.weights.hf.rope import MAX_CONTEXT_LENGTH, scaled_length
-from paceline_executor.weights.refusals import damaged, shown, unsupported
+from paceline_executor.weights.refusals import damaged, shown, unsupported, wrong
 
 MAX_DIMENSION = 1 << 24
 FREQUENCY_FACTORS = "rope_freqs.weight"
@@ -107,7 +107,8 @@ class _Reader:
         hidden_size, num_heads = self._positive("embedding_length"), self._positive("attention.head_count")
         num_kv_heads = self._positive("attention.head_count_kv", num_heads)
         if num_heads % num_kv_heads:
-            raise damaged(header.path, f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads")
+            key = self._key("attention.head_count_kv")
+            raise wrong(header.path, f"{key} is {num_kv_heads}, which does not divide {num_heads} attention heads")
         num_layers = self._positive("block_count", limit=len(header.tensors))
         head_dim = self._head_dim(hidden_size, num_heads)
         max_len = self._positive("context_length", limit=MAX_CONTEXT_LENGTH)
@@ -149,13 +150,13 @@ class _Reader:
     def _positive(self, suffix: str, default: int | None = None, limit: int = MAX_DIMENSION) -> int:
         value = self._header.integer(self._key(suffix), default)
         if not 1 <= value <= limit:
-            raise damaged(self._header.path, f"{self._key(suffix)} is {value}, outside 1 to {limit}")
+            raise wrong(self._header.path, f"{self._key(suffix)} is {value}, outside 1 to {limit}")
         return value
 
     def _positive_number(self, suffix: str, default: float | None = None) -> float:
         value = self._header.number(self._key(suffix), default)
         if value <= 0:
-            raise damaged(self._header.path, f"{self._key(suffix)} is {value}, which should be above 0")
+            raise wrong(self._header.path, f"{self._key(suffix)} is {value}, which should be above 0")
         return value
 
     def _optional_number(self, suffix: str) -> float | None:
@@ -165,13 +166,13 @@ class _Reader:
     def _theta(self, suffix: str, default: float | None) -> float:
         theta = self._positive_number(suffix, default)
         if theta <= 1:
-            raise damaged(self._header.path, f"{self._key(suffix)} is {theta}, which should be above 1")
+            raise wrong(self._header.path, f"{self._key(suffix)} is {theta}, which should be above 1")
         return theta
 
     def _head_dim(self, hidden_size: int, num_heads: int) -> int:
         head_dim = self._positive("attention.key_length", hidden_size // num_heads or None)
         if head_dim % 2:
-            raise damaged(self._header.path, f"the head dimension {head_dim} is odd")
+            raise wrong(self._header.path, f"{self._key('attention.key_length')} is {head_dim}, which is odd")
         for suffix in ("attention.value_length", "rope.dimension_count"):
             if self._header.integer(self._key(suffix), head_dim) != head_dim:
                 raise unsupported(self._header.path, f"{self._key(suffix)} differs from the head dimension {head_dim}")
@@ -184,14 +185,14 @@ class _Reader:
         vocab_size = embedding.shape[0]
         key = self._key("vocab_size")
         if self._header.integer(key, vocab_size) != vocab_size:
-            raise damaged(self._header.path, f"{key} disagrees with the {vocab_size} rows of token_embd.weight")
+            raise wrong(self._header.path, f"{key} disagrees with the {vocab_size} rows of token_embd.weight")
         return vocab_size
 
     def _scaling(self, max_len: int, head_dim: int) -> RopeScaling | None:
         kind = self._header.text(self._key("rope.scaling.type"), "linear")
         factor = self._optional_number("rope.scaling.factor") or 1.0
         if factor < 0:
-            raise damaged(self._header.path, f"{self._key('rope.scaling.factor')} is {factor}, which should be above 0")
+            raise wrong(self._header.path, f"{self._key('rope.scaling.factor')} is {factor}, which should be above 0")
         if self._frequency_factors:
             if kind == "yarn" or factor != 1:
                 raise unsupported(
@@ -239,7 +240,7 @@ class _Reader:
         if isinstance(self._header.metadata.get(key), np.ndarray):
             layers = tuple(bool(value) for value in self._header.numbers(key))
             if len(layers) != num_layers:
-                raise damaged(self._header.path, f"{key} is not one value for each of {num_layers} layers")
+                raise wrong(self._header.path, f"{key} is not one value for each of {num_layers} layers")
         else:
             period = self._header.integer(key, self._architecture.full_layer_period or 0)
             layers = tuple(period <= 0 or (layer + 1) % period != 0 for layer in range(num_layers))
@@ -253,5 +254,5 @@ class _Reader:
     def _softcap(self, suffix: str, default: float | None) -> float | None:
         value = self._header.number(self._key(suffix), default or 0.0)
         if value < 0:
-            raise damaged(self._header.path, f"{self._key(suffix)} is {value}, which should not be below 0")
+            raise wrong(self._header.path, f"{self._key(suffix)} is {value}, which should not be below 0")
         return value or None

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from paceline.process.small_files import open_regular
-from paceline_executor.weights.refusals import damaged, shown, unreadable, unsupported
+from paceline_executor.weights.refusals import damaged, shown, unreadable, unsupported, wrong
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -110,7 +110,7 @@ class GgufHeader:
 
     def _mistyped(self, key: str, kind: str) -> Exception:
         state = "is not" if key in self.metadata else "is missing, which should be"
-        return damaged(self.path, f"metadata key {key} {state} {kind}")
+        return wrong(self.path, f"metadata key {key} {state} {kind}")
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
@@ -144,7 +144,7 @@ class _Reader:
         for _ in range(num_keys):
             key = self._text(MAX_KEY_BYTES)
             if key in metadata:
-                raise damaged(self._path, f"metadata key {shown(key)} appears twice")
+                raise wrong(self._path, f"metadata key {shown(key)} appears twice")
             metadata[key] = self._value(key)
         raw_infos = [self._tensor_info() for _ in range(num_tensors)]
         data_start = self._data_start(metadata)
@@ -247,7 +247,7 @@ class _Reader:
     def _data_start(self, metadata: Mapping[str, MetadataValue]) -> int:
         alignment = GgufHeader(self._path, metadata, {}).integer("general.alignment", DEFAULT_ALIGNMENT)
         if not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-            raise damaged(self._path, f"general.alignment is {alignment}, not a power of two from 8 to {MAX_ALIGNMENT}")
+            raise wrong(self._path, f"general.alignment is {alignment}, not a power of two from 8 to {MAX_ALIGNMENT}")
         return -(-self._position // alignment) * alignment
 
     def _placed(self, info: TensorInfo, data_start: int) -> TensorInfo:

@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 from paceline.plan.values import GenerationDefaults
 from paceline_executor.weights.gguf.header import GgufHeader
 from paceline_executor.weights.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from paceline_executor.weights.refusals import damaged, shown, unsupported, wrong
+from paceline_executor.weights.refusals import shown, unsupported, wrong
 from paceline_executor.weights.tokenizer import (
     END_TOKEN_TEXTS,
     SpecialTokens,
@@ -29,6 +29,7 @@ MAX_SCORED_CHARS = 1 << 22  # of all tokens; deriving merges looks at every plac
 MAX_CHAT_TEMPLATE_CHARS = 1 << 20
 _ALL_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _TEMPLATE_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_TOKENS = "tokenizer.ggml.tokens"
 SPACE_LETTER = "\u2581"  # how SentencePiece writes a space
 
 
@@ -73,16 +74,16 @@ def tokenizer_from_gguf(header: GgufHeader) -> TokenizerBundle:
 
 
 def _read_vocabulary(header: GgufHeader, *, add_bos: bool) -> _Vocabulary:
-    tokens = header.strings("tokenizer.ggml.tokens")
+    tokens = header.strings(_TOKENS)
     ids = {token: index for index, token in enumerate(tokens)}
     if len(ids) != len(tokens):
-        raise damaged(header.path, "its vocabulary lists a token twice")
+        raise wrong(header.path, f"{_TOKENS} lists a token twice")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None and len(tokens) > embedding.shape[0]:
-        raise damaged(header.path, f"it lists {len(tokens)} tokens but embeds {embedding.shape[0]}")
+        raise wrong(header.path, f"{_TOKENS} has {len(tokens)}, and the model embeds {embedding.shape[0]}")
     longest = max((len(token) for token in tokens), default=0)
     if longest > MAX_TOKEN_CHARS:
-        raise damaged(header.path, f"a token of {longest} characters is too long")
+        raise wrong(header.path, f"{_TOKENS} has one of {longest} characters, which is too long")
     types = _token_types(header, len(tokens))
     return _Vocabulary(tokens, types, ids, _special_tokens(header, tokens, types, add_bos=add_bos))
 
@@ -92,7 +93,7 @@ def _token_types(header: GgufHeader, num_tokens: int) -> tuple[int, ...]:
         return (TokenType.NORMAL,) * num_tokens
     types = header.numbers("tokenizer.ggml.token_type")
     if types.size != num_tokens:
-        raise damaged(header.path, f"it lists {num_tokens} tokens but {types.size} token types")
+        raise wrong(header.path, f"tokenizer.ggml.token_type has {types.size} values for {num_tokens} tokens")
     return tuple(types.tolist())
 
 
@@ -138,11 +139,12 @@ def _token_id(header: GgufHeader, role: str, num_tokens: int) -> int | None:
 
 def _byte_level(header: GgufHeader, vocabulary: _Vocabulary, pre_tokenizer: PreTokenizer) -> Tokenizer:
     merges = []
-    for text in header.strings("tokenizer.ggml.merges"):
+    key = "tokenizer.ggml.merges"
+    for text in header.strings(key):
         cut = text.find(" ", 1)  # a part may itself begin with a space, never be empty
         left, right = text[:cut], text[cut + 1 :]
         if cut < 0 or not {left, right, left + right} <= vocabulary.ids.keys():
-            raise damaged(header.path, f"merge {shown(text)} does not lead from two tokens to a third")
+            raise wrong(header.path, f"{key} has {shown(text)}, which does not lead from two tokens to a third")
         merges.append((left, right))
     model = BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=pre_tokenizer.ignore_merges)
     tokenizer = Tokenizer(model)
@@ -155,7 +157,7 @@ def _sentence_piece(header: GgufHeader, vocabulary: _Vocabulary) -> Tokenizer:
     unknown_id = _token_id(header, "unknown", len(vocabulary.tokens))
     if unknown_id is None and not vocabulary.ids.keys() >= _ALL_BYTES:
         # The library would leave out what it cannot encode, and say nothing.
-        raise damaged(header.path, "its vocabulary has neither an unknown token nor one for each of the 256 bytes")
+        raise wrong(header.path, f"{_TOKENS} has neither an unknown token nor one for each of the 256 bytes")
     model = BPE(
         vocab=vocabulary.ids,
         merges=_merges_by_score(header, vocabulary),
@@ -182,9 +184,9 @@ def _merges_by_score(header: GgufHeader, vocabulary: _Vocabulary) -> list[tuple[
     """
     scores = header.numbers("tokenizer.ggml.scores")
     if scores.size != len(vocabulary.tokens) or not np.isfinite(scores).all():
-        raise damaged(header.path, "tokenizer.ggml.scores is not one finite number for each token")
+        raise wrong(header.path, "tokenizer.ggml.scores is not one finite number for each token")
     if sum(map(len, vocabulary.tokens)) > MAX_SCORED_CHARS:
-        raise damaged(header.path, f"its vocabulary has more than the {MAX_SCORED_CHARS} characters allowed")
+        raise wrong(header.path, f"{_TOKENS} has more than the {MAX_SCORED_CHARS} characters allowed")
     mergeable = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
     parts = {token for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in mergeable}
     ranked = [
@@ -237,4 +239,4 @@ def _defaults(header: GgufHeader) -> GenerationDefaults:
             repetition_penalty=value("penalty_repeat"),
         )
     except ValueError as error:
-        raise damaged(header.path, f"its recommended {error}") from error
+        raise wrong(header.path, f"general.sampling: {error}") from error

@@ -178,7 +178,8 @@ def _read_family(family: _Family, config: JsonFields) -> ModelConfig:
         activation=_activation(config, "hidden_activation" if family.is_gemma else "hidden_act"),
         embedding_scale=math.sqrt(hidden_size) if family.is_gemma else 1.0,
         attention_scale=config.positive_number("query_pre_attn_scalar") ** -0.5 if family.is_gemma else None,
-        attention_softcap=_softcap(config, "attn_logit_softcapping") if family.is_gemma else None,
+        # Gemma 3 has the key in transformers, too, and does nothing with it.
+        attention_softcap=_softcap(config, "attn_logit_softcapping") if family.architecture == "gemma2" else None,
         logit_softcap=_softcap(config, "final_logit_softcapping") if family.is_gemma else None,
     )
 

@@ -5,6 +5,7 @@ Reads JSON and jinja2 source only: no pickle, no tokenizer class, no code out of
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -26,6 +27,21 @@ _TRIAL_S, _TRIAL_BYTES = 60, 2 << 30
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_TOKEN_ID = 1 << 31
 TEMPLATE_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_CLASS_TOKENS = {
+    "LlamaTokenizer": {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
+    "GemmaTokenizer": {
+        "unk_token": "<unk>",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    },
+    "Qwen2Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
+}
+"""By a class of transformers, the special tokens that it has unless files name others."""
+_CLASSES = {"qwen2": "Qwen2Tokenizer", "mistral": ""}  # whatever the files of these families name
+_USUAL_CLASSES = {"qwen3": "Qwen2Tokenizer"} | dict.fromkeys(("gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer")
+_CLASS_ENDS = {"llama": 2, "mistral": 2, "gemma2": 1, "gemma3_text": 1}  # unless config.json has the key
 _TEXT_PARTS = ("decoder", "generator", "text_config")
 _LEAST_TOP_P = 1e-9  # keeps the likeliest token alone, as transformers does at 0
 
@@ -48,6 +64,7 @@ def tokenizer_from_folder(folder: Path, vocab_size: int | None = None) -> Tokeni
         )
     config = JsonFields.read_if_there(folder / "tokenizer_config.json")
     generation = JsonFields.read_if_there(folder / "generation_config.json")
+    config = config.with_defaults(_class_tokens(folder, config, data))
     special = _special_tokens(folder, tokenizer, config, generation)
     return make_bundle(data, _chat_template(folder, config), special, _defaults(generation))
 
@@ -120,13 +137,28 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer, config: JsonFields, gene
     )
 
 
+def _class_tokens(folder: Path, config: JsonFields, tokenizer_json: bytes) -> Mapping[str, str]:
+    model = JsonFields.read_if_there(folder / "config.json")
+    family = model.text("model_type") or ""
+    stated = config.text("tokenizer_class") or model.text("tokenizer_class") or _USUAL_CLASSES.get(family, "")
+    name = _CLASSES.get(family, stated.removesuffix("Fast"))
+    if name == "LlamaTokenizer" and b'"ByteLevel"' in tokenizer_json:
+        return {}  # a Llama 3 says so, too, and is of no class
+    return _CLASS_TOKENS.get(name, {})
+
+
 def _listed_ends(folder: Path, generation: JsonFields) -> list[int]:
     """Of generation_config.json; where that file is not there, transformers makes it of config.json."""
     if generation.path.exists():
         return _token_ids(generation, "eos_token_id")
     model = JsonFields.read_if_there(folder / "config.json")
     parts = (model, *(model.object(name) for name in _TEXT_PARTS))
-    return next((ids for part in parts if part is not None and (ids := _token_ids(part, "eos_token_id"))), [])
+    return next((ids for part in parts if part is not None and (ids := _ends_of(part))), [])
+
+
+def _ends_of(config: JsonFields) -> list[int]:
+    default = _CLASS_ENDS.get(config.text("model_type") or "")
+    return _token_ids(config.with_defaults({"eos_token_id": default}), "eos_token_id")
 
 
 def _around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -112,8 +112,8 @@ CORRUPT = {
     "llama.embedding_length": (0, "llama.embedding_length is 0"),
     "llama.block_count": (3_000_000_000, "llama.block_count is 3000000000"),
     "llama.context_length": (2**31, "llama.context_length is 2147483648"),
-    "llama.attention.head_count_kv": (3, "4 attention heads cannot share 3"),
-    "llama.attention.key_length": (7, "head dimension 7 is odd"),
+    "llama.attention.head_count_kv": (3, r"attention\.head_count_kv is 3, which does not divide 4"),
+    "llama.attention.key_length": (7, r"llama\.attention\.key_length is 7, which is odd"),
     "llama.attention.layer_norm_rms_epsilon": (float("nan"), "layer_norm_rms_epsilon is not a finite number"),
     "llama.rope.freq_base": (-1.0, "llama.rope.freq_base is -1.0"),
     "llama.vocab_size": (999, "llama.vocab_size disagrees with the 272 rows"),
@@ -132,7 +132,10 @@ UNSUPPORTED = {
 @pytest.mark.parametrize(
     ("key", "value", "error", "message"),
     [
-        *((key, value, ModelCorruptError, message) for key, (value, message) in CORRUPT.items()),
+        *(
+            (key, value, ModelCorruptError, f"cannot be used: .*{message}.*; correct")
+            for key, (value, message) in CORRUPT.items()
+        ),
         *((key, value, UnsupportedModelError, message) for key, (value, message) in UNSUPPORTED.items()),
     ],
 )
