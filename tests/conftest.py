@@ -1,5 +1,6 @@
 """What all tests share: the three tiers, how Hypothesis searches, and one real system."""
 
+import gc
 import os
 import signal
 import socket
@@ -62,6 +63,8 @@ SHARING_MODULES = (
     "test_gguf_file",
     "test_hostile_connections",
     "test_images",
+    "test_kernel_compiling",
+    "test_overload",
     "test_real_faults",
     "test_real_model",
     "test_tokenizer_gguf",
@@ -127,6 +130,11 @@ def pytest_collection_modifyitems(config, items):
     left_out = [item for item in items if any(mark.name in unwanted for mark in item.iter_markers())]
     items[:] = [item for item in items if all(mark.name not in unwanted for mark in item.iter_markers())]
     config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays: to look through it again and again costs tests that collect garbage."""
+    gc.freeze()
 
 
 def group_of(item):

@@ -186,20 +186,19 @@ def test_an_error_of_a_service_leads_to_an_option_of_up(up):
     assert shown.splitlines()[-1] == f"error: executor ended with exit code 4: {sentence}"
 
 
-@pytest.mark.parametrize("command", [up_command, demo, chaos])
 @pytest.mark.parametrize(("kind", "package"), [("scheduler", paceline_scheduler), ("executor", paceline_executor)])
-def test_no_error_of_a_service_names_an_option_that_the_command_lacks(kind, package, command):
+def test_no_error_of_a_service_names_an_option_that_the_command_lacks(kind, package):
     """Without saying whose it is. Of all texts of the service: no list of its errors could be complete."""
-    own = names_of(command)
     files = [path for path in Path(package.__file__).parent.rglob("*.py") if path.name != "config.py"]
     found = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     texts = [node.value for node in found if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     naming = [text for text in texts if re.search(r"(?<![\w-])--[a-z]", text)]
     assert len(naming) >= 4
-    for text in naming:
-        shown = retold(kind, own, text)
-        named = re.findall(r"--[a-z][a-z-]*[a-z](?![a-z-]| of paceline-)", shown)
-        assert set(named) <= own, shown
+    for own in map(names_of, (up_command, demo, chaos)):
+        for text in naming:
+            shown = retold(kind, own, text)
+            named = re.findall(r"--[a-z][a-z-]*[a-z](?![a-z-]| of paceline-)", shown)
+            assert set(named) <= own, shown
 
 
 def test_up_can_be_stopped_before_it_is_ready(up):

@@ -121,8 +121,8 @@ async def test_an_executor_serves_and_drains_on_sigterm(model):
     assert (process.returncode, stderr) == (ExitCode.OK, "")
 
 
-async def test_a_second_signal_ends_the_process_at_once(model):
-    with _process("--model", model, "--kv-cache-memory", "4MiB", *ANY_PORTS) as process:
+async def test_a_second_signal_ends_the_process_at_once():
+    with _process("--runner", "simulated", *ANY_PORTS) as process:
         ready = _events(process, "ready")[-1]
         async with attached(f"127.0.0.1:{ready['port']}") as client:
             await client.run([(0, 3)], PLACING)
@@ -364,10 +364,10 @@ async def _answers(channel, timeout_s):
     return True
 
 
-async def test_an_executor_lives_through_a_closed_log_and_a_want_of_descriptors(model):
+async def test_an_executor_lives_through_a_closed_log_and_a_want_of_descriptors():
     """The stream that is there goes on; new ones are taken again by itself; the drain ends with 0."""
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200))
-    with _process("--model", model, "--kv-cache-memory", "4MiB", *ANY_PORTS) as process:
+    with _process("--runner", "simulated", *ANY_PORTS) as process:
         address = f"127.0.0.1:{_events(process, 'ready')[-1]['port']}"
         process.stdout.close()
         async with attached(address) as client, grpc.aio.insecure_channel(address, options) as other:

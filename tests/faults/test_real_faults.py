@@ -1,9 +1,10 @@
 """Faults done to a real system under load: every stream is what it is undisturbed, bit by bit.
 
 One system and one load for most of them: two schedulers, two executors, and 32 streams of a real model; in `make test`
-12 streams of a tiny one. Others have executors that run the GPU's code, on its twin, with rows on the device, rings and
-two steps in flight, or in which a second model drafts. No time is asserted; the figures are printed at the end. In
-`make soak` each kind is done 50 times to a system of its own, with freezes of a minute.
+12 streams of executors whose tokens are hashes of all before, at a pace that leaves the machine time. Others have
+executors that run the GPU's code, on its twin, with rows on the device, rings and two steps in flight, or in which a
+second model drafts. No time is asserted; the figures are printed at the end. In `make soak` each kind is done 50 times
+to a system of its own, with freezes of a minute.
 """
 
 import asyncio
@@ -118,6 +119,14 @@ async def num_running_requests(system):
     return sum(executor.num_running_requests for executor in told)
 
 
+@pytest.fixture(scope="module")
+def paced(tmp_path_factory):
+    """Executors without a model, whose steps take 20 ms. Unpaced, streams that nothing slows would load two cores."""
+    times = tmp_path_factory.mktemp("steps") / "times.json"
+    times.write_text('{"points": [{"num_tokens": 1, "duration_us": 20000}]}')
+    return {"model": None, "runner": f"simulated:{times}"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -139,9 +148,9 @@ async def test_no_token_is_lost_when_executors_of_other_kinds_die(options, tiny_
     assert sum(executor.steps.num_accepted_draft_tokens for executor in told) > 0
 
 
-async def test_metrics_say_what_clients_saw_when_nothing_is_left_that_could_go_on(request):
+async def test_metrics_say_what_clients_saw_when_nothing_is_left_that_could_go_on(paced, request):
     kinds = (FaultKind.EXECUTORS_KILL,)
-    quick = setting(kinds, timing=FaultTiming(settle_seconds=120), model=None, num_streams=8, runner="simulated")
+    quick = setting(kinds, timing=FaultTiming(settle_seconds=120), num_streams=8, **paced)
     async with undamaged(quick, request.config) as running:
         before = await running.system.metrics()
         await running.campaign.run(kinds)
@@ -152,11 +161,11 @@ async def test_metrics_say_what_clients_saw_when_nothing_is_left_that_could_go_o
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def experiment(request, tiny_model):
+async def experiment(request, paced):
     """The one that all faults below are done to; a load runs on it meanwhile."""
     kinds = tuple({fault.kind for fault in (*FAULTS, *MORE_FAULTS)})
     is_quick = request.config.getoption("--tier") == "test"
-    load = {"model": str(tiny_model), "num_streams": 12} if is_quick else {}
+    load = {"num_streams": 12, **paced} if is_quick else {}
     async with undamaged(setting(kinds, timing=FaultTiming(settle_seconds=240), **load), request.config) as running:
         yield running
 

@@ -195,9 +195,9 @@ def test_a_large_vocabulary_draws_what_the_reference_draws_on_a_cpu():
 
 
 def test_flat_logits_are_searched_in_parts_on_a_gpu(gpu, backend, place):
-    logits = random_logits(3, 300, 1, 0.3)
+    logits = random_logits(3, 160, 1, 0.3)
     logits[2] = 1.0
-    filters = [{"top_k": 100}, {"top_k": 200, "top_p": 0.5}, {"top_k": 150, "top_p": 0.99}]
+    filters = [{"top_k": 70}, {"top_k": 120, "top_p": 0.5}, {"top_k": 90, "top_p": 0.99}]
     assert_same_draws(backend, place, logits, filters)
 
 
@@ -515,8 +515,8 @@ def test_a_cpu_looks_how_many_logprobs_are_wanted():
 )
 def test_logits_of_16_bits_are_those_numbers_in_float32_on_a_gpu(gpu, place, dtype_of_logits, filters, rules_of_rows):
     """To the bit: tokens, outcomes and log-probabilities, of rows with rules and of those beside them."""
-    logits = random_logits(len(filters) + 1, 300, 5, 5.0).to(dtype_of_logits)
-    logits[-1, 299] = float("inf")
+    logits = random_logits(len(filters) + 1, 160, 5, 5.0).to(dtype_of_logits)
+    logits[-1, 159] = float("inf")
     cycled = [rules_of_rows[i % len(rules_of_rows)] for i in range(len(logits))]
     chosen_rules = rules(*cycled) if any(rules_of_rows) else None
     wide, narrow = (draw(place, given, [*filters, {}], chosen_rules, 4) for given in (logits.float(), logits))

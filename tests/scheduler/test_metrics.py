@@ -3,6 +3,7 @@
 import asyncio
 import re
 from bisect import bisect_left
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
@@ -88,6 +89,15 @@ class Watched:
         self.edge.close_outbox(outbox)
 
 
+@asynccontextmanager
+async def watching(*addresses, **capacity):
+    """A scheduler that has attached to these executors, and its metrics."""
+    async with Deployment(*addresses, **capacity) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready(len(addresses))
+        yield deployment, rig, watched
+
+
 def expect_short_outputs(rig):
     """Let the core admit more than the pool can hold."""
     lengths = rig.runtime.views.executor(ADDRESS).output_lengths
@@ -96,9 +106,7 @@ def expect_short_outputs(rig):
 
 @scenario
 async def test_every_metric_exists_and_moves():
-    async with Deployment(ADDRESS, num_blocks=14) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready()
+    async with watching(ADDRESS, num_blocks=14) as (deployment, rig, watched):
         watched.look()
         prompt = list(range(5, 14))
         for round_index in range(4):
@@ -135,9 +143,7 @@ async def test_every_metric_exists_and_moves():
 @scenario
 async def test_drafts_are_counted_by_place_and_late_places_together():
     """Of 63 places the first 16 have a label each: the sum over all is that of the drafts."""
-    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready()
+    async with watching(ADDRESS) as (_, rig, watched):
         drafted, accepted = tuple(range(163, 100, -1)), tuple(range(63, 0, -1))
         totals = rig.steps._executors[ADDRESS].totals
         totals.drafts = DraftTotals(sum(drafted), sum(accepted), drafted, accepted)
@@ -152,9 +158,7 @@ async def test_drafts_are_counted_by_place_and_late_places_together():
 @scenario
 async def test_blocks_and_slots_are_those_of_the_executor():
     """Free, cached and used add up; a request of 5 tokens on 4-slot blocks fills 5 of 8 slots, or one more."""
-    async with Deployment(ADDRESS, num_blocks=14) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready()
+    async with watching(ADDRESS, num_blocks=14) as (_, rig, watched):
         rig.submit(make_request(5, 50))
         await rig.until(lambda: rig.runtime.views.counts(ADDRESS).num_filled_slots > 0)
         readings = watched.look()
@@ -171,9 +175,7 @@ async def test_blocks_and_slots_are_those_of_the_executor():
 @pytest.mark.parametrize("has_run", [True, False])
 @in_virtual_time
 async def test_an_executor_that_comes_back_as_another_process_is_a_recovery_if_it_had_run_anything(has_run):
-    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready()
+    async with watching(ADDRESS) as (deployment, rig, watched):
         if has_run:
             rig.submit(make_request(4, 50))
             await asyncio.sleep(0.01)
@@ -198,9 +200,7 @@ def pause_of(watched, kind):
 
 @scenario
 async def test_a_pause_lasts_until_requests_of_the_only_executor_run_again():
-    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready()
+    async with watching(ADDRESS) as (deployment, rig, watched):
         rig.submit(make_request(4, 50), make_request(4, 50))
         await asyncio.sleep(0.01)
         deployment.network.stop(ADDRESS)
@@ -227,9 +227,7 @@ async def test_a_pause_lasts_until_requests_of_the_only_executor_run_again():
 @scenario
 async def test_a_pause_lasts_until_requests_of_a_lost_executor_get_a_row_elsewhere():
     """The other one has a row only, which is taken."""
-    async with Deployment(ADDRESS, "executor:2", max_num_rows=1) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready(2)
+    async with watching(ADDRESS, "executor:2", max_num_rows=1) as (deployment, rig, watched):
         rig.submit(make_request(4, 200), make_request(4, 200))
         await asyncio.sleep(0.01)
         deployment.network.stop(ADDRESS)
@@ -243,9 +241,7 @@ async def test_a_pause_lasts_until_requests_of_a_lost_executor_get_a_row_elsewhe
 @scenario
 async def test_a_pause_lasts_until_the_last_of_its_requests_ended_otherwise():
     """None survived, so nothing recovered."""
-    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready()
+    async with watching(ADDRESS) as (deployment, rig, watched):
         requests = [make_request(4, 50), make_request(4, 50)]
         rig.submit(*requests)
         await asyncio.sleep(0.01)
@@ -261,9 +257,7 @@ async def test_a_pause_lasts_until_the_last_of_its_requests_ended_otherwise():
 @scenario
 async def test_a_process_that_comes_back_with_its_rows_was_no_lost_executor():
     """However long it was away: requests go on where they were."""
-    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready()
+    async with watching(ADDRESS) as (deployment, rig, watched):
         rig.submit(make_request(4, 50))
         await asyncio.sleep(0.01)
         deployment[ADDRESS].break_stream()
@@ -411,9 +405,7 @@ def test_a_refused_request_has_a_line_with_the_reason():
 
 @scenario
 async def test_the_statistics_say_how_much_was_done():
-    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready()
+    async with watching(ADDRESS) as (_, rig, watched):
         statistics = Statistics(watched.meter, rig.executors, lambda: 0, now)
         telling = asyncio.create_task(statistics.run(10.0))
         with capture_logs() as lines:
@@ -429,9 +421,7 @@ async def test_the_statistics_say_how_much_was_done():
 
 @scenario
 async def test_the_statistics_go_on_while_requests_run_and_nothing_comes():
-    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready()
+    async with watching(ADDRESS) as (_, rig, watched):
         statistics = Statistics(watched.meter, rig.executors, lambda: 0, now)
         rig.submit(make_request(5, 200))
         await rig.until(lambda: rig.runtime.views.counts(ADDRESS).num_filled_slots > 0)
@@ -444,9 +434,7 @@ async def test_the_statistics_go_on_while_requests_run_and_nothing_comes():
 
 @scenario
 async def test_idle_time_goes_on_between_steps():
-    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready()
+    async with watching(ADDRESS) as (_, rig, watched):
         rig.submit(make_request(5, 20))
         await rig.until_idle()
         shown = [watched.look()["step_idle_seconds_total"][ADDRESS,]]
@@ -515,9 +503,7 @@ def test_only_another_schedulers_requests_are_a_recovery_of_a_scheduler():
 @scenario
 async def test_every_end_is_told_once():
     """By the device, by the edge, by a cancel; and what never ended is not."""
-    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
-        watched = Watched(rig)
-        await rig.until_ready()
+    async with watching(ADDRESS) as (_, rig, watched):
         requests = [make_request(4, 100) for _ in range(4)]
         rig.submit(make_request(4, 3), *requests)
         await asyncio.sleep(0.05)

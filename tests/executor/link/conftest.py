@@ -1,6 +1,15 @@
-"""What tests of an executor's link share: patience."""
+"""What tests of an executor's link share: an executor, and patience."""
 
 import pytest
+
+from paceline_executor.testing.hash_executor import hash_executor
+
+
+@pytest.fixture
+async def executor():
+    """Eight rows of 64 tokens, 32 blocks of 4."""
+    async with hash_executor() as executor:
+        yield executor
 
 
 @pytest.fixture(autouse=True)

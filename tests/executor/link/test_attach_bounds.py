@@ -7,7 +7,7 @@ from grpc_status import rpc_status
 
 from paceline.v1 import executor_pb2_grpc, inference_pb2, plan_pb2
 from paceline_executor.link.service import ExecutorService, ServiceConfig
-from paceline_executor.testing.hash_executor import hash_executor, loaded
+from paceline_executor.testing.hash_executor import loaded
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plan_client import attach_until, attached, hello, info_of, read
 
@@ -15,13 +15,6 @@ EXECUTOR = "/paceline.v1.ExecutorService"
 HEALTH = "/grpc.health.v1.Health"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 NO_MESSAGES = [b"\x1a\x7f", b"\xff\xff\xff", b"\x0b"]
-
-
-@pytest.fixture
-async def executor():
-    """Eight rows of 64 tokens, 32 blocks of 4."""
-    async with hash_executor() as executor:
-        yield executor
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.plan.hashes import HASH_START
 from paceline.v1 import plan_pb2, sampling_pb2
-from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
+from paceline_executor.testing.hash_executor import HASH_LIMITS
 from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.plan_client import (
     attach_until,
@@ -33,13 +33,6 @@ pytestmark = [
 ]
 
 PROMPT = [5, 6, 7, 8, 9, 10]
-
-
-@pytest.fixture
-async def executor():
-    """Eight rows of 64 tokens, 32 blocks of 4."""
-    async with hash_executor() as executor:
-        yield executor
 
 
 def _expected(num_tokens):

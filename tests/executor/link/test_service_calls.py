@@ -30,13 +30,6 @@ SERVICE = "paceline.v1.ExecutorService"
 LOOPBACK = ServiceConfig("127.0.0.1", 0, 0)
 
 
-@pytest.fixture
-async def executor():
-    """Eight rows of 64 tokens, 32 blocks of 4."""
-    async with hash_executor() as executor:
-        yield executor
-
-
 @asynccontextmanager
 async def _stub(address, stub=executor_pb2_grpc.ExecutorServiceStub):
     async with grpc.aio.insecure_channel(address) as channel:

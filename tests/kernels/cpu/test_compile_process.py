@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ def test_who_compiles_says_nothing_where_ctrl_c_ends_all_of_a_terminal(nothing_k
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         while not any("libtorch" in Path(f"/proc/{child}/maps").read_text() for child in children.read_text().split()):
             assert process.poll() is None
+            time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)
         assert process.stderr.read() == b""
 

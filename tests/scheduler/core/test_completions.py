@@ -26,9 +26,8 @@ def completions(prompt, max_tokens, count, **options):
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 7, 8, 9, 16])
 def test_the_prompt_is_computed_once(length):
     """Blocks of 4: whole blocks are shared, the rest is copied; each further completion computes one token."""
-    harness = CoreHarness(make_executor())
     requests = completions(list(range(1, length + 1)), 6, 3)
-    harness.submit(*requests)
+    harness = running(*requests, steps=0)
     first, second = harness.step(), harness.step()
     assert [placement.request.handle for placement in first.new_requests] == [1]
     assert [placement.num_cached_tokens for placement in second.new_requests] == [length - 1] * 2
@@ -47,8 +46,7 @@ def test_a_partly_filled_block_is_copied_for_each_completion():
 
 
 def test_others_are_not_held_up_by_completions_that_wait_for_their_prompt():
-    harness = CoreHarness(make_executor())
-    harness.submit(*completions(list(range(6)), 6, 3), make_request(3, 2, handle=9))
+    harness = running(*completions(list(range(6)), 6, 3), make_request(3, 2, handle=9), steps=0)
     assert [placement.request.handle for placement in harness.step().new_requests] == [1, 9]
 
 
@@ -69,17 +67,15 @@ def test_a_completion_that_was_preempted_starts_behind_the_prompt_again():
 
 def test_without_the_prefix_cache_every_completion_computes_the_prompt():
     """A request that keeps out of the cache shares nothing, not even with itself."""
-    harness = CoreHarness(make_executor())
-    harness.submit(*completions(list(range(6)), 2, 3, bypass_prefix_cache=True))
+    harness = running(*completions(list(range(6)), 2, 3, bypass_prefix_cache=True), steps=0)
     plan = harness.step()
     assert [placement.num_cached_tokens for placement in plan.new_requests] == [0, 0, 0]
 
 
 def test_completions_go_on_when_the_first_one_has_ended():
     """Its blocks are cached by then: whole blocks are hit, there is nothing left to copy from."""
-    harness = CoreHarness(make_executor(max_num_rows=1))
     requests = completions(list(range(6)), 3, 3)
-    harness.submit(*requests)
+    harness = running(*requests, on=make_executor(max_num_rows=1), steps=0)
     harness.finish()
     harness.assert_whole(*requests)
     assert [harness.client.finishes[h].num_cached_tokens for h in (1, 2, 3)] == [0, 4, 4]

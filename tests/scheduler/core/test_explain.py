@@ -75,9 +75,8 @@ def test_a_preempted_request_says_why_and_how_often():
 
 
 def test_what_has_left_is_unknown():
-    harness = CoreHarness(make_executor())
     request = make_request(3, 1)
-    harness.submit(request)
+    harness = running(request, steps=0)
     harness.finish()
     with pytest.raises(UnknownRequestError):
         harness.explain(request)
@@ -147,8 +146,7 @@ def test_an_estimate_knows_how_long_those_ahead_may_become_at_most():
     """Ten of two tokens are ahead on one row, or ten that do not say: these are taken to be as long as outputs are."""
 
     def first_token_s(max_tokens):
-        harness = CoreHarness(make_executor(max_num_rows=1))
-        harness.submit(*(make_request(4, max_tokens) for _ in range(11)))
+        harness = running(*(make_request(4, max_tokens) for _ in range(11)), on=make_executor(max_num_rows=1), steps=0)
         harness.plan()
         return harness.views.estimate(make_request(4, 2), harness.clock()).time_to_first_token_s
 
@@ -245,9 +243,8 @@ def pages(harness, at_most, meanwhile=lambda: None, **selection):
 
 def busy_harness(num_rows, tenants, num_steps):
     """A system in which some requests run and others wait."""
-    harness = CoreHarness(make_executor(max_num_rows=num_rows))
     requests = [make_request(3, 40, tenant=tenant) for tenant in tenants]
-    harness.submit(*requests)
+    harness = running(*requests, on=make_executor(max_num_rows=num_rows), steps=0)
     harness.steps(num_steps)
     return harness, requests
 

@@ -69,9 +69,8 @@ def test_exactly_the_requests_that_make_steps_fail_do_fail(
 
 
 def test_what_fails_alone_twice_fails_with_the_executors_words():
-    harness = CoreHarness(make_executor())
     request = make_request(3, 8)
-    harness.submit(request)
+    harness = running(request, steps=0)
     failing_in(harness, request)
     fails(harness)
     assert not harness.client.failures
@@ -95,9 +94,8 @@ def test_suspects_that_got_beyond_the_step_that_failed_run_together_again():
 
 
 def test_what_fails_alone_once_goes_on():
-    harness = CoreHarness(make_executor())
     request = make_request(3, 8)
-    harness.submit(request)
+    harness = running(request, steps=0)
     failing_in(harness, request)
     fails(harness)
     harness.executors[FIRST].failing.clear()
@@ -134,9 +132,8 @@ def test_after_a_failure_alone_what_nobody_suspects_runs_first():
 
 
 def test_an_executor_that_is_to_blame_takes_no_request_of_several_with_it():
-    harness = CoreHarness(make_executor())
     requests = [make_request(3, 8) for _ in range(4)]
-    harness.submit(*requests)
+    harness = running(*requests, steps=0)
     failing_in(harness, *requests)
     while not harness.num_ended_by_themselves:
         fails_or_ends(harness)
@@ -165,9 +162,8 @@ def test_a_failed_step_is_remembered_when_the_executor_was_lost_meanwhile():
 
 
 def test_a_failure_of_another_schedulers_step_accuses_nobody():
-    harness = CoreHarness(make_executor())
     request = make_request(3, 8)
-    harness.submit(request)
+    harness = running(request, steps=0)
     harness.plan()
     executor = harness.executors[FIRST]
     description, snapshot = executor.attach(FIRST)
@@ -226,8 +222,7 @@ def dies(harness, address=FIRST):
 
 def test_after_two_deaths_in_a_row_a_request_runs_alone():
     """Everybody in the step is suspected, and each is tried by itself, before all others."""
-    harness = CoreHarness(make_executor())
-    harness.submit(make_request(3, 8), make_request(3, 8))
+    harness = running(make_request(3, 8), make_request(3, 8), steps=0)
     assert [len(dies(harness).rows) for _ in range(2)] == [2, 2]
     harness.submit(make_request(3, 8))
     assert len(harness.plan().rows) == 1
@@ -251,9 +246,8 @@ def test_one_that_kills_an_executor_alone_fails():
 
 @pytest.mark.parametrize("num_deaths", [5, 9])
 def test_a_request_that_gets_on_between_deaths_is_never_to_blame(num_deaths):
-    harness = CoreHarness(make_executor())
     request = make_request(3, 24)
-    harness.submit(request)
+    harness = running(request, steps=0)
     for _ in range(num_deaths):
         harness.step()
         dies(harness)
@@ -275,9 +269,8 @@ def test_who_waited_is_not_suspected():
 
 
 def test_an_executor_that_was_only_frozen_accuses_nobody():
-    harness = CoreHarness(make_executor())
     request = make_request(3, 30)
-    harness.submit(request)
+    harness = running(request, steps=0)
     for _ in range(4):
         harness.plan()
         harness.lose()

@@ -71,7 +71,7 @@ def test_what_is_taken_is_finished_and_the_rest_is_refused():
     assert all(course.was_refused != (len(course.token_s) == course.arrival.num_output_tokens) for course in courses)
 
 
-def goodput_of_others(flood_load, limits, seconds=8.0):
+def goodput_of_others(flood_load, limits, seconds=6.0):
     """Answers in time per second for three tenants, each at a fifth of the capacity, beside a fourth at this load."""
     arrivals = [
         replace(arrival, tenant=tenant)

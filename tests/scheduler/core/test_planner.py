@@ -36,8 +36,7 @@ def test_short_steps_are_planned_further_ahead_as_far_as_the_executor_takes_it(r
 
 
 def test_no_token_is_planned_beyond_max_tokens():
-    harness = CoreHarness(make_executor())
-    harness.submit(make_request(3, 2, handle=1))
+    harness = running(make_request(3, 2, handle=1), steps=0)
     plans = [harness.step(), harness.step(), harness.step()]
     assert [plan.num_tokens for plan in plans] == [3, 1, 0]
     assert plans[2].releases[0].final.num_output_tokens == 2
@@ -153,9 +152,7 @@ def test_a_step_with_prompts_lasts_as_long_as_five_of_its_decodes_within_bounds(
     """Decodes that are slow anyway leave prompts four fifths of the time; fast ones are held up by 25 ms at most."""
     points = (StepPoint(1, decode_ms * 1_000_000), StepPoint(257, (decode_ms + 256) * 1_000_000))
     executor = make_executor(step_points=points, max_num_batched_tokens=256)
-    harness = CoreHarness(executor)
-    harness.submit(make_request(2, 20, handle=1))
-    harness.step()
+    harness = running(make_request(2, 20, handle=1), on=executor)
     harness.submit(make_request(200, 1, handle=2))
     plan = harness.step()
     assert scheduled(plan)[0] == 1
@@ -194,8 +191,7 @@ def test_a_prefix_is_shared_while_its_owner_runs():
 )
 def test_a_prefix_is_never_shared_across_these_borders(first, second):
     """I9: hits come from the same tenant and salt only, and only where both want the cache."""
-    harness = CoreHarness(make_executor())
-    harness.submit(make_request(list(range(12)), 1, handle=1, **first))
+    harness = running(make_request(list(range(12)), 1, handle=1, **first), steps=0)
     harness.finish()
     harness.submit(make_request(list(range(12)), 1, handle=2, **second))
     assert scheduled(harness.step()) == {0: 12}

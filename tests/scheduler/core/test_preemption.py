@@ -3,7 +3,7 @@
 import numpy as np
 
 from both_sides.audited import make_executor
-from both_sides.harness import CoreHarness, preempted_rows
+from both_sides.harness import CoreHarness, preempted_rows, running
 from paceline_scheduler.core.planning.capacity import MAX_PREEMPTIONS
 from paceline_scheduler.core.planning.growth import Growth, OutputLengths
 from paceline_scheduler.testing.requests import make_request
@@ -11,9 +11,8 @@ from paceline_scheduler.testing.requests import make_request
 
 def test_no_request_is_preempted_more_than_three_times():
     """A pool far too small for what the core believes it can hold: everyone still ends, with the right tokens."""
-    harness = CoreHarness(make_executor(num_blocks=14, max_num_rows=8))
     requests = [make_request(3 + index % 5, 24 + index, handle=index + 1) for index in range(24)]
-    harness.submit(*requests)
+    harness = running(*requests, on=make_executor(num_blocks=14, max_num_rows=8), steps=0)
     preempted = set()
     while len(harness.client.ended) < len(requests):
         harness.expect_short_outputs()
@@ -30,9 +29,8 @@ def test_no_request_is_preempted_more_than_three_times():
 
 def test_a_request_that_was_preempted_often_gets_blocks_for_its_whole_length():
     """After the third time it is placed with all the blocks it can ever need, and nobody can take them."""
-    harness = CoreHarness(make_executor(num_blocks=8))
     request = make_request(4, 20, handle=1)
-    harness.submit(request)
+    harness = running(request, on=make_executor(num_blocks=8), steps=0)
     next(iter(harness.views.waiting_requests())).preemptions.count = MAX_PREEMPTIONS
     plan = harness.step()
     assert len(plan.grants.rows) == 6, "23 slots"

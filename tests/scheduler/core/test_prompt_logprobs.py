@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from both_sides.audited import expected_logprobs, make_executor
-from both_sides.harness import CoreHarness
+from both_sides.harness import CoreHarness, running
 from paceline.plan.values import LogprobColumns
 from paceline_scheduler.core.events import StepFinished
 from paceline_scheduler.errors import DivergenceError
@@ -39,9 +39,8 @@ def test_no_step_computes_many_of_them():
 
 
 def test_a_prompt_of_one_token_has_none():
-    harness = CoreHarness(make_executor())
     request = make_request(1, 2, num_prompt_logprobs=0)
-    harness.submit(request)
+    harness = running(request, steps=0)
     harness.finish()
     assert harness.client.prompt_logprobs == {}
     assert len(harness.client.token_ids[request.handle]) == 2
@@ -59,10 +58,8 @@ def test_a_cached_prefix_is_computed_again_for_them():
 
 
 def test_a_stream_that_breaks_before_the_first_token_costs_none_of_them():
-    harness = CoreHarness(make_executor(max_num_batched_tokens=4))
     request = make_request(14, 3, num_prompt_logprobs=1)
-    harness.submit(request)
-    harness.step()
+    harness = running(request, on=make_executor(max_num_batched_tokens=4))
     harness.run_ahead()
     harness.attach()
     harness.finish()
@@ -87,9 +84,8 @@ def test_a_request_that_moves_after_its_first_token_is_not_asked_for_them_again(
 
 
 def test_ones_that_do_not_follow_are_a_divergence():
-    harness = CoreHarness(make_executor(max_num_batched_tokens=4))
     request = make_request(10, 2, num_prompt_logprobs=0)
-    harness.submit(request)
+    harness = running(request, on=make_executor(max_num_batched_tokens=4), steps=0)
     harness.run_ahead()
     result = harness.results["executor-0"][0]
     (of_row,) = result.prompt_logprobs
@@ -111,9 +107,8 @@ def _arrays(columns):
 
 @pytest.mark.parametrize("min_tokens", [0, 3, 8])
 def test_no_end_token_comes_before_the_minimum(min_tokens):
-    harness = CoreHarness(make_executor(end_probability=1.0))
     request = make_request(5, 8, end_token_ids=(0,), min_tokens=min_tokens)
-    harness.submit(request)
+    harness = running(request, on=make_executor(end_probability=1.0), steps=0)
     harness.finish()
     output = harness.client.token_ids[request.handle]
     assert len(output) == min(min_tokens + 1, 8)
@@ -123,9 +118,8 @@ def test_no_end_token_comes_before_the_minimum(min_tokens):
 @pytest.mark.parametrize("token_id", [-1, 32_000, 2**31 - 1])
 def test_a_token_that_the_model_does_not_have_is_a_divergence(token_id):
     """Drawn or beside one that was drawn: nobody is told of it."""
-    harness = CoreHarness(make_executor())
     request = make_request(3, 2, num_logprobs=1)
-    harness.submit(request)
+    harness = running(request, steps=0)
     harness.run_ahead()
     result = harness.results["executor-0"][0]
     (of_row,) = result.logprobs

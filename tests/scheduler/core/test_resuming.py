@@ -284,10 +284,8 @@ def test_the_deadline_is_that_of_the_newest_attachment():
 
 def abandoned(number, num_rows=4):
     """So many resumable requests of one tenant have begun, as far as there are rows, when their client vanishes."""
-    harness = CoreHarness(make_executor(max_num_rows=num_rows, num_blocks=256))
     requests = [make_request(3, 200, is_resumable=True, tenant="vanished") for _ in range(number)]
-    harness.submit(*requests)
-    harness.steps(5)
+    harness = running(*requests, on=make_executor(max_num_rows=num_rows, num_blocks=256), steps=5)
     for request in requests:
         harness.detach(request)
     return harness, requests
@@ -374,10 +372,8 @@ def test_a_full_queue_refuses_with_a_time_to_try_again():
 def test_a_stop_text_cuts_the_record():
     """The edge found a stop text at token 2 while token 3 was on its way: the executor's record ends at 2."""
     executor = make_executor()
-    harness = CoreHarness(executor)
     request = make_request(3, 50, handle=1)
-    harness.submit(request)
-    harness.steps(3)
+    harness = running(request, on=executor, steps=3)
     harness.end(request, 2)
     harness.finish()
     record = executor.records[request.key]
@@ -412,9 +408,8 @@ def num_used_blocks(harness):
 @pytest.mark.parametrize("num_steps", range(12))
 @pytest.mark.parametrize("in_flight", [0, 1, 2])
 def test_blocks_are_back_within_two_steps_of_a_cancel(num_steps, in_flight):
-    harness = CoreHarness(make_executor(max_num_batched_tokens=8))
     request = make_request(20, 10, bypass_prefix_cache=True)
-    harness.submit(request)
+    harness = running(request, on=make_executor(max_num_batched_tokens=8), steps=0)
     harness.steps(num_steps)
     for _ in range(in_flight):
         harness.plan()

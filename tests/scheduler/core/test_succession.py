@@ -298,8 +298,7 @@ def test_a_restart_shares_no_block_of_the_output_it_gave_up():
 
 
 def test_a_suspect_that_is_found_on_a_row_runs_alone_again():
-    harness = CoreHarness(make_executor())
-    harness.submit(*(make_request(100, 8, is_resumable=True) for _ in range(2)))
+    harness = running(*(make_request(100, 8, is_resumable=True) for _ in range(2)), steps=0)
     for _ in range(2):
         harness.plan()
         harness.die()

@@ -164,8 +164,7 @@ def test_background_work_does_not_refuse_what_is_more_urgent():
 def test_a_machine_whose_lone_step_is_slow_still_runs_requests_beside_each_other():
     """A token more costs next to nothing there: waiting for each other would help nobody."""
     points = (StepPoint(1, 260_000_000), StepPoint(64, 300_000_000))
-    harness = CoreHarness(make_executor(step_points=points))
-    harness.submit(*(make_request(3, 20) for _ in range(4)))
+    harness = running(*(make_request(3, 20) for _ in range(4)), on=make_executor(step_points=points), steps=0)
     assert len(harness.step().new_requests) == 4
 
 

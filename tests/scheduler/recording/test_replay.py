@@ -40,17 +40,11 @@ def serve(num_requests, *recordings):
         for address in harness.executors:
             harness.attach(address)
 
-    def lose(address):
-        harness.feed(events.ExecutorLost(address))
-        harness.executors[address].restart()
-        harness.attach(address)
-
-    def break_stream(address):
-        harness.feed(events.StreamEnded(address))
-        harness.executors[address].drop_waiting()
-        harness.attach(address)
-
-    faults = {"takeover": lambda _: take_over(), "death": lose, "broken": break_stream}
+    faults = {
+        "takeover": lambda _: take_over(),
+        "death": harness.die,
+        "broken": lambda address: harness.break_stream(address, drops_plans=True),
+    }
     requests = []
     for number in range(num_requests):
         prompt = random.choice(shared)[: random.randint(4, 12)] + [number % 997] * random.randint(1, 20)
@@ -71,7 +65,7 @@ def serve(num_requests, *recordings):
             earlier = random.choice(requests[-12:])
             counts["cancels"] += tried(harness, events.Cancel(earlier.key))
         if random.random() < 0.1:
-            harness.feed(events.Detach(random.choice(requests).handle))
+            harness.detach(random.choice(requests))
         if random.random() < 0.04:
             fault = random.choice(list(faults))
             counts[fault] += 1
@@ -205,9 +199,8 @@ def test_a_client_that_comes_back_is_found_again_by_the_hash_of_its_stand_ins(ho
     harness = RecordedHarness([recordings], make_executor())
     request = make_request(9, 12, is_resumable=True)
     harness.submit(request)
-    for _ in range(6):
-        harness.step()
-    harness.feed(events.Detach(request.handle))
+    harness.steps(6)
+    harness.detach(request)
     again = replace(request, attachment=2, prompt_token_ids=request.prompt_token_ids + 1)
     harness.resume(again, holds_tokens=holds_tokens)
     harness.finish()

@@ -6,7 +6,6 @@ import pytest
 
 from both_sides.audited import make_executor
 from both_sides.recorded import RecordedHarness, Recordings
-from paceline_scheduler.core.events import Cancel, ExecutorLost, StreamEnded
 from paceline_scheduler.errors import RecordingError
 from paceline_scheduler.recording.replay import follow
 from paceline_scheduler.recording.story import Requests, Story
@@ -19,22 +18,16 @@ NUM_TOKENS = 40
 def recorded():
     """The same in one file and in many: twelve requests, a broken stream and a lost executor in their middle."""
     whole, in_parts = Recordings(is_raw=False), Recordings(is_raw=False, max_file_bytes=3000)
-    executor = make_executor(num_blocks=40, incarnation=1, end_probability=0.0)
-    harness = RecordedHarness([whole, in_parts], executor)
-    (address,) = harness.executors
+    harness = RecordedHarness([whole, in_parts], make_executor(num_blocks=40, incarnation=1, end_probability=0.0))
     for number in range(12):
         harness.submit(make_request(range(1, 14), NUM_TOKENS, request_id=f"request-{number:02}", is_resumable=True))
     for step in range(60):
         harness.clock.advance(0.01)
-        harness.step(address)
+        harness.step()
         if step == 20:
-            harness.feed(StreamEnded(address))
-            executor.drop_waiting()
-            harness.attach(address)
+            harness.break_stream(drops_plans=True)
         if step == 30:
-            harness.feed(ExecutorLost(address))
-            executor.restart()
-            harness.attach(address)
+            harness.die()
     harness.finish()
     (one,) = whole.read()
     parts = list(in_parts.read())
@@ -89,15 +82,13 @@ def test_a_request_that_was_cancelled_while_it_waited_has_nothing_of_who_came_af
     recordings = Recordings(is_raw=False)
     executor = make_executor(num_blocks=40, incarnation=1, end_probability=0.0)
     harness = RecordedHarness([recordings], executor)
-    (address,) = harness.executors
     victim = make_request(range(1, 14), NUM_TOKENS, request_id="victim", is_resumable=True)
     harness.submit(victim)
-    for _ in range(5):
-        harness.step(address)
-    harness.feed(ExecutorLost(address))
-    harness.feed(Cancel(victim.key))
+    harness.steps(5)
+    harness.lose()
+    harness.cancel(victim)
     executor.restart()
-    harness.attach(address)
+    harness.attach()
     harness.submit(make_request(range(20, 40), NUM_TOKENS, request_id="other"))
     harness.finish()
     lines = sentences(list(recordings.read()), "victim")
