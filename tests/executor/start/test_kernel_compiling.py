@@ -248,7 +248,7 @@ def head():
     config = Eagle3Config(replace(TINY_CONFIG, hidden_size=32, num_layers=1), 100, 64, (1,), norm_before_residual=False)
     shapes = config.tensor_shapes() | {"embed_tokens.weight": (272, 32)}
     of_head = DeviceEagle3Head(
-        config, lambda name: torch.full(shapes[name], 0.01, dtype=NUMERICS.dtype), None, LIMITS.max_model_len
+        config, lambda name: torch.full(shapes[name], 0.01, dtype=torch.float16), None, LIMITS.max_model_len
     )
     return drafting_by_head(of_head, torch.arange(100), NUMERICS, LIMITS, Splits.EVEN)
 

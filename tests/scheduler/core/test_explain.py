@@ -35,7 +35,7 @@ def test_a_waiting_request_names_its_position_and_what_the_first_in_line_waits_f
     assert (second.state, second.queue_position) == (RequestState.WAITING, 0)
     assert second.waiting_for == "every row of executor-0 is taken (1)"
     assert third.queue_position == 1
-    assert third.waiting_for.startswith("1 more urgent request is ahead; for the first of them: every row")
+    assert third.waiting_for.startswith("1 request is ahead; for the first of them: every row")
 
 
 @pytest.mark.parametrize(

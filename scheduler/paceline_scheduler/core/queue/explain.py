@@ -103,7 +103,7 @@ _STATES = {
 def _behind(position: int, sentence: str) -> str:
     if not position:
         return sentence
-    requests = "1 more urgent request is" if position == 1 else f"{position} more urgent requests are"
+    requests = "1 request is" if position == 1 else f"{position} requests are"
     return f"{requests} ahead; for the first of them: {sentence}"
 
 
