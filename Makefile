@@ -35,7 +35,7 @@ demo: $(VENV)/.run  ## Install, fetch the model, ask one question, stream the an
 	@$(BIN)/paceline demo
 
 .PHONY: test
-test: $(VENV)/.dev  ## Install what the tests need and run what a change breaks where it was made. 9 minutes on two cores.
+test: $(VENV)/.dev  ## Install what the tests need and run what a change breaks where it was made. 7 minutes on two cores.
 	@$(PYTEST)
 
 .PHONY: test-all
