@@ -331,8 +331,9 @@ def test_an_option_that_is_empty_is_refused_and_means_no_default(command):
     params = typer.main.get_group(app).commands[command].params
     names = [param.opts[0] for param in params if param.param_type_name == "option" and not param.is_flag]
     for name in {*names} - {"--system", "--tenant"}:
-        result = CliRunner().invoke(app, [command, name, ""])
-        assert (result.exit_code, "it is empty" in result.stderr) == (2, True), name
+        for arguments in ([name, ""], [f"{name}="]):
+            result = CliRunner().invoke(app, [command, *arguments])
+            assert (result.exit_code, "it is empty" in result.stderr) == (2, True), arguments
 
 
 def test_a_prompt_may_be_piped_in_without_a_dash():
