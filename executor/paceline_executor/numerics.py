@@ -80,7 +80,7 @@ class Numerics:
     def weight_bytes(self, model: ModelConfig, stored: Mapping[str, StoredType]) -> int:
         """Of packed ones, the most it may be. stored: as in `choose_gpu_numerics`."""
         if self.matrices is MatrixKind.PACKED:
-            return int(sum(math.prod(shape) for shape in model.tensor_shapes().values()) * self.max_bytes_per_weight())
+            return int(model.num_parameters() * self.max_bytes_per_weight())
         return sum(self._tensor_bytes(name, shape, stored.get(name)) for name, shape in model.tensor_shapes().items())
 
     def max_bytes_per_weight(self) -> float:

@@ -44,13 +44,18 @@ class DeviceDraft:
     stored: Mapping[str, StoredType]
     is_copy: bool = False  # of the target
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Of its KV cache."""
+        return self.numerics.bytes_per_token(self.checkpoint.config)
+
     def max_model_len(self, limits: RowLimits) -> int:
         return min(limits.max_model_len, self.checkpoint.config.max_model_len)
 
     def bytes_of(self, limits: RowLimits, sizes: Buckets) -> DraftBytes:
         model = self.checkpoint.config
         weights = self.numerics.weight_bytes(model, self.stored) + rotation_bytes(model, self.max_model_len(limits))
-        return _bytes_of(weights, self.numerics.bytes_per_token(model), model, self.numerics, limits, sizes)
+        return _bytes_of(weights, self.bytes_per_token, model, self.numerics, limits, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +65,17 @@ class DeviceHeadDraft:
     checkpoint: Eagle3Checkpoint
     numerics: Numerics  # the target's
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Of its KV cache and features."""
+        return head_geometry(self.checkpoint.config, 1, 1, self.numerics).bytes_per_block
+
     def bytes_of(self, limits: RowLimits, sizes: Buckets) -> DraftBytes:
         """A step of the target has hidden states for it, and the feature that they become."""
         config, num_bytes = self.checkpoint.config, self.numerics.dtype.itemsize
         weights = self.checkpoint.num_parameters() * num_bytes + rotation_bytes(config.layer, limits.max_model_len)
-        per_token = head_geometry(config, 1, 1, self.numerics).bytes_per_block
         width = len(config.aux_layers) * config.target_hidden_size + config.layer.hidden_size
-        return _bytes_of(weights, per_token, config.layer, self.numerics, limits, sizes, width * num_bytes)
+        return _bytes_of(weights, self.bytes_per_token, config.layer, self.numerics, limits, sizes, width * num_bytes)
 
     def drafting(self, target: LlamaModel, device: torch.device, limits: RowLimits, splits: Splits) -> MakeDrafting:
         """Reads its weights."""

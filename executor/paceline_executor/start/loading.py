@@ -23,7 +23,6 @@ from paceline_executor.start.drafter_choice import open_drafter
 from paceline_executor.start.opening import (
     Opened,
     ProgressLog,
-    num_parameters,
     open_model,
     served_name,
     simulated_tokenizer,
@@ -116,7 +115,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
     description = Description(
         model=served_name(config, opened.path),
         architecture=checkpoint.config.architecture,
-        num_parameters=num_parameters(checkpoint.config),
+        num_parameters=checkpoint.config.num_parameters(),
         quantization=checkpoint.quantization,
         limits=limits,
         geometry=_with_drafter(runner.kv_geometry, drafter_needs),

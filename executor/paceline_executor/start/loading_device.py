@@ -18,13 +18,7 @@ from paceline_executor.memory import available_bytes, explained
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, twin_model, upload_model
 from paceline_executor.models.rope import rotation_bytes
-from paceline_executor.numerics import (
-    KvDtype,
-    MatrixKind,
-    Numerics,
-    choose_gpu_numerics,
-    choose_twin_numerics,
-)
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics, choose_gpu_numerics, choose_twin_numerics
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.draft_model import drafting_by_model
@@ -46,7 +40,7 @@ from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
 from paceline_executor.start.device_drafts import DeviceDraft, DeviceHeadDraft, Draft, DraftBytes
 from paceline_executor.start.device_runner import RunnerParts, build_runner, graph_sizes
 from paceline_executor.start.drafter_choice import open_draft_model, open_head
-from paceline_executor.start.opening import Opened, ProgressLog, num_parameters, served_name
+from paceline_executor.start.opening import Opened, ProgressLog, served_name
 from paceline_executor.start.sizing import (
     MAX_DEFAULT_KV_BYTES,
     MIN_POOL_TOKENS,
@@ -230,13 +224,13 @@ class DeviceStart:
     def _describe(self, limits: RowLimits, runner: Runner, step_points: tuple[tuple[int, int], ...]) -> Description:
         checkpoint, geometry = self._opened.checkpoint, runner.kv_geometry
         if self._draft is not None:  # its blocks hold what both keep in them
-            per_block = geometry.block_size * self._draft.bytes_of(limits, self._sizes).per_token
+            per_block = geometry.block_size * self._draft.bytes_per_token
             geometry = replace(geometry, bytes_per_block=geometry.bytes_per_block + per_block)
         is_rounded = self._numerics.matrices is MatrixKind.FLOAT8
         return Description(
             model=served_name(self._config, self._opened.path),
             architecture=self._model.architecture,
-            num_parameters=num_parameters(self._model),
+            num_parameters=self._model.num_parameters(),
             quantization=FloatType.FLOAT8_E4M3FN.value if is_rounded else checkpoint.quantization,
             limits=limits,
             geometry=geometry,

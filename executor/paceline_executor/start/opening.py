@@ -3,7 +3,6 @@
 Refuses to know devices and memory.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from paceline_executor.weights import (
     Checkpoint,
     FetchOptions,
     FetchProgress,
-    ModelConfig,
     load_dummy,
     load_model,
     resolve_model,
@@ -99,10 +97,6 @@ def served_name(config: Config, path: Path) -> str:
     if config.model in KNOWN_MODELS or is_fetched:
         return config.model
     return readable(path.resolve().name if path.is_dir() else path.stem, MAX_NAME_BYTES)
-
-
-def num_parameters(model: ModelConfig) -> int:
-    return sum(math.prod(shape) for shape in model.tensor_shapes().values())
 
 
 @cache

@@ -4,6 +4,7 @@ Knows Hugging Face's tensor names. Refuses to know file formats, torch, and how 
 """
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -122,6 +123,9 @@ class ModelConfig:
 
     def is_sliding(self, layer: int) -> bool:
         return self.sliding_window is not None and any(self.sliding_layers[layer : layer + 1])
+
+    def num_parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.tensor_shapes().values())
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name -> shape, [out, in] for matrices."""

@@ -26,7 +26,7 @@ from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.start import kernel_compiling, loading_device
 from paceline_executor.start.device_drafts import DeviceHeadDraft
 from paceline_executor.start.loading_device import DeviceStart, Place, load_on_device
-from paceline_executor.start.opening import Opened, ProgressLog, num_parameters, open_model, simulated_tokenizer
+from paceline_executor.start.opening import Opened, ProgressLog, open_model, simulated_tokenizer
 from paceline_executor.testing.eagle3 import random_head
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, llama_fields, tiny_checkpoint
 from paceline_executor.weights.checkpoint import KvScales
@@ -317,7 +317,7 @@ def planned(*arguments, place=H100, model=LLAMA_8B):
 def test_an_8b_model_leaves_most_of_a_large_gpu_to_its_kv_cache():
     """16 GB of weights; 128 KiB a token in bfloat16, half of that in float8."""
     plan, limits = planned(*EIGHT_K)
-    assert plan.table["weights"] == num_parameters(LLAMA_8B) * 2 + 8192 * 128 * 4  # and a table of rotations
+    assert plan.table["weights"] == LLAMA_8B.num_parameters() * 2 + 8192 * 128 * 4  # and a table of rotations
     assert sum(plan.table.values()) <= 0.9 * H100.memory.total_bytes
     assert plan.table["kv_cache"] > 52 * GIB
     assert limits.num_blocks * 64 * 128 * 1024 == plan.table["kv_cache"]

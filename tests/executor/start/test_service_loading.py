@@ -10,7 +10,7 @@ from paceline_executor.config import parse_config
 from paceline_executor.errors import LimitError, ShortMemoryError
 from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
-from paceline_executor.start.opening import ProgressLog, num_parameters, served_name
+from paceline_executor.start.opening import ProgressLog, served_name
 from paceline_executor.start.sizing import limits_for
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights import FetchPhase, FetchProgress
@@ -28,7 +28,7 @@ def config():
 
 
 def test_a_quarter_of_what_the_weights_leave_free_goes_to_the_kv_cache(config):
-    free_bytes = num_parameters(TINY_CONFIG) * 4 + 40 * MIB
+    free_bytes = TINY_CONFIG.num_parameters() * 4 + 40 * MIB
 
     assert (
         limits_for(replace(config, max_num_seqs=4096), TINY_CONFIG, FLOAT32_NUMERICS, free_bytes).num_blocks
@@ -41,7 +41,7 @@ def test_a_quarter_of_what_the_weights_leave_free_goes_to_the_kv_cache(config):
 )
 def test_smaller_numbers_leave_room_for_more_blocks(config, kv, block_bytes):
     """A packed weight is counted as a byte and a 32nd of a float16; an int8 slot has a scale of four bytes."""
-    free_bytes = num_parameters(TINY_CONFIG) * 34 // 32 + 40 * MIB
+    free_bytes = TINY_CONFIG.num_parameters() * 34 // 32 + 40 * MIB
     wide = replace(config, max_num_seqs=4096)
     limits = limits_for(wide, TINY_CONFIG, Numerics(MatrixKind.PACKED, kv), free_bytes)
 
@@ -50,7 +50,7 @@ def test_smaller_numbers_leave_room_for_more_blocks(config, kv, block_bytes):
 
 def test_packed_weights_fit_where_float32_does_not(config):
     asked = replace(config, kv_cache_memory=MIB)
-    free_bytes = MIB + num_parameters(TINY_CONFIG) * 4 // 3
+    free_bytes = MIB + TINY_CONFIG.num_parameters() * 4 // 3
     with pytest.raises(ShortMemoryError, match="do not fit"):
         limits_for(asked, TINY_CONFIG, FLOAT32_NUMERICS, free_bytes)
     packed = Numerics(MatrixKind.PACKED, KvDtype.FLOAT16)
@@ -104,9 +104,9 @@ def test_too_little_memory_is_an_error_that_says_what_to_do(config, kv_bytes, fr
 
 
 def test_a_tied_embedding_counts_once():
-    untied = num_parameters(replace(TINY_CONFIG, tie_word_embeddings=False))
+    untied = replace(TINY_CONFIG, tie_word_embeddings=False).num_parameters()
 
-    assert untied - num_parameters(TINY_CONFIG) == TINY_CONFIG.vocab_size * TINY_CONFIG.hidden_size
+    assert untied - TINY_CONFIG.num_parameters() == TINY_CONFIG.vocab_size * TINY_CONFIG.hidden_size
 
 
 @pytest.mark.parametrize(

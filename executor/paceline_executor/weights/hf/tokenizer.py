@@ -5,7 +5,7 @@ Reads JSON and jinja2 source only: no pickle, no tokenizer class, no code out of
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -64,8 +64,9 @@ def tokenizer_from_folder(folder: Path, vocab_size: int | None = None) -> Tokeni
         )
     config = JsonFields.read_if_there(folder / "tokenizer_config.json")
     generation = JsonFields.read_if_there(folder / "generation_config.json")
-    config = config.with_defaults(_class_tokens(folder, config, data))
-    special = _special_tokens(folder, tokenizer, config, generation)
+    model = JsonFields.read_if_there(folder / "config.json")
+    config = config.with_defaults(_class_tokens(model, config, data))
+    special = _special_tokens(folder, tokenizer, config, _listed_ends(model, generation))
     return make_bundle(data, _chat_template(folder, config), special, _defaults(generation))
 
 
@@ -115,7 +116,9 @@ def _token_ids(fields: JsonFields, name: str) -> list[int]:
     raise fields.fault(name, "neither a token id nor a list of them")
 
 
-def _special_tokens(folder: Path, tokenizer: Tokenizer, config: JsonFields, generation: JsonFields) -> SpecialTokens:
+def _special_tokens(
+    folder: Path, tokenizer: Tokenizer, config: JsonFields, listed_ends: Sequence[int]
+) -> SpecialTokens:
     # It was written before added_tokens_decoder was: the older file has the first word, as in transformers.
     is_old = config.get("added_tokens_decoder") is None
     older = JsonFields.read_if_there(folder / "special_tokens_map.json") if is_old else config.empty()
@@ -130,15 +133,14 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer, config: JsonFields, gene
     return SpecialTokens(
         bos_token_id=ids.get("bos_token"),
         eos_token_id=eos,
-        end_token_ids=tuple(dict.fromkeys([*first, *_listed_ends(folder, generation), *found])),
+        end_token_ids=tuple(dict.fromkeys([*first, *listed_ends, *found])),
         prefix_token_ids=prefix,
         suffix_token_ids=suffix,
         names=tuple(names.items()),
     )
 
 
-def _class_tokens(folder: Path, config: JsonFields, tokenizer_json: bytes) -> Mapping[str, str]:
-    model = JsonFields.read_if_there(folder / "config.json")
+def _class_tokens(model: JsonFields, config: JsonFields, tokenizer_json: bytes) -> Mapping[str, str]:
     family = model.text("model_type") or ""
     stated = config.text("tokenizer_class") or model.text("tokenizer_class") or _USUAL_CLASSES.get(family, "")
     name = _CLASSES.get(family, stated.removesuffix("Fast"))
@@ -147,11 +149,10 @@ def _class_tokens(folder: Path, config: JsonFields, tokenizer_json: bytes) -> Ma
     return _CLASS_TOKENS.get(name, {})
 
 
-def _listed_ends(folder: Path, generation: JsonFields) -> list[int]:
+def _listed_ends(model: JsonFields, generation: JsonFields) -> list[int]:
     """Of generation_config.json; where that file is not there, transformers makes it of config.json."""
     if generation.path.exists():
         return _token_ids(generation, "eos_token_id")
-    model = JsonFields.read_if_there(folder / "config.json")
     parts = (model, *(model.object(name) for name in _TEXT_PARTS))
     return next((ids for part in parts if part is not None and (ids := _ends_of(part))), [])
 
