@@ -12,7 +12,6 @@ import numpy.typing as npt
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.step_time import num_chunk_pairs
-from paceline_scheduler.core.tables.rows import RUNNING
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -75,9 +74,10 @@ class Load:
 
 def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
     rows = view.rows
-    running = (rows.state == RUNNING).nonzero()[0]
-    behind = np.maximum(rows.target[running] - rows.num_scheduled[running], 0).astype(np.int64)
-    num_running, num_pairs = len(running), int(rows.num_scheduled[running].sum())
+    running = rows.running()
+    scheduled = rows.num_scheduled[running]
+    behind = np.maximum(rows.target[running] - scheduled, 0)
+    num_running, num_pairs = len(running), int(scheduled.sum())
     step_s = view.step_time.predict_ns(num_running, num_pairs) / 1e9 if num_running else 0.0
     rate = prefill_rate(view, limits, num_running, num_pairs)
     rest = np.sort(view.expected_rest(running))
@@ -86,7 +86,9 @@ def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
         full_planned_s=_planned_s(view, limits, max(step_s, limits.mixed_step_s(step_s))),
         prefill_tokens_per_s=rate,
         backlog_s=int(behind.sum()) / rate,
-        free_rows=min(rows.num_free, _num_timely(view, limits, num_running), _num_held(view, rest)),
+        free_rows=min(
+            rows.num_free, _num_timely(view, limits, num_running, num_pairs), _num_held(view, num_pairs, rest)
+        ),
         ends_s=(rest * step_s / view.speculation.speedup).astype(np.float64),
         token_s=max(step_s, view.step_time.predict_ns(1, 0) / 1e9) / view.speculation.speedup,
         usual_output=view.output_lengths.mean,
@@ -99,24 +101,22 @@ def _planned_s(view: ExecutorView, limits: CoreLimits, step_s: float) -> float:
     return step_s * limits.num_plans_ahead(step_s, view.description.max_plans_in_flight)
 
 
-def _num_timely(view: ExecutorView, limits: CoreLimits, num_running: int) -> int:
+def _num_timely(view: ExecutorView, limits: CoreLimits, num_running: int, num_pairs: int) -> int:
     """Requests of mean length that can decode without making steps too slow."""
-    rows = view.rows
-    most = len(rows.state) - num_running
+    most = len(view.rows.state) - num_running
     if not most or not num_running:
         return most
-    mean = int(rows.num_scheduled[rows.state == RUNNING].mean())
+    mean = num_pairs // num_running
     number = num_running + 1 + np.arange(most)
     base_ns = view.step_time.predict_ns(0, 0)
     each_ns = view.step_time.predict_ns(1, mean) - base_ns
     return int(np.count_nonzero(base_ns + number * each_ns <= limits.decode_only_step_s * 1e9))
 
 
-def _num_held(view: ExecutorView, rest: npt.NDArray[np.int64]) -> int:
-    running = view.rows.state == RUNNING
+def _num_held(view: ExecutorView, num_pairs: int, rest: npt.NDArray[np.int64]) -> int:
     if not len(rest):
         return len(view.rows.state)
-    mean = float(view.rows.num_scheduled[running].mean() + rest.mean())
+    mean = num_pairs / len(rest) + int(rest.sum()) / len(rest)
     return int(view.pool.num_available * view.description.block_size / max(mean, 1.0))
 
 

@@ -103,11 +103,13 @@ class StepTimeModel:
 
     def max_tokens_within(self, limit_ns: float, spent: tuple[int, int], start: int, wanted: int) -> int:
         """`spent` are the step's tokens and pairs so far."""
+        base, per_token, per_pair = self._weights
         low, high = 0, wanted
         while low < high:
             middle = (low + high + 1) // 2
             pairs = spent[1] + num_chunk_pairs(start, middle)
-            if self.predict_ns(spent[0] + middle, pairs) <= limit_ns:
+            tokens_ns = per_token * ((spent[0] + middle) / _TOKENS_SCALE)
+            if base + tokens_ns + per_pair * (pairs / _PAIRS_SCALE) <= limit_ns:
                 low = middle
             else:
                 high = middle - 1
