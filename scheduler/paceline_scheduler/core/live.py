@@ -24,6 +24,9 @@ RESUME_WINDOW_S = 30.0
 ABANDONED_AFTER_S = 3.0
 """The same where it keeps others waiting."""
 
+MAX_LEFT_S = 0.5
+"""To better executors: then whoever can takes it, as forecasts might go back and forth."""
+
 MAX_WAITED_S = 60.0
 """A client may claim at most this: it sets the queue key."""
 
@@ -55,6 +58,15 @@ def queue_key_of(request: Request, arrival_number: int, submitted_s: float) -> Q
 class HeldRow:
     address: str
     row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """For this executor, until it has planned again; `num_tokens` are to be computed there."""
+
+    address: str
+    num_plans: int  # that it had made
+    num_tokens: int
 
 
 @dataclass(slots=True)
@@ -92,6 +104,7 @@ class LiveRequest:
     preemptions: Preemptions = field(default_factory=Preemptions)
     suspicion: Suspicion = field(default_factory=Suspicion)
     left_since_s: float | None = None  # an executor left it to a better one
+    meant: Meant | None = None  # where many executors might take it
     detached_until_s: float | None = None  # no listener; ends then
     final: FinalRelease | None = None
     record: EndRecord = field(default_factory=EndRecord)
@@ -128,6 +141,9 @@ class LiveRequest:
             record=replace(self.record),
             is_orphan=True,
         )
+
+    def was_left_long(self, now: float) -> bool:
+        return self.left_since_s is not None and now - self.left_since_s > MAX_LEFT_S
 
     def leave_to_others(self, now: float) -> None:
         if self.left_since_s is None:

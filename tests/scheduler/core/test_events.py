@@ -187,7 +187,7 @@ def decided(core, address, now):
     state = core._state
     executor = state.executors.by_address[address]
     queue = state.waiting.of_model(executor.description.model)
-    return decide(executor.view(), state.executors.waiting_for(executor, queue, state.limits, now), state.limits)
+    return decide(executor.view(), state.executors.waiting_for(executor, queue, state.limits, now, {}), state.limits)
 
 
 @pytest.mark.parametrize("num_executors", [1, 2])

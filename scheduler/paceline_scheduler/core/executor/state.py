@@ -72,6 +72,7 @@ class NextPlan:
 @dataclass(slots=True, eq=False)
 class _Planned:
     num_plans: int = 0
+    num_settled: int = 0  # times at which something had ended, or was to be tagged
     num_turns: int = 0  # of rows
     full_tenants: set[str] = field(default_factory=set)  # whose requests the last plan passed over
     grant_hash: int = HASH_START
@@ -113,7 +114,17 @@ class ExecutorState:
             self.leaving_keys,
             self.suspects.rows,
             self.suspects.is_doubted,
+            self._version,
         )
+
+    @property
+    def _version(self) -> tuple[int, ...]:
+        """Only plans, results, ends of rows and `settle` change rows and blocks."""
+        planned, num_ending = self.planned, len(self.next_plan.ending_rows)
+        return planned.num_plans, len(self.in_flight), planned.num_settled, num_ending
+
+    def serves(self, model: str) -> bool:
+        return self.attached and not self.draining and self.description.model == model
 
     def takes_plan(self, limits: CoreLimits) -> bool:
         """Few plans are unanswered, or will soon be answered."""
@@ -181,6 +192,7 @@ class ExecutorState:
         if not (due.ending_rows or due.rows_to_tag or due.blocks_to_untag):
             return [], []
         self.next_plan = NextPlan(forgets=due.forgets)
+        self.planned.num_settled += 1
         ending = sorted(due.ending_rows)
         tags = [(block, NO_KEY) for block in due.blocks_to_untag]
         tags += [tag for row in (*due.rows_to_tag, *ending) for tag in self._tag_filled(row)]
@@ -326,7 +338,7 @@ class ExecutorState:
     def _occupy(self, admission: Admission, table: list[int], now: float) -> Placement:
         live, row = admission.live, admission.row
         num_cached = admission.fit.num_cached_tokens
-        live.status, live.left_since_s = Status.RUNNING, None
+        live.status, live.left_since_s, live.meant = Status.RUNNING, None, None
         live.attempt += 1
         live.held = HeldRow(self.description.address, row)
         live.phases.enter(Phase.PREFILL, now)

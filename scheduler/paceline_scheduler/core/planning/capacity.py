@@ -1,6 +1,6 @@
 """What keeps a waiting request off an executor now: the one place that knows, for planning and for explaining alike."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from paceline_scheduler.core.planning.shares import Shares, max_tokens_within
 from paceline_scheduler.core.planning.speculation import Speculation
 from paceline_scheduler.core.planning.step_time import StepTimeModel
 from paceline_scheduler.core.tables.blocks import BlockPool
-from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
+from paceline_scheduler.core.tables.rows import RowColumns, RowIndex
 
 MAX_PREEMPTIONS = 3
 _COMPANY = 1.5  # what a step may take, in steps of the longest request alone, where those are slow
@@ -37,6 +37,7 @@ class ExecutorView:
     leaving_keys: Set[RecordId]  # an older placement of these still leaves
     suspect_rows: Set[int] = frozenset()  # they run in steps of their own
     is_doubted: bool = False  # the last step, of one request, failed: others go first
+    version: tuple[int, ...] = ()  # the same for as long as nothing happens to it; the number of its plans is first
 
     def expected_rest(self, running: RowIndex) -> Int64Array:
         num_output = (self.rows.num_known[running] - self.rows.num_prompt[running]).astype(np.int64)
@@ -297,3 +298,16 @@ def find_hits(view: ExecutorView, live: LiveRequest) -> tuple[int, ...]:
             break
         hits.append(block)
     return tuple(hits)
+
+
+def num_cached_on(views: Sequence[ExecutorView], live: LiveRequest) -> list[int]:
+    """Tokens. Most prefix caches lack the first block already."""
+    firsts: dict[tuple[bytes, int], bytes] = {}
+    counts = [0] * len(views)
+    for index, view in enumerate(views):
+        tag_key, block_size = form = view.description.tag_key, view.description.block_size
+        if form not in firsts and live.num_known_tokens > block_size:
+            firsts[form] = live.prefix_chain(tag_key, block_size).key(0, live.known_token_ids())
+        if form in firsts and view.pool.find(firsts[form]) is not None:
+            counts[index] = len(find_hits(view, live)) * block_size
+    return counts
