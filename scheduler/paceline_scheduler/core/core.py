@@ -125,12 +125,15 @@ class Core:
                 failures = ending.begin_anew(state, event)
             case _:
                 raise AssertionError(f"no rule for {event}")
-        if isinstance(event, _MOVES_EXECUTORS):
-            state.note_outages(now)
-        if isinstance(event, (*_MOVES_EXECUTORS, Resume, SetLimits, SetTenants)):
-            self._known.clear()
+        self._note_changes(event, now)
         addresses = tuple(state.executors.by_address) if to_plan is None else to_plan
         return Effects(reply, addresses, state.requests.next_s(), tokens, failures, state.take_ended())
+
+    def _note_changes(self, event: Event[ReplyT], now: float) -> None:
+        if isinstance(event, _MOVES_EXECUTORS):
+            self._state.note_outages(now)
+        if isinstance(event, (*_MOVES_EXECUTORS, Resume, SetLimits, SetTenants)):
+            self._known.clear()
 
     def plan(self, address: str, now: float) -> BatchPlan | None:
         """None when there is nothing to do or enough is in flight."""
@@ -146,9 +149,7 @@ class Core:
         executor.planned.full_tenants.clear()
         executor.planned.full_tenants.update(decision.full_tenants)
         for live in decision.left_to_others:
-            live.leave_to_others(now)
-        for live, meant in waiting.meant.items():
-            live.meant = meant
+            live.leave_to_others(now, waiting.meant.get(live))
         if decision.is_empty and not (tags or releases or executor.next_plan.forgets):
             return None
         for admission in decision.admissions:

@@ -69,6 +69,14 @@ class Meant:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """`meant` is None where few executors choose anew in each plan."""
+
+    since_s: float
+    meant: Meant | None
+
+
 @dataclass(slots=True)
 class Preemptions:
     count: int = 0
@@ -103,8 +111,7 @@ class LiveRequest:
     num_prompt_cached_tokens: int | None = None  # at its first placement
     preemptions: Preemptions = field(default_factory=Preemptions)
     suspicion: Suspicion = field(default_factory=Suspicion)
-    left_since_s: float | None = None  # an executor left it to a better one
-    meant: Meant | None = None  # where many executors might take it
+    left: Left | None = None  # to a better executor
     detached_until_s: float | None = None  # no listener; ends then
     final: FinalRelease | None = None
     record: EndRecord = field(default_factory=EndRecord)
@@ -143,11 +150,10 @@ class LiveRequest:
         )
 
     def was_left_long(self, now: float) -> bool:
-        return self.left_since_s is not None and now - self.left_since_s > MAX_LEFT_S
+        return self.left is not None and now - self.left.since_s > MAX_LEFT_S
 
-    def leave_to_others(self, now: float) -> None:
-        if self.left_since_s is None:
-            self.left_since_s = now
+    def leave_to_others(self, now: float, meant: Meant | None) -> None:
+        self.left = Left(now if self.left is None else self.left.since_s, meant)
 
     @property
     def is_suspect(self) -> bool:

@@ -34,7 +34,7 @@ class Oracle:
         self.num_meant = dict.fromkeys(self.views, 0)
 
     def is_for_others(self, live):
-        is_late = live.left_since_s is not None and self.now - live.left_since_s > MAX_LEFT_S
+        is_late = live.left is not None and self.now - live.left.since_s > MAX_LEFT_S
         if is_late or len(self.views) < 2:
             return False
         fits = {address: room.fit(live) for address, room in self.rooms.items()}

@@ -83,7 +83,7 @@ class ExecutorGroup:
         self._awaited.pop(address, None)
 
     def serving(self, model: str) -> list[ExecutorState]:
-        return [executor for executor in self if executor.serves(model)]
+        return [executor for executor in self if _serves(executor, model)]
 
     def forget_records(self, key: RecordId, kept_at: str | None = None) -> None:
         for address, executor in self.by_address.items():
@@ -112,32 +112,31 @@ class ExecutorGroup:
         dispatch = Dispatch(address, lambda: [other.view() for other in self.serving(model)], limits, now, known)
 
         def was_left(live: LiveRequest) -> bool:
-            if live.meant is None or live.meant.address == address or not self._stands(live, live.meant, now):
-                return False
-            dispatch.count_in(live)
-            return True
+            meant = self._meant(live, now)
+            if meant is not None:
+                dispatch.count_in(live, meant)
+            return meant is not None and meant.address != address
 
         def is_for_others(live: LiveRequest) -> bool:
             is_better_elsewhere = live.suspicion.is_better_elsewhere(address)
             if is_better_elsewhere is not None:
                 others = (other for other in self.serving(model) if other is not executor)
                 return is_better_elsewhere and any(live.fits(other.description) for other in others)
-            if live.meant is not None and self._stands(live, live.meant, now):
-                dispatch.count_in(live)
-                return False
-            return dispatch.is_for_others(live)
+            return self._meant(live, now) is None and dispatch.is_for_others(live)
 
         return Waiting(queue, is_for_others, was_left, dispatch.meant)
 
-    def _stands(self, live: LiveRequest, meant: Meant, now: float) -> bool:
+    def _meant(self, live: LiveRequest, now: float) -> Meant | None:
         """Who has planned since, or takes no requests any more, is not waited for."""
-        other = self.by_address.get(meant.address)
-        return (
-            other is not None
-            and other.serves(live.request.model)
-            and other.planned.num_plans == meant.num_plans
-            and not live.was_left_long(now)
-        )
+        meant = None if live.left is None or live.was_left_long(now) else live.left.meant
+        other = None if meant is None else self.by_address.get(meant.address)
+        if meant is None or other is None or not _serves(other, live.request.model):
+            return None
+        return meant if other.planned.num_plans == meant.num_plans else None
+
+
+def _serves(executor: ExecutorState, model: str) -> bool:
+    return executor.attached and not executor.draining and executor.description.model == model
 
 
 def _takers(others: Sequence[ExecutorState], limits: CoreLimits) -> Callable[[LiveRequest], bool]:

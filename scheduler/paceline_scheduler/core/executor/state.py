@@ -104,6 +104,7 @@ class ExecutorState:
         return self.description.block_size
 
     def view(self) -> ExecutorView:
+        planned = self.planned
         return ExecutorView(
             self.description,
             self.rows,
@@ -114,17 +115,8 @@ class ExecutorState:
             self.leaving_keys,
             self.suspects.rows,
             self.suspects.is_doubted,
-            self._version,
+            (planned.num_plans, planned.num_settled, len(self.in_flight), len(self.next_plan.ending_rows)),
         )
-
-    @property
-    def _version(self) -> tuple[int, ...]:
-        """Only plans, results, ends of rows and `settle` change rows and blocks."""
-        planned, num_ending = self.planned, len(self.next_plan.ending_rows)
-        return planned.num_plans, len(self.in_flight), planned.num_settled, num_ending
-
-    def serves(self, model: str) -> bool:
-        return self.attached and not self.draining and self.description.model == model
 
     def takes_plan(self, limits: CoreLimits) -> bool:
         """Few plans are unanswered, or will soon be answered."""
@@ -338,7 +330,7 @@ class ExecutorState:
     def _occupy(self, admission: Admission, table: list[int], now: float) -> Placement:
         live, row = admission.live, admission.row
         num_cached = admission.fit.num_cached_tokens
-        live.status, live.left_since_s, live.meant = Status.RUNNING, None, None
+        live.status, live.left = Status.RUNNING, None
         live.attempt += 1
         live.held = HeldRow(self.description.address, row)
         live.phases.enter(Phase.PREFILL, now)

@@ -15,7 +15,7 @@ from paceline_scheduler.core.planning.shares import Shares, max_tokens_within
 from paceline_scheduler.core.planning.speculation import Speculation
 from paceline_scheduler.core.planning.step_time import StepTimeModel
 from paceline_scheduler.core.tables.blocks import BlockPool
-from paceline_scheduler.core.tables.rows import RowColumns, RowIndex
+from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 
 MAX_PREEMPTIONS = 3
 _COMPANY = 1.5  # what a step may take, in steps of the longest request alone, where those are slow
@@ -37,7 +37,11 @@ class ExecutorView:
     leaving_keys: Set[RecordId]  # an older placement of these still leaves
     suspect_rows: Set[int] = frozenset()  # they run in steps of their own
     is_doubted: bool = False  # the last step, of one request, failed: others go first
-    version: tuple[int, ...] = ()  # the same for as long as nothing happens to it; the number of its plans is first
+    version: tuple[int, ...] = ()  # of rows and blocks: what plans, `settle`, results and ends of rows have come to
+
+    @property
+    def num_plans(self) -> int:
+        return self.version[0]
 
     def expected_rest(self, running: RowIndex) -> Int64Array:
         num_output = (self.rows.num_known[running] - self.rows.num_prompt[running]).astype(np.int64)
@@ -76,12 +80,12 @@ class Capacity:
         self._view = view
         self._limits = limits
         self._num_available = num_available
-        self._running = view.rows.running()
-        self._num_running = len(self._running)
+        running = view.rows.running()
+        self._num_running = len(running)
         self._free_rows = view.rows.free_rows(view.rows.num_free)
         self._num_taken = 0
         self._num_placed_bytes = self._num_placed_tokens = 0
-        contexts = view.rows.num_scheduled[self._running]
+        contexts = view.rows.num_scheduled[running]
         self._num_pairs, self._longest = int(contexts.sum()), int(contexts.max(initial=0))
         self._revived: set[int] = set()
         self._new_groups: set[tuple[str, str]] = set()  # whose prompt is computed from here on
@@ -233,7 +237,7 @@ class Capacity:
     def _siblings(self, live: LiveRequest) -> list[int]:
         if live.request.num_completions == 1:
             return []
-        found = ((row, self._view.rows.live[row]) for row in self._running.tolist())
+        found = ((row, self._view.rows.live[row]) for row in self._view.rows.running().tolist())
         whole = live.request.key.whole
         return [row for row, other in found if other is not None and other.request.key.whole == whole]
 
@@ -262,14 +266,14 @@ class Capacity:
 
     @cached_property
     def _growth(self) -> Growth:
-        num_blocks = self._view.description.num_blocks
-        return self._growth_within(self._running, num_blocks, self._view.pool.counts().used)
+        running, num_blocks = self._view.rows.running(), self._view.description.num_blocks
+        return self._growth_within(running, num_blocks, self._view.pool.counts().used)
 
     @cached_property
     def _has_unreserved(self) -> bool:
         """Such a request must not be preempted, and lacks some of its blocks."""
         rows = self._view.rows
-        growing = self._running[rows.num_slots[self._running] < rows.limit[self._running]]
+        growing = ((rows.state == RUNNING) & (rows.num_slots < rows.limit)).nonzero()[0]
         return any(is_protected(rows.live[row]) for row in growing.tolist())
 
     def _growth_within(self, running: RowIndex, num_blocks: int, num_used: int) -> Growth:

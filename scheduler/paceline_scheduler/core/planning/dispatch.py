@@ -130,11 +130,11 @@ class Dispatch:
         self._limits = limits
         self._now = now
         self._known = known
-        self._meant_before: list[LiveRequest] = []
+        self._meant_before: list[tuple[LiveRequest, Meant]] = []
 
-    def count_in(self, live: LiveRequest) -> None:
-        """It was meant for somebody before."""
-        self._meant_before.append(live)
+    def count_in(self, live: LiveRequest, meant: Meant) -> None:
+        """It was meant for somebody before, who is still there."""
+        self._meant_before.append((live, meant))
 
     def is_for_others(self, live: LiveRequest) -> bool:
         """Also counts the request in at the other executor."""
@@ -157,7 +157,7 @@ class Dispatch:
         view = candidates.views[index]
         is_other = view.description.address != self._address
         if is_other and len(candidates.views) > MAX_ASKED_ANEW:
-            self.meant[live] = Meant(view.description.address, view.version[0], num_tokens)
+            self.meant[live] = Meant(view.description.address, view.num_plans, num_tokens)
         return is_other
 
     @cached_property
@@ -166,8 +166,7 @@ class Dispatch:
 
     @property
     def _counted(self) -> _Candidates:
-        for live in self._meant_before:
-            if live.meant is not None and live.meant.address in self._candidates.index:
-                self._candidates.take(self._candidates.index[live.meant.address], live, live.meant.num_tokens)
+        for live, meant in self._meant_before:
+            self._candidates.take(self._candidates.index[meant.address], live, meant.num_tokens)
         self._meant_before.clear()
         return self._candidates
