@@ -37,6 +37,7 @@ from paceline_scheduler.core.executor import results
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.limits import CoreLimits, changed
 from paceline_scheduler.core.outputs import Failure, TokenOutputs
+from paceline_scheduler.core.planning.dispatch import KnownExecutors
 from paceline_scheduler.core.planning.planner import decide
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.views import CoreViews
@@ -60,6 +61,7 @@ class Core:
         return core
 
     def _go_on(self, state: CoreState) -> None:
+        self._known: KnownExecutors = {}
         self._state = state
         self.views = CoreViews(state)
 
@@ -123,10 +125,15 @@ class Core:
                 failures = ending.begin_anew(state, event)
             case _:
                 raise AssertionError(f"no rule for {event}")
-        if isinstance(event, _MOVES_EXECUTORS):
-            state.note_outages(now)
+        self._note_changes(event, now)
         addresses = tuple(state.executors.by_address) if to_plan is None else to_plan
         return Effects(reply, addresses, state.requests.next_s(), tokens, failures, state.take_ended())
+
+    def _note_changes(self, event: Event[ReplyT], now: float) -> None:
+        if isinstance(event, _MOVES_EXECUTORS):
+            self._state.note_outages(now)
+        if isinstance(event, (*_MOVES_EXECUTORS, Resume, SetLimits, SetTenants)):
+            self._known.clear()
 
     def plan(self, address: str, now: float) -> BatchPlan | None:
         """None when there is nothing to do or enough is in flight."""
@@ -137,12 +144,12 @@ class Core:
         state.num_plannings += 1
         tags, releases = executor.settle()
         queue = state.waiting.of_model(executor.description.model)
-        waiting = state.executors.waiting_for(executor, queue, state.limits, now)
+        waiting = state.executors.waiting_for(executor, queue, state.limits, now, self._known)
         decision = decide(executor.view(), waiting, state.limits)
         executor.planned.full_tenants.clear()
         executor.planned.full_tenants.update(decision.full_tenants)
         for live in decision.left_to_others:
-            live.leave_to_others(now)
+            live.leave_to_others(now, waiting.meant.get(live))
         if decision.is_empty and not (tags or releases or executor.next_plan.forgets):
             return None
         for admission in decision.admissions:

@@ -24,6 +24,9 @@ RESUME_WINDOW_S = 30.0
 ABANDONED_AFTER_S = 3.0
 """The same where it keeps others waiting."""
 
+MAX_LEFT_S = 0.5
+"""To better executors: then whoever can takes it, as forecasts might go back and forth."""
+
 MAX_WAITED_S = 60.0
 """A client may claim at most this: it sets the queue key."""
 
@@ -55,6 +58,23 @@ def queue_key_of(request: Request, arrival_number: int, submitted_s: float) -> Q
 class HeldRow:
     address: str
     row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """For this executor, until it has planned again; `num_tokens` are to be computed there."""
+
+    address: str
+    num_plans: int  # that it had made
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """`meant` is None where few executors choose anew in each plan."""
+
+    since_s: float
+    meant: Meant | None
 
 
 @dataclass(slots=True)
@@ -91,7 +111,7 @@ class LiveRequest:
     num_prompt_cached_tokens: int | None = None  # at its first placement
     preemptions: Preemptions = field(default_factory=Preemptions)
     suspicion: Suspicion = field(default_factory=Suspicion)
-    left_since_s: float | None = None  # an executor left it to a better one
+    left: Left | None = None  # to a better executor
     detached_until_s: float | None = None  # no listener; ends then
     final: FinalRelease | None = None
     record: EndRecord = field(default_factory=EndRecord)
@@ -129,9 +149,11 @@ class LiveRequest:
             is_orphan=True,
         )
 
-    def leave_to_others(self, now: float) -> None:
-        if self.left_since_s is None:
-            self.left_since_s = now
+    def was_left_long(self, now: float) -> bool:
+        return self.left is not None and now - self.left.since_s > MAX_LEFT_S
+
+    def leave_to_others(self, now: float, meant: Meant | None) -> None:
+        self.left = Left(now if self.left is None else self.left.since_s, meant)
 
     @property
     def is_suspect(self) -> bool:

@@ -140,6 +140,8 @@ def restart(state: CoreState, live: LiveRequest, request: Request, now: float) -
 def ended_by_prior(state: CoreState, request: Request) -> Resumed | None:
     """The client lacks only the finish."""
     prior = prior_of(request)
+    if not len(prior):
+        return None
     reason = end_of_prior(request, prior, _num_allowed(state, request))
     if reason is FinishReason.NONE:
         return None

@@ -41,11 +41,11 @@ def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[f
     observer.saw(attached, 0.0, core.apply(attached, 0.0))
     for handle in range(num_rows):
         # Prompts of different lengths, so that about as many rows begin a new block in every step.
-        core.apply(Submit((_request(handle, _PROMPT_TOKENS + handle % 16),)), now=0.0)
+        core.apply(Submit((request(handle, _PROMPT_TOKENS + handle % 16),)), now=0.0)
     # A row is free, but those that run are expected to fill the pool: every plan weighs the head of the line anew.
     core.views.executor(_ADDRESS).output_lengths.mean = 1e9
     for handle in range(num_rows, num_rows + num_waiting):
-        core.apply(Submit((_request(handle, _WAITING_PROMPT_TOKENS),)), now=0.0)
+        core.apply(Submit((request(handle, _WAITING_PROMPT_TOKENS),)), now=0.0)
     times = []
     num_measured, now = 0, 0.0
     while num_measured < num_steps:
@@ -110,7 +110,7 @@ def describe(num_rows: int, num_steps: int) -> ExecutorDescription:
     )
 
 
-def _request(handle: int, num_prompt_tokens: int) -> Request:
+def request(handle: int, num_prompt_tokens: int) -> Request:
     prompt = (np.arange(num_prompt_tokens, dtype=np.int32) + handle * 131) % 32000
     sampling = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
     return Request(handle, RecordId("", f"request-{handle}"), "none", prompt, sampling, end_token_ids=())

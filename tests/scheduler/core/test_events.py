@@ -187,7 +187,7 @@ def decided(core, address, now):
     state = core._state
     executor = state.executors.by_address[address]
     queue = state.waiting.of_model(executor.description.model)
-    return decide(executor.view(), state.executors.waiting_for(executor, queue, state.limits, now), state.limits)
+    return decide(executor.view(), state.executors.waiting_for(executor, queue, state.limits, now, {}), state.limits)
 
 
 @pytest.mark.parametrize("num_executors", [1, 2])
@@ -217,6 +217,6 @@ def test_whom_a_plan_leaves_to_another_executor_is_written_down_when_it_is_made(
     (waiting,) = harness.views.waiting_requests()
     harness.clock.advance(1.0)
     assert decided(harness.core, SECOND, harness.clock()).left_to_others == (waiting,)
-    assert waiting.left_since_s is None
+    assert waiting.left is None
     assert harness.core.plan(SECOND, harness.clock()) is None
-    assert waiting.left_since_s == harness.clock()
+    assert waiting.left.since_s == harness.clock()

@@ -9,7 +9,7 @@ from both_sides.harness import CoreHarness, running
 from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.events import DrainExecutor, ExecutorRemoved, SetLimits, StreamEnded, UndrainExecutor
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.planning.dispatch import MAX_LEFT_S
+from paceline_scheduler.core.live import MAX_LEFT_S
 from paceline_scheduler.core.planning.forecast import load_of
 from paceline_scheduler.errors import ExecutorLeavingError, InvalidRequestError, NoLongerServedError
 from paceline_scheduler.testing.requests import make_request

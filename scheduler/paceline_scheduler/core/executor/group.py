@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from paceline.plan.values import RecordId
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.live import LiveRequest, Meant
 from paceline_scheduler.core.planning.capacity import Capacity
-from paceline_scheduler.core.planning.dispatch import Dispatch
+from paceline_scheduler.core.planning.dispatch import Dispatch, KnownExecutors
 from paceline_scheduler.core.planning.planner import Waiting
 from paceline_scheduler.errors import ExecutorLeavingError, NoExecutorError
 
@@ -83,7 +83,7 @@ class ExecutorGroup:
         self._awaited.pop(address, None)
 
     def serving(self, model: str) -> list[ExecutorState]:
-        return [e for e in self if e.attached and not e.draining and e.description.model == model]
+        return [executor for executor in self if _serves(executor, model)]
 
     def forget_records(self, key: RecordId, kept_at: str | None = None) -> None:
         for address, executor in self.by_address.items():
@@ -91,21 +91,52 @@ class ExecutorGroup:
                 executor.next_plan.forgets.append(key)
 
     def waiting_for(
-        self, executor: ExecutorState, queue: Sequence[LiveRequest], limits: CoreLimits, now: float
+        self,
+        executor: ExecutorState,
+        queue: Sequence[LiveRequest],
+        limits: CoreLimits,
+        now: float,
+        known: KnownExecutors,
     ) -> Waiting:
         if self._awaited:
-            return Waiting((), _for_nobody_else)
-        others = self.serving(executor.description.model) if len(self.by_address) > 1 else []
+            return Waiting(())
+        address, model = executor.description.address, executor.description.model
         if executor.draining:
             # What was begun and no other could hold ends here, preempted or not.
+            others = self.serving(model)
             remaining = [w for w in queue if w.attempt and not any(w.fits(other.description) for other in others)]
             others_have_room = len(remaining) == len(queue) and others
-            return Waiting(remaining, _for_nobody_else, _takers(others, limits) if others_have_room else None)
-        if not queue or len(others) < 2:
-            return Waiting(queue, _for_nobody_else)
-        views = {other.description.address: other.view() for other in others}
-        dispatch = Dispatch(executor.description.address, views, limits, now)
-        return Waiting(queue, lambda live: _left_to_others(live, executor, others, dispatch))
+            return Waiting(remaining, takes=_takers(others, limits) if others_have_room else None)
+        if not queue or len(self.by_address) == 1:
+            return Waiting(queue)
+        dispatch = Dispatch(address, lambda: [other.view() for other in self.serving(model)], limits, now, known)
+
+        def was_left(live: LiveRequest) -> bool:
+            meant = self._meant(live, now)
+            if meant is not None:
+                dispatch.count_in(live, meant)
+            return meant is not None and meant.address != address
+
+        def is_for_others(live: LiveRequest) -> bool:
+            is_better_elsewhere = live.suspicion.is_better_elsewhere(address)
+            if is_better_elsewhere is not None:
+                others = (other for other in self.serving(model) if other is not executor)
+                return is_better_elsewhere and any(live.fits(other.description) for other in others)
+            return self._meant(live, now) is None and dispatch.is_for_others(live)
+
+        return Waiting(queue, is_for_others, was_left, dispatch.meant)
+
+    def _meant(self, live: LiveRequest, now: float) -> Meant | None:
+        """Who has planned since, or takes no requests any more, is not waited for."""
+        meant = None if live.left is None or live.was_left_long(now) else live.left.meant
+        other = None if meant is None else self.by_address.get(meant.address)
+        if meant is None or other is None or not _serves(other, live.request.model):
+            return None
+        return meant if other.planned.num_plans == meant.num_plans else None
+
+
+def _serves(executor: ExecutorState, model: str) -> bool:
+    return executor.attached and not executor.draining and executor.description.model == model
 
 
 def _takers(others: Sequence[ExecutorState], limits: CoreLimits) -> Callable[[LiveRequest], bool]:
@@ -116,16 +147,3 @@ def _takers(others: Sequence[ExecutorState], limits: CoreLimits) -> Callable[[Li
         return any(room.take_if_fits(live) for room in rooms)
 
     return takes
-
-
-def _left_to_others(
-    live: LiveRequest, executor: ExecutorState, others: Sequence[ExecutorState], dispatch: Dispatch
-) -> bool:
-    is_better_elsewhere = live.suspicion.is_better_elsewhere(executor.description.address)
-    if is_better_elsewhere is None:
-        return dispatch.is_for_others(live)
-    return is_better_elsewhere and any(live.fits(other.description) for other in others if other is not executor)
-
-
-def _for_nobody_else(_: LiveRequest) -> bool:
-    return False

@@ -72,6 +72,7 @@ class NextPlan:
 @dataclass(slots=True, eq=False)
 class _Planned:
     num_plans: int = 0
+    num_settled: int = 0  # times at which something had ended, or was to be tagged
     num_turns: int = 0  # of rows
     full_tenants: set[str] = field(default_factory=set)  # whose requests the last plan passed over
     grant_hash: int = HASH_START
@@ -103,6 +104,7 @@ class ExecutorState:
         return self.description.block_size
 
     def view(self) -> ExecutorView:
+        planned = self.planned
         return ExecutorView(
             self.description,
             self.rows,
@@ -113,6 +115,7 @@ class ExecutorState:
             self.leaving_keys,
             self.suspects.rows,
             self.suspects.is_doubted,
+            (planned.num_plans, planned.num_settled, len(self.in_flight), len(self.next_plan.ending_rows)),
         )
 
     def takes_plan(self, limits: CoreLimits) -> bool:
@@ -181,6 +184,7 @@ class ExecutorState:
         if not (due.ending_rows or due.rows_to_tag or due.blocks_to_untag):
             return [], []
         self.next_plan = NextPlan(forgets=due.forgets)
+        self.planned.num_settled += 1
         ending = sorted(due.ending_rows)
         tags = [(block, NO_KEY) for block in due.blocks_to_untag]
         tags += [tag for row in (*due.rows_to_tag, *ending) for tag in self._tag_filled(row)]
@@ -326,7 +330,7 @@ class ExecutorState:
     def _occupy(self, admission: Admission, table: list[int], now: float) -> Placement:
         live, row = admission.live, admission.row
         num_cached = admission.fit.num_cached_tokens
-        live.status, live.left_since_s = Status.RUNNING, None
+        live.status, live.left = Status.RUNNING, None
         live.attempt += 1
         live.held = HeldRow(self.description.address, row)
         live.phases.enter(Phase.PREFILL, now)

@@ -1,6 +1,6 @@
 """What keeps a waiting request off an executor now: the one place that knows, for planning and for explaining alike."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,7 +10,7 @@ from paceline.plan.values import RecordId
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.planning.growth import Growth, Int64Array, OutputLengths, rest_of
+from paceline_scheduler.core.planning.growth import Growth, Int64Array, OutputLengths
 from paceline_scheduler.core.planning.shares import Shares, max_tokens_within
 from paceline_scheduler.core.planning.speculation import Speculation
 from paceline_scheduler.core.planning.step_time import StepTimeModel
@@ -37,6 +37,11 @@ class ExecutorView:
     leaving_keys: Set[RecordId]  # an older placement of these still leaves
     suspect_rows: Set[int] = frozenset()  # they run in steps of their own
     is_doubted: bool = False  # the last step, of one request, failed: others go first
+    version: tuple[int, ...] = ()  # of rows and blocks: what plans, `settle`, results and ends of rows have come to
+
+    @property
+    def num_plans(self) -> int:
+        return self.version[0]
 
     def expected_rest(self, running: RowIndex) -> Int64Array:
         num_output = (self.rows.num_known[running] - self.rows.num_prompt[running]).astype(np.int64)
@@ -75,15 +80,15 @@ class Capacity:
         self._view = view
         self._limits = limits
         self._num_available = num_available
-        self._num_running = view.rows.num_running
+        running = view.rows.running()
+        self._num_running = len(running)
         self._free_rows = view.rows.free_rows(view.rows.num_free)
         self._num_taken = 0
         self._num_placed_bytes = self._num_placed_tokens = 0
-        contexts = view.rows.num_scheduled[view.rows.state == RUNNING]
+        contexts = view.rows.num_scheduled[running]
         self._num_pairs, self._longest = int(contexts.sum()), int(contexts.max(initial=0))
         self._revived: set[int] = set()
         self._new_groups: set[tuple[str, str]] = set()  # whose prompt is computed from here on
-        self._has_unreserved = _has_unreserved(view.rows)
         self._tenant_growth: dict[str, Growth] = {}
         self._shares = shares or Shares(view.rows, view.description, limits.tenants)
 
@@ -232,8 +237,7 @@ class Capacity:
     def _siblings(self, live: LiveRequest) -> list[int]:
         if live.request.num_completions == 1:
             return []
-        running = (self._view.rows.state == RUNNING).nonzero()[0].tolist()
-        found = ((row, self._view.rows.live[row]) for row in running)
+        found = ((row, self._view.rows.live[row]) for row in self._view.rows.running().tolist())
         whole = live.request.key.whole
         return [row for row, other in found if other is not None and other.request.key.whole == whole]
 
@@ -241,7 +245,7 @@ class Capacity:
         num_output = live.num_output_tokens
         at_most = self._max_tokens(live) - num_output
         held = live.num_known_tokens - num_shared * self._view.description.block_size
-        return held, rest_of(self._view.output_lengths, num_output, at_most)
+        return held, self._view.output_lengths.expected_rest_of(num_output, at_most)
 
     def _reservation(self, live: LiveRequest, hits: tuple[int, ...]) -> int:
         """Returns how many tokens a request that must not be preempted again gets blocks for now, 0 for not yet. One at
@@ -262,8 +266,15 @@ class Capacity:
 
     @cached_property
     def _growth(self) -> Growth:
-        running = (self._view.rows.state == RUNNING).nonzero()[0]
-        return self._growth_within(running, self._view.description.num_blocks, self._view.pool.counts().used)
+        running, num_blocks = self._view.rows.running(), self._view.description.num_blocks
+        return self._growth_within(running, num_blocks, self._view.pool.counts().used)
+
+    @cached_property
+    def _has_unreserved(self) -> bool:
+        """Such a request must not be preempted, and lacks some of its blocks."""
+        rows = self._view.rows
+        growing = ((rows.state == RUNNING) & (rows.num_slots < rows.limit)).nonzero()[0]
+        return any(is_protected(rows.live[row]) for row in growing.tolist())
 
     def _growth_within(self, running: RowIndex, num_blocks: int, num_used: int) -> Growth:
         rows, block_size = self._view.rows, self._view.description.block_size
@@ -293,7 +304,14 @@ def find_hits(view: ExecutorView, live: LiveRequest) -> tuple[int, ...]:
     return tuple(hits)
 
 
-def _has_unreserved(rows: RowColumns) -> bool:
-    """Such a request must not be preempted, and lacks some of its blocks."""
-    growing = ((rows.state == RUNNING) & (rows.num_slots < rows.limit)).nonzero()[0]
-    return any(is_protected(rows.live[row]) for row in growing.tolist())
+def num_cached_on(views: Sequence[ExecutorView], live: LiveRequest) -> list[int]:
+    """Tokens. Most prefix caches lack the first block already."""
+    firsts: dict[tuple[bytes, int], bytes] = {}
+    counts = [0] * len(views)
+    for index, view in enumerate(views):
+        tag_key, block_size = form = view.description.tag_key, view.description.block_size
+        if form not in firsts and live.num_known_tokens > block_size:
+            firsts[form] = live.prefix_chain(tag_key, block_size).key(0, live.known_token_ids())
+        if form in firsts and view.pool.find(firsts[form]) is not None:
+            counts[index] = len(find_hits(view, live)) * block_size
+    return counts

@@ -5,16 +5,14 @@ Later arrivals are not in it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.capacity import ExecutorView
-from paceline_scheduler.core.planning.step_time import num_chunk_pairs
-from paceline_scheduler.core.tables.rows import RUNNING
-
-Float64Array = npt.NDArray[np.float64]
+from paceline_scheduler.core.planning.step_time import Float64Array, Int64Array, StepTimes, num_chunk_pairs
 
 _MIN_RATE_TOKENS = 16.0  # of a prompt, per step: the planner gives at least this
 
@@ -42,12 +40,19 @@ class Ahead:
         return (bounded + (self.num_requests - self.num_bounded) * usual) / self.num_requests
 
 
+class Pace(NamedTuple):
+    """At which prompts are computed."""
+
+    prefill_tokens_per_s: float  # beside what decodes
+    backlog_s: float  # to compute begun prompts
+    num_running: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
     planned_s: float  # before a new request gets into a step
     full_planned_s: float  # where prompts fill those steps
-    prefill_tokens_per_s: float  # beside those
-    backlog_s: float  # to compute begun prompts
+    pace: Pace
     free_rows: int  # and blocks, and time between tokens
     ends_s: Float64Array  # expected ends of rows, ascending
     token_s: float  # for a request placed now
@@ -56,11 +61,11 @@ class Load:
     def begin_s(self, ahead: Ahead) -> float:
         """Each request ahead waits for its row and for the prompts before it, taken to be of the same length."""
         num_ahead = ahead.num_requests
-        prompt_s = ahead.num_tokens / max(num_ahead, 1) / self.prefill_tokens_per_s
+        prompt_s = ahead.num_tokens / max(num_ahead, 1) / self.pace.prefill_tokens_per_s
         number = np.arange(num_ahead + 1)
         behind_s = (num_ahead - number) * prompt_s
         free_s = self._row_free_s(number, ahead.mean_output(self.usual_output) * self.token_s)
-        begun_s = max(self.backlog_s + num_ahead * prompt_s, float((free_s + behind_s).max()))
+        begun_s = max(self.pace.backlog_s + num_ahead * prompt_s, float((free_s + behind_s).max()))
         return begun_s + (self.full_planned_s if begun_s > 0 else self.planned_s)
 
     def _row_free_s(self, number: npt.NDArray[np.int64], hold_s: float) -> Float64Array:
@@ -75,22 +80,30 @@ class Load:
 
 def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
     rows = view.rows
-    running = (rows.state == RUNNING).nonzero()[0]
-    behind = np.maximum(rows.target[running] - rows.num_scheduled[running], 0).astype(np.int64)
+    running = rows.running()
     num_running, num_pairs = len(running), int(rows.num_scheduled[running].sum())
     step_s = view.step_time.predict_ns(num_running, num_pairs) / 1e9 if num_running else 0.0
-    rate = prefill_rate(view, limits, num_running, num_pairs)
     rest = np.sort(view.expected_rest(running))
     return Load(
         planned_s=_planned_s(view, limits, step_s),
         full_planned_s=_planned_s(view, limits, max(step_s, limits.mixed_step_s(step_s))),
-        prefill_tokens_per_s=rate,
-        backlog_s=int(behind.sum()) / rate,
-        free_rows=min(rows.num_free, _num_timely(view, limits, num_running), _num_held(view, rest)),
+        pace=pace_of(view, limits),
+        free_rows=min(
+            rows.num_free, _num_timely(view, limits, num_running, num_pairs), _num_held(view, num_pairs, rest)
+        ),
         ends_s=(rest * step_s / view.speculation.speedup).astype(np.float64),
         token_s=max(step_s, view.step_time.predict_ns(1, 0) / 1e9) / view.speculation.speedup,
         usual_output=view.output_lengths.mean,
     )
+
+
+def pace_of(view: ExecutorView, limits: CoreLimits) -> Pace:
+    rows = view.rows
+    running = rows.running()
+    scheduled = rows.num_scheduled[running]
+    num_behind = int(np.maximum(rows.target[running] - scheduled, 0).sum())
+    rate = prefill_rate(view, limits, len(running), int(scheduled.sum()))
+    return Pace(rate, num_behind / rate, len(running))
 
 
 def _planned_s(view: ExecutorView, limits: CoreLimits, step_s: float) -> float:
@@ -99,24 +112,22 @@ def _planned_s(view: ExecutorView, limits: CoreLimits, step_s: float) -> float:
     return step_s * limits.num_plans_ahead(step_s, view.description.max_plans_in_flight)
 
 
-def _num_timely(view: ExecutorView, limits: CoreLimits, num_running: int) -> int:
+def _num_timely(view: ExecutorView, limits: CoreLimits, num_running: int, num_pairs: int) -> int:
     """Requests of mean length that can decode without making steps too slow."""
-    rows = view.rows
-    most = len(rows.state) - num_running
+    most = len(view.rows.state) - num_running
     if not most or not num_running:
         return most
-    mean = int(rows.num_scheduled[rows.state == RUNNING].mean())
+    mean = num_pairs // num_running
     number = num_running + 1 + np.arange(most)
     base_ns = view.step_time.predict_ns(0, 0)
     each_ns = view.step_time.predict_ns(1, mean) - base_ns
     return int(np.count_nonzero(base_ns + number * each_ns <= limits.decode_only_step_s * 1e9))
 
 
-def _num_held(view: ExecutorView, rest: npt.NDArray[np.int64]) -> int:
-    running = view.rows.state == RUNNING
+def _num_held(view: ExecutorView, num_pairs: int, rest: npt.NDArray[np.int64]) -> int:
     if not len(rest):
         return len(view.rows.state)
-    mean = float(view.rows.num_scheduled[running].mean() + rest.mean())
+    mean = num_pairs / len(rest) + int(rest.sum()) / len(rest)
     return int(view.pool.num_available * view.description.block_size / max(mean, 1.0))
 
 
@@ -132,13 +143,14 @@ def prefill_rate(view: ExecutorView, limits: CoreLimits, num_decodes: int, num_p
     return chunk / max(view.step_time.predict_ns(num_decodes + chunk, pairs) / 1e9, 1e-9)
 
 
-def prefill_s(view: ExecutorView, load: Load, num_cached: int, num_known: int) -> float:
-    """Includes the attention to cached tokens."""
-    num_tokens = max(1, num_known - num_cached)
-    num_pairs = num_chunk_pairs(num_cached, num_tokens)
-    alone_ns = view.step_time.predict_ns(num_tokens, num_pairs)
-    pairs_ns = alone_ns - view.step_time.predict_ns(num_tokens, 0)
-    return max(num_tokens / load.prefill_tokens_per_s + pairs_ns / 1e9, alone_ns / 1e9)
+def prefill_s(
+    times: StepTimes, prefill_tokens_per_s: Float64Array, num_cached: Int64Array, num_known: int
+) -> Float64Array:
+    """Of each executor; includes the attention to cached tokens."""
+    num_tokens = np.maximum(1, num_known - num_cached)
+    alone_ns = times.predict_ns(num_tokens, num_chunk_pairs(num_cached, num_tokens))
+    pairs_ns = alone_ns - times.predict_ns(num_tokens, 0)
+    return np.maximum(num_tokens / prefill_tokens_per_s + pairs_ns / 1e9, alone_ns / 1e9)
 
 
 @dataclass(frozen=True, slots=True)

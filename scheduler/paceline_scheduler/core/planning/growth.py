@@ -29,10 +29,16 @@ class OutputLengths:
 
     def expected_rest(self, num_output_tokens: Int64Array, at_most: Int64Array) -> Int64Array:
         """`at_most` bounds each. One that outlived the expectation is expected to go on by the usual deviation."""
-        usual = int(self.mean + self.deviation)
-        beyond = max(1, int(self.deviation))
+        usual, beyond = self._usual_and_beyond()
         rest: Int64Array = np.minimum(np.maximum(usual - num_output_tokens, beyond), at_most)
         return rest
+
+    def expected_rest_of(self, num_output_tokens: int, at_most: int) -> int:
+        usual, beyond = self._usual_and_beyond()
+        return min(max(usual - num_output_tokens, beyond), at_most)
+
+    def _usual_and_beyond(self) -> tuple[int, int]:
+        return int(self.mean + self.deviation), max(1, int(self.deviation))
 
 
 class Growth:
@@ -45,21 +51,20 @@ class Growth:
         self._num_idle = block_size - 2
         self._num_held = num_held + self._num_idle
         self._rest = rest
+        self._num_at_most = int(self._num_held.sum() + rest.sum())  # if nobody ends before the last one
+        self._added: list[tuple[int, int]] = []
 
     def has_room_for(self, num_held: int, rest: int) -> bool:
-        held, left = np.append(self._num_held, num_held + self._num_idle), np.append(self._rest, rest)
-        if int(held.sum() + left.sum()) <= self._num_slots:
+        newcomer = num_held + self._num_idle, rest
+        if self._num_at_most + sum(newcomer) <= self._num_slots:
             return True
+        more = np.array([*self._added, newcomer], dtype=np.int64)
+        held, left = np.concatenate((self._num_held, more[:, 0])), np.concatenate((self._rest, more[:, 1]))
         order = np.argsort(-left)
         held, left = held[order], left[order]
         at_its_end = np.cumsum(held) + np.arange(1, len(left) + 1) * left
         return int(at_its_end.max()) <= self._num_slots
 
     def add(self, num_held: int, rest: int) -> None:
-        self._num_held = np.append(self._num_held, num_held + self._num_idle)
-        self._rest = np.append(self._rest, rest)
-
-
-def rest_of(lengths: OutputLengths, num_output_tokens: int, at_most: int) -> int:
-    rest = lengths.expected_rest(np.array([num_output_tokens]), np.array([at_most]))
-    return int(rest[0])
+        self._added.append((num_held + self._num_idle, rest))
+        self._num_at_most += num_held + self._num_idle + rest

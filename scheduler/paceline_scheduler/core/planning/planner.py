@@ -5,15 +5,15 @@ each; prefill chunks fill what the budget leaves, running requests before waitin
 come last, where there is nothing but decodes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 
 import numpy as np
 
 from paceline.plan.values import NO_COLUMN, Int32Array
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.live import LiveRequest, Meant
 from paceline_scheduler.core.planning.capacity import Blocker, Capacity, ExecutorView, Fit
 from paceline_scheduler.core.planning.drafts import NO_DRAFTING, fit_drafts
 from paceline_scheduler.core.planning.preemption import fit_blocks, fit_shares, live_on
@@ -36,16 +36,18 @@ _NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The most urgent request is first. `takes`, of a draining executor, tells whether another one has room for a
-    request that runs here.
+    """The most urgent request is first. `was_left`: another executor was chosen for it before. `meant` are those chosen
+    now. `takes`, of a draining executor, tells whether another one has room for a request that runs here.
     """
 
     queue: Sequence[LiveRequest]
-    is_for_others: Callable[[LiveRequest], bool]
+    is_for_others: Callable[[LiveRequest], bool] = lambda _: False
+    was_left: Callable[[LiveRequest], bool] = lambda _: False
+    meant: Mapping[LiveRequest, Meant] = field(default_factory=dict)
     takes: Callable[[LiveRequest], bool] | None = None
 
 
-_NOBODY = Waiting((), lambda _: False)
+_NOBODY = Waiting(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ def _decide(
     admitting = None
     if queue:
         room = Capacity(view, num_available, limits, shares)
-        admitting = _Admissions(room, waiting.is_for_others, budget, _tenants_of(rows, share_preemptions))
+        admitting = _Admissions(room, waiting, budget, _tenants_of(rows, share_preemptions))
     num_first = _num_ahead(rows, prefilling, queue)
     if admitting is not None and num_first:
         admitting.admit(queue[:num_first])
@@ -250,7 +252,7 @@ class _Admissions:
     def __init__(
         self,
         room: Capacity,
-        is_for_others: Callable[[LiveRequest], bool],
+        waiting: Waiting,
         budget: StepBudget,
         full_tenants: set[str],
     ) -> None:
@@ -259,7 +261,7 @@ class _Admissions:
         self.full_tenants = full_tenants
         self.num_passed_over = 0
         self._room = room
-        self._is_for_others = is_for_others
+        self._waiting = waiting
         self._budget = budget
         self._num_passed = 0
 
@@ -268,12 +270,12 @@ class _Admissions:
         for live in islice(queue, MAX_SCANNED):
             if not self._room.has_rows or self._num_passed > MAX_LOOKED_AT:
                 return
-            if live.request.key.tenant in self.full_tenants:
+            if live.request.key.tenant in self.full_tenants or self._waiting.was_left(live):
                 self.num_passed_over += 1
                 continue
             if not self._room.could_ever_hold(live):
                 continue
-            if self._is_for_others(live):
+            if self._waiting.is_for_others(live):
                 self._num_passed += 1
                 self.left_to_others.append(live)
                 continue

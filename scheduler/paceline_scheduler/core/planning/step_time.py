@@ -12,8 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import TypeVar
 
 from paceline.plan.values import Int32Array, StepPoint
+
+Float64Array = npt.NDArray[np.float64]
+Int64Array = npt.NDArray[np.int64]
+CountT = TypeVar("CountT", int, Int64Array)
 
 _GAIN = 0.1
 # The warm-up may have been disturbed: first steps count for more.
@@ -29,7 +34,7 @@ _DRAFT_WEIGHT = 0.25  # of the warm-up's figure, in squared drafts
 _DRAFT_SPREAD = 0.05  # the same per other token: longer steps differ more by themselves
 
 
-def num_chunk_pairs(start: int, num_tokens: int) -> int:
+def num_chunk_pairs(start: CountT, num_tokens: CountT) -> CountT:
     """The tokens attend causally from position `start`."""
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2
 
@@ -63,6 +68,10 @@ class StepTimeModel:
         self._weights = [base, per_token * _TOKENS_SCALE, per_pair * _PAIRS_SCALE]
         self._draft_cost = _DraftCost(per_token)
         self._num_steps = 0
+
+    @property
+    def weights(self) -> Sequence[float]:
+        return self._weights
 
     def predict_ns(self, num_tokens: float, num_pairs: float, num_drafts: float = 0.0) -> float:
         base, per_token, per_pair = self._weights
@@ -103,15 +112,29 @@ class StepTimeModel:
 
     def max_tokens_within(self, limit_ns: float, spent: tuple[int, int], start: int, wanted: int) -> int:
         """`spent` are the step's tokens and pairs so far."""
+        base, per_token, per_pair = self._weights
         low, high = 0, wanted
         while low < high:
             middle = (low + high + 1) // 2
             pairs = spent[1] + num_chunk_pairs(start, middle)
-            if self.predict_ns(spent[0] + middle, pairs) <= limit_ns:
+            tokens_ns = per_token * ((spent[0] + middle) / _TOKENS_SCALE)
+            if base + tokens_ns + per_pair * (pairs / _PAIRS_SCALE) <= limit_ns:
                 low = middle
             else:
                 high = middle - 1
         return low
+
+
+class StepTimes:
+    """The models of several executors, side by side: numbers of tokens and pairs are columns, or the same for all."""
+
+    def __init__(self, models: Sequence[StepTimeModel]) -> None:
+        self._weights = np.array([model.weights for model in models]).T
+
+    def predict_ns(self, num_tokens: Int64Array | int, num_pairs: Int64Array | int) -> Float64Array:
+        base, per_token, per_pair = self._weights
+        times: Float64Array = base + per_token * (num_tokens / _TOKENS_SCALE) + per_pair * (num_pairs / _PAIRS_SCALE)
+        return times
 
 
 def _fit_line(points: Sequence[StepPoint]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.capacity import ExecutorView, find_hits
 from paceline_scheduler.core.planning.forecast import Ahead, Idle, begin_s, idle, load_of
 from paceline_scheduler.core.planning.shares import max_request_tokens
-from paceline_scheduler.core.queue.outlook import outlook_of
+from paceline_scheduler.core.queue.outlook import first_token_s
 from paceline_scheduler.core.queue.waiting import WaitingQueue
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import (
@@ -80,7 +80,7 @@ def check_queue(
     ahead = waiting.ahead_of(live, full_tenants(serving))
     fitting = [executor for executor in serving if live.fits(executor.description)]
     if ahead.num_requests and fitting and not is_returning:
-        _check_first_token(outlook_of(live, fitting, ahead, limits).first_token_s, ahead, limits)
+        _check_first_token(first_token_s(live, fitting, ahead, limits), ahead, limits)
 
 
 def full_tenants(serving: Sequence[ExecutorState]) -> Set[str]:
@@ -91,8 +91,7 @@ def full_tenants(serving: Sequence[ExecutorState]) -> Set[str]:
 def check_wait(ahead: Ahead, limits: CoreLimits, serving: Sequence[ExecutorState]) -> None:
     """Cheap: it comes before a prompt is read."""
     if ahead.num_requests and serving:
-        loads = [load_of(executor.view(), limits) for executor in serving]
-        _check_first_token(begin_s(loads, ahead), ahead, limits)
+        _check_first_token(first_token_s(None, serving, ahead, limits), ahead, limits)
 
 
 def _check_first_token(expected_s: float, ahead: Ahead, limits: CoreLimits) -> None:

@@ -82,6 +82,9 @@ class RowColumns:
     def num_running(self) -> int:
         return int(np.count_nonzero(self.state == RUNNING))
 
+    def running(self) -> RowIndex:
+        return _indices(self.state == RUNNING)
+
     def free_rows(self, count: int) -> list[int]:
         return self._free_rows[: -count - 1 : -1]
 
