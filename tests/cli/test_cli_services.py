@@ -228,6 +228,7 @@ def test_up_with_a_standby_says_how_to_reach_both(up):
     assert code == 0
     assert f"paceline chat --target 127.0.0.1:{first},127.0.0.1:{first + 3}\n" in shown
     assert f"Admin      127.0.0.1:{first + 1}, 127.0.0.1:{first + 4}\n" in shown
+    assert f"Metrics    127.0.0.1:{first + 6}, 127.0.0.1:{first + 9}, " in shown
     assert "One scheduler drives the executors, the other one stands by." in shown
 
 
@@ -354,9 +355,9 @@ def test_only_the_api_listens_elsewhere_and_only_on_purpose(use_fakes, host, tar
     assert deployment(host=host).target == target
 
 
-def test_metrics_of_other_ports_are_anywhere():
+def test_metrics_of_other_ports_are_six_above():
     ports = fixed_ports(50151, 50161, 2)
-    assert [one.metrics for one in (ports.scheduler, ports.standby, *ports.executors)] == [0] * 4
+    assert [one.metrics for one in (ports.scheduler, ports.standby, *ports.executors)] == [50157, 50160, 50167, 50177]
 
 
 def test_free_ports_are_different():

@@ -83,6 +83,12 @@ def ready_text(deployment: Deployment, models: list[Model]) -> str:
     admins = _addresses(LOOPBACK, (scheduler.admin for scheduler in schedulers))
     healths = _addresses(host, (scheduler.health for scheduler in schedulers))
     executors = _addresses(LOOPBACK, (executor.api for executor in deployment.ports.executors))
+    metrics = ", ".join(
+        (
+            _addresses(host, (scheduler.metrics for scheduler in schedulers)),
+            _addresses(LOOPBACK, (executor.metrics for executor in deployment.ports.executors)),
+        )
+    )
     standby = "\nOne scheduler drives the executors, the other one stands by.\n" if deployment.with_standby else ""
     is_default = deployment.target.replace("127.0.0.1", "localhost") == DEFAULT_TARGET
     option = "" if is_default else f" --target {deployment.target}"
@@ -97,6 +103,7 @@ Ready: {names}
   Admin      {admins}
   Health     {healths}
   Executors  {executors}
+  Metrics    {metrics}
 {standby}
 In another terminal:
   paceline chat{option}

@@ -28,6 +28,7 @@ _EXECUTOR_PORT_STEP = 10
 _FIRST_PORTS = {_SCHEDULER: "--port", _EXECUTOR: "--executor-port"}  # from which the others are counted
 _STANDBY_OFFSET = 3
 _HEALTH_OFFSET = 2
+_METRICS_OFFSET = 6
 # Below those that systems give to outgoing connections by themselves: Linux from 32768 on, others from 49152.
 _OWN_PORTS = range(10_000, 32_000)
 _MAX_PORT_TRIES = 100
@@ -127,20 +128,16 @@ def fixed_ports(scheduler_port: int, executor_port: int, num_executors: int) -> 
     """The ports of the documentation, counted from these two: +1 admin, +2 health, +10 for each further executor.
 
     The standby's are +3, +4 and +5. Metrics are on ports as far from the documented ones, unless others are counted
-    from: then on any, which the log names.
+    from: then +6.
     """
-    scheduler_metrics = _METRICS_PORT if scheduler_port == _SCHEDULER_PORT else 0
-    executor_metrics = _METRICS_PORT + 1 if executor_port == _EXECUTOR_PORT else 0
+    scheduler_metrics = _METRICS_PORT if scheduler_port == _SCHEDULER_PORT else scheduler_port + _METRICS_OFFSET
+    executor_metrics = _METRICS_PORT + 1 if executor_port == _EXECUTOR_PORT else executor_port + _METRICS_OFFSET
     steps = [number * _EXECUTOR_PORT_STEP for number in range(num_executors)]
     return Ports(
         _scheduler_ports(scheduler_port, scheduler_metrics),
-        _scheduler_ports(scheduler_port + _STANDBY_OFFSET, scheduler_metrics and scheduler_metrics + _STANDBY_OFFSET),
+        _scheduler_ports(scheduler_port + _STANDBY_OFFSET, scheduler_metrics + _STANDBY_OFFSET),
         tuple(
-            ExecutorPorts(
-                executor_port + step,
-                executor_port + step + _HEALTH_OFFSET,
-                executor_metrics and executor_metrics + step,
-            )
+            ExecutorPorts(executor_port + step, executor_port + step + _HEALTH_OFFSET, executor_metrics + step)
             for step in steps
         ),
     )
