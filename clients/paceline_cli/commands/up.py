@@ -15,9 +15,9 @@ from paceline_cli.supervisor.supervisor import Restarts
 from paceline_client.results import Model
 
 
+@options.hands_on
 def up(
     model: options.ModelIfAnyOption = None,
-    revision: options.RevisionOption = None,
     offline: options.OfflineOption = False,
     num_executors: options.NumExecutorsOption = 1,
     standby: options.StandbyOption = False,
@@ -27,15 +27,13 @@ def up(
     tokens: options.TokensOption = None,
     port: options.PortOption = 50051,
     executor_port: options.ExecutorPortOption = 50061,
-    max_num_seqs: options.MaxNumSeqsOption = None,
+    metrics_port: options.MetricsPortOption = None,
     num_threads: options.NumThreadsOption = None,
-    kv_cache_memory: options.KvCacheMemoryOption = None,
-    kv_cache_dtype: options.KvCacheDtypeOption = None,
-    quantization: options.QuantizationOption = None,
     runner: options.RunnerOption = None,
-    speculation: options.SpeculationOption = None,
     shutdown_timeout: options.ShutdownOption = 30,
     log_dir: options.LogDirOption = None,
+    *,
+    handed: options.Handed,
 ) -> None:
     """Run a scheduler and executors on this machine.
 
@@ -53,17 +51,13 @@ def up(
         insecure=insecure,
         tls_dir=tls_dir,
         tokens=tokens,
-        ports=fixed_ports(port, executor_port, num_executors),
+        ports=fixed_ports(port, executor_port, num_executors, metrics_port),
         shutdown_timeout_seconds=shutdown_timeout,
-        max_num_seqs=max_num_seqs,
         num_threads=num_threads,
-        kv_cache_memory=kv_cache_memory,
-        kv_cache_dtype=kv_cache_dtype,
-        quantization=quantization,
         runner=runner,
-        speculation=speculation,
-        revision=revision,
         offline=offline,
+        scheduler_options=handed.scheduler,
+        executor_options=handed.executor,
         with_standby=standby,
     )
 
