@@ -38,7 +38,7 @@ _SPINS = "1000"  # a few microseconds
 _BLOCK_SIZE = 16
 DEVICE_BLOCK_SIZE = 64
 """Its attention spends up to a quarter less than on blocks of 16."""
-_SECONDS = decimal(0, 10**6, "a number of seconds")
+_SECONDS = decimal(0, 1e9, "a number of seconds")
 _MODEL, _NETWORK, _LIMITS, _PROCESS, _DEVICE = "Model", "Network", "Limits and memory", "Process", "Device"
 _OF_NUMBA = {  # what else they say ends in a traceback
     "NUMBA_NUM_THREADS": "[1-9][0-9]*",

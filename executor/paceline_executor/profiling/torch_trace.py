@@ -103,8 +103,10 @@ class TorchProfiler:
         """Empty for a trace too large to be looked through, and for one without a step's kernels."""
         if self._trace is None:
             return {}
-        text = self._trace.read(_MAX_PARSED_BYTES + 1)
+        read_to = self._trace.tell()  # who asked whether it is on just before it ended has the first part
         self._trace.seek(0)
+        text = self._trace.read(_MAX_PARSED_BYTES + 1)
+        self._trace.seek(read_to)
         if len(text) > _MAX_PARSED_BYTES:
             return {}
         events = json.loads(text)["traceEvents"]

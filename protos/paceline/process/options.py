@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import enum
 import ipaddress
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -84,12 +85,14 @@ def number(least: int, most: int) -> Callable[[str], int]:
 
 
 def decimal(least: float, most: float, what: str) -> Callable[[str], float]:
-    """`least` itself is not allowed if it is 0 and `what` says so."""
-
     def parse(text: str) -> float:
-        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) or not least <= float(text) <= most:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-        return float(text)
+        return value
 
     return parse
 

@@ -133,5 +133,8 @@ def test_rates_are_of_the_recorded_steps_and_of_kernels_that_ran(num_bytes, num_
     profiler.end_step(MARK)
     profiler.discard()
     profiler._keep(Written())
-    assert profiler.rates() == ({"linear": 1.5e9} if num_bytes and num_steps else {})
-    profiler.discard()
+    rates = {"linear": 1.5e9} if num_bytes and num_steps else {}
+    assert profiler.rates() == rates
+    first = profiler.read()
+    assert profiler.rates() == rates
+    assert json.loads(first + b"".join(iter(profiler.read, None))) == trace
