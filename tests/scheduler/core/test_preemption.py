@@ -4,8 +4,8 @@ import numpy as np
 
 from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness, preempted_rows, running
-from paceline_scheduler.core.planning.capacity import MAX_PREEMPTIONS
 from paceline_scheduler.core.planning.growth import Growth, OutputLengths
+from paceline_scheduler.core.planning.resources import MAX_PREEMPTIONS
 from paceline_scheduler.testing.requests import make_request
 
 
@@ -18,7 +18,7 @@ def test_no_request_is_preempted_more_than_three_times():
         harness.expect_short_outputs()
         plan = harness.plan()
         if plan is not None:
-            rows = harness.views.executor("executor-0").rows
+            rows = harness.views.executor("executor-0").ledger.rows
             preempted |= {rows.live[row] for row in preempted_rows(plan)}
         harness.run()
         harness.complete()

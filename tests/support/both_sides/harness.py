@@ -35,8 +35,8 @@ from paceline_scheduler.core.events import (
 )
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning import drafts
-from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.step_budget import StepBudget
+from paceline_scheduler.core.planning.view import ExecutorView
 from paceline_scheduler.core.request import Request, ResumePoint
 from paceline_scheduler.core.tables.rows import RowIndex
 from paceline_scheduler.core.views import CoreViews
@@ -189,7 +189,7 @@ class CoreHarness(CoreEvents):
 
     def _plan_drafting(self, address: str) -> BatchPlan | None:
         """Plan with numbers of drafts that are given, instead of the best."""
-        most_of = self.views.executor(address).rows.max_drafts
+        most_of = self.views.executor(address).ledger.rows.max_drafts
         most_of[:] = np.resize(self.drafts, len(most_of))
 
         def all_there_may_be(

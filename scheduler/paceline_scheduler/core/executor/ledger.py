@@ -1,0 +1,311 @@
+"""The rows and blocks of one executor: who holds which, and what its next plan has to say of them.
+
+`settle` and `commit` change them for a plan, `apply_result` (results.py) for a result. Blocks move when a plan is made,
+because plan order is device order; rows become free, and preempted requests wait again, when the result confirms it.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.plan.hashes import HASH_START, grant_hash
+from paceline.plan.values import (
+    NO_GRANTS,
+    NO_KEY,
+    BatchPlan,
+    BlockCopies,
+    BlockGrants,
+    BlockTags,
+    FinalRelease,
+    RecordId,
+    Release,
+)
+from paceline_scheduler.core.executors import ExecutorDescription, History, Placement, SeenRow
+from paceline_scheduler.core.live import HeldRow, LiveRequest, Status
+from paceline_scheduler.core.phases import Phase
+from paceline_scheduler.core.planning.planner import Admission, Decision
+from paceline_scheduler.core.planning.resources import BlockNeed
+from paceline_scheduler.core.tables.blocks import BlockPool
+from paceline_scheduler.core.tables.rows import ENDING, LEAVING, RUNNING, RowColumns, RowIndex
+
+MAX_PENDING_FORGETS = 4096
+
+
+@dataclass(slots=True, eq=False)
+class NextPlan:
+    ending_rows: list[int] = field(default_factory=list)  # in state ENDING
+    rows_to_tag: list[int] = field(default_factory=list)  # prompt blocks filled since the last plan
+    blocks_to_untag: list[int] = field(default_factory=list)  # that hold NaN or infinity
+    forgets: deque[RecordId] = field(default_factory=lambda: deque(maxlen=MAX_PENDING_FORGETS))
+
+
+class Ledger:
+    def __init__(self, description: ExecutorDescription) -> None:
+        self.rows = RowColumns(
+            description.max_num_rows,
+            description.block_size,
+            description.max_model_len,
+            description.max_num_draft_tokens,
+        )
+        self.pool = BlockPool(description.num_blocks)
+        self.next_plan = NextPlan()
+        self.leaving_keys: set[RecordId] = set()  # on orphaned rows: not placed again until they left
+        self.num_plans = 0
+        self.num_settled = 0  # times at which something had ended, or was to be tagged
+        self.grant_hash = HASH_START
+        self._num_turns = 0  # of rows
+        self._tags: list[tuple[int, bytes]] = []  # each a block and its key, between the halves of a plan
+        self._releases: list[Release] = []
+        self._description = description
+
+    @property
+    def has_news(self) -> bool:
+        """The executor should be told of it soon."""
+        return bool(self.next_plan.ending_rows or self.next_plan.forgets)
+
+    # What becomes of a row
+
+    def adopt(self, row: int, live: LiveRequest, seen: SeenRow, max_tokens: int) -> None:
+        """It is taken over as the executor has it. Call `pool.rebuild` after all of them."""
+        known = np.concatenate((seen.prompt_token_ids, seen.output_token_ids))
+        self.rows.occupy(row, live, known, seen.num_computed_tokens, max_tokens)
+        table = seen.block_ids.tolist()
+        self.pool.adopt(table)
+        # All blocks are tagged anew; those with tags in the snapshot are passed over.
+        self.rows.set_table(row, table, 0)
+        # The newest token may lie beyond the table: it gets its block when it is decoded.
+        self.rows.target[row] = min(len(known), len(table) * self.rows.block_size)
+
+    def deliver_to(self, row: int, handle: int, attempt: int) -> None:
+        self.rows.handle[row], self.rows.attempt[row] = handle, attempt
+
+    def end_row(self, row: int, final: FinalRelease) -> bool:
+        """Returns whether it ran until now."""
+        live = self.rows.live_on(row)
+        live.final = final
+        is_running = self._end(row)
+        if is_running:
+            live.record.address = self._description.address
+        return is_running
+
+    def orphan(self, row: int) -> None:
+        """The request goes on elsewhere, or from other output."""
+        live = self.rows.live_on(row)
+        sync_from_row(self.rows, row, live)
+        self.rows.live[row] = live.left_behind()
+        self.leaving_keys.add(live.request.key)
+        self._end(row)
+
+    def _end(self, row: int) -> bool:
+        self.rows.ended[row] = True
+        if self.rows.state[row] != RUNNING:
+            return False
+        self.rows.state[row] = ENDING
+        self.next_plan.ending_rows.append(row)
+        return True
+
+    def distrust(self, row: int) -> None:
+        """The numbers in its blocks are wrong: no request may begin behind them."""
+        self.rows.num_computed[row] = 0
+        self.next_plan.blocks_to_untag += self.pool.untag(self.rows.tables[row])
+
+    def vacate(self, row: int) -> LiveRequest:
+        """Its release is confirmed."""
+        live = self.rows.live_on(row)
+        live.preemptions.confirm()
+        sync_from_row(self.rows, row, live)
+        self.leaving_keys.discard(live.request.key)
+        self.rows.vacate(row)
+        return live
+
+    # What a plan changes
+
+    def settle(self) -> bool:
+        """The first half of a plan: tag filled blocks, then free what has ended. Returns whether there is anything to
+        say.
+        """
+        due = self.next_plan
+        if due.ending_rows or due.rows_to_tag or due.blocks_to_untag:
+            self.next_plan = NextPlan(forgets=due.forgets)
+            self.num_settled += 1
+            ending = sorted(due.ending_rows)
+            self._tags += [(block, NO_KEY) for block in due.blocks_to_untag]
+            for row in (*due.rows_to_tag, *ending):
+                self._tag_filled(row)
+            for row in ending:
+                self._release(row, self.rows.live_on(row).final)
+        return bool(self._tags or self._releases or due.forgets)
+
+    def commit(self, decision: Decision, now: float) -> BatchPlan:
+        """The second half of a plan: carry out the decision and number it."""
+        description, index = self._description, decision.rows
+        for row in decision.preemptions:
+            self._preempt(row, self._lack_of_blocks(len(decision.growing_rows)), now)
+        for row in decision.share_preemptions:
+            self._preempt(row, self._lack_of_share(), now)
+        for row in decision.moves:
+            self.rows.live_on(row).preemptions.reason = f"{description.address} is being drained"
+            self._take_back(row, now)
+        placements, shared, placed, copies = self._place(decision.admissions, now)
+        grown = self._grow(decision.growing_rows)
+        grants = _join(placed, grown) if len(placed.rows) else grown
+        self.rows.num_scheduled[index] += decision.num_scheduled_tokens
+        self.rows.last_turn[index] = np.arange(self._num_turns + 1, self._num_turns + len(index) + 1)
+        self.num_plans += 1
+        self._num_turns += len(index)
+        self.grant_hash = grant_hash(grant_hash(self.grant_hash, grants), shared)
+        plan = BatchPlan(
+            incarnation=description.incarnation,
+            epoch=description.epoch,
+            step_id=self.num_plans,
+            rows=index.astype(np.int32),
+            num_scheduled_tokens=decision.num_scheduled_tokens,
+            predicted_ns=decision.predicted_ns,
+            tags=BlockTags.of(self._tags),
+            releases=tuple(self._releases),
+            new_requests=placements,
+            copies=BlockCopies.of(copies),
+            grants=grants,
+            shared=shared,
+            forget=tuple(self.next_plan.forgets),
+            num_draft_tokens=decision.num_draft_tokens,
+            min_draft_chance=decision.min_draft_chance,
+            draft_spare_ns=decision.draft_spare_ns,
+        )
+        for said in (self._tags, self._releases, self.next_plan.forgets):
+            said.clear()
+        return plan
+
+    def _tag_filled(self, row: int) -> None:
+        live = self.rows.live_on(row)
+        if live.request.bypass_prefix_cache or live.is_orphan:
+            return
+        block_size = self.rows.block_size
+        num_full = int(self.rows.num_computed[row]) // block_size
+        chain, known = live.prefix_chain(self._description.tag_key, block_size), self.rows.token_ids(row)
+        for index in range(int(self.rows.num_tagged_blocks[row]), num_full):
+            block, key = self.rows.tables[row][index], chain.key(index, known)
+            if self.pool.tag(block, key):
+                self._tags.append((block, key))
+        self.rows.set_tagged(row, num_full)
+
+    def _release(self, row: int, final: FinalRelease | None) -> None:
+        self.pool.release(self.rows.tables[row])
+        self.rows.tables[row] = []
+        self.rows.num_slots[row] = 0
+        self.rows.state[row] = LEAVING
+        self._releases.append(Release(row, final))
+
+    def _preempt(self, row: int, reason: str, now: float) -> None:
+        self.rows.live_on(row).preemptions.plan(reason)
+        self._take_back(row, now)
+
+    def _take_back(self, row: int, now: float) -> None:
+        live = self.rows.live_on(row)
+        live.status = Status.PREEMPTED
+        live.phases.leave_row(now)
+        self._tag_filled(row)
+        self._release(row, None)
+
+    def _lack_of_blocks(self, num_growing: int) -> str:
+        return (
+            f"all {self.pool.num_blocks} blocks of {self._description.address} were taken, and "
+            f"{num_growing} more urgent requests needed another one"
+        )
+
+    def _lack_of_share(self) -> str:
+        return (
+            f"its tenant's share of the blocks of {self._description.address} was taken, and a more urgent request of"
+            " that tenant needed another one"
+        )
+
+    def _place(
+        self, admissions: tuple[Admission, ...], now: float
+    ) -> tuple[tuple[Placement, ...], BlockGrants, BlockGrants, list[tuple[int, int]]]:
+        if not admissions:
+            return (), NO_GRANTS, NO_GRANTS, []
+        # All hits are taken first: no allocation may evict a block that is about to be hit.
+        for admission in admissions:
+            for block in admission.fit.blocks.hits:
+                self.pool.share(block)
+        placements = []
+        copies = []
+        shared: list[tuple[int, int, int]] = []
+        granted: list[tuple[int, int, int]] = []
+        for admission in admissions:
+            row, blocks = admission.fit.row, admission.fit.blocks
+            fresh = self.pool.allocate(blocks.num_new)
+            if blocks.copied is not None:
+                copies.append((blocks.copied, fresh[0]))
+            shared += [(row, index, block) for index, block in enumerate(blocks.hits)]
+            granted += [(row, len(blocks.hits) + index, block) for index, block in enumerate(fresh)]
+            placements.append(self._occupy(admission.live, row, blocks, fresh, now))
+        return tuple(placements), _grants(shared), _grants(granted), copies
+
+    def _occupy(self, live: LiveRequest, row: int, blocks: BlockNeed, fresh: list[int], now: float) -> Placement:
+        num_cached, max_tokens = blocks.num_cached_tokens, blocks.max_tokens
+        live.status, live.left = Status.RUNNING, None
+        live.attempt += 1
+        live.held = HeldRow(self._description.address, row)
+        live.phases.enter(Phase.PREFILL, now)
+        if live.num_prompt_cached_tokens is None:
+            live.num_prompt_cached_tokens = num_cached
+        self.rows.occupy(row, live, live.known_token_ids(), num_cached, max_tokens)
+        self.rows.set_table(row, [*blocks.hits, *fresh], len(blocks.hits))
+        history, output = _history(live, now), live.output.token_ids
+        return Placement.of(live.request, history, row, live.attempt, output, max_tokens, num_cached)
+
+    def _grow(self, rows: RowIndex) -> BlockGrants:
+        """A row gets one block for each time it is named."""
+        if not len(rows):
+            return NO_GRANTS
+        blocks, indices = self.pool.allocate(len(rows)), []
+        for row, block in zip(rows.tolist(), blocks, strict=True):
+            indices.append(len(self.rows.tables[row]))
+            self.rows.tables[row].append(block)
+        columns = BlockGrants(
+            rows.astype(np.int32), np.array(indices, dtype=np.int32), np.array(blocks, dtype=np.int32)
+        )
+        self.rows.num_slots[rows] = (columns.indices + 1) * self.rows.block_size  # the last one counts
+        return columns
+
+
+def _history(live: LiveRequest, now: float) -> History:
+    deadline_s = live.request.deadline_s
+    return History(
+        waited_s=max(0.0, now - live.phases.submitted_s),
+        deadline_left_s=None if deadline_s is None else deadline_s - now,
+        num_preemptions=live.preemptions.count,
+        num_executor_deaths=live.suspicion.num_executor_deaths,
+        last_death_offset=live.suspicion.last_death_offset,
+        num_prompt_cached_tokens=live.num_prompt_cached_tokens or 0,
+        times=live.phases.times(now),
+        drafts=live.output.drafts,
+    )
+
+
+def sync_from_row(rows: RowColumns, row: int, live: LiveRequest) -> None:
+    live.output.token_ids = rows.output_token_ids(row)
+    live.output.rolling_hash = int(rows.output_hash[row])
+    live.phases.token_s = None if np.isnan(rows.token_s[row]) else float(rows.token_s[row])
+    live.output.drafts = rows.drafts(row)
+    live.held = None
+    live.preemptions.is_planned = False
+    if live.final is not None:
+        live.status = Status.FINISHED
+
+
+def _grants(triples: list[tuple[int, int, int]]) -> BlockGrants:
+    if not triples:
+        return NO_GRANTS
+    columns = np.array(triples, dtype=np.int32)
+    return BlockGrants(*(np.ascontiguousarray(columns[:, i]) for i in range(3)))
+
+
+def _join(first: BlockGrants, second: BlockGrants) -> BlockGrants:
+    return BlockGrants(
+        np.concatenate((first.rows, second.rows)),
+        np.concatenate((first.indices, second.indices)),
+        np.concatenate((first.block_ids, second.block_ids)),
+    )
