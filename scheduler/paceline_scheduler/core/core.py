@@ -146,12 +146,12 @@ class Core:
         queue = state.waiting.of_model(executor.description.model)
         waiting = state.executors.waiting_for(executor, queue, state.limits, now, self._known)
         decision = decide(executor.view(), waiting, state.limits)
-        executor.full_tenants = decision.full_tenants
-        for live in decision.left_to_others:
+        executor.full_tenants = frozenset(decision.work.full_tenants)
+        for live in decision.work.left_to_others:
             live.leave_to_others(now, waiting.meant.get(live))
         if decision.is_empty and not has_news:
             return None
-        for admission in decision.admissions:
+        for admission in decision.work.admissions:
             state.waiting.remove(admission.live)
         plan = executor.ledger.commit(decision, now)
         executor.await_result(plan, decision)

@@ -14,10 +14,9 @@ from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import StreamEnded
 from paceline_scheduler.core.executor import group
 from paceline_scheduler.core.live import MAX_LEFT_S
-from paceline_scheduler.core.planning.capacity import Capacity
+from paceline_scheduler.core.planning.capacity import Blocker, Capacity, Fit
 from paceline_scheduler.core.planning.dispatch import MAX_ASKED_ANEW
 from paceline_scheduler.core.planning.forecast import prefill_rate
-from paceline_scheduler.core.planning.resources import Blocker, Fit
 from paceline_scheduler.core.planning.step_time import num_chunk_pairs
 from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.recording.graph import read_value, write_value

@@ -4,8 +4,8 @@ import numpy as np
 
 from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness, preempted_rows, running
+from paceline_scheduler.core.planning.capacity import MAX_PREEMPTIONS
 from paceline_scheduler.core.planning.growth import Growth, OutputLengths
-from paceline_scheduler.core.planning.resources import MAX_PREEMPTIONS
 from paceline_scheduler.testing.requests import make_request
 
 

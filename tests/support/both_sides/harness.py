@@ -35,8 +35,8 @@ from paceline_scheduler.core.events import (
 )
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning import drafts
+from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.step_budget import StepBudget
-from paceline_scheduler.core.planning.view import ExecutorView
 from paceline_scheduler.core.request import Request, ResumePoint
 from paceline_scheduler.core.tables.rows import RowIndex
 from paceline_scheduler.core.views import CoreViews

@@ -31,8 +31,8 @@ from paceline_scheduler.core.executors import SeenRow
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Resumed
 from paceline_scheduler.core.planning import planner
+from paceline_scheduler.core.planning.capacity import FreeBlocks
 from paceline_scheduler.core.planning.planner import Decision
-from paceline_scheduler.core.planning.resources import FreeBlocks
 from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import Request, ResumePoint
 from paceline_scheduler.core.requests import resuming

@@ -22,7 +22,7 @@ from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import BeginAnew, BeginDrain, Effects, Event, ExecutorAttached, ReplyT, StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.planning.resources import MAX_PREEMPTIONS
+from paceline_scheduler.core.planning.capacity import MAX_PREEMPTIONS
 from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.link.claim import OwnClaim

@@ -8,11 +8,11 @@ from paceline_scheduler.core.executor.ledger import Ledger
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.growth import OutputLengths
 from paceline_scheduler.core.planning.planner import Decision
 from paceline_scheduler.core.planning.speculation import Speculation
 from paceline_scheduler.core.planning.step_time import StepTimeModel
-from paceline_scheduler.core.planning.view import ExecutorView
 from paceline_scheduler.core.suspects import Suspects, UnansweredStep
 from paceline_scheduler.core.tables.rows import RowIndex
 
@@ -87,7 +87,8 @@ class Attachment:
 
     def await_result(self, plan: BatchPlan, decision: Decision) -> None:
         """Call it when the ledger has made the plan of the decision."""
-        for admission in decision.admissions:
+        room = decision.room
+        for admission in decision.work.admissions:
             self.speculation.acceptance.begin(admission.fit.row)
             self.suspects.placed(admission.fit.row, admission.live)
         if self.speculation.max_drafts:
@@ -100,11 +101,11 @@ class Attachment:
                 num_scheduled=plan.num_scheduled_tokens,
                 num_drafts=plan.num_draft_tokens,
                 released_rows=tuple(release.row for release in plan.releases),
-                num_preempted=len(decision.preemptions) + len(decision.share_preemptions),
+                num_preempted=len(room.preemptions) + len(room.share_preemptions),
                 grant_hash=self.ledger.grant_hash,
-                num_tokens=decision.num_tokens,
-                num_pairs=decision.num_pairs,
-                predicted_ns=decision.predicted_ns,
+                num_tokens=room.budget.num_tokens,
+                num_pairs=room.budget.num_pairs,
+                predicted_ns=plan.predicted_ns,
             )
         )
 

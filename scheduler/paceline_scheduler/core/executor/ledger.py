@@ -5,6 +5,7 @@ because plan order is device order; rows become free, and preempted requests wai
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,12 +25,13 @@ from paceline.plan.values import (
 from paceline_scheduler.core.executors import ExecutorDescription, History, Placement, SeenRow
 from paceline_scheduler.core.live import HeldRow, LiveRequest, Status
 from paceline_scheduler.core.phases import Phase
+from paceline_scheduler.core.planning.capacity import BlockNeed
 from paceline_scheduler.core.planning.planner import Admission, Decision
-from paceline_scheduler.core.planning.resources import BlockNeed
 from paceline_scheduler.core.tables.blocks import BlockPool
 from paceline_scheduler.core.tables.rows import ENDING, LEAVING, RUNNING, RowColumns, RowIndex
 
 MAX_PENDING_FORGETS = 4096
+_Grant = tuple[int, int, int]  # a row, an index of its table, and a block
 
 
 @dataclass(slots=True, eq=False)
@@ -139,17 +141,18 @@ class Ledger:
 
     def commit(self, decision: Decision, now: float) -> BatchPlan:
         """The second half of a plan: carry out the decision and number it."""
-        description, index = self._description, decision.rows
-        for row in decision.preemptions:
-            self._preempt(row, self._lack_of_blocks(len(decision.growing_rows)), now)
-        for row in decision.share_preemptions:
-            self._preempt(row, self._lack_of_share(), now)
-        for row in decision.moves:
+        description, room, drafting, index = self._description, decision.room, decision.drafting, decision.rows
+        for row in room.preemptions:
+            lack = f"all {description.num_blocks} blocks of {description.address} were taken, and "
+            self._preempt(row, f"{lack}{len(room.growing_rows)} more urgent requests needed another one", now)
+        for row in room.share_preemptions:
+            lack = f"its tenant's share of the blocks of {description.address} was taken, and "
+            self._preempt(row, f"{lack}a more urgent request of that tenant needed another one", now)
+        for row in room.moves:
             self.rows.live_on(row).preemptions.reason = f"{description.address} is being drained"
             self._take_back(row, now)
-        placements, shared, placed, copies = self._place(decision.admissions, now)
-        grown = self._grow(decision.growing_rows)
-        grants = _join(placed, grown) if len(placed.rows) else grown
+        placements, shared, granted, copies = self._place(decision.work.admissions, now)
+        grants = _grants([*granted, *self._grow(room.growing_rows), *self._grow(drafting.growing_rows)])
         self.rows.num_scheduled[index] += decision.num_scheduled_tokens
         self.rows.last_turn[index] = np.arange(self._num_turns + 1, self._num_turns + len(index) + 1)
         self.num_plans += 1
@@ -161,7 +164,7 @@ class Ledger:
             step_id=self.num_plans,
             rows=index.astype(np.int32),
             num_scheduled_tokens=decision.num_scheduled_tokens,
-            predicted_ns=decision.predicted_ns,
+            predicted_ns=room.budget.predicted_ns(),
             tags=BlockTags.of(self._tags),
             releases=tuple(self._releases),
             new_requests=placements,
@@ -170,8 +173,8 @@ class Ledger:
             shared=shared,
             forget=tuple(self.next_plan.forgets),
             num_draft_tokens=decision.num_draft_tokens,
-            min_draft_chance=decision.min_draft_chance,
-            draft_spare_ns=decision.draft_spare_ns,
+            min_draft_chance=drafting.min_chance,
+            draft_spare_ns=drafting.spare_ns,
         )
         for said in (self._tags, self._releases, self.next_plan.forgets):
             said.clear()
@@ -208,42 +211,30 @@ class Ledger:
         self._tag_filled(row)
         self._release(row, None)
 
-    def _lack_of_blocks(self, num_growing: int) -> str:
-        return (
-            f"all {self.pool.num_blocks} blocks of {self._description.address} were taken, and "
-            f"{num_growing} more urgent requests needed another one"
-        )
-
-    def _lack_of_share(self) -> str:
-        return (
-            f"its tenant's share of the blocks of {self._description.address} was taken, and a more urgent request of"
-            " that tenant needed another one"
-        )
-
     def _place(
-        self, admissions: tuple[Admission, ...], now: float
-    ) -> tuple[tuple[Placement, ...], BlockGrants, BlockGrants, list[tuple[int, int]]]:
-        if not admissions:
-            return (), NO_GRANTS, NO_GRANTS, []
+        self, admissions: Sequence[Admission], now: float
+    ) -> tuple[tuple[Placement, ...], BlockGrants, list[_Grant], list[tuple[int, int]]]:
         # All hits are taken first: no allocation may evict a block that is about to be hit.
         for admission in admissions:
             for block in admission.fit.blocks.hits:
                 self.pool.share(block)
-        placements = []
-        copies = []
-        shared: list[tuple[int, int, int]] = []
-        granted: list[tuple[int, int, int]] = []
+        placements: list[Placement] = []
+        copies: list[tuple[int, int]] = []
+        shared: list[_Grant] = []
+        granted: list[_Grant] = []
         for admission in admissions:
             row, blocks = admission.fit.row, admission.fit.blocks
-            fresh = self.pool.allocate(blocks.num_new)
+            table = [*blocks.hits, *self.pool.allocate(blocks.num_new)]
+            num_hits = len(blocks.hits)
             if blocks.copied is not None:
-                copies.append((blocks.copied, fresh[0]))
-            shared += [(row, index, block) for index, block in enumerate(blocks.hits)]
-            granted += [(row, len(blocks.hits) + index, block) for index, block in enumerate(fresh)]
-            placements.append(self._occupy(admission.live, row, blocks, fresh, now))
-        return tuple(placements), _grants(shared), _grants(granted), copies
+                copies.append((blocks.copied, table[num_hits]))
+            triples = [(row, index, block) for index, block in enumerate(table)]
+            shared += triples[:num_hits]
+            granted += triples[num_hits:]
+            placements.append(self._occupy(admission.live, row, blocks, table, now))
+        return tuple(placements), _grants(shared), granted, copies
 
-    def _occupy(self, live: LiveRequest, row: int, blocks: BlockNeed, fresh: list[int], now: float) -> Placement:
+    def _occupy(self, live: LiveRequest, row: int, blocks: BlockNeed, table: list[int], now: float) -> Placement:
         num_cached, max_tokens = blocks.num_cached_tokens, blocks.max_tokens
         live.status, live.left = Status.RUNNING, None
         live.attempt += 1
@@ -252,23 +243,18 @@ class Ledger:
         if live.num_prompt_cached_tokens is None:
             live.num_prompt_cached_tokens = num_cached
         self.rows.occupy(row, live, live.known_token_ids(), num_cached, max_tokens)
-        self.rows.set_table(row, [*blocks.hits, *fresh], len(blocks.hits))
+        self.rows.set_table(row, table, len(blocks.hits))
         history, output = _history(live, now), live.output.token_ids
         return Placement.of(live.request, history, row, live.attempt, output, max_tokens, num_cached)
 
-    def _grow(self, rows: RowIndex) -> BlockGrants:
+    def _grow(self, rows: RowIndex) -> list[_Grant]:
         """A row gets one block for each time it is named."""
-        if not len(rows):
-            return NO_GRANTS
-        blocks, indices = self.pool.allocate(len(rows)), []
-        for row, block in zip(rows.tolist(), blocks, strict=True):
-            indices.append(len(self.rows.tables[row]))
+        grants = []
+        for row, block in zip(rows.tolist(), self.pool.allocate(len(rows)), strict=True):
+            grants.append((row, len(self.rows.tables[row]), block))
             self.rows.tables[row].append(block)
-        columns = BlockGrants(
-            rows.astype(np.int32), np.array(indices, dtype=np.int32), np.array(blocks, dtype=np.int32)
-        )
-        self.rows.num_slots[rows] = (columns.indices + 1) * self.rows.block_size  # the last one counts
-        return columns
+            self.rows.num_slots[row] += self.rows.block_size
+        return grants
 
 
 def _history(live: LiveRequest, now: float) -> History:
@@ -296,16 +282,9 @@ def sync_from_row(rows: RowColumns, row: int, live: LiveRequest) -> None:
         live.status = Status.FINISHED
 
 
-def _grants(triples: list[tuple[int, int, int]]) -> BlockGrants:
-    if not triples:
-        return NO_GRANTS
-    columns = np.array(triples, dtype=np.int32)
-    return BlockGrants(*(np.ascontiguousarray(columns[:, i]) for i in range(3)))
-
-
-def _join(first: BlockGrants, second: BlockGrants) -> BlockGrants:
-    return BlockGrants(
-        np.concatenate((first.rows, second.rows)),
-        np.concatenate((first.indices, second.indices)),
-        np.concatenate((first.block_ids, second.block_ids)),
+def _grants(triples: list[_Grant]) -> BlockGrants:
+    return (
+        BlockGrants(*(np.array(column, dtype=np.int32) for column in zip(*triples, strict=True)))
+        if triples
+        else NO_GRANTS
     )

@@ -13,11 +13,9 @@ import numpy as np
 
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest, Meant
-from paceline_scheduler.core.planning.capacity import Capacity
+from paceline_scheduler.core.planning.capacity import Blocker, Capacity, ExecutorView, Fit, num_cached_on
 from paceline_scheduler.core.planning.forecast import Pace, pace_of, prefill_s
-from paceline_scheduler.core.planning.resources import Blocker, Fit
 from paceline_scheduler.core.planning.step_time import Float64Array, Int64Array, StepTimes
-from paceline_scheduler.core.planning.view import ExecutorView, num_cached_on
 
 _NUM_TOKENS_COMPARED = 32
 """Its first tokens count as well as the first one, so that decodes spread out."""

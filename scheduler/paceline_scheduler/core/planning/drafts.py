@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from paceline.plan.values import NO_COLUMN, Int32Array
 from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.speculation import Float64Array
 from paceline_scheduler.core.planning.step_budget import StepBudget
-from paceline_scheduler.core.planning.view import ExecutorView
 from paceline_scheduler.core.tables.rows import RowIndex
 
 _CHANCE_STEPS = 256  # so that a chance is the same on both sides of the wire

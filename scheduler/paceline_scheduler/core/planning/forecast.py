@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.planning.resources import resources_of
+from paceline_scheduler.core.planning.capacity import ExecutorView, resources_of
 from paceline_scheduler.core.planning.step_time import Float64Array, Int64Array, StepTimes, num_chunk_pairs
-from paceline_scheduler.core.planning.view import ExecutorView
 
 _MIN_RATE_TOKENS = 16.0  # of a prompt, per step: the planner gives at least this
 

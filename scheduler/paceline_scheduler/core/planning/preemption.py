@@ -4,9 +4,8 @@ from collections.abc import Iterable, Set
 
 import numpy as np
 
-from paceline_scheduler.core.planning.resources import is_protected
+from paceline_scheduler.core.planning.capacity import ExecutorView, is_protected
 from paceline_scheduler.core.planning.shares import Shares
-from paceline_scheduler.core.planning.view import ExecutorView
 from paceline_scheduler.core.tables.rows import RowColumns, RowIndex
 
 

@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable, Sequence, Set
 from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.planning.capacity import ExecutorView, find_hits
 from paceline_scheduler.core.planning.forecast import Ahead, Idle, begin_s, idle, load_of
 from paceline_scheduler.core.planning.shares import max_request_tokens
-from paceline_scheduler.core.planning.view import ExecutorView, find_hits
 from paceline_scheduler.core.queue.outlook import first_token_s
 from paceline_scheduler.core.queue.waiting import WaitingQueue
 from paceline_scheduler.core.request import Request

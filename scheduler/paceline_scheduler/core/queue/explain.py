@@ -9,9 +9,8 @@ from paceline_scheduler.core.answers import Estimate, Explanation, RequestState
 from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest, Status
-from paceline_scheduler.core.planning.capacity import Capacity
+from paceline_scheduler.core.planning.capacity import Blocker, Capacity
 from paceline_scheduler.core.planning.forecast import Ahead
-from paceline_scheduler.core.planning.resources import Blocker
 from paceline_scheduler.core.queue.outlook import outlook_of
 from paceline_scheduler.core.queue.waiting import WaitingQueue
 from paceline_scheduler.errors import SchedulerError

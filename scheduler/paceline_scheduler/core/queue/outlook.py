@@ -12,9 +12,9 @@ import numpy as np
 from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.planning.capacity import ExecutorView, find_hits
 from paceline_scheduler.core.planning.forecast import Ahead, Load, begin_s, load_of, prefill_s
 from paceline_scheduler.core.planning.step_time import StepTimes
-from paceline_scheduler.core.planning.view import ExecutorView, find_hits
 
 
 @dataclass(frozen=True, slots=True)
