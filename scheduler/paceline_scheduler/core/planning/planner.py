@@ -5,7 +5,7 @@ each; prefill chunks fill what the budget leaves, running requests before waitin
 come last, where there is nothing but decodes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 
@@ -107,7 +107,7 @@ class Work:
                 break
             self.chunks.append((row, count))
 
-    def admit(self, queue: Sequence[LiveRequest], capacity: Capacity, waiting: Waiting) -> None:
+    def admit(self, queue: Iterable[LiveRequest], capacity: Capacity, waiting: Waiting) -> None:
         """Stops at a head without room: a big request would starve behind small ones."""
         if capacity.shortage:
             return
@@ -225,7 +225,7 @@ def _work(view: ExecutorView, room: Room, waiting: Waiting, limits: CoreLimits) 
         work.admit(queue[:num_first], capacity, waiting)
     work.continue_prefills(rows, room)
     if len(work.admissions) + work.num_passed_over == num_first:
-        work.admit(queue[num_first:] if num_first else queue, capacity, waiting)
+        work.admit(islice(queue, num_first, None), capacity, waiting)
     work.chunks += [(admission.fit.row, admission.num_tokens) for admission in work.admissions]
     return work
 
