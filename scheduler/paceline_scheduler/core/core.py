@@ -43,7 +43,8 @@ from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.errors import DivergenceError
 
-_MOVES_EXECUTORS = (ExecutorAttached, StreamEnded, ExecutorLost, ExecutorRemoved, DrainExecutor, UndrainExecutor)
+_MOVES_EXECUTORS = {ExecutorAttached, StreamEnded, ExecutorLost, ExecutorRemoved, DrainExecutor, UndrainExecutor}
+_CHANGES_CHOICES = {*_MOVES_EXECUTORS, Resume, SetLimits, SetTenants}
 
 
 class Core:
@@ -130,9 +131,9 @@ class Core:
         return Effects(reply, addresses, state.requests.next_s(), tokens, failures, state.take_ended())
 
     def _note_changes(self, event: Event[ReplyT], now: float) -> None:
-        if isinstance(event, _MOVES_EXECUTORS):
+        if type(event) in _MOVES_EXECUTORS:
             self._state.note_outages(now)
-        if isinstance(event, (*_MOVES_EXECUTORS, Resume, SetLimits, SetTenants)):
+        if type(event) in _CHANGES_CHOICES:
             self._known.clear()
 
     def plan(self, address: str, now: float) -> BatchPlan | None:

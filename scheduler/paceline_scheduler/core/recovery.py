@@ -106,7 +106,7 @@ def join(state: CoreState, live: LiveRequest, request: Request, now: float) -> R
         live.phases.fill_in(request.waited_s, now)
         state.requests.listen(live, request)
         if live.held is not None:
-            state.executors.ledger_of(live.held).deliver_to(live.held.row, request.handle, live.attempt)
+            state.executors.by_address[live.held.address].ledger.deliver_to(live.held.row, request.handle, live.attempt)
     else:
         live.request = with_listener_of(live.request, request)
     reason = FinishReason.NONE if live.final is None else live.final.reason

@@ -131,7 +131,7 @@ class CoreState:
         """Does not end it."""
         live.phases.leave_row(now)
         if live.held is not None:
-            self.executors.ledger_of(live.held).orphan(live.held.row)
+            self.executors.by_address[live.held.address].ledger.orphan(live.held.row)
         elif live.status is Status.WAITING:
             self.waiting.remove(live)
 
@@ -154,26 +154,25 @@ class CoreState:
         if len(self.executors.by_address) == 1:
             return []
         return [
-            other.description.address
-            for other in self.executors
-            if other.description.address != address
-            and (other.ledger.has_news or self.waiting.of_model(other.description.model))
+            each
+            for each, other in self.executors.by_address.items()
+            if each != address and (other.ledger.next_plan.is_due or self.waiting.of_model(other.description.model))
         ]
 
     def num_output(self, live: LiveRequest) -> int:
         if live.held is None:
             return live.num_output_tokens
-        return self.executors.ledger_of(live.held).rows.num_output(live.held.row)
+        return self.executors.by_address[live.held.address].ledger.rows.num_output(live.held.row)
 
     def drafts_of(self, live: LiveRequest) -> DraftCounts:
         if live.held is None:
             return live.output.drafts
-        return self.executors.ledger_of(live.held).rows.drafts(live.held.row)
+        return self.executors.by_address[live.held.address].ledger.rows.drafts(live.held.row)
 
     def output_of(self, live: LiveRequest) -> Int32Array:
         output = live.output.token_ids
         if live.held is not None:
-            output = self.executors.ledger_of(live.held).rows.output_token_ids(live.held.row)
+            output = self.executors.by_address[live.held.address].ledger.rows.output_token_ids(live.held.row)
         return output if live.final is None else output[: live.final.num_output_tokens]
 
     def replace_previous(self, before: LiveRequest) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from paceline.plan.values import RecordId
 from paceline_scheduler.core.executor.attachment import Attachment
-from paceline_scheduler.core.executor.ledger import Ledger
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.live import HeldRow, LiveRequest, Meant
+from paceline_scheduler.core.live import LiveRequest, Meant
 from paceline_scheduler.core.planning.capacity import Capacity
 from paceline_scheduler.core.planning.dispatch import Dispatch, KnownExecutors
 from paceline_scheduler.core.planning.planner import Waiting
@@ -36,9 +35,6 @@ class ExecutorGroup:
 
     def expect(self, addresses: Iterable[str]) -> None:
         self._awaited.update(dict.fromkeys(addresses))
-
-    def ledger_of(self, held: HeldRow) -> Ledger:
-        return self.by_address[held.address].ledger
 
     def attach(self, executor: Attachment) -> None:
         self.by_address[executor.description.address] = executor

@@ -12,8 +12,10 @@ import numpy as np
 
 from paceline.plan.hashes import HASH_START, grant_hash
 from paceline.plan.values import (
+    NO_COPIES,
     NO_GRANTS,
     NO_KEY,
+    NO_TAGS,
     BatchPlan,
     BlockCopies,
     BlockGrants,
@@ -41,15 +43,14 @@ class NextPlan:
     blocks_to_untag: list[int] = field(default_factory=list)  # that hold NaN or infinity
     forgets: deque[RecordId] = field(default_factory=lambda: deque(maxlen=MAX_PENDING_FORGETS))
 
+    @property
+    def is_due(self) -> bool:
+        return bool(self.ending_rows or self.forgets)
+
 
 class Ledger:
     def __init__(self, description: ExecutorDescription) -> None:
-        self.rows = RowColumns(
-            description.max_num_rows,
-            description.block_size,
-            description.max_model_len,
-            description.max_num_draft_tokens,
-        )
+        self.rows = RowColumns(description)
         self.pool = BlockPool(description.num_blocks)
         self.next_plan = NextPlan()
         self.leaving_keys: set[RecordId] = set()  # on orphaned rows: not placed again until they left
@@ -61,13 +62,6 @@ class Ledger:
         self._releases: list[Release] = []
         self._description = description
 
-    @property
-    def has_news(self) -> bool:
-        """The executor should be told of it soon."""
-        return bool(self.next_plan.ending_rows or self.next_plan.forgets)
-
-    # What becomes of a row
-
     def adopt(self, row: int, live: LiveRequest, seen: SeenRow, max_tokens: int) -> None:
         """It is taken over as the executor has it. Call `pool.rebuild` after all of them."""
         known = np.concatenate((seen.prompt_token_ids, seen.output_token_ids))
@@ -78,6 +72,9 @@ class Ledger:
         self.rows.set_table(row, table, 0)
         # The newest token may lie beyond the table: it gets its block when it is decoded.
         self.rows.target[row] = min(len(known), len(table) * self.rows.block_size)
+        if live.is_orphan:
+            self.next_plan.ending_rows.append(row)
+            self.leaving_keys.add(live.request.key)
 
     def deliver_to(self, row: int, handle: int, attempt: int) -> None:
         self.rows.handle[row], self.rows.attempt[row] = handle, attempt
@@ -121,12 +118,8 @@ class Ledger:
         self.rows.vacate(row)
         return live
 
-    # What a plan changes
-
     def settle(self) -> bool:
-        """The first half of a plan: tag filled blocks, then free what has ended. Returns whether there is anything to
-        say.
-        """
+        """The first half of a plan: tag filled blocks, then free what has ended. Returns whether it has to be told."""
         due = self.next_plan
         if due.ending_rows or due.rows_to_tag or due.blocks_to_untag:
             self.next_plan = NextPlan(forgets=due.forgets)
@@ -143,16 +136,23 @@ class Ledger:
         """The second half of a plan: carry out the decision and number it."""
         description, room, drafting, index = self._description, decision.room, decision.drafting, decision.rows
         for row in room.preemptions:
-            lack = f"all {description.num_blocks} blocks of {description.address} were taken, and "
-            self._preempt(row, f"{lack}{len(room.growing_rows)} more urgent requests needed another one", now)
+            self._take_back(row, now).preemptions.plan(
+                f"all {description.num_blocks} blocks of {description.address} were taken, and "
+                f"{len(room.growing_rows)} more urgent requests needed another one"
+            )
         for row in room.share_preemptions:
-            lack = f"its tenant's share of the blocks of {description.address} was taken, and "
-            self._preempt(row, f"{lack}a more urgent request of that tenant needed another one", now)
+            self._take_back(row, now).preemptions.plan(
+                f"its tenant's share of the blocks of {description.address} was taken, and a more urgent request of "
+                "that tenant needed another one"
+            )
         for row in room.moves:
-            self.rows.live_on(row).preemptions.reason = f"{description.address} is being drained"
-            self._take_back(row, now)
+            self._take_back(row, now).preemptions.reason = f"{description.address} is being drained"
         placements, shared, granted, copies = self._place(decision.work.admissions, now)
-        grants = _grants([*granted, *self._grow(room.growing_rows), *self._grow(drafting.growing_rows)])
+        granted += self._grow(room.growing_rows)
+        if len(drafting.growing_rows):
+            granted += self._grow(drafting.growing_rows)
+        grants = _grants(granted)
+        self.rows.num_slots[grants.rows] = (grants.indices + 1) * self.rows.block_size  # a row's last one counts
         self.rows.num_scheduled[index] += decision.num_scheduled_tokens
         self.rows.last_turn[index] = np.arange(self._num_turns + 1, self._num_turns + len(index) + 1)
         self.num_plans += 1
@@ -165,10 +165,10 @@ class Ledger:
             rows=index.astype(np.int32),
             num_scheduled_tokens=decision.num_scheduled_tokens,
             predicted_ns=room.budget.predicted_ns(),
-            tags=BlockTags.of(self._tags),
+            tags=BlockTags.of(self._tags) if self._tags else NO_TAGS,
             releases=tuple(self._releases),
             new_requests=placements,
-            copies=BlockCopies.of(copies),
+            copies=copies,
             grants=grants,
             shared=shared,
             forget=tuple(self.next_plan.forgets),
@@ -200,20 +200,19 @@ class Ledger:
         self.rows.state[row] = LEAVING
         self._releases.append(Release(row, final))
 
-    def _preempt(self, row: int, reason: str, now: float) -> None:
-        self.rows.live_on(row).preemptions.plan(reason)
-        self._take_back(row, now)
-
-    def _take_back(self, row: int, now: float) -> None:
+    def _take_back(self, row: int, now: float) -> LiveRequest:
         live = self.rows.live_on(row)
         live.status = Status.PREEMPTED
         live.phases.leave_row(now)
         self._tag_filled(row)
         self._release(row, None)
+        return live
 
     def _place(
         self, admissions: Sequence[Admission], now: float
-    ) -> tuple[tuple[Placement, ...], BlockGrants, list[_Grant], list[tuple[int, int]]]:
+    ) -> tuple[tuple[Placement, ...], BlockGrants, list[_Grant], BlockCopies]:
+        if not admissions:
+            return (), NO_GRANTS, [], NO_COPIES
         # All hits are taken first: no allocation may evict a block that is about to be hit.
         for admission in admissions:
             for block in admission.fit.blocks.hits:
@@ -232,7 +231,7 @@ class Ledger:
             shared += triples[:num_hits]
             granted += triples[num_hits:]
             placements.append(self._occupy(admission.live, row, blocks, table, now))
-        return tuple(placements), _grants(shared), granted, copies
+        return tuple(placements), _grants(shared), granted, BlockCopies.of(copies)
 
     def _occupy(self, live: LiveRequest, row: int, blocks: BlockNeed, table: list[int], now: float) -> Placement:
         num_cached, max_tokens = blocks.num_cached_tokens, blocks.max_tokens
@@ -249,11 +248,10 @@ class Ledger:
 
     def _grow(self, rows: RowIndex) -> list[_Grant]:
         """A row gets one block for each time it is named."""
-        grants = []
+        tables, grants = self.rows.tables, list[_Grant]()
         for row, block in zip(rows.tolist(), self.pool.allocate(len(rows)), strict=True):
-            grants.append((row, len(self.rows.tables[row]), block))
-            self.rows.tables[row].append(block)
-            self.rows.num_slots[row] += self.rows.block_size
+            grants.append((row, len(tables[row]), block))
+            tables[row].append(block)
         return grants
 
 

@@ -139,5 +139,3 @@ def _take_foreign(executor: Attachment, seen: SeenRow, row: int, final: FinalRel
         is_orphan=True,
     )
     executor.ledger.adopt(row, orphan, seen, executor.description.max_model_len)
-    executor.ledger.next_plan.ending_rows.append(row)
-    executor.ledger.leaving_keys.add(seen.record_id)

@@ -62,7 +62,10 @@ def apply_result(
     if len(step.index):
         executor.suspects.is_doubted = False
     if executor.suspects.rows:
-        executor.suspects.note_progress(_progress_of_suspects(executor))
+        suspects = [(row, columns.live_on(row)) for row in sorted(executor.suspects.rows)]
+        executor.suspects.note_progress(
+            (row, live, int(columns.num_computed[row]), columns.num_output(row)) for row, live in suspects
+        )
     notices, failures, ended = _end_finished(executor, rows, landed, now)
     _queue_tags(executor.ledger, rows)
     if step.num_tokens:
@@ -212,39 +215,27 @@ def _count_drafts(executor: Attachment, rows: RowIndex, landed: StepResult) -> N
 
 
 def _learn(executor: Attachment, step: StepInFlight, result: StepResult, landed: StepResult) -> None:
-    timings, speculation = result.timings, executor.speculation
-    has_drafts = len(step.num_drafts) > 0
-    verified = _num_verified(result) if has_drafts else np.zeros_like(result.rows)
-    unused = step.num_drafts - verified if has_drafts else np.zeros_like(step.index)
-    # They had ended before the step.
-    gone = executor.ledger.rows.ended[step.index] & (result.num_accepted == 0)
-    unused = np.where(gone, step.num_scheduled, unused).astype(np.int64)
-    num_tokens = step.num_tokens - int(unused.sum())
+    timings, speculation, has_drafts = result.timings, executor.speculation, len(step.num_drafts) > 0
+    num_tokens, num_pairs = step.num_tokens, step.num_pairs
+    if has_drafts or landed is not result or np.count_nonzero(landed.finishes):
+        unused = step.num_drafts - _num_verified(result) if has_drafts else np.zeros_like(step.index)
+        # They had ended before the step.
+        gone = executor.ledger.rows.ended[step.index] & (result.num_accepted == 0)
+        unused = np.where(gone, step.num_scheduled, unused).astype(np.int64)
+        num_tokens -= int(unused.sum())
+        num_pairs -= int((unused * step.num_scheduled_after - unused * (unused - 1) // 2).sum())
     if not num_tokens:
         return
-    num_pairs = step.num_pairs - int((unused * step.num_scheduled_after - unused * (unused - 1) // 2).sum())
     if has_drafts:
-        speculation.observe_drafting(int(verified.max(initial=0)), timings.draft_ns)
+        speculation.observe_drafting(int(_num_verified(result).max(initial=0)), timings.draft_ns)
         plain = step.num_scheduled_after - step.num_scheduled + 1
         plain_ns = executor.step_time.predict_ns(len(step.index), int(plain.sum()))
-        speculation.observe_speedup(_mean(landed.num_accepted), plain_ns, timings.busy_ns)
+        tokens_per_row = float(landed.num_accepted.mean()) if len(landed.rows) else 1.0
+        speculation.observe_speedup(tokens_per_row, plain_ns, timings.busy_ns)
     elif speculation.max_drafts and num_tokens == len(step.index):
         speculation.observe_speedup(1.0, 1.0, 1.0)
-    num_drafts = int(verified.sum()) if speculation.max_drafts else None
+    num_drafts = int(result.num_draft_tokens.sum()) if speculation.max_drafts else None
     executor.step_time.observe(num_tokens, num_pairs, timings.busy_ns - timings.draft_ns, num_drafts)
-
-
-def _mean(num_tokens: Int32Array) -> float:
-    return float(num_tokens.mean()) if len(num_tokens) else 1.0
-
-
-def _progress_of_suspects(executor: Attachment) -> list[tuple[int, LiveRequest, int, int]]:
-    """Returns row, request, computed tokens and output tokens."""
-    rows = executor.ledger.rows
-    return [
-        (row, rows.live_on(row), int(rows.num_computed[row]), rows.num_output(row))
-        for row in sorted(executor.suspects.rows)
-    ]
 
 
 def _end_finished(

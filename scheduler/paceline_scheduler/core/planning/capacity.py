@@ -24,7 +24,6 @@ from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 
 MAX_PREEMPTIONS = 3
 _COMPANY = 1.5  # what a step may take, in steps of the longest request alone, where those are slow
-_AWAITS_PROMPT = "its prompt is being computed for another of its completions"
 MAX_PLACED_TOKENS = 8192  # known ones in one plan: each is hashed, and looked up in the prefix cache
 MAX_PLACED_BYTES = 8 << 20  # prompts and contexts of one plan, which is one message
 NeedT = TypeVar("NeedT")
@@ -287,7 +286,10 @@ class Capacity:
             return Blocker(f"{address} can never hold it", is_own=True)
         if (shortage := self.shortage) is not None:
             return shortage
-        step_s, allowed_s = self._step_s(live), self._allowed_step_s(live)
+        predict_ns = self._view.step_time.predict_ns
+        step_s = predict_ns(self.num_running + 1, self._num_pairs + live.num_known_tokens) / 1e9
+        longest_s = predict_ns(1, max(self._longest, live.num_known_tokens)) / 1e9
+        allowed_s = max(self._limits.decode_only_step_s, _COMPANY * longest_s)
         if self.num_running and step_s > allowed_s:
             return Blocker(
                 f"steps of {address} would take {step_s * 1e3:.0f} ms with it, "
@@ -298,7 +300,7 @@ class Capacity:
         if live.request.key in self._view.leaving_keys:
             return Blocker(f"an earlier request of this id is still leaving {address}")
         if self._awaits_prompt(live):
-            return Blocker(_AWAITS_PROMPT, is_own=True, is_brief=True)
+            return Blocker("its prompt is being computed for another of its completions", is_own=True, is_brief=True)
         for resource in self._resources:
             need = resource.need(live)
             if isinstance(need, Blocker):
@@ -332,14 +334,6 @@ class Capacity:
     def _is_full(self, live: LiveRequest) -> bool:
         num_bytes = self._num_placed_bytes + live.num_placed_bytes
         return num_bytes > MAX_PLACED_BYTES or self._num_placed_tokens + live.num_known_tokens > MAX_PLACED_TOKENS
-
-    def _step_s(self, live: LiveRequest) -> float:
-        num_pairs = self._num_pairs + live.num_known_tokens
-        return self._view.step_time.predict_ns(self.num_running + 1, num_pairs) / 1e9
-
-    def _allowed_step_s(self, live: LiveRequest) -> float:
-        longest = max(self._longest, live.num_known_tokens)
-        return max(self._limits.decode_only_step_s, _COMPANY * self._view.step_time.predict_ns(1, longest) / 1e9)
 
     def _awaits_prompt(self, live: LiveRequest) -> bool:
         if live.request.num_completions == 1 or live.computes_all:

@@ -116,17 +116,12 @@ def _blocker(live: LiveRequest, executors: Mapping[str, Attachment], limits: Cor
         elif executor.draining:
             sentences.append(f"{address} is being drained")
         else:
-            sentences.append(_blocker_on(live, executor, limits))
+            fit = Capacity(executor.view(), limits).fit(live)
+            has_room = f"the next plan of {address}, which has room for it"
+            sentences.append(fit.sentence if isinstance(fit, Blocker) else has_room)
     return "; ".join(sentences) or awaited_executor(live.request.model)
 
 
 def awaited_executor(model: str) -> str:
     of_model = f" of the model {model!r}" if model else ""
     return f"an executor{of_model} has to attach"
-
-
-def _blocker_on(live: LiveRequest, executor: Attachment, limits: CoreLimits) -> str:
-    fit = Capacity(executor.view(), limits).fit(live)
-    if isinstance(fit, Blocker):
-        return fit.sentence
-    return f"the next plan of {executor.description.address}, which has room for it"

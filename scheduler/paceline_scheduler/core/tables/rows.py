@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from paceline.plan.hashes import rolling_hashes
 from paceline.plan.values import Int32Array, LogprobColumns
+from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import DraftCounts
 
@@ -41,7 +42,8 @@ LEAVING = 3  # its confirmation is awaited
 class RowColumns:
     """Element i of each column belongs to row i."""
 
-    def __init__(self, num_rows: int, block_size: int, max_model_len: int, max_drafts: int = 0) -> None:
+    def __init__(self, description: ExecutorDescription) -> None:
+        num_rows = description.max_num_rows
         self.state = np.zeros(num_rows, dtype=np.uint8)
         self.ended = np.zeros(num_rows, dtype=np.bool_)  # nothing more of it is delivered
         self.num_prompt = np.zeros(num_rows, dtype=np.int32)
@@ -69,9 +71,9 @@ class RowColumns:
         self.without_token: set[int] = set()
         # Of prompts being computed.
         self.prompt_logprobs: dict[int, list[LogprobColumns]] = {}
-        self.block_size = block_size
-        self._max_drafts = max_drafts
-        self._max_width = max_model_len + 1
+        self.block_size = description.block_size
+        self._max_drafts = description.max_num_draft_tokens
+        self._max_width = description.max_model_len + 1
         self._token_ids = np.zeros((num_rows, min(_MIN_TOKEN_WIDTH, self._max_width)), dtype=np.int32)
         self._most_known = 0
         self._free_rows = list(range(num_rows - 1, -1, -1))
