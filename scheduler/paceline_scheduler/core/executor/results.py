@@ -62,9 +62,9 @@ def apply_result(
     if len(step.index):
         executor.suspects.is_doubted = False
     if executor.suspects.rows:
-        suspects = [(row, columns.live_on(row)) for row in sorted(executor.suspects.rows)]
         executor.suspects.note_progress(
-            (row, live, int(columns.num_computed[row]), columns.num_output(row)) for row, live in suspects
+            (row, columns.live_on(row), int(columns.num_computed[row]), columns.num_output(row))
+            for row in sorted(executor.suspects.rows)
         )
     notices, failures, ended = _end_finished(executor, rows, landed, now)
     _queue_tags(executor.ledger, rows)
@@ -129,9 +129,8 @@ def _surplus(columns: RowColumns, step: StepInFlight, result: StepResult) -> Int
 
 def _settle(executor: Attachment, step: StepInFlight, surplus: Int32Array) -> Int32Array:
     """Lowers later steps too; returns each row's computed tokens."""
-    num_scheduled = executor.ledger.rows.num_scheduled
-    num_scheduled[step.index] -= surplus
-    of_row = np.zeros_like(num_scheduled)
+    executor.ledger.rows.num_scheduled[step.index] -= surplus
+    of_row = np.zeros_like(executor.ledger.rows.num_scheduled)
     of_row[step.index] = surplus
     for place, later in enumerate(executor.in_flight):
         executor.in_flight[place] = later.lowered(of_row[later.index])

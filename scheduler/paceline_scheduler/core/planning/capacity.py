@@ -125,11 +125,11 @@ class FreeBlocks:
 
     shortage: Blocker | None = None  # it depends on the request: its blocks may be there already
 
-    def __init__(self, view: ExecutorView, limits: CoreLimits, shares: Shares | None, num_growing: int) -> None:
+    def __init__(self, view: ExecutorView, limits: CoreLimits, shares: Shares | None, num_due: int) -> None:
         self._view = view
         self._bounds = limits.tenants
         self._shares = shares or Shares(view.rows, view.description, limits.tenants)
-        self._num_available = view.pool.num_available - num_growing
+        self._num_available = view.pool.num_available - num_due
         self._num_running = view.rows.num_running
         self._revived: set[int] = set()
         self._growths: dict[str | None, Growth] = {}  # None: in the whole pool
@@ -251,38 +251,33 @@ class Fit(NamedTuple):
 
 
 def resources_of(
-    view: ExecutorView, limits: CoreLimits, shares: Shares | None = None, num_growing: int = 0
+    view: ExecutorView, limits: CoreLimits, shares: Shares | None = None, num_due: int = 0
 ) -> tuple[Resource[Any], ...]:
-    """`num_growing` blocks go to running requests in this plan, as the shares know."""
-    return FreeRows(view), FreeBlocks(view, limits, shares, num_growing)
+    """`num_due` blocks go to running requests in this plan, as the shares know."""
+    return FreeRows(view), FreeBlocks(view, limits, shares, num_due)
 
 
 class Capacity:
     """What is left for newcomers in one plan; `take` counts them in one by one."""
 
-    def __init__(
-        self, view: ExecutorView, limits: CoreLimits, shares: Shares | None = None, num_growing: int = 0
-    ) -> None:
+    def __init__(self, view: ExecutorView, limits: CoreLimits, shares: Shares | None = None, num_due: int = 0) -> None:
         self._view = view
         self._limits = limits
-        self._resources = resources_of(view, limits, shares, num_growing)
+        self._resources = resources_of(view, limits, shares, num_due)
         contexts = view.rows.num_scheduled[view.rows.running()]
         self.num_running = len(contexts)
         self._num_pairs, self._longest = int(contexts.sum()), int(contexts.max(initial=0))
-        self._num_taken = self._num_placed_bytes = self._num_placed_tokens = 0
+        self._num_placed_bytes = self._num_placed_tokens = 0
         self._new_groups: set[tuple[str, str]] = set()  # whose prompt is computed from here on
 
     @property
     def shortage(self) -> Blocker | None:
         return next(filter(None, (resource.shortage for resource in self._resources)), None)
 
-    def could_ever_hold(self, live: LiveRequest) -> bool:
-        return live.fits(self._view.description)
-
     def fit(self, live: LiveRequest) -> Fit | Blocker:
         """Changes nothing."""
         address, needs = self._view.description.address, []
-        if not self.could_ever_hold(live):
+        if not live.fits(self._view.description):
             return Blocker(f"{address} can never hold it", is_own=True)
         if (shortage := self.shortage) is not None:
             return shortage
@@ -295,7 +290,7 @@ class Capacity:
                 f"steps of {address} would take {step_s * 1e3:.0f} ms with it, "
                 f"{allowed_s * 1e3:.0f} ms are allowed between tokens"
             )
-        if self._num_taken and self._is_full(live):
+        if self._num_placed_tokens and self._is_full(live):
             return Blocker(f"the next plan of {address} has no room for another prompt")
         if live.request.key in self._view.leaving_keys:
             return Blocker(f"an earlier request of this id is still leaving {address}")
@@ -313,7 +308,6 @@ class Capacity:
             resource.take(live, need)
         self.num_running += 1
         self._num_pairs += live.num_known_tokens
-        self._num_taken += 1
         self._num_placed_bytes += live.num_placed_bytes
         self._num_placed_tokens += live.num_known_tokens
         if live.request.num_completions > 1 and fit.blocks.num_cached_tokens < live.num_prompt_tokens - 1:
@@ -321,10 +315,9 @@ class Capacity:
 
     def take_if_fits(self, live: LiveRequest) -> bool:
         fit = self.fit(live)
-        if isinstance(fit, Blocker):
-            return False
-        self.take(live, fit)
-        return True
+        if isinstance(fit, Fit):
+            self.take(live, fit)
+        return isinstance(fit, Fit)
 
     def give_back(self, rows: Iterable[int]) -> None:
         """What is on them leaves with this plan."""

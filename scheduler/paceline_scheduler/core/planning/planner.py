@@ -88,21 +88,23 @@ class Room:
 class Work:
     """What is computed of prompts beside the decodes: chunks of those who run, and of newcomers."""
 
-    def __init__(self, budget: StepBudget) -> None:
+    def __init__(self, view: ExecutorView, room: Room) -> None:
         self.chunks: list[tuple[int, int]] = []  # rows and tokens
         self.admissions: list[Admission] = []
         self.left_to_others: list[LiveRequest] = []  # could run here, better on another executor
         self.full_tenants: set[str] = set()  # whose requests were passed over, as their share is full
         self.num_passed_over = 0
         self._num_passed = 0
-        self._budget = budget
+        self._view = view
+        self._room = room
 
-    def continue_prefills(self, rows: RowColumns, room: Room) -> None:
+    def continue_prefills(self) -> None:
+        rows, room = self._view.rows, self._room
         for row in room.prefilling.tolist():
             if row in room.preemptions or row in room.share_preemptions:
                 continue
             start = int(rows.num_scheduled[row])
-            count = self._budget.add_chunk(start, min(int(rows.target[row]) - start, rows.live_on(row).largest_chunk))
+            count = room.budget.add_chunk(start, min(int(rows.target[row]) - start, rows.live_on(row).largest_chunk))
             if not count:
                 break
             self.chunks.append((row, count))
@@ -117,13 +119,13 @@ class Work:
             if live.request.key.tenant in self.full_tenants or waiting.was_left(live):
                 self.num_passed_over += 1
                 continue
-            if not capacity.could_ever_hold(live):
+            if not live.fits(self._view.description):
                 continue
             if waiting.is_for_others(live):
                 self._num_passed += 1
                 self.left_to_others.append(live)
                 continue
-            if live.is_suspect and self._budget.num_tokens:
+            if live.is_suspect and self._room.budget.num_tokens:
                 return
             fit = capacity.fit(live)
             if isinstance(fit, Blocker):
@@ -139,7 +141,7 @@ class Work:
 
     def _place(self, live: LiveRequest, fit: Fit, capacity: Capacity) -> bool:
         wanted = min(live.num_known_tokens - fit.blocks.num_cached_tokens, live.largest_chunk)
-        count = self._budget.add_chunk(fit.blocks.num_cached_tokens, wanted)
+        count = self._room.budget.add_chunk(fit.blocks.num_cached_tokens, wanted)
         if count:
             self.admissions.append(Admission(live, fit, count))
             capacity.take(live, fit)
@@ -213,9 +215,9 @@ def _decide(
 
 
 def _work(view: ExecutorView, room: Room, waiting: Waiting, limits: CoreLimits) -> Work:
-    work, rows, queue = Work(room.budget), view.rows, room.queue
+    work, rows, queue = Work(view, room), view.rows, room.queue
     if not queue:
-        work.continue_prefills(rows, room)
+        work.continue_prefills()
         return work
     work.full_tenants.update(rows.live_on(row).request.key.tenant for row in room.share_preemptions)
     capacity = Capacity(view, limits, room.shares, len(room.growing_rows))
@@ -223,7 +225,7 @@ def _work(view: ExecutorView, room: Room, waiting: Waiting, limits: CoreLimits) 
     num_first = _num_ahead(rows, room.prefilling, queue)
     if num_first:
         work.admit(queue[:num_first], capacity, waiting)
-    work.continue_prefills(rows, room)
+    work.continue_prefills()
     if len(work.admissions) + work.num_passed_over == num_first:
         work.admit(islice(queue, num_first, None), capacity, waiting)
     work.chunks += [(admission.fit.row, admission.num_tokens) for admission in work.admissions]
