@@ -217,10 +217,8 @@ class Ledger:
         for admission in admissions:
             for block in admission.fit.blocks.hits:
                 self.pool.share(block)
-        placements: list[Placement] = []
-        copies: list[tuple[int, int]] = []
-        shared: list[_Grant] = []
-        granted: list[_Grant] = []
+        placements, copies = list[Placement](), list[tuple[int, int]]()
+        shared, granted = list[_Grant](), list[_Grant]()
         for admission in admissions:
             row, blocks = admission.fit.row, admission.fit.blocks
             table = [*blocks.hits, *self.pool.allocate(blocks.num_new)]

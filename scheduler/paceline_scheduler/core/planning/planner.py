@@ -223,8 +223,7 @@ def _work(view: ExecutorView, room: Room, waiting: Waiting, limits: CoreLimits) 
     capacity = Capacity(view, limits, room.shares, len(room.growing_rows))
     capacity.give_back(room.leaving)
     num_first = _num_ahead(rows, room.prefilling, queue)
-    if num_first:
-        work.admit(queue[:num_first], capacity, waiting)
+    work.admit(queue[:num_first], capacity, waiting)
     work.continue_prefills()
     if len(work.admissions) + work.num_passed_over == num_first:
         work.admit(islice(queue, num_first, None), capacity, waiting)

@@ -20,12 +20,14 @@ class Shares:
         self._bounds = bounds
         self._added: dict[str, int] = {}
         self._num_added_requests: dict[str, int] = {}
+        if not bounds.has_kv_shares:
+            self.rows_of = {}
 
     @cached_property
     def rows_of(self) -> Mapping[str, list[int]]:
         """Running ones, by tenant."""
         found: dict[str, list[int]] = {}
-        for row in self._rows.running().tolist() if self._bounds.has_kv_shares else ():
+        for row in self._rows.running().tolist():
             tenant = self._rows.live_on(row).request.key.tenant
             if self._bounds.of(tenant).max_kv_share is not None:
                 found.setdefault(tenant, []).append(row)
