@@ -37,19 +37,6 @@ _PARTIAL_PREFIX = "partial-"
 _DEFAULT_OPTIONS = FetchOptions()
 
 
-def default_cache_dir(environ: Mapping[str, str]) -> Path:
-    """Returns $PACELINE_CACHE_DIR, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline.
-
-    A relative $XDG_CACHE_HOME is ignored, as its specification says.
-    """
-    own = environ.get("PACELINE_CACHE_DIR", "")
-    if own:
-        return Path(own).absolute()
-    xdg = Path(environ.get("XDG_CACHE_HOME", ""))
-    home = Path(environ.get("HOME") or Path.home())
-    return (xdg if xdg.is_absolute() else home / ".cache") / "paceline"
-
-
 def resolve_model(
     name_or_path: str,
     *,

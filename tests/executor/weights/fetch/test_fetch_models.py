@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.plan.values import GenerationDefaults
+from paceline.process.options import default_cache_dir
 from paceline_executor.config import parse_config
 from paceline_executor.errors import ModelFetchError, ModelNotFoundError
 from paceline_executor.start.opening import ProgressLog, open_model, recommend
@@ -21,7 +22,6 @@ from paceline_executor.weights import (
     DEFAULT_MODEL,
     FetchPhase,
     KnownModel,
-    default_cache_dir,
     list_known_models,
     resolve_model,
 )
