@@ -274,7 +274,7 @@ async def test_a_successor_counts_that_it_took_over():
             await before.until_ready(2)
             before.submit(*(make_request(4, 200, is_resumable=True) for _ in range(4)))
             await asyncio.sleep(0.05)
-            assert all(before.runtime.views.executor(each).rows.num_running for each in (ADDRESS, "executor:2"))
+            assert all(before.runtime.views.executor(each).ledger.rows.num_running for each in (ADDRESS, "executor:2"))
         async with deployment.rig(scheduler_id="scheduler-b") as rig:
             watched = Watched(rig)
             await rig.until_ready(2)

@@ -34,7 +34,7 @@ from paceline_scheduler.core.events import (
     UndrainExecutor,
 )
 from paceline_scheduler.core.executor import results
-from paceline_scheduler.core.executor.state import StepInFlight
+from paceline_scheduler.core.executor.attachment import StepInFlight
 from paceline_scheduler.core.limits import CoreLimits, changed
 from paceline_scheduler.core.outputs import Failure, TokenOutputs
 from paceline_scheduler.core.planning.dispatch import KnownExecutors
@@ -43,7 +43,8 @@ from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.errors import DivergenceError
 
-_MOVES_EXECUTORS = (ExecutorAttached, StreamEnded, ExecutorLost, ExecutorRemoved, DrainExecutor, UndrainExecutor)
+_MOVES_EXECUTORS = {ExecutorAttached, StreamEnded, ExecutorLost, ExecutorRemoved, DrainExecutor, UndrainExecutor}
+_CHANGES_CHOICES = {*_MOVES_EXECUTORS, Resume, SetLimits, SetTenants}
 
 
 class Core:
@@ -130,9 +131,9 @@ class Core:
         return Effects(reply, addresses, state.requests.next_s(), tokens, failures, state.take_ended())
 
     def _note_changes(self, event: Event[ReplyT], now: float) -> None:
-        if isinstance(event, _MOVES_EXECUTORS):
+        if type(event) in _MOVES_EXECUTORS:
             self._state.note_outages(now)
-        if isinstance(event, (*_MOVES_EXECUTORS, Resume, SetLimits, SetTenants)):
+        if type(event) in _CHANGES_CHOICES:
             self._known.clear()
 
     def plan(self, address: str, now: float) -> BatchPlan | None:
@@ -142,19 +143,19 @@ class Core:
         if executor is None or not executor.attached or not executor.takes_plan(state.limits):
             return None
         state.num_plannings += 1
-        tags, releases = executor.settle()
+        has_news = executor.ledger.settle()
         queue = state.waiting.of_model(executor.description.model)
         waiting = state.executors.waiting_for(executor, queue, state.limits, now, self._known)
         decision = decide(executor.view(), waiting, state.limits)
-        executor.planned.full_tenants.clear()
-        executor.planned.full_tenants.update(decision.full_tenants)
-        for live in decision.left_to_others:
+        executor.full_tenants = frozenset(decision.work.full_tenants)
+        for live in decision.work.left_to_others:
             live.leave_to_others(now, waiting.meant.get(live))
-        if decision.is_empty and not (tags or releases or executor.next_plan.forgets):
+        if decision.is_empty and not has_news:
             return None
-        for admission in decision.admissions:
+        for admission in decision.work.admissions:
             state.waiting.remove(admission.live)
-        plan = executor.commit(decision, tags, releases, now)
+        plan = executor.ledger.commit(decision, now)
+        executor.await_result(plan, decision)
         if queue and state.requests.may_be_detached:
             ending.end_detached(state, executor, now)
         return plan
@@ -175,7 +176,8 @@ class Core:
             state.close(live)
             state.count_output(live, now)
         for row in step.released_rows:
-            live = results.leave_row(executor, row)
+            executor.suspects.left(row)
+            live = executor.ledger.vacate(row)
             if not live.is_orphan:
                 state.wait_again(live, now)
         return step, tokens, failures + ending.refuse_late(state, now)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinalRelease, FinishReason, RecordId
 from paceline_scheduler.core.events import BeginAnew
-from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.live import LiveRequest, finish_notice
 from paceline_scheduler.core.outputs import Failure, FinishNotice, TokenOutputs
 from paceline_scheduler.core.planning.planner import MAX_LOOKED_AT
@@ -74,7 +74,7 @@ def expire(state: CoreState, now: float) -> tuple[Failure, ...]:
     return _fail(state, [(live, _lateness(live, now)) for live in requests.pop_late(now)], now)
 
 
-def end_detached(state: CoreState, executor: ExecutorState, now: float) -> None:
+def end_detached(state: CoreState, executor: Attachment, now: float) -> None:
     """Ends requests without a listener that keep others waiting.
 
     A queued one makes newcomers be refused; a running one holds back those in the queue that have a listener.
@@ -86,7 +86,7 @@ def end_detached(state: CoreState, executor: ExecutorState, now: float) -> None:
         if live.is_abandoned(now):
             state.give_up(live, now)
     if any(live.detached_until_s is None for live in queue):
-        for live in [live for live in executor.rows.live if live is not None and state.requests.is_open(live)]:
+        for live in [live for live in executor.ledger.rows.live if live is not None and state.requests.is_open(live)]:
             if live.is_abandoned(now):
                 state.give_up(live, now)
 

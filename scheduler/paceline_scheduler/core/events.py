@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from paceline.plan.values import Claim, FinishReason, RecordId, StepResult
 from paceline_scheduler.core.ended import EndedRequest
-from paceline_scheduler.core.executor.state import StepInFlight
+from paceline_scheduler.core.executor.attachment import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.outputs import Failure, FinishNotice, Resumed, TokenOutputs

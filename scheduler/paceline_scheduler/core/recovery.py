@@ -3,8 +3,8 @@
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason
 from paceline_scheduler.core.ending import fail_unservable, refuse_late
+from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.executor.reconcile import rebuild
-from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
 from paceline_scheduler.core.live import LiveRequest, queue_key_of
 from paceline_scheduler.core.outputs import Failure, Resumed, TokenOutputs
@@ -52,7 +52,7 @@ def _attach(
         executor.inherit(before)
         if not is_new:
             before.suspects.clear_blame()
-    executor.next_plan.forgets.extend(
+    executor.ledger.next_plan.forgets.extend(
         seen.record_id
         for seen in snapshot.rows
         if seen.is_open_record and state.requests.by_key(seen.record_id) is None
@@ -89,7 +89,7 @@ def _lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
     for live in state.take_off_rows(address).values():
         state.wait_again(live, now)
     failures = _blame_all(state, blamed, now)
-    lost = ExecutorState(executor.description)
+    lost = Attachment(executor.description)
     lost.attached = False
     lost.inherit(executor)
     lost.suspects.died(executor.suspects, unanswered, blamed)
@@ -106,7 +106,7 @@ def join(state: CoreState, live: LiveRequest, request: Request, now: float) -> R
         live.phases.fill_in(request.waited_s, now)
         state.requests.listen(live, request)
         if live.held is not None:
-            state.executors.by_address[live.held.address].deliver_to(live.held.row, request.handle, live.attempt)
+            state.executors.by_address[live.held.address].ledger.deliver_to(live.held.row, request.handle, live.attempt)
     else:
         live.request = with_listener_of(live.request, request)
     reason = FinishReason.NONE if live.final is None else live.final.reason
@@ -194,10 +194,10 @@ def _switch(state: CoreState, live: LiveRequest, seen: SeenRow, now: float) -> L
     return live
 
 
-def _in_step(executor: ExecutorState | None) -> list[LiveRequest]:
-    if executor is None:
+def _in_step(executor: Attachment | None) -> list[LiveRequest]:
+    if executor is None or not executor.in_flight:
         return []
-    found = (executor.rows.live[row] for row in executor.rows_in_step())
+    found = (executor.ledger.rows.live[row] for row in executor.in_flight[0].index.tolist())
     return [live for live in found if live is not None and not live.is_orphan]
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from paceline.plan.values import FinalRelease, FinishReason, Int32Array, RecordId
 from paceline_scheduler.core.ended import EndedRequest, ended_request
+from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.executor.group import ExecutorGroup
-from paceline_scheduler.core.executor.state import ExecutorState, sync_from_row
+from paceline_scheduler.core.executor.ledger import sync_from_row
 from paceline_scheduler.core.limits import CoreLimits, LimitValues
 from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.outputs import DraftCounts
@@ -130,7 +131,7 @@ class CoreState:
         """Does not end it."""
         live.phases.leave_row(now)
         if live.held is not None:
-            self.executors.by_address[live.held.address].orphan(live.held.row)
+            self.executors.by_address[live.held.address].ledger.orphan(live.held.row)
         elif live.status is Status.WAITING:
             self.waiting.remove(live)
 
@@ -139,11 +140,11 @@ class CoreState:
         executor = self.executors.by_address.get(address)
         if executor is None:
             return {}
-        found = {}
-        for row, live in enumerate(executor.rows.live):
+        found, rows = {}, executor.ledger.rows
+        for row, live in enumerate(rows.live):
             if live is None:
                 continue
-            sync_from_row(executor.rows, row, live)
+            sync_from_row(rows, row, live)
             if not live.is_orphan:
                 found[live.request.key] = live
         return found
@@ -153,37 +154,34 @@ class CoreState:
         if len(self.executors.by_address) == 1:
             return []
         return [
-            other.description.address
-            for other in self.executors
-            if other.description.address != address
-            and (
-                other.next_plan.ending_rows or other.next_plan.forgets or self.waiting.of_model(other.description.model)
-            )
+            each
+            for each, other in self.executors.by_address.items()
+            if each != address and (other.ledger.next_plan.is_due or self.waiting.of_model(other.description.model))
         ]
 
     def num_output(self, live: LiveRequest) -> int:
         if live.held is None:
             return live.num_output_tokens
-        return self.executors.by_address[live.held.address].rows.num_output(live.held.row)
+        return self.executors.by_address[live.held.address].ledger.rows.num_output(live.held.row)
 
     def drafts_of(self, live: LiveRequest) -> DraftCounts:
         if live.held is None:
             return live.output.drafts
-        return self.executors.by_address[live.held.address].rows.drafts(live.held.row)
+        return self.executors.by_address[live.held.address].ledger.rows.drafts(live.held.row)
 
     def output_of(self, live: LiveRequest) -> Int32Array:
         output = live.output.token_ids
         if live.held is not None:
-            output = self.executors.by_address[live.held.address].rows.output_token_ids(live.held.row)
+            output = self.executors.by_address[live.held.address].ledger.rows.output_token_ids(live.held.row)
         return output if live.final is None else output[: live.final.num_output_tokens]
 
     def replace_previous(self, before: LiveRequest) -> None:
         self.requests.remove(before)
         if before.address is not None:
-            self.executors.by_address[before.address].leaving_keys.add(before.request.key)
+            self.executors.by_address[before.address].ledger.leaving_keys.add(before.request.key)
         self.executors.forget_records(before.request.key, before.address)
 
 
-def _is_in_outage(live: LiveRequest, serving: Iterable[ExecutorState]) -> bool:
+def _is_in_outage(live: LiveRequest, serving: Iterable[Attachment]) -> bool:
     """Nobody is there to begin it. Of what was begun the client has tokens: that waits for however long it takes."""
     return not live.attempt and not any(live.fits(executor.description) for executor in serving)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from paceline.plan.values import RecordId
 from paceline_scheduler.core.answers import Estimate, ExecutorCounts, Explanation, ListedRequests
-from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
+from paceline_scheduler.core.executor.attachment import Attachment, StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.intake import check_taken
 from paceline_scheduler.core.limits import LimitValues
@@ -113,7 +113,7 @@ class CoreViews:
         """Only then is anything admitted."""
         return self._state.executors.is_synced
 
-    def executor(self, address: str) -> ExecutorState:
+    def executor(self, address: str) -> Attachment:
         return self._state.executors.by_address[address]
 
     def description(self, address: str) -> ExecutorDescription | None:
@@ -137,13 +137,14 @@ class CoreViews:
     def counts(self, address: str) -> ExecutorCounts:
         """Raises KeyError before the first attachment."""
         executor = self.executor(address)
-        occupied = (executor.rows.state == RUNNING) | (executor.rows.state == ENDING)
+        rows = executor.ledger.rows
+        occupied = (rows.state == RUNNING) | (rows.state == ENDING)
         return ExecutorCounts(
-            num_running_requests=executor.rows.num_running,
+            num_running_requests=rows.num_running,
             num_plans_in_flight=len(executor.in_flight),
-            blocks=executor.pool.counts(),
-            num_filled_slots=int(executor.rows.num_computed[occupied].sum()),
-            num_owned_slots=int(executor.rows.num_slots[occupied].sum()),
+            blocks=executor.ledger.pool.counts(),
+            num_filled_slots=int(rows.num_computed[occupied].sum()),
+            num_owned_slots=int(rows.num_slots[occupied].sum()),
             draft_speedup=executor.speculation.speedup,
             draft_saved_ns=int(executor.speculation.saved_ns),
         )
@@ -151,6 +152,6 @@ class CoreViews:
     def check(self) -> None:
         """Asserts that blocks are conserved and tables agree; for tests."""
         for executor in self._state.executors:
-            executor.pool.check(executor.rows.tables)
+            executor.ledger.pool.check(executor.ledger.rows.tables)
         on_rows = [live.held for live in self._state.requests.all() if live.held is not None]
         assert len(set(on_rows)) == len(on_rows), "one request per row"

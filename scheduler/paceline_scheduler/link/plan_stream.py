@@ -22,7 +22,7 @@ from paceline.plan.values import (
     Welcome,
 )
 from paceline.plan.versions import GROUPING_PROTOCOL, PROTOCOLS
-from paceline_scheduler.core.executor.state import StepInFlight
+from paceline_scheduler.core.executor.attachment import StepInFlight
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.errors import DivergenceError, LateStepError, LinkError, StreamEndedError
 from paceline_scheduler.link.snapshots import SnapshotJoiner

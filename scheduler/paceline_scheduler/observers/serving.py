@@ -25,7 +25,7 @@ from paceline_scheduler.core.events import (
     StepFinished,
     StreamEnded,
 )
-from paceline_scheduler.core.executor.state import StepInFlight
+from paceline_scheduler.core.executor.attachment import StepInFlight
 from paceline_scheduler.core.executors import Placement
 from paceline_scheduler.core.outputs import TokenOutputs, gaps
 from paceline_scheduler.observers.recoveries import DONE, Recoveries

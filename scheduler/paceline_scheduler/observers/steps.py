@@ -16,7 +16,7 @@ from paceline_scheduler.core.events import (
     StepFinished,
     StreamEnded,
 )
-from paceline_scheduler.core.executor.state import StepInFlight
+from paceline_scheduler.core.executor.attachment import StepInFlight
 from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.errors import TooManyWatchersError

@@ -26,7 +26,7 @@ from paceline_scheduler.core.events import (
     StepFinished,
     Submit,
 )
-from paceline_scheduler.core.executor.state import StepInFlight
+from paceline_scheduler.core.executor.attachment import StepInFlight
 from paceline_scheduler.core.live import HeldRow, LiveRequest
 from paceline_scheduler.core.phases import Phase
 from paceline_scheduler.core.request import Request

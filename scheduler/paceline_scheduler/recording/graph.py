@@ -34,8 +34,7 @@ from paceline_scheduler.core import (
     suspects,
     tenants,
 )
-from paceline_scheduler.core.executor import group
-from paceline_scheduler.core.executor import state as executor_state
+from paceline_scheduler.core.executor import attachment, group, ledger
 from paceline_scheduler.core.planning import growth, speculation, step_time
 from paceline_scheduler.core.queue import deadlines, waiting
 from paceline_scheduler.core.requests import request_table
@@ -47,7 +46,7 @@ Replacements = Mapping[type, Callable[[Value], Value]]
 
 _MODULES: tuple[ModuleType, ...] = (
     *(values, tenant_limits, events, executors, limits, live, outputs, phases, prefix, request, retained),
-    *(state, suspects, tenants, group, executor_state, growth, speculation, step_time, deadlines, waiting),
+    *(state, suspects, tenants, attachment, group, ledger, growth, speculation, step_time, deadlines, waiting),
     *(request_table, blocks, rows),
 )
 _DTYPE = re.compile(r"[<|][biuf][1248]")

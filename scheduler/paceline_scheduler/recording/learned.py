@@ -14,7 +14,7 @@ from paceline.plan.values import BatchPlan, RecordId
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.events import Effects, Event, StepFinished, Tick
-from paceline_scheduler.core.executor.state import StepInFlight
+from paceline_scheduler.core.executor.attachment import StepInFlight
 from paceline_scheduler.errors import RecordingError
 
 _MIN_STEPS = 8

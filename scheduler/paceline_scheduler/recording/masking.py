@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.plan.values import BatchPlan, Int32Array, StepResult, TokenLogprobs
 from paceline_scheduler.core.events import Event, ExecutorAttached, Resume, StepFinished
-from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Resumed
@@ -103,20 +103,20 @@ class Masked:
             ExecutorDescription: self._stand_ins.description,
             LiveRequest: self._live,
             **_UNINDEXED,
-            ExecutorState: self._executor,
+            Attachment: self._executor,
             RowColumns: self._rows,
         }
         self._model = ""  # of the executor whose rows are written
         for executor in state().executors:
             self._stand_ins.describe(executor.description)
-            for row in np.flatnonzero(executor.rows.state != FREE).tolist():
-                self._stand_ins.place(executor.description.address, row, executor.rows.token_ids(row))
+            for row in np.flatnonzero(executor.ledger.rows.state != FREE).tolist():
+                self._stand_ins.place(executor.description.address, row, executor.ledger.rows.token_ids(row))
 
     # Records
 
     def state(self, state: CoreState) -> bytes:
         for executor in state.executors:
-            self._unpaired.update(executor.pool.keys())
+            self._unpaired.update(executor.ledger.pool.keys())
         return wire.encode_state(state, self._in_state)
 
     def event(self, event: Event[Any], now: float, reply: Reply) -> RecordMaker:
@@ -150,7 +150,7 @@ class Masked:
             return planning
         # A row's keys are made when it is placed, as far as they are found, and when its blocks are tagged.
         placed = set() if plan is None else {new.row for new in plan.new_requests}
-        num_tagged = executor.rows.num_tagged_blocks
+        num_tagged = executor.ledger.rows.num_tagged_blocks
         changed = np.flatnonzero(num_tagged != self._num_tagged.get(address, 0)).tolist()
         self._num_tagged[address] = num_tagged.copy()
         pairs = self._pairs(executor, sorted(placed.union(changed)))
@@ -158,7 +158,7 @@ class Masked:
 
     def last(self) -> RecordMaker:
         executors = self._state().executors
-        pairs = [self._pairs(each, np.flatnonzero(each.rows.state != FREE).tolist()) for each in executors]
+        pairs = [self._pairs(each, np.flatnonzero(each.ledger.rows.state != FREE).tolist()) for each in executors]
         return partial(b"".join, pairs)
 
     # Records that follow what the rows hold
@@ -187,11 +187,11 @@ class Masked:
 
     # Keys
 
-    def _pairs(self, executor: ExecutorState, rows: list[int]) -> bytes:
+    def _pairs(self, executor: Attachment, rows: list[int]) -> bytes:
         """Return which keys of executors stand for what these rows hold."""
         found: dict[bytes, bytes] = {}
         for row in rows:
-            live, description = executor.rows.live[row], executor.description
+            live, description = executor.ledger.rows.live[row], executor.description
             if live is None:
                 continue
             chain = live.output.chains.get((description.tag_key, description.block_size))
@@ -204,7 +204,7 @@ class Masked:
                 description.block_size,
                 self._stand_ins.request(live.request),
             )
-            token_ids = self._stand_ins.of(description.model, executor.rows.token_ids(row))
+            token_ids = self._stand_ins.of(description.model, executor.ledger.rows.token_ids(row))
             found |= {known[index]: hidden.key(index, token_ids) for index in indices}
         self._unpaired -= found.keys()
         return wire.encode_keys(found) if found else b""
@@ -230,7 +230,7 @@ class Masked:
         )
         return replace(live, output=hidden)
 
-    def _executor(self, executor: ExecutorState) -> ExecutorState:
+    def _executor(self, executor: Attachment) -> Attachment:
         self._model = executor.description.model
         return executor
 

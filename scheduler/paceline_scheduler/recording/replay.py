@@ -76,7 +76,7 @@ class Recording:
         assert isinstance(state, CoreState), "it was looked at when the file was read"
         try:
             for executor in state.executors:
-                executor.pool.rename(self.stand_ins)
+                executor.ledger.pool.rename(self.stand_ins)
             return Core.of(state)
         except Exception as error:  # a state that lacks something may break anywhere
             raise RecordingError(f"the recording begins with a state that cannot be: {error}") from error

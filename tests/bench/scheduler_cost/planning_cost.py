@@ -17,7 +17,7 @@ from paceline.plan.values import BatchPlan, RecordId, SamplingParams, StepPoint,
 from paceline.process.metrics import Meter
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import ExecutorAttached, StepFinished, Submit
-from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
@@ -120,9 +120,9 @@ def request(handle: int, num_prompt_tokens: int) -> Request:
     return Request(handle, RecordId("", f"request-{handle}"), "none", prompt, sampling, end_token_ids=())
 
 
-def answer(plan: BatchPlan, executor: ExecutorState) -> StepResult:
+def answer(plan: BatchPlan, executor: Attachment) -> StepResult:
     """Return one token for every row that has computed all it knew, and no end."""
-    rows = executor.rows
+    rows = executor.ledger.rows
     reached = (rows.num_scheduled[plan.rows] >= rows.target[plan.rows]).astype(np.int32)
     return StepResult(
         incarnation=1,

@@ -46,7 +46,9 @@ def granted(plan):
 def planned_of_row_0(harness):
     """Return the bound of row 0, and what it was planned to be after each step in flight."""
     executor = harness.views.executor(FIRST)
-    return int(executor.rows.num_scheduled[0]), [step.num_scheduled_after.tolist() for step in executor.in_flight]
+    return int(executor.ledger.rows.num_scheduled[0]), [
+        step.num_scheduled_after.tolist() for step in executor.in_flight
+    ]
 
 
 def test_without_drafts_a_plan_has_no_column_for_them():

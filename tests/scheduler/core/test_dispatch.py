@@ -30,7 +30,7 @@ class Oracle:
         self.meant = {}
         self.address, self.limits, self.now = address, limits, now
         self.views = {view.description.address: view for view in views()}
-        self.rooms = {each: Capacity(view, view.pool.num_available, limits) for each, view in self.views.items()}
+        self.rooms = {each: Capacity(view, limits) for each, view in self.views.items()}
         self.num_meant = dict.fromkeys(self.views, 0)
 
     def is_for_others(self, live):
@@ -45,7 +45,7 @@ class Oracle:
             return False
         best = min(found, key=lambda address: (self.cost_s(address, live.num_known_tokens, found[address]), address))
         self.rooms[best].take(live, found[best])
-        self.num_meant[best] += live.num_known_tokens - found[best].num_cached_tokens
+        self.num_meant[best] += live.num_known_tokens - found[best].blocks.num_cached_tokens
         return best != self.address
 
     def cost_s(self, address, num_known, fit):
@@ -55,8 +55,8 @@ class Oracle:
         scheduled = view.rows.num_scheduled[running]
         rate = prefill_rate(view, self.limits, len(scheduled), int(scheduled.sum()))
         num_behind = sum(max(0, int(target)) for target in view.rows.target[running] - scheduled)
-        num_tokens = max(1, num_known - fit.num_cached_tokens)
-        alone_ns = predict_ns(num_tokens, num_chunk_pairs(fit.num_cached_tokens, num_tokens))
+        num_tokens = max(1, num_known - fit.blocks.num_cached_tokens)
+        alone_ns = predict_ns(num_tokens, num_chunk_pairs(fit.blocks.num_cached_tokens, num_tokens))
         attention_ns = alone_ns - predict_ns(num_tokens, 0)
         prefill_s = max(num_tokens / rate + attention_ns / 1e9, alone_ns / 1e9)
         num_running = self.rooms[address].num_running + 1

@@ -305,7 +305,7 @@ def test_drafts_never_go_beyond_a_step_and_never_take_from_others(
     harness.expect_short_outputs()
     harness.submit(*requests)
     while harness.views.num_unfinished():
-        rows = harness.views.executor(FIRST).rows
+        rows = harness.views.executor(FIRST).ledger.rows
         decoding, prefilling = (set(index.tolist()) for index in rows.decoding_and_prefilling())
         plan = harness.plan()
         if plan is not None and len(plan.num_draft_tokens):

@@ -216,7 +216,7 @@ def test_whom_a_plan_leaves_to_another_executor_is_written_down_when_it_is_made(
     harness.submit(make_request([*shared, 9], 4))
     (waiting,) = harness.views.waiting_requests()
     harness.clock.advance(1.0)
-    assert decided(harness.core, SECOND, harness.clock()).left_to_others == (waiting,)
+    assert decided(harness.core, SECOND, harness.clock()).work.left_to_others == [waiting]
     assert waiting.left is None
     assert harness.core.plan(SECOND, harness.clock()) is None
     assert waiting.left.since_s == harness.clock()

@@ -203,7 +203,9 @@ def test_a_row_fails_alone_and_nobody_begins_behind_blocks_of_it_that_may_hold_n
     harness.finish()
     harness.views.check()
     assert harness.client.finishes[second.handle].num_cached_tokens == num_hit
-    assert len(harness.executors[FIRST].snapshot().tags.block_ids) == len(harness.views.executor(FIRST).pool._keys)
+    assert len(harness.executors[FIRST].snapshot().tags.block_ids) == len(
+        harness.views.executor(FIRST).ledger.pool._keys
+    )
     harness.assert_whole(second)
 
 

@@ -217,7 +217,7 @@ class ServingMachine(RuleBasedStateMachine):
     def nobody_is_preempted_without_end(self):
         """I7: at most three times each."""
         executors = map(self.harness.views.executor, ADDRESSES)
-        running = [live for executor in executors for live in executor.rows.live if live is not None]
+        running = [live for executor in executors for live in executor.ledger.rows.live if live is not None]
         assert all(live.preemptions.count <= 3 for live in (*running, *self.harness.views.waiting_requests()))
 
     @invariant()
@@ -383,26 +383,28 @@ class DraftingMachine(CoreMachine):
     def what_is_planned_is_what_was_computed_and_is_in_flight(self):
         """A bound goes up with a plan, down with what a result does not bring; each step in flight has it so."""
         for executor in map(self.harness.views.executor, ADDRESSES):
-            bounds = executor.rows.num_computed.copy()
+            columns = executor.ledger.rows
+            bounds = columns.num_computed.copy()
             for step in executor.in_flight:
                 bounds[step.index] += step.num_scheduled
-                alive = ~executor.rows.ended[step.index]
+                alive = ~columns.ended[step.index]
                 assert np.array_equal(bounds[step.index][alive], step.num_scheduled_after[alive])
-            running = (executor.rows.state == RUNNING) & ~executor.rows.ended
-            assert np.array_equal(bounds[running], executor.rows.num_scheduled[running])
-            assert np.all(bounds[running] <= executor.rows.limit[running])
+            running = (columns.state == RUNNING) & ~columns.ended
+            assert np.array_equal(bounds[running], columns.num_scheduled[running])
+            assert np.all(bounds[running] <= columns.limit[running])
 
     @invariant()
     def bounds_are_never_below_the_truth_and_are_the_truth_when_nothing_is_in_flight(self):
         """The truth is what the executor has computed."""
         for address in ADDRESSES:
             executor, rows = self.harness.views.executor(address), self.harness.executors[address].rows
-            for row in (executor.rows.state == RUNNING).nonzero()[0].tolist():
+            columns = executor.ledger.rows
+            for row in (columns.state == RUNNING).nonzero()[0].tolist():
                 if row not in rows:
                     continue  # it is placed by a plan that has not run
-                bound, truth = int(executor.rows.num_scheduled[row]), rows[row].num_computed_tokens
+                bound, truth = int(columns.num_scheduled[row]), rows[row].num_computed_tokens
                 assert bound >= truth
-                assert executor.rows.num_computed[row] <= truth
+                assert columns.num_computed[row] <= truth
                 assert executor.in_flight or bound == truth
 
 

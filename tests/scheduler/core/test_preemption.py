@@ -18,7 +18,7 @@ def test_no_request_is_preempted_more_than_three_times():
         harness.expect_short_outputs()
         plan = harness.plan()
         if plan is not None:
-            rows = harness.views.executor("executor-0").rows
+            rows = harness.views.executor("executor-0").ledger.rows
             preempted |= {rows.live[row] for row in preempted_rows(plan)}
         harness.run()
         harness.complete()

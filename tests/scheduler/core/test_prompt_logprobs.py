@@ -95,7 +95,7 @@ def test_ones_that_do_not_follow_are_a_divergence():
             harness.feed(StepFinished("executor-0", replace(result, prompt_logprobs=(replace(of_row, columns=wrong),))))
     with pytest.raises(DivergenceError, match="of a row twice"):
         harness.feed(StepFinished("executor-0", replace(result, prompt_logprobs=(of_row, of_row))))
-    assert harness.views.executor("executor-0").rows.num_computed[row] == 0
+    assert harness.views.executor("executor-0").ledger.rows.num_computed[row] == 0
     assert column(row).tolist() == result.rows.tolist()
     harness.finish()
     assert harness.client.prompt_logprobs == {request.handle: logprobs_of_prompt(request)}

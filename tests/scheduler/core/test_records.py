@@ -227,4 +227,4 @@ def test_a_row_that_has_nothing_new_needs_no_logprobs():
         harness.complete()
     attach_with(harness, logprobs=None)
 
-    assert harness.views.executor("executor-0").rows.num_running == 1
+    assert harness.views.executor("executor-0").ledger.rows.num_running == 1

@@ -181,7 +181,7 @@ def test_a_frozen_executor_that_wakes_with_the_row_of_a_waiting_request_runs_on(
 def test_a_preempted_request_waits_on():
     request = resumable()
     harness = running(request, steps=3)
-    live = harness.views.executor(FIRST).rows.live[0]
+    live = harness.views.executor(FIRST).ledger.rows.live[0]
     harness.views.executor(FIRST).draining = False
     snapshot = harness.executors[FIRST].snapshot()
     (seen,) = snapshot.rows

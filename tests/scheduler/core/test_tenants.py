@@ -100,7 +100,7 @@ def harness_with(bounds, *executors):
 
 def blocks_of_tenants(harness, address="executor-0"):
     """The blocks in the tables of running requests, by tenant: each once."""
-    rows = harness.views.executor(address).rows
+    rows = harness.views.executor(address).ledger.rows
     found = {}
     for row, live in enumerate(rows.live):
         if live is not None and rows.state[row] == RUNNING:

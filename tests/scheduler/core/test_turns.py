@@ -21,7 +21,10 @@ TENANTS = "abc"
 def waiting_beside(held):
     """Return an empty queue of executors that hold so many rows of each tenant."""
     executors = [
-        SimpleNamespace(description=SimpleNamespace(model=model), rows=SimpleNamespace(num_of_tenant=rows))
+        SimpleNamespace(
+            description=SimpleNamespace(model=model),
+            ledger=SimpleNamespace(rows=SimpleNamespace(num_of_tenant=rows)),
+        )
         for model, rows in (("simulated", held), ("simulated", {"a": 1}), ("another", {"b": 9}))
     ]
     return WaitingQueue(executors)

@@ -101,7 +101,7 @@ async def test_a_plan_that_breaks_a_rule_ends_the_stream_and_the_link_recovers()
             requests = [make_request(9, 300)]  # long enough that plans are still to come
             rig.submit(*requests)
             await rig.until(lambda: bool(rig.client.token_ids))
-            rig.runtime.views.executor(executor.address).planned.num_plans += 1  # a gap
+            rig.runtime.views.executor(executor.address).ledger.num_plans += 1  # a gap
             await rig.until_idle()
             assert_right_tokens(rig, requests)
     (reason,) = reasons_of_refused_plans(events)

@@ -189,7 +189,7 @@ class CoreHarness(CoreEvents):
 
     def _plan_drafting(self, address: str) -> BatchPlan | None:
         """Plan with numbers of drafts that are given, instead of the best."""
-        most_of = self.views.executor(address).rows.max_drafts
+        most_of = self.views.executor(address).ledger.rows.max_drafts
         most_of[:] = np.resize(self.drafts, len(most_of))
 
         def all_there_may_be(

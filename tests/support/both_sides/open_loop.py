@@ -137,7 +137,7 @@ class OpenLoop:
         """Send what the core plans, and begin the next step of an executor that has nothing to do."""
         executor = self._executors[address]
         while (plan := self.core.plan(address, self._now_s)) is not None:
-            rows = self.core.views.executor(address).rows
+            rows = self.core.views.executor(address).ledger.rows
             self.preempted |= {int(rows.handle[r.row]) for r in plan.releases if r.final is None}
             executor.receive(plan)
         if self._running[address] is None and executor.num_plans_waiting:

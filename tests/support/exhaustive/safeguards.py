@@ -11,8 +11,8 @@ from paceline_executor.link.fence import Fence
 from paceline_executor.rows.records import Records
 from paceline_scheduler.core import recovery
 from paceline_scheduler.core.executor import reconcile, results
+from paceline_scheduler.core.executor.attachment import Attachment, StepInFlight
 from paceline_scheduler.core.executor.group import ExecutorGroup
-from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
 from paceline_scheduler.core.executors import SeenRow
 from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.outputs import TokenOutputs
@@ -65,7 +65,7 @@ def _left_behind_as_end(live: LiveRequest) -> LiveRequest:
     return replace(_left_behind(live), final=FinalRelease(live.num_output_tokens, FinishReason.LENGTH))
 
 
-def _take_foreign_as_end(executor: ExecutorState, seen: SeenRow, row: int, final: FinalRelease | None) -> None:
+def _take_foreign_as_end(executor: Attachment, seen: SeenRow, row: int, final: FinalRelease | None) -> None:
     _take_foreign(executor, seen, row, final or FinalRelease(len(seen.output_token_ids), FinishReason.LENGTH))
 
 
@@ -73,7 +73,7 @@ def _catch_up_without_end(live: LiveRequest | None, seen: SeenRow, now: float) -
     return _catch_up(live, replace(seen, finish=RowFinish.GOES_ON), now)
 
 
-def _match_any_stream(executor: ExecutorState, result: StepResult) -> StepInFlight:
+def _match_any_stream(executor: Attachment, result: StepResult) -> StepInFlight:
     if executor.in_flight:
         step, description = executor.in_flight[0], executor.description
         result = replace(result, step_id=step.step_id, grant_hash=step.grant_hash)

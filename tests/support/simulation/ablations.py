@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 from paceline.plan.hashes import HASH_START
-from paceline.plan.values import BatchPlan, Claim, Int32Array, RecordId, Release, StepResult
+from paceline.plan.values import BatchPlan, Claim, Int32Array, RecordId, StepResult
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_executor.link.fence import Fence
 from paceline_executor.link.plan_stream import PlanStream as StreamOfPlans
@@ -24,20 +24,20 @@ from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core import intake, recovery
 from paceline_scheduler.core.executor import results
+from paceline_scheduler.core.executor.attachment import Attachment, StepInFlight
 from paceline_scheduler.core.executor.group import ExecutorGroup
-from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
+from paceline_scheduler.core.executor.ledger import Ledger
 from paceline_scheduler.core.executors import SeenRow
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Resumed
 from paceline_scheduler.core.planning import planner
-from paceline_scheduler.core.planning.capacity import Capacity
+from paceline_scheduler.core.planning.capacity import FreeBlocks
 from paceline_scheduler.core.planning.planner import Decision
 from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import Request, ResumePoint
 from paceline_scheduler.core.requests import resuming
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.suspects import Suspicion
-from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.link.executor_record import ExecutorRecord
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.leadership import Leadership
@@ -101,48 +101,41 @@ def _is_wanted_in_any_epoch(steps: StepLoop, plan: BatchPlan) -> bool:
 # Scheduler
 
 _matching_step = results.matching_step
-_tag_filled = ExecutorState._tag_filled
-_commit = ExecutorState.commit
+_tag_filled = Ledger._tag_filled
+_await_result = Attachment.await_result
 _join = recovery.join
 _resume_mode = resuming.resume_mode
 _make_chain = PrefixChain.__init__
 
 
-def _match_any_grants(executor: ExecutorState, result: StepResult) -> StepInFlight:
+def _match_any_grants(executor: Attachment, result: StepResult) -> StepInFlight:
     if executor.in_flight:
         result = replace(result, grant_hash=executor.in_flight[0].grant_hash)
     return _matching_step(executor, result)
 
 
-def _tag_planned(executor: ExecutorState, row: int) -> list[tuple[int, bytes]]:
+def _tag_planned(ledger: Ledger, row: int) -> None:
     """Tag what will be full when the plans in flight have run."""
-    rows = executor.rows
+    rows = ledger.rows
     computed = int(rows.num_computed[row])
     rows.num_computed[row] = min(int(rows.num_scheduled[row]), int(rows.num_known[row]))
-    tags = _tag_filled(executor, row)
+    _tag_filled(ledger, row)
     rows.num_computed[row] = computed
-    return tags
 
 
-def _settle_early(executor: ExecutorState) -> tuple[list[tuple[int, bytes]], list[Release]]:
-    executor.next_plan.rows_to_tag = [
-        row for row in range(len(executor.rows.state)) if executor.rows.state[row] == RUNNING
-    ]
-    return _settle(executor)
+def _settle_early(ledger: Ledger) -> bool:
+    ledger.next_plan.rows_to_tag = ledger.rows.running().tolist()
+    return _settle(ledger)
 
 
-_settle = ExecutorState.settle
+_settle = Ledger.settle
 
 
-def _commit_confirmed(
-    executor: ExecutorState, decision: Decision, tags: list[tuple[int, bytes]], releases: list[Release], now: float
-) -> BatchPlan:
+def _await_result_of_no_release(executor: Attachment, plan: BatchPlan, decision: Decision) -> None:
     """Free rows with the plan that releases them."""
-    plan = _commit(executor, decision, tags, releases, now)
+    _await_result(executor, replace(plan, releases=()), decision)
     for release in plan.releases:
-        executor.rows.vacate(release.row)
-    executor.in_flight[-1] = replace(executor.in_flight[-1], released_rows=())
-    return plan
+        executor.ledger.rows.vacate(release.row)
 
 
 def _accept_all(batch: StepBatch, drawn: Int32Array, is_drawn: BoolArray) -> tuple[Int32Array, BoolArray]:
@@ -152,9 +145,9 @@ def _accept_all(batch: StepBatch, drawn: Int32Array, is_drawn: BoolArray) -> tup
     return np.add.reduceat(is_drawn, first, dtype=np.int32) if first.size else drawn[:0], is_drawn
 
 
-def _settle_row_alone(executor: ExecutorState, step: StepInFlight, surplus: Int32Array) -> Int32Array:
+def _settle_row_alone(executor: Attachment, step: StepInFlight, surplus: Int32Array) -> Int32Array:
     """Lower the bound of a row, and not those of its steps in flight, whose results then lower it once more."""
-    executor.rows.num_scheduled[step.index] -= surplus
+    executor.ledger.rows.num_scheduled[step.index] -= surplus
     return step.num_scheduled_after - surplus
 
 
@@ -240,10 +233,12 @@ ABLATIONS: dict[str, Ablation] = {
     "late-tags": Ablation(
         "blocks are tagged when they are known to be full",
         0,
-        ((ExecutorState, "_tag_filled", _tag_planned), (ExecutorState, "settle", _settle_early)),
+        ((Ledger, "_tag_filled", _tag_planned), (Ledger, "settle", _settle_early)),
     ),
     "leaving": Ablation(
-        "a row is free when its release is confirmed", 0, ((ExecutorState, "commit", _commit_confirmed),)
+        "a row is free when its release is confirmed",
+        0,
+        ((Attachment, "await_result", _await_result_of_no_release),),
     ),
     "attempt": Ablation(
         "of two rows the higher attempt lives", 6, ((recovery, "outranks", _outranks_always),), FaultKind.ZOMBIE
@@ -279,7 +274,7 @@ ABLATIONS: dict[str, Ablation] = {
         FaultKind.RETURN,
     ),
     "tenant": Ablation("no tenant hits another one's blocks", 4, ((PrefixChain, "__init__", _chain_of_all_tenants),)),
-    "share": Ablation("no tenant holds more than its share", 23, ((Capacity, "_tenant_blocker", lambda *_: None),)),
+    "share": Ablation("no tenant holds more than its share", 23, ((FreeBlocks, "_tenant_blocker", lambda *_: None),)),
     "suspects": Ablation(
         "what may have made a step fail runs alone",
         91,

@@ -78,7 +78,7 @@ class _CheckedCore(Core):
         """Return the rows of an executor that could compute a token now."""
         if self.views.description(address) is None:
             return set()
-        rows = self.views.executor(address).rows
+        rows = self.views.executor(address).ledger.rows
         return set(np.flatnonzero((rows.state == RUNNING) & (rows.num_scheduled < rows.limit)).tolist())
 
     def _plan_within_shares(self, address: str, now: float) -> BatchPlan | None:
@@ -97,7 +97,7 @@ class _CheckedCore(Core):
         """Return what tenants hold of an executor: blocks and rows."""
         if self.views.description(address) is None:
             return {}
-        rows = self.views.executor(address).rows
+        rows = self.views.executor(address).ledger.rows
         tables: dict[str, list[list[int]]] = {}
         for row, live in enumerate(rows.live):
             if live is not None and rows.state[row] == RUNNING:

@@ -6,7 +6,7 @@ Decides nothing about a step.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from paceline.plan.values import RecordId
-from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest, Meant
 from paceline_scheduler.core.planning.capacity import Capacity
@@ -23,10 +23,10 @@ class ExecutorGroup:
     """
 
     def __init__(self) -> None:
-        self.by_address: dict[str, ExecutorState] = {}
+        self.by_address: dict[str, Attachment] = {}
         self._awaited: dict[str, None] = {}
 
-    def __iter__(self) -> Iterator[ExecutorState]:
+    def __iter__(self) -> Iterator[Attachment]:
         return iter(self.by_address.values())
 
     @property
@@ -36,7 +36,7 @@ class ExecutorGroup:
     def expect(self, addresses: Iterable[str]) -> None:
         self._awaited.update(dict.fromkeys(addresses))
 
-    def attach(self, executor: ExecutorState) -> None:
+    def attach(self, executor: Attachment) -> None:
         self.by_address[executor.description.address] = executor
         self.resolved(executor.description.address)
 
@@ -47,7 +47,7 @@ class ExecutorGroup:
     def running_at(self, address: str) -> tuple[RecordId, ...]:
         """The requests on its rows that have not ended."""
         executor = self.by_address.get(address)
-        rows = () if executor is None else executor.rows.live
+        rows = () if executor is None else executor.ledger.rows.live
         return tuple(
             live.request.key for live in rows if live is not None and not live.is_orphan and live.final is None
         )
@@ -60,7 +60,7 @@ class ExecutorGroup:
         executor = self._attached_once(address)
         executor.draining = True
         executor.leaving = executor.leaving or is_leaving
-        return executor.rows.num_running
+        return executor.ledger.rows.num_running
 
     def undrain(self, address: str) -> None:
         executor = self._attached_once(address)
@@ -72,7 +72,7 @@ class ExecutorGroup:
         executor = self.by_address.get(address)
         return executor is not None and executor.draining
 
-    def _attached_once(self, address: str) -> ExecutorState:
+    def _attached_once(self, address: str) -> Attachment:
         executor = self.by_address.get(address)
         if executor is None:
             sentence = f"executor {address!r} is known but not attached now; try again"
@@ -82,17 +82,17 @@ class ExecutorGroup:
     def resolved(self, address: str) -> None:
         self._awaited.pop(address, None)
 
-    def serving(self, model: str) -> list[ExecutorState]:
+    def serving(self, model: str) -> list[Attachment]:
         return [executor for executor in self if _serves(executor, model)]
 
     def forget_records(self, key: RecordId, kept_at: str | None = None) -> None:
         for address, executor in self.by_address.items():
             if address != kept_at:
-                executor.next_plan.forgets.append(key)
+                executor.ledger.next_plan.forgets.append(key)
 
     def waiting_for(
         self,
-        executor: ExecutorState,
+        executor: Attachment,
         queue: Sequence[LiveRequest],
         limits: CoreLimits,
         now: float,
@@ -132,16 +132,16 @@ class ExecutorGroup:
         other = None if meant is None else self.by_address.get(meant.address)
         if meant is None or other is None or not _serves(other, live.request.model):
             return None
-        return meant if other.planned.num_plans == meant.num_plans else None
+        return meant if other.ledger.num_plans == meant.num_plans else None
 
 
-def _serves(executor: ExecutorState, model: str) -> bool:
+def _serves(executor: Attachment, model: str) -> bool:
     return executor.attached and not executor.draining and executor.description.model == model
 
 
-def _takers(others: Sequence[ExecutorState], limits: CoreLimits) -> Callable[[LiveRequest], bool]:
+def _takers(others: Sequence[Attachment], limits: CoreLimits) -> Callable[[LiveRequest], bool]:
     """The predicate also counts the request in."""
-    rooms = [Capacity(view, view.pool.num_available, limits) for view in (other.view() for other in others)]
+    rooms = [Capacity(other.view(), limits) for other in others]
 
     def takes(live: LiveRequest) -> bool:
         return any(room.take_if_fits(live) for room in rooms)

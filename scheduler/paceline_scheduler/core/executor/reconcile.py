@@ -19,7 +19,7 @@ from paceline.plan.values import (
     SamplingParams,
     TokenLogprobs,
 )
-from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
 from paceline_scheduler.core.live import HeldRow, LiveRequest, Status, queue_key_of, retain_logprobs
 from paceline_scheduler.core.outputs import TokenOutputs
@@ -33,11 +33,11 @@ _FOREIGN_SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.
 
 def rebuild(
     description: ExecutorDescription, snapshot: Snapshot, wanted: Mapping[RecordId, LiveRequest], now: float
-) -> tuple[ExecutorState, list[tuple[LiveRequest, TokenOutputs]]]:
+) -> tuple[Attachment, list[tuple[LiveRequest, TokenOutputs]]]:
     """Returns the executor's state, and the tokens of its rows that the scheduler lacked. `wanted` requests that have
     no row in the result have to be placed again.
     """
-    executor = ExecutorState(description)
+    executor = Attachment(description)
     recovered = []
     for seen in snapshot.rows:
         if seen.row is None:
@@ -52,7 +52,7 @@ def rebuild(
         outputs = _take_over(executor, live, seen, seen.row, now)
         if outputs is not None:
             recovered.append((live, outputs))
-    executor.pool.rebuild(snapshot.tags)
+    executor.ledger.pool.rebuild(snapshot.tags)
     return executor, recovered
 
 
@@ -86,13 +86,13 @@ def _catch_up(live: LiveRequest | None, seen: SeenRow, now: float) -> TokenOutpu
     return _outputs_of(live, offset, fresh, reason, seen)
 
 
-def _take_over(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: int, now: float) -> TokenOutputs | None:
+def _take_over(executor: Attachment, live: LiveRequest, seen: SeenRow, row: int, now: float) -> TokenOutputs | None:
     offset, fresh = _append_seen(live, seen)
     live.status, live.held = Status.RUNNING, HeldRow(executor.description.address, row)
     if live.phases.phase in (Phase.QUEUED, Phase.PREEMPTED):  # else it never left this row
         live.phases.enter(Phase.DECODE if live.num_output_tokens else Phase.PREFILL, now)
     executor.suspects.placed(row, live)
-    _occupy(executor, live, seen, row, live.max_tokens_on(executor.description))
+    executor.ledger.adopt(row, live, seen, live.max_tokens_on(executor.description))
     reason = FINISH_REASONS[seen.finish]
     if reason is not FinishReason.NONE:
         live.phases.stop(now)
@@ -118,7 +118,7 @@ def _outputs_of(live: LiveRequest, offset: int, fresh: Int32Array, reason: Finis
     return outputs_of(live, offset, fresh, live.output.rolling_hash, reason, logprobs)
 
 
-def _take_foreign(executor: ExecutorState, seen: SeenRow, row: int, final: FinalRelease | None) -> None:
+def _take_foreign(executor: Attachment, seen: SeenRow, row: int, final: FinalRelease | None) -> None:
     """The first plan releases it."""
     request = Request(
         handle=0,
@@ -138,17 +138,4 @@ def _take_foreign(executor: ExecutorState, seen: SeenRow, row: int, final: Final
         final=final or FinalRelease(len(seen.output_token_ids), FinishReason.ERROR),
         is_orphan=True,
     )
-    _occupy(executor, orphan, seen, row, executor.description.max_model_len)
-    executor.next_plan.ending_rows.append(row)
-    executor.leaving_keys.add(seen.record_id)
-
-
-def _occupy(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: int, max_tokens: int) -> None:
-    known = np.concatenate((seen.prompt_token_ids, seen.output_token_ids))
-    executor.rows.occupy(row, live, known, seen.num_computed_tokens, max_tokens)
-    table = seen.block_ids.tolist()
-    executor.pool.adopt(table)
-    # All blocks are tagged anew; those with tags in the snapshot are passed over.
-    executor.rows.set_table(row, table, executor.block_size, 0)
-    # The newest token may lie beyond the table: it gets its block when it is decoded.
-    executor.rows.target[row] = min(len(known), len(table) * executor.block_size)
+    executor.ledger.adopt(row, orphan, seen, executor.description.max_model_len)

@@ -18,7 +18,8 @@ from paceline.plan.values import (
     TokenLogprobs,
     joined,
 )
-from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight, sync_from_row
+from paceline_scheduler.core.executor.attachment import Attachment, StepInFlight
+from paceline_scheduler.core.executor.ledger import Ledger
 from paceline_scheduler.core.live import LiveRequest, finish_notice, retain_logprobs
 from paceline_scheduler.core.outputs import Failure, FinishNotice, Float64Array, TokenOutputs
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
@@ -33,16 +34,16 @@ class _TokenTimes(NamedTuple):
 
 
 def apply_result(
-    executor: ExecutorState, step: StepInFlight, result: StepResult, now: float
+    executor: Attachment, step: StepInFlight, result: StepResult, now: float
 ) -> tuple[tuple[TokenOutputs, ...], tuple[Failure, ...], tuple[LiveRequest, ...]]:
     """Returns also the requests that finished or failed. Raises DivergenceError, and then changes nothing."""
-    surplus = _surplus(executor, step, result)
+    columns = executor.ledger.rows
+    surplus = _surplus(columns, step, result)
     if result.prompt_logprobs:
-        _keep_prompt_logprobs(executor, result)
+        _keep_prompt_logprobs(columns, result)
     executor.in_flight.popleft()
-    columns = executor.rows
     num_computed = step.num_scheduled_after if surplus is None else _settle(executor, step, surplus)
-    rows, num_computed, landed = _landed(executor, step, num_computed, result)
+    rows, num_computed, landed = _landed(columns, step, num_computed, result)
     # Nobody knows what a failed row left in its blocks: none of it counts as computed.
     if np.count_nonzero(landed.finishes):
         computed = landed.finishes != int(RowFinish.ERROR)
@@ -51,7 +52,7 @@ def apply_result(
         columns.num_computed[rows] = num_computed
     offsets = columns.num_known[rows] - columns.num_prompt[rows]
     has_one_each = len(landed.token_ids) == len(rows) == np.count_nonzero(landed.num_accepted)
-    times = _time_tokens(executor, rows, rows if has_one_each else rows[landed.num_accepted > 0], now)
+    times = _time_tokens(columns, rows, rows if has_one_each else rows[landed.num_accepted > 0], now)
     if has_one_each:
         columns.append(rows, landed.token_ids)
     else:
@@ -61,16 +62,19 @@ def apply_result(
     if len(step.index):
         executor.suspects.is_doubted = False
     if executor.suspects.rows:
-        executor.suspects.note_progress(_progress_of_suspects(executor))
+        executor.suspects.note_progress(
+            (row, columns.live_on(row), int(columns.num_computed[row]), columns.num_output(row))
+            for row in sorted(executor.suspects.rows)
+        )
     notices, failures, ended = _end_finished(executor, rows, landed, now)
-    _queue_tags(executor, rows)
+    _queue_tags(executor.ledger, rows)
     if step.num_tokens:
         _learn(executor, step, result, landed)
     tokens = _outputs(columns, rows, landed, offsets, notices, times)
     return () if tokens is None else (tokens,), failures, ended
 
 
-def matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
+def matching_step(executor: Attachment, result: StepResult) -> StepInFlight:
     """Returns the oldest step in flight, if this is its result. Raises DivergenceError."""
     description = executor.description
     if (result.incarnation, result.epoch) != (description.incarnation, description.epoch):
@@ -103,12 +107,12 @@ def _check_tokens(result: StepResult, vocab_size: int) -> None:
         raise DivergenceError(f"step {result.step_id} drew a token outside 0 to {vocab_size - 1}")
 
 
-def _surplus(executor: ExecutorState, step: StepInFlight, result: StepResult) -> Int32Array | None:
+def _surplus(columns: RowColumns, step: StepInFlight, result: StepResult) -> Int32Array | None:
     """Returns how many planned positions of each row were not computed, None if all were. All earlier results must be
     applied.
     """
     accepted = result.num_accepted
-    most = step.num_scheduled_after - executor.rows.num_known[step.index] + 1
+    most = step.num_scheduled_after - columns.num_known[step.index] + 1
     if not np.count_nonzero(most != accepted):
         return None
     surplus: Int32Array = np.maximum(most, 0) - accepted  # a chunk may end before the last known token
@@ -119,42 +123,42 @@ def _surplus(executor: ExecutorState, step: StepInFlight, result: StepResult) ->
             f"step {result.step_id} drew {accepted[place]} tokens for row {step.index[place]}, "
             f"which could get at most {max(0, most[place])}"
         )
-    surplus[executor.rows.ended[step.index]] = 0
+    surplus[columns.ended[step.index]] = 0
     return surplus if np.count_nonzero(surplus) else None
 
 
-def _settle(executor: ExecutorState, step: StepInFlight, surplus: Int32Array) -> Int32Array:
+def _settle(executor: Attachment, step: StepInFlight, surplus: Int32Array) -> Int32Array:
     """Lowers later steps too; returns each row's computed tokens."""
-    executor.rows.num_scheduled[step.index] -= surplus
-    of_row = np.zeros_like(executor.rows.num_scheduled)
+    executor.ledger.rows.num_scheduled[step.index] -= surplus
+    of_row = np.zeros_like(executor.ledger.rows.num_scheduled)
     of_row[step.index] = surplus
     for place, later in enumerate(executor.in_flight):
         executor.in_flight[place] = later.lowered(of_row[later.index])
     return step.num_scheduled_after - surplus
 
 
-def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
+def _keep_prompt_logprobs(columns: RowColumns, result: StepResult) -> None:
     """Raises DivergenceError on a gap."""
-    collected = executor.rows.prompt_logprobs
+    collected = columns.prompt_logprobs
     received = [(each.row, each.columns) for each in result.prompt_logprobs]
     if len({row for row, _ in received}) < len(received):
         raise DivergenceError("the executor sent the prompt's log-probabilities of a row twice")
-    for row, columns in received:
-        live = executor.rows.live[row] if row in result.rows else None
+    for row, part in received:
+        live = columns.live[row] if row in result.rows else None
         before = collected.get(row)
-        expected, num_top = (before[-1].end, before[-1].num_top) if before else (1, columns.num_top)
-        does_follow = columns.offset == expected and columns.num_top == num_top
-        if live is None or not does_follow or columns.end > live.num_prompt_tokens:
+        expected, num_top = (before[-1].end, before[-1].num_top) if before else (1, part.num_top)
+        does_follow = part.offset == expected and part.num_top == num_top
+        if live is None or not does_follow or part.end > live.num_prompt_tokens:
             raise DivergenceError(f"the prompt's log-probabilities of row {row} do not follow those before")
-    for row, columns in received:
-        collected.setdefault(row, []).append(columns)
+    for row, part in received:
+        collected.setdefault(row, []).append(part)
 
 
 def _landed(
-    executor: ExecutorState, step: StepInFlight, num_computed: Int32Array, result: StepResult
+    columns: RowColumns, step: StepInFlight, num_computed: Int32Array, result: StepResult
 ) -> tuple[RowIndex, Int32Array, StepResult]:
     """Without rows that had ended before."""
-    ended = executor.rows.ended[step.index]
+    ended = columns.ended[step.index]
     if not np.count_nonzero(ended):
         return step.index, num_computed, result
     alive, drafts = ~ended, result.num_draft_tokens
@@ -173,20 +177,18 @@ def _num_verified(result: StepResult) -> Int32Array:
     return result.num_draft_tokens if len(result.num_draft_tokens) else np.zeros_like(result.num_accepted)
 
 
-def _time_tokens(executor: ExecutorState, rows: RowIndex, with_tokens: RowIndex, now: float) -> _TokenTimes:
-    columns = executor.rows
-    first_tokens_s = _note_first_tokens(executor, with_tokens, now) if columns.without_token else {}
+def _time_tokens(columns: RowColumns, rows: RowIndex, with_tokens: RowIndex, now: float) -> _TokenTimes:
+    first_tokens_s = _note_first_tokens(columns, with_tokens, now) if columns.without_token else {}
     intervals_s: Float64Array = now - columns.token_s[rows]
     columns.token_s[with_tokens] = now
     return _TokenTimes(intervals_s, first_tokens_s)
 
 
-def _note_first_tokens(executor: ExecutorState, rows: RowIndex, now: float) -> dict[int, float]:
-    columns = executor.rows
+def _note_first_tokens(columns: RowColumns, rows: RowIndex, now: float) -> dict[int, float]:
     first_tokens_s = {}
     for row in columns.without_token.intersection(rows.tolist()):
         columns.without_token.remove(row)
-        live, is_first = _live(executor, row), not columns.num_output(row)
+        live, is_first = columns.live_on(row), not columns.num_output(row)
         live.phases.decode(now, is_first=is_first)
         if is_first and live.phases.first_token_s is not None:
             first_tokens_s[live.request.handle] = live.phases.first_token_s
@@ -201,9 +203,9 @@ def _append_tokens(columns: RowColumns, rows: RowIndex, landed: StepResult) -> N
         columns.append(rows[taking], landed.token_ids[starts[taking] + round_index])
 
 
-def _count_drafts(executor: ExecutorState, rows: RowIndex, landed: StepResult) -> None:
+def _count_drafts(executor: Attachment, rows: RowIndex, landed: StepResult) -> None:
     """Drafts may have been right beyond the end of an output."""
-    columns, verified = executor.rows, _num_verified(landed)
+    columns, verified = executor.ledger.rows, _num_verified(landed)
     right = np.clip(landed.num_accepted - 1, 0, verified)
     columns.num_verified[rows] += verified
     columns.num_drafts_accepted[rows] += right
@@ -211,67 +213,55 @@ def _count_drafts(executor: ExecutorState, rows: RowIndex, landed: StepResult) -
     executor.speculation.acceptance.observe(rows, tried, right)
 
 
-def _learn(executor: ExecutorState, step: StepInFlight, result: StepResult, landed: StepResult) -> None:
-    timings, speculation = result.timings, executor.speculation
-    has_drafts = len(step.num_drafts) > 0
-    verified = _num_verified(result) if has_drafts else np.zeros_like(result.rows)
-    unused = step.num_drafts - verified if has_drafts else np.zeros_like(step.index)
-    # They had ended before the step.
-    gone = executor.rows.ended[step.index] & (result.num_accepted == 0)
-    unused = np.where(gone, step.num_scheduled, unused).astype(np.int64)
-    num_tokens = step.num_tokens - int(unused.sum())
+def _learn(executor: Attachment, step: StepInFlight, result: StepResult, landed: StepResult) -> None:
+    timings, speculation, has_drafts = result.timings, executor.speculation, len(step.num_drafts) > 0
+    num_tokens, num_pairs = step.num_tokens, step.num_pairs
+    if has_drafts or landed is not result or np.count_nonzero(landed.finishes):
+        unused = step.num_drafts - _num_verified(result) if has_drafts else np.zeros_like(step.index)
+        # They had ended before the step.
+        gone = executor.ledger.rows.ended[step.index] & (result.num_accepted == 0)
+        unused = np.where(gone, step.num_scheduled, unused).astype(np.int64)
+        num_tokens -= int(unused.sum())
+        num_pairs -= int((unused * step.num_scheduled_after - unused * (unused - 1) // 2).sum())
     if not num_tokens:
         return
-    num_pairs = step.num_pairs - int((unused * step.num_scheduled_after - unused * (unused - 1) // 2).sum())
     if has_drafts:
-        speculation.observe_drafting(int(verified.max(initial=0)), timings.draft_ns)
+        speculation.observe_drafting(int(_num_verified(result).max(initial=0)), timings.draft_ns)
         plain = step.num_scheduled_after - step.num_scheduled + 1
         plain_ns = executor.step_time.predict_ns(len(step.index), int(plain.sum()))
-        speculation.observe_speedup(_mean(landed.num_accepted), plain_ns, timings.busy_ns)
+        tokens_per_row = float(landed.num_accepted.mean()) if len(landed.rows) else 1.0
+        speculation.observe_speedup(tokens_per_row, plain_ns, timings.busy_ns)
     elif speculation.max_drafts and num_tokens == len(step.index):
         speculation.observe_speedup(1.0, 1.0, 1.0)
-    num_drafts = int(verified.sum()) if speculation.max_drafts else None
+    num_drafts = int(result.num_draft_tokens.sum()) if speculation.max_drafts else None
     executor.step_time.observe(num_tokens, num_pairs, timings.busy_ns - timings.draft_ns, num_drafts)
 
 
-def _mean(num_tokens: Int32Array) -> float:
-    return float(num_tokens.mean()) if len(num_tokens) else 1.0
-
-
-def _progress_of_suspects(executor: ExecutorState) -> list[tuple[int, LiveRequest, int, int]]:
-    """Returns row, request, computed tokens and output tokens."""
-    rows = executor.rows
-    return [
-        (row, _live(executor, row), int(rows.num_computed[row]), rows.num_output(row))
-        for row in sorted(executor.suspects.rows)
-    ]
-
-
 def _end_finished(
-    executor: ExecutorState, rows: RowIndex, landed: StepResult, now: float
+    executor: Attachment, rows: RowIndex, landed: StepResult, now: float
 ) -> tuple[dict[int, FinishNotice], tuple[Failure, ...], tuple[LiveRequest, ...]]:
     if not np.count_nonzero(landed.finishes):
         return {}, (), ()
+    columns = executor.ledger.rows
     notices: dict[int, FinishNotice] = {}
     failures, ended = [], []
     for row, finish in zip(rows.tolist(), landed.finishes.tolist(), strict=True):
         if finish == RowFinish.GOES_ON:
             continue
-        live = _live(executor, row)
+        live = columns.live_on(row)
         ended.append(live)
         reason = FINISH_REASONS[RowFinish(finish)]
-        num_output = executor.rows.num_output(row)
+        num_output = columns.num_output(row)
         live.phases.stop(now)
         executor.end_row(row, FinalRelease(num_output, reason))
         if reason is FinishReason.ERROR:
             error = _row_error(landed, row)
             failures.append(Failure(live.request.handle, error))
             if error.reason == NUMERIC_FAULT:
-                executor.distrust(row)
+                executor.ledger.distrust(row)
             continue
-        stop_token_id = int(executor.rows.token_ids(row)[-1]) if finish == RowFinish.END_TOKEN else None
-        drafts = executor.rows.drafts(row)
-        notices[live.request.handle] = finish_notice(live, reason, stop_token_id, num_output, drafts)
+        stop_token_id = int(columns.token_ids(row)[-1]) if finish == RowFinish.END_TOKEN else None
+        notices[live.request.handle] = finish_notice(live, reason, stop_token_id, num_output, columns.drafts(row))
     return notices, tuple(failures), tuple(ended)
 
 
@@ -284,11 +274,11 @@ def _row_error(result: StepResult, row: int) -> ExecutorFailedError:
     return ExecutorFailedError(error.message, error.reason)
 
 
-def _queue_tags(executor: ExecutorState, landed_rows: RowIndex) -> None:
-    rows = executor.rows
+def _queue_tags(ledger: Ledger, landed_rows: RowIndex) -> None:
+    rows = ledger.rows
     full = rows.num_computed[landed_rows] >= rows.tag_at[landed_rows]
     if np.count_nonzero(full):
-        executor.next_plan.rows_to_tag += [row for row in landed_rows[full].tolist() if rows.state[row] == RUNNING]
+        ledger.next_plan.rows_to_tag += [row for row in landed_rows[full].tolist() if rows.state[row] == RUNNING]
 
 
 def _outputs(
@@ -349,20 +339,3 @@ def _prompt_logprobs(columns: RowColumns, rows: RowIndex) -> dict[int, tuple[Tok
             if (live := columns.live[row]) is not None and live.request.is_resumable:
                 live.output.prompt_logprobs = values
     return found
-
-
-def leave_row(executor: ExecutorState, row: int) -> LiveRequest:
-    """Its release is confirmed."""
-    live = _live(executor, row)
-    live.preemptions.confirm()
-    sync_from_row(executor.rows, row, live)
-    executor.leaving_keys.discard(live.request.key)
-    executor.suspects.left(row)
-    executor.rows.vacate(row)
-    return live
-
-
-def _live(executor: ExecutorState, row: int) -> LiveRequest:
-    live = executor.rows.live[row]
-    assert live is not None, "an occupied row has a request"
-    return live

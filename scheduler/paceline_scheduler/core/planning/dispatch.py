@@ -90,8 +90,7 @@ class _Candidates:
     def _room(self, index: int) -> Capacity:
         room = self._rooms.get(index)
         if room is None:
-            view = self.views[index]
-            room = self._rooms[index] = Capacity(view, view.pool.num_available, self._limits)
+            room = self._rooms[index] = Capacity(self.views[index], self._limits)
         for live in self._to_take.pop(index, ()):
             room.take_if_fits(live)
         return room
@@ -145,14 +144,14 @@ class Dispatch:
             fits = [candidates.fit(index, live) for index in range(len(candidates.views))]
             if any(isinstance(fit, Blocker) and fit.is_brief for fit in fits):
                 return True
-            num_cached = [fit.num_cached_tokens if isinstance(fit, Fit) else 0 for fit in fits]
+            num_cached = [fit.blocks.num_cached_tokens if isinstance(fit, Fit) else 0 for fit in fits]
         else:
             num_cached = num_cached_on(candidates.views, live)
         found = candidates.quickest(live, num_cached)
         if found is None:
             return False
         index, fit = found
-        num_tokens = live.num_known_tokens - fit.num_cached_tokens
+        num_tokens = live.num_known_tokens - fit.blocks.num_cached_tokens
         candidates.take(index, live, num_tokens, fit)
         view = candidates.views[index]
         is_other = view.description.address != self._address

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.planning.capacity import ExecutorView
+from paceline_scheduler.core.planning.capacity import ExecutorView, resources_of
 from paceline_scheduler.core.planning.step_time import Float64Array, Int64Array, StepTimes, num_chunk_pairs
 
 _MIN_RATE_TOKENS = 16.0  # of a prompt, per step: the planner gives at least this
@@ -61,7 +61,7 @@ class Load:
     planned_s: float  # before a new request gets into a step
     full_planned_s: float  # where prompts fill those steps
     pace: Pace
-    free_rows: int  # and blocks, and time between tokens
+    free_rows: int  # and all else that they need, and time between tokens
     ends_s: Float64Array  # expected ends of rows, ascending
     token_s: float  # for a request placed now
     usual_output: float  # tokens
@@ -92,12 +92,14 @@ def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
     num_running, num_pairs = len(running), int(rows.num_scheduled[running].sum())
     step_s = view.step_time.predict_ns(num_running, num_pairs) / 1e9 if num_running else 0.0
     rest = np.sort(view.expected_rest(running))
+    mean = max(num_pairs / num_running + int(rest.sum()) / num_running, 1.0) if num_running else 0.0
     return Load(
         planned_s=_planned_s(view, limits, step_s),
         full_planned_s=_planned_s(view, limits, max(step_s, limits.mixed_step_s(step_s))),
         pace=pace_of(view, limits),
         free_rows=min(
-            rows.num_free, _num_timely(view, limits, num_running, num_pairs), _num_held(view, num_pairs, rest)
+            _num_timely(view, limits, num_running, num_pairs),
+            *(resource.num_more(mean) for resource in resources_of(view, limits)),
         ),
         ends_s=(rest * step_s / view.speculation.speedup).astype(np.float64),
         token_s=max(step_s, view.step_time.predict_ns(1, 0) / 1e9) / view.speculation.speedup,
@@ -130,13 +132,6 @@ def _num_timely(view: ExecutorView, limits: CoreLimits, num_running: int, num_pa
     base_ns = view.step_time.predict_ns(0, 0)
     each_ns = view.step_time.predict_ns(1, mean) - base_ns
     return int(np.count_nonzero(base_ns + number * each_ns <= limits.decode_only_step_s * 1e9))
-
-
-def _num_held(view: ExecutorView, num_pairs: int, rest: npt.NDArray[np.int64]) -> int:
-    if not len(rest):
-        return len(view.rows.state)
-    mean = num_pairs / len(rest) + int(rest.sum()) / len(rest)
-    return int(view.pool.num_available * view.description.block_size / max(mean, 1.0))
 
 
 def prefill_rate(view: ExecutorView, limits: CoreLimits, num_decodes: int, num_pairs: int) -> float:

@@ -11,16 +11,16 @@ from itertools import islice, takewhile
 
 import numpy as np
 
-from paceline.plan.values import NO_COLUMN, Int32Array
+from paceline.plan.values import Int32Array
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest, Meant
 from paceline_scheduler.core.planning.capacity import Blocker, Capacity, ExecutorView, Fit
-from paceline_scheduler.core.planning.drafts import NO_DRAFTING, fit_drafts
-from paceline_scheduler.core.planning.preemption import fit_blocks, fit_shares, live_on
+from paceline_scheduler.core.planning.drafts import NO_DRAFTING, Drafting, fit_drafts
+from paceline_scheduler.core.planning.preemption import fit_blocks, fit_shares
 from paceline_scheduler.core.planning.shares import Shares
 from paceline_scheduler.core.planning.step_budget import MIN_CHUNK, StepBudget
 from paceline_scheduler.core.suspects import in_order_of_trial
-from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
+from paceline_scheduler.core.tables.rows import RowColumns, RowIndex
 
 MAX_LOOKED_AT = 16
 """Of the queue, beyond those it admits."""
@@ -53,34 +53,115 @@ _NOBODY = Waiting(())
 @dataclass(frozen=True, slots=True)
 class Admission:
     live: LiveRequest
-    row: int
     fit: Fit
     num_tokens: int
 
 
+class Room:
+    """What those who run leave of the step and of the blocks, when they decode or give way."""
+
+    def __init__(
+        self, view: ExecutorView, decoding: RowIndex, prefilling: RowIndex, waiting: Waiting, limits: CoreLimits
+    ) -> None:
+        rows, most = view.rows, view.description.max_num_batched_tokens
+        max_num_tokens = min(limits.max_num_batched_tokens or most, most)
+        self.budget = StepBudget(view.step_time, limits, max_num_tokens, view.description.graph_tokens)
+        self.shares = Shares(rows, view.description, limits.tenants)
+        # Given away because the executor drains.
+        self.moves = () if waiting.takes is None else _moves(rows, waiting.takes)
+        if self.moves:
+            decoding, prefilling = (index[~np.isin(index, self.moves)] for index in (decoding, prefilling))
+        # Because their tenants' shares of the blocks are full, and because all blocks are taken.
+        self.share_preemptions, decode_rows = fit_shares(view, self.shares, decoding, self.moves)
+        self.leaving = (*self.moves, *self.share_preemptions)
+        self.preemptions, decode_rows, num_available = fit_blocks(view, decode_rows, self.leaving)
+        self.decode_rows = _fit_budget(rows, decode_rows, self.budget, len(prefilling))
+        self.growing_rows = self.decode_rows[rows.num_scheduled[self.decode_rows] >= rows.num_slots[self.decode_rows]]
+        self.shares.grow(self.growing_rows.tolist())
+        self.num_available = num_available - len(self.growing_rows)
+        self.all_decode = not len(prefilling) and len(self.decode_rows) == len(decoding)
+        self.prefilling = prefilling
+        # Who was just preempted would be admitted again first.
+        self.queue = () if self.preemptions else waiting.queue
+
+
+class Work:
+    """What is computed of prompts beside the decodes: chunks of those who run, and of newcomers."""
+
+    def __init__(self, view: ExecutorView, room: Room) -> None:
+        self.chunks: list[tuple[int, int]] = []  # rows and tokens
+        self.admissions: list[Admission] = []
+        self.left_to_others: list[LiveRequest] = []  # could run here, better on another executor
+        self.full_tenants: set[str] = set()  # whose requests were passed over, as their share is full
+        self.num_passed_over = 0
+        self._num_passed = 0
+        self._view = view
+        self._room = room
+
+    def continue_prefills(self) -> None:
+        rows, room = self._view.rows, self._room
+        for row in room.prefilling.tolist():
+            if row in room.preemptions or row in room.share_preemptions:
+                continue
+            start = int(rows.num_scheduled[row])
+            count = room.budget.add_chunk(start, min(int(rows.target[row]) - start, rows.live_on(row).largest_chunk))
+            if not count:
+                break
+            self.chunks.append((row, count))
+
+    def admit(self, queue: Iterable[LiveRequest], capacity: Capacity, waiting: Waiting) -> None:
+        """Stops at a head without room: a big request would starve behind small ones."""
+        if capacity.shortage:
+            return
+        for live in islice(queue, MAX_SCANNED):
+            if self._num_passed > MAX_LOOKED_AT:
+                return
+            if live.request.key.tenant in self.full_tenants or waiting.was_left(live):
+                self.num_passed_over += 1
+                continue
+            if not live.fits(self._view.description):
+                continue
+            if waiting.is_for_others(live):
+                self._num_passed += 1
+                self.left_to_others.append(live)
+                continue
+            if live.is_suspect and self._room.budget.num_tokens:
+                return
+            fit = capacity.fit(live)
+            if isinstance(fit, Blocker):
+                if fit.is_of_tenant:
+                    self.full_tenants.add(live.request.key.tenant)
+                    self.num_passed_over += 1
+                    continue
+                if not fit.is_own:
+                    return
+                self._num_passed += 1
+            elif not self._place(live, fit, capacity) or live.is_suspect or capacity.shortage:
+                return
+
+    def _place(self, live: LiveRequest, fit: Fit, capacity: Capacity) -> bool:
+        wanted = min(live.num_known_tokens - fit.blocks.num_cached_tokens, live.largest_chunk)
+        count = self._room.budget.add_chunk(fit.blocks.num_cached_tokens, wanted)
+        if count:
+            self.admissions.append(Admission(live, fit, count))
+            capacity.take(live, fit)
+        return count > 0
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
-    decode_rows: RowIndex
-    decode_drafts: Int32Array  # beside its one token; empty when nobody drafts
-    min_draft_chance: float
-    draft_spare_ns: int
-    growing_rows: RowIndex  # once for each block they need
-    chunk_rows: RowIndex
-    chunk_tokens: Int32Array
-    preemptions: tuple[int, ...]
-    share_preemptions: tuple[int, ...]  # because their tenants' shares of the blocks are full
-    moves: tuple[int, ...]  # given away because the executor drains
-    admissions: tuple[Admission, ...]
-    left_to_others: tuple[LiveRequest, ...]  # could run here, better on another executor
-    full_tenants: frozenset[str]  # whose requests were passed over, as their share is full
-    num_tokens: int
-    num_pairs: int
-    predicted_ns: int
+    """`room.budget` has what the step computes, and how long that is expected to take."""
+
+    room: Room
+    work: Work
+    drafting: Drafting
+    rows: RowIndex  # that run, those that decode first
+    num_scheduled_tokens: Int32Array  # of each
+    num_draft_tokens: Int32Array  # of these; empty when nobody drafts
 
     @property
     def is_empty(self) -> bool:
-        given_up = self.preemptions or self.share_preemptions or self.moves
-        return not (len(self.decode_rows) or len(self.chunk_rows) or given_up)
+        return not (len(self.rows) or self.room.preemptions or self.room.leaving)
 
 
 def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision:
@@ -91,11 +172,10 @@ def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision
         return _decide(view, *view.rows.decoding_and_prefilling(), waiting, limits)
     left: list[LiveRequest] = []
     for decision, is_done in _candidates(view, waiting, limits):
-        left += decision.left_to_others  # also by candidates that are not chosen
+        left += decision.work.left_to_others
         if is_done:
-            return (
-                decision if len(left) == len(decision.left_to_others) else replace(decision, left_to_others=tuple(left))
-            )
+            decision.work.left_to_others = left  # also by candidates that are not chosen
+            return decision
     raise AssertionError("the last candidate is done")
 
 
@@ -104,8 +184,8 @@ def _candidates(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Ite
     decoding, prefilling = view.rows.decoding_and_prefilling()
     if view.is_doubted:
         without = _without_suspects(view, decoding, prefilling, waiting, limits)
-        yield without, without.num_tokens > 0
-    on_rows = [(row, live_on(view.rows, row)) for row in sorted(view.suspect_rows)]
+        yield without, without.room.budget.num_tokens > 0
+    on_rows = [(row, view.rows.live_on(row)) for row in sorted(view.suspect_rows)]
     suspects = list(takewhile(lambda live: live.is_suspect, islice(waiting.queue, MAX_LOOKED_AT)))
     for row, live in in_order_of_trial(on_rows, suspects) if on_rows or suspects else ():
         if row is None:
@@ -125,86 +205,66 @@ def _without_suspects(
     return _decide(view, decoding, prefilling, replace(waiting, queue=queue), limits)
 
 
-def _all_decode(
-    decode_rows: RowIndex, decoding: RowIndex, prefilling: RowIndex, chunks: Sequence[tuple[int, int]]
-) -> bool:
-    return not chunks and not len(prefilling) and len(decode_rows) == len(decoding)
-
-
 def _decide(
     view: ExecutorView, decoding: RowIndex, prefilling: RowIndex, waiting: Waiting, limits: CoreLimits
 ) -> Decision:
-    rows = view.rows
-    max_num_tokens = min(
-        limits.max_num_batched_tokens or view.description.max_num_batched_tokens,
-        view.description.max_num_batched_tokens,
-    )
-    budget = StepBudget(view.step_time, limits, max_num_tokens, view.description.graph_tokens)
-    moves = () if waiting.takes is None else _moves(rows, waiting.takes)
-    if moves:
-        decoding, prefilling = (index[~np.isin(index, moves)] for index in (decoding, prefilling))
-    shares = Shares(rows, view.description, limits.tenants)
-    share_preemptions, decode_rows = fit_shares(view, shares, decoding, moves)
-    preemptions, decode_rows, num_available = fit_blocks(view, decode_rows, (*moves, *share_preemptions))
-    decode_rows = _fit_budget(rows, decode_rows, budget, len(prefilling))
-    growing_rows = decode_rows[rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]]
-    num_available -= len(growing_rows)
-    shares.grow(growing_rows.tolist())
-    # Who was just preempted would be admitted again first.
-    queue = () if preemptions else waiting.queue
-    admitting = None
-    if queue:
-        room = Capacity(view, num_available, limits, shares)
-        admitting = _Admissions(room, waiting, budget, _tenants_of(rows, share_preemptions))
-    num_first = _num_ahead(rows, prefilling, queue)
-    if admitting is not None and num_first:
-        admitting.admit(queue[:num_first])
-    chunks = _continue_prefills(rows, prefilling, (*preemptions, *share_preemptions), budget)
-    if admitting is not None and len(admitting.admissions) + admitting.num_passed_over == num_first:
-        admitting.admit(islice(queue, num_first, None))
-    admissions = () if admitting is None else tuple(admitting.admissions)
-    chunks += [(admission.row, admission.num_tokens) for admission in admissions]
-    drafting = NO_DRAFTING
-    if limits.max_num_draft_tokens and np.count_nonzero(rows.max_drafts):
-        is_busy = preemptions or share_preemptions or view.suspect_rows or view.is_doubted
-        if not is_busy and _all_decode(decode_rows, decoding, prefilling, chunks):
-            # A block for each row's next token stays, and all that somebody waits for.
-            num_spare = 0 if queue else max(0, min(num_available - len(decode_rows), shares.least_room()))
-            drafting = fit_drafts(view, decode_rows, growing_rows, num_spare, budget, limits)
-            growing_rows = np.concatenate((growing_rows, drafting.growing_rows))
-    return Decision(
-        preemptions=preemptions,
-        share_preemptions=share_preemptions,
-        moves=moves,
-        decode_rows=decode_rows,
-        decode_drafts=drafting.num_drafts,
-        min_draft_chance=drafting.min_chance,
-        draft_spare_ns=drafting.spare_ns,
-        growing_rows=growing_rows,
-        chunk_rows=np.array([row for row, _ in chunks], dtype=np.intp) if chunks else _NO_ROWS,
-        chunk_tokens=np.array([count for _, count in chunks], dtype=np.int32) if chunks else NO_COLUMN,
-        admissions=admissions,
-        left_to_others=() if admitting is None else tuple(admitting.left_to_others),
-        full_tenants=frozenset() if admitting is None else frozenset(admitting.full_tenants),
-        num_tokens=budget.num_tokens,
-        num_pairs=budget.num_pairs,
-        predicted_ns=budget.predicted_ns(),
-    )
+    room = Room(view, decoding, prefilling, waiting, limits)
+    work = _work(view, room, waiting, limits)
+    drafting = _drafting(view, room, work, limits)
+    return Decision(room, work, drafting, *_columns(room.decode_rows, drafting.num_drafts, work.chunks))
+
+
+def _work(view: ExecutorView, room: Room, waiting: Waiting, limits: CoreLimits) -> Work:
+    work, rows, queue = Work(view, room), view.rows, room.queue
+    if not queue:
+        work.continue_prefills()
+        return work
+    work.full_tenants.update(rows.live_on(row).request.key.tenant for row in room.share_preemptions)
+    capacity = Capacity(view, limits, room.shares, len(room.growing_rows))
+    capacity.give_back(room.leaving)
+    num_first = _num_ahead(rows, room.prefilling, queue)
+    work.admit(queue[:num_first], capacity, waiting)
+    work.continue_prefills()
+    if len(work.admissions) + work.num_passed_over == num_first:
+        work.admit(islice(queue, num_first, None), capacity, waiting)
+    work.chunks += [(admission.fit.row, admission.num_tokens) for admission in work.admissions]
+    return work
+
+
+def _drafting(view: ExecutorView, room: Room, work: Work, limits: CoreLimits) -> Drafting:
+    if not (limits.max_num_draft_tokens and np.count_nonzero(view.rows.max_drafts)):
+        return NO_DRAFTING
+    is_busy = room.preemptions or room.share_preemptions or view.suspect_rows or view.is_doubted
+    if is_busy or not _all_decode(room, work):
+        return NO_DRAFTING
+    # A block for each row's next token stays, and all that somebody waits for.
+    num_spare = 0 if room.queue else max(0, min(room.num_available - len(room.decode_rows), room.shares.least_room()))
+    return fit_drafts(view, room.decode_rows, room.growing_rows, num_spare, room.budget, limits)
+
+
+def _all_decode(room: Room, work: Work) -> bool:
+    return room.all_decode and not work.chunks
+
+
+def _columns(
+    decode_rows: RowIndex, drafts: Int32Array, chunks: Sequence[tuple[int, int]]
+) -> tuple[RowIndex, Int32Array, Int32Array]:
+    """Returns rows, their numbers of tokens, and how many of these are drafts."""
+    counts = 1 + drafts if len(drafts) else np.ones(len(decode_rows), dtype=np.int32)
+    if not chunks:
+        return decode_rows, counts, drafts
+    chunk_tokens = np.array([count for _, count in chunks], dtype=np.int32)
+    rows = np.concatenate((decode_rows, np.array([row for row, _ in chunks], dtype=np.intp)))
+    if len(drafts):
+        drafts = np.concatenate((drafts, np.zeros_like(chunk_tokens)))
+    return rows, np.concatenate((counts, chunk_tokens)), drafts
 
 
 def _moves(rows: RowColumns, takes: Callable[[LiveRequest], bool]) -> tuple[int, ...]:
     """Starts with the rows that are cheapest to compute again."""
-    running = (rows.state == RUNNING).nonzero()[0]
+    running = rows.running()
     by_length = running[np.argsort(rows.num_known[running], kind="stable")][:MAX_MOVES].tolist()
-    return tuple(row for row in by_length if takes(_off_row(rows, row)))
-
-
-def _off_row(rows: RowColumns, row: int) -> LiveRequest:
-    return live_on(rows, row).off_row_with(rows.output_token_ids(row))
-
-
-def _tenants_of(rows: RowColumns, index: Sequence[int]) -> set[str]:
-    return {live_on(rows, row).request.key.tenant for row in index}
+    return tuple(row for row in by_length if takes(rows.live_on(row).off_row_with(rows.output_token_ids(row))))
 
 
 def _num_ahead(rows: RowColumns, prefilling: RowIndex, queue: Sequence[LiveRequest]) -> int:
@@ -227,76 +287,3 @@ def _fit_budget(rows: RowColumns, decode_rows: RowIndex, budget: StepBudget, num
         decode_rows = decode_rows[np.argsort(rows.last_turn[decode_rows], kind="stable")]
         fitting = budget.add_decodes(rows.num_scheduled[decode_rows], max_num_decodes)
     return decode_rows[:fitting]
-
-
-def _continue_prefills(
-    rows: RowColumns, prefilling: RowIndex, preempted: tuple[int, ...], budget: StepBudget
-) -> list[tuple[int, int]]:
-    chunks = []
-    for row in prefilling.tolist():
-        if row in preempted:
-            continue
-        start = int(rows.num_scheduled[row])
-        count = budget.add_chunk(start, _wanted(rows, row))
-        if not count:
-            break
-        chunks.append((row, count))
-    return chunks
-
-
-def _wanted(rows: RowColumns, row: int) -> int:
-    return min(int(rows.target[row] - rows.num_scheduled[row]), live_on(rows, row).largest_chunk)
-
-
-class _Admissions:
-    def __init__(
-        self,
-        room: Capacity,
-        waiting: Waiting,
-        budget: StepBudget,
-        full_tenants: set[str],
-    ) -> None:
-        self.admissions: list[Admission] = []
-        self.left_to_others: list[LiveRequest] = []
-        self.full_tenants = full_tenants
-        self.num_passed_over = 0
-        self._room = room
-        self._waiting = waiting
-        self._budget = budget
-        self._num_passed = 0
-
-    def admit(self, queue: Iterable[LiveRequest]) -> None:
-        """Stops at a head without room: a big request would starve behind small ones."""
-        for live in islice(queue, MAX_SCANNED):
-            if not self._room.has_rows or self._num_passed > MAX_LOOKED_AT:
-                return
-            if live.request.key.tenant in self.full_tenants or self._waiting.was_left(live):
-                self.num_passed_over += 1
-                continue
-            if not self._room.could_ever_hold(live):
-                continue
-            if self._waiting.is_for_others(live):
-                self._num_passed += 1
-                self.left_to_others.append(live)
-                continue
-            if live.is_suspect and self._budget.num_tokens:
-                return
-            fit = self._room.fit(live)
-            if isinstance(fit, Blocker):
-                if fit.is_of_tenant:
-                    self.full_tenants.add(live.request.key.tenant)
-                    self.num_passed_over += 1
-                    continue
-                if not fit.is_own:
-                    return
-                self._num_passed += 1
-            elif not self._place(live, fit) or live.is_suspect:
-                return
-
-    def _place(self, live: LiveRequest, fit: Fit) -> bool:
-        wanted = min(live.num_known_tokens - fit.num_cached_tokens, live.largest_chunk)
-        count = self._budget.add_chunk(fit.num_cached_tokens, wanted)
-        if count:
-            self.admissions.append(Admission(live, self._room.next_row, fit, count))
-            self._room.take(live, fit)
-        return count > 0

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Set
 
 import numpy as np
 
-from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.capacity import ExecutorView, is_protected
 from paceline_scheduler.core.planning.shares import Shares
-from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
+from paceline_scheduler.core.tables.rows import RowColumns, RowIndex
 
 
 def fit_blocks(
@@ -24,7 +23,7 @@ def fit_blocks(
     if len(needy) <= num_available:
         return (), decode_rows, num_available
     # What leaves gives its blocks already, and comes back to nobody here.
-    victims = () if leaving else _victims(rows, (rows.state == RUNNING).nonzero()[0], set(needy.tolist()))
+    victims = () if leaving else _victims(rows, rows.running(), set(needy.tolist()))
     preempted, sitting_out = _make_room(view, needy, victims, num_available)
     num_available += sum(view.pool.num_freed_by(rows.tables[row]) for row in preempted)
     return preempted, decode_rows[~np.isin(decode_rows, [*preempted, *sitting_out])], num_available
@@ -70,19 +69,13 @@ def _make_room(
 
 
 def _victims(rows: RowColumns, among: RowIndex, needing: Set[int]) -> list[int]:
-    """The least urgent row is first. For the one request that was preempted too often (see `Capacity`) everybody else
+    """The least urgent row is first. For the one request that was preempted too often (see `FreeBlocks`) everybody else
     gives way. Otherwise the most urgent stays, so that somebody always progresses.
     """
     running = rows.by_urgency(among).tolist()
-    victims = [row for row in reversed(running) if not is_protected(rows.live[row])]
+    victims = [row for row in reversed(running) if not is_protected(rows.live_on(row))]
     if not victims and needing >= set(running):
         return list(reversed(running[1:]))  # all stand still: better a fourth preemption than a deadlock
-    if any(is_protected(rows.live[row]) for row in needing) or not victims:
+    if any(is_protected(rows.live_on(row)) for row in needing) or not victims:
         return victims
     return victims if victims[-1] != running[0] else victims[:-1]
-
-
-def live_on(rows: RowColumns, row: int) -> LiveRequest:
-    live = rows.live[row]
-    assert live is not None, "an occupied row has a request"
-    return live

@@ -5,10 +5,11 @@ whatever its share is.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.tables.rows import RUNNING, RowColumns
+from paceline_scheduler.core.tables.rows import RowColumns
 from paceline_scheduler.tenant_limits import TenantBounds
 
 
@@ -17,9 +18,20 @@ class Shares:
         self._rows = rows
         self._description = description
         self._bounds = bounds
-        self.rows_of: Mapping[str, list[int]] = _rows_of_tenants(rows, bounds) if bounds.has_kv_shares else {}
         self._added: dict[str, int] = {}
         self._num_added_requests: dict[str, int] = {}
+        if not bounds.has_kv_shares:
+            self.rows_of = {}
+
+    @cached_property
+    def rows_of(self) -> Mapping[str, list[int]]:
+        """Running ones, by tenant."""
+        found: dict[str, list[int]] = {}
+        for row in self._rows.running().tolist():
+            tenant = self._rows.live_on(row).request.key.tenant
+            if self._bounds.of(tenant).max_kv_share is not None:
+                found.setdefault(tenant, []).append(row)
+        return found
 
     def max_num_blocks(self, tenant: str) -> int | None:
         """None: all."""
@@ -54,16 +66,6 @@ class Shares:
     def take(self, tenant: str, num_blocks: int) -> None:
         self._added[tenant] = self._added.get(tenant, 0) + num_blocks
         self._num_added_requests[tenant] = self._num_added_requests.get(tenant, 0) + 1
-
-
-def _rows_of_tenants(rows: RowColumns, bounds: TenantBounds) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for row in (rows.state == RUNNING).nonzero()[0].tolist():
-        live = rows.live[row]
-        assert live is not None, "an occupied row has a request"
-        if bounds.of(live.request.key.tenant).max_kv_share is not None:
-            found.setdefault(live.request.key.tenant, []).append(row)
-    return found
 
 
 def max_request_tokens(description: ExecutorDescription, tenant: str, bounds: TenantBounds) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence, Set
 
-from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.capacity import ExecutorView, find_hits
@@ -24,7 +24,7 @@ _NO_EXECUTOR_RETRY_S = 1.0
 _MIN_RETRY_S, _MAX_RETRY_S = 0.1, 30.0
 
 
-def check_fits(request: Request, executors: Collection[ExecutorState], limits: CoreLimits) -> None:
+def check_fits(request: Request, executors: Collection[Attachment], limits: CoreLimits) -> None:
     """Raises a RequestRefusedError where no executor could hold it in its tenant's share, or operators keep all of them
     from taking it. One that is away is waited for.
     """
@@ -49,7 +49,7 @@ def check_fits(request: Request, executors: Collection[ExecutorState], limits: C
         )
 
 
-def _is_closed(executor: ExecutorState) -> bool:
+def _is_closed(executor: Attachment) -> bool:
     """By an operator. One that is away, or goes by itself, comes back as another process."""
     return executor.attached and executor.draining and not executor.leaving
 
@@ -58,7 +58,7 @@ def check_queue(
     live: LiveRequest,
     waiting: WaitingQueue,
     limits: CoreLimits,
-    serving: Sequence[ExecutorState],
+    serving: Sequence[Attachment],
     *,
     is_returning: bool = False,
 ) -> None:
@@ -84,12 +84,12 @@ def check_queue(
         _check_first_token(first_token_s(live, fitting, ahead, limits), ahead, limits)
 
 
-def full_tenants(serving: Sequence[ExecutorState]) -> Set[str]:
+def full_tenants(serving: Sequence[Attachment]) -> Set[str]:
     """Whose requests the last plan of each executor passed over."""
-    return set.intersection(*(executor.planned.full_tenants for executor in serving)) if serving else set()
+    return frozenset.intersection(*(executor.full_tenants for executor in serving)) if serving else frozenset()
 
 
-def check_wait(ahead: Ahead, limits: CoreLimits, serving: Sequence[ExecutorState]) -> None:
+def check_wait(ahead: Ahead, limits: CoreLimits, serving: Sequence[Attachment]) -> None:
     """Cheap: it comes before a prompt is read."""
     if ahead.num_requests and serving:
         _check_first_token(first_token_s(None, serving, ahead, limits), ahead, limits)
@@ -111,7 +111,7 @@ def queue_full(waiting: WaitingQueue, limits: CoreLimits, retry_s: float) -> Que
 
 
 def deadline_misses(
-    waiting: Iterable[LiveRequest], serving: Iterable[ExecutorState], limits: CoreLimits, now: float
+    waiting: Iterable[LiveRequest], serving: Iterable[Attachment], limits: CoreLimits, now: float
 ) -> list[tuple[LiveRequest, DeadlineUnreachableError]]:
     """They would miss it before their first output, even alone."""
     executors = [idle(executor.view(), limits) for executor in serving]
@@ -146,7 +146,7 @@ def _too_late_sentence(live: LiveRequest) -> str:
     )
 
 
-def no_longer_served(live: LiveRequest, executors: Iterable[ExecutorState]) -> NoLongerServedError | None:
+def no_longer_served(live: LiveRequest, executors: Iterable[Attachment]) -> NoLongerServedError | None:
     """Returns None if a present executor can run it."""
     descriptions = [executor.description for executor in executors]
     if any(live.fits(description) for description in descriptions):
@@ -162,7 +162,7 @@ def no_longer_served(live: LiveRequest, executors: Iterable[ExecutorState]) -> N
     )
 
 
-def retry_after_s(waiting: WaitingQueue, limits: CoreLimits, executors: Iterable[ExecutorState]) -> float:
+def retry_after_s(waiting: WaitingQueue, limits: CoreLimits, executors: Iterable[Attachment]) -> float:
     """An eighth of the queue runs by then: those who come back find room."""
     loads = [load_of(executor.view(), limits) for executor in executors if executor.attached]
     if not loads:

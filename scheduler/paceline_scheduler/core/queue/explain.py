@@ -6,10 +6,10 @@ Planning itself looks at the same, so the sentences are as true as the next plan
 from collections.abc import Mapping, Sequence
 
 from paceline_scheduler.core.answers import Estimate, Explanation, RequestState
-from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest, Status
-from paceline_scheduler.core.planning.capacity import Blocker, Capacity, Fit
+from paceline_scheduler.core.planning.capacity import Blocker, Capacity
 from paceline_scheduler.core.planning.forecast import Ahead
 from paceline_scheduler.core.queue.outlook import outlook_of
 from paceline_scheduler.core.queue.waiting import WaitingQueue
@@ -20,7 +20,7 @@ class Explainer:
     """Explains requests as of one moment: what keeps the first of a model's queue waiting is found once."""
 
     def __init__(
-        self, executors: Mapping[str, ExecutorState], waiting: WaitingQueue, limits: CoreLimits, now: float
+        self, executors: Mapping[str, Attachment], waiting: WaitingQueue, limits: CoreLimits, now: float
     ) -> None:
         self._executors = executors
         self._waiting = waiting
@@ -33,9 +33,8 @@ class Explainer:
         position, num_computed, num_output = 0, 0, live.num_output_tokens
         waiting_for, drafts = "", live.output.drafts
         if live.held is not None and executor is not None:
-            row = live.held.row
-            num_computed, num_output = int(executor.rows.num_computed[row]), executor.rows.num_output(row)
-            drafts = executor.rows.drafts(row)
+            rows, row = executor.ledger.rows, live.held.row
+            num_computed, num_output, drafts = int(rows.num_computed[row]), rows.num_output(row), rows.drafts(row)
         if live.status is Status.PREEMPTED:
             waiting_for = f"{live.address} has to confirm that it stopped"
         elif live.status is Status.WAITING:
@@ -73,7 +72,7 @@ def state_of(live: LiveRequest) -> RequestState:
 
 def estimate(
     live: LiveRequest,
-    serving: Sequence[ExecutorState],
+    serving: Sequence[Attachment],
     ahead: Ahead,
     limits: CoreLimits,
     refusal: SchedulerError | None,
@@ -107,7 +106,7 @@ def _behind(position: int, sentence: str) -> str:
     return f"{requests} ahead; for the first of them: {sentence}"
 
 
-def _blocker(live: LiveRequest, executors: Mapping[str, ExecutorState], limits: CoreLimits) -> str:
+def _blocker(live: LiveRequest, executors: Mapping[str, Attachment], limits: CoreLimits) -> str:
     sentences = []
     for address, executor in sorted(executors.items()):
         if executor.description.model != live.request.model:
@@ -117,19 +116,12 @@ def _blocker(live: LiveRequest, executors: Mapping[str, ExecutorState], limits: 
         elif executor.draining:
             sentences.append(f"{address} is being drained")
         else:
-            sentences.append(_blocker_on(live, executor, limits))
+            fit = Capacity(executor.view(), limits).fit(live)
+            has_room = f"the next plan of {address}, which has room for it"
+            sentences.append(fit.sentence if isinstance(fit, Blocker) else has_room)
     return "; ".join(sentences) or awaited_executor(live.request.model)
 
 
 def awaited_executor(model: str) -> str:
     of_model = f" of the model {model!r}" if model else ""
     return f"an executor{of_model} has to attach"
-
-
-def _blocker_on(live: LiveRequest, executor: ExecutorState, limits: CoreLimits) -> str:
-    view = executor.view()
-    match Capacity(view, view.pool.num_available, limits).fit(live):
-        case Blocker(sentence=sentence):
-            return sentence
-        case Fit():
-            return f"the next plan of {executor.description.address}, which has room for it"

@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 
-from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.capacity import ExecutorView, find_hits
@@ -26,7 +26,7 @@ class Outlook:
     num_cached_tokens: int
 
 
-def outlook_of(live: LiveRequest, serving: Sequence[ExecutorState], ahead: Ahead, limits: CoreLimits) -> Outlook:
+def outlook_of(live: LiveRequest, serving: Sequence[Attachment], ahead: Ahead, limits: CoreLimits) -> Outlook:
     """If nothing else arrives; `serving` is not empty."""
     views = [executor.view() for executor in serving]
     loads = [load_of(view, limits) for view in views]
@@ -41,9 +41,7 @@ def outlook_of(live: LiveRequest, serving: Sequence[ExecutorState], ahead: Ahead
     return Outlook(begun_s + needed_s[best], token_s, cached[best])
 
 
-def first_token_s(
-    live: LiveRequest | None, serving: Sequence[ExecutorState], ahead: Ahead, limits: CoreLimits
-) -> float:
+def first_token_s(live: LiveRequest | None, serving: Sequence[Attachment], ahead: Ahead, limits: CoreLimits) -> float:
     """Of the outlook, or a later time that is still allowed, for which few executors are asked. None: of any request,
     when it begins.
     """

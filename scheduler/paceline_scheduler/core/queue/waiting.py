@@ -237,8 +237,8 @@ class WaitingQueue:
         return () if queue is None else queue.in_turn(self._held_rows(model))
 
     def _held_rows(self, model: str) -> _HeldRows:
-        rows = [executor.rows.num_of_tenant for executor in self._executors if executor.description.model == model]
-        return lambda tenant: sum(of_executor.get(tenant, 0) for of_executor in rows)
+        serving = [executor.ledger for executor in self._executors if executor.description.model == model]
+        return lambda tenant: sum(ledger.rows.num_of_tenant.get(tenant, 0) for ledger in serving)
 
 
 def _max_rest(live: LiveRequest) -> int:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from paceline.plan.hashes import rolling_hashes
 from paceline.plan.values import Int32Array, LogprobColumns
+from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import DraftCounts
 
@@ -41,7 +42,8 @@ LEAVING = 3  # its confirmation is awaited
 class RowColumns:
     """Element i of each column belongs to row i."""
 
-    def __init__(self, num_rows: int, max_model_len: int, max_drafts: int = 0) -> None:
+    def __init__(self, description: ExecutorDescription) -> None:
+        num_rows = description.max_num_rows
         self.state = np.zeros(num_rows, dtype=np.uint8)
         self.ended = np.zeros(num_rows, dtype=np.bool_)  # nothing more of it is delivered
         self.num_prompt = np.zeros(num_rows, dtype=np.int32)
@@ -69,8 +71,9 @@ class RowColumns:
         self.without_token: set[int] = set()
         # Of prompts being computed.
         self.prompt_logprobs: dict[int, list[LogprobColumns]] = {}
-        self._max_drafts = max_drafts
-        self._max_width = max_model_len + 1
+        self.block_size = description.block_size
+        self._max_drafts = description.max_num_draft_tokens
+        self._max_width = description.max_model_len + 1
         self._token_ids = np.zeros((num_rows, min(_MIN_TOKEN_WIDTH, self._max_width)), dtype=np.int32)
         self._most_known = 0
         self._free_rows = list(range(num_rows - 1, -1, -1))
@@ -86,8 +89,14 @@ class RowColumns:
     def running(self) -> RowIndex:
         return _indices(self.state == RUNNING)
 
-    def free_rows(self, count: int) -> list[int]:
-        return self._free_rows[: -count - 1 : -1]
+    def free_row(self, index: int) -> int:
+        """The next one to be occupied is the first."""
+        return self._free_rows[-1 - index]
+
+    def live_on(self, row: int) -> LiveRequest:
+        live = self.live[row]
+        assert live is not None, "an occupied row has a request"
+        return live
 
     def decoding_and_prefilling(self) -> tuple[RowIndex, RowIndex]:
         """Returns ascending rows that can compute their next token, and those with known tokens left, the most urgent
@@ -134,9 +143,7 @@ class RowColumns:
         self._token_ids[row, : len(known)] = known
 
     def vacate(self, row: int) -> None:
-        live = self.live[row]
-        assert live is not None, "an occupied row has a request"
-        self._count(live, -1)
+        self._count(self.live_on(row), -1)
         self.state[row] = FREE
         self.live[row] = None
         self.without_token.discard(row)
@@ -151,15 +158,15 @@ class RowColumns:
         else:
             del self.num_of_tenant[tenant]
 
-    def set_table(self, row: int, blocks: list[int], block_size: int, num_tagged: int) -> None:
+    def set_table(self, row: int, blocks: list[int], num_tagged: int) -> None:
         self.tables[row] = blocks
-        self.num_slots[row] = len(blocks) * block_size
-        self.set_tagged(row, num_tagged, block_size)
+        self.num_slots[row] = len(blocks) * self.block_size
+        self.set_tagged(row, num_tagged)
 
-    def set_tagged(self, row: int, num_blocks: int, block_size: int) -> None:
+    def set_tagged(self, row: int, num_blocks: int) -> None:
         """The output's blocks follow when it ends."""
         self.num_tagged_blocks[row] = num_blocks
-        next_end = (num_blocks + 1) * block_size
+        next_end = (num_blocks + 1) * self.block_size
         self.tag_at[row] = next_end if next_end <= self.target[row] else NOT_WHILE_RUNNING
 
     def append(self, rows: RowIndex, token_ids: Int32Array) -> None:
