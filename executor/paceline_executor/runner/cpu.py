@@ -19,6 +19,7 @@ from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Nu
 from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.runner.acceptance import counting_draws, first_draws, num_valid_tokens, places_of_draws
 from paceline_executor.runner.cores import usable_cores
+from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.inputs import forward_inputs, logit_rules, row_problem, sampling_parameters
 from paceline_executor.runner.interface import (
     BoolArray,
@@ -36,6 +37,8 @@ from paceline_executor.runner.interface import (
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.runner.measuring import chunk, fastest_ns
 from paceline_executor.runner.prompt_logprobs import Piece, by_row, cut
+from paceline_executor.speculation.drafter import Drafter, TimedDrafter
+from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.compiler import jit
@@ -86,7 +89,9 @@ class CpuRunner:
         self._model = build_model(checkpoint, self._max_model_len, numerics.matrices)
         self.profiler = HostProfiler(clock_ns)
         self._hidden_size = checkpoint.config.hidden_size
+        self._vocab_size = checkpoint.config.vocab_size
         self._observer: StepObserver | None = None
+        self.draft_by(PromptLookup())
 
     @property
     def kv_geometry(self) -> CacheGeometry:
@@ -108,6 +113,11 @@ class CpuRunner:
     @property
     def embed(self) -> Callable[[torch.Tensor], torch.Tensor]:
         return self._model.embed
+
+    def draft_by(self, drafter: Drafter) -> None:
+        """From now on. All rows are to be described anew."""
+        timed = TimedDrafter(drafter, self._clock_ns, self.profiler)
+        self._rows = HostRows(self._geometry.block_size, self._vocab_size, timed)
 
     def observe_by(self, observer: StepObserver) -> None:
         """Hidden states of all steps from now on go to it."""
@@ -135,6 +145,9 @@ class CpuRunner:
         """Computes the whole step; its output is its handle. Raises KernelArgumentError or IndexError for a batch that
         names what does not exist.
         """
+        return self._rows.step(batch, self._compute)
+
+    def _compute(self, batch: StepBatch) -> StepOutput:
         jit.set_num_threads(self._num_threads)
         start_ns = self._clock_ns()
         parts = cut(batch)

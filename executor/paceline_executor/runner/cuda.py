@@ -25,6 +25,7 @@ from paceline_executor.runner.device.row_words import RowWords, WordChanges
 from paceline_executor.runner.device.steps import DeviceSteps, Rings
 from paceline_executor.runner.inputs import row_problem
 from paceline_executor.runner.interface import (
+    NOTHING_SAMPLED,
     BlockCells,
     BoolArray,
     CacheGeometry,
@@ -223,7 +224,7 @@ class DeviceRunner:
         num_tokens = np.diff(rest.cu_seqlens)
         words = changes.places[:in_slot], changes.values[:in_slot]
         self._writer.write(self._next_step, planned, num_tokens, *words)
-        with_logprobs = bool(batch.sampling.num_logprobs.max(initial=-1) >= 0)
+        with_logprobs = bool(self._rows.num_logprobs[rows[batch.sampled]].max(initial=-1) >= 0)
         size = self._size(rest)
         with self._device.profiler.span("rules"):
             rules = self._rules.of(planned[rest.sampled].tolist())
@@ -233,7 +234,8 @@ class DeviceRunner:
     def _size(self, batch: StepBatch) -> Bucket:
         num_rows, num_tokens = max(1, batch.context_lens.size), max(1, batch.token_ids.size)
         longest = int(np.diff(batch.cu_seqlens).max(initial=1))
-        own = Bucket(num_rows, num_tokens, longest, max(1, batch.sampling.seeds.size))
+        num_drafts = 0 if batch.num_drafts is None else int(batch.num_drafts.sum())
+        own = Bucket(num_rows, num_tokens, longest, max(1, batch.sampled.size + num_drafts))
         return self._buckets.smallest(own) or replace(own, max_query_len=1 if own.is_decode else None)
 
     def _send(self, changes: WordChanges) -> None:
@@ -341,4 +343,4 @@ def _told(batch: StepBatch) -> StepBatch:
         history=TokenLists.of([NO_TOKENS]),
     )
     carried = CarriedRows(zero, described, BlockCells(np.zeros_like(blocks), blocks, blocks))
-    return replace(batch, block_tables=batch.block_tables[:, :0], carried=carried)
+    return replace(batch, block_tables=batch.block_tables[:, :0], sampling=NOTHING_SAMPLED, carried=carried)

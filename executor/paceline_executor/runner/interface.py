@@ -108,6 +108,9 @@ class SamplingColumns:
         return SamplingColumns(*(getattr(self, column.name)[draws] for column in fields(self)[:-1]))
 
 
+NOTHING_SAMPLED = SamplingColumns.greedy(0)
+
+
 @dataclass(frozen=True, slots=True)
 class PromptTargets:
     """The first `num_tokens[i]` tokens that batch row `rows[i]` computes are followed by the next `num_tokens[i]` of
@@ -124,8 +127,8 @@ class PromptTargets:
 class RowDescriptions:
     """All there is to know of rows but tokens and blocks, one element of each column per row.
 
-    history: the known tokens of rows whose rules count them, from the prompt's first on; of others none. What such a
-    row is given in batches lies behind them.
+    history: the known tokens of rows whose rules count them or that are drafted for, from the prompt's first on; of
+    others none. What such a row is given in batches lies behind them.
     """
 
     rows: Int32Array  # [num_described] of the executor
@@ -139,6 +142,19 @@ class RowDescriptions:
     history: TokenLists
 
 
+NOTHING_DESCRIBED = RowDescriptions(
+    rows=NO_TOKENS,
+    num_prompt=NO_TOKENS,
+    num_known=NO_TOKENS,
+    num_computed=NO_TOKENS,
+    max_known=NO_TOKENS,
+    end_token_ids=NO_TOKENS.reshape(0, 1),
+    sampling=NOTHING_SAMPLED,
+    rules=(),
+    history=TokenLists.of([]),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class BlockCells:
     """These cells are filled, or filled anew."""
@@ -150,10 +166,10 @@ class BlockCells:
 
 @dataclass(frozen=True, slots=True)
 class CarriedRows:
-    """A device that keeps rows has to be told this before it computes the batch.
+    """A runner, which keeps rows, has to be told this before it computes the batch.
 
-    A row in `described` is as it is described, whatever the device remembers of it; of any other row it remembers what
-    is right. If a row ended in a step before, the device computes nothing for it and draws nothing; otherwise it puts
+    A row in `described` is as it is described, whatever the runner remembers of it; of any other row it remembers what
+    is right. If a row ended in a step before, the runner computes nothing for it and draws nothing; otherwise it puts
     in the tokens that are UNKNOWN_TOKEN.
     """
 
@@ -170,10 +186,11 @@ class StepBatch:
     - 1`. KV slots of position p of row i: block `block_tables[i, p // block_size]`, slot `p % block_size`. `sampled`
     names the batch rows whose last token's logits are sampled, ascending. The last `num_drafts` tokens of such a row
     are drafts; the logits of each, and of the token before them, are sampled too. `num_drafts` is None when no row has
-    any, `prompt_targets` when nobody asked for log-probabilities of a prompt. `carried` is None for runners that have
-    one step in flight at most. Others keep block tables and rules and find drafts themselves: the batch has a table
-    without columns, no rules, and `num_drafts` is how many each row may have,
-    `min_draft_chance` that a draft is right, for it to pay.
+    any, `prompt_targets` when nobody asked for log-probabilities of a prompt.
+
+    With `carried` the batch is of rows that the runner keeps: it has a table without columns and no sampling.
+    Positions are what rows come to at most, `num_drafts` how many drafts the runner may find for each, of which one
+    pays if it is right with `min_draft_chance`. What the drafter has not computed of rows may take `draft_spare_ns`.
     """
 
     token_ids: Int32Array  # [num_tokens]
@@ -187,6 +204,7 @@ class StepBatch:
     carried: CarriedRows | None = None
     num_drafts: Int32Array | None = None  # [num_sampled]
     min_draft_chance: float = 0.0
+    draft_spare_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +246,7 @@ class StepOutput:
     sample_ns: int
     prompt_logprobs: dict[int, StepLogprobs] = field(default_factory=dict)  # batch row -> of its targets
     num_verified: Int32Array | None = None  # [num_sampled] drafts; None: those of the batch
+    draft_ns: int = 0  # before the forward pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline_executor.runner.interface import Int32Array, RowProblem, SamplingColumns, StepBatch, StepLogprobs
+from paceline_executor.runner.interface import NOTHING_SAMPLED, Int32Array, RowProblem, StepBatch, StepLogprobs
 
 MAX_PIECE_TOKENS = 64
 
@@ -84,7 +84,7 @@ def _part(batch: StepBatch, row: int, start: int, stop: int) -> StepBatch:
         context_lens=batch.positions[first + stop - 1 : first + stop] + 1,
         block_tables=batch.block_tables[row : row + 1],
         sampled=np.zeros(0, dtype=np.int32),
-        sampling=_NOTHING_SAMPLED,
+        sampling=NOTHING_SAMPLED,
     )
 
 
@@ -105,6 +105,3 @@ def _rest(batch: StepBatch, num_cut: Int32Array) -> tuple[StepBatch, Int32Array]
         prompt_targets=None,
     )
     return rest, rows
-
-
-_NOTHING_SAMPLED = SamplingColumns.greedy(0)

@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.runner.acceptance import counting_draws, places_of_draws
+from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.interface import (
     CacheGeometry,
     Int32Array,
@@ -28,6 +29,8 @@ from paceline_executor.runner.interface import (
     output_of,
 )
 from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.speculation.drafter import Drafter, TimedDrafter
+from paceline_executor.speculation.prompt_lookup import PromptLookup
 
 BYTES_PER_TOKEN = 4  # of KV cache: its id
 HASH_BASE = 0x9E3779B97F4A7C15  # 5 modulo 8, so that its powers differ as long as they can
@@ -85,6 +88,12 @@ class SimulatedRunner:
         self._sleep = sleep
         self._done_ns = 0  # when the launched step has ended
         self.profiler = HostProfiler()
+        self.draft_by(PromptLookup())
+
+    def draft_by(self, drafter: Drafter) -> None:
+        """From now on. All rows are to be described anew."""
+        timed = TimedDrafter(drafter, self._clock_ns, self.profiler)
+        self._rows = HostRows(self._slots.shape[1], self._vocab_size, timed)
 
     @property
     def max_in_flight(self) -> int:
@@ -107,6 +116,9 @@ class SimulatedRunner:
         self._digests[destinations] = self._digests[sources]
 
     def launch(self, batch: StepBatch) -> StepOutput:
+        return self._rows.step(batch, self.compute)
+
+    def compute(self, batch: StepBatch) -> StepOutput:
         """Writes the batch's ids into their slots, then draws from what each sampled row's table leads to."""
         start_ns = self._clock_ns()
         self._write(batch)

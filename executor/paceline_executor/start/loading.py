@@ -103,7 +103,8 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
     )
     progress.log("model_load", "done", 1.0)
     step_points = runner.warm_up()
-    drafter = None if opened_drafter is None else opened_drafter.read(runner, limits, progress)
+    if opened_drafter is not None:
+        runner.draft_by(opened_drafter.read(runner, limits, progress))
     progress.log("warm_up", "done", 1.0)
     structlog.get_logger().info(
         "numerics",
@@ -126,7 +127,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
         num_threads=runner.num_threads,
         has_dummy_weights=config.load_format is LoadFormat.DUMMY,
     )
-    return Loaded(Engine(RowTable(limits, drafter), runner), description)
+    return Loaded(Engine(RowTable(limits), runner), description)
 
 
 def _with_drafter(geometry: CacheGeometry, drafter: DrafterNeeds) -> CacheGeometry:

@@ -125,9 +125,9 @@ class HashRunner(SimulatedRunner):
         self.num_steps += 1
         return error, problems
 
-    def launch(self, batch: StepBatch) -> StepOutput:
+    def compute(self, batch: StepBatch) -> StepOutput:
         error, problems = self.begin_step()
-        output = super().launch(batch)
+        output = super().compute(batch)
         if error is not None:
             raise error
         if self.faulty_tokens:

@@ -8,10 +8,10 @@ from paceline.plan.values import SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
-from paceline_executor.runner.interface import RowProblem
+from paceline_executor.runner.interface import RowProblem, StepOutput
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS, cut
 from paceline_executor.testing.models import tiny_checkpoint
-from paceline_executor.testing.plans import GREEDY, placement, plan
+from paceline_executor.testing.plans import GREEDY, int32, placement, plan
 from paceline_executor.testing.stepping import SteppingEngine
 
 LIMITS = RowLimits(
@@ -106,8 +106,14 @@ def whole_logits(runner):
     """The logits of every prompt token, of one forward pass. [150, vocab]."""
     engine = SteppingEngine(RowTable(LIMITS), runner)
     first = plan([(0, 150)], place=[placement(0, PROMPT)], grants=grants(0))
-    batch = engine.table.launch(first, now_ns=0).prepared.batch
-    return runner._forward(batch, np.arange(150, dtype=np.int32))[0].clone()
+    logits = []
+
+    def compute(batch):
+        logits.append(runner._forward(batch, np.arange(150, dtype=np.int32))[0].clone())
+        return StepOutput(int32([1]), int32([0]), None, {}, forward_ns=0, sample_ns=0)
+
+    runner._rows.step(engine.table.launch(first, now_ns=0).prepared.batch, compute)
+    return logits[0]
 
 
 def told(result):

@@ -105,7 +105,7 @@ def test_a_device_that_keeps_rows_is_told_how_many_drafts_it_may_find():
     table = RowTable(LIMITS)
     cells = [(0, 0, 3), (0, 1, 4)]
     placing_one = plan([(0, 8)], drafts=[3], place=[placement(0, PROMPT)], grants=cells)
-    launched = table.launch(placing_one, 0, is_carried=True)
+    launched = table.launch(placing_one, 0)
     batch = launched.prepared.batch
     assert batch.num_drafts.tolist() == [3]
     assert batch.carried.described.history.list_of(0).tolist() == PROMPT

@@ -127,13 +127,13 @@ def test_a_head_that_has_learnt_is_right(tmp_path, wanted, share, numerics, is_o
     outcomes = [plain.outcome(request) for request in requests]
     folder = learnt_head(tmp_path, numerics, requests, outcomes).write(tmp_path / "head")
     if is_on_device:
-        runner, drafter = device_runner(device_head(folder))[0], None
+        runner, _ = device_runner(device_head(folder))
     else:
         runner = runner_in(numerics)
-        drafter = drafter_for(runner, folder, numerics.matrices)
+        runner.draft_by(drafter_for(runner, folder, numerics.matrices))
     counts = Counter()
     for seed in range(min(20, settings.default.max_examples // 4)):
-        run = RandomRun(Engine(RowTable(LIMITS, drafter), runner), requests, seed, LIMITS.max_num_draft_tokens)
+        run = RandomRun(Engine(RowTable(LIMITS), runner), requests, seed, LIMITS.max_num_draft_tokens)
         assert run.run() == outcomes
         counts.update(run.reached)
     assert counts["verified"] >= 100

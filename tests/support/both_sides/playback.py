@@ -91,9 +91,9 @@ class _Recorded(SimulatedRunner):
         self.size = (0, 0)  # rows and tokens of the last step
         self._answers = answers
 
-    def launch(self, batch: StepBatch) -> StepOutput:
+    def compute(self, batch: StepBatch) -> StepOutput:
         self.size = len(batch.context_lens), batch.token_ids.size
-        return super().launch(batch)
+        return super().compute(batch)
 
     def _draw(self, batch: StepBatch) -> Int32Array:
         seeds, offsets = batch.sampling.seeds.tolist(), batch.sampling.offsets.tolist()

@@ -130,7 +130,8 @@ class HostTarget:
             if drafter not in self._drafters:
                 self._drafters[drafter] = self._make(drafter)
             drafter = self._drafters[drafter]
-        return Engine(RowTable(self.limits, drafter), self.runner)
+        self.runner.draft_by(drafter or PromptLookup())
+        return Engine(RowTable(self.limits), self.runner)
 
     def fail_next(self, error: Exception | None) -> None:
         self.runner.error = error

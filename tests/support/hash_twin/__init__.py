@@ -13,7 +13,6 @@ import torch
 
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.interface import ForwardInputs, KvCache
-from paceline_executor.runner.acceptance import first_draws
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.drafts import DeviceDrafter, launching
@@ -168,7 +167,8 @@ class TwinHashRunner(DeviceRunner):
             _check(found, _targets_of(batch, row), self._limits.vocab_size)
         logprobs = output.logprobs
         if logprobs is not None:
-            asked = np.repeat(batch.sampling.num_logprobs[first_draws(batch)], output.num_accepted)
+            assert batch.carried is not None, "it is of kept rows"
+            asked = np.repeat(self._rows.num_logprobs[batch.carried.rows[batch.sampled]], output.num_accepted)
             _check(logprobs.where(asked > 0), output.token_ids[asked > 0], self._limits.vocab_size)
             logprobs = logprobs_of(output.token_ids, logprobs.top_token_ids.shape[1])
         token_ids = output.token_ids[:0] if handle is self._spoilt else output.token_ids

@@ -15,7 +15,6 @@ from paceline_executor.errors import ServiceError
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import StepOutput
-from paceline_executor.speculation.drafter import Drafter
 from simulation.device import SlotRunner, TimedRunner
 
 _UNWRITTEN = -1
@@ -180,9 +179,8 @@ class AuditedTable(RowTable):
         device: TimedRunner,
         applied: Callable[[BatchPlan], None],
         failing: Set[RecordId],
-        drafter: Drafter | None = None,
     ) -> None:
-        super().__init__(limits, drafter)
+        super().__init__(limits)
         self.slots = slots
         self._audit = audit
         self._device = device
@@ -193,12 +191,12 @@ class AuditedTable(RowTable):
         self._audit.begin_epoch()
         super().begin_epoch()
 
-    def launch(self, plan: BatchPlan, now_ns: int, *, is_carried: bool = False) -> Launched:
+    def launch(self, plan: BatchPlan, now_ns: int) -> Launched:
         """See RowTable. What a plan is granted holds nothing that it may read."""
         self._audit.launches(plan, self)
         before = self._fingerprint()
         try:
-            launched = super().launch(plan, now_ns, is_carried=is_carried)
+            launched = super().launch(plan, now_ns)
         except ServiceError as error:
             self._audit.violated(plan, str(error))
             if self._fingerprint() != before:

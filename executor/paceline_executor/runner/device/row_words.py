@@ -87,6 +87,8 @@ class RowWords:
         )
         self.num_drafted = self._column("num_drafted")  # tokens that a draft model has computed
         self.min_chance = self.words[layout.min_chance :].view(torch.float32)  # [1]
+        # The host's own copy, by row.
+        self.num_logprobs: Int32Array = np.full(layout.num_rows, -1, dtype=np.int32)
         # The host gives a row's tokens before this one; the row draws the others.
         self._num_given = np.zeros(layout.num_rows, dtype=np.int32)
 
@@ -99,6 +101,7 @@ class RowWords:
         if described.rows.size:
             has_history = np.diff(described.history.cu_lens) > 0
             self._num_given[described.rows] = np.where(has_history, 0, described.num_known)
+            self.num_logprobs[described.rows] = described.sampling.num_logprobs
         token_rows = np.repeat(carried.rows, np.diff(batch.cu_seqlens))
         is_given = (batch.positions < self._num_given[token_rows]) & (batch.token_ids != UNKNOWN_TOKEN)
         if is_given.any():
