@@ -1,7 +1,6 @@
 """From an applied plan to the batch the runner computes. Changes nothing.
 
-Positions and counts are bounds: what rows come to if the steps in flight bring all they may. A row that brings less has
-ended, and then the device computes nothing for it. Drafts lie behind a row's known tokens.
+Counts are bounds: what rows come to if the steps in flight bring all they may.
 """
 
 from collections.abc import Mapping
@@ -14,11 +13,9 @@ from paceline.plan.values import BatchPlan
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.columns import NOT_ASKED, RowColumns
 from paceline_executor.runner.interface import (
+    NO_CELLS,
     NOTHING_DESCRIBED,
-    NOTHING_SAMPLED,
-    UNKNOWN_TOKEN,
     BlockCells,
-    CarriedRows,
     Int32Array,
     PromptTargets,
     RowDescriptions,
@@ -26,7 +23,7 @@ from paceline_executor.runner.interface import (
     StepBatch,
     TokenLists,
 )
-from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
+from paceline_executor.runner.row_rules import RowRules
 
 _MAX_INT32 = np.iinfo(np.int32).max
 
@@ -36,10 +33,16 @@ class Prepared:
     """Rows of the plan that had ended are not in the batch."""
 
     batch: StepBatch
-    rows: Int32Array  # [num_running]: the row of each batch row
-    places: npt.NDArray[np.intp]  # [num_running]: places in the plan's columns
-    num_tokens: Int32Array  # [num_running]
+    places: npt.NDArray[np.intp]  # [num_rows]: places in the plan's columns
     num_draws: Int32Array  # [num_sampled]: tokens that each may get
+
+    @property
+    def rows(self) -> Int32Array:
+        return self.batch.rows
+
+    @property
+    def num_tokens(self) -> Int32Array:
+        return self.batch.num_tokens
 
 
 def prepare(
@@ -56,68 +59,43 @@ def prepare(
         num_tokens = num_tokens - plan.num_draft_tokens[places]
     if num_drafts is not None:
         num_tokens, known = num_tokens + num_drafts, known + num_drafts
-    starts = columns.computed_bound[rows]
-    context_lens = starts + num_tokens
-    cu_seqlens = np.zeros(rows.size + 1, dtype=np.int32)
-    np.cumsum(num_tokens, out=cu_seqlens[1:])
-    positions = np.arange(cu_seqlens[-1], dtype=np.int32) + np.repeat(starts - cu_seqlens[:-1], num_tokens)
-    token_rows = np.repeat(rows, num_tokens)
-    token_ids = columns.tokens[token_rows, positions]
-    token_ids[positions >= columns.num_known[token_rows]] = UNKNOWN_TOKEN
+    context_lens = columns.computed_bound[rows] + num_tokens
     sampled = np.flatnonzero(context_lens == known).astype(np.int32)
     num_draws = np.ones(sampled.size, dtype=np.int32)
     if num_drafts is not None:
         num_drafts = num_drafts[sampled]
         num_draws += num_drafts
     batch = StepBatch(
-        token_ids=token_ids,
-        positions=positions,
-        cu_seqlens=cu_seqlens,
+        rows=rows,
+        num_tokens=num_tokens,
         context_lens=context_lens,
-        block_tables=columns.block_table[rows, :0],
         sampled=sampled,
-        sampling=NOTHING_SAMPLED,
+        described=_described(columns, rules, rows[~columns.is_told[rows]]),
+        cells=_untold_cells(columns, rows),
         prompt_targets=_prompt_targets(columns, rows, context_lens),
-        carried=_carried(columns, rules, rows, with_history=limits.max_num_draft_tokens > 0),
         num_drafts=num_drafts,
         min_draft_chance=plan.min_draft_chance,
         draft_spare_ns=plan.draft_spare_ns,
     )
-    return Prepared(batch, rows, places, num_tokens, num_draws)
+    return Prepared(batch, places, num_draws)
 
 
 def granted_drafts(plan: BatchPlan, places: npt.NDArray[np.intp], limits: RowLimits) -> Int32Array | None:
     """How many may be found for each of the rows at `places`, if any."""
     if not plan.num_draft_tokens.any():
         return None
-    wanted, room = plan.num_draft_tokens[places], limits.max_device_draws - places.size
+    wanted, room = plan.num_draft_tokens[places], limits.max_draws - places.size
     granted: Int32Array = wanted - np.clip(np.cumsum(wanted, dtype=np.int32) - room, 0, wanted)
     return granted if granted.any() else None
 
 
-def _carried(
-    columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array, *, with_history: bool
-) -> CarriedRows:
-    """The runner has not been told this of the rows. with_history: where it drafts."""
-    untold = rows[~columns.is_told[rows]]
-    described = _described(columns, rules, untold, with_history=with_history) if untold.size else NOTHING_DESCRIBED
-    return CarriedRows(rows, described, _untold_cells(columns, rows))
-
-
-def _described(
-    columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array, *, with_history: bool
-) -> RowDescriptions:
-    mine = [rules.get(row) for row in rows.tolist()]
-    histories = [
-        columns.tokens[row, : columns.num_known[row]]
-        if with_history or (of_row is not None and of_row.needs_output)
-        else NO_TOKENS
-        for row, of_row in zip(rows.tolist(), mine, strict=True)
-    ]
+def _described(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array) -> RowDescriptions:
+    if not rows.size:
+        return NOTHING_DESCRIBED
+    known = zip(rows.tolist(), columns.num_known[rows].tolist(), strict=True)
     return RowDescriptions(
         rows=rows,
         num_prompt=columns.num_prompt[rows],
-        num_known=columns.num_known[rows],
         num_computed=columns.num_computed[rows],
         max_known=np.minimum(columns.max_known[rows], _MAX_INT32).astype(np.int32),
         end_token_ids=columns.end_tokens[rows, : columns.max_end_tokens],
@@ -130,8 +108,8 @@ def _described(
             offsets=np.zeros_like(rows),
             num_logprobs=columns.num_logprobs[rows],
         ),
-        rules=tuple(mine),
-        history=TokenLists.of(histories),
+        rules=tuple(rules.get(row) for row in rows.tolist()),
+        known=TokenLists.of([columns.tokens[row, :num_known] for row, num_known in known]),
     )
 
 
@@ -139,6 +117,8 @@ def _untold_cells(columns: RowColumns, rows: Int32Array) -> BlockCells:
     """Returns the cells behind the ones told."""
     first = np.where(columns.is_told[rows], columns.told_blocks[rows], 0)
     counts = columns.num_blocks[rows] - first
+    if not counts.any():
+        return NO_CELLS
     cell_rows = np.repeat(rows, counts)
     indices = np.arange(cell_rows.size, dtype=np.int32) + np.repeat(first - (np.cumsum(counts) - counts), counts)
     return BlockCells(cell_rows, indices.astype(np.int32), columns.block_table[cell_rows, indices])

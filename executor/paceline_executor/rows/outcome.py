@@ -145,8 +145,8 @@ def _prompt_logprobs(prepared: Prepared, output: StepOutput, is_live: BoolArray)
         values = output.prompt_logprobs.get(index)
         if values is None or values.logprobs.shape != (num_tokens,):
             raise ValueError("the runner left out log-probabilities of a prompt")
-        position = int(prepared.batch.positions[prepared.batch.cu_seqlens[index]]) + 1
-        columns = LogprobColumns(position, values.logprobs, values.top_token_ids, values.top_logprobs)
+        start = int(prepared.batch.context_lens[index] - prepared.batch.num_tokens[index])
+        columns = LogprobColumns(start + 1, values.logprobs, values.top_token_ids, values.top_logprobs)
         told.append(RowLogprobs(int(prepared.rows[index]), token_ids, columns))
     return tuple(told)
 

@@ -6,41 +6,42 @@ tokens are computed.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline_executor.runner.interface import (
-    UNKNOWN_TOKEN,
-    BoolArray,
-    CarriedRows,
+    NOTHING_SAMPLED,
+    BlockCells,
+    FlatBatch,
     Int32Array,
+    LogitRuleColumns,
     PromptTargets,
     RowDescriptions,
     SamplingColumns,
     StepBatch,
     StepOutput,
 )
-from paceline_executor.runner.row_rules import RowRules
+from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
 from paceline_executor.runner.rule_columns import Ruled, rule_columns
 from paceline_executor.speculation.drafter import TimedDrafter, WantedDrafts, WantingRow
 
-Compute = Callable[[StepBatch], StepOutput]
+Compute = Callable[[FlatBatch], StepOutput]
 
-_NOTHING = np.zeros(0, dtype=np.int32)
+_KEPT = ("temperature", "top_k", "top_p", "min_p", "seeds", "num_logprobs")  # of SamplingColumns
 _NO_OUTPUT = StepOutput(
-    num_accepted=_NOTHING, token_ids=_NOTHING, logprobs=None, problems={}, forward_ns=0, sample_ns=0
+    num_accepted=NO_TOKENS, token_ids=NO_TOKENS, logprobs=None, problems={}, forward_ns=0, sample_ns=0
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A batch that says all itself, of those rows that go on."""
+    """Of the rows that go on."""
 
-    batch: StepBatch
-    places: Int32Array  # [num_going] in the batch that was launched
+    batch: FlatBatch
+    places: npt.NDArray[np.intp]  # [num_going] in the batch that was launched
     rows: Int32Array  # [num_going]
     num_draws: Int32Array  # [num_sampled]
 
@@ -51,87 +52,77 @@ class HostRows:
     def __init__(self, block_size: int, vocab_size: int, drafter: TimedDrafter) -> None:
         """vocab_size: a draft is below it."""
         self.drafter = drafter
-        self._vocab_size = vocab_size
         self._block_size = block_size
-        self._num_prompt, self._num_known, self._num_computed = (_NOTHING for _ in range(3))
-        self._has_ended: BoolArray = np.zeros(0, dtype=np.bool_)
-        self._sampling = SamplingColumns.greedy(0)
-        self._tokens, self._tables, self._end_tokens = (_NOTHING.reshape(0, 1) for _ in range(3))
+        self._vocab_size = vocab_size
+        self._num_prompt, self._num_known, self._num_computed = NO_TOKENS, NO_TOKENS, NO_TOKENS
+        self._sampling: dict[str, npt.NDArray[Any]] = {name: getattr(NOTHING_SAMPLED, name) for name in _KEPT}
+        self._tokens, self._tables, self._end_tokens = (NO_TOKENS.reshape(0, 1) for _ in range(3))
         self._rules: dict[int, RowRules] = {}
 
     def step(self, batch: StepBatch, compute: Compute) -> StepOutput:
-        """compute: is given a batch that says all itself, unless all rows have ended."""
-        if batch.carried is None:
-            return compute(batch)
-        self._tell(batch, batch.carried)
-        step = self._next_step(batch, batch.carried.rows)
+        """Nothing is computed where all rows have ended."""
+        if batch.described.rows.size:
+            self._describe(batch.described)
+        if batch.cells.rows.size:
+            self._fill(batch.cells)
+        # Behind a context lies what is drawn there.
+        self._tokens = _with_room(self._tokens, len(self._tokens), int(batch.context_lens.max(initial=0)) + 1)
+        step = self._next_step(batch)
         output = compute(step.batch) if step.rows.size else _NO_OUTPUT
         self._advance(step, output)
-        return replace(_spread(step, output, batch), draft_ns=self.drafter.take_ns())
-
-    def _tell(self, batch: StepBatch, carried: CarriedRows) -> None:
-        described, cells = carried.described, carried.cells
-        if described.rows.size:
-            self._describe(described)
-        token_rows, is_given = np.repeat(carried.rows, np.diff(batch.cu_seqlens)), batch.token_ids != UNKNOWN_TOKEN
-        self._make_room(len(self._tokens), int(batch.context_lens.max(initial=0)))
-        self._tokens[token_rows[is_given], batch.positions[is_given]] = batch.token_ids[is_given]
-        if cells.rows.size:
-            self._tables = _with_room(self._tables, len(self._tables), int(cells.indices.max()) + 1)
-            self._tables[cells.rows, cells.indices] = cells.block_ids
+        return self._output(step, output, batch)
 
     def _describe(self, described: RowDescriptions) -> None:
-        rows, history = described.rows, described.history
-        lens = np.diff(history.cu_lens)
-        self._make_room(int(rows.max()) + 1, int(lens.max()))
+        rows, known, end_tokens = described.rows, described.known, described.end_token_ids
+        self._make_room(int(rows.max()) + 1)
         self._num_prompt[rows] = described.num_prompt
-        self._num_known[rows] = described.num_known
+        self._num_known[rows] = lens = described.num_known
         self._num_computed[rows] = described.num_computed
-        self._has_ended[rows] = False
-        width = described.end_token_ids.shape[1]
-        self._end_tokens = _with_room(self._end_tokens, len(self._end_tokens), width)
+        for name, column in self._sampling.items():
+            column[rows] = getattr(described.sampling, name)
+        self._end_tokens = _with_room(self._end_tokens, len(self._end_tokens), end_tokens.shape[1])
         self._end_tokens[rows] = -1
-        self._end_tokens[rows, :width] = described.end_token_ids
-        for column in fields(SamplingColumns)[:-1]:
-            getattr(self._sampling, column.name)[rows] = getattr(described.sampling, column.name)
-        positions = np.arange(history.token_ids.size) - np.repeat(history.cu_lens[:-1], lens)
-        self._tokens[np.repeat(rows, lens), positions] = history.token_ids
-        for row, rules in zip(rows.tolist(), described.rules, strict=True):
+        self._end_tokens[rows, : end_tokens.shape[1]] = end_tokens
+        self._tokens = _with_room(self._tokens, len(self._tokens), int(lens.max()))
+        for index, row in enumerate(rows.tolist()):
+            self._tokens[row, : lens[index]] = known.list_of(index)
             self._rules.pop(row, None)
-            if rules is not None:
+            if (rules := described.rules[index]) is not None:
                 self._rules[row] = rules
             self.drafter.forget(row)
 
-    def _make_room(self, num_rows: int, num_tokens: int) -> None:
-        if num_rows > self._num_known.size:
-            num_rows = max(num_rows, 2 * self._num_known.size)
-            for name in ("_num_prompt", "_num_known", "_num_computed", "_has_ended"):
-                setattr(self, name, _longer(getattr(self, name), num_rows))
-            names = [column.name for column in fields(SamplingColumns)[:-1]]
-            columns: dict[str, Any] = {name: _longer(getattr(self._sampling, name), num_rows) for name in names}
-            self._sampling = SamplingColumns(**columns)
-            self._tables = _with_room(self._tables, num_rows, 1)
-            self._end_tokens = _with_room(self._end_tokens, num_rows, 1)
-        self._tokens = _with_room(self._tokens, num_rows, num_tokens)
+    def _fill(self, cells: BlockCells) -> None:
+        self._tables = _with_room(self._tables, len(self._tables), int(cells.indices.max()) + 1)
+        self._tables[cells.rows, cells.indices] = cells.block_ids
 
-    def _next_step(self, batch: StepBatch, rows: Int32Array) -> _Step:
-        held = self._num_known[rows]
+    def _make_room(self, num_rows: int) -> None:
+        if num_rows <= self._num_known.size:
+            return
+        num_rows = max(num_rows, 2 * self._num_known.size)
+        for name in ("_num_prompt", "_num_known", "_num_computed"):
+            setattr(self, name, _longer(getattr(self, name), num_rows))
+        self._sampling = {name: _longer(column, num_rows) for name, column in self._sampling.items()}
+        for name in ("_tokens", "_tables", "_end_tokens"):
+            setattr(self, name, _with_room(getattr(self, name), num_rows, 1))
+
+    def _next_step(self, batch: StepBatch) -> _Step:
+        held = self._num_known[batch.rows]
         if batch.num_drafts is not None:
-            held[batch.sampled] += self._draft(batch, rows[batch.sampled], batch.num_drafts)
-        left = np.minimum(np.diff(batch.cu_seqlens), held - self._num_computed[rows])
-        places = np.flatnonzero(np.where(self._has_ended[rows], 0, left)).astype(np.int32)
-        rows, num_tokens = rows[places], left[places]
-        starts, known = self._num_computed[rows], self._num_known[rows]
+            held[batch.sampled] += self._draft(batch, batch.rows[batch.sampled], batch.num_drafts)
+        left = np.minimum(batch.num_tokens, held - self._num_computed[batch.rows])
+        places = left.nonzero()[0]
+        rows, num_tokens = batch.rows[places], left[places]
+        starts = self._num_computed[rows]
         context_lens = starts + num_tokens
         cu_seqlens = np.zeros(rows.size + 1, dtype=np.int32)
         np.cumsum(num_tokens, out=cu_seqlens[1:])
-        positions = np.arange(cu_seqlens[-1], dtype=np.int32) + np.repeat(starts - cu_seqlens[:-1], num_tokens)
-        num_draws = np.maximum(context_lens + 1 - known, 0)
-        sampled = np.flatnonzero(num_draws).astype(np.int32)
+        positions = np.arange(cu_seqlens[-1], dtype=np.int32) + (starts - cu_seqlens[:-1]).repeat(num_tokens)
+        num_draws = np.maximum(context_lens + 1 - self._num_known[rows], 0)
+        sampled = num_draws.nonzero()[0].astype(np.int32)
         num_draws = num_draws[sampled]
         num_blocks = -(-int(context_lens.max(initial=0)) // self._block_size)
-        flat = StepBatch(
-            token_ids=self._tokens[np.repeat(rows, num_tokens), positions],
+        flat = FlatBatch(
+            token_ids=self._tokens[rows.repeat(num_tokens), positions],
             positions=positions,
             cu_seqlens=cu_seqlens,
             context_lens=context_lens,
@@ -145,14 +136,17 @@ class HostRows:
 
     def _sampling_of(self, rows: Int32Array, num_draws: Int32Array, *, with_rules: bool = True) -> SamplingColumns:
         """Of the draws behind the known tokens, and behind each draft."""
-        of_row = np.repeat(rows, num_draws)
-        num_before = np.arange(of_row.size, dtype=np.int32) - np.repeat(np.cumsum(num_draws) - num_draws, num_draws)
-        num_output = (self._num_known - self._num_prompt)[of_row] + num_before.astype(np.int32)
-        sampling = replace(self._sampling.of(of_row), offsets=num_output)
-        if not (with_rules and self._rules):
-            return sampling
-        ruled = [self._ruled(*draw) for draw in zip(of_row.tolist(), num_output.tolist(), strict=True)]
-        return replace(sampling, rules=rule_columns(ruled))
+        of_row = rows.repeat(num_draws)
+        num_before = np.arange(of_row.size, dtype=np.int32) - (num_draws.cumsum() - num_draws).repeat(num_draws)
+        num_output = self._num_known[of_row] - self._num_prompt[of_row] + num_before.astype(np.int32)
+        rules = self._rules_of(of_row.tolist(), num_output.tolist()) if with_rules and self._rules else None
+        columns = {name: column[of_row] for name, column in self._sampling.items()}
+        return SamplingColumns(**columns, offsets=num_output, rules=rules)
+
+    def _rules_of(self, rows: list[int], num_output: list[int]) -> LogitRuleColumns | None:
+        if self._rules.keys().isdisjoint(rows):
+            return None
+        return rule_columns([self._ruled(row, num) for row, num in zip(rows, num_output, strict=True)])
 
     def _ruled(self, row: int, num_output: int) -> Ruled | None:
         rules, num_prompt = self._rules.get(row), self._num_prompt[row]
@@ -160,7 +154,8 @@ class HostRows:
 
     def _draft(self, batch: StepBatch, rows: Int32Array, num_wanted: Int32Array) -> Int32Array:
         """Writes drafts behind the known tokens; returns how many each row has."""
-        num_drafts, wanting = np.zeros_like(num_wanted), np.flatnonzero((num_wanted > 0) & ~self._has_ended[rows])
+        goes_on = self._num_known[rows] > self._num_computed[rows]
+        num_drafts, wanting = np.zeros_like(num_wanted), np.flatnonzero(goes_on & (num_wanted > 0))
         if not wanting.size:
             return num_drafts
         asked = zip(rows[wanting].tolist(), num_wanted[wanting].tolist(), strict=True)
@@ -194,34 +189,33 @@ class HostRows:
 
     def _advance(self, step: _Step, output: StepOutput) -> None:
         sampled, num_accepted = step.rows[step.batch.sampled], output.num_accepted
-        ends, num_known = np.cumsum(num_accepted), self._num_known[sampled]
-        positions = np.arange(output.token_ids.size) + np.repeat(num_known - (ends - num_accepted), num_accepted)
-        self._make_room(len(self._tokens), int(positions.max(initial=-1)) + 1)
-        self._tokens[np.repeat(sampled, num_accepted), positions] = output.token_ids
-        self._num_known[sampled] += num_accepted
+        ends, num_known = num_accepted.cumsum(), self._num_known[sampled]
+        positions = np.arange(output.token_ids.size) + (num_known - ends + num_accepted).repeat(num_accepted)
+        self._tokens[sampled.repeat(num_accepted), positions] = output.token_ids
+        self._num_known[sampled] = num_known + num_accepted
         self._num_computed[step.rows] = step.batch.context_lens
         self._num_computed[sampled] -= step.num_draws - np.maximum(num_accepted, 1)
-        has_tokens = num_accepted > 0
-        drawing, last = sampled[has_tokens], output.token_ids[ends[has_tokens] - 1]
-        self._has_ended[drawing] = (self._end_tokens[drawing] == last[:, None]).any(axis=1)
-        self._has_ended[step.rows[list(output.problems)]] = True
+        last = self._tokens[sampled, self._num_known[sampled] - 1]  # of a row that drew none, it has a problem
+        ended = sampled[(self._end_tokens[sampled] == last[:, None]).any(axis=1)]
+        for rows in (ended, step.rows[list(output.problems)]):
+            self._num_computed[rows] = self._num_known[rows]  # nothing is left to compute
+
+    def _output(self, step: _Step, output: StepOutput, batch: StepBatch) -> StepOutput:
+        """As that of the whole batch."""
+        num_accepted, num_verified = np.zeros((2, batch.rows.size), dtype=np.int32)
+        sampled = step.places[step.batch.sampled]
+        num_accepted[sampled], num_verified[sampled] = output.num_accepted, step.num_draws - 1
+        return replace(
+            output,
+            num_accepted=num_accepted[batch.sampled],
+            problems={int(step.places[row]): problem for row, problem in output.problems.items()},
+            prompt_logprobs={int(step.places[row]): values for row, values in output.prompt_logprobs.items()},
+            num_verified=num_verified[batch.sampled],
+            draft_ns=self.drafter.take_ns(),
+        )
 
 
-def _spread(step: _Step, output: StepOutput, batch: StepBatch) -> StepOutput:
-    """As that of the whole batch."""
-    num_accepted, num_verified = np.zeros((2, batch.context_lens.size), dtype=np.int32)
-    sampled = step.places[step.batch.sampled]
-    num_accepted[sampled], num_verified[sampled] = output.num_accepted, step.num_draws - 1
-    return replace(
-        output,
-        num_accepted=num_accepted[batch.sampled],
-        problems={int(step.places[row]): problem for row, problem in output.problems.items()},
-        prompt_logprobs={int(step.places[row]): values for row, values in output.prompt_logprobs.items()},
-        num_verified=num_verified[batch.sampled],
-    )
-
-
-def _targets_of(targets: PromptTargets | None, places: Int32Array) -> PromptTargets | None:
+def _targets_of(targets: PromptTargets | None, places: npt.NDArray[np.intp]) -> PromptTargets | None:
     """places: of rows that go on, ascending."""
     if targets is None:
         return None

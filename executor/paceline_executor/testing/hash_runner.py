@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from paceline_executor.runner.interface import Int32Array, RowProblem, StepBatch, StepOutput, UInt64Array
+from paceline_executor.runner.interface import FlatBatch, Int32Array, RowProblem, StepOutput, UInt64Array
 from paceline_executor.runner.simulated import HASH_BASE, SimulatedRunner, nearest_left
 from paceline_executor.runner.step_times import StepTimes
 
@@ -125,7 +125,7 @@ class HashRunner(SimulatedRunner):
         self.num_steps += 1
         return error, problems
 
-    def compute(self, batch: StepBatch) -> StepOutput:
+    def compute(self, batch: FlatBatch) -> StepOutput:
         error, problems = self.begin_step()
         output = super().compute(batch)
         if error is not None:
@@ -142,7 +142,7 @@ class HashRunner(SimulatedRunner):
         return np.array([self.rule.token_of(mixed) for mixed in hashes.tolist()], dtype=np.int32)
 
 
-def _with_problems(batch: StepBatch, output: StepOutput, problems: Mapping[int, RowProblem]) -> StepOutput:
+def _with_problems(batch: FlatBatch, output: StepOutput, problems: Mapping[int, RowProblem]) -> StepOutput:
     """These batch rows failed alone, the others have a token each."""
     is_faulty = np.isin(batch.sampled, list(problems))
     is_kept = np.repeat(~is_faulty, output.num_accepted)

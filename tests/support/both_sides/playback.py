@@ -14,7 +14,7 @@ from both_sides.executor import InlineExecutor, loaded_on
 from both_sides.harness import CoreHarness
 from paceline.plan.values import StepPoint, StepResult, StepTimings
 from paceline_executor.limits import RowLimits
-from paceline_executor.runner.interface import Int32Array, StepBatch, StepOutput
+from paceline_executor.runner.interface import FlatBatch, Int32Array, StepOutput
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.speculation.drafter import MAX_NUM_DRAFT_TOKENS
@@ -91,11 +91,11 @@ class _Recorded(SimulatedRunner):
         self.size = (0, 0)  # rows and tokens of the last step
         self._answers = answers
 
-    def compute(self, batch: StepBatch) -> StepOutput:
+    def compute(self, batch: FlatBatch) -> StepOutput:
         self.size = len(batch.context_lens), batch.token_ids.size
         return super().compute(batch)
 
-    def _draw(self, batch: StepBatch) -> Int32Array:
+    def _draw(self, batch: FlatBatch) -> Int32Array:
         seeds, offsets = batch.sampling.seeds.tolist(), batch.sampling.offsets.tolist()
         return int32([self._answers[seed].token_at(offset) for seed, offset in zip(seeds, offsets, strict=True)])
 

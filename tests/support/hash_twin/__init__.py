@@ -162,17 +162,16 @@ class TwinHashRunner(DeviceRunner):
         if self._batches is None:
             return output
         batch = self._batches.popleft()
-        prompt_logprobs = prompt_logprobs_of(batch)
+        prompt_logprobs = prompt_logprobs_of(batch.prompt_targets)
         for row, found in output.prompt_logprobs.items():
             _check(found, _targets_of(batch, row), self._limits.vocab_size)
         logprobs = output.logprobs
         if logprobs is not None:
-            assert batch.carried is not None, "it is of kept rows"
-            asked = np.repeat(self._rows.num_logprobs[batch.carried.rows[batch.sampled]], output.num_accepted)
+            asked = np.repeat(self._rows.num_logprobs[batch.rows[batch.sampled]], output.num_accepted)
             _check(logprobs.where(asked > 0), output.token_ids[asked > 0], self._limits.vocab_size)
             logprobs = logprobs_of(output.token_ids, logprobs.top_token_ids.shape[1])
         token_ids = output.token_ids[:0] if handle is self._spoilt else output.token_ids
-        step_ns = self._inner._step_times.step_ns(batch.token_ids.size, 0)
+        step_ns = self._inner._step_times.step_ns(int(batch.num_tokens.sum()), 0)
         output = replace(output, token_ids=token_ids, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
         return replace(output, forward_ns=step_ns, sample_ns=0)
 

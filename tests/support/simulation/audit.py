@@ -82,8 +82,9 @@ class PlanAudit:
         batch = launched.prepared.batch
         block_tables = table._columns.block_table[launched.prepared.rows]
         self._block_tables.append(block_tables)
-        lines = np.repeat(np.arange(batch.context_lens.size), np.diff(batch.cu_seqlens))
-        written = block_tables[lines, batch.positions // self._block_size]
+        spans = zip((batch.context_lens - batch.num_tokens).tolist(), batch.context_lens.tolist(), strict=True)
+        cells = [(line, np.arange(*span) // self._block_size) for line, span in enumerate(spans)]
+        written = np.array([block for line, indices in cells for block in block_tables[line, indices]], dtype=np.int32)
         is_tagged = keys[written].any()
         self._require(not is_tagged, plan, "write to a tagged block", f"one of {sorted(set(written.tolist()))}")
 
