@@ -26,6 +26,7 @@ from paceline_executor.runner.rule_columns import Ruled
 from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
 from paceline_executor.weights.hf.eagle3 import Eagle3Checkpoint
 from paceline_executor.weights.hf.eagle3_config import eagle3_bytes_per_token
+from paceline_kernels.attention import Splits
 from paceline_kernels.compiler import jit
 from paceline_kernels.sampling import SampleOutcome, sample
 
@@ -175,7 +176,7 @@ class Eagle3Drafter:
     def _draft_one_each(self, chains: list[_Chain], sampling: SamplingColumns) -> list[_Chain]:
         """One pass. Returns those that want more; of one that draws nothing that is all."""
         features = torch.from_numpy(np.stack([chain.feature for chain in chains]))
-        found, logits = self._head.forward(features, self._inputs(chains), self._kv_cache)
+        found, hidden = self._head.forward(features, self._inputs(chains), self._kv_cache)
         columns = draws_behind(
             sampling,
             [chain.place for chain in chains],
@@ -183,7 +184,8 @@ class Eagle3Drafter:
             [chain.ruled for chain in chains],
         )
         rules = None if columns.rules is None else logit_rules(columns.rules)
-        samples = sample(self._over_the_targets_ids(logits), sampling_parameters(columns), rules)
+        logits = self._over_the_targets_ids(self._head.logits(hidden, Splits.EVEN))
+        samples = sample(logits, sampling_parameters(columns), rules)
         drawn = zip(chains, found.numpy(), samples.token_ids.tolist(), samples.outcomes.tolist(), strict=True)
         going = []
         for chain, feature, token_id, outcome in drawn:

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 
 from paceline_executor.limits import RowLimits
-from paceline_executor.models.eagle3 import Eagle3Head
+from paceline_executor.models.eagle3 import read_head
 from paceline_executor.numerics import MatrixKind
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.interface import Int32Array, SamplingColumns
@@ -63,7 +63,7 @@ def head_drafter(
     """The EAGLE-3 head in this folder, which sees the runner's steps from now on."""
     checkpoint = eagle3_from_folder(folder, target)
     drafter = Eagle3Drafter(
-        Eagle3Head(checkpoint, runner.embed, limits.max_model_len, weights),
+        read_head(checkpoint, runner.embed, limits.max_model_len, weights),
         checkpoint,
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,

@@ -15,7 +15,7 @@ import torch
 from drafting.serving import Plain
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
-from paceline_executor.models.device_eagle3 import DeviceEagle3Head
+from paceline_executor.models.eagle3 import read_head
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
@@ -222,12 +222,7 @@ def device_draft_model(
 def device_head(folder: Path) -> MakeDrafting:
     checkpoint = eagle3_from_folder(folder, MODEL.config)
     target = LlamaModel(HostWeights(MODEL), DEVICE_LIMITS.max_model_len)
-    head = DeviceEagle3Head(
-        checkpoint.config,
-        lambda name: torch.from_numpy(checkpoint.tensor(name)),
-        None if checkpoint.has_embedding else target.embed,
-        DEVICE_LIMITS.max_model_len,
-    )
+    head = read_head(checkpoint, target.embed, DEVICE_LIMITS.max_model_len, MatrixKind.DENSE)
     ids = None if checkpoint.target_ids is None else torch.from_numpy(checkpoint.target_ids).long()
     return drafting_by_head(head, ids, FLOAT32_NUMERICS, DEVICE_LIMITS, Splits.EVEN)
 
