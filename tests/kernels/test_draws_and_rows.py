@@ -18,11 +18,10 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.rows.columns import RowColumns
 from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.drafter import NoDrafter, TimedDrafter
 from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.inputs import logit_rules, sampling_parameters
 from paceline_executor.runner.interface import RowProblem, StepOutput
-from paceline_executor.speculation.drafter import TimedDrafter
-from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.plans import int32, placement, plan
 from paceline_kernels.draws import RowDraws, RowFinish, advance_rows, draw_inputs
 from paceline_kernels.gpu import architecture
@@ -78,7 +77,7 @@ def random_placement(row, chance):
 
 def host_rows():
     """Of a runner that computes on its host."""
-    return HostRows(LIMITS.block_size, LIMITS.vocab_size, TimedDrafter(PromptLookup(), lambda: 0, HostProfiler()))
+    return HostRows(LIMITS.block_size, LIMITS.vocab_size, TimedDrafter(NoDrafter(), lambda: 0, HostProfiler()))
 
 
 def drawn_output(batch, token_ids, problems):

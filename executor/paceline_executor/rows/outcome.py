@@ -31,6 +31,7 @@ class Drawn:
     """The tokens of `rows` one after another, and the rows that failed instead."""
 
     num_computed: Int32Array  # [num_running]
+    num_missing: Int32Array  # [num_sampled] of the tokens that each might have got
     rows: Int32Array  # [num_drawn]
     places: npt.NDArray[np.intp]  # [num_drawn]: in the plan's columns
     num_accepted: Int32Array  # [num_drawn], at least 1
@@ -51,6 +52,7 @@ def draw(columns: RowColumns, logs: Mapping[int, LogprobLog], prepared: Prepared
     rows, num_accepted = prepared.rows[sampled], output.num_accepted[has_tokens]
     return Drawn(
         num_computed=_num_computed(prepared, output, is_live),
+        num_missing=prepared.num_draws - output.num_accepted,
         rows=rows,
         places=prepared.places[sampled],
         num_accepted=num_accepted,
@@ -84,7 +86,7 @@ def _has_tokens(prepared: Prepared, output: StepOutput, is_live: BoolArray) -> B
     if num_accepted.shape != sampled.shape or output.token_ids.shape != (num_accepted.sum(),):
         shapes = f"{num_accepted.shape} counts and {output.token_ids.shape} tokens"
         raise ValueError(f"{sampled.size} rows are sampled and the runner answered {shapes}")
-    if not np.array_equal(num_accepted > 0, has_tokens) or (num_accepted > prepared.num_draws).any():
+    if (((num_accepted > 0) != has_tokens) | (num_accepted > prepared.num_draws)).any():
         raise ValueError(f"the runner answered {num_accepted.tolist()} tokens, where each of {has_tokens.tolist()} has")
     return has_tokens
 
@@ -154,10 +156,9 @@ def _prompt_logprobs(prepared: Prepared, output: StepOutput, is_live: BoolArray)
 def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: Drawn) -> None:
     columns.num_computed[prepared.rows] += drawn.num_computed
     rows, num_accepted, token_ids = drawn.rows, drawn.num_accepted, drawn.token_ids
-    num_before, ends = columns.num_known[rows], np.cumsum(num_accepted)
-    places = np.arange(token_ids.size) + np.repeat(num_before - (ends - num_accepted), num_accepted)
-    columns.tokens[np.repeat(rows, num_accepted), places] = token_ids
-    num_known = num_before + num_accepted
+    ends, num_known = num_accepted.cumsum(), columns.num_known[rows] + num_accepted
+    places = np.arange(token_ids.size) + (num_known - ends).repeat(num_accepted)
+    columns.tokens[rows.repeat(num_accepted), places] = token_ids
     columns.num_known[rows] = num_known
     end_tokens = columns.end_tokens[rows, : columns.max_end_tokens]
     # The later reason is the one that counts.
@@ -171,8 +172,7 @@ def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: 
 def settle(columns: RowColumns, prepared: Prepared, drawn: Drawn) -> None:
     """Of rows that brought less than they might, in later steps too."""
     columns.computed_bound[prepared.rows] -= prepared.num_tokens - drawn.num_computed
-    columns.known_bound[prepared.rows[prepared.batch.sampled]] -= prepared.num_draws
-    columns.known_bound[drawn.rows] += drawn.num_accepted
+    columns.known_bound[prepared.rows[prepared.batch.sampled]] -= drawn.num_missing
 
 
 def report(

@@ -19,6 +19,7 @@ from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Nu
 from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.runner.acceptance import counting_draws, first_draws, num_valid_tokens, places_of_draws
 from paceline_executor.runner.cores import usable_cores
+from paceline_executor.runner.drafter import Drafter, NoDrafter, TimedDrafter
 from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.inputs import forward_inputs, logit_rules, row_problem, sampling_parameters
 from paceline_executor.runner.interface import (
@@ -38,8 +39,6 @@ from paceline_executor.runner.interface import (
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.runner.measuring import chunk, fastest_ns
 from paceline_executor.runner.prompt_logprobs import Piece, by_row, part, pieces_of, rest
-from paceline_executor.speculation.drafter import Drafter, TimedDrafter
-from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.compiler import jit
@@ -92,7 +91,7 @@ class CpuRunner:
         self._hidden_size = checkpoint.config.hidden_size
         self._vocab_size = checkpoint.config.vocab_size
         self._observer: StepObserver | None = None
-        self.draft_by(PromptLookup())
+        self.draft_by(NoDrafter())
 
     @property
     def kv_geometry(self) -> CacheGeometry:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline_executor.runner.drafter import TimedDrafter, WantedDrafts, WantingRow
 from paceline_executor.runner.interface import (
     NOTHING_SAMPLED,
     BlockCells,
@@ -26,7 +27,6 @@ from paceline_executor.runner.interface import (
 )
 from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
 from paceline_executor.runner.rule_columns import Ruled, rule_columns
-from paceline_executor.speculation.drafter import TimedDrafter, WantedDrafts, WantingRow
 
 Compute = Callable[[FlatBatch], StepOutput]
 
@@ -128,19 +128,19 @@ class HostRows:
             context_lens=context_lens,
             block_tables=self._tables[rows, :num_blocks],
             sampled=sampled,
-            sampling=self._sampling_of(rows[sampled], num_draws),
+            sampling=self._sampling_of(*_draws(rows[sampled], num_draws)),
             prompt_targets=_targets_of(batch.prompt_targets, places),
             num_drafts=None if batch.num_drafts is None else num_draws - 1,
         )
         return _Step(flat, places, rows, num_draws)
 
-    def _sampling_of(self, rows: Int32Array, num_draws: Int32Array, *, with_rules: bool = True) -> SamplingColumns:
-        """Of the draws behind the known tokens, and behind each draft."""
-        of_row = rows.repeat(num_draws)
-        num_before = np.arange(of_row.size, dtype=np.int32) - (num_draws.cumsum() - num_draws).repeat(num_draws)
-        num_output = self._num_known[of_row] - self._num_prompt[of_row] + num_before.astype(np.int32)
-        rules = self._rules_of(of_row.tolist(), num_output.tolist()) if with_rules and self._rules else None
-        columns = {name: column[of_row] for name, column in self._sampling.items()}
+    def _sampling_of(
+        self, rows: Int32Array, num_before: Int32Array | int, *, with_rules: bool = True
+    ) -> SamplingColumns:
+        """num_before: drafts of the row before each draw."""
+        num_output = self._num_known[rows] - self._num_prompt[rows] + num_before
+        rules = self._rules_of(rows.tolist(), num_output.tolist()) if with_rules and self._rules else None
+        columns = {name: column[rows] for name, column in self._sampling.items()}
         return SamplingColumns(**columns, offsets=num_output, rules=rules)
 
     def _rules_of(self, rows: list[int], num_output: list[int]) -> LogitRuleColumns | None:
@@ -160,7 +160,7 @@ class HostRows:
             return num_drafts
         asked = zip(rows[wanting].tolist(), num_wanted[wanting].tolist(), strict=True)
         of_rows = [self._wanting(row, num) for row, num in asked]
-        sampling = self._sampling_of(rows[wanting], np.ones(wanting.size, dtype=np.int32), with_rules=False)
+        sampling = self._sampling_of(rows[wanting], 0, with_rules=False)
         guesses = self.drafter.draft(WantedDrafts(of_rows, sampling, batch.min_draft_chance, batch.draft_spare_ns))
         for index, of_row, guessed in zip(wanting.tolist(), of_rows, guesses, strict=True):
             known = of_row.token_ids.size
@@ -189,30 +189,43 @@ class HostRows:
 
     def _advance(self, step: _Step, output: StepOutput) -> None:
         sampled, num_accepted = step.rows[step.batch.sampled], output.num_accepted
-        ends, num_known = num_accepted.cumsum(), self._num_known[sampled]
-        positions = np.arange(output.token_ids.size) + (num_known - ends + num_accepted).repeat(num_accepted)
+        ends, num_known = num_accepted.cumsum(), self._num_known[sampled] + num_accepted
+        positions = np.arange(output.token_ids.size) + (num_known - ends).repeat(num_accepted)
         self._tokens[sampled.repeat(num_accepted), positions] = output.token_ids
-        self._num_known[sampled] = num_known + num_accepted
+        self._num_known[sampled] = num_known
         self._num_computed[step.rows] = step.batch.context_lens
         self._num_computed[sampled] -= step.num_draws - np.maximum(num_accepted, 1)
-        last = self._tokens[sampled, self._num_known[sampled] - 1]  # of a row that drew none, it has a problem
+        last = self._tokens[sampled, num_known - 1]  # of a row that drew none, it has a problem
         ended = sampled[(self._end_tokens[sampled] == last[:, None]).any(axis=1)]
-        for rows in (ended, step.rows[list(output.problems)]):
-            self._num_computed[rows] = self._num_known[rows]  # nothing is left to compute
+        if output.problems:
+            ended = np.append(ended, step.rows[list(output.problems)])
+        self._num_computed[ended] = self._num_known[ended]  # nothing is left to compute
 
     def _output(self, step: _Step, output: StepOutput, batch: StepBatch) -> StepOutput:
         """As that of the whole batch."""
-        num_accepted, num_verified = np.zeros((2, batch.rows.size), dtype=np.int32)
         sampled = step.places[step.batch.sampled]
-        num_accepted[sampled], num_verified[sampled] = output.num_accepted, step.num_draws - 1
+
+        def of_batch(values: Int32Array) -> Int32Array:
+            spread = np.zeros(batch.rows.size, dtype=np.int32)
+            spread[sampled] = values
+            return spread[batch.sampled]
+
         return replace(
             output,
-            num_accepted=num_accepted[batch.sampled],
+            num_accepted=of_batch(output.num_accepted),
             problems={int(step.places[row]): problem for row, problem in output.problems.items()},
             prompt_logprobs={int(step.places[row]): values for row, values in output.prompt_logprobs.items()},
-            num_verified=num_verified[batch.sampled],
+            num_verified=None if batch.num_drafts is None else of_batch(step.num_draws - 1),
             draft_ns=self.drafter.take_ns(),
         )
+
+
+def _draws(rows: Int32Array, num_draws: Int32Array) -> tuple[Int32Array, Int32Array | int]:
+    """Behind the known tokens of rows, and behind each draft: the rows, and how many drafts are before."""
+    if num_draws.max(initial=1) == 1:
+        return rows, 0
+    first = num_draws.cumsum(dtype=np.int32) - num_draws
+    return rows.repeat(num_draws), np.arange(num_draws.sum(), dtype=np.int32) - first.repeat(num_draws)
 
 
 def _targets_of(targets: PromptTargets | None, places: npt.NDArray[np.intp]) -> PromptTargets | None:

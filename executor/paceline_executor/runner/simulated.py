@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.runner.acceptance import counting_draws, places_of_draws
+from paceline_executor.runner.drafter import Drafter, NoDrafter, TimedDrafter
 from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.interface import (
     CacheGeometry,
@@ -31,8 +32,6 @@ from paceline_executor.runner.interface import (
     output_of,
 )
 from paceline_executor.runner.step_times import StepTimes
-from paceline_executor.speculation.drafter import Drafter, TimedDrafter
-from paceline_executor.speculation.prompt_lookup import PromptLookup
 
 BYTES_PER_TOKEN = 4  # of KV cache: its id
 HASH_BASE = 0x9E3779B97F4A7C15  # 5 modulo 8, so that its powers differ as long as they can
@@ -89,7 +88,7 @@ class SimulatedRunner:
         self._sleep = sleep
         self._done_ns = 0  # when the launched step has ended
         self.profiler = HostProfiler()
-        self.draft_by(PromptLookup())
+        self.draft_by(NoDrafter())
 
     def draft_by(self, drafter: Drafter) -> None:
         """From now on. All rows are to be described anew."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from paceline_executor.runner.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
 from paceline_executor.runner.interface import FlatBatch, HostRunner, Int32Array, SamplingColumns
 from paceline_executor.runner.row_rules import NO_TOKENS
 from paceline_executor.runner.rule_columns import Ruled, within_vocabulary
 from paceline_executor.speculation.block_contents import BlockContents
-from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
 
 _MIN_CATCH_UP = 16  # tokens: they hardly take longer than one
 _GAIN = 1 / 4

@@ -18,12 +18,12 @@ import torch
 from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.interface import ForwardInputs
 from paceline_executor.numerics import KvDtype
+from paceline_executor.runner.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
 from paceline_executor.runner.inputs import logit_rules, sampling_parameters, slots_of
 from paceline_executor.runner.interface import CacheGeometry, FlatBatch, Float32Array, Int32Array, SamplingColumns
 from paceline_executor.runner.kv_cache import allocate_kv_cache
 from paceline_executor.runner.row_rules import NO_TOKENS
 from paceline_executor.runner.rule_columns import Ruled
-from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
 from paceline_executor.weights.hf.eagle3 import Eagle3Checkpoint
 from paceline_executor.weights.hf.eagle3_config import eagle3_bytes_per_token
 from paceline_kernels.attention import Splits

@@ -10,8 +10,8 @@ from paceline_executor.config import Config, DrafterKind
 from paceline_executor.errors import DrafterError
 from paceline_executor.limits import RowLimits
 from paceline_executor.numerics import MatrixKind, Numerics, Quantization, choose_cpu_numerics
+from paceline_executor.runner.drafter import Drafter
 from paceline_executor.runner.interface import WarmUpProgress
-from paceline_executor.speculation.drafter import Drafter
 from paceline_executor.start.opening import Opened, ProgressLog, open_model
 from paceline_executor.start.sizing import DrafterNeeds
 from paceline_executor.weights import Checkpoint, FetchOptions, resolve_model

@@ -10,10 +10,10 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.models.eagle3 import read_head
 from paceline_executor.numerics import MatrixKind
 from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.runner.drafter import WantedDrafts, WantingRow
 from paceline_executor.runner.interface import Int32Array, SamplingColumns
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.speculation.draft_model import CatchUpTime, DraftModel
-from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
 from paceline_executor.speculation.eagle3 import Eagle3Drafter
 from paceline_executor.testing.plans import int32
 from paceline_executor.weights import ModelConfig

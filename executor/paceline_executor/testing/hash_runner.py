@@ -10,6 +10,7 @@ import numpy as np
 from paceline_executor.runner.interface import FlatBatch, Int32Array, RowProblem, StepOutput, UInt64Array
 from paceline_executor.runner.simulated import HASH_BASE, SimulatedRunner, nearest_left
 from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.speculation.prompt_lookup import PromptLookup
 
 _MASK = (1 << 64) - 1
 _ANY: Set[int] = frozenset()
@@ -107,6 +108,7 @@ class HashRunner(SimulatedRunner):
             clock_ns=lambda: 0,
             sleep=lambda _: None,
         )
+        self.draft_by(PromptLookup())
         self.fail_next: Exception | None = None
         self.faulty_tokens: frozenset[int] = frozenset()
         self.problems: dict[int, RowProblem] = {}

@@ -9,10 +9,9 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.rows.rules import rules_of
 from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.drafter import NoDrafter, TimedDrafter
 from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.interface import StepOutput
-from paceline_executor.speculation.drafter import TimedDrafter
-from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plans import int32, placement, plan
 from paceline_executor.testing.stepping import SteppingEngine
@@ -118,7 +117,7 @@ def test_a_row_that_is_placed_again_with_its_output_goes_on_the_same(num_before)
 
 def sampling_of(*plans):
     """How the draws of these steps are sampled, by a runner that draws the same token always."""
-    drafter = TimedDrafter(PromptLookup(), lambda: 0, HostProfiler())
+    drafter = TimedDrafter(NoDrafter(), lambda: 0, HostProfiler())
     table, rows, seen = RowTable(LIMITS), HostRows(LIMITS.block_size, LIMITS.vocab_size, drafter), []
 
     def compute(batch):

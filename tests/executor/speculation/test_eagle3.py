@@ -18,7 +18,7 @@ from paceline_executor.models.interface import KvCache
 from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.rows.table import RowTable
-from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
+from paceline_executor.runner.drafter import WantedDrafts, WantingRow
 from paceline_executor.testing.drafters import head_drafter, wanted_drafts
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.eagle3 import random_head

@@ -29,10 +29,10 @@ from paceline_executor.runner.device.drafts import LookupDrafter, MakeDrafting, 
 from paceline_executor.runner.device.eagle3 import drafting_by_head
 from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.device.twin import TwinDevice
+from paceline_executor.runner.drafter import Drafter
 from paceline_executor.runner.interface import StepBatch, StepOutput
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.speculation.draft_model import DraftModel
-from paceline_executor.speculation.drafter import Drafter
 from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.drafters import UpTo, head_drafter, wanted_drafts
 from paceline_executor.testing.eagle3 import random_head

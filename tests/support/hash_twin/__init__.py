@@ -18,6 +18,7 @@ from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.drafts import DeviceDrafter, launching
 from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.device.twin import TwinDevice
+from paceline_executor.runner.drafter import Drafter
 from paceline_executor.runner.interface import (
     Int32Array,
     RowProblem,
@@ -27,7 +28,6 @@ from paceline_executor.runner.interface import (
     StepOutput,
 )
 from paceline_executor.runner.simulated import logprobs_of, prompt_logprobs_of
-from paceline_executor.speculation.drafter import Drafter
 from paceline_executor.testing.drafters import wanted_drafts
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.random_plans import FragileRunner
