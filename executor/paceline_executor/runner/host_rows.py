@@ -6,7 +6,7 @@ tokens are computed.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from paceline_executor.runner.rule_columns import Ruled, rule_columns
 
 Compute = Callable[[FlatBatch], StepOutput]
 
-_KEPT = ("temperature", "top_k", "top_p", "min_p", "seeds", "num_logprobs")  # of SamplingColumns
+_KEPT = [column.name for column in fields(SamplingColumns) if column.name not in ("offsets", "rules")]
 _NO_OUTPUT = StepOutput(
     num_accepted=NO_TOKENS, token_ids=NO_TOKENS, logprobs=None, problems={}, forward_ns=0, sample_ns=0
 )
@@ -38,16 +38,16 @@ _NO_OUTPUT = StepOutput(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Of the rows that go on."""
+    """Of the rows that have not ended."""
 
     batch: FlatBatch
-    places: npt.NDArray[np.intp]  # [num_going] in the batch that was launched
-    rows: Int32Array  # [num_going]
+    places: npt.NDArray[np.intp]  # [num_rows] in the batch that was launched
+    rows: Int32Array  # [num_rows]
     num_draws: Int32Array  # [num_sampled]
 
 
 class HostRows:
-    """`step` tells, computes and advances. Memory grows with the rows that come."""
+    """Memory grows with the rows that come."""
 
     def __init__(self, block_size: int, vocab_size: int, drafter: TimedDrafter) -> None:
         """vocab_size: a draft is below it."""
@@ -60,7 +60,7 @@ class HostRows:
         self._rules: dict[int, RowRules] = {}
 
     def step(self, batch: StepBatch, compute: Compute) -> StepOutput:
-        """Nothing is computed where all rows have ended."""
+        """Takes in what the batch tells, computes and advances. Nothing is computed where all rows have ended."""
         if batch.described.rows.size:
             self._describe(batch.described)
         if batch.cells.rows.size:
