@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, get_type_hints
 
@@ -30,10 +31,6 @@ ModelIfAnyOption = Annotated[
         help=f"{_MODEL_HELP} Unset, {DEFAULT_MODEL}; with --runner simulated, none.",
     ),
 ]
-RevisionOption = Annotated[
-    str | None,
-    typer.Option("--revision", metavar="NAME", help="Branch, tag or commit of a model of the Hugging Face hub."),
-]
 OfflineOption = Annotated[bool, typer.Option("--offline", help="Fetch nothing: use only models that are here already.")]
 NumExecutorsOption = Annotated[
     int,
@@ -59,18 +56,6 @@ ExecutorPortOption = Annotated[
         "--executor-port", metavar="PORT", min=1, max=64900, help="The first executor's; +2 health, +10 for the next."
     ),
 ]
-MaxNumSeqsOption = Annotated[
-    int | None,
-    typer.Option("--max-num-seqs", metavar="N", min=1, help="Requests that run at once on an executor."),
-]
-KvCacheMemoryOption = Annotated[
-    str | None,
-    typer.Option("--kv-cache-memory", metavar="SIZE", help="Each executor's KV cache, such as 512MiB."),
-]
-QuantizationOption = Annotated[
-    str | None,
-    typer.Option("--quantization", metavar="KIND", help="auto: weights as small as the file has them; none: float32."),
-]
 RunnerOption = Annotated[
     str | None,
     typer.Option(
@@ -78,9 +63,6 @@ RunnerOption = Annotated[
         metavar="KIND",
         help="What executors compute on: auto, cuda or cpu; twin for rehearsals; simulated: they have no model.",
     ),
-]
-KvCacheDtypeOption = Annotated[
-    str | None, typer.Option("--kv-cache-dtype", metavar="DTYPE", help="Keys and values as int8 (auto) or float16.")
 ]
 HostOption = Annotated[
     str, typer.Option("--host", metavar="ADDRESS", help="Where the API listens; executors stay on loopback.")
@@ -93,6 +75,17 @@ ShutdownOption = Annotated[
 ]
 NumThreadsOption = Annotated[
     int | None, typer.Option("--num-threads", metavar="N", min=1, help="CPU threads of each executor.")
+]
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="PORT",
+        min=1,
+        max=64800,
+        help="The scheduler's metrics; +3 the standby's; +1 the first executor's, +10 for the next."
+        " Unset, 9464, or 6 above --port and --executor-port where these are given.",
+    ),
 ]
 LogDirOption = Annotated[
     Path | None, typer.Option("--log-dir", metavar="FOLDER", help="Keep each process's log lines in a file here.")
@@ -148,14 +141,6 @@ MaxNumDraftTokensOption = Annotated[
     int | None,
     typer.Option(
         "--max-draft-tokens", metavar="N", help="Drafts of a step at most, 0 to 63; 0 drafts nothing. Unset: as useful."
-    ),
-]
-SpeculationOption = Annotated[
-    str | None,
-    typer.Option(
-        "--speculation",
-        metavar="JSON|FILE",
-        help='Drafts of a request and step: {"max_num_draft_tokens": 4}; 0: none.',
     ),
 ]
 RequestTimeoutOption = Annotated[
@@ -236,20 +221,91 @@ _SAMPLING_OPTIONS: dict[str, Any] = {
 
 def takes_sampling(command: Callable[_P, None]) -> Callable[_P, None]:
     """Where the command takes `sampling`, users find an option for each parameter. Ranges are the server's to check."""
+    return _expanded(command, "sampling", _SAMPLING_OPTIONS, lambda chosen: Sampling(**chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """Options for the command lines of programs, as they were typed."""
+
+    scheduler: tuple[str, ...] = ()
+    executor: tuple[str, ...] = ()
+
+
+def hands_on(command: Callable[_P, None]) -> Callable[_P, None]:
+    """Where the command takes `handed`, users find the programs' own options, which these check."""
+    found = {option.flag.removeprefix("--").replace("-", "_"): option for option in HANDED_OPTIONS}
+    options = {
+        name: Annotated[
+            str | None,
+            typer.Option(option.flag, metavar=option.metavar, help=option.help, rich_help_panel=_PANELS[option.of]),
+        ]
+        for name, option in found.items()
+    }
+
+    def handed(chosen: dict[str, Any]) -> Handed:
+        def of(program: str) -> tuple[str, ...]:
+            typed = ((found[name], value) for name, value in chosen.items() if value is not None)
+            return tuple(part for option, value in typed if program in option.of for part in (option.flag, value))
+
+        return Handed(of(_SCHEDULER), of(_EXECUTOR))
+
+    return _expanded(command, "handed", options, handed)
+
+
+_SCHEDULER, _EXECUTOR = "scheduler", "executor"
+_PANELS = {
+    (_SCHEDULER,): "Options of the scheduler",
+    (_EXECUTOR,): "Options of executors",
+    (_SCHEDULER, _EXECUTOR): "Options of both",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOption:
+    flag: str
+    metavar: str
+    help: str
+    of: tuple[str, ...] = (_EXECUTOR,)
+
+
+HANDED_OPTIONS = (
+    HandedOption("--revision", "NAME", "Branch, tag or commit of a model of the Hugging Face hub."),
+    HandedOption("--served-model-name", "NAME", "What requests call the model; unset, its name or file name."),
+    HandedOption("--quantization", "KIND", "auto: weights as small as the file has them; none: float32."),
+    HandedOption("--max-model-len", "TOKENS", "Prompt and output of a request together."),
+    HandedOption("--max-num-seqs", "N", "Requests that run at once on an executor."),
+    HandedOption("--max-num-batched-tokens", "TOKENS", "Tokens of a step; schedulers plan shorter ones if need be."),
+    HandedOption("--kv-cache-memory", "SIZE", "Each executor's KV cache, such as 512MiB."),
+    HandedOption("--kv-cache-dtype", "DTYPE", "Keys and values as int8 (auto) or float16."),
+    HandedOption("--gpu-memory-utilization", "SHARE", "How much of a GPU's memory an executor takes; unset, 0.9."),
+    HandedOption("--cache-dir", "FOLDER", "Where models and tokenizers are kept.", (_SCHEDULER, _EXECUTOR)),
+    HandedOption(
+        "--speculation",
+        "JSON|FILE",
+        'Drafts of a request and step: {"max_num_draft_tokens": 4}; 0: none.',
+        (_SCHEDULER,),
+    ),
+    HandedOption("--record-dir", "FOLDER", "Record plans and results there, for 'paceline replay'.", (_SCHEDULER,)),
+    HandedOption("--log-requests", "SHARE", "Which share of the requests has a line in the log.", (_SCHEDULER,)),
+)
+
+
+def _expanded(
+    command: Callable[_P, None], taken: str, options: dict[str, Any], made_of: Callable[[dict[str, Any]], object]
+) -> Callable[_P, None]:
+    """A command with all these options in the place of the parameter `taken`, which is made of them."""
 
     @functools.wraps(command)
     def with_options(*args: _P.args, **values: _P.kwargs) -> None:
-        chosen: dict[str, Any] = {name: values.pop(name) for name in _SAMPLING_OPTIONS}
-        values["sampling"] = Sampling(**chosen)
+        values[taken] = made_of({name: values.pop(name) for name in options})
         command(*args, **values)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    own = [
-        inspect.Parameter(name, keyword, default=None, annotation=option) for name, option in _SAMPLING_OPTIONS.items()
-    ]
+    own = [inspect.Parameter(name, keyword, default=None, annotation=option) for name, option in options.items()]
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
-        parameters += own if parameter.name == "sampling" else [parameter.replace(kind=keyword)]
+        parameters += own if parameter.name == taken else [parameter.replace(kind=keyword)]
     vars(with_options)["__signature__"] = inspect.Signature(parameters)
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return with_options

@@ -8,26 +8,38 @@ import enum
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from paceline.plan.texts import MAX_NAME_BYTES
-from paceline.process.help import HelpParser, port_or_off
+from paceline.process.help import HelpParser
+from paceline.process.options import (
+    choice,
+    decimal,
+    default_cache_dir,
+    flag,
+    level,
+    number,
+    option,
+    parse_options,
+    port_number,
+    port_or_off,
+    tls_folder,
+)
 from paceline.process.small_files import read_small_file
-from paceline.process.tls_folder import TlsFolder, TlsFolderError, is_loopback
+from paceline.process.tls_folder import TlsFolder, is_loopback
 from paceline_executor.numerics import KvDtype, Quantization
-from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir
+from paceline_executor.weights import DEFAULT_MODEL
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-_Kind = TypeVar("_Kind", bound=enum.Enum)
 _TRUE = ("1", "on", "yes", "true")
 _SPINS = "1000"  # a few microseconds
 _BLOCK_SIZE = 16
 DEVICE_BLOCK_SIZE = 64
 """Its attention spends up to a quarter less than on blocks of 16."""
-_LOG_LEVELS = ("debug", "info", "warning", "error")
+_SECONDS = decimal(0, 10**6, "a number of seconds")
+_MODEL, _NETWORK, _LIMITS, _PROCESS, _DEVICE = "Model", "Network", "Limits and memory", "Process", "Device"
 _OF_NUMBA = {  # what else they say ends in a traceback
     "NUMBA_NUM_THREADS": "[1-9][0-9]*",
     "NUMBA_THREADING_LAYER": "default|safe|forksafe|threadsafe|omp|tbb|workqueue",
@@ -101,50 +113,222 @@ class SpeculationChoice:
     model: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+def _name(text: str) -> str:
+    if not 1 <= len(text.encode(errors="surrogateescape")) <= MAX_NAME_BYTES or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"a name has 1 to {MAX_NAME_BYTES} bytes, and no control characters")
+    return text
+
+
+def _runner(text: str) -> tuple[RunnerKind, Path | None]:
+    """Of a simulated runner also the file of step times."""
+    kind, _, file = text.partition(":")
+    if kind == RunnerKind.SIMULATED.value and file:
+        return RunnerKind.SIMULATED, Path(file)
+    return choice(RunnerKind)(text), None
+
+
+def _speculation(text: str) -> SpeculationChoice:
+    try:
+        value = json.loads(text if text.lstrip().startswith("{") else read_small_file(Path(text)))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{error}; write JSON such as {_SPECULATION}") from None
+    if not isinstance(value, dict) or not value.keys() <= {"drafter", "model"}:
+        raise argparse.ArgumentTypeError(f"it has fields drafter and model alone, such as {_SPECULATION}")
+    drafter, model = choice(DrafterKind)(str(value.get("drafter"))), value.get("model")
+    if drafter not in _WITH_MODEL and model is not None:
+        raise argparse.ArgumentTypeError(f"{drafter.value} has no model of its own: leave model out")
+    if drafter in _WITH_MODEL and not (isinstance(model, str) and model):
+        raise argparse.ArgumentTypeError(f"{drafter.value} needs a model: {_SPECULATION}")
+    return SpeculationChoice(drafter, model)
+
+
+def _kv_dtype(text: str) -> KvDtype | None:
+    known = ("auto", *(dtype.value for dtype in KvDtype))
+    if text not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(known)}")
+    return None if text == "auto" else KvDtype(text)
+
+
+def _share(text: str) -> float:
+    if not re.fullmatch(r"[01](\.[0-9]{1,6})?", text) or not 0 < float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and at most 1; write it like 0.9")
+    return float(text)
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([a-z]*)", text.lower())
+    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it like 512MiB or 4GiB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Every value is in range. None means: measured, or taken from the model."""
 
-    model: str
-    served_model_name: str | None
-    revision: str | None
+    model: str = option(
+        _MODEL,
+        str,
+        "NAME_OR_PATH",
+        None,
+        text="Known name; GGUF file; folder with one, or with safetensors files; or model of the Hugging Face"
+        " hub: org/name, of one with GGUF files org/name:FILE.gguf or org/name:Q4_K_M. [default:"
+        f" {DEFAULT_MODEL}]",
+    )
+    revision: str | None = option(
+        _MODEL, str, "NAME", None, text="Branch, tag or commit of a model of the Hugging Face hub. [default: main]"
+    )
+    served_model_name: str | None = option(
+        _MODEL, _name, "NAME", None, text="What requests call the model. [default: its name or file name]"
+    )
+    cache_dir: Path = option(
+        _MODEL,
+        Path,
+        "DIR",
+        lambda: default_cache_dir(os.environ),
+        text="Where fetched models are kept. [default: %(default)s]",
+    )
+    load_format: LoadFormat = option(
+        _MODEL,
+        choice(LoadFormat),
+        "FORMAT",
+        LoadFormat.AUTO,
+        text="Where weights come from. auto: from the model's files; dummy: they are random, of the shape in its"
+        " config.json, for benchmarks. [default: auto]",
+    )
+    quantization: Quantization = option(
+        _MODEL,
+        choice(Quantization),
+        "KIND",
+        Quantization.AUTO,
+        text="How products are computed. On a CPU auto: weights stay as small as the file has them, activations"
+        " become int8; none: float32. On a GPU auto: float8 stays float8, all else has 16 bits; fp8:"
+        " weights become float8; none: 16 bits. [default: auto]",
+    )
+    host: str = option(_NETWORK, str, "ADDRESS", "127.0.0.1", text="Address to bind. [default: %(default)s]")
+    port: int = option(
+        _NETWORK, port_number, "N", 50061, text="Port of ExecutorService; 0: any. [default: %(default)s]"
+    )
+    health_port: int = option(
+        _NETWORK,
+        port_number,
+        "N",
+        50063,
+        text="Port that answers health checks only, for probes; 0: any. Plaintext. [default: %(default)s]",
+    )
+    tls_dir: TlsFolder | None = option(
+        _NETWORK,
+        tls_folder,
+        "DIR",
+        None,
+        text="Folder with ca.crt, tls.crt and tls.key, read again when they change. Then only schedulers and"
+        " operators may call: those whose certificate names paceline://scheduler or paceline://operator.",
+    )
+    insecure: bool = flag(
+        _NETWORK, text="Without --tls-dir, let other machines call: whoever reaches the port reads every prompt."
+    )
+    metrics_port: int | None = option(
+        _NETWORK,
+        port_or_off,
+        "N|off",
+        9465,
+        text="Port where Prometheus reads /metrics; 0: any. [default: %(default)s]",
+    )
+    block_size: int = option(
+        _LIMITS,
+        number(1, 256),
+        "TOKENS",
+        None,
+        text=f"Slots per block. [default: {_BLOCK_SIZE}, on a GPU {DEVICE_BLOCK_SIZE}]",
+    )
+    max_num_seqs: int = option(
+        _LIMITS, number(1, 4096), "ROWS", 256, text="How many requests run at once. [default: %(default)s]"
+    )
+    max_num_batched_tokens: int = option(
+        _LIMITS,
+        number(1, 65536),
+        "TOKENS",
+        2048,
+        text="Tokens of a step; schedulers plan shorter ones on a slow device. [default: %(default)s]",
+    )
+    speculation: SpeculationChoice = option(
+        _LIMITS,
+        _speculation,
+        "FILE|JSON",
+        SpeculationChoice(),
+        text=f"Who drafts: a smaller model of the same vocabulary, {_SPECULATION}; eagle3, likewise with a head"
+        " of the model; target_copy, the model packed, with --quantization none; prompt_lookup, the"
+        " request's own tokens; or a file with this. [default: prompt_lookup]",
+    )
+    max_model_len: int | None = option(
+        _LIMITS,
+        number(2, 2**24),
+        "TOKENS",
+        None,
+        text="Prompt and output of a request together. [default: what the model was trained for, if it fits]",
+    )
+    kv_cache_memory: int | None = option(
+        _LIMITS,
+        _size,
+        "SIZE",
+        None,
+        text="Memory for the KV cache, such as 512MiB or 4GiB. [default: a quarter of what is free, at most"
+        " 2GiB; on a GPU what is left of its share]",
+    )
+    gpu_memory_utilization: float | None = option(
+        _LIMITS,
+        _share,
+        "SHARE",
+        None,
+        text="How much of all the memory of a GPU this process may take, above 0, at most 1. [default: 0.9]",
+    )
+    kv_cache_dtype: KvDtype | None = option(
+        _LIMITS,
+        _kv_dtype,
+        "DTYPE",
+        None,
+        text="Type of its numbers: auto, float32, float16 or int8; on a GPU auto, bfloat16, float16, fp8_e4m3 or"
+        " int8. [default: auto: int8, float32 with --quantization none; on a GPU the type that is computed"
+        " with]",
+    )
+    batch_invariant: bool = flag(
+        _LIMITS, text="On a GPU, too, no result depends on what else runs: slower. On a CPU none ever does."
+    )
+    num_threads: int | None = option(
+        _LIMITS, number(1, 1024), "N", None, text="Threads of a CPU device. [default: its usable CPUs]"
+    )
+    shutdown_timeout: float = option(
+        _PROCESS, _SECONDS, "SECONDS", 30.0, text="How long a drain waits for running work. [default: %(default)g]"
+    )
+    log_level: str = option(
+        _PROCESS,
+        level,
+        "LEVEL",
+        "info",
+        text="Least serious event to print: debug, info, warning or error. [default: %(default)s]",
+    )
+    runner: RunnerKind = option(
+        _DEVICE,
+        _runner,
+        "KIND",
+        (RunnerKind.AUTO, None),
+        text="What computes the steps. cuda: a GPU of compute capability 8.0 or later; cpu; auto: cuda where"
+        " there is one and Triton is installed, else cpu; twin: the code for GPUs on the CPU, in float32,"
+        " for tests and rehearsals; simulated: no model, nothing to fetch, tokens are hashes of earlier"
+        " ones; simulated:FILE: steps take as long as this JSON file says. [default: auto]",
+    )
+    step_times: Path | None
     offline: bool
     hub_endpoint: str | None
-    cache_dir: Path
-    load_format: LoadFormat
-    host: str
-    port: int
-    health_port: int
-    tls_dir: TlsFolder | None
-    insecure: bool
-    metrics_port: int | None
-    block_size: int
     has_default_block_size: bool
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int | None
-    kv_cache_memory: int | None
-    gpu_memory_utilization: float | None
-    quantization: Quantization
-    kv_cache_dtype: KvDtype | None
-    batch_invariant: bool
-    num_threads: int | None
-    shutdown_timeout: float
-    log_level: str
-    runner: RunnerKind
-    step_times: Path | None
-    speculation: SpeculationChoice
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> Config:
     """A mistake is explained on stderr and exits with code 2."""
-    parser = HelpParser(prog="paceline-executor", description=_DESCRIPTION, panels=_PANELS)
-    _add_model(parser.add_argument_group("Model"))
-    _add_network(parser.add_argument_group("Network"))
-    _add_limits(parser.add_argument_group("Limits and memory"))
-    _add_process(parser.add_argument_group("Process"))
-    _add_device(parser.add_argument_group("Device"))
-    values = parser.parse_args(arguments)
+    parser = HelpParser("paceline-executor", _DESCRIPTION, _PANELS)
+    values = argparse.Namespace(**parse_options(Config, parser, arguments))
     values.runner, values.step_times = values.runner
     if values.runner is RunnerKind.SIMULATED and values.model is not None:
         parser.error("--runner simulated has no model: leave out --model, and name it with --served-model-name")
@@ -181,268 +365,3 @@ def let_waiting_threads_sleep() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-
-
-def _add_model(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--model",
-        metavar="NAME_OR_PATH",
-        help="Known name; GGUF file; folder with one, or with safetensors files; or model of the Hugging Face hub: "
-        f"org/name, of one with GGUF files org/name:FILE.gguf or org/name:Q4_K_M. [default: {DEFAULT_MODEL}]",
-    )
-    group.add_argument(
-        "--revision", metavar="NAME", help="Branch, tag or commit of a model of the Hugging Face hub. [default: main]"
-    )
-    group.add_argument(
-        "--served-model-name",
-        type=_name,
-        metavar="NAME",
-        help="What requests call the model. [default: its name or file name]",
-    )
-    group.add_argument(
-        "--cache-dir",
-        type=Path,
-        default=default_cache_dir(os.environ),
-        metavar="DIR",
-        help="Where fetched models are kept. [default: %(default)s]",
-    )
-    group.add_argument(
-        "--load-format",
-        type=_choice(LoadFormat),
-        default=LoadFormat.AUTO,
-        metavar="FORMAT",
-        help="Where weights come from. auto: from the model's files; dummy: they are random, of the shape in its"
-        " config.json, for benchmarks."
-        " [default: auto]",
-    )
-    group.add_argument(
-        "--quantization",
-        type=_choice(Quantization),
-        default=Quantization.AUTO,
-        metavar="KIND",
-        help="How products are computed. On a CPU auto: weights stay as small as the file has them, activations become"
-        " int8; none: float32. On a GPU auto: float8 stays float8, all else has 16 bits; fp8: weights become float8;"
-        " none: 16 bits. [default: auto]",
-    )
-
-
-def _add_network(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to bind. [default: %(default)s]")
-    group.add_argument(
-        "--port",
-        type=_number(0, 65535),
-        default=50061,
-        metavar="N",
-        help="Port of ExecutorService; 0: any. [default: %(default)s]",
-    )
-    group.add_argument(
-        "--health-port",
-        type=_number(0, 65535),
-        default=50063,
-        metavar="N",
-        help="Port that answers health checks only, for probes; 0: any. Plaintext. [default: %(default)s]",
-    )
-    group.add_argument(
-        "--tls-dir",
-        type=_tls_folder,
-        metavar="DIR",
-        help="Folder with ca.crt, tls.crt and tls.key, read again when they change. Then only schedulers and operators"
-        " may call: those whose certificate names paceline://scheduler or paceline://operator.",
-    )
-    group.add_argument(
-        "--insecure",
-        action="store_true",
-        help="Without --tls-dir, let other machines call: whoever reaches the port reads every prompt.",
-    )
-    group.add_argument(
-        "--metrics-port",
-        type=port_or_off,
-        default=9465,
-        metavar="N|off",
-        help="Port where Prometheus reads /metrics; 0: any. [default: %(default)s]",
-    )
-
-
-def _add_limits(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--block-size",
-        type=_number(1, 256),
-        metavar="TOKENS",
-        help=f"Slots per block. [default: {_BLOCK_SIZE}, on a GPU {DEVICE_BLOCK_SIZE}]",
-    )
-    group.add_argument(
-        "--max-num-seqs",
-        type=_number(1, 4096),
-        default=256,
-        metavar="ROWS",
-        help="How many requests run at once. [default: %(default)s]",
-    )
-    group.add_argument(
-        "--max-num-batched-tokens",
-        type=_number(1, 65536),
-        default=2048,
-        metavar="TOKENS",
-        help="Tokens of a step; schedulers plan shorter ones on a slow device. [default: %(default)s]",
-    )
-    _add_memory(group)
-
-
-def _add_memory(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--speculation",
-        type=_speculation,
-        default=SpeculationChoice(),
-        metavar="FILE|JSON",
-        help=f"Who drafts: a smaller model of the same vocabulary, {_SPECULATION}; eagle3, likewise with a"
-        " head of the model; target_copy, the model packed, with --quantization none; prompt_lookup, the request's"
-        " own tokens; or a file with this."
-        " [default: prompt_lookup]",
-    )
-    group.add_argument(
-        "--max-model-len",
-        type=_number(2, 2**24),
-        metavar="TOKENS",
-        help="Prompt and output of a request together. [default: what the model was trained for, if it fits]",
-    )
-    group.add_argument(
-        "--kv-cache-memory",
-        type=_size,
-        metavar="SIZE",
-        help="Memory for the KV cache, such as 512MiB or 4GiB. [default: a quarter of what is free, at most 2GiB; on a"
-        " GPU what is left of its share]",
-    )
-    group.add_argument(
-        "--gpu-memory-utilization",
-        type=_share,
-        metavar="SHARE",
-        help="How much of all the memory of a GPU this process may take, above 0, at most 1. [default: 0.9]",
-    )
-    group.add_argument(
-        "--kv-cache-dtype",
-        type=_kv_dtype,
-        metavar="DTYPE",
-        help="Type of its numbers: auto, float32, float16 or int8; on a GPU auto, bfloat16, float16, fp8_e4m3 or int8."
-        " [default: auto: int8, float32 with --quantization none; on a GPU the type that is computed with]",
-    )
-    group.add_argument(
-        "--batch-invariant",
-        action="store_true",
-        help="On a GPU, too, no result depends on what else runs: slower. On a CPU none ever does.",
-    )
-    group.add_argument(
-        "--num-threads", type=_number(1, 1024), metavar="N", help="Threads of a CPU device. [default: its usable CPUs]"
-    )
-
-
-def _add_process(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--shutdown-timeout",
-        type=_seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="How long a drain waits for running work. [default: %(default)g]",
-    )
-    group.add_argument(
-        "--log-level",
-        choices=_LOG_LEVELS,
-        default="info",
-        metavar="LEVEL",
-        help="Least serious event to print: debug, info, warning or error. [default: %(default)s]",
-    )
-
-
-def _add_device(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--runner",
-        type=_runner,
-        default=(RunnerKind.AUTO, None),
-        metavar="KIND",
-        help="What computes the steps. cuda: a GPU of compute capability 8.0 or later; cpu; auto: cuda where there is"
-        " one and Triton is installed, else cpu; twin: the code for GPUs on the CPU, in float32, for tests and"
-        " rehearsals; simulated: no model, nothing to fetch, tokens are hashes of earlier ones; simulated:FILE: steps"
-        " take as long as this JSON file says. [default: auto]",
-    )
-
-
-def _tls_folder(text: str) -> TlsFolder:
-    try:
-        return TlsFolder(Path(text))
-    except TlsFolderError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _name(text: str) -> str:
-    if not 1 <= len(text.encode(errors="surrogateescape")) <= MAX_NAME_BYTES or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"a name has 1 to {MAX_NAME_BYTES} bytes, and no control characters")
-    return text
-
-
-def _number(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,12}", text) or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
-        return int(text)
-
-    return parse
-
-
-def _choice(kinds: type[_Kind]) -> Callable[[str], _Kind]:
-    def parse(text: str) -> _Kind:
-        try:
-            return kinds(text)
-        except ValueError:
-            known = ", ".join(str(kind.value) for kind in kinds)
-            raise argparse.ArgumentTypeError(f"{text!r} is not one of {known}") from None
-
-    return parse
-
-
-def _runner(text: str) -> tuple[RunnerKind, Path | None]:
-    """Of a simulated runner also the file of step times."""
-    kind, _, file = text.partition(":")
-    if kind == RunnerKind.SIMULATED.value and file:
-        return RunnerKind.SIMULATED, Path(file)
-    return _choice(RunnerKind)(text), None
-
-
-def _speculation(text: str) -> SpeculationChoice:
-    try:
-        value = json.loads(text if text.lstrip().startswith("{") else read_small_file(Path(text)))
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"{error}; write JSON such as {_SPECULATION}") from None
-    if not isinstance(value, dict) or not value.keys() <= {"drafter", "model"}:
-        raise argparse.ArgumentTypeError(f"it has fields drafter and model alone, such as {_SPECULATION}")
-    drafter, model = _choice(DrafterKind)(str(value.get("drafter"))), value.get("model")
-    if drafter not in _WITH_MODEL and model is not None:
-        raise argparse.ArgumentTypeError(f"{drafter.value} has no model of its own: leave model out")
-    if drafter in _WITH_MODEL and not (isinstance(model, str) and model):
-        raise argparse.ArgumentTypeError(f"{drafter.value} needs a model: {_SPECULATION}")
-    return SpeculationChoice(drafter, model)
-
-
-def _kv_dtype(text: str) -> KvDtype | None:
-    known = ("auto", *(dtype.value for dtype in KvDtype))
-    if text not in known:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(known)}")
-    return None if text == "auto" else KvDtype(text)
-
-
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return float(text)
-
-
-def _share(text: str) -> float:
-    if not re.fullmatch(r"[01](\.[0-9]{1,6})?", text) or not 0 < float(text) <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and at most 1; write it like 0.9")
-    return float(text)
-
-
-def _size(text: str) -> int:
-    found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([a-z]*)", text.lower())
-    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it like 512MiB or 4GiB")
-    return int(float(found[1]) * _UNITS[found[2]])

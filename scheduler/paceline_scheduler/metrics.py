@@ -96,7 +96,7 @@ def observe(runtime: Runtime, edge: Edge, log_requests: float) -> Meter:
         count_refusal(meter, error)
         request_log.refused(key, model, trace_parent, error)
 
-    runtime.show_plans(ServingObserver(meter))
+    runtime.show_plans(ServingObserver(meter, runtime.after_turn))
     runtime.show(request_log)
     edge.on_refusal(refused)
     return meter

@@ -139,13 +139,13 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
         max_num_batched_tokens=config.max_num_batched_tokens,
         ttft_budget_s=config.ttft_budget_s,
         itl_budget_s=config.itl_budget_s,
-        max_num_draft_tokens=config.max_num_draft_tokens,
+        max_num_draft_tokens=config.speculation,
     )
     edge_limits = EdgeLimits()
     claim = OwnClaim(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
     core = Core(core_limits)
     runtime = Runtime(core, clock, asyncio.get_running_loop())
-    recorder = None if config.recording is None else _record(config.recording, core, runtime, claim.scheduler_id)
+    recorder = None if config.record_dir is None else _record(config.record_dir, core, runtime, claim.scheduler_id)
     if (tokens := ports.tokens) is not None:
         runtime.feed(SetTenants(tokens.bounds))
         tokens.on_other_bounds(lambda bounds: runtime.feed(SetTenants(bounds)))

@@ -114,6 +114,10 @@ class Runtime:
             self._loop.call_soon(self._end_turn)
         return effects.reply
 
+    def after_turn(self, work: Callable[[], None]) -> None:
+        """Nothing that the core decides waits for it."""
+        self._loop.call_soon(work)
+
     async def until_settled(self) -> None:
         """No plan is in flight and no row waits for its release."""
         self.feed(Tick())

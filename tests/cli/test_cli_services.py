@@ -1,6 +1,7 @@
 """`up` and `demo` with stand-ins for the services: order, output, exit codes, signals."""
 
 import ast
+import inspect
 import io
 import os
 import re
@@ -18,7 +19,7 @@ from paceline_cli.app import app
 from paceline_cli.commands.chaos import chaos
 from paceline_cli.commands.demo import demo
 from paceline_cli.commands.up import up as up_command
-from paceline_cli.options import DEFAULT_MODEL, model_for, names_of
+from paceline_cli.options import DEFAULT_MODEL, Handed, hands_on, model_for, names_of
 from paceline_cli.supervisor import programs
 from paceline_cli.supervisor.programs import (
     Deployment,
@@ -180,9 +181,7 @@ def test_up_gives_up_on_what_can_never_work(up):
 def test_an_error_of_a_service_leads_to_an_option_of_up(up):
     code, shown = up("--model", "taken")
     assert code == 4
-    sentence = (
-        "cannot listen on 127.0.0.1:9465; choose another with --executor-port, from which its metrics port follows"
-    )
+    sentence = "cannot listen on 127.0.0.1:9465; choose another with --metrics-port"
     assert shown.splitlines()[-1] == f"error: executor ended with exit code 4: {sentence}"
 
 
@@ -228,6 +227,7 @@ def test_up_with_a_standby_says_how_to_reach_both(up):
     assert code == 0
     assert f"paceline chat --target 127.0.0.1:{first},127.0.0.1:{first + 3}\n" in shown
     assert f"Admin      127.0.0.1:{first + 1}, 127.0.0.1:{first + 4}\n" in shown
+    assert f"Metrics    127.0.0.1:{first + 6}, 127.0.0.1:{first + 9}, " in shown
     assert "One scheduler drives the executors, the other one stands by." in shown
 
 
@@ -281,9 +281,8 @@ def test_a_standby_is_a_second_scheduler_of_the_same_executors(use_fakes):
 
 
 def test_only_what_is_asked_for_is_passed_on_and_to_whom_it_concerns(use_fakes):
-    for_executors = {"max_num_seqs": 3, "num_threads": 1, "kv_cache_memory": "1GiB", "kv_cache_dtype": "int8"}
-    for_executors |= {"quantization": "none", "revision": "v1", "runner": "cpu"}
-    for_schedulers = {"speculation": '{"max_num_draft_tokens": 0}', "tokens": Path("tokens")}
+    for_executors = {"num_threads": 1, "runner": "cpu"}
+    for_schedulers = {"tokens": Path("tokens")}
     for_both = {"tls_dir": Path("certificates")}
 
     def options_of(asked):
@@ -297,6 +296,24 @@ def test_only_what_is_asked_for_is_passed_on_and_to_whom_it_concerns(use_fakes):
     *schedulers, executor = commands_of(with_standby=True, **for_executors, **for_schedulers, **for_both)
     assert [passed_on(scheduler) for scheduler in schedulers] == [options_of(for_schedulers | for_both)] * 2
     assert passed_on(executor) == options_of(for_executors | for_both)
+
+
+def test_the_options_of_a_program_are_handed_on_as_they_were_typed(use_fakes):
+    taken = []
+
+    @hands_on
+    def command(*, handed: Handed) -> None:
+        taken.append(handed)
+
+    asked = {"max_num_seqs": "3", "record_dir": "recordings", "cache_dir": "cache"}
+    everything = dict.fromkeys(inspect.signature(command).parameters)
+    command(**everything | asked)
+    (handed,) = taken
+    assert handed.scheduler == ("--cache-dir", "cache", "--record-dir", "recordings")
+    assert handed.executor == ("--max-num-seqs", "3", "--cache-dir", "cache")
+    scheduler, executor = commands_of(scheduler_options=handed.scheduler, executor_options=handed.executor)
+    assert scheduler[-4:] == handed.scheduler
+    assert executor[-4:] == handed.executor
 
 
 def test_offline_is_a_matter_of_the_environment(use_fakes):
@@ -354,9 +371,12 @@ def test_only_the_api_listens_elsewhere_and_only_on_purpose(use_fakes, host, tar
     assert deployment(host=host).target == target
 
 
-def test_metrics_of_other_ports_are_anywhere():
-    ports = fixed_ports(50151, 50161, 2)
-    assert [one.metrics for one in (ports.scheduler, ports.standby, *ports.executors)] == [0] * 4
+@pytest.mark.parametrize(
+    ("metrics_port", "expected"), [(None, [50157, 50160, 50167, 50177]), (7000, [7000, 7003, 7001, 7011])]
+)
+def test_metrics_of_other_ports_are_six_above_or_where_they_are_wanted(metrics_port, expected):
+    ports = fixed_ports(50151, 50161, 2, metrics_port)
+    assert [one.metrics for one in (ports.scheduler, ports.standby, *ports.executors)] == expected
 
 
 def test_free_ports_are_different():

@@ -131,17 +131,15 @@ def paced(tmp_path_factory):
 @pytest.mark.parametrize(
     "options",
     [
-        {"runner": "twin"},
-        {"quantization": "none", "executor_options": ("--speculation", '{"drafter": "target_copy"}')},
+        ("--runner", "twin"),
+        ("--quantization", "none", "--speculation", '{"drafter": "target_copy"}'),
     ],
     ids=["a device that keeps rows", "a model that drafts"],
 )
 async def test_no_token_is_lost_when_executors_of_other_kinds_die(options, tiny_model, request):
     kinds = (FaultKind.SCHEDULER_KILL, FaultKind.EXECUTOR_KILL)
-    load = {"model": str(tiny_model), "num_streams": 8, "max_num_seqs": 8}
-    async with undamaged(
-        setting(kinds, timing=FaultTiming(settle_seconds=120), **load, **options), request.config
-    ) as running:
+    load = {"model": str(tiny_model), "num_streams": 8, "executor_options": ("--max-num-seqs", "8", *options)}
+    async with undamaged(setting(kinds, timing=FaultTiming(settle_seconds=120), **load), request.config) as running:
         await running.campaign.run(kinds)
         told = await executors_of(*running.system.deployment.schedulers)
     assert sum(window.num_in_flight for window in running.ledger.windows) > 0

@@ -1,4 +1,4 @@
-"""A process is configured by few knobs: at most 25 options each."""
+"""A process is configured by few knobs: at most 25 options each, and a command by at most 32."""
 
 import io
 import string
@@ -10,9 +10,10 @@ import typer.main
 from typer.testing import CliRunner
 
 from paceline_cli.app import app
+from paceline_cli.options import HANDED_OPTIONS
 from paceline_executor import config as executor
 from paceline_scheduler import config as scheduler
-from repository_checks.knobs import MAX_KNOBS, kept_places, options, scattered
+from repository_checks.knobs import MAX_COMMAND_KNOBS, MAX_KNOBS, kept_places, options, scattered
 from repository_checks.sources import ROOT
 
 pytestmark = pytest.mark.lint
@@ -41,16 +42,26 @@ def help_of(parse_config):
     return shown.read()
 
 
+def most_of(program):
+    return MAX_COMMAND_KNOBS if " " in program else MAX_KNOBS
+
+
+def test_what_a_command_hands_on_is_an_option_of_its_programs(knobs):
+    for option in HANDED_OPTIONS:
+        for program in ("paceline up", *(f"paceline-{name}" for name in option.of)):
+            assert option.flag in knobs[program]
+
+
 def test_a_process_has_few_knobs(knobs):
     assert {"paceline-scheduler", "paceline-executor", "paceline up", "paceline bench"} < knobs.keys()
     assert min(len(knobs[name]) for name in ("paceline-scheduler", "paceline-executor", "paceline up")) > 10
-    assert {name: sorted(found) for name, found in knobs.items() if len(found) > MAX_KNOBS} == {}
+    assert {name: sorted(found) for name, found in knobs.items() if len(found) > most_of(name)} == {}
 
 
 def test_the_knobs_to_come_have_room(knobs):
     for name, found in knobs.items():
         coming, going = kept_places(CONTRIBUTING, name)
-        assert len((found - going) | coming) <= MAX_KNOBS, name
+        assert len((found - going) | coming) <= most_of(name), name
     assert kept_places(CONTRIBUTING, "paceline-scheduler")[0] > {"--tls-dir", "--tokens"}
 
 

@@ -285,9 +285,13 @@ async def test_a_successor_counts_that_it_took_over():
     assert 0 < pause.total < 60
 
 
+def at_once(work):
+    work()
+
+
 def attached(meter, model="m"):
     """An observer that knows of one executor."""
-    observer = ServingObserver(meter)
+    observer = ServingObserver(meter, at_once)
     description = type("Description", (), {"address": ADDRESS, "model": model, "incarnation": 1})
     snapshot = type("Snapshot", (), {"rows": ()})
     observer.saw(ExecutorAttached(description, snapshot), 0.0, Effects((), (), None))
@@ -342,7 +346,7 @@ def ended(request, reason=FinishReason.STOP, **changes):
 
 def test_tenants_beyond_a_number_are_others():
     meter = Meter(COUNTED)
-    observer = ServingObserver(meter)
+    observer = ServingObserver(meter, at_once)
     for number in range(3 * MAX_TENANTS):
         event = Effects(None, (), None, ended=(ended(make_request(tenant=f"t{number}")),))
         observer.saw(Tick(), 0.0, event)
@@ -353,7 +357,7 @@ def test_tenants_beyond_a_number_are_others():
 
 def test_a_request_that_failed_has_no_part_in_latencies():
     meter = Meter(COUNTED)
-    observer = ServingObserver(meter)
+    observer = ServingObserver(meter, at_once)
     both = (
         ended(make_request(), FinishReason.CANCELLED),
         ended(make_request(), FinishReason.ERROR),

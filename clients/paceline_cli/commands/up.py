@@ -15,9 +15,9 @@ from paceline_cli.supervisor.supervisor import Restarts
 from paceline_client.results import Model
 
 
+@options.hands_on
 def up(
     model: options.ModelIfAnyOption = None,
-    revision: options.RevisionOption = None,
     offline: options.OfflineOption = False,
     num_executors: options.NumExecutorsOption = 1,
     standby: options.StandbyOption = False,
@@ -27,15 +27,13 @@ def up(
     tokens: options.TokensOption = None,
     port: options.PortOption = 50051,
     executor_port: options.ExecutorPortOption = 50061,
-    max_num_seqs: options.MaxNumSeqsOption = None,
+    metrics_port: options.MetricsPortOption = None,
     num_threads: options.NumThreadsOption = None,
-    kv_cache_memory: options.KvCacheMemoryOption = None,
-    kv_cache_dtype: options.KvCacheDtypeOption = None,
-    quantization: options.QuantizationOption = None,
     runner: options.RunnerOption = None,
-    speculation: options.SpeculationOption = None,
     shutdown_timeout: options.ShutdownOption = 30,
     log_dir: options.LogDirOption = None,
+    *,
+    handed: options.Handed,
 ) -> None:
     """Run a scheduler and executors on this machine.
 
@@ -53,17 +51,13 @@ def up(
         insecure=insecure,
         tls_dir=tls_dir,
         tokens=tokens,
-        ports=fixed_ports(port, executor_port, num_executors),
+        ports=fixed_ports(port, executor_port, num_executors, metrics_port),
         shutdown_timeout_seconds=shutdown_timeout,
-        max_num_seqs=max_num_seqs,
         num_threads=num_threads,
-        kv_cache_memory=kv_cache_memory,
-        kv_cache_dtype=kv_cache_dtype,
-        quantization=quantization,
         runner=runner,
-        speculation=speculation,
-        revision=revision,
         offline=offline,
+        scheduler_options=handed.scheduler,
+        executor_options=handed.executor,
         with_standby=standby,
     )
 
@@ -83,6 +77,12 @@ def ready_text(deployment: Deployment, models: list[Model]) -> str:
     admins = _addresses(LOOPBACK, (scheduler.admin for scheduler in schedulers))
     healths = _addresses(host, (scheduler.health for scheduler in schedulers))
     executors = _addresses(LOOPBACK, (executor.api for executor in deployment.ports.executors))
+    metrics = ", ".join(
+        (
+            _addresses(host, (scheduler.metrics for scheduler in schedulers)),
+            _addresses(LOOPBACK, (executor.metrics for executor in deployment.ports.executors)),
+        )
+    )
     standby = "\nOne scheduler drives the executors, the other one stands by.\n" if deployment.with_standby else ""
     is_default = deployment.target.replace("127.0.0.1", "localhost") == DEFAULT_TARGET
     option = "" if is_default else f" --target {deployment.target}"
@@ -97,6 +97,7 @@ Ready: {names}
   Admin      {admins}
   Health     {healths}
   Executors  {executors}
+  Metrics    {metrics}
 {standby}
 In another terminal:
   paceline chat{option}

@@ -26,8 +26,10 @@ _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound
 _SCHEDULER_PORT, _EXECUTOR_PORT, _METRICS_PORT = 50051, 50061, 9464
 _EXECUTOR_PORT_STEP = 10
 _FIRST_PORTS = {_SCHEDULER: "--port", _EXECUTOR: "--executor-port"}  # from which the others are counted
+_COUNTED_PORTS = ("--port", "--admin-port", "--health-port")
 _STANDBY_OFFSET = 3
 _HEALTH_OFFSET = 2
+_METRICS_OFFSET = 6
 # Below those that systems give to outgoing connections by themselves: Linux from 32768 on, others from 49152.
 _OWN_PORTS = range(10_000, 32_000)
 _MAX_PORT_TRIES = 100
@@ -73,14 +75,8 @@ class Deployment:
     host: str
     ports: Ports
     shutdown_timeout_seconds: int
-    max_num_seqs: int | None = None
     num_threads: int | None = None
-    kv_cache_memory: str | None = None
-    kv_cache_dtype: str | None = None
-    quantization: str | None = None
     runner: str | None = None
-    speculation: str | None = None
-    revision: str | None = None
     offline: bool = False
     tls_dir: Path | None = None
     """Certificates of schedulers and executors: then only who proves itself may call, this program no more than others.
@@ -90,6 +86,8 @@ class Deployment:
     """Those of the command that its user has typed."""
     insecure: bool = False
     """Whether the schedulers' API may listen where other machines reach it."""
+    scheduler_options: tuple[str, ...] = ()
+    """Behind all others on a scheduler's command line."""
     executor_options: tuple[str, ...] = ()
     """Behind all others on an executor's command line."""
     with_standby: bool = False
@@ -123,24 +121,23 @@ class Deployment:
         return len(self.ports.executors)
 
 
-def fixed_ports(scheduler_port: int, executor_port: int, num_executors: int) -> Ports:
+def fixed_ports(scheduler_port: int, executor_port: int, num_executors: int, metrics_port: int | None = None) -> Ports:
     """The ports of the documentation, counted from these two: +1 admin, +2 health, +10 for each further executor.
 
-    The standby's are +3, +4 and +5. Metrics are on ports as far from the documented ones, unless others are counted
-    from: then on any, which the log names.
+    The standby's are +3, +4 and +5. Metrics are as far from `metrics_port`, an executor's one further. None is the
+    documented one, or +6 where other ports are counted from.
     """
-    scheduler_metrics = _METRICS_PORT if scheduler_port == _SCHEDULER_PORT else 0
-    executor_metrics = _METRICS_PORT + 1 if executor_port == _EXECUTOR_PORT else 0
+    scheduler_metrics, executor_metrics = scheduler_port + _METRICS_OFFSET, executor_port + _METRICS_OFFSET
+    if metrics_port is not None or scheduler_port == _SCHEDULER_PORT:
+        scheduler_metrics = metrics_port or _METRICS_PORT
+    if metrics_port is not None or executor_port == _EXECUTOR_PORT:
+        executor_metrics = (metrics_port or _METRICS_PORT) + 1
     steps = [number * _EXECUTOR_PORT_STEP for number in range(num_executors)]
     return Ports(
         _scheduler_ports(scheduler_port, scheduler_metrics),
-        _scheduler_ports(scheduler_port + _STANDBY_OFFSET, scheduler_metrics and scheduler_metrics + _STANDBY_OFFSET),
+        _scheduler_ports(scheduler_port + _STANDBY_OFFSET, scheduler_metrics + _STANDBY_OFFSET),
         tuple(
-            ExecutorPorts(
-                executor_port + step,
-                executor_port + step + _HEALTH_OFFSET,
-                executor_metrics and executor_metrics + step,
-            )
+            ExecutorPorts(executor_port + step, executor_port + step + _HEALTH_OFFSET, executor_metrics + step)
             for step in steps
         ),
     )
@@ -213,7 +210,7 @@ def retold(kind: str, options: frozenset[str], sentence: str) -> str:
 
     def instead(found: re.Match[str]) -> str:
         option = found[0]
-        if (first := _FIRST_PORTS[kind]) in options and option.endswith("port"):
+        if (first := _FIRST_PORTS[kind]) in options and option in _COUNTED_PORTS:
             return first if option == "--port" else f"{first}, from which its {option[2:].replace('-', ' ')} follows"
         return option if option in options else f"{option} of paceline-{kind} (started by itself)"
 
@@ -238,11 +235,11 @@ def _scheduler_options(deployment: Deployment, ports: SchedulerPorts) -> Sequenc
         *("--health-port", str(ports.health)),
         *("--metrics-port", str(ports.metrics)),
         *("--shutdown-timeout", str(deployment.shutdown_timeout_seconds)),
-        *(("--speculation", deployment.speculation) if deployment.speculation is not None else ()),
         *(("--standby",) if deployment.with_standby else ()),
         *(("--insecure",) if deployment.insecure else ()),
         *_security_options(deployment),
         *(("--tokens", str(deployment.tokens)) if deployment.tokens is not None else ()),
+        *deployment.scheduler_options,
     )
 
 
@@ -265,13 +262,8 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
         num_threads = max(len(os.sched_getaffinity(0)) // deployment.num_executors, 1)
     for name, value in (
         ("--model", deployment.model),
-        ("--max-num-seqs", deployment.max_num_seqs),
         ("--num-threads", num_threads),
-        ("--kv-cache-memory", deployment.kv_cache_memory),
-        ("--kv-cache-dtype", deployment.kv_cache_dtype),
-        ("--quantization", deployment.quantization),
         ("--runner", deployment.runner),
-        ("--revision", deployment.revision),
     ):
         if value is not None:
             options += [name, str(value)]

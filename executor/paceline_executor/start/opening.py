@@ -23,7 +23,7 @@ from paceline_executor.weights import (
     load_model,
     resolve_model,
 )
-from paceline_executor.weights.fetch.known_models import KNOWN_MODELS
+from paceline_executor.weights.fetch.known_models import KNOWN_MODELS, KnownModel, list_known_models
 from paceline_executor.weights.tokenizer import SpecialTokens, TokenizerBundle, make_bundle
 
 _MIN_EVENT_S = 0.5
@@ -77,15 +77,13 @@ def _read(config: Config, path: Path) -> tuple[Checkpoint, TokenizerBundle]:
         dummy, own = load_dummy(path)
         return dummy, own or simulated_tokenizer(dummy.config.vocab_size)
     checkpoint, tokenizer = load_model(path)
-    return checkpoint, recommend(config.model, tokenizer)
+    known = KNOWN_MODELS.get(config.model) or next((model for model in list_known_models() if model.is_at(path)), None)
+    return checkpoint, tokenizer if known is None else recommend(known, tokenizer)
 
 
-def recommend(model: str, tokenizer: TokenizerBundle) -> TokenizerBundle:
-    """Adds what a known model's own files do not say."""
-    if model not in KNOWN_MODELS:
-        return tokenizer
-    known, said = KNOWN_MODELS[model], tokenizer.defaults != GenerationDefaults()
-    defaults = tokenizer.defaults if said else known.defaults
+def recommend(known: KnownModel, tokenizer: TokenizerBundle) -> TokenizerBundle:
+    """Adds what the model's own file does not say."""
+    defaults = known.defaults if tokenizer.defaults == GenerationDefaults() else tokenizer.defaults
     return replace(tokenizer, defaults=defaults, default_system_text=known.default_system_text)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
-from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, default_cache_dir, resolve_model
+from paceline.process.options import default_cache_dir
+from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, resolve_model
 from paceline_executor.weights.checkpoint import Activation, Checkpoint, Float32Array, KvScales, LinearScaling, Rope
 from paceline_executor.weights.dummy import DummyCheckpoint
 from paceline_executor.weights.quantized_rows import QuantizedRows

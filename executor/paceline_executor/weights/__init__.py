@@ -5,7 +5,7 @@ Everything raised is a `paceline_executor.errors.ModelError`.
 
 from paceline.plan.values import GenerationDefaults
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, RopeScaling
-from paceline_executor.weights.fetch.fetch import default_cache_dir, resolve_model
+from paceline_executor.weights.fetch.fetch import resolve_model
 from paceline_executor.weights.fetch.fetching import FetchOptions, FetchPhase, FetchProgress
 from paceline_executor.weights.fetch.known_models import DEFAULT_MODEL, KnownModel, list_known_models
 from paceline_executor.weights.loading import load_checkpoint, load_dummy, load_model, load_tokenizer
@@ -22,7 +22,6 @@ __all__ = [
     "ModelConfig",
     "RopeScaling",
     "TokenizerBundle",
-    "default_cache_dir",
     "list_known_models",
     "load_checkpoint",
     "load_dummy",

@@ -1,21 +1,17 @@
-"""The help of a program as `paceline --help` shows its own: panels of options, each with its form and its default.
-
-Beside it the kind of a value that several have.
-"""
+"""The help of a program as `paceline --help` shows its own: panels of options, each with its form and its default."""
 
 import argparse
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from typing_extensions import override
 
 _MAX_WIDTH = 120  # characters; longer lines are hard to follow
 _MIN_TEXT_WIDTH = 16
 _GAP = 2
-_MAX_PORT = 65535
 _BOLD, _PLAIN = "\033[1m", "\033[0m"
 _PLAIN_BOX = str.maketrans("╭╮╰╯│─", "++++|-")  # where the others cannot be written
 
@@ -26,7 +22,7 @@ Panel = tuple[str, Sequence[tuple[str, ...]]]
 class HelpParser(argparse.ArgumentParser):
     """An ArgumentParser with such a help: its groups as panels, then those of `panels`."""
 
-    def __init__(self, *, prog: str, description: str, panels: Sequence[Panel]) -> None:
+    def __init__(self, prog: str, description: str, panels: Sequence[Panel]) -> None:
         super().__init__(
             prog=prog, usage="%(prog)s [OPTIONS]", description=description, add_help=False, allow_abbrev=False
         )
@@ -39,6 +35,11 @@ class HelpParser(argparse.ArgumentParser):
         if not arg_string:
             raise argparse.ArgumentError(action, "is empty: give a value, or leave the option out")
         return super()._get_value(action, arg_string)
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        """Begin with the option that it is about."""
+        super().error(message.removeprefix("argument "))
 
     @override
     def format_usage(self) -> str:
@@ -60,15 +61,6 @@ class HelpParser(argparse.ArgumentParser):
         boxes = "\n".join(_box(panel, width, is_bold=is_bold) for panel in (*panels, *self._panels))
         text = f"\n Usage: {self.prog} [OPTIONS]\n\n{described}\n\n{boxes}\n"
         return text if _takes_boxes(sys.stdout) else text.translate(_PLAIN_BOX)
-
-
-def port_or_off(text: str) -> int | None:
-    """Read the value of a port that need not be; None: off."""
-    if text == "off":
-        return None
-    if not text.isdecimal() or not text.isascii() or int(text) > _MAX_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a port nor off")
-    return int(text)
 
 
 def _takes_boxes(file: TextIO) -> bool:

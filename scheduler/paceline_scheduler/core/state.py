@@ -33,7 +33,7 @@ class CoreState:
         """Keeps the bounds, and whether requests are taken."""
         self.requests = RequestTable()
         self.executors = ExecutorGroup()
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(self.executors)
         self.num_arrivals = 0
         self.num_untested = 0  # late requests refused since a step ran
         self.first_attached_s: float | None = None

@@ -31,7 +31,7 @@ class CoreViews:
         state = self._state
         state.tenants.check_rates(tenant, now)
         state.tenants.check_queue(tenant, state.waiting.of_tenant(tenant), (num_requests, 0))
-        if state.waiting.num_requests + num_requests > state.limits.max_num_queued_reqs:
+        if not state.waiting.takes_requests(num_requests, tenant, state.limits.max_num_queued_reqs):
             if self._retry[0] != state.num_plannings:  # the same until something happens
                 self._retry = state.num_plannings, retry_after_s(state.waiting, state.limits, state.executors)
             raise queue_full(state.waiting, state.limits, self._retry[1])

@@ -1,10 +1,10 @@
 """Counts what the runtime feeds the core and what comes of it, for `observers.definitions`.
 
-A step is kept, and counted together with those after it, or when somebody looks: between two steps the code is never
-in the caches. Labels are bounded: models and executors by what there is, tenants by number.
+A step is kept, and counted together with those after it, when nothing waits for that or somebody looks: between two
+steps the code is never in the caches. Labels are bounded: models and executors by what there is, tenants by number.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -116,8 +116,11 @@ class _Executor:
 
 
 class ServingObserver:
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, later: Callable[[Callable[[], None]], None]) -> None:
+        """`later` calls once what took place has had its effects."""
         self._meter = meter
+        self._later = later
+        self._is_due = False
         meter.settle = self._settle
         self._executors: dict[str, _Executor] = {}  # by address, as it was attached last
         self._ended: list[tuple[EndedRequest, ...]] = []
@@ -149,8 +152,9 @@ class ServingObserver:
             self._recoveries.ended(effects.ended, now)
             self._ended.append(effects.ended)
             self._num_kept += len(effects.ended)
-        if self._num_kept >= _MAX_KEPT:
-            self._settle()
+        if self._num_kept >= _MAX_KEPT and not self._is_due:
+            self._is_due = True
+            self._later(self._settle)
 
     def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
         if plan is None:
@@ -162,7 +166,7 @@ class ServingObserver:
             self._num_kept += len(plan.new_requests)
 
     def _settle(self) -> None:
-        self._num_kept = 0
+        self._num_kept, self._is_due = 0, False
         for executor in self._executors.values():
             executor.settle(self._meter)
         for new in chain.from_iterable(self._placed):

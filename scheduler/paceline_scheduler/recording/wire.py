@@ -21,7 +21,7 @@ from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.errors import RecordingError
 from paceline_scheduler.recording.graph import GraphError, Replacements, Value, read_value, write_value
 
-FORMAT = 4
+FORMAT = 5
 _DIGEST_BYTES = 16
 _MAX_LENGTH_BYTES = 5  # of a varint
 

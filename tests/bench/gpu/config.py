@@ -27,6 +27,6 @@ def compiling_into(folder: Path) -> dict[str, str]:
 
 def kernels_folder() -> Path:
     """Where executors of this environment keep compiled kernels."""
-    from paceline_executor.weights import default_cache_dir  # the program that starts the stages does not have it
+    from paceline.process.options import default_cache_dir  # the program that starts the stages does not have it
 
     return default_cache_dir(os.environ)

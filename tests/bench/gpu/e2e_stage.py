@@ -108,8 +108,7 @@ def _survives(task: Task, options: Sequence[str], sizes: Sizes, report: Report) 
         host=LOOPBACK,
         ports=free_ports(2),
         shutdown_timeout_seconds=10,
-        max_num_seqs=64,
-        executor_options=tuple(options),
+        executor_options=("--max-num-seqs", "64", *options),
     )
     setting = Setting(
         deployment=deployment,

@@ -7,10 +7,11 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from paceline.process.options import default_cache_dir
 from paceline_executor.errors import ExecutorError
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, Quantization, choose_cpu_numerics
 from paceline_executor.runner.cores import usable_cores
-from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, default_cache_dir, load_model, resolve_model
+from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, load_model, resolve_model
 from paceline_kernels.compiler import jit
 from quality.measure import NUM_GIVEN, measure
 from quality.predictor import BLOCK_SIZE

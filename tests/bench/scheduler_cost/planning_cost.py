@@ -1,7 +1,7 @@
 """What planning costs: `python -m scheduler_cost.planning_cost [--num-rows 256] [--num-waiting 10000]`.
 
 Runs steps of a full batch that only decodes, against an executor that answers at once, and prints the scheduler's own
-CPU time per step: planning it, applying its result, and counting both for metrics, without network and edge. With
+CPU time per step: planning it, applying its result, and keeping both for metrics, without network and edge. With
 requests that wait it also prints the process's memory.
 """
 
@@ -9,6 +9,7 @@ import argparse
 import resource
 import statistics
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -36,7 +37,8 @@ def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[f
     limits = CoreLimits(
         max_num_queued_reqs=1 << 20, max_num_queued_tokens=1 << 40, ttft_budget_s=1e9, itl_budget_s=10.0
     )
-    core, observer = Core(limits), ServingObserver(Meter(COUNTED))
+    later: list[Callable[[], None]] = []
+    core, observer = Core(limits), ServingObserver(Meter(COUNTED), later.append)
     attached = ExecutorAttached(describe(num_rows, num_steps), Snapshot())
     observer.saw(attached, 0.0, core.apply(attached, 0.0))
     for handle in range(num_rows):
@@ -62,6 +64,8 @@ def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[f
         observer.planned(_ADDRESS, now, plan, planned - start)
         counted = time.thread_time_ns()
         now += 0.01
+        while later:
+            later.pop()()
         if len(plan.rows) == num_rows and plan.num_tokens == num_rows:
             times.append(((planned - start) / 1e3, (applied - received) / 1e3, (counted - applied) / 1e3))
             num_measured += 1

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.process.options import default_cache_dir
 from paceline_executor.errors import ExecutorError
-from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir, resolve_model
+from paceline_executor.weights import DEFAULT_MODEL, resolve_model
 from process_groups import run_program
 from side_by_side.engines import Environment
 from side_by_side.errors import InstallError

