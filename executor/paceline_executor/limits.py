@@ -12,7 +12,7 @@ MAX_ALLOWED_TOKENS = 4096
 MAX_BAD_WORDS = 768
 MAX_BAD_WORD_TOKENS = 8192  # of all together
 MAX_NAME_BYTES = 128
-MAX_VERIFIED_TOKENS = 256  # of a step on a device
+MAX_VERIFIED_TOKENS = 256  # of a step
 _NUM_PARAMETERS = 32  # of a row: sampling, lengths, whether it has ended; generously
 
 
@@ -33,12 +33,12 @@ class RowLimits:
         return -(-self.max_model_len // self.block_size)
 
     @property
-    def max_device_draws(self) -> int:
+    def max_draws(self) -> int:
         return most_draws(self.num_rows, self.max_num_draft_tokens)
 
     @property
     def device_row_bytes(self) -> int:
-        """At most, for a device that keeps rows."""
+        """At most, for a device's memory."""
         rules = MAX_ALLOWED_TOKENS + 2 * MAX_LOGIT_BIASES + MAX_BAD_WORDS + MAX_BAD_WORD_TOKENS
         return 4 * (self.max_model_len + self.max_blocks_per_row + MAX_END_TOKENS + _NUM_PARAMETERS + rules)
 
@@ -51,5 +51,5 @@ def sampling_bytes(state: RowState) -> int:
 
 
 def most_draws(num_rows: int, max_num_drafts: int) -> int:
-    """Of a step, drafts included, on a device that keeps rows."""
+    """Of a step, drafts included."""
     return max(num_rows, MAX_VERIFIED_TOKENS if max_num_drafts else 0)

@@ -8,7 +8,7 @@ import pytest
 
 import real_model
 from hash_twin import TwinHashRunner
-from paceline_executor.speculation.drafter import TimedDrafter
+from paceline_executor.runner.drafter import TimedDrafter
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.testing.stepping import hidden, runners_seen_as
 

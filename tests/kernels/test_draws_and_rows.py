@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 from paceline.plan.values import RowFinish as ExecutorsRowFinish
 from paceline.plan.values import SamplingParams
 from paceline_executor.limits import RowLimits
+from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.rows.columns import RowColumns
 from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.drafter import NoDrafter, TimedDrafter
+from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.inputs import logit_rules, sampling_parameters
 from paceline_executor.runner.interface import RowProblem, StepOutput
 from paceline_executor.testing.plans import int32, placement, plan
@@ -72,23 +75,27 @@ def random_placement(row, chance):
     )
 
 
-def drawn_output(prepared, token_ids, problems):
+def host_rows():
+    """Of a runner that computes on its host."""
+    return HostRows(LIMITS.block_size, LIMITS.vocab_size, TimedDrafter(NoDrafter(), lambda: 0, HostProfiler()))
+
+
+def drawn_output(batch, token_ids, problems):
     """The tokens of the rows without problems."""
-    is_drawn = ~np.isin(prepared.batch.sampled, list(problems))
+    is_drawn = ~np.isin(batch.sampled, list(problems))
     return StepOutput(is_drawn.astype(np.int32), token_ids[is_drawn], None, problems, forward_ns=0, sample_ns=0)
 
 
-def output_of(prepared, chance):
+def output_of(batch, chance):
     """Random tokens, now and then none."""
-    sampled = prepared.batch.sampled
+    sampled = batch.sampled
     problems = {int(row): RowProblem.NOT_FINITE for row in sampled if chance.random() < 0.1}
     token_ids = int32([chance.choice([1, 2, 3, 4, 5, 6, 7, END]) for _ in sampled])
-    return drawn_output(prepared, token_ids, problems)
+    return drawn_output(batch, token_ids, problems)
 
 
-def assert_same_draws(draws, prepared):
-    """The GPU draws from the tokens that the executor draws from, with the same parameters."""
-    batch = prepared.batch
+def assert_same_draws(draws, batch):
+    """The GPU draws from the tokens that a host draws from, with the same parameters."""
     num_sampled = len(batch.sampled)
     assert draws.places[:num_sampled].tolist() == (batch.cu_seqlens[batch.sampled + 1] - 1).tolist()
     for name in ("temperature", "top_k", "top_p", "min_p", "offsets", "num_logprobs"):
@@ -115,7 +122,7 @@ SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.ma
 @SEEDS
 def test_rows_on_a_device_advance_as_the_executors_do(place, seed):
     chance = random.Random(seed)  # noqa: S311  # repeatable
-    table = RowTable(LIMITS)
+    table, host = RowTable(LIMITS), host_rows()
     placements = [random_placement(row, chance) for row in range(LIMITS.num_rows)]
     cells = [(row, index, 3 * row + index) for row in range(LIMITS.num_rows) for index in range(3)]
     placing = plan(place=placements, grants=cells)
@@ -129,17 +136,23 @@ def test_rows_on_a_device_advance_as_the_executors_do(place, seed):
         left = (columns.num_known - columns.num_computed).tolist()
         step = plan([(row, chance.randint(1, max(1, left[row]))) for row in order])
         launched = table.launch(step, 0)
-        prepared = launched.prepared
-        output = output_of(prepared, chance)
+        batches = []
+
+        def compute(batch, batches=batches):
+            batches.append(batch)
+            return output_of(batch, chance)
+
+        output = host.step(launched.prepared.batch, compute)
 
         planned = PlanColumns(place(torch.from_numpy(step.rows)), place(torch.from_numpy(step.num_scheduled_tokens)))
         batch = placed(place, reference.step_inputs(state, planned, 24, LIMITS.block_size))
         draws = draw_inputs(state, rows, planned, batch, 6, 0)
-        assert_same_draws(draws, prepared)
+        for computed in batches:  # none where all rows have ended
+            assert_same_draws(draws, computed)
         token_ids, outcomes = torch.zeros(2, 6, dtype=torch.int32)
         drawn = np.flatnonzero(output.num_accepted)
         token_ids[drawn] = torch.from_numpy(output.token_ids)
-        for index, row in enumerate(prepared.batch.sampled.tolist()):
+        for index, row in enumerate(launched.prepared.batch.sampled.tolist()):
             outcomes[index] = SampleOutcome.NOT_FINITE if row in output.problems else SampleOutcome.DRAWN
         samples = Samples(place(token_ids), place(outcomes), place(torch.zeros(6)), outcomes, outcomes)
         advanced = advance_rows(state, rows, planned, batch, draws, samples, 0)
@@ -227,17 +240,18 @@ def model(tokens):
 
 def decoded_one_by_one(request):
     """A request's tokens as the executor draws them, and why it ended."""
-    table, columns = columns_of(request)
-    while not columns.finish[0]:
-        step = plan([(0, int(columns.num_known[0] - columns.num_computed[0]))])
-        launched = table.launch(step, 0)
-        prepared = launched.prepared
-        drawing = prepared.batch.sampling
-        rules = None if drawing.rules is None else logit_rules(drawing.rules)
+    (table, columns), host = columns_of(request), host_rows()
+
+    def compute(batch):
+        rules = None if batch.sampling.rules is None else logit_rules(batch.sampling.rules)
         logits = model(columns.tokens[0, : columns.num_known[0]])[None]
-        drawn = sampling_reference.sample(logits, sampling_parameters(drawing), rules)
+        drawn = sampling_reference.sample(logits, sampling_parameters(batch.sampling), rules)
         problems = {} if drawn.outcomes[0] == SampleOutcome.DRAWN else {0: RowProblem.NOTHING_LEFT}
-        table.land(launched, drawn_output(prepared, drawn.token_ids.numpy(), problems))
+        return drawn_output(batch, drawn.token_ids.numpy(), problems)
+
+    while not columns.finish[0]:
+        launched = table.launch(plan([(0, int(columns.num_known[0] - columns.num_computed[0]))]), 0)
+        table.land(launched, host.step(launched.prepared.batch, compute))
     return columns.tokens[0, : columns.num_known[0]].tolist(), columns.finish[0]
 
 

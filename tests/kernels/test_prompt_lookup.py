@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
+from paceline_executor.runner.drafter import WantedDrafts, WantingRow
 from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_kernels.draws import RowDraws, RowFinish
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError

@@ -24,7 +24,7 @@ from paceline_executor.numerics import (
 )
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.inputs import forward_inputs
-from paceline_executor.runner.interface import StepBatch
+from paceline_executor.runner.interface import FlatBatch
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts, tiny_checkpoint
 from paceline_executor.weights import load_model, load_tokenizer
 from paceline_kernels.compiler import jit
@@ -59,7 +59,7 @@ def logits_of_one_batch(checkpoint, numerics, texts):
     """The logits at which tokens are predicted, computed as the executor does: the texts are rows of one batch."""
     block_size, num_texts, num_blocks = 16, len(texts), -(-WINDOW // 16) * len(texts)
     runner = CpuRunner(checkpoint, numerics=numerics, num_blocks=num_blocks, block_size=block_size, num_threads=1)
-    batch = StepBatch(
+    batch = FlatBatch(
         token_ids=np.concatenate(texts),
         positions=np.tile(np.arange(WINDOW), num_texts),
         cu_seqlens=np.arange(num_texts + 1) * WINDOW,

@@ -15,7 +15,6 @@ from paceline_executor.errors import DEVICE_FAILED, DeviceError, DeviceFaultErro
 from paceline_executor.memory import is_out_of_memory
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import Runner, StepHandle, StepOutput
-from paceline_executor.speculation.drafter import TimedDrafter
 
 _NOTHING = np.empty(0, dtype=np.int32)
 _NO_OUTPUT = StepOutput(
@@ -31,7 +30,6 @@ class Ticket:
     handle: StepHandle | None  # None: there is nothing to compute, or the launch failed
     error: Exception | None
     prepare_ns: int
-    draft_ns: int
 
 
 class Engine:
@@ -43,7 +41,6 @@ class Engine:
         self._clock_ns = clock_ns
         self._in_flight: deque[Ticket] = deque()  # oldest first
         self.profiler = runner.profiler
-        table.drafter = self._drafter = TimedDrafter(table.drafter, clock_ns, self.profiler)
         table.begin_device()
 
     @property
@@ -61,10 +58,9 @@ class Engine:
         device starts; the rows are then as before.
         """
         start_ns = self._clock_ns()
-        self._drafter.take_ns()
         try:
             with self.profiler.span("apply the plan"):
-                launched = self.table.launch(plan, start_ns, is_carried=self.max_in_flight > 1)
+                launched = self.table.launch(plan, start_ns)
         except ServiceError:
             raise
         except Exception as error:
@@ -100,25 +96,25 @@ class Engine:
         self._in_flight.popleft()
         # What follows the device's work is this side's own.
         prepare_ns = ticket.prepare_ns + self._clock_ns() - output_ns
-        timings = StepTimings(waited_ns, prepare_ns, output.forward_ns, output.sample_ns, idle_ns, ticket.draft_ns)
+        timings = StepTimings(waited_ns, prepare_ns, output.forward_ns, output.sample_ns, idle_ns, output.draft_ns)
         # The rows have advanced: what goes wrong here is no failed step.
         self.table.trim_records(self._clock_ns())
         return replace(result, timings=timings)
 
     def _start(self, launched: Launched, start_ns: int) -> Ticket:
         copies, prepared = launched.plan.copies, launched.prepared
-        handle, draft_ns = None, self._drafter.take_ns()
+        handle = None
         try:
             if copies.sources.size:
                 with self.profiler.span("copy blocks"):
                     self._runner.copy_blocks(copies.sources, copies.destinations)
-            prepare_ns = self._clock_ns() - start_ns - draft_ns
+            prepare_ns = self._clock_ns() - start_ns
             if prepared.rows.size:
                 with self.profiler.span("compute"):
                     handle = self._runner.launch(prepared.batch)
         except Exception as error:
-            return Ticket(launched, None, error, 0, 0)
-        return Ticket(launched, handle, None, prepare_ns, draft_ns)
+            return Ticket(launched, None, error, 0)
+        return Ticket(launched, handle, None, prepare_ns)
 
     def _wait(self, handle: StepHandle) -> StepOutput:
         try:

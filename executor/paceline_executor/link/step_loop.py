@@ -322,7 +322,7 @@ def _names(requests: Sequence[NewRequest], num_rows: int) -> dict[str, object]:
 
 def _mark(launched: _Launched, waited_ns: int, end_ns: int) -> StepMark:
     plan, start_ns = launched.submitted.plan, launched.start_ns
-    num_tokens = int(launched.ticket.launched.prepared.batch.token_ids.size)
+    num_tokens = int(launched.ticket.launched.prepared.num_tokens.sum())
     num_rows = len(launched.ticket.launched.prepared.rows)
     return StepMark(
         plan.step_id, num_rows, num_tokens, plan.predicted_ns, waited_ns, launched.idle_ns, start_ns, end_ns

@@ -1,21 +1,21 @@
 """From an applied plan to the batch the runner computes. Changes nothing.
 
-Positions and counts are bounds: what rows come to if the steps in flight bring all they may. A row that brings less has
-ended, and then the device computes nothing for it. Drafts lie behind a row's known tokens.
+Counts are bounds: what rows come to if the steps in flight bring all they may.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.plan.values import BatchPlan
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows.columns import NOT_ASKED, RowColumns
 from paceline_executor.runner.interface import (
-    UNKNOWN_TOKEN,
+    NO_CELLS,
+    NOTHING_DESCRIBED,
     BlockCells,
-    CarriedRows,
     Int32Array,
     PromptTargets,
     RowDescriptions,
@@ -23,8 +23,7 @@ from paceline_executor.runner.interface import (
     StepBatch,
     TokenLists,
 )
-from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
-from paceline_executor.runner.rule_columns import Ruled, rule_columns
+from paceline_executor.runner.row_rules import RowRules
 
 _MAX_INT32 = np.iinfo(np.int32).max
 
@@ -34,32 +33,16 @@ class Prepared:
     """Rows of the plan that had ended are not in the batch."""
 
     batch: StepBatch
-    rows: Int32Array  # [num_running]: the row of each batch row
-    places: npt.NDArray[np.intp]  # [num_running]: places in the plan's columns
-    num_tokens: Int32Array  # [num_running]
+    places: npt.NDArray[np.intp]  # [num_rows]: places in the plan's columns
     num_draws: Int32Array  # [num_sampled]: tokens that each may get
-    max_drawn: int  # all of them together
-    is_ahead: bool  # launched before the outcomes of all steps before were known
 
+    @property
+    def rows(self) -> Int32Array:
+        return self.batch.rows
 
-@dataclass(frozen=True, slots=True)
-class _Draws:
-    """Behind the known tokens of every sampled row, and behind each draft."""
-
-    rows: Int32Array  # [num_draws]
-    num_before: Int32Array  # [num_draws]: drafts of the row
-    num_draws: Int32Array  # [num_sampled]
-    num_drafts: Int32Array | None  # [num_sampled]; None where no row has any
-
-    @classmethod
-    def of(cls, sampled_rows: Int32Array, num_drafts: Int32Array | None) -> "_Draws":
-        num_draws = np.ones(sampled_rows.size, dtype=np.int32)
-        if num_drafts is None:
-            return cls(sampled_rows, np.zeros_like(num_draws), num_draws, None)
-        num_draws += num_drafts
-        first = np.cumsum(num_draws, dtype=np.int32) - num_draws
-        num_before = np.arange(num_draws.sum(), dtype=np.int32) - np.repeat(first, num_draws)
-        return cls(np.repeat(sampled_rows, num_draws), num_before, num_draws, num_drafts)
+    @property
+    def num_tokens(self) -> Int32Array:
+        return self.batch.num_tokens
 
 
 def prepare(
@@ -67,106 +50,66 @@ def prepare(
     rules: Mapping[int, RowRules],
     plan: BatchPlan,
     places: npt.NDArray[np.intp],
-    num_drafts: Int32Array | None,
-    *,
-    is_carried: bool,
-    is_ahead: bool,
-    is_drafting: bool = False,
+    limits: RowLimits,
 ) -> Prepared:
-    """rules: by row, where any. places: those in the plan's columns of the rows that have not ended. num_drafts:
-    theirs, if any has. is_carried: for a device that keeps rows. is_ahead: whether steps are in flight. is_drafting: by
-    the device.
-    """
-    rows, num_tokens = plan.rows, plan.num_scheduled_tokens
+    """rules: by row, where any. places: those in the plan's columns of the rows that have not ended."""
+    rows, num_tokens = plan.rows[places], plan.num_scheduled_tokens[places]
+    known, num_drafts = columns.known_bound[rows], granted_drafts(plan, places, limits)
     if plan.num_draft_tokens.size:
-        num_tokens = num_tokens - plan.num_draft_tokens
-    if places.size < rows.size:
-        rows, num_tokens = rows[places], num_tokens[places]
-    known = columns.known_bound[rows]
+        num_tokens = num_tokens - plan.num_draft_tokens[places]
     if num_drafts is not None:
         num_tokens, known = num_tokens + num_drafts, known + num_drafts
-    starts = columns.computed_bound[rows]
-    context_lens = starts + num_tokens
-    cu_seqlens = np.zeros(rows.size + 1, dtype=np.int32)
-    np.cumsum(num_tokens, out=cu_seqlens[1:])
-    positions = np.arange(cu_seqlens[-1], dtype=np.int32) + np.repeat(starts - cu_seqlens[:-1], num_tokens)
-    token_rows = np.repeat(rows, num_tokens)
-    token_ids = columns.tokens[token_rows, positions]
+    context_lens = columns.computed_bound[rows] + num_tokens
     sampled = np.flatnonzero(context_lens == known).astype(np.int32)
-    draws = _Draws.of(rows[sampled], None if num_drafts is None else num_drafts[sampled])
-    carried, num_table_blocks = None, -(-int(context_lens.max(initial=0)) // columns.block_size)
-    sampling = sampling_columns(columns, draws.rows, draws.num_before)
-    if is_carried:
-        carried, num_table_blocks = _carried(columns, rules, rows, is_drafting=is_drafting), 0
-        token_ids[positions >= columns.num_known[token_rows]] = UNKNOWN_TOKEN
-    elif rules:
-        sampling = replace(sampling, rules=rule_columns(_ruled(columns, rules, draws)))
+    num_draws = np.ones(sampled.size, dtype=np.int32)
+    if num_drafts is not None:
+        num_drafts = num_drafts[sampled]
+        num_draws += num_drafts
     batch = StepBatch(
-        token_ids=token_ids,
-        positions=positions,
-        cu_seqlens=cu_seqlens,
+        rows=rows,
+        num_tokens=num_tokens,
         context_lens=context_lens,
-        block_tables=columns.block_table[rows, :num_table_blocks],
         sampled=sampled,
-        sampling=sampling,
+        described=_described(columns, rules, rows[~columns.is_told[rows]]),
+        cells=_untold_cells(columns, rows),
         prompt_targets=_prompt_targets(columns, rows, context_lens),
-        carried=carried,
-        num_drafts=draws.num_drafts,
+        num_drafts=num_drafts,
         min_draft_chance=plan.min_draft_chance,
+        draft_spare_ns=plan.draft_spare_ns,
     )
-    return Prepared(batch, rows, places, num_tokens, draws.num_draws, draws.rows.size, is_ahead)
+    return Prepared(batch, places, num_draws)
 
 
-def sampling_columns(columns: RowColumns, rows: Int32Array, num_before: Int32Array | int = 0) -> SamplingColumns:
-    """num_before: drafts before the draw."""
-    return SamplingColumns(
-        temperature=columns.temperature[rows],
-        top_k=columns.top_k[rows],
-        top_p=columns.top_p[rows],
-        min_p=columns.min_p[rows],
-        seeds=columns.seed[rows],
-        offsets=columns.known_bound[rows] - columns.num_prompt[rows] + num_before,
-        num_logprobs=columns.num_logprobs[rows],
-    )
+def granted_drafts(plan: BatchPlan, places: npt.NDArray[np.intp], limits: RowLimits) -> Int32Array | None:
+    """How many may be found for each of the rows at `places`, if any."""
+    if not plan.num_draft_tokens.any():
+        return None
+    wanted, room = plan.num_draft_tokens[places], limits.max_draws - places.size
+    granted: Int32Array = wanted - np.clip(np.cumsum(wanted, dtype=np.int32) - room, 0, wanted)
+    return granted if granted.any() else None
 
 
-def _ruled(columns: RowColumns, rules: Mapping[int, RowRules], draws: _Draws) -> list[Ruled | None]:
-    """Nothing is in flight of these rows. Each rule comes with the output and the drafts before it."""
-    ruled = []
-    for row, num_before in zip(draws.rows.tolist(), draws.num_before.tolist(), strict=True):
-        mine = rules.get(row)
-        output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row] + num_before]
-        ruled.append(None if mine is None else Ruled(mine, output))
-    return ruled
-
-
-def _carried(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array, *, is_drafting: bool) -> CarriedRows:
-    """The device has not been told this of the rows."""
-    untold = rows[~columns.is_told[rows]]
-    described = _described(columns, rules, untold, with_history=is_drafting)
-    return CarriedRows(rows, described, _untold_cells(columns, rows))
-
-
-def _described(
-    columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array, *, with_history: bool
-) -> RowDescriptions:
-    mine = [rules.get(row) for row in rows.tolist()]
-    histories = [
-        columns.tokens[row, : columns.num_known[row]]
-        if with_history or (of_row is not None and of_row.needs_output)
-        else NO_TOKENS
-        for row, of_row in zip(rows.tolist(), mine, strict=True)
-    ]
+def _described(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array) -> RowDescriptions:
+    if not rows.size:
+        return NOTHING_DESCRIBED
+    known = zip(rows.tolist(), columns.num_known[rows].tolist(), strict=True)
     return RowDescriptions(
         rows=rows,
         num_prompt=columns.num_prompt[rows],
-        num_known=columns.num_known[rows],
         num_computed=columns.num_computed[rows],
         max_known=np.minimum(columns.max_known[rows], _MAX_INT32).astype(np.int32),
         end_token_ids=columns.end_tokens[rows, : columns.max_end_tokens],
-        sampling=sampling_columns(columns, rows),
-        rules=tuple(mine),
-        history=TokenLists.of(histories),
+        sampling=SamplingColumns(
+            temperature=columns.temperature[rows],
+            top_k=columns.top_k[rows],
+            top_p=columns.top_p[rows],
+            min_p=columns.min_p[rows],
+            seeds=columns.seed[rows],
+            offsets=np.zeros_like(rows),
+            num_logprobs=columns.num_logprobs[rows],
+        ),
+        rules=tuple(rules.get(row) for row in rows.tolist()),
+        known=TokenLists.of([columns.tokens[row, :num_known] for row, num_known in known]),
     )
 
 
@@ -174,6 +117,8 @@ def _untold_cells(columns: RowColumns, rows: Int32Array) -> BlockCells:
     """Returns the cells behind the ones told."""
     first = np.where(columns.is_told[rows], columns.told_blocks[rows], 0)
     counts = columns.num_blocks[rows] - first
+    if not counts.any():
+        return NO_CELLS
     cell_rows = np.repeat(rows, counts)
     indices = np.arange(cell_rows.size, dtype=np.int32) + np.repeat(first - (np.cumsum(counts) - counts), counts)
     return BlockCells(cell_rows, indices.astype(np.int32), columns.block_table[cell_rows, indices])

@@ -15,19 +15,15 @@ from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import BoolArray, Int32Array
 
 
-def check_schedule(plan: BatchPlan, columns: RowColumns, limits: RowLimits, *, is_ahead: bool) -> npt.NDArray[np.intp]:
-    """Returns places in the plan's columns of the rows that go on. Raises PlanError for an impossible row. is_ahead:
-    steps are in flight.
-    """
+def check_schedule(plan: BatchPlan, columns: RowColumns, limits: RowLimits) -> npt.NDArray[np.intp]:
+    """Returns places in the plan's columns of the rows that go on. Raises PlanError for an impossible row."""
     rows, num_tokens, num_drafts = plan.rows, plan.num_scheduled_tokens, plan.num_draft_tokens
     if not rows.size:
         return np.empty(0, dtype=np.intp)
     _require(rows, columns.in_use[rows], PlanFault.ROW_NOT_IN_USE, "is scheduled but holds no request")
-    runs = columns.finish[rows] == GOES_ON
-    if is_ahead:
-        # At its last token a row ends, or has ended before.
-        runs &= columns.known_bound[rows] < np.minimum(columns.max_known[rows], limits.max_model_len)
-    places = np.flatnonzero(runs)
+    # At its last token a row ends, or has ended before.
+    may_go_on = columns.known_bound[rows] < np.minimum(columns.max_known[rows], limits.max_model_len)
+    places = np.flatnonzero(may_go_on & (columns.finish[rows] == GOES_ON))
     if places.size < rows.size:
         rows, num_tokens = rows[places], num_tokens[places]
         num_drafts = num_drafts[places] if num_drafts.size else num_drafts

@@ -36,7 +36,7 @@ class RowColumns:
         self.max_known = np.zeros(num_rows, dtype=np.int64)  # of tokens at which max_tokens is reached
         self.num_blocks = np.zeros(num_rows, dtype=np.int32)
         self.num_shared = np.zeros(num_rows, dtype=np.int32)  # leading blocks that are only read
-        # To a device that keeps rows: of the row, and of leading cells of its table.
+        # To the runner: of the row, and of leading cells of its table.
         self.is_told = np.zeros(num_rows, dtype=np.bool_)
         self.told_blocks = np.zeros(num_rows, dtype=np.int32)
         self.temperature = np.zeros(num_rows, dtype=np.float32)

@@ -12,16 +12,14 @@ from paceline_executor.rows.logprobs import LogprobLog
 from paceline_executor.rows.rules import rules_of
 from paceline_executor.runner.interface import Int32Array
 from paceline_executor.runner.row_rules import RowRules
-from paceline_executor.speculation.drafter import Drafter
 
 
 class Occupants:
     """Includes those that a step in flight releases."""
 
-    def __init__(self, columns: RowColumns, block_tables: BlockTables, drafter: Drafter) -> None:
+    def __init__(self, columns: RowColumns, block_tables: BlockTables) -> None:
         self._columns = columns
         self._block_tables = block_tables
-        self._drafter = drafter
         self._placements: dict[int, NewRequest] = {}  # by row
         self._rows: dict[RecordId, int] = {}  # of requests that no launched step releases
         self.logprobs: dict[int, LogprobLog] = {}  # by row, where asked
@@ -68,7 +66,6 @@ class Occupants:
         self._columns.clear(row)
         self.logprobs.pop(row, None)
         self.rules.pop(row, None)
-        self._drafter.forget(row)
         del self._placements[row]
 
     def remove(self, row: int) -> None:

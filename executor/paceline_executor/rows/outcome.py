@@ -31,6 +31,7 @@ class Drawn:
     """The tokens of `rows` one after another, and the rows that failed instead."""
 
     num_computed: Int32Array  # [num_running]
+    num_missing: Int32Array  # [num_sampled] of the tokens that each might have got
     rows: Int32Array  # [num_drawn]
     places: npt.NDArray[np.intp]  # [num_drawn]: in the plan's columns
     num_accepted: Int32Array  # [num_drawn], at least 1
@@ -45,13 +46,13 @@ def draw(columns: RowColumns, logs: Mapping[int, LogprobLog], prepared: Prepared
     """Raises ValueError when the output does not fit the batch. logs: by row, of those that want log-probabilities for
     each token.
     """
-    # Of a step launched ahead, rows may have ended since.
-    is_live = columns.finish[prepared.rows] == GOES_ON if prepared.is_ahead else None
+    is_live = columns.finish[prepared.rows] == GOES_ON  # others have ended since the launch
     has_tokens = _has_tokens(prepared, output, is_live)
     sampled = prepared.batch.sampled[has_tokens]
     rows, num_accepted = prepared.rows[sampled], output.num_accepted[has_tokens]
     return Drawn(
         num_computed=_num_computed(prepared, output, is_live),
+        num_missing=prepared.num_draws - output.num_accepted,
         rows=rows,
         places=prepared.places[sampled],
         num_accepted=num_accepted,
@@ -74,35 +75,27 @@ def _num_verified(prepared: Prepared, output: StepOutput) -> Int32Array:
     return verified
 
 
-def _has_tokens(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> BoolArray | slice:
+def _has_tokens(prepared: Prepared, output: StepOutput, is_live: BoolArray) -> BoolArray:
     """Sampled rows that neither failed nor had ended. Raises ValueError for other counts."""
     sampled, num_accepted = prepared.batch.sampled, output.num_accepted
-    is_plain = is_live is None and not output.problems and output.token_ids.shape == (prepared.max_drawn,)
-    if is_plain and np.array_equal(num_accepted, prepared.num_draws):
-        return slice(None)
-    has_tokens = np.ones(sampled.size, dtype=np.bool_)
+    has_tokens = is_live[sampled]
     if output.problems:
-        has_tokens = ~np.isin(sampled, list(output.problems))
-    if is_live is not None:
-        has_tokens &= is_live[sampled]
+        has_tokens &= ~np.isin(sampled, list(output.problems))
         if not all(is_live[index] for index in output.problems):
             raise ValueError("the runner names problems of rows that had ended")
     if num_accepted.shape != sampled.shape or output.token_ids.shape != (num_accepted.sum(),):
         shapes = f"{num_accepted.shape} counts and {output.token_ids.shape} tokens"
         raise ValueError(f"{sampled.size} rows are sampled and the runner answered {shapes}")
-    if not np.array_equal(num_accepted > 0, has_tokens) or (num_accepted > prepared.num_draws).any():
+    if (((num_accepted > 0) != has_tokens) | (num_accepted > prepared.num_draws)).any():
         raise ValueError(f"the runner answered {num_accepted.tolist()} tokens, where each of {has_tokens.tolist()} has")
     return has_tokens
 
 
-def _num_computed(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> Int32Array:
+def _num_computed(prepared: Prepared, output: StepOutput, is_live: BoolArray) -> Int32Array:
     """Tokens behind a wrong draft do not count."""
-    if is_live is None and output.token_ids.size == prepared.max_drawn:
-        return prepared.num_tokens
     num_computed = prepared.num_tokens.copy()
     num_computed[prepared.batch.sampled] -= prepared.num_draws - np.maximum(output.num_accepted, 1)
-    if is_live is not None:
-        num_computed[~is_live] = 0
+    num_computed[~is_live] = 0
     return num_computed
 
 
@@ -140,7 +133,7 @@ def _problem(row: int, problem: RowProblem) -> RowError:
     return row_error(row, error(sentence))
 
 
-def _prompt_logprobs(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> tuple[RowLogprobs, ...]:
+def _prompt_logprobs(prepared: Prepared, output: StepOutput, is_live: BoolArray) -> tuple[RowLogprobs, ...]:
     """Raises ValueError where those of the batch's targets are missing or of another number."""
     targets = prepared.batch.prompt_targets
     if targets is None:
@@ -149,13 +142,13 @@ def _prompt_logprobs(prepared: Prepared, output: StepOutput, is_live: BoolArray 
     for index, num_tokens in zip(targets.rows.tolist(), targets.num_tokens.tolist(), strict=True):
         token_ids = targets.token_ids[start : start + num_tokens]
         start += num_tokens
-        if index in output.problems or not (is_live is None or is_live[index]):
+        if index in output.problems or not is_live[index]:
             continue
         values = output.prompt_logprobs.get(index)
         if values is None or values.logprobs.shape != (num_tokens,):
             raise ValueError("the runner left out log-probabilities of a prompt")
-        position = int(prepared.batch.positions[prepared.batch.cu_seqlens[index]]) + 1
-        columns = LogprobColumns(position, values.logprobs, values.top_token_ids, values.top_logprobs)
+        start = int(prepared.batch.context_lens[index] - prepared.batch.num_tokens[index])
+        columns = LogprobColumns(start + 1, values.logprobs, values.top_token_ids, values.top_logprobs)
         told.append(RowLogprobs(int(prepared.rows[index]), token_ids, columns))
     return tuple(told)
 
@@ -163,33 +156,23 @@ def _prompt_logprobs(prepared: Prepared, output: StepOutput, is_live: BoolArray 
 def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: Drawn) -> None:
     columns.num_computed[prepared.rows] += drawn.num_computed
     rows, num_accepted, token_ids = drawn.rows, drawn.num_accepted, drawn.token_ids
-    num_before = columns.num_known[rows]
-    last_token_ids = token_ids
-    if token_ids.size == rows.size:
-        columns.tokens[rows, num_before] = token_ids
-    else:
-        ends = np.cumsum(num_accepted)
-        places = np.arange(token_ids.size) + np.repeat(num_before - (ends - num_accepted), num_accepted)
-        columns.tokens[np.repeat(rows, num_accepted), places] = token_ids
-        last_token_ids = token_ids[ends - 1]
-    num_known = num_before + num_accepted
+    ends, num_known = num_accepted.cumsum(), columns.num_known[rows] + num_accepted
+    places = np.arange(token_ids.size) + (num_known - ends).repeat(num_accepted)
+    columns.tokens[rows.repeat(num_accepted), places] = token_ids
     columns.num_known[rows] = num_known
     end_tokens = columns.end_tokens[rows, : columns.max_end_tokens]
     # The later reason is the one that counts.
     columns.finish[rows[num_known >= max_model_len]] = RowFinish.CONTEXT_FULL
     columns.finish[rows[num_known >= columns.max_known[rows]]] = RowFinish.LENGTH
-    columns.finish[rows[(end_tokens == last_token_ids[:, None]).any(axis=1)]] = RowFinish.END_TOKEN
+    columns.finish[rows[(end_tokens == token_ids[ends - 1, None]).any(axis=1)]] = RowFinish.END_TOKEN
     for error in drawn.errors:
         columns.finish[error.row] = RowFinish.ERROR
 
 
 def settle(columns: RowColumns, prepared: Prepared, drawn: Drawn) -> None:
     """Of rows that brought less than they might, in later steps too."""
-    if drawn.num_computed is not prepared.num_tokens:
-        columns.computed_bound[prepared.rows] -= prepared.num_tokens - drawn.num_computed
-    if drawn.token_ids.size < prepared.max_drawn:
-        columns.known_bound[prepared.rows[prepared.batch.sampled]] -= prepared.num_draws
-        columns.known_bound[drawn.rows] += drawn.num_accepted
+    columns.computed_bound[prepared.rows] -= prepared.num_tokens - drawn.num_computed
+    columns.known_bound[prepared.rows[prepared.batch.sampled]] -= drawn.num_missing
 
 
 def report(

@@ -29,15 +29,12 @@ from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.bounds import check_schedule, raise_bounds
 from paceline_executor.rows.checks import check_form
 from paceline_executor.rows.columns import GOES_ON, RowColumns
-from paceline_executor.rows.drafts import granted_drafts, put_drafts
 from paceline_executor.rows.occupants import Occupants
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
 from paceline_executor.rows.tags import TagBoard
 from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import StepOutput
-from paceline_executor.speculation.drafter import Drafter
-from paceline_executor.speculation.prompt_lookup import PromptLookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +52,11 @@ class Launched:
 class RowTable:
     """Includes the records of requests that left them."""
 
-    def __init__(self, limits: RowLimits, drafter: Drafter | None = None) -> None:
-        """The default drafter is prompt lookup."""
+    def __init__(self, limits: RowLimits) -> None:
         self.limits = limits
-        self.drafter = drafter or PromptLookup()
         self._columns = RowColumns(limits)
         self._block_tables = BlockTables(self._columns, limits.num_blocks)
-        self._occupants = Occupants(self._columns, self._block_tables, self.drafter)
+        self._occupants = Occupants(self._columns, self._block_tables)
         self._tags = TagBoard(limits.num_blocks)
         self._records = Records(limits.max_record_bytes, limits.record_keep_ns)
         self._grant_hash = HASH_START
@@ -111,10 +106,8 @@ class RowTable:
             return False
         return not self._waits(plan)
 
-    def launch(self, plan: BatchPlan, now_ns: int, *, is_carried: bool = False) -> Launched:
-        """is_carried: the device carries rows from step to step; only then may others be in flight. Raises PlanError or
-        UnsupportedPlanError, and then nothing has changed.
-        """
+    def launch(self, plan: BatchPlan, now_ns: int) -> Launched:
+        """Raises PlanError or UnsupportedPlanError, and then nothing has changed."""
         check_form(plan, self.limits)
         undo = Undo()
         try:
@@ -123,26 +116,10 @@ class RowTable:
                 self._close(release, undo)
             errors = tuple(filter(None, (self._place(placement, plan, undo) for placement in plan.new_requests)))
             self._grant(plan, undo)
-            is_ahead = bool(self._in_flight)
-            places = check_schedule(plan, self._columns, self.limits, is_ahead=is_ahead)
-            rules = self._occupants.rules
-            if is_carried:
-                drafts = granted_drafts(plan, places, self.limits)
-            else:
-                drafts = put_drafts(self.drafter, self._columns, rules, plan, places, self.limits)
-            prepared = prepare(
-                self._columns,
-                rules,
-                plan,
-                places,
-                drafts,
-                is_carried=is_carried,
-                is_ahead=is_ahead,
-                is_drafting=self.limits.max_num_draft_tokens > 0,
-            )
+            places = check_schedule(plan, self._columns, self.limits)
+            prepared = prepare(self._columns, self._occupants.rules, plan, places, self.limits)
             raise_bounds(self._columns, prepared, undo)
-            if is_carried:
-                self._columns.count_as_told(prepared.rows, undo)
+            self._columns.count_as_told(prepared.rows, undo)
         except Exception:
             undo.roll_back()
             raise

@@ -7,10 +7,10 @@ Apart from the runners, which share it.
 import numpy as np
 import numpy.typing as npt
 
-from paceline_executor.runner.interface import BoolArray, Int32Array, StepBatch
+from paceline_executor.runner.interface import BoolArray, FlatBatch, Int32Array
 
 
-def places_of_draws(batch: StepBatch) -> Int32Array:
+def places_of_draws(batch: FlatBatch) -> Int32Array:
     """Returns places of tokens in the batch, [num_draws]."""
     last = batch.cu_seqlens[1:][batch.sampled] - 1
     if batch.num_drafts is None:
@@ -21,12 +21,12 @@ def places_of_draws(batch: StepBatch) -> Int32Array:
     return places
 
 
-def first_draws(batch: StepBatch) -> npt.NDArray[np.intp] | slice:
+def first_draws(batch: FlatBatch) -> npt.NDArray[np.intp] | slice:
     """Returns one for each sampled row."""
     return slice(None) if batch.num_drafts is None else np.cumsum(batch.num_drafts + 1) - batch.num_drafts - 1
 
 
-def counting_draws(batch: StepBatch, drawn: Int32Array, is_drawn: BoolArray) -> tuple[Int32Array, BoolArray]:
+def counting_draws(batch: FlatBatch, drawn: Int32Array, is_drawn: BoolArray) -> tuple[Int32Array, BoolArray]:
     """Returns how many draws of every sampled row count, and which do. drawn: [num_draws] tokens."""
     if batch.num_drafts is None:
         return is_drawn.astype(np.int32), is_drawn
@@ -39,7 +39,7 @@ def counting_draws(batch: StepBatch, drawn: Int32Array, is_drawn: BoolArray) -> 
     return np.add.reduceat(counts, first, dtype=np.int32) if first.size else np.zeros(0, dtype=np.int32), counts
 
 
-def num_valid_tokens(batch: StepBatch, num_accepted: Int32Array) -> Int32Array:
+def num_valid_tokens(batch: FlatBatch, num_accepted: Int32Array) -> Int32Array:
     """How many tokens of every row are no wrong drafts, [num_rows]. num_accepted: draws that count of sampled rows."""
     num_valid = np.diff(batch.cu_seqlens)
     if batch.num_drafts is not None:

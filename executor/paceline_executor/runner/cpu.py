@@ -19,10 +19,13 @@ from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Nu
 from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.runner.acceptance import counting_draws, first_draws, num_valid_tokens, places_of_draws
 from paceline_executor.runner.cores import usable_cores
+from paceline_executor.runner.drafter import Drafter, NoDrafter, TimedDrafter
+from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.inputs import forward_inputs, logit_rules, row_problem, sampling_parameters
 from paceline_executor.runner.interface import (
     BoolArray,
     CacheGeometry,
+    FlatBatch,
     Int32Array,
     SamplingColumns,
     StepBatch,
@@ -35,7 +38,7 @@ from paceline_executor.runner.interface import (
 )
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.runner.measuring import chunk, fastest_ns
-from paceline_executor.runner.prompt_logprobs import Piece, by_row, cut
+from paceline_executor.runner.prompt_logprobs import Piece, by_row, part, pieces_of, rest
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.compiler import jit
@@ -86,7 +89,9 @@ class CpuRunner:
         self._model = build_model(checkpoint, self._max_model_len, numerics.matrices)
         self.profiler = HostProfiler(clock_ns)
         self._hidden_size = checkpoint.config.hidden_size
+        self._vocab_size = checkpoint.config.vocab_size
         self._observer: StepObserver | None = None
+        self.draft_by(NoDrafter())
 
     @property
     def kv_geometry(self) -> CacheGeometry:
@@ -108,6 +113,11 @@ class CpuRunner:
     @property
     def embed(self) -> Callable[[torch.Tensor], torch.Tensor]:
         return self._model.embed
+
+    def draft_by(self, drafter: Drafter) -> None:
+        """From now on. All rows are to be described anew."""
+        timed = TimedDrafter(drafter, self._clock_ns, self.profiler)
+        self._rows = HostRows(self._geometry.block_size, self._vocab_size, timed)
 
     def observe_by(self, observer: StepObserver) -> None:
         """Hidden states of all steps from now on go to it."""
@@ -132,25 +142,27 @@ class CpuRunner:
         return tuple(points)
 
     def launch(self, batch: StepBatch) -> StepOutput:
-        """Computes the whole step; its output is its handle. Raises KernelArgumentError or IndexError for a batch that
-        names what does not exist.
-        """
+        """Computes the whole step; its output is its handle."""
+        return self._rows.step(batch, self.compute)
+
+    def compute(self, batch: FlatBatch) -> StepOutput:
+        """Raises KernelArgumentError or IndexError for a batch that names what does not exist."""
         jit.set_num_threads(self._num_threads)
         start_ns = self._clock_ns()
-        parts = cut(batch)
-        prompt_logprobs, problems = by_row((piece.row, self._prompt_logprobs(piece)) for piece in parts.pieces)
-        rest = parts.rest
+        pieces = pieces_of(batch.prompt_targets)
+        prompt_logprobs, problems = by_row((piece.row, self._prompt_logprobs(batch, piece)) for piece in pieces)
+        left = rest(batch)
         logits, aux = torch.empty(0, 1), None
-        if rest.token_ids.size:
-            logits, aux = self._forward(rest, places_of_draws(rest))
+        if left.token_ids.size:
+            logits, aux = self._forward(left, places_of_draws(left))
         forwarded_ns = self._clock_ns()
-        samples = _sample(logits, rest.sampling)
+        samples = _sample(logits, left.sampling)
         outcomes, token_ids = samples.outcomes.numpy(), samples.token_ids.numpy()
-        of_first = outcomes[first_draws(rest)]
+        of_first = outcomes[first_draws(left)]
         for index in np.flatnonzero(of_first):
             # What is wrong with the prompt is wrong with all that follows it.
             problems.setdefault(int(batch.sampled[index]), row_problem(int(of_first[index])))
-        num_accepted, counts = counting_draws(rest, token_ids, outcomes == SampleOutcome.DRAWN)
+        num_accepted, counts = counting_draws(left, token_ids, outcomes == SampleOutcome.DRAWN)
         if problems:
             num_accepted, counts = _without(batch, list(problems), num_accepted, counts)
         sampled_ns = self._clock_ns()
@@ -158,7 +170,7 @@ class CpuRunner:
             self.profiler.add("forward", start_ns, forwarded_ns)
             self.profiler.add("draw", forwarded_ns, sampled_ns)
         if aux is not None:
-            self._tell(rest, aux, num_valid_tokens(rest, num_accepted))
+            self._tell(left, aux, num_valid_tokens(left, num_accepted))
         return StepOutput(
             num_accepted=num_accepted,
             token_ids=token_ids[counts],
@@ -175,7 +187,7 @@ class CpuRunner:
     def wait(self, handle: StepHandle) -> StepOutput:
         return output_of(handle)
 
-    def _forward(self, batch: StepBatch, logit_tokens: Int32Array) -> tuple[torch.Tensor, AuxHidden | None]:
+    def _forward(self, batch: FlatBatch, logit_tokens: Int32Array) -> tuple[torch.Tensor, AuxHidden | None]:
         """The logits are valid until the next forward pass."""
         aux = None
         if self._observer is not None:
@@ -188,15 +200,15 @@ class CpuRunner:
             self.profiler.add_kernel(phase.phase, phase.layer, phase.start_ns, phase.end_ns, phase.num_bytes)
         return logits, aux
 
-    def _tell(self, batch: StepBatch, aux: AuxHidden, num_valid: Int32Array) -> None:
+    def _tell(self, batch: FlatBatch, aux: AuxHidden, num_valid: Int32Array) -> None:
         assert self._observer is not None
         self._observer.observe(batch, aux.states.numpy(), num_valid)
 
-    def _prompt_logprobs(self, piece: Piece) -> StepLogprobs:
-        num_tokens = piece.batch.token_ids.size
-        logits, aux = self._forward(piece.batch, np.arange(num_tokens, dtype=np.int32))
+    def _prompt_logprobs(self, batch: FlatBatch, piece: Piece) -> StepLogprobs:
+        mine, num_tokens = part(batch, piece), piece.stop - piece.start
+        logits, aux = self._forward(mine, np.arange(num_tokens, dtype=np.int32))
         if aux is not None:
-            self._tell(piece.batch, aux, np.array([num_tokens], dtype=np.int32))
+            self._tell(mine, aux, np.array([num_tokens], dtype=np.int32))
         num_top = torch.full((num_tokens,), piece.num_top, dtype=torch.int32)
         values = token_logprobs(logits, torch.from_numpy(np.array(piece.target_token_ids)), num_top)
         return StepLogprobs(values.logprobs.numpy(), values.top_token_ids.numpy(), values.top_logprobs.numpy())
@@ -225,7 +237,7 @@ def _sample(logits: torch.Tensor, columns: SamplingColumns) -> Samples:
 
 
 def _without(
-    batch: StepBatch, failed: list[int], num_accepted: Int32Array, counts: BoolArray
+    batch: FlatBatch, failed: list[int], num_accepted: Int32Array, counts: BoolArray
 ) -> tuple[Int32Array, BoolArray]:
     """Drops the draws of batch rows that failed."""
     is_well = ~np.isin(batch.sampled, failed)
@@ -233,7 +245,7 @@ def _without(
     return np.where(is_well, num_accepted, 0).astype(np.int32), counts & np.repeat(is_well, num_draws)
 
 
-def _logprobs(samples: Samples, batch: StepBatch, counts: BoolArray) -> StepLogprobs | None:
+def _logprobs(samples: Samples, batch: FlatBatch, counts: BoolArray) -> StepLogprobs | None:
     """Of draws that count, where any row wants them."""
     if batch.sampling.num_logprobs.max(initial=-1) < 0:
         return None

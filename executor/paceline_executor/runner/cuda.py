@@ -25,23 +25,18 @@ from paceline_executor.runner.device.row_words import RowWords, WordChanges
 from paceline_executor.runner.device.steps import DeviceSteps, Rings
 from paceline_executor.runner.inputs import row_problem
 from paceline_executor.runner.interface import (
-    BlockCells,
     BoolArray,
     CacheGeometry,
-    CarriedRows,
     Int32Array,
-    RowDescriptions,
     RowProblem,
     StepBatch,
     StepHandle,
     StepLogprobs,
     StepOutput,
-    TokenLists,
     WarmUpProgress,
 )
 from paceline_executor.runner.measuring import chunk, fastest_ns
-from paceline_executor.runner.prompt_logprobs import Cut, Piece, by_row, cut
-from paceline_executor.runner.row_rules import NO_TOKENS
+from paceline_executor.runner.prompt_logprobs import Piece, by_row, pieces_of
 from paceline_kernels.attention import Splits
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.plan_ring import PlanWriter, new_plan_ring, write_words
@@ -67,7 +62,6 @@ class _LaunchedPiece:
 class _Launched:
     step: int
     batch: StepBatch
-    rows: Int32Array  # [num_rows] of the executor
     planned: Int32Array  # [num_planned] batch rows that the ring tells of
     with_logprobs: bool
     pieces: Sequence[_LaunchedPiece]
@@ -96,7 +90,7 @@ class DeviceRunner:
         max_words = limits.max_num_batched_tokens + num_rows * _WORDS_PER_ROW
         max_logprobs = min(MAX_LOGPROBS, limits.vocab_size)
         plans = new_plan_ring(_MAX_IN_FLIGHT, num_rows, max_words, pinned=device.is_pinned)
-        num_draws = limits.max_device_draws
+        num_draws = limits.max_draws
         results = new_ring(_MAX_IN_FLIGHT, num_rows, num_draws, pinned=device.is_pinned, max_logprobs=max_logprobs)
         self._device = device
         self._model = model
@@ -142,24 +136,21 @@ class DeviceRunner:
         points = []
         for index, size in enumerate(sizes, start=len(buckets)):
             self._on_progress(WarmUpProgress(f"measure a step of {size} tokens", index, num_steps))
-            batch = _told(chunk(size, block_size))
+            batch = chunk(size, block_size)
             points.append((size, fastest_ns(partial(self._run, batch))))
         return tuple(points)
 
     def launch(self, batch: StepBatch) -> StepHandle:
         """Raises MemoryError and RuntimeError where the device has no memory left."""
-        carried = batch.carried
-        if carried is None:
-            raise ValueError("a device that keeps rows has to know which rows a batch's are")
-        changes = self._rows.changes(batch, carried)
-        self._rules.tell(carried.described)
-        self._steps.drafting.tell(carried.described.rows)
-        self._failed[carried.described.rows] = False
-        for row in carried.described.rows.tolist():
+        described = batch.described
+        changes = self._rows.changes(batch)
+        self._rules.tell(described)
+        self._steps.drafting.tell(described.rows)
+        self._failed[described.rows] = False
+        for row in described.rows.tolist():
             self._failing.pop(row, None)
-        parts = cut(batch)
         try:
-            launched = self._launch(batch, parts, carried.rows, changes)
+            launched = self._launch(batch, changes)
         except Exception:
             self._end_launched()  # it reads the slot that the next step gets
             raise
@@ -179,7 +170,7 @@ class DeviceRunner:
             self._count_bytes(launched.batch)
         pieces = ((piece.row, StepLogprobs(*(values.numpy() for values in piece.values))) for piece in launched.pieces)
         prompt_logprobs, problems = by_row(pieces)
-        self._failed[launched.rows[list(problems)]] = True
+        self._failed[launched.batch.rows[list(problems)]] = True
         return self._output(launched, results, prompt_logprobs, problems)
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
@@ -208,32 +199,36 @@ class DeviceRunner:
         """Rows that the device has ended are counted, too: this step they were planned."""
         geometry, profiler = self._geometry, self._device.profiler
         per_token = geometry.bytes_per_block // (geometry.block_size * geometry.num_layers)
-        seen = context_bytes(batch.context_lens, np.diff(batch.cu_seqlens), self._model.windows, per_token)
+        seen = context_bytes(batch.context_lens, batch.num_tokens, self._model.windows, per_token)
         profiler.add_bytes(LINEAR, self._model.weight_bytes)
         profiler.add_bytes(ATTENTION, seen)
 
     def _run(self, batch: StepBatch) -> StepOutput:
         return self.wait(self.launch(batch))
 
-    def _launch(self, batch: StepBatch, parts: Cut, rows: Int32Array, changes: WordChanges) -> _Launched:
-        rest, planned = parts.rest, rows[parts.rest_rows]
-        in_slot = 0 if parts.pieces else min(changes.places.size, self._writer.max_words)
+    def _launch(self, batch: StepBatch, changes: WordChanges) -> _Launched:
+        targets, num_tokens = pieces_of(batch.prompt_targets), batch.num_tokens.copy()
+        in_slot = 0 if targets else min(changes.places.size, self._writer.max_words)
         self._send(WordChanges(changes.places[in_slot:], changes.values[in_slot:]))
-        pieces = [self._launch_piece(piece, int(rows[piece.row])) for piece in parts.pieces]
-        num_tokens = np.diff(rest.cu_seqlens)
+        pieces = [self._launch_piece(piece, batch) for piece in targets]
+        if batch.prompt_targets is not None:
+            num_tokens[batch.prompt_targets.rows] -= batch.prompt_targets.num_tokens
+        planned = np.flatnonzero(num_tokens).astype(np.int32)
+        num_tokens, drawing = num_tokens[planned], batch.rows[batch.sampled]
         words = changes.places[:in_slot], changes.values[:in_slot]
-        self._writer.write(self._next_step, planned, num_tokens, *words)
-        with_logprobs = bool(batch.sampling.num_logprobs.max(initial=-1) >= 0)
-        size = self._size(rest)
+        self._writer.write(self._next_step, batch.rows[planned], num_tokens, *words)
+        with_logprobs = bool(self._rows.num_logprobs[drawing].max(initial=-1) >= 0)
         with self._device.profiler.span("rules"):
-            rules = self._rules.of(planned[rest.sampled].tolist())
-        self._steps.launch(size, with_logprobs=with_logprobs, rules=rules, wanted=_wanted(rest, planned))
-        return _Launched(self._next_step, batch, rows, parts.rest_rows, with_logprobs, pieces)
+            rules = self._rules.of(drawing.tolist())
+        num_draws = batch.sampled.size + (0 if batch.num_drafts is None else int(batch.num_drafts.sum()))
+        size = self._size(num_tokens, num_draws)
+        self._steps.launch(size, with_logprobs=with_logprobs, rules=rules, wanted=_wanted(batch))
+        return _Launched(self._next_step, batch, planned, with_logprobs, pieces)
 
-    def _size(self, batch: StepBatch) -> Bucket:
-        num_rows, num_tokens = max(1, batch.context_lens.size), max(1, batch.token_ids.size)
-        longest = int(np.diff(batch.cu_seqlens).max(initial=1))
-        own = Bucket(num_rows, num_tokens, longest, max(1, batch.sampling.seeds.size))
+    def _size(self, num_tokens: Int32Array, num_draws: int) -> Bucket:
+        """num_tokens: of each row."""
+        total, longest = int(num_tokens.sum()), int(num_tokens.max(initial=1))
+        own = Bucket(max(1, num_tokens.size), max(1, total), longest, max(1, num_draws))
         return self._buckets.smallest(own) or replace(own, max_query_len=1 if own.is_decode else None)
 
     def _send(self, changes: WordChanges) -> None:
@@ -242,9 +237,10 @@ class DeviceRunner:
             places, values = self._device.upload(changes.places), self._device.upload(changes.values)
             self._device.launch(lambda: write_words(self._rows.words, places, values))
 
-    def _launch_piece(self, piece: Piece, row: int) -> _LaunchedPiece:
+    def _launch_piece(self, piece: Piece, batch: StepBatch) -> _LaunchedPiece:
         """Computes the log-probabilities of the tokens behind, too."""
-        upload, download, num_tokens = self._device.upload, self._device.download, piece.batch.token_ids.size
+        upload, download, num_tokens = self._device.upload, self._device.download, piece.stop - piece.start
+        row, start = int(batch.rows[piece.row]), int(batch.context_lens[piece.row] - batch.num_tokens[piece.row])
         plan = PlanColumns(upload(np.array([row], np.int32)), upload(np.array([num_tokens], np.int32)))
         targets = upload(np.array(piece.target_token_ids, dtype=np.int32))
         num_top = upload(np.full(num_tokens, piece.num_top, dtype=np.int32))
@@ -257,7 +253,7 @@ class DeviceRunner:
             launched.values.extend(download(column) for column in columns)
 
         self._device.launch(compute)
-        self._send(self._rows.computed(row, int(piece.batch.context_lens[0])))
+        self._send(self._rows.computed(row, start + piece.stop))
         return launched
 
     def _output(
@@ -269,12 +265,12 @@ class DeviceRunner:
     ) -> StepOutput:
         """In arrays of their own: the slot is written again."""
         counts, is_kept = results.num_accepted, None
-        failed = self._failed[launched.rows[launched.planned]]
+        failed = self._failed[launched.batch.rows[launched.planned]]
         if failed.any():
             is_kept = np.repeat(~failed, counts)
             counts = np.where(failed, 0, counts)
         self._add_problems(launched, results, problems)
-        sampled, (of_batch, draws) = launched.batch.sampled, np.zeros((2, launched.rows.size), dtype=np.int32)
+        sampled, (of_batch, draws) = launched.batch.sampled, np.zeros((2, launched.batch.rows.size), dtype=np.int32)
         of_batch[launched.planned], draws[launched.planned] = counts, results.num_draws
         begun, forwarded, ended = results.stamps.tolist()
         return StepOutput(
@@ -293,22 +289,22 @@ class DeviceRunner:
         for planned in np.flatnonzero(results.problems).tolist():
             batch_row, problem = int(launched.planned[planned]), row_problem(int(results.problems[planned]))
             if results.num_accepted[planned]:
-                self._failing[int(launched.rows[batch_row])] = problem
+                self._failing[int(launched.batch.rows[batch_row])] = problem
             else:
                 problems.setdefault(batch_row, problem)
         if self._failing:
             for batch_row in launched.batch.sampled.tolist():
-                row = int(launched.rows[batch_row])
+                row = int(launched.batch.rows[batch_row])
                 if row in self._failing and not results.num_draws[launched.planned == batch_row].any():
                     problems.setdefault(batch_row, self._failing.pop(row))
 
 
-def _wanted(batch: StepBatch, rows: Int32Array) -> WantedDrafts | None:
+def _wanted(batch: StepBatch) -> WantedDrafts | None:
     if batch.num_drafts is None or not batch.num_drafts.any():
         return None
     wanting = np.flatnonzero(batch.num_drafts)
     of_batch, num_wanted = batch.sampled[wanting], batch.num_drafts[wanting]
-    return WantedDrafts(rows[of_batch], batch.context_lens[of_batch] - num_wanted, num_wanted)
+    return WantedDrafts(batch.rows[of_batch], batch.context_lens[of_batch] - num_wanted, num_wanted)
 
 
 def _launched(handle: StepHandle) -> _Launched:
@@ -324,21 +320,3 @@ def _kept(tokens: Int32Array, is_kept: BoolArray | None) -> Int32Array:
 def _logprobs(results: StepResults, is_kept: BoolArray | None) -> StepLogprobs:
     values = StepLogprobs(results.logprobs.copy(), results.top_token_ids.copy(), results.top_logprobs.copy())
     return values if is_kept is None else values.where(is_kept)
-
-
-def _told(batch: StepBatch) -> StepBatch:
-    """For a device that keeps rows: row 0, described anew."""
-    zero, blocks = np.zeros(1, dtype=np.int32), batch.block_tables[0]
-    described = RowDescriptions(
-        rows=zero,
-        num_prompt=batch.context_lens,
-        num_known=batch.context_lens,
-        num_computed=zero,
-        max_known=batch.context_lens + 1,
-        end_token_ids=zero[None] - 1,
-        sampling=batch.sampling,
-        rules=(None,),
-        history=TokenLists.of([NO_TOKENS]),
-    )
-    carried = CarriedRows(zero, described, BlockCells(np.zeros_like(blocks), blocks, blocks))
-    return replace(batch, block_tables=batch.block_tables[:, :0], carried=carried)

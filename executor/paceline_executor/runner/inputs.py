@@ -9,19 +9,19 @@ import torch
 
 from paceline_executor.models.interface import ForwardInputs
 from paceline_executor.runner.interface import (
+    FlatBatch,
     Float32Array,
     Int32Array,
     LogitRuleColumns,
     RowProblem,
     SamplingColumns,
-    StepBatch,
     TokenLists,
 )
 from paceline_kernels import sampling
 from paceline_kernels.sampling import LogitRules, SampleOutcome, SamplingParameters
 
 
-def forward_inputs(batch: StepBatch, block_size: int, logit_tokens: Int32Array) -> ForwardInputs:
+def forward_inputs(batch: FlatBatch, block_size: int, logit_tokens: Int32Array) -> ForwardInputs:
     """CPU tensors, with the slot of every token. logit_tokens: places in the batch of wanted logits. Raises IndexError
     for a position outside of its row's block table.
     """

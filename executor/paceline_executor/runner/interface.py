@@ -22,9 +22,6 @@ BoolArray = npt.NDArray[np.bool_]
 StepHandle = object
 """A runner knows a launched step by it; nobody else looks inside."""
 
-UNKNOWN_TOKEN = -1
-"""Only the device knows the token yet: the last one that its row drew."""
-
 
 @dataclass(frozen=True, slots=True)
 class CacheGeometry:
@@ -108,6 +105,9 @@ class SamplingColumns:
         return SamplingColumns(*(getattr(self, column.name)[draws] for column in fields(self)[:-1]))
 
 
+NOTHING_SAMPLED = SamplingColumns.greedy(0)
+
+
 @dataclass(frozen=True, slots=True)
 class PromptTargets:
     """The first `num_tokens[i]` tokens that batch row `rows[i]` computes are followed by the next `num_tokens[i]` of
@@ -122,21 +122,34 @@ class PromptTargets:
 
 @dataclass(frozen=True, slots=True)
 class RowDescriptions:
-    """All there is to know of rows but tokens and blocks, one element of each column per row.
-
-    history: the known tokens of rows whose rules count them, from the prompt's first on; of others none. What such a
-    row is given in batches lies behind them.
+    """All there is to know of rows but blocks, one element of each column per row. Tokens behind the known ones are the
+    runner's own.
     """
 
     rows: Int32Array  # [num_described] of the executor
     num_prompt: Int32Array  # [num_described]
-    num_known: Int32Array  # [num_described] tokens of prompt and output; more than the device has seen, in a prompt
     num_computed: Int32Array  # [num_described]
     max_known: Int32Array  # [num_described] at so many tokens the row ends
     end_token_ids: Int32Array  # [num_described, most of any row], padded with -1: tokens that end the row
     sampling: SamplingColumns  # offsets and rules mean nothing here
     rules: tuple[RowRules | None, ...]
-    history: TokenLists
+    known: TokenLists  # of prompt and output, from the first on
+
+    @property
+    def num_known(self) -> Int32Array:
+        return np.diff(self.known.cu_lens)
+
+
+NOTHING_DESCRIBED = RowDescriptions(
+    rows=NO_TOKENS,
+    num_prompt=NO_TOKENS,
+    num_computed=NO_TOKENS,
+    max_known=NO_TOKENS,
+    end_token_ids=NO_TOKENS.reshape(0, 1),
+    sampling=NOTHING_SAMPLED,
+    rules=(),
+    known=TokenLists.of([]),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,32 +161,43 @@ class BlockCells:
     block_ids: Int32Array  # [num_cells]
 
 
-@dataclass(frozen=True, slots=True)
-class CarriedRows:
-    """A device that keeps rows has to be told this before it computes the batch.
-
-    A row in `described` is as it is described, whatever the device remembers of it; of any other row it remembers what
-    is right. If a row ended in a step before, the device computes nothing for it and draws nothing; otherwise it puts
-    in the tokens that are UNKNOWN_TOKEN.
-    """
-
-    rows: Int32Array  # [num_rows] which row of the executor each batch row is
-    described: RowDescriptions
-    cells: BlockCells  # of the batch's rows, those told before left out
+NO_CELLS = BlockCells(NO_TOKENS, NO_TOKENS, NO_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Chunks and decodes mixed, batch row after batch row.
+    """What a step computes of rows that the runner keeps: batch row i the next `num_tokens[i]` tokens of `rows[i]`.
+
+    The runner is told of `described` and `cells` before. A row in `described` is as it is described, whatever the
+    runner remembers of it; of any other row it remembers what is right. It knows what rows drew in steps in flight:
+    one that ended there computes and draws nothing, and contexts are what rows come to at most.
+
+    `sampled` names the batch rows whose last token's logits are sampled, ascending. Such a row may have `num_drafts`
+    drafts, which the runner finds, and which are among its tokens; the logits of each, and of the token before them,
+    are sampled too. One pays that is right with `min_draft_chance`; what the drafter has not computed of rows may take
+    `draft_spare_ns`. `num_drafts` is None when no row may have any, `prompt_targets` when nobody asked for
+    log-probabilities of a prompt.
+    """
+
+    rows: Int32Array  # [num_rows] of the executor
+    num_tokens: Int32Array  # [num_rows]
+    context_lens: Int32Array  # [num_rows]
+    sampled: Int32Array  # [num_sampled]
+    described: RowDescriptions
+    cells: BlockCells  # of the batch's rows, those told before left out
+    prompt_targets: PromptTargets | None = None
+    num_drafts: Int32Array | None = None  # [num_sampled]
+    min_draft_chance: float = 0.0
+    draft_spare_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """All that a host computes with: chunks and decodes mixed, batch row after batch row.
 
     Batch row i computes the tokens `cu_seqlens[i]:cu_seqlens[i + 1]`; its last token sits at position `context_lens[i]
-    - 1`. KV slots of position p of row i: block `block_tables[i, p // block_size]`, slot `p % block_size`. `sampled`
-    names the batch rows whose last token's logits are sampled, ascending. The last `num_drafts` tokens of such a row
-    are drafts; the logits of each, and of the token before them, are sampled too. `num_drafts` is None when no row has
-    any, `prompt_targets` when nobody asked for log-probabilities of a prompt. `carried` is None for runners that have
-    one step in flight at most. Others keep block tables and rules and find drafts themselves: the batch has a table
-    without columns, no rules, and `num_drafts` is how many each row may have,
-    `min_draft_chance` that a draft is right, for it to pay.
+    - 1`. KV slots of position p of row i: block `block_tables[i, p // block_size]`, slot `p % block_size`. `sampled`,
+    `prompt_targets` and `num_drafts` as in StepBatch; a row's drafts are its last tokens.
     """
 
     token_ids: Int32Array  # [num_tokens]
@@ -184,9 +208,7 @@ class StepBatch:
     sampled: Int32Array  # [num_sampled]
     sampling: SamplingColumns
     prompt_targets: PromptTargets | None = None
-    carried: CarriedRows | None = None
     num_drafts: Int32Array | None = None  # [num_sampled]
-    min_draft_chance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +250,7 @@ class StepOutput:
     sample_ns: int
     prompt_logprobs: dict[int, StepLogprobs] = field(default_factory=dict)  # batch row -> of its targets
     num_verified: Int32Array | None = None  # [num_sampled] drafts; None: those of the batch
+    draft_ns: int = 0  # before the forward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +270,7 @@ class StepObserver(Protocol):
         """The layers whose inputs it wants, 1 to num_layers - 1, each once."""
         ...
 
-    def observe(self, batch: StepBatch, states: Float32Array, num_valid: Int32Array) -> None:
+    def observe(self, batch: FlatBatch, states: Float32Array, num_valid: Int32Array) -> None:
         """The batch was computed. states: [num_tokens, layers, hidden]. num_valid: [num_rows] tokens of each row, at
         least 1; those behind are drafts that were wrong.
         """
@@ -297,6 +320,17 @@ class Runner(Protocol):
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
         """Copies block `sources[i]` to block `destinations[i]` in all layers."""
+        ...
+
+
+class HostRunner(Protocol):
+    """A runner that computes in `launch`."""
+
+    @property
+    def kv_geometry(self) -> CacheGeometry: ...
+
+    def compute(self, batch: FlatBatch) -> StepOutput:
+        """A step of rows that are nobody's."""
         ...
 
 

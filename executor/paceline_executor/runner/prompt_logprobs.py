@@ -10,48 +10,42 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline_executor.runner.interface import Int32Array, RowProblem, SamplingColumns, StepBatch, StepLogprobs
+from paceline_executor.runner.interface import (
+    NOTHING_SAMPLED,
+    FlatBatch,
+    Int32Array,
+    PromptTargets,
+    RowProblem,
+    StepLogprobs,
+)
 
 MAX_PIECE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Each token predicts the target at the same place."""
+    """Tokens `start` to `stop` of those that a batch row computes; each predicts the target at the same place."""
 
-    row: int  # of the batch it was cut out of
-    batch: StepBatch  # one row, nothing sampled
-    target_token_ids: Int32Array  # [num_tokens]
+    row: int
+    start: int
+    stop: int
+    target_token_ids: Int32Array  # [stop - start]
     num_top: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Pieces run in this order, the rest runs last."""
-
-    pieces: tuple[Piece, ...]
-    rest: StepBatch
-    rest_rows: Int32Array  # [num_rows of the rest]: rows of the batch
-
-
-def cut(batch: StepBatch) -> Cut:
-    """Sampled tokens stay in the rest, in the same order."""
-    num_rows = batch.context_lens.size
-    targets = batch.prompt_targets
+def pieces_of(targets: PromptTargets | None) -> Sequence[Piece]:
+    """They run in this order, before what they leave of the batch."""
     if targets is None:
-        return Cut((), batch, np.arange(num_rows, dtype=np.int32))
+        return ()
     pieces: list[Piece] = []
-    num_cut = np.zeros(num_rows, dtype=np.int32)
-    num_cut[targets.rows] = targets.num_tokens
-    first_target = 0
+    first = 0
     for row, num_tokens, num_top in zip(targets.rows, targets.num_tokens, targets.num_top, strict=True):
-        target_ids = targets.token_ids[first_target : first_target + num_tokens]
+        target_ids = targets.token_ids[first : first + num_tokens]
         for start in range(0, int(num_tokens), MAX_PIECE_TOKENS):
             stop = min(start + MAX_PIECE_TOKENS, int(num_tokens))
-            piece = _part(batch, int(row), start, stop)
-            pieces.append(Piece(int(row), piece, target_ids[start:stop], int(num_top)))
-        first_target += num_tokens
-    return Cut(tuple(pieces), *_rest(batch, num_cut))
+            pieces.append(Piece(int(row), start, stop, target_ids[start:stop], int(num_top)))
+        first += num_tokens
+    return pieces
 
 
 def by_row(
@@ -74,27 +68,32 @@ def _joined(parts: Sequence[StepLogprobs]) -> StepLogprobs:
     )
 
 
-def _part(batch: StepBatch, row: int, start: int, stop: int) -> StepBatch:
-    first = int(batch.cu_seqlens[row])
-    tokens = slice(first + start, first + stop)
-    return StepBatch(
+def part(batch: FlatBatch, piece: Piece) -> FlatBatch:
+    """One row, nothing sampled."""
+    first, row = int(batch.cu_seqlens[piece.row]), slice(piece.row, piece.row + 1)
+    tokens = slice(first + piece.start, first + piece.stop)
+    return FlatBatch(
         token_ids=batch.token_ids[tokens],
         positions=batch.positions[tokens],
-        cu_seqlens=np.array([0, stop - start], dtype=np.int32),
-        context_lens=batch.positions[first + stop - 1 : first + stop] + 1,
-        block_tables=batch.block_tables[row : row + 1],
+        cu_seqlens=np.array([0, piece.stop - piece.start], dtype=np.int32),
+        context_lens=batch.positions[tokens][-1:] + 1,
+        block_tables=batch.block_tables[row],
         sampled=np.zeros(0, dtype=np.int32),
-        sampling=_NOTHING_SAMPLED,
+        sampling=NOTHING_SAMPLED,
     )
 
 
-def _rest(batch: StepBatch, num_cut: Int32Array) -> tuple[StepBatch, Int32Array]:
-    """Lacks the first `num_cut` tokens of each row. Also returns which rows have tokens left."""
-    lengths = np.diff(batch.cu_seqlens)
+def rest(batch: FlatBatch) -> FlatBatch:
+    """Lacks the tokens of pieces, and rows without others. Sampled tokens stay, in the same order."""
+    targets = batch.prompt_targets
+    if targets is None:
+        return batch
+    lengths, num_cut = np.diff(batch.cu_seqlens), np.zeros_like(batch.context_lens)
+    num_cut[targets.rows] = targets.num_tokens
     places = np.arange(batch.token_ids.size) - np.repeat(batch.cu_seqlens[:-1], lengths)
     stays = places >= np.repeat(num_cut, lengths)
     rows = np.flatnonzero(lengths > num_cut).astype(np.int32)
-    rest = replace(
+    return replace(
         batch,
         token_ids=batch.token_ids[stays],
         positions=batch.positions[stays],
@@ -104,7 +103,3 @@ def _rest(batch: StepBatch, num_cut: Int32Array) -> tuple[StepBatch, Int32Array]
         sampled=np.searchsorted(rows, batch.sampled).astype(np.int32),
         prompt_targets=None,
     )
-    return rest, rows
-
-
-_NOTHING_SAMPLED = SamplingColumns.greedy(0)

@@ -15,9 +15,13 @@ import numpy as np
 
 from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.runner.acceptance import counting_draws, places_of_draws
+from paceline_executor.runner.drafter import Drafter, NoDrafter, TimedDrafter
+from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.interface import (
     CacheGeometry,
+    FlatBatch,
     Int32Array,
+    PromptTargets,
     RowProblem,
     StepBatch,
     StepHandle,
@@ -47,8 +51,7 @@ def logprobs_of(token_ids: Sequence[int] | Int32Array, num_top: int) -> StepLogp
     )
 
 
-def prompt_logprobs_of(batch: StepBatch) -> dict[int, StepLogprobs]:
-    targets = batch.prompt_targets
+def prompt_logprobs_of(targets: PromptTargets | None) -> dict[int, StepLogprobs]:
     if targets is None:
         return {}
     ends = np.cumsum(targets.num_tokens)
@@ -85,6 +88,12 @@ class SimulatedRunner:
         self._sleep = sleep
         self._done_ns = 0  # when the launched step has ended
         self.profiler = HostProfiler()
+        self.draft_by(NoDrafter())
+
+    def draft_by(self, drafter: Drafter) -> None:
+        """From now on. All rows are to be described anew."""
+        timed = TimedDrafter(drafter, self._clock_ns, self.profiler)
+        self._rows = HostRows(self._slots.shape[1], self._vocab_size, timed)
 
     @property
     def max_in_flight(self) -> int:
@@ -107,6 +116,9 @@ class SimulatedRunner:
         self._digests[destinations] = self._digests[sources]
 
     def launch(self, batch: StepBatch) -> StepOutput:
+        return self._rows.step(batch, self.compute)
+
+    def compute(self, batch: FlatBatch) -> StepOutput:
         """Writes the batch's ids into their slots, then draws from what each sampled row's table leads to."""
         start_ns = self._clock_ns()
         self._write(batch)
@@ -114,7 +126,7 @@ class SimulatedRunner:
         num_accepted, counts = counting_draws(batch, drawn, drawn != NOTHING_LEFT)
         token_ids = drawn[counts]
         num_top = int(batch.sampling.num_logprobs.max(initial=-1))
-        prompt_logprobs = prompt_logprobs_of(batch)
+        prompt_logprobs = prompt_logprobs_of(batch.prompt_targets)
         due_ns = self._step_times.step_ns(batch.token_ids.size, _num_pairs(batch))
         step_ns = max(due_ns, self._clock_ns() - start_ns)
         self._done_ns = start_ns + step_ns
@@ -137,7 +149,7 @@ class SimulatedRunner:
             self._sleep(left_ns / 1e9)
         return output
 
-    def _write(self, batch: StepBatch) -> None:
+    def _write(self, batch: FlatBatch) -> None:
         ends = batch.cu_seqlens[1:]
         if (batch.positions[ends - 1] != batch.context_lens - 1).any():
             raise ValueError("the last token of a batch row sits at the end of its context")
@@ -160,7 +172,7 @@ class SimulatedRunner:
         digests: UInt64Array = (values * self._slot_factors).sum(axis=1, dtype=np.uint64)
         return digests
 
-    def _context_hashes(self, batch: StepBatch) -> UInt64Array:
+    def _context_hashes(self, batch: FlatBatch) -> UInt64Array:
         lens, block_size = batch.positions[places_of_draws(batch)] + 1, self._slots.shape[1]
         last = (lens - 1) // block_size
         width = int(last.max(initial=0)) + 1
@@ -174,7 +186,7 @@ class SimulatedRunner:
         hashes += self._digest(np.where(is_of_row, ids, EMPTY_SLOT)) * self._block_factors[last]
         return hashes
 
-    def _draw(self, batch: StepBatch) -> Int32Array:
+    def _draw(self, batch: FlatBatch) -> Int32Array:
         sampling = batch.sampling
         noise = _mix(sampling.seeds + sampling.offsets.astype(np.uint64) * np.uint64(HASH_BASE))
         drawn = self._tokens_of(_mix(self._context_hashes(batch) ^ noise))
@@ -205,7 +217,7 @@ def _mix(values: UInt64Array) -> UInt64Array:
     return values ^ (values >> np.uint64(31))
 
 
-def _num_pairs(batch: StepBatch) -> int:
+def _num_pairs(batch: FlatBatch) -> int:
     """Pairs of a new token and one it attends to, itself included."""
     return int((batch.positions + np.int64(1)).sum())
 

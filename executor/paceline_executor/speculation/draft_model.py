@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline_executor.runner.interface import Int32Array, Runner, SamplingColumns, StepBatch
+from paceline_executor.runner.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
+from paceline_executor.runner.interface import FlatBatch, HostRunner, Int32Array, SamplingColumns
 from paceline_executor.runner.row_rules import NO_TOKENS
 from paceline_executor.runner.rule_columns import Ruled, within_vocabulary
 from paceline_executor.speculation.block_contents import BlockContents
-from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
 
 _MIN_CATCH_UP = 16  # tokens: they hardly take longer than one
 _GAIN = 1 / 4
@@ -69,7 +69,7 @@ class DraftModel:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: HostRunner,
         *,
         max_model_len: int,
         vocab_size: int,
@@ -77,8 +77,6 @@ class DraftModel:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """runner: with the target's blocks. catch_up: of its tokens."""
-        if runner.max_in_flight > 1:
-            raise ValueError("a device that keeps rows drafts for none: it would have to be told of both models' rows")
         geometry = runner.kv_geometry
         self._runner = runner
         self._max_model_len = max_model_len
@@ -131,7 +129,7 @@ class DraftModel:
 
     def _compute(self, chains: list[_Chain], sampling: SamplingColumns) -> None:
         """A chain that draws no draft is done."""
-        output = self._runner.wait(self._runner.launch(self._batch(chains, sampling)))
+        output = self._runner.compute(self._batch(chains, sampling))
         drawn = iter(output.token_ids.tolist())
         counts = iter(output.num_accepted.tolist())
         for chain in chains:
@@ -144,11 +142,11 @@ class DraftModel:
             else:
                 chain.end = chain.num_tokens
 
-    def _batch(self, chains: list[_Chain], sampling: SamplingColumns) -> StepBatch:
+    def _batch(self, chains: list[_Chain], sampling: SamplingColumns) -> FlatBatch:
         block_size = self._runner.kv_geometry.block_size
         context_lens = np.array([chain.num_tokens for chain in chains], dtype=np.int32)
         starts = [chain.num_held for chain in chains]
-        return StepBatch(
+        return FlatBatch(
             token_ids=np.concatenate([chain.token_ids[chain.num_held : chain.num_tokens] for chain in chains]),
             positions=np.concatenate([np.arange(chain.num_held, chain.num_tokens) for chain in chains], dtype=np.int32),
             cu_seqlens=np.concatenate(([0], np.cumsum(context_lens - starts)), dtype=np.int32),

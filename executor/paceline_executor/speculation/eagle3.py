@@ -18,14 +18,15 @@ import torch
 from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.interface import ForwardInputs
 from paceline_executor.numerics import KvDtype
+from paceline_executor.runner.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
 from paceline_executor.runner.inputs import logit_rules, sampling_parameters, slots_of
-from paceline_executor.runner.interface import CacheGeometry, Float32Array, Int32Array, SamplingColumns, StepBatch
+from paceline_executor.runner.interface import CacheGeometry, FlatBatch, Float32Array, Int32Array, SamplingColumns
 from paceline_executor.runner.kv_cache import allocate_kv_cache
 from paceline_executor.runner.row_rules import NO_TOKENS
 from paceline_executor.runner.rule_columns import Ruled
-from paceline_executor.speculation.drafter import WantedDrafts, WantingRow, block_tables, draws_behind
 from paceline_executor.weights.hf.eagle3 import Eagle3Checkpoint
 from paceline_executor.weights.hf.eagle3_config import eagle3_bytes_per_token
+from paceline_kernels.attention import Splits
 from paceline_kernels.compiler import jit
 from paceline_kernels.sampling import SampleOutcome, sample
 
@@ -109,7 +110,7 @@ class Eagle3Drafter:
     def aux_layers(self) -> tuple[int, ...]:
         return self._aux_layers
 
-    def observe(self, batch: StepBatch, states: Float32Array, num_valid: Int32Array) -> None:
+    def observe(self, batch: FlatBatch, states: Float32Array, num_valid: Int32Array) -> None:
         features: Float32Array = self._head.features(torch.from_numpy(states)).numpy()
         self._write(batch, features)
         self._keep(batch, features, num_valid)
@@ -133,7 +134,7 @@ class Eagle3Drafter:
     def forget(self, row: int) -> None:
         """Blocks say what they hold, whoever's they are."""
 
-    def _write(self, batch: StepBatch, features: Float32Array) -> None:
+    def _write(self, batch: FlatBatch, features: Float32Array) -> None:
         firsts = batch.cu_seqlens[:-1]
         before = np.maximum(batch.positions[firsts] - 1, 0)  # of each row's first token, if any; not in the batch
         blocks = batch.block_tables[np.arange(before.size), before // self._block_size]
@@ -152,7 +153,7 @@ class Eagle3Drafter:
                 self._kv_cache,
             )
 
-    def _keep(self, batch: StepBatch, features: Float32Array, num_valid: Int32Array) -> None:
+    def _keep(self, batch: FlatBatch, features: Float32Array, num_valid: Int32Array) -> None:
         rows = np.repeat(np.arange(num_valid.size), np.diff(batch.cu_seqlens))
         last = batch.cu_seqlens[rows] + num_valid[rows] - 1
         places = np.arange(rows.size)
@@ -175,7 +176,7 @@ class Eagle3Drafter:
     def _draft_one_each(self, chains: list[_Chain], sampling: SamplingColumns) -> list[_Chain]:
         """One pass. Returns those that want more; of one that draws nothing that is all."""
         features = torch.from_numpy(np.stack([chain.feature for chain in chains]))
-        found, logits = self._head.forward(features, self._inputs(chains), self._kv_cache)
+        found, hidden = self._head.forward(features, self._inputs(chains), self._kv_cache)
         columns = draws_behind(
             sampling,
             [chain.place for chain in chains],
@@ -183,7 +184,8 @@ class Eagle3Drafter:
             [chain.ruled for chain in chains],
         )
         rules = None if columns.rules is None else logit_rules(columns.rules)
-        samples = sample(self._over_the_targets_ids(logits), sampling_parameters(columns), rules)
+        logits = self._over_the_targets_ids(self._head.logits(hidden, Splits.EVEN))
+        samples = sample(logits, sampling_parameters(columns), rules)
         drawn = zip(chains, found.numpy(), samples.token_ids.tolist(), samples.outcomes.tolist(), strict=True)
         going = []
         for chain, feature, token_id, outcome in drawn:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from paceline_executor.runner.drafter import MAX_NUM_DRAFT_TOKENS, WantedDrafts, WantingRow
 from paceline_executor.runner.interface import Int32Array
 from paceline_executor.runner.row_rules import NO_TOKENS
-from paceline_executor.speculation.drafter import MAX_NUM_DRAFT_TOKENS, WantedDrafts, WantingRow
 
 _MIN_MATCH = 2  # tokens
 _MAX_MATCH = 16

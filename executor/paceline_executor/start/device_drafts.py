@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from paceline_executor.limits import RowLimits
-from paceline_executor.models.device_eagle3 import DeviceEagle3Head
+from paceline_executor.models.eagle3 import read_head
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.rope import rotation_bytes
-from paceline_executor.numerics import MatrixKind, Numerics
+from paceline_executor.numerics import Numerics
 from paceline_executor.runner.device.buckets import Buckets
 from paceline_executor.runner.device.draft_model import NUM_PASSES, most_tokens
 from paceline_executor.runner.device.drafts import MakeDrafting
@@ -79,15 +79,9 @@ class DeviceHeadDraft:
 
     def drafting(self, target: LlamaModel, device: torch.device, limits: RowLimits, splits: Splits) -> MakeDrafting:
         """Reads its weights."""
-        checkpoint, dtype = self.checkpoint, TORCH_TYPES[self.numerics.dtype]
-
-        def tensor(name: str) -> torch.Tensor:
-            return torch.from_numpy(checkpoint.tensor(name)).to(device, dtype)
-
-        embed = None if checkpoint.has_embedding else target.embed
-        is_float8 = self.numerics.matrices is MatrixKind.FLOAT8
-        head = DeviceEagle3Head(checkpoint.config, tensor, embed, limits.max_model_len, is_float8=is_float8)
-        ids = checkpoint.target_ids
+        kind, dtype = self.numerics.matrices, TORCH_TYPES[self.numerics.dtype]
+        head = read_head(self.checkpoint, target.embed, limits.max_model_len, kind, device, dtype)
+        ids = self.checkpoint.target_ids
         target_ids = None if ids is None else torch.from_numpy(ids).to(device, torch.int64)
         return drafting_by_head(head, target_ids, self.numerics, limits, splits)
 

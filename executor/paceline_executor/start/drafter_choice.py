@@ -10,8 +10,8 @@ from paceline_executor.config import Config, DrafterKind
 from paceline_executor.errors import DrafterError
 from paceline_executor.limits import RowLimits
 from paceline_executor.numerics import MatrixKind, Numerics, Quantization, choose_cpu_numerics
+from paceline_executor.runner.drafter import Drafter
 from paceline_executor.runner.interface import WarmUpProgress
-from paceline_executor.speculation.drafter import Drafter
 from paceline_executor.start.opening import Opened, ProgressLog, open_model
 from paceline_executor.start.sizing import DrafterNeeds
 from paceline_executor.weights import Checkpoint, FetchOptions, resolve_model
@@ -71,7 +71,7 @@ class OpenedHead:
 
     def read(self, target: "CpuRunner", limits: RowLimits, progress: ProgressLog) -> Drafter:
         """It sees the target's steps from now on. Raises ModelError, StartError."""
-        from paceline_executor.models.eagle3 import Eagle3Head, operations_of_head
+        from paceline_executor.models.eagle3 import operations_of_head, read_head
         from paceline_executor.speculation.eagle3 import Eagle3Drafter
         from paceline_kernels.warm_up.compile_process import have_ready
 
@@ -83,7 +83,7 @@ class OpenedHead:
 
         have_ready(operations, on_operation)
         drafter = Eagle3Drafter(
-            Eagle3Head(self.checkpoint, target.embed, limits.max_model_len, self.numerics.matrices),
+            read_head(self.checkpoint, target.embed, limits.max_model_len, self.numerics.matrices),
             self.checkpoint,
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,

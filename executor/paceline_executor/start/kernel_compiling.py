@@ -19,10 +19,10 @@ import paceline_kernels
 from paceline.process.small_files import read_small_file
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
-from paceline_executor.models.device_eagle3 import EMBEDDING, DeviceEagle3Head
+from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.shapes import META, ShapeWeights
-from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
+from paceline_executor.numerics import KvDtype, Numerics
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.device.buckets import Buckets
 from paceline_executor.runner.device.draft_model import drafting_by_model
@@ -33,6 +33,7 @@ from paceline_executor.runner.device.rehearsal import rehearse
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.upload.conversion import TORCH_TYPES
 from paceline_executor.weights.checkpoint import ModelConfig
+from paceline_executor.weights.hf.eagle3 import EMBEDDING
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_executor.weights.stored_tensor import StoredType
 from paceline_kernels.errors import KernelCompileError
@@ -113,8 +114,7 @@ def _drafting_of_head(shape: HeadShape, target: LlamaModel, limits: RowLimits, s
         return torch.empty(shapes[name], dtype=TORCH_TYPES[numerics.dtype], device=META)
 
     embed = None if shape.has_embedding else target.embed
-    is_float8 = numerics.matrices is MatrixKind.FLOAT8
-    head = DeviceEagle3Head(config, tensor, embed, limits.max_model_len, is_float8=is_float8)
+    head = Eagle3Head(config, tensor, embed, limits.max_model_len, numerics.matrices)
     ids = torch.empty(config.draft_vocab_size, dtype=torch.int64, device=META) if shape.has_ids else None
     return drafting_by_head(head, ids, numerics, limits, splits)
 

@@ -19,6 +19,7 @@ from paceline_executor.runner.interface import CacheGeometry, Runner, WarmUpProg
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes, read_step_times
+from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.start.drafter_choice import open_drafter
 from paceline_executor.start.opening import (
     Opened,
@@ -58,6 +59,7 @@ def load_simulated(
     needs = ModelNeeds(0, SIMULATED_TOKEN_BYTES, max_model_len, vocab_size)
     limits = limits_within(config, needs, available_bytes())
     runner = SimulatedRunner(limits.num_blocks, limits.block_size, vocab_size, drawn=PRINTABLE, step_times=step_times)
+    runner.draft_by(PromptLookup())
     tokenizer = simulated_tokenizer(vocab_size)
     description = describe_simulated(config.served_model_name or "simulated", runner, limits, tokenizer)
     return Loaded(engine(RowTable(limits), runner), description)
@@ -103,7 +105,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
     )
     progress.log("model_load", "done", 1.0)
     step_points = runner.warm_up()
-    drafter = None if opened_drafter is None else opened_drafter.read(runner, limits, progress)
+    runner.draft_by(PromptLookup() if opened_drafter is None else opened_drafter.read(runner, limits, progress))
     progress.log("warm_up", "done", 1.0)
     structlog.get_logger().info(
         "numerics",
@@ -126,7 +128,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
         num_threads=runner.num_threads,
         has_dummy_weights=config.load_format is LoadFormat.DUMMY,
     )
-    return Loaded(Engine(RowTable(limits, drafter), runner), description)
+    return Loaded(Engine(RowTable(limits), runner), description)
 
 
 def _with_drafter(geometry: CacheGeometry, drafter: DrafterNeeds) -> CacheGeometry:

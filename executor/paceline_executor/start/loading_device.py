@@ -147,7 +147,7 @@ class DeviceStart:
             + size.num_tokens * STEP_TOKEN_BYTES
             for size in self._sizes
         ]
-        activations = step_bytes(max(most.max_device_draws, MAX_PIECE_TOKENS), config.max_num_batched_tokens)
+        activations = step_bytes(max(most.max_draws, MAX_PIECE_TOKENS), config.max_num_batched_tokens)
         uses = MemoryUses(
             weights=numerics.weight_bytes(model, self._stored)
             + rotation_bytes(model, max_model_len)

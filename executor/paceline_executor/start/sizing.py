@@ -11,7 +11,7 @@ from paceline_executor.errors import LimitError, ShortMemoryError
 from paceline_executor.limits import RowLimits
 from paceline_executor.numerics import Numerics
 from paceline_executor.runner.device.memory_plan import mib
-from paceline_executor.speculation.drafter import MAX_NUM_DRAFT_TOKENS
+from paceline_executor.runner.drafter import MAX_NUM_DRAFT_TOKENS
 from paceline_executor.weights import ModelConfig
 
 MAX_DEFAULT_KV_BYTES = 2 * 2**30

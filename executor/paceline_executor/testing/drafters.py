@@ -7,13 +7,13 @@ from random import Random
 import numpy as np
 
 from paceline_executor.limits import RowLimits
-from paceline_executor.models.eagle3 import Eagle3Head
+from paceline_executor.models.eagle3 import read_head
 from paceline_executor.numerics import MatrixKind
 from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.runner.drafter import WantedDrafts, WantingRow
 from paceline_executor.runner.interface import Int32Array, SamplingColumns
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.speculation.draft_model import CatchUpTime, DraftModel
-from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
 from paceline_executor.speculation.eagle3 import Eagle3Drafter
 from paceline_executor.testing.plans import int32
 from paceline_executor.weights import ModelConfig
@@ -63,7 +63,7 @@ def head_drafter(
     """The EAGLE-3 head in this folder, which sees the runner's steps from now on."""
     checkpoint = eagle3_from_folder(folder, target)
     drafter = Eagle3Drafter(
-        Eagle3Head(checkpoint, runner.embed, limits.max_model_len, weights),
+        read_head(checkpoint, runner.embed, limits.max_model_len, weights),
         checkpoint,
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,

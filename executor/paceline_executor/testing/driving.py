@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline_executor.runner.interface import Runner, SamplingColumns, StepBatch, StepOutput
+from paceline_executor.runner.interface import FlatBatch, HostRunner, SamplingColumns, StepOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class DrivenRow:
 class Driver:
     """Blocks are granted in an order drawn from `seed` and given back by `drop`."""
 
-    def __init__(self, runner: Runner, seed: int = 0) -> None:
+    def __init__(self, runner: HostRunner, seed: int = 0) -> None:
         self._runner = runner
         self._block_size = runner.kv_geometry.block_size
         self._free = list(range(runner.kv_geometry.num_blocks))
@@ -90,7 +90,7 @@ class Driver:
             while len(row.blocks) * self._block_size < row.num_computed + count:
                 row.blocks.append(self._free.pop())
         sampled = [i for i, row in enumerate(rows) if row.num_computed + counts[i] == len(row.token_ids)]
-        output = self._runner.wait(self._runner.launch(step_batch(rows, counts, sampled)))
+        output = self._runner.compute(step_batch(rows, counts, sampled))
         for row, count in zip(rows, counts, strict=True):
             row.num_computed += count
         for i, problem in output.problems.items():
@@ -123,14 +123,14 @@ def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def step_batch(rows: Sequence[DrivenRow], counts: Sequence[int], sampled: Sequence[int]) -> StepBatch:
+def step_batch(rows: Sequence[DrivenRow], counts: Sequence[int], sampled: Sequence[int]) -> FlatBatch:
     """The next `counts[i]` tokens of row i; draws for the rows at `sampled`."""
     ranges = [range(row.num_computed, row.num_computed + count) for row, count in zip(rows, counts, strict=True)]
     tables = np.full((len(rows), max(len(row.blocks) for row in rows)), -1, dtype=np.int32)
     for i, row in enumerate(rows):
         tables[i, : len(row.blocks)] = row.blocks
     draws = [rows[i].draw for i in sampled]
-    return StepBatch(
+    return FlatBatch(
         token_ids=np.array(
             [row.token_ids[p] for row, at in zip(rows, ranges, strict=True) for p in at], dtype=np.int32
         ),

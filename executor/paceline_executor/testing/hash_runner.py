@@ -7,9 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from paceline_executor.runner.interface import Int32Array, RowProblem, StepBatch, StepOutput, UInt64Array
+from paceline_executor.runner.interface import FlatBatch, Int32Array, RowProblem, StepOutput, UInt64Array
 from paceline_executor.runner.simulated import HASH_BASE, SimulatedRunner, nearest_left
 from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.speculation.prompt_lookup import PromptLookup
 
 _MASK = (1 << 64) - 1
 _ANY: Set[int] = frozenset()
@@ -107,6 +108,7 @@ class HashRunner(SimulatedRunner):
             clock_ns=lambda: 0,
             sleep=lambda _: None,
         )
+        self.draft_by(PromptLookup())
         self.fail_next: Exception | None = None
         self.faulty_tokens: frozenset[int] = frozenset()
         self.problems: dict[int, RowProblem] = {}
@@ -125,9 +127,9 @@ class HashRunner(SimulatedRunner):
         self.num_steps += 1
         return error, problems
 
-    def launch(self, batch: StepBatch) -> StepOutput:
+    def compute(self, batch: FlatBatch) -> StepOutput:
         error, problems = self.begin_step()
-        output = super().launch(batch)
+        output = super().compute(batch)
         if error is not None:
             raise error
         if self.faulty_tokens:
@@ -142,7 +144,7 @@ class HashRunner(SimulatedRunner):
         return np.array([self.rule.token_of(mixed) for mixed in hashes.tolist()], dtype=np.int32)
 
 
-def _with_problems(batch: StepBatch, output: StepOutput, problems: Mapping[int, RowProblem]) -> StepOutput:
+def _with_problems(batch: FlatBatch, output: StepOutput, problems: Mapping[int, RowProblem]) -> StepOutput:
     """These batch rows failed alone, the others have a token each."""
     is_faulty = np.isin(batch.sampled, list(problems))
     is_kept = np.repeat(~is_faulty, output.num_accepted)

@@ -12,9 +12,9 @@ import torch
 from gpu.cells import HEAD, MODEL
 from gpu.rigs import LLAMA_8B, Place, random_model
 from paceline_executor.limits import RowLimits
-from paceline_executor.models.device_eagle3 import DeviceEagle3Head
+from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.llama import LlamaModel
-from paceline_executor.numerics import MatrixKind, Numerics
+from paceline_executor.numerics import Numerics
 from paceline_executor.runner.device.draft_model import drafting_by_model
 from paceline_executor.runner.device.drafts import MakeDrafting
 from paceline_executor.runner.device.eagle3 import drafting_by_head
@@ -80,12 +80,11 @@ def _head(
     config: Eagle3Config, place: Place, numerics: Numerics, limits: RowLimits, target: LlamaModel
 ) -> MakeDrafting:
     device, shapes = place.device.torch_device, config.tensor_shapes()
-    is_float8 = numerics.matrices is MatrixKind.FLOAT8
 
     def tensor(name: str) -> torch.Tensor:
         return _SPREAD * torch.randn(shapes[name], dtype=TORCH_TYPES[numerics.dtype], device=device)
 
-    head = DeviceEagle3Head(config, tensor, target.embed, limits.max_model_len, is_float8=is_float8)
+    head = Eagle3Head(config, tensor, target.embed, limits.max_model_len, numerics.matrices)
     stride = config.layer.vocab_size // config.draft_vocab_size
     target_ids = stride * torch.arange(config.draft_vocab_size, device=device)
     return drafting_by_head(head, target_ids, numerics, limits, Splits.EVEN)

@@ -27,11 +27,11 @@ NUM_TOKENS = 6
 class ShortOfMemory(CpuRunner):
     """A runner for which steps with a certain token need more memory than there is."""
 
-    def launch(self, batch):
+    def compute(self, batch):
         """Run the batch, or not."""
         if BAD_TOKEN in batch.token_ids:
             np.empty(1 << 62, dtype=np.int8)  # raises a MemoryError
-        return super().launch(batch)
+        return super().compute(batch)
 
 
 class PartlyNan(RandomCheckpoint):

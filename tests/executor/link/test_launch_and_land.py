@@ -145,7 +145,7 @@ def test_what_is_launched_and_taken_back_was_never_there():
                 if not pair.table.can_launch(planned):
                     break
                 launched.append(planned)
-                pair.table.launch(planned, 0, is_carried=True)
+                pair.table.launch(planned, 0)
             undone = [step.undo for step in pair.table._in_flight]
             for undo in reversed(undone):
                 undo.roll_back()

@@ -43,7 +43,9 @@ class Run:
         ]
         self.drafting = drafting = drafting if can_draft() else "nobody"
         self.limits = replace(LIMITS, max_num_draft_tokens=0 if drafting == "nobody" else MAX_DRAFTS)
-        self.engine = SteppingEngine(RowTable(self.limits, self.drafter(drafting)), self.runner)
+        if drafter := self.drafter(drafting):
+            self.runner.draft_by(drafter)
+        self.engine = SteppingEngine(RowTable(self.limits), self.runner)
         self.scheduler = Scheduler(self.random, self.everyone, self.limits.max_num_draft_tokens)
         self.num_ahead = num_ahead
         self.in_flight = deque()

@@ -6,8 +6,12 @@ import pytest
 from paceline.plan.values import RowFinish, SamplingParams
 from paceline_executor.errors import NoTokenLeftError
 from paceline_executor.limits import RowLimits
+from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.rows.rules import rules_of
 from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.drafter import NoDrafter, TimedDrafter
+from paceline_executor.runner.host_rows import HostRows
+from paceline_executor.runner.interface import StepOutput
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plans import int32, placement, plan
 from paceline_executor.testing.stepping import SteppingEngine
@@ -111,24 +115,38 @@ def test_a_row_that_is_placed_again_with_its_output_goes_on_the_same(num_before)
     assert again == whole
 
 
+def sampling_of(*plans):
+    """How the draws of these steps are sampled, by a runner that draws the same token always."""
+    drafter = TimedDrafter(NoDrafter(), lambda: 0, HostProfiler())
+    table, rows, seen = RowTable(LIMITS), HostRows(LIMITS.block_size, LIMITS.vocab_size, drafter), []
+
+    def compute(batch):
+        seen.append(batch.sampling)
+        ones = np.ones(batch.sampled.size, dtype=np.int32)
+        return StepOutput(ones, ones, None, {}, forward_ns=0, sample_ns=0)
+
+    for step in plans:
+        launched = table.launch(step, now_ns=0)
+        table.land(launched, rows.step(launched.prepared.batch, compute))
+    return seen
+
+
 def test_a_row_without_rules_costs_nothing_and_one_past_its_minimum_neither():
-    engine = SteppingEngine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
     places = [placement(0, [1, 2]), placement(1, [3], output=[4], min_tokens=2, end_token_ids=[9])]
     first = plan([(0, 2), (1, 2)], place=places, grants=[(0, 0, 0), (1, 0, 1)])
-    before = RowTable(LIMITS)
-    assert before.launch(first, now_ns=0).prepared.batch.sampling.rules.forbidden.cu_lens.tolist() == [0, 0, 1]
-    engine.execute(first)
-    assert engine.table.launch(plan([(0, 1), (1, 1)], step_id=2), now_ns=0).prepared.batch.sampling.rules is None
+    before, behind = sampling_of(first, plan([(0, 1), (1, 1)], step_id=2))
+    assert before.rules.forbidden.cu_lens.tolist() == [0, 0, 1]
+    assert behind.rules is None
 
 
 def test_penalised_rows_bring_prompt_and_output_as_far_as_they_count():
-    table = RowTable(LIMITS)
     places = [
         placement(0, [2, 1, 2], output=[3], sampling=sampling(repetition_penalty=1.5)),
         placement(1, [4], output=[5, 5], sampling=sampling(frequency_penalty=0.5)),
     ]
     first = plan([(0, 4), (1, 3)], place=places, grants=[(0, 0, 0), (1, 0, 1)])
-    rules = table.launch(first, now_ns=0).prepared.batch.sampling.rules
+    (sampled,) = sampling_of(first)
+    rules = sampled.rules
     assert (rules.prompt.cu_lens.tolist(), rules.prompt.token_ids.tolist()) == ([0, 2, 2], [1, 2])
     assert (rules.output.cu_lens.tolist(), rules.output.token_ids.tolist()) == ([0, 1, 3], [3, 5, 5])
     assert rules.repetition_penalty.tolist() == [1.5, 1.0]

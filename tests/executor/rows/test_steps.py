@@ -173,14 +173,13 @@ def test_columns_reach_the_runner_as_the_seam_describes_them(engine):
 
     batch = table.launch(step, 0).prepared.batch
 
-    assert batch.token_ids.tolist() == [6, 7, int(table.states()[1].output_token_ids[0])]
-    assert batch.positions.tolist() == [0, 1, 5]
-    assert batch.cu_seqlens.tolist() == [0, 2, 3]
+    assert (batch.rows.tolist(), batch.num_tokens.tolist()) == ([0, 1], [2, 1])
+    assert (batch.described.rows.tolist(), batch.described.known.token_ids.tolist()) == ([0], [6, 7, 8])
+    assert batch.cells.block_ids.tolist() == [3]
     assert batch.context_lens.tolist() == [2, 6]
     assert batch.sampled.tolist() == [1]
-    assert batch.block_tables[1, :2].tolist() == [8, 9]
-    columns = (batch.token_ids, batch.positions, batch.cu_seqlens, batch.context_lens, batch.sampled)
-    assert all(column.dtype == np.int32 for column in (*columns, batch.block_tables))
+    columns = (batch.rows, batch.num_tokens, batch.context_lens, batch.sampled)
+    assert all(column.dtype == np.int32 for column in columns)
 
 
 @pytest.mark.parametrize("part", ["advance", "report"])

@@ -221,7 +221,10 @@ def test_arrays_may_be_read_only_and_strided(case):
     batch = one_token_batch()
     wide = np.repeat(batch.token_ids, 2)
     wide.flags.writeable = False
-    outputs = [new_runner(case).launch(batch), new_runner(case).launch(dataclasses.replace(batch, token_ids=wide[::2]))]
+    outputs = [
+        new_runner(case).compute(batch),
+        new_runner(case).compute(dataclasses.replace(batch, token_ids=wide[::2])),
+    ]
     ours, expected = [drawn_logprobs(output, 0, GREEDY.num_logprobs) for output in outputs]
     assert ours == expected
 
@@ -239,7 +242,7 @@ def test_arrays_may_be_read_only_and_strided(case):
 def test_a_batch_that_names_what_does_not_exist_is_refused(case, change, error):
     """It never reads or writes out of bounds."""
     with pytest.raises(error):
-        new_runner(case).launch(dataclasses.replace(one_token_batch(), **change))
+        new_runner(case).compute(dataclasses.replace(one_token_batch(), **change))
 
 
 def test_positions_beyond_the_pool_take_no_memory():
@@ -298,7 +301,7 @@ def test_the_decoder_that_is_compiled_ahead_is_every_models(packed, monkeypatch)
     case = CASES[packed]
     for name in operations_of(case.numerics):
         CPU_CALLS[name]()
-    new_runner(case).launch(one_token_batch())
+    new_runner(case).compute(one_token_batch())
     assert len(types) == 2
     assert types[0] == types[1]
 

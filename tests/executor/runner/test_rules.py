@@ -8,8 +8,8 @@ from paceline.plan.values import SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
-from paceline_executor.runner.interface import RowProblem
-from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS, cut
+from paceline_executor.runner.interface import RowProblem, StepOutput
+from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS, part, pieces_of, rest
 from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.testing.plans import GREEDY, placement, plan
 from paceline_executor.testing.stepping import SteppingEngine
@@ -106,8 +106,22 @@ def whole_logits(runner):
     """The logits of every prompt token, of one forward pass. [150, vocab]."""
     engine = SteppingEngine(RowTable(LIMITS), runner)
     first = plan([(0, 150)], place=[placement(0, PROMPT)], grants=grants(0))
-    batch = engine.table.launch(first, now_ns=0).prepared.batch
+    (batch,) = flat_batches(runner, engine.table.launch(first, now_ns=0))
     return runner._forward(batch, np.arange(150, dtype=np.int32))[0].clone()
+
+
+def flat_batches(runner, *launched):
+    """What the runner would compute in these steps, each of whose draws is token 0."""
+    batches = []
+
+    def compute(batch):
+        batches.append(batch)
+        drawn = np.zeros(batch.sampled.size, dtype=np.int32)
+        return StepOutput(drawn + 1, drawn, None, {}, forward_ns=0, sample_ns=0)
+
+    for each in launched:
+        runner._rows.step(each.prepared.batch, compute)
+    return batches
 
 
 def told(result):
@@ -130,12 +144,15 @@ def test_logits_of_a_prompt_are_computed_a_piece_at_a_time(runner):
         place=[placement(0, PROMPT, num_prompt_logprobs=0), placement(1, PROMPT[:5])],
         grants=[*grants(0), *grants(1)],
     )
-    parts = cut(table.launch(first, now_ns=0).prepared.batch)
-    assert [piece.batch.token_ids.size for piece in parts.pieces] == [MAX_PIECE_TOKENS, MAX_PIECE_TOKENS, 21]
-    assert [piece.row for piece in parts.pieces] == [1, 1, 1]
-    assert parts.rest.token_ids.tolist() == [*PROMPT[:5], PROMPT[149]]
-    assert parts.rest.sampled.tolist() == [0, 1]
-    assert parts.rest.positions.tolist() == [0, 1, 2, 3, 4, 149]
+    (batch,) = flat_batches(runner, table.launch(first, now_ns=0))
+    pieces = pieces_of(batch.prompt_targets)
+    assert [piece.row for piece in pieces] == [1, 1, 1]
+    assert [part(batch, piece).token_ids.size for piece in pieces] == [MAX_PIECE_TOKENS, MAX_PIECE_TOKENS, 21]
+    assert np.concatenate([part(batch, piece).token_ids for piece in pieces]).tolist() == PROMPT[:149]
+    left = rest(batch)
+    assert left.token_ids.tolist() == [*PROMPT[:5], PROMPT[149]]
+    assert left.sampled.tolist() == [0, 1]
+    assert left.positions.tolist() == [0, 1, 2, 3, 4, 149]
 
 
 def test_a_prompt_with_logits_that_are_no_numbers_fails_its_row_alone(runner):

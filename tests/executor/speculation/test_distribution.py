@@ -5,7 +5,7 @@ import pytest
 
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.cpu import CpuRunner
-from paceline_executor.runner.interface import SamplingColumns, StepBatch
+from paceline_executor.runner.interface import FlatBatch, SamplingColumns
 from paceline_executor.testing.driving import Draw, Driver
 from paceline_executor.testing.models import tiny_checkpoint
 
@@ -50,7 +50,7 @@ def rows_with_a_draft(draft):
     """Rows that differ in their seeds alone, on the same block; of each the prompt is computed, and a draft."""
     ones, twice = np.ones(NUM_ROWS, dtype=np.int32), np.ones(2 * NUM_ROWS, dtype=np.int32)
     tokens = [*PROMPT, draft]
-    return StepBatch(
+    return FlatBatch(
         token_ids=np.tile(np.array(tokens, dtype=np.int32), NUM_ROWS),
         positions=np.tile(np.arange(len(tokens), dtype=np.int32), NUM_ROWS),
         cu_seqlens=np.arange(NUM_ROWS + 1, dtype=np.int32) * len(tokens),
@@ -75,7 +75,7 @@ def test_draws_before_and_behind_a_right_draft_fit_the_model(runner):
     first = probabilities_behind(runner, PROMPT)
     draft = int(first.argmax())
     second = probabilities_behind(runner, [*PROMPT, draft])
-    output = runner.wait(runner.launch(rows_with_a_draft(draft)))
+    output = runner.compute(rows_with_a_draft(draft))
     starts = np.cumsum(output.num_accepted) - output.num_accepted
     befores = output.token_ids[starts]
     behinds = output.token_ids[starts[output.num_accepted == 2] + 1]

@@ -11,7 +11,6 @@ from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.speculation.draft_model import CatchUpTime, DraftModel
 from paceline_executor.testing.drafters import UpTo, wanted_drafts
 from paceline_executor.testing.hash_runner import continuation
-from paceline_executor.testing.hiding_runner import HidingRunner
 from paceline_executor.testing.plans import int32
 
 VOCAB_SIZE, BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 1000, 4, 64, 64
@@ -24,10 +23,10 @@ class Recording(SimulatedRunner):
         super().__init__(NUM_BLOCKS, BLOCK_SIZE, VOCAB_SIZE)
         self.batches = []
 
-    def launch(self, batch):
-        """See Runner."""
+    def compute(self, batch):
+        """See HostRunner."""
         self.batches.append(batch)
-        return super().launch(batch)
+        return super().compute(batch)
 
 
 class Rows:
@@ -148,9 +147,3 @@ def test_what_catching_up_takes_is_measured():
     rows.drafter._catch_up.observe = lambda *observed: seen.append(observed)
     rows.draft((0, prompt_of(0, 40), 3), (1, prompt_of(1, 3), 1))
     assert seen == [(39 + 2, 1000), (0, 1000), (0, 1000)]
-
-
-def test_a_device_that_keeps_rows_does_not_draft():
-    """It is told of rows once, and they would be two models'."""
-    with pytest.raises(ValueError, match="drafts for none"):
-        DraftModel(HidingRunner(Recording()), max_model_len=8, vocab_size=8, catch_up=UpTo(8))

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.v1 import plan_pb2
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.interface import UNKNOWN_TOKEN, StepOutput
+from paceline_executor.runner.interface import StepOutput
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, simulated_executor
 from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.plan_client import (
@@ -100,16 +100,15 @@ async def test_the_simulated_runner_verifies_eight_drafts():
         assert client.welcome.limits.max_num_draft_tokens == 8
 
 
-def test_a_device_that_keeps_rows_is_told_how_many_drafts_it_may_find():
-    """And all known tokens. It says how many it found; a number that cannot be is refused, and changes nothing."""
+def test_a_runner_is_told_how_many_drafts_it_may_find():
+    """It says how many it found; a number that cannot be is refused, and changes nothing."""
     table = RowTable(LIMITS)
     cells = [(0, 0, 3), (0, 1, 4)]
     placing_one = plan([(0, 8)], drafts=[3], place=[placement(0, PROMPT)], grants=cells)
-    launched = table.launch(placing_one, 0, is_carried=True)
+    launched = table.launch(placing_one, 0)
     batch = launched.prepared.batch
     assert batch.num_drafts.tolist() == [3]
-    assert batch.carried.described.history.list_of(0).tolist() == PROMPT
-    assert batch.token_ids.tolist() == [*PROMPT, *[UNKNOWN_TOKEN] * 3]
+    assert batch.num_tokens.tolist() == [len(PROMPT) + 3]
 
     def brought(num_verified):
         tokens, counts = int32([9, 8]), int32([2])

@@ -13,17 +13,18 @@ from drafting.serving import Plain, RandomRun
 from drafting.targets import DEVICE_LIMITS, MODEL, device_head, device_runner, host_runner, spoil
 from model_inputs import Row
 from paceline_executor.link.engine import Engine
-from paceline_executor.models.eagle3 import Eagle3Head
+from paceline_executor.models.eagle3 import read_head
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.rows.table import RowTable
-from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
+from paceline_executor.runner.drafter import WantedDrafts, WantingRow
 from paceline_executor.testing.drafters import head_drafter, wanted_drafts
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.eagle3 import random_head
 from paceline_executor.testing.plans import int32, placement
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
+from paceline_kernels.attention import Splits
 from paceline_kernels.decoder import AuxHidden
 from paceline_kernels.sampling.reference import gumbel_noise
 
@@ -52,7 +53,7 @@ class Lessons:
         self.norm = torch.from_numpy(parts.tensors["norm.weight"])
         self.model = build_model(TARGET, LIMITS.max_model_len, numerics.matrices)
         checkpoint = eagle3_from_folder(parts.write(folder), TARGET.config)
-        self.head = Eagle3Head(checkpoint, self.model.embed, LIMITS.max_model_len, numerics.matrices)
+        self.head = read_head(checkpoint, self.model.embed, LIMITS.max_model_len, numerics.matrices)
         self.seen, self.following = [], []
 
     def learn(self, tokens, first, depth):
@@ -127,13 +128,13 @@ def test_a_head_that_has_learnt_is_right(tmp_path, wanted, share, numerics, is_o
     outcomes = [plain.outcome(request) for request in requests]
     folder = learnt_head(tmp_path, numerics, requests, outcomes).write(tmp_path / "head")
     if is_on_device:
-        runner, drafter = device_runner(device_head(folder))[0], None
+        runner, _ = device_runner(device_head(folder))
     else:
         runner = runner_in(numerics)
-        drafter = drafter_for(runner, folder, numerics.matrices)
+        runner.draft_by(drafter_for(runner, folder, numerics.matrices))
     counts = Counter()
     for seed in range(min(20, settings.default.max_examples // 4)):
-        run = RandomRun(Engine(RowTable(LIMITS, drafter), runner), requests, seed, LIMITS.max_num_draft_tokens)
+        run = RandomRun(Engine(RowTable(LIMITS), runner), requests, seed, LIMITS.max_num_draft_tokens)
         assert run.run() == outcomes
         counts.update(run.reached)
     assert counts["verified"] >= 100
@@ -171,13 +172,14 @@ def test_drafts_are_drawn_with_the_noise_that_the_target_has_for_its_own_ids(tmp
     lessons, known = Lessons(parts, tmp_path / "probe", FLOAT32_NUMERICS), row.token_ids
     cache = new_cache((LIMITS.max_model_len,), torch.float32)
     features = lessons.head.features(lessons.states(known[:-1]))
-    found, logits = lessons.head.forward(features, inputs_of(known[1:], 0), cache)
+    found, hidden = lessons.head.forward(features, inputs_of(known[1:], 0), cache)
     target_ids, expected_drafts = np.flatnonzero(parts.tensors["t2d"]), []
     for offset in range(1, 5):
+        logits = lessons.head.logits(hidden, Splits.EVEN)
         noise = gumbel_noise(LIMITS.vocab_size, seed, offset)[target_ids]
         expected_drafts.append(int(target_ids[np.argmax(logits.numpy()[0] / np.float32(0.8) + noise)]))
         last = len(known) - 2 + offset
-        found, logits = lessons.head.forward(found, inputs_of(expected_drafts[-1:], last), cache)
+        found, hidden = lessons.head.forward(found, inputs_of(expected_drafts[-1:], last), cache)
     assert drafts.tolist() == expected_drafts
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from both_sides.playback import Answer, Costs, play
-from paceline_executor.speculation.drafter import WantedDrafts
+from paceline_executor.runner.drafter import WantedDrafts
 from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.drafters import wanted_drafts
 from paceline_executor.testing.plans import int32

@@ -123,7 +123,8 @@ def test_fifty_prompts_get_the_tokens_of_plain_decoding(
         "layers": lambda: draft_model(new_runner(28), limits),
         "head": lambda: random_head_drafter(runner, checkpoint.config, limits, tmp_path),
     }[kind]()
-    engine = Engine(RowTable(limits, drafter), runner)
+    runner.draft_by(drafter)
+    engine = Engine(RowTable(limits), runner)
     outcomes, steps = serve(engine, requests, lambda row, _: 1 + (row + first) % MAX_DRAFTS)
     runner.observe_by(None)
     assert outcomes == plain

@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 from paceline.plan.values import SamplingParams
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
-from paceline_executor.models.device_eagle3 import DeviceEagle3Head
+from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.registry import upload_model
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.rows.table import RowTable
@@ -247,9 +247,11 @@ def head():
     """A drafter of another size than the target, which has fewer ids and an embedding of its own."""
     config = Eagle3Config(replace(TINY_CONFIG, hidden_size=32, num_layers=1), 100, 64, (1,), norm_before_residual=False)
     shapes = config.tensor_shapes() | {"embed_tokens.weight": (272, 32)}
-    of_head = DeviceEagle3Head(
-        config, lambda name: torch.full(shapes[name], 0.01, dtype=torch.float16), None, LIMITS.max_model_len
-    )
+
+    def tensor(name):
+        return torch.full(shapes[name], 0.01, dtype=torch.float16)
+
+    of_head = Eagle3Head(config, tensor, None, LIMITS.max_model_len, MatrixKind.DENSE)
     return drafting_by_head(of_head, torch.arange(100), NUMERICS, LIMITS, Splits.EVEN)
 
 

@@ -81,17 +81,17 @@ class AuditedRows(AuditedTable):
     ) -> None:
         limits = kind.limits
         slots = SlotRunner(limits.num_blocks, limits.block_size, kind.rule, violations.append, kind.step_times)
-        drafter = HashDrafter(kind.rule, lambda num_drafts: kind.acceptance(num_drafts) - 1)
+        slots.draft_by(HashDrafter(kind.rule, lambda num_drafts: kind.acceptance(num_drafts) - 1))
         self.device = TimedRunner(slots, step_ns, clock_ns)
         self.audit = PlanAudit(limits, lambda _, sentence: violations.append(sentence))
-        super().__init__(limits, self.audit, slots, self.device, lambda _: None, failing, drafter)
+        super().__init__(limits, self.audit, slots, self.device, lambda _: None, failing)
         self.num_landed = 0
         self._problems = problems
         description = describe_simulated(kind.model, slots, limits, simulated_tokenizer())
         self.loaded = Loaded(Engine(self, self.device, clock_ns), replace(description, graphs=kind.graphs))
 
-    def launch(self, plan: BatchPlan, now_ns: int, *, is_carried: bool = False) -> Launched:
-        launched = super().launch(plan, now_ns, is_carried=is_carried)
+    def launch(self, plan: BatchPlan, now_ns: int) -> Launched:
+        launched = super().launch(plan, now_ns)
         if self._problems and not self.device.fails_next:
             placements = map(self.placement_on, launched.prepared.rows.tolist())
             self.slots.problems = {

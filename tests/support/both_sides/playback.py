@@ -14,10 +14,11 @@ from both_sides.executor import InlineExecutor, loaded_on
 from both_sides.harness import CoreHarness
 from paceline.plan.values import StepPoint, StepResult, StepTimings
 from paceline_executor.limits import RowLimits
-from paceline_executor.runner.interface import Int32Array, StepBatch, StepOutput
+from paceline_executor.runner.drafter import MAX_NUM_DRAFT_TOKENS
+from paceline_executor.runner.interface import FlatBatch, Int32Array, StepOutput
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes
-from paceline_executor.speculation.drafter import MAX_NUM_DRAFT_TOKENS
+from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.plans import int32
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.testing.requests import make_request
@@ -88,14 +89,15 @@ class _Recorded(SimulatedRunner):
         super().__init__(
             limits.num_blocks, limits.block_size, limits.vocab_size, step_times=step_times, sleep=lambda _: None
         )
+        self.draft_by(PromptLookup())
         self.size = (0, 0)  # rows and tokens of the last step
         self._answers = answers
 
-    def launch(self, batch: StepBatch) -> StepOutput:
+    def compute(self, batch: FlatBatch) -> StepOutput:
         self.size = len(batch.context_lens), batch.token_ids.size
-        return super().launch(batch)
+        return super().compute(batch)
 
-    def _draw(self, batch: StepBatch) -> Int32Array:
+    def _draw(self, batch: FlatBatch) -> Int32Array:
         seeds, offsets = batch.sampling.seeds.tolist(), batch.sampling.offsets.tolist()
         return int32([self._answers[seed].token_at(offset) for seed, offset in zip(seeds, offsets, strict=True)])
 

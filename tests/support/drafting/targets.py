@@ -15,7 +15,7 @@ import torch
 from drafting.serving import Plain
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
-from paceline_executor.models.device_eagle3 import DeviceEagle3Head
+from paceline_executor.models.eagle3 import read_head
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
@@ -29,10 +29,10 @@ from paceline_executor.runner.device.drafts import LookupDrafter, MakeDrafting, 
 from paceline_executor.runner.device.eagle3 import drafting_by_head
 from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.device.twin import TwinDevice
+from paceline_executor.runner.drafter import Drafter
 from paceline_executor.runner.interface import StepBatch, StepOutput
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.speculation.draft_model import DraftModel
-from paceline_executor.speculation.drafter import Drafter
 from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.testing.drafters import UpTo, head_drafter, wanted_drafts
 from paceline_executor.testing.eagle3 import random_head
@@ -130,7 +130,8 @@ class HostTarget:
             if drafter not in self._drafters:
                 self._drafters[drafter] = self._make(drafter)
             drafter = self._drafters[drafter]
-        return Engine(RowTable(self.limits, drafter), self.runner)
+        self.runner.draft_by(drafter or PromptLookup())
+        return Engine(RowTable(self.limits), self.runner)
 
     def fail_next(self, error: Exception | None) -> None:
         self.runner.error = error
@@ -221,12 +222,7 @@ def device_draft_model(
 def device_head(folder: Path) -> MakeDrafting:
     checkpoint = eagle3_from_folder(folder, MODEL.config)
     target = LlamaModel(HostWeights(MODEL), DEVICE_LIMITS.max_model_len)
-    head = DeviceEagle3Head(
-        checkpoint.config,
-        lambda name: torch.from_numpy(checkpoint.tensor(name)),
-        None if checkpoint.has_embedding else target.embed,
-        DEVICE_LIMITS.max_model_len,
-    )
+    head = read_head(checkpoint, target.embed, DEVICE_LIMITS.max_model_len, MatrixKind.DENSE)
     ids = None if checkpoint.target_ids is None else torch.from_numpy(checkpoint.target_ids).long()
     return drafting_by_head(head, ids, FLOAT32_NUMERICS, DEVICE_LIMITS, Splits.EVEN)
 

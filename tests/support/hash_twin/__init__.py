@@ -13,12 +13,12 @@ import torch
 
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.interface import ForwardInputs, KvCache
-from paceline_executor.runner.acceptance import first_draws
 from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.drafts import DeviceDrafter, launching
 from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.device.twin import TwinDevice
+from paceline_executor.runner.drafter import Drafter
 from paceline_executor.runner.interface import (
     Int32Array,
     RowProblem,
@@ -28,7 +28,6 @@ from paceline_executor.runner.interface import (
     StepOutput,
 )
 from paceline_executor.runner.simulated import logprobs_of, prompt_logprobs_of
-from paceline_executor.speculation.drafter import Drafter
 from paceline_executor.testing.drafters import wanted_drafts
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.random_plans import FragileRunner
@@ -163,16 +162,16 @@ class TwinHashRunner(DeviceRunner):
         if self._batches is None:
             return output
         batch = self._batches.popleft()
-        prompt_logprobs = prompt_logprobs_of(batch)
+        prompt_logprobs = prompt_logprobs_of(batch.prompt_targets)
         for row, found in output.prompt_logprobs.items():
             _check(found, _targets_of(batch, row), self._limits.vocab_size)
         logprobs = output.logprobs
         if logprobs is not None:
-            asked = np.repeat(batch.sampling.num_logprobs[first_draws(batch)], output.num_accepted)
+            asked = np.repeat(self._rows.num_logprobs[batch.rows[batch.sampled]], output.num_accepted)
             _check(logprobs.where(asked > 0), output.token_ids[asked > 0], self._limits.vocab_size)
             logprobs = logprobs_of(output.token_ids, logprobs.top_token_ids.shape[1])
         token_ids = output.token_ids[:0] if handle is self._spoilt else output.token_ids
-        step_ns = self._inner._step_times.step_ns(batch.token_ids.size, 0)
+        step_ns = self._inner._step_times.step_ns(int(batch.num_tokens.sum()), 0)
         output = replace(output, token_ids=token_ids, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
         return replace(output, forward_ns=step_ns, sample_ns=0)
 

@@ -19,7 +19,7 @@ from paceline_executor.link.plan_stream import PlanStream as StreamOfPlans
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.rows.columns import RowColumns
 from paceline_executor.runner import simulated
-from paceline_executor.runner.interface import BoolArray, StepBatch
+from paceline_executor.runner.interface import BoolArray, FlatBatch
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core import intake, recovery
@@ -138,7 +138,7 @@ def _await_result_of_no_release(executor: Attachment, plan: BatchPlan, decision:
         executor.ledger.rows.vacate(release.row)
 
 
-def _accept_all(batch: StepBatch, drawn: Int32Array, is_drawn: BoolArray) -> tuple[Int32Array, BoolArray]:
+def _accept_all(batch: FlatBatch, drawn: Int32Array, is_drawn: BoolArray) -> tuple[Int32Array, BoolArray]:
     """Every draw counts, also behind a wrong draft."""
     num_draws = np.ones_like(batch.sampled) if batch.num_drafts is None else batch.num_drafts + 1
     first = np.cumsum(num_draws) - num_draws
@@ -207,7 +207,7 @@ ABLATIONS: dict[str, Ablation] = {
         ((StepLoop, "_is_wanted", _is_wanted_in_any_epoch),),
     ),
     "told-rows": Ablation(
-        "a device that keeps rows is told of each new one",
+        "a runner is told of each new row",
         0,
         ((RowColumns, "clear", _clear_but_count_as_told),),
     ),

@@ -15,7 +15,6 @@ from paceline_executor.errors import ServiceError
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import StepOutput
-from paceline_executor.speculation.drafter import Drafter
 from simulation.device import SlotRunner, TimedRunner
 
 _UNWRITTEN = -1
@@ -83,8 +82,9 @@ class PlanAudit:
         batch = launched.prepared.batch
         block_tables = table._columns.block_table[launched.prepared.rows]
         self._block_tables.append(block_tables)
-        lines = np.repeat(np.arange(batch.context_lens.size), np.diff(batch.cu_seqlens))
-        written = block_tables[lines, batch.positions // self._block_size]
+        spans = zip((batch.context_lens - batch.num_tokens).tolist(), batch.context_lens.tolist(), strict=True)
+        cells = [(line, np.arange(*span) // self._block_size) for line, span in enumerate(spans)]
+        written = np.array([block for line, indices in cells for block in block_tables[line, indices]], dtype=np.int32)
         is_tagged = keys[written].any()
         self._require(not is_tagged, plan, "write to a tagged block", f"one of {sorted(set(written.tolist()))}")
 
@@ -180,9 +180,8 @@ class AuditedTable(RowTable):
         device: TimedRunner,
         applied: Callable[[BatchPlan], None],
         failing: Set[RecordId],
-        drafter: Drafter | None = None,
     ) -> None:
-        super().__init__(limits, drafter)
+        super().__init__(limits)
         self.slots = slots
         self._audit = audit
         self._device = device
@@ -193,12 +192,12 @@ class AuditedTable(RowTable):
         self._audit.begin_epoch()
         super().begin_epoch()
 
-    def launch(self, plan: BatchPlan, now_ns: int, *, is_carried: bool = False) -> Launched:
+    def launch(self, plan: BatchPlan, now_ns: int) -> Launched:
         """See RowTable. What a plan is granted holds nothing that it may read."""
         self._audit.launches(plan, self)
         before = self._fingerprint()
         try:
-            launched = super().launch(plan, now_ns, is_carried=is_carried)
+            launched = super().launch(plan, now_ns)
         except ServiceError as error:
             self._audit.violated(plan, str(error))
             if self._fingerprint() != before:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from paceline_executor.link.engine import Ticket
 from paceline_executor.link.step_loop import Command
 from paceline_executor.link.step_thread import Wait, Work
-from paceline_executor.runner.interface import Int32Array, Runner, StepBatch, StepHandle, StepOutput
+from paceline_executor.runner.interface import FlatBatch, Int32Array, Runner, StepBatch, StepHandle, StepOutput
 from paceline_executor.runner.simulated import EMPTY_SLOT
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.testing.hash_runner import HashRule, HashRunner
@@ -53,12 +53,12 @@ class SlotRunner(HashRunner):
         if (context == EMPTY_SLOT).any():
             self._report(f"read of an unwritten slot: position {int(context.argmin())}")
 
-    def _draw(self, batch: StepBatch) -> Int32Array:
+    def _draw(self, batch: FlatBatch) -> Int32Array:
         for row in batch.sampled.tolist():
             self.reads(self.context(batch, row))
         return super()._draw(batch)
 
-    def context(self, batch: StepBatch, row: int) -> Int32Array:
+    def context(self, batch: FlatBatch, row: int) -> Int32Array:
         """The token ids that a batch row's block table leads to."""
         num_tokens = int(batch.context_lens[row])
         num_blocks = -(-num_tokens // self._slots.shape[1])
@@ -107,7 +107,7 @@ class TimedRunner:
     def launch(self, batch: StepBatch) -> StepHandle:
         """Let a step begin when the one before it has ended."""
         late_ns, self._late_ns = self._late_ns, 0
-        took_ns = self._step_ns(batch.token_ids.size) + late_ns
+        took_ns = self._step_ns(int(batch.num_tokens.sum())) + late_ns
         self._end_ns = max(self._end_ns, self._clock_ns()) + took_ns
         fails, self.fails_next = self.fails_next, False
         if fails and not self._fails_late:

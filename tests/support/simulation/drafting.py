@@ -5,8 +5,8 @@ Apart from the device, because it knows how tokens are drawn and refuses to know
 
 from collections.abc import Callable, Sequence
 
+from paceline_executor.runner.drafter import WantedDrafts
 from paceline_executor.runner.interface import Int32Array
-from paceline_executor.speculation.drafter import WantedDrafts
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_executor.testing.plans import int32
 

@@ -110,10 +110,11 @@ class _Process:
 
         slots = SlotRunner(limits.num_blocks, limits.block_size, config.rule, self._report)
         drafter = HashDrafter(config.rule, num_right)
+        slots.draft_by(drafter)
         inner = _as_seen(slots, config, seed, drafter)
         self.device = device = TimedRunner(inner, config.step_ns, clock_ns, fails_late=config.fails_late)
         self._audit = PlanAudit(limits, self._violated)
-        self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing, drafter)
+        self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing)
         loaded = Loaded(Engine(self.table, device, clock_ns), config.describe(device))
         thread = InlineThread(clock_ns, device.end_of)
         self.steps = StepLoop(lambda: loaded, self.plan_streams.report, clock_ns, thread)

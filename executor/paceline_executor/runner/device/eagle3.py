@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from paceline_executor.limits import RowLimits
-from paceline_executor.models.device_eagle3 import DeviceEagle3Head
+from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.numerics import Numerics
 from paceline_executor.runner.device.draft_model import DeviceDraftModel
@@ -32,7 +32,7 @@ def head_geometry(config: Eagle3Config, num_blocks: int, block_size: int, numeri
 
 
 def drafting_by_head(
-    head: DeviceEagle3Head,
+    head: Eagle3Head,
     target_ids: torch.Tensor | None,
     numerics: Numerics,
     limits: RowLimits,
@@ -51,7 +51,7 @@ class DeviceHead:
     shift = 1
 
     def __init__(
-        self, head: DeviceEagle3Head, target_ids: torch.Tensor | None, kv_cache: KvCache, num_rows: int, max_len: int
+        self, head: Eagle3Head, target_ids: torch.Tensor | None, kv_cache: KvCache, num_rows: int, max_len: int
     ) -> None:
         """target_ids: [draft vocabulary] int64, None where ids are the target's."""
         keys, hidden_size = kv_cache.keys, head.config.layer.hidden_size

@@ -82,7 +82,7 @@ def rehearse(
     drafting = (make_drafting or lookups(limits))(device, rows)
     rings = Rings(
         new_plan_ring(_NUM_SLOTS, num_rows, max_words, pinned=False),
-        new_ring(_NUM_SLOTS, num_rows, limits.max_device_draws, pinned=False, max_logprobs=max_logprobs),
+        new_ring(_NUM_SLOTS, num_rows, limits.max_draws, pinned=False, max_logprobs=max_logprobs),
         max_logprobs,
     )
     steps = DeviceSteps(device, model, kv_cache, rows, rings, limits.block_size, splits, drafting)

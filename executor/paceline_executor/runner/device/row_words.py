@@ -11,12 +11,14 @@ import torch
 
 from paceline_executor.errors import StartError
 from paceline_executor.limits import MAX_END_TOKENS, RowLimits
-from paceline_executor.runner.interface import UNKNOWN_TOKEN, CarriedRows, Int32Array, RowDescriptions, StepBatch
+from paceline_executor.runner.interface import Int32Array, RowDescriptions, StepBatch
 from paceline_kernels.draws import RowDraws
 from paceline_kernels.step_inputs import RowState
 
 _MAX_WORDS = 2**31  # places are int32
 _NO_TOKEN = -1
+
+_Changes = list[tuple[npt.NDArray[np.integer], npt.NDArray[np.generic]]]  # places and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class WordChanges:
     values: Int32Array  # [num_words]
 
     @classmethod
-    def of(cls, changes: list[tuple[npt.NDArray[np.integer], npt.NDArray[np.generic]]]) -> "WordChanges":
+    def of(cls, changes: _Changes) -> "WordChanges":
         """Values have 32 bits, whatever they stand for."""
         places = np.concatenate([places for places, _ in changes]).astype(np.int32)
         return cls(places, np.concatenate([np.ascontiguousarray(values).view(np.int32) for _, values in changes]))
@@ -87,23 +89,16 @@ class RowWords:
         )
         self.num_drafted = self._column("num_drafted")  # tokens that a draft model has computed
         self.min_chance = self.words[layout.min_chance :].view(torch.float32)  # [1]
-        # The host gives a row's tokens before this one; the row draws the others.
-        self._num_given = np.zeros(layout.num_rows, dtype=np.int32)
+        # The host's own copy, by row.
+        self.num_logprobs: Int32Array = np.full(layout.num_rows, -1, dtype=np.int32)
 
-    def changes(self, batch: StepBatch, carried: CarriedRows) -> WordChanges:
-        layout, cells, described = self.layout, carried.cells, carried.described
-        changes = [
-            (layout.cells("block_table", cells.rows, layout.max_blocks, cells.indices), cells.block_ids),
-            *(_described(layout, described) if described.rows.size else ()),
-        ]
+    def changes(self, batch: StepBatch) -> WordChanges:
+        layout, cells, described = self.layout, batch.cells, batch.described
+        blocks = layout.cells("block_table", cells.rows, layout.max_blocks, cells.indices)
+        changes: _Changes = [(blocks, cells.block_ids)]
         if described.rows.size:
-            has_history = np.diff(described.history.cu_lens) > 0
-            self._num_given[described.rows] = np.where(has_history, 0, described.num_known)
-        token_rows = np.repeat(carried.rows, np.diff(batch.cu_seqlens))
-        is_given = (batch.positions < self._num_given[token_rows]) & (batch.token_ids != UNKNOWN_TOKEN)
-        if is_given.any():
-            places = layout.cells("token_ids", token_rows[is_given], layout.max_model_len, batch.positions[is_given])
-            changes.append((places, batch.token_ids[is_given]))
+            changes += _described(layout, described)
+            self.num_logprobs[described.rows] = described.sampling.num_logprobs
         if batch.num_drafts is not None:
             changes.append((np.array([layout.min_chance]), np.array([batch.min_draft_chance], dtype=np.float32)))
         return WordChanges.of(changes)
@@ -137,10 +132,8 @@ _COLUMNS = (
 )
 
 
-def _described(
-    layout: RowLayout, described: RowDescriptions
-) -> list[tuple[npt.NDArray[np.integer], npt.NDArray[np.generic]]]:
-    rows, sampling, history = described.rows, described.sampling, described.history
+def _described(layout: RowLayout, described: RowDescriptions) -> _Changes:
+    rows, sampling, known = described.rows, described.sampling, described.known
     columns = {
         "num_held": described.num_known,  # drafts are the device's own
         "num_computed": described.num_computed,
@@ -159,12 +152,12 @@ def _described(
     end_tokens[:, : described.end_token_ids.shape[1]] = described.end_token_ids
     ends = layout.cells("end_tokens", rows[:, None], MAX_END_TOKENS, np.arange(MAX_END_TOKENS))
     seeds = layout.cells("seeds", rows[:, None], 2, np.arange(2))
-    lens = np.diff(history.cu_lens)
-    positions = np.arange(history.token_ids.size) - np.repeat(history.cu_lens[:-1], lens)
+    lens = described.num_known
+    positions = np.arange(known.token_ids.size) - np.repeat(known.cu_lens[:-1], lens)
     tokens = layout.cells("token_ids", np.repeat(rows, lens), layout.max_model_len, positions)
     return [
         *((layout.starts[name] + rows, column) for name, column in columns.items()),
         (ends.ravel(), end_tokens.ravel()),
         (seeds.ravel(), sampling.seeds),
-        (tokens, history.token_ids),
+        (tokens, known.token_ids),
     ]

@@ -18,7 +18,7 @@ from paceline_executor.weights.refusals import UNSAFE_SUFFIXES, damaged, shown, 
 from paceline_executor.weights.stored_checkpoint import as_float32
 from paceline_executor.weights.stored_tensor import FloatType, Int64Array, StoredIntegers, StoredTensor
 
-_EMBEDDING = "embed_tokens.weight"
+EMBEDDING = "embed_tokens.weight"
 _TO_TARGET, _TO_DRAFT = "d2t", "t2d"
 _Int32Array = npt.NDArray[np.int32]
 
@@ -33,10 +33,7 @@ class Eagle3Checkpoint:
 
     @property
     def has_embedding(self) -> bool:
-        return _EMBEDDING in self.tensors
-
-    def embedding(self) -> Float32Array:
-        return self.tensor(_EMBEDDING)
+        return EMBEDDING in self.tensors
 
     def tensor(self, name: str) -> Float32Array:
         """Raises ModelCorruptError for values that are not finite."""
@@ -80,8 +77,8 @@ def _check_tensors(
 ) -> None:
     layer = config.layer
     shapes = config.tensor_shapes()
-    if _EMBEDDING in floats or layer.hidden_size != config.target_hidden_size:
-        shapes[_EMBEDDING] = (layer.vocab_size, layer.hidden_size)
+    if EMBEDDING in floats or layer.hidden_size != config.target_hidden_size:
+        shapes[EMBEDDING] = (layer.vocab_size, layer.hidden_size)
     for name, shape in shapes.items():
         tensor = floats.get(name)
         if tensor is None:

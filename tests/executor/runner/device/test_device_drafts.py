@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from drafting.serving import serve
 from drafting.targets import BUCKETS, DEVICE_LIMITS, DeviceTarget, device_draft_model, device_runner
 from paceline_executor.link.engine import Engine
-from paceline_executor.rows.drafts import granted_drafts
+from paceline_executor.rows.batch import granted_drafts
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.device.draft_model import _shares

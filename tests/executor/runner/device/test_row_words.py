@@ -10,9 +10,9 @@ from paceline_executor.errors import StartError
 from paceline_executor.limits import MAX_END_TOKENS, RowLimits
 from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.interface import (
-    UNKNOWN_TOKEN,
+    NO_CELLS,
+    NOTHING_DESCRIBED,
     BlockCells,
-    CarriedRows,
     RowDescriptions,
     SamplingColumns,
     StepBatch,
@@ -40,7 +40,6 @@ described_rows = st.lists(
         st.lists(st.integers(0, 49), min_size=1, max_size=11),
         st.integers(0, 2**64 - 1),
         st.lists(st.integers(0, 49), max_size=3),
-        st.booleans(),
     ),
     min_size=1,
     unique_by=lambda row: row[0],
@@ -50,29 +49,19 @@ described_rows = st.lists(
 def told(rows):
     """A batch that describes these rows and computes all their tokens."""
     lens = [len(token_ids) for _, token_ids, *_ in rows]
-    most = max(1, *(len(ends) for *_, ends, _ in rows))
+    most = max(1, *(len(ends) for *_, ends in rows))
     described = RowDescriptions(
         rows=int32([row for row, *_ in rows]),
         num_prompt=int32([1] * len(rows)),
-        num_known=int32(lens),
         num_computed=int32([0] * len(rows)),
         max_known=int32([12] * len(rows)),
-        end_token_ids=int32([ends + [-1] * (most - len(ends)) for *_, ends, _ in rows]),
-        sampling=sampling_of([seed for _, _, seed, _, _ in rows]),
+        end_token_ids=int32([ends + [-1] * (most - len(ends)) for *_, ends in rows]),
+        sampling=sampling_of([seed for _, _, seed, _ in rows]),
         rules=(None,) * len(rows),
-        history=TokenLists.of([int32(token_ids if has_history else []) for _, token_ids, *_, has_history in rows]),
+        known=TokenLists.of([int32(token_ids) for _, token_ids, *_ in rows]),
     )
     cells = BlockCells(described.rows, int32([0] * len(rows)), described.rows + 1)
-    return StepBatch(
-        token_ids=int32([token_id for _, token_ids, *_ in rows for token_id in token_ids]),
-        positions=int32([position for length in lens for position in range(length)]),
-        cu_seqlens=int32(np.cumsum([0, *lens])),
-        context_lens=int32(lens),
-        block_tables=np.zeros((len(rows), 0), np.int32),
-        sampled=int32([]),
-        sampling=sampling_of([]),
-        carried=CarriedRows(described.rows, described, cells),
-    )
+    return StepBatch(described.rows, int32(lens), int32(lens), int32([]), described, cells)
 
 
 @given(described_rows)
@@ -80,11 +69,11 @@ def test_a_described_row_is_in_every_column_and_no_other_row_changes(rows):
     words = RowWords(LIMITS, torch.device("cpu"))
     words.words.fill_(-7)
     batch = told(rows)
-    changes = words.changes(batch, batch.carried)
+    changes = words.changes(batch)
     assert np.unique(changes.places).size == changes.places.size
     words.words.numpy()[changes.places] = changes.values
     state, draws = words.state, words.draws
-    for index, (row, token_ids, seed, ends, _) in enumerate(rows):
+    for index, (row, token_ids, seed, ends) in enumerate(rows):
         assert state.token_ids[row, : len(token_ids)].tolist() == token_ids
         counts = (state.num_held, draws.num_known, state.num_computed, state.finish, draws.num_prompt, draws.max_known)
         assert [int(column[row]) for column in counts] == [len(token_ids), len(token_ids), 0, 0, 1, 12]
@@ -101,27 +90,11 @@ def test_a_described_row_is_in_every_column_and_no_other_row_changes(rows):
     assert (draws.seeds[others] == (-7 << 32) + 2**32 - 7).all()
 
 
-def test_a_token_that_the_device_drew_is_not_told_again():
-    """Nor one that only the device knows."""
-    words = RowWords(LIMITS, torch.device("cpu"))
-    batch = told([(2, [5, 6, 7], 1, [], False)])
-    words.changes(batch, batch.carried)
-    nothing = told([(2, [5], 1, [], False)]).carried
-    none = RowDescriptions(
-        *(int32([]) for _ in range(5)), int32([[]]).reshape(0, 1), sampling_of([]), (), TokenLists.of([])
-    )
-    for position, token_id in ((3, 9), (3, UNKNOWN_TOKEN)):
-        later = StepBatch(
-            token_ids=int32([token_id]),
-            positions=int32([position]),
-            cu_seqlens=int32([0, 1]),
-            context_lens=int32([position + 1]),
-            block_tables=np.zeros((1, 0), np.int32),
-            sampled=int32([0]),
-            sampling=sampling_of([1]),
-            carried=CarriedRows(nothing.rows, none, BlockCells(int32([]), int32([]), int32([]))),
-        )
-        assert words.changes(later, later.carried).places.size == 0
+def test_nothing_is_told_of_a_row_that_goes_on():
+    words, batch = RowWords(LIMITS, torch.device("cpu")), told([(2, [5, 6, 7], 1, [])])
+    words.changes(batch)
+    later = StepBatch(batch.rows, int32([1]), int32([4]), int32([0]), NOTHING_DESCRIBED, NO_CELLS)
+    assert words.changes(later).places.size == 0
 
 
 def test_more_rows_than_places_can_name_are_refused():

@@ -81,6 +81,16 @@ class Drafter(Protocol):
         ...
 
 
+class NoDrafter:
+    """See Drafter."""
+
+    def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
+        return [NO_TOKENS] * len(wanted.rows)
+
+    def forget(self, row: int) -> None:
+        """See Drafter."""
+
+
 class TimedDrafter:
     def __init__(self, inner: Drafter, clock_ns: Callable[[], int], profiler: Profiler) -> None:
         self._inner = inner
@@ -103,7 +113,7 @@ class TimedDrafter:
     def _none(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
         """Drafts are guesses: the step goes on without."""
         _log.exception("draft_failed", num_rows=len(wanted.rows))
-        return [NO_TOKENS] * len(wanted.rows)
+        return NoDrafter().draft(wanted)
 
     def forget(self, row: int) -> None:
         self._inner.forget(row)
