@@ -5,7 +5,6 @@ Whether a model exists, a port is free or memory suffices is found out by those 
 
 import argparse
 import enum
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -19,7 +18,8 @@ from paceline.process.options import (
     decimal,
     default_cache_dir,
     flag,
-    level,
+    json_value,
+    log_level_option,
     number,
     option,
     parse_options,
@@ -27,7 +27,6 @@ from paceline.process.options import (
     port_or_off,
     tls_folder,
 )
-from paceline.process.small_files import read_small_file
 from paceline.process.tls_folder import TlsFolder, is_loopback
 from paceline_executor.numerics import KvDtype, Quantization
 from paceline_executor.weights import DEFAULT_MODEL
@@ -38,7 +37,7 @@ _SPINS = "1000"  # a few microseconds
 _BLOCK_SIZE = 16
 DEVICE_BLOCK_SIZE = 64
 """Its attention spends up to a quarter less than on blocks of 16."""
-_SECONDS = decimal(0, 1e9, "a number of seconds")
+_SECONDS = decimal(0, 1e6, "a number of seconds")
 _MODEL, _NETWORK, _LIMITS, _PROCESS, _DEVICE = "Model", "Network", "Limits and memory", "Process", "Device"
 _OF_NUMBA = {  # what else they say ends in a traceback
     "NUMBA_NUM_THREADS": "[1-9][0-9]*",
@@ -128,12 +127,7 @@ def _runner(text: str) -> tuple[RunnerKind, Path | None]:
 
 
 def _speculation(text: str) -> SpeculationChoice:
-    try:
-        value = json.loads(text if text.lstrip().startswith("{") else read_small_file(Path(text)))
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"{error}; write JSON such as {_SPECULATION}") from None
+    value = json_value(text, _SPECULATION)
     if not isinstance(value, dict) or not value.keys() <= {"drafter", "model"}:
         raise argparse.ArgumentTypeError(f"it has fields drafter and model alone, such as {_SPECULATION}")
     drafter, model = choice(DrafterKind)(str(value.get("drafter"))), value.get("model")
@@ -302,13 +296,7 @@ class Config:
     shutdown_timeout: float = option(
         _PROCESS, _SECONDS, "SECONDS", 30.0, text="How long a drain waits for running work. [default: %(default)g]"
     )
-    log_level: str = option(
-        _PROCESS,
-        level,
-        "LEVEL",
-        "info",
-        text="Least serious event to print: debug, info, warning or error. [default: %(default)s]",
-    )
+    log_level: str = log_level_option(_PROCESS)
     runner: RunnerKind = option(
         _DEVICE,
         _runner,

@@ -2,7 +2,6 @@
 
 import argparse
 import ipaddress
-import json
 import os
 import socket
 import sys
@@ -19,7 +18,8 @@ from paceline.process.options import (
     default_cache_dir,
     flag,
     host_address,
-    level,
+    json_value,
+    log_level_option,
     number,
     option,
     parse_options,
@@ -27,7 +27,6 @@ from paceline.process.options import (
     port_or_off,
     tls_folder,
 )
-from paceline.process.small_files import read_small_file
 from paceline.process.tls_folder import TlsFolder, is_loopback
 from paceline_scheduler.errors import ConfigError
 from paceline_scheduler.link.discovery import Endpoint, ExecutorAddresses, parse_endpoint, parse_executors
@@ -95,12 +94,7 @@ class RecordingConfig:
 
 def read_speculation(text: str) -> int:
     """Returns the drafts of a row and step."""
-    try:
-        value = json.loads(text if text.lstrip().startswith("{") else read_small_file(Path(text)))
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"{error}; write JSON such as {_SPECULATION}") from None
+    value = json_value(text, _SPECULATION)
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"is no JSON object; write one such as {_SPECULATION}")
     unknown = sorted(value.keys() - {"max_num_draft_tokens"})
@@ -263,13 +257,7 @@ class Config:
         text="Record plans and results there for 'paceline replay', from the start on, 512 MiB at most, the oldest go"
         " first. Numbers stand for token ids, unless it is raw:DIR. [default: nothing is recorded]",
     )
-    log_level: str = option(
-        _PROCESS,
-        level,
-        "LEVEL",
-        "info",
-        text="Least serious event to print: debug, info, warning or error. [default: %(default)s]",
-    )
+    log_level: str = log_level_option(_PROCESS)
     traces: Traces
     trace_sampler: TraceSampler
 

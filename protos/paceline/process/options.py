@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import enum
 import ipaddress
+import json
 import math
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.process.help import HelpParser
+from paceline.process.small_files import read_small_file
 from paceline.process.tls_folder import TlsFolder, TlsFolderError
 
 _T = TypeVar("_T")
@@ -136,7 +138,22 @@ def tls_folder(text: str) -> TlsFolder:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def level(text: str) -> str:
+def json_value(text: str, example: str) -> Any:  # noqa: ANN401
+    """A JSON object, or what the file of this name holds."""
+    try:
+        return json.loads(text if text.lstrip().startswith("{") else read_small_file(Path(text)))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{error}; write JSON such as {example}") from None
+
+
+def log_level_option(group: str) -> Any:  # noqa: ANN401
+    sentence = "Least serious event to print: debug, info, warning or error. [default: %(default)s]"
+    return option(group, _level, "LEVEL", "info", text=sentence)
+
+
+def _level(text: str) -> str:
     if text not in _LOG_LEVELS:
         raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(_LOG_LEVELS)}")
     return text
