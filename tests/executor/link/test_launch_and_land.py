@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline_executor.errors import PlanError, PlanFault, StepFailedError
@@ -114,6 +114,7 @@ def test_steps_launched_ahead_end_as_if_executed_one_by_one(failing):
 
     @settings(max_examples=settings.default.max_examples // 2)
     @given(pairs)
+    @example(Pair([([0] * 3, 7, 0), ([0] * 2, 5, 0), ([0] * 10, 3, 0), ([39, 36, 16, 38, 41, 11, 27], 6, 31)], 4, 0))
     def both_executors_end_alike(pair):
         pair.run(failing=failing, reached=reached)
         assert pair.scheduler.is_done
