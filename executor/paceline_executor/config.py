@@ -74,6 +74,7 @@ _PANELS = (
         "Environment",
         (
             ("PACELINE_CACHE_DIR", "Default of --cache-dir; else XDG_CACHE_HOME/paceline, else ~/.cache/paceline."),
+            ("HF_HOME, HF_HUB_CACHE", "Where models of the Hugging Face hub are kept; else ~/.cache/huggingface."),
             ("HF_TOKEN", "Token for gated and private models of the Hugging Face hub; else that of 'hf auth login'."),
             ("HF_ENDPOINT", "URL of another hub than https://huggingface.co."),
             ("HF_HUB_OFFLINE", "1: fetch nothing, use only models that are here already."),
@@ -182,7 +183,8 @@ class Config:
         Path,
         "DIR",
         lambda: default_cache_dir(os.environ),
-        text="Where fetched models are kept. [default: %(default)s]",
+        text="Where known models and compiled kernels are kept; models of the Hugging Face hub are kept where its own"
+        " tools have them. [default: %(default)s]",
     )
     load_format: LoadFormat = option(
         _MODEL,

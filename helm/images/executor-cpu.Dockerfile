@@ -20,6 +20,7 @@ COPY --from=build /opt/paceline /opt/paceline
 # models, kernels as they are compiled for this machine's processor, and what is short-lived.
 ENV PATH=/opt/paceline/bin:/usr/local/bin:/usr/bin:/bin \
     PACELINE_CACHE_DIR=/var/cache/paceline \
+    HF_HOME=/var/cache/paceline/huggingface \
     NUMBA_CACHE_DIR=/var/cache/paceline/kernels \
     HOME=/tmp
 WORKDIR /tmp

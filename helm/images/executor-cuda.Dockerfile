@@ -24,6 +24,7 @@ COPY --from=build /opt/paceline /opt/paceline
 # models, kernels as they are compiled for this machine's processor and GPU, and what is short-lived.
 ENV PATH=/opt/paceline/bin:/usr/local/bin:/usr/bin:/bin \
     PACELINE_CACHE_DIR=/var/cache/paceline \
+    HF_HOME=/var/cache/paceline/huggingface \
     NUMBA_CACHE_DIR=/var/cache/paceline/kernels \
     TRITON_CACHE_DIR=/var/cache/paceline/triton \
     NVIDIA_VISIBLE_DEVICES=all \

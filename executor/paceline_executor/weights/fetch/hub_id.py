@@ -6,8 +6,9 @@ This is the spelling of llama.cpp and vLLM. Apart from `hub`, because a name is 
 import re
 from dataclasses import dataclass
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
-_ID = re.compile(rf"({_NAME}/{_NAME})(?::([A-Za-z0-9][A-Za-z0-9._-]{{0,200}}))?")
+_ID = re.compile(rf"(?=[^:]{{3,96}}(?::|$))({_NAME}/{_NAME})(?::([A-Za-z0-9][A-Za-z0-9._-]{{0,200}}))?")
 
 _URL = re.compile(rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/({_NAME}/{_NAME})(?:[/?#].*)?")
 
@@ -24,7 +25,7 @@ class HubId:
 def parse_hub_id(text: str) -> HubId | None:
     """None where `text` is not spelt like a name of the hub, as most paths are not."""
     found = _ID.fullmatch(text)
-    if found is None or found[1].endswith(".gguf") or ".." in text or "--" in text:
+    if found is None or found[1].endswith((".gguf", ".git")) or ".." in text or "--" in text:
         return None  # FILE.gguf is a path that does not exist
     return HubId(found[1], found[2])
 

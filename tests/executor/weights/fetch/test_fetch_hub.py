@@ -5,10 +5,16 @@ The hub is a stand-in on this machine that answers as the real one does.
 
 import errno
 import json
+import shutil
+import subprocess
+import sys
 import threading
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
-from huggingface_hub import close_session, constants, file_download
+from huggingface_hub import close_session, constants, file_download, hf_hub_download, scan_cache_dir, snapshot_download
+from huggingface_hub.utils import WeakFileLock
 
 from paceline_executor.config import parse_config
 from paceline_executor.errors import HubUnreachableError, ModelFetchError, ModelNotFoundError, UnsupportedModelError
@@ -23,7 +29,7 @@ INDEX = json.dumps({"weight_map": {"x": "part-1.safetensors", "y": "part-2.safet
 FOLDER = {
     "config.json": b'{"model_type": "llama"}',
     "tokenizer.json": b"{}",
-    "generation_config.json": b"{}",
+    "generation_config.json": b"{ }",
     "model.safetensors.index.json": INDEX,
     "part-1.safetensors": b"more weights",
     "part-2.safetensors": b"weights",
@@ -36,25 +42,32 @@ GGUF = {"README.md": b"#", "tiny-Q4_K_M.gguf": b"GGUF 4", "tiny-Q8_0.gguf": b"GG
 
 
 class Place:
-    """A hub, a cache, and everything that was reported."""
+    """A hub, the cache of its own library, that of earlier versions, and everything that was reported."""
 
     def __init__(self, folder, hub):
         self.hub = hub
-        self.cache = folder / "cache"
+        self.cache, self.earlier = folder / "huggingface", folder / "cache"
+        self.root = self.cache / "models--org--folder"
         self.progress = []
 
     def resolve(self, name="org/folder", *, on_progress=None, revision=None, offline=False):
         """Ask for a model."""
         return resolve_model(
             name,
-            cache_dir=self.cache,
+            cache_dir=self.earlier,
             on_progress=on_progress or self.progress.append,
             options=FetchOptions(revision, self.hub.endpoint, offline),
         )
 
     def contents(self, path):
         """What is in a folder."""
-        return {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
+        return {file.name: file.read_bytes() for file in path.iterdir()}
+
+    def fetched(self, **options):
+        """Make the model whole; returns what was downloaded for that."""
+        self.hub.requests.clear()
+        assert self.contents(self.resolve(**options)) == NEEDED
+        return {name for name, _ in self.hub.downloads()}
 
 
 @pytest.fixture
@@ -62,6 +75,7 @@ def place(tmp_path, monkeypatch):
     """A hub that runs and an empty cache; nobody is logged in."""
     monkeypatch.setenv("HF_TOKEN", "")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "huggingface"))
     with hub_stand_in({"org/folder": dict(FOLDER), "org/gguf": dict(GGUF)}) as hub:
         yield Place(tmp_path, hub)
         close_session()
@@ -84,13 +98,48 @@ NEEDED = {
 }
 
 
-def test_a_model_is_fetched_into_a_folder_of_its_commit(place):
+def test_a_model_is_fetched_to_where_the_library_of_the_hub_finds_it(place):
     path = place.resolve()
-    assert path == place.cache / "hub" / "org--folder" / MAIN_COMMIT
+    assert path == place.root / "snapshots" / MAIN_COMMIT
     assert place.contents(path) == NEEDED
     last = place.progress[-1]
     assert last.phase is FetchPhase.DOWNLOADING
     assert last.num_bytes == last.total_bytes == sum(map(len, NEEDED.values())) - len(INDEX)  # which comes first
+    assert snapshot_download("org/folder", cache_dir=place.cache, local_files_only=True) == str(path)
+    scan = scan_cache_dir(place.cache)
+    assert (scan.warnings, scan.size_on_disk) == ([], sum(map(len, NEEDED.values())))
+
+
+def test_what_the_library_of_the_hub_fetched_is_not_fetched_again(place):
+    """Half a snapshot is made whole, and a link whose blob is gone is replaced."""
+    first = ("config.json", "part-1.safetensors")
+    for name in first:
+        hf_hub_download("org/folder", name, cache_dir=place.cache, endpoint=place.hub.endpoint)
+    with pytest.raises(ModelFetchError, match="HF_HUB_OFFLINE forbids"):
+        place.resolve(offline=True)
+    place.hub.requests.clear()
+    assert place.fetched() == NEEDED.keys() - set(first)
+    (place.resolve() / "part-2.safetensors").resolve().unlink()
+    assert place.fetched() == {"part-2.safetensors"}
+    assert place.fetched(offline=True) == place.fetched(revision=MAIN_COMMIT) == set()
+
+
+def test_what_an_earlier_version_fetched_is_used_until_it_is_gone(place):
+    """Where it lies, and a file that it lacks is fetched."""
+    folder = place.earlier / "hub" / "org--folder" / MAIN_COMMIT
+    (folder.parent / "refs").mkdir(parents=True)
+    (folder.parent / "refs" / "main").write_text(MAIN_COMMIT)
+    folder.mkdir()
+    for name, data in NEEDED.items():
+        (folder / name).write_bytes(data)
+    assert place.resolve() == place.resolve(offline=True) == place.resolve(revision=MAIN_COMMIT) == folder
+    assert place.hub.downloads() == []
+    assert not place.cache.exists()
+    (folder / "part-2.safetensors").unlink()
+    assert place.fetched() == {"part-2.safetensors"}
+    shutil.rmtree(place.earlier)
+    assert place.fetched() == NEEDED.keys() - {"part-2.safetensors"}
+    assert place.resolve().is_relative_to(place.cache)
 
 
 def test_a_head_is_fetched_without_a_tokenizer(place):
@@ -151,6 +200,18 @@ def test_a_later_start_goes_on_where_an_earlier_one_was_ended(large):
     assert "config.json" not in starts
 
 
+def test_a_fetch_that_ended_at_any_file_is_completed(place):
+    """By its commit, too, of which the hub is asked only where a file is missing."""
+    for name in NEEDED:
+        path = f"/org/folder/resolve/{MAIN_COMMIT}/{name}"
+        place.hub.refusals[path] = (503, "")
+        with pytest.raises(HubUnreachableError, match="answers 503"):
+            place.resolve()
+        del place.hub.refusals[path]
+        assert name in place.fetched(revision=MAIN_COMMIT)
+        shutil.rmtree(place.cache)
+
+
 def test_a_connection_that_is_always_cut_is_an_error(large):
     large.hub.cut_after = [0] * 100
     with pytest.raises(HubUnreachableError, match="start again, which goes on where this stopped"):
@@ -169,43 +230,26 @@ def test_without_a_network_the_cache_is_used(place):
 
 def test_offline_what_is_not_there_is_refused(place):
     """A model never fetched, a revision never fetched, a file that is gone."""
-    with pytest.raises(ModelFetchError, match=r"revision main of org/folder is not in .* HF_HUB_OFFLINE forbids"):
+    sentence = "does not have all of revision {} of org/folder, and HF_HUB_OFFLINE forbids .*: start once without it"
+    with pytest.raises(ModelFetchError, match=f"there is no folder org/folder here; .*{sentence.format('main')}"):
         place.resolve(offline=True)
     (place.resolve() / "part-2.safetensors").unlink()
-    with pytest.raises(ModelFetchError, match="revision v1 of org/folder is not in"):
+    with pytest.raises(ModelFetchError, match=sentence.format("v1")):
         place.resolve(offline=True, revision="v1")
-    with pytest.raises(ModelFetchError, match=r"part-2\.safetensors of org/folder is not in .* start once without"):
+    with pytest.raises(ModelFetchError, match=sentence.format("main")):
         place.resolve(offline=True)
-    with pytest.raises(ModelFetchError, match="smollm2-135m-instruct is not in"):
+    with pytest.raises(ModelFetchError, match="does not have smollm2-135m-instruct, and HF_HUB_OFFLINE forbids"):
         place.resolve("smollm2-135m-instruct", offline=True)
-
-
-def test_a_hub_that_does_not_answer_is_an_error(place):
-    place.hub.refusals["/api/models/org/folder"] = (503, "")
-    with pytest.raises(HubUnreachableError, match="answers 503"):
-        place.resolve()
-    with pytest.raises(HubUnreachableError, match="gave no usable answer"):
-        resolve_model(
-            "org/folder",
-            cache_dir=place.cache,
-            on_progress=print,
-            options=FetchOptions(endpoint="http://127.0.0.1:9"),
-        )
 
 
 LISTING, FILE = "/api/models/org/folder", f"/org/folder/resolve/{MAIN_COMMIT}/config.json"
 REFUSALS = {
-    "unknown": (LISTING, 401, "RepoNotFound", ModelNotFoundError, "no path org/folder here and no such model"),
-    "gated": (
-        FILE,
-        403,
-        "GatedRepo",
-        ModelFetchError,
-        "accept its terms at https://huggingface.co/org/folder, then set",
-    ),
+    "unknown": (LISTING, 401, "RepoNotFound", ModelNotFoundError, "as a name of the hub: .* has no model org/folder"),
+    "gated": (FILE, 403, "GatedRepo", ModelFetchError, r"accept its terms at https://\S*/org/folder, then set"),
     "gated to a stranger": (FILE, 401, "GatedRepo", ModelFetchError, "set HF_TOKEN or run 'hf auth login'"),
     "forbidden": (FILE, 403, "", ModelFetchError, r"refuses access to org/folder \(403\): set HF_TOKEN"),
     "gone": (FILE, 404, "EntryNotFound", ModelNotFoundError, "lacks a file"),
+    "down": (LISTING, 503, "", HubUnreachableError, "answers 503"),
     "too many": (LISTING, 429, "", HubUnreachableError, "answers 429"),
 }
 
@@ -240,33 +284,39 @@ def test_a_damaged_file_is_not_kept(place, name):
     with pytest.raises(ModelFetchError, match=rf"{name} of org/folder has digest .* was published"):
         place.resolve()
     place.hub.damaged.clear()
-    assert place.contents(place.resolve()) == NEEDED
+    assert name in place.fetched()
 
 
 def test_a_model_in_a_cache_that_cannot_be_written_to_is_used(place, monkeypatch):
     path = place.resolve()
-
-    def read_only(*_, **__):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(hub.tempfile, "NamedTemporaryFile", read_only)
-    monkeypatch.setattr(hub, "locked", read_only)
-
+    shutil.rmtree(place.root / "refs")
+    (place.root / "refs").touch()
+    monkeypatch.setattr(hub, "locked", None)
     assert place.resolve() == path
-
-
-def test_a_full_disk_is_said_before_the_download(place, monkeypatch):
-    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: fetching.shutil._ntuple_diskusage(1, 1, 1))
-    with pytest.raises(ModelFetchError, match=r"to fetch org/folder: make room, or set PACELINE_CACHE_DIR"):
+    shutil.rmtree(place.root)
+    place.root.touch()
+    with pytest.raises(ModelFetchError, match="set HF_HUB_CACHE to a folder that can be written to"):
         place.resolve()
 
 
-def test_a_disk_that_fills_up_is_said(place, monkeypatch):
+def test_a_disk_without_links_has_the_files_themselves(place, monkeypatch):
+    def none(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", none)
+    assert place.fetched() == NEEDED.keys()
+    assert place.fetched() == set()
+
+
+def test_a_full_disk_is_said_before_the_download_and_after(place, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(hub_client, "http_get", full)
     with pytest.raises(ModelFetchError, match=r"cannot store org/folder in .*No space left on device\): make room"):
+        place.resolve()
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: fetching.shutil._ntuple_diskusage(1, 1, 1))
+    with pytest.raises(ModelFetchError, match=r"to fetch org/folder: make room, or set HF_HUB_CACHE"):
         place.resolve()
 
 
@@ -280,11 +330,27 @@ def test_several_at_once_download_once(place):
     assert sorted(names) == sorted(set(names))
 
 
+def test_what_another_program_is_fetching_is_waited_for(place):
+    digest = (place.resolve() / "part-1.safetensors").resolve().name
+    shutil.rmtree(place.root)
+    place.progress.clear()
+    with ExitStack() as held:
+        held.enter_context(WeakFileLock(place.cache / ".locks" / place.root.name / f"{digest}.lock"))
+
+        def let_go(progress):
+            place.progress.append(progress)
+            if progress.phase is FetchPhase.WAITING:
+                held.close()
+
+        assert place.contents(place.resolve(on_progress=let_go)) == NEEDED
+    assert FetchPhase.WAITING in {progress.phase for progress in place.progress}
+
+
 @pytest.mark.parametrize("choice", ["Q4_K_M", "q4_k_m", "tiny-Q4_K_M.gguf"])
 def test_a_gguf_file_is_chosen_by_its_name_or_quantisation(place, choice):
     """As llama.cpp and vLLM write it; only that file is fetched."""
     path = place.resolve(f"org/gguf:{choice}")
-    assert path == place.cache / "hub" / "org--gguf" / MAIN_COMMIT / "tiny-Q4_K_M.gguf"
+    assert path == place.cache / "models--org--gguf" / "snapshots" / MAIN_COMMIT / "tiny-Q4_K_M.gguf"
     assert place.contents(path.parent) == {"tiny-Q4_K_M.gguf": b"GGUF 4"}
 
 
@@ -294,7 +360,6 @@ def test_a_choice_that_is_not_clear_is_refused_with_the_choices(place):
     with pytest.raises(ModelNotFoundError, match="org/gguf has no GGUF file 'Q2_K'"):
         place.resolve("org/gguf:Q2_K")
     place.hub.repositories["org/gguf"] = {"only.gguf": b"GGUF"}
-    place.cache = place.cache / "another"
     assert place.resolve("org/gguf").name == "only.gguf"
 
 
@@ -332,6 +397,8 @@ def test_a_repository_without_a_model_says_what_is_missing(place, files, message
         ("org/name:../x", None),
         ("org/name:", None),
         ("org/name\n", None),
+        ("org/" + 93 * "n", None),
+        ("org/name.git", None),
         ("~/name", None),
     ],
 )
@@ -345,6 +412,21 @@ def test_requests_call_a_model_of_the_hub_as_it_was_asked_for(place):
     folder = place.cache / "My-Model-1.5"
     folder.mkdir()
     assert served_name(parse_config(["--model", str(folder)]), folder) == "My-Model-1.5"
+
+
+LOOK = """
+import sys
+from pathlib import Path
+from paceline_executor.weights import FetchOptions, resolve_model
+resolve_model(".", cache_dir=Path("c"), on_progress=print)
+assert "huggingface_hub" not in sys.modules
+resolve_model("m/nosuch", cache_dir=Path("c"), on_progress=print, options=FetchOptions(offline=True))
+"""
+
+
+def test_the_environment_says_where_the_cache_is_and_a_path_does_not_ask():
+    looked = subprocess.run([sys.executable, "-c", LOOK], env={"HF_HOME": "x"}, capture_output=True, check=False)
+    assert b"as a name of the hub: x/hub/models--m--nosuch does not have" in looked.stderr
 
 
 @pytest.mark.parametrize(("value", "expected"), [("", False), ("0", False), ("1", True), ("TRUE", True)])
