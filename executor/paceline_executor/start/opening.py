@@ -3,6 +3,7 @@
 Refuses to know devices and memory.
 """
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from paceline_executor.weights.fetch.known_models import KNOWN_MODELS, KnownMode
 from paceline_executor.weights.tokenizer import SpecialTokens, TokenizerBundle, make_bundle
 
 _MIN_EVENT_S = 0.5
+_SNAPSHOT = re.compile(r"/models--([^/]+)/snapshots/[^/]+$")  # a commit in the cache of the Hugging Face hub
 
 
 class ProgressLog:
@@ -94,7 +96,11 @@ def served_name(config: Config, path: Path) -> str:
     is_fetched = path != Path(config.model).expanduser()
     if config.model in KNOWN_MODELS or is_fetched:
         return config.model
-    return readable(path.resolve().name if path.is_dir() else path.stem, MAX_NAME_BYTES)
+    if not path.is_dir():
+        return readable(path.stem, MAX_NAME_BYTES)
+    folder = path.resolve()
+    snapshot = _SNAPSHOT.search(str(folder))
+    return readable(folder.name if snapshot is None else snapshot[1].replace("--", "/"), MAX_NAME_BYTES)
 
 
 @cache

@@ -407,11 +407,13 @@ def test_names_of_the_hub_are_told_from_paths(text, expected):
 
 
 def test_requests_call_a_model_of_the_hub_as_it_was_asked_for(place):
+    """By its path, too; other folders are called what they are."""
     for name in ("org/folder", "org/gguf:Q8_0"):
         assert served_name(parse_config(["--model", name]), place.resolve(name)) == name
-    folder = place.cache / "My-Model-1.5"
-    folder.mkdir()
-    assert served_name(parse_config(["--model", str(folder)]), folder) == "My-Model-1.5"
+    mine = place.earlier / "snapshots" / "My-Model-1.5"
+    mine.mkdir(parents=True)
+    for folder, name in ((place.resolve(), "org/folder"), (mine, "My-Model-1.5")):
+        assert served_name(parse_config(["--model", str(folder)]), folder) == name
 
 
 LOOK = """
