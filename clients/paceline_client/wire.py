@@ -301,6 +301,10 @@ async def explain(on: CallChannel, *, tenant: str, request_id: str, timeout_seco
     set_field(request, "tenant", tenant)
     set_field(request, "request_id", request_id)
     response = await InferenceServiceStub(on.channel).Explain(request, timeout=timeout_seconds, metadata=on.metadata())
+    return read_explanation(response)
+
+
+def read_explanation(response: pb.ExplainResponse) -> Explanation:
     return Explanation(
         state=_REQUEST_STATES.get(response.state, RequestState.UNKNOWN),
         waiting_for=response.waiting_for,

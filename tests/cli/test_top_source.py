@@ -13,7 +13,6 @@ from paceline_cli.chaos.proxy import FaultProxy, LinkState
 from paceline_cli.top import wire
 from paceline_cli.top.source import Source
 from paceline_cli.top.state import TopState
-from paceline_cli.top.values import Limits
 from paceline_client.errors import AccessDeniedError, InvalidRequestError
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.backend import ExecutorStatus
@@ -129,7 +128,7 @@ async def test_a_scheduler_that_comes_back_is_found(monkeypatch):
         through_a_proxy(served) as proxy,
         running_source(proxy.address, monkeypatch) as state,
     ):
-        await wait_until(lambda: state.updated_s is not None, 30)
+        await wait_until(lambda: state.server, 30)
         proxy.become(LinkState(refuses=True))
         proxy.cut()
         await wait_until(lambda: state.trouble, 30)
@@ -154,7 +153,15 @@ async def test_the_scheduler_that_takes_over_from_one_that_is_gone_is_found(monk
 async def test_bounds_and_drains_reach_the_scheduler():
     async with server(EXECUTOR) as served, source_of(served.address) as (source, _):
         changed = await source.call(lambda on, seconds: wire.set_limit(on, "max_num_queued_reqs", 7, seconds))
-        assert changed == await source.call(wire.get_limits) == Limits(7, 4_194_304, 2048)
+        assert (
+            changed
+            == await source.call(wire.get_limits)
+            == {
+                "max_num_queued_reqs": 7,
+                "max_num_queued_tokens": 4_194_304,
+                "max_num_batched_tokens": 2048,
+            }
+        )
         with pytest.raises(InvalidRequestError, match="max_num_queued_reqs"):
             await source.call(lambda on, seconds: wire.set_limit(on, "max_num_queued_reqs", 2**40, seconds))
         await source.call(lambda on, seconds: wire.drain(on, EXECUTOR.address, seconds))

@@ -27,7 +27,7 @@ from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import served_model
 
 PACELINE = (sys.executable, "-m", "paceline_cli")
-UP, HOME, END = "\x1b[A", "\x1b[H", "\x1b[F"
+UP, HOME, END, ESCAPE, BACKSPACE = "\x1b[A", "\x1b[H", "\x1b[F", "\x1b", "\x7f"
 COLOURS = re.compile(rb"\x1b\[[0-9;]*(?:3[0-7]|38;[0-9;]+)m")
 PATIENCE_S = 60
 LONG = Stopping(max_tokens=2000)  # of 100 ms each
@@ -113,12 +113,12 @@ async def terminal(*arguments, environment=None):
 
 
 @asynccontextmanager
-async def scripted():
+async def scripted(executor="10.0.0.1:50061"):
     """A scheduler of one executor in this process, without requests; yields where both of its services are."""
     backend = ScriptedBackend(served_model())
     steps = StepTotals(num_steps=9)
     backend.known_executors = (
-        ExecutorStatus("10.0.0.1:50061", 3, 7, 2, "tiny", 1, 100, 60, 10, 30, 0, 3, 4, 2, "", steps, None, 16),
+        ExecutorStatus(executor, 3, 7, 2, "tiny", 1, 100, 60, 10, 30, 0, 3, 4, 2, "", steps, None, 16),
     )
     async with serve_edge(backend) as server:
         yield server.address
@@ -150,6 +150,9 @@ async def test_top_shows_a_running_system_and_changes_it():
         await top.until_shown("between tokens p50 [0-9.]+ p99 [0-9.]+$")
         assert COLOURS.findall(top.written)
 
+        for kinds in ({"waiting-1"}, {"running-0", "running-1"}, {"waiting-1", "running-0", "running-1"}):
+            top.press("s")
+            await top.until(lambda lines, kinds=kinds: set(re.findall(r"^ (\w+-\d) ", "\n".join(lines), re.M)) == kinds)
         top.press(END)
         await top.until_shown("^>waiting-1")
         top.press("e")
@@ -157,6 +160,8 @@ async def test_top_shows_a_running_system_and_changes_it():
         top.press(UP)
         await top.until(lambda _: top.selected.startswith(">running-"))
         cancelled = int(top.selected[len(">running-")])
+        top.press("d")
+        await top.until_shown("^Select an executor first, with up and down")
         top.press("c")
         await top.until_shown(f"^Cancel the request running-{cancelled}")
         top.press("y")
@@ -166,6 +171,8 @@ async def test_top_shows_a_running_system_and_changes_it():
 
         top.press(HOME)
         await top.until_shown(rf"^>{re.escape(executor)}")
+        top.press("e")
+        await top.until_shown("^Select a request first, with up and down")
         top.press("d")
         await top.until_shown("^Place nothing new on ")
         top.press("n")
@@ -176,15 +183,23 @@ async def test_top_shows_a_running_system_and_changes_it():
         top.press("uy")
         await top.until_shown(rf"^>{re.escape(executor)} +ready ")
 
-        top.press("l")
-        await top.until_shown("^1: max_num_queued_reqs = 1,024")
-        top.press("17\r")
-        await top.until_shown("^1: max_num_queued_reqs = 7$")
+        await takes_a_number(top)
         await follows_its_size(top)
         top.press("q")
         assert await top.ended() == 0
         await asyncio.gather(client.cancel("waiting-1"), *(stream.aclose() for stream in streams))
         await waiting
+
+
+async def takes_a_number(top):
+    top.press("l")
+    await top.until_shown("^1: max_num_queued_reqs = 1,024")
+    top.press("2")
+    await top.until_shown(r"^max_num_queued_tokens = _ ")
+    top.press(ESCAPE + "18")
+    await top.until_shown(r"^max_num_queued_reqs = 8_ ")
+    top.press(f"q{BACKSPACE}7\r")
+    await top.until_shown("^1: max_num_queued_reqs = 7$")
 
 
 async def follows_its_size(top):
@@ -215,14 +230,14 @@ async def printed(*options):
     return await asyncio.to_thread(CliRunner().invoke, app, ["top", "--interval", "0.1", *options])
 
 
-async def test_top_prints_one_screen_where_there_is_no_terminal():
-    """Without colours and keys, no line wider than 80."""
-    async with scripted() as address:
+async def test_top_prints_everything_once_where_there_is_no_terminal():
+    """Without colours and keys; no line is folded, so that a name is found in it."""
+    name = "executor-0." + "a" * 90 + ":50061"
+    async with scripted(name) as address:
         result = await printed("--admin-target", address)
     lines = result.stdout.splitlines()
     assert (result.exit_code, lines[0], lines[-1]) == (0, f"paceline top  {address}  live", " no requests")
-    assert [line for line in lines if line.startswith(" 10.0.0.1:50061 ")]
-    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line.startswith(f" {name} ready")]
     assert "\x1b" not in result.stdout
 
 

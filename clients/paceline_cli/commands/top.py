@@ -12,22 +12,19 @@ import typer
 from paceline_cli.config import DEFAULT_TARGET, AdminTargetOption, TargetOption, token_of
 from paceline_cli.failures import reported
 from paceline_cli.options import TlsDirOption, TokenFileOption, timeout_of, tls_of
-from paceline_cli.top.controls import Controls
-from paceline_cli.top.operator import Operator
-from paceline_cli.top.screen import plain, tables
+from paceline_cli.top.screen import whole_screen
 from paceline_cli.top.source import Source, admin_target
 from paceline_cli.top.state import TopState
 from paceline_client.async_client import AsyncClient
 
-_LINES = 200  # of what is printed at once
-_USUAL_WIDTH = 80
+_PIPE_WIDTH = 10_000  # where nobody looks no line is folded, so that a name can be found in it
 
 
 def top(
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=60, help="How often the scheduler is asked.")
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print what one interval shows, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print all that one interval shows, and end.")] = False,
     admin: AdminTargetOption = None,
     target: TargetOption = DEFAULT_TARGET,
     tls_dir: TlsDirOption = None,
@@ -35,7 +32,7 @@ def top(
 ) -> None:
     """Watch executors and requests, and act on them by keys.
 
-    Where stdout is no terminal it prints one screen and ends, as with --once. For operators, where there are tokens.
+    Where stdout is no terminal it prints everything and ends, as with --once. For operators, where there are tokens.
     """
     with reported():
         is_live = sys.stdin.isatty() and sys.stdout.isatty() and not once
@@ -51,19 +48,13 @@ async def _top(
     try:
         await source.ask()
         if is_live:
-            await _show(source, client, state, interval_s)
+            from paceline_cli.top.live import LiveScreen  # only now: what is printed once needs none of it
+
+            await LiveScreen(state, source, client, interval_s).run()
         else:
             await asyncio.sleep(interval_s)
             await source.ask()
-            width = shutil.get_terminal_size((_USUAL_WIDTH, 0)).columns
-            lines = tables(state, Controls(), width, _LINES, time.monotonic(), in_full=True)
-            typer.echo(plain(lines).rstrip())
+            width = shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns
+            typer.echo(whole_screen(state, width, time.monotonic(), is_terminal=sys.stdout.isatty()))
     finally:
         await asyncio.gather(client.close(), source.close())
-
-
-async def _show(source: Source, client: AsyncClient, state: TopState, interval_s: float) -> None:
-    from paceline_cli.top.terminal import Terminal  # only now: what is printed once needs none of it
-
-    controls, operator = Controls(), Operator(source, client)
-    await Terminal(state, controls, lambda action: operator.perform(action, controls)).run(source.run(interval_s))

@@ -1,82 +1,113 @@
-"""The screen as lines: a pure function of what is known, what is selected, and the size.
+"""What `top` shows, drawn by rich: a function of what is known, of what the keys chose, and of the size.
 
-No line is wider than the screen, whatever names and sentences say; there are no more lines than it has.
+What clients and servers say is shown here, so nothing of it may move the cursor or hide what stands beside it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
-from paceline_cli.top.cells import cut, cut_front, harmless, left, right, width_of, wrap
-from paceline_cli.top.controls import LIMITS, Controls
-from paceline_cli.top.state import Rates, TopState
-from paceline_cli.top.values import Executor, ExecutorState, Overview, Request
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paceline_cli.top.state import TopState
+from paceline_cli.top.values import Executor, ExecutorState, Overview, Request, RequestKey, Sums
 from paceline_client.results import RequestState
 
-OLD_S = 3.0
-"""An answer that is older is told to be, beyond the time between two."""
-
+# Titles, and cells at least. What has less than 8 is a figure.
+_EXECUTORS = {"EXECUTOR": 12, "STATE": 8, "ROWS": 5, "STEP": 5, "PRED": 5, "PLAN": 4, "STRV": 4, "TOK/S": 6}
+_EXECUTORS |= {"USED": 4, "CACH": 4, "FREE": 4}
+_REQUESTS = {"REQUEST": 12, "TENANT": 8, "STATE": 9, "PROMPT": 6, "OUTPUT": 7, "AGE": 4, "ON, WAITS FOR": 20}
 KEYS = "q quit  e explain  c cancel  d drain  u undrain  l limits  s show  h help"
 _MAX_NOTE_LINES = 8
+_NUM_FIXED_LINES = 8  # the summary, and two headings with an empty line above each
+_LEAST_WIDTH = 80  # in which all columns have a place
+_OLD_S = 3.0  # an answer that is older is told to be
 _SHARES = (0.5, 0.99)
-_WIDEST_ADDRESS = 40
+_STYLES = {ExecutorState.READY: "green", ExecutorState.LOST: "bold red"}
+Item = str | RequestKey
+"""An executor by its address, or a request."""
+ItemT = TypeVar("ItemT", Executor, Request)
+SHOWN = {"requests": (False, True), "waiting requests": (True,), "running requests": (False,)}
+"""Which requests are shown, by whether they wait."""
 
 
-class Part(NamedTuple):
-    """A piece of a line. `style` is one of the names that `terminal` knows, or empty."""
+@dataclass(slots=True)
+class View:
+    """What the keys chose. `note`: sentences for the lower end of the screen."""
 
-    style: str
-    text: str
+    selected: Item | None = None
+    shown: str = "requests"
+    note: Sequence[str] = ()
 
+    def requests(self, overview: Overview) -> list[Request]:
+        """Return those that are shown: what runs before what waits, this by its place in the queue."""
+        chosen = [request for request in overview.requests if _is_waiting(request) in SHOWN[self.shown]]
+        return sorted(chosen, key=lambda one: (_is_waiting(one), one.model, one.explanation.queue_position, -one.age_s))
 
-Line = tuple[Part, ...]
-ItemT = TypeVar("ItemT")
-
-_STATE_STYLES = {
-    ExecutorState.READY: "good",
-    ExecutorState.LOST: "bad",
-    RequestState.RUNNING: "good",
-    RequestState.WAITING: "warn",
-    RequestState.PREEMPTED: "warn",
-}
-
-
-def draw(state: TopState, controls: Controls, width: int, height: int, now_s: float) -> list[Line]:
-    """Return `height` lines, each of at most `width` cells; what the keys asked for and mean is at the lower end."""
-    below = [*_note(controls, state.overview, width), (Part("dim", cut(KEYS, width)),)]
-    above = tables(state, controls, width, max(0, height - len(below)), now_s)
-    return [*above, *[()] * (height - len(above) - len(below)), *below][:height]
+    def items(self, overview: Overview) -> list[Executor | Request]:
+        """Return what can be selected, from top to bottom."""
+        return [*overview.executors, *self.requests(overview)]
 
 
-def tables(
-    state: TopState, controls: Controls, width: int, height: int, now_s: float, *, in_full: bool = False
-) -> list[Line]:
-    """Return at most `height` lines, each of at most `width` cells.
+def live_screen(state: TopState, view: View, width: int, height: int, now_s: float) -> str:
+    """Return `height` lines for a terminal, with what is selected among them and the note at their lower end."""
+    executors, items = state.overview.executors, view.items(state.overview)
+    sentences = view.note or [_details(one) for one in items if item_of(one) == view.selected]
+    below = [*_lines(Group(*map(_text, sentences)), width)[:_MAX_NOTE_LINES], *_lines(Text(KEYS), width, is_cut=True)]
+    num_left = max(0, height - len(below))
+    num_free = max(0, num_left - _NUM_FIXED_LINES)
+    num_executors = min(len(executors), max(1, num_free - min(len(items) - len(executors), num_free // 2)))
+    tables = _tables(state, view, now_s, (num_executors, max(0, num_free - num_executors)))
+    above = _lines(tables, width, is_cut=True)[:num_left]
+    return "\n".join([*above, *[""] * (num_left - len(above)), *below][:height])
 
-    `in_full`: below a row stands what it has no place for, why an executor is lost and what a request waits for, as
-    nobody can select it.
-    """
-    executors, requests = state.overview.executors, controls.requests(state.overview)
-    top = _summary(state, width, now_s)
-    num_free = max(0, height - len(top) - 4)  # for what is no title and no empty line
-    num_executors = min(len(executors), max(1, num_free - min(len(requests), num_free // 2)))
-    lines = [
-        *top,
-        (),
-        *_executor_table(executors, state.rates, controls, width, num_executors, in_full=in_full),
-        (),
-        *_request_table(
-            requests, controls, state.overview.has_more, width, max(0, num_free - num_executors), in_full=in_full
-        ),
+
+def whole_screen(state: TopState, width: int, now_s: float, *, is_terminal: bool) -> str:
+    """Return everything, folded but cut nowhere, with what else is known of each executor: nobody can select it."""
+    lines = _lines(_tables(state, View(), now_s, None), max(_LEAST_WIDTH, width), is_terminal=is_terminal)
+    return "\n".join(lines)
+
+
+def _is_waiting(request: Request) -> bool:
+    return request.explanation.state in (RequestState.WAITING, RequestState.PREEMPTED)
+
+
+def item_of(one: Executor | Request) -> Item:
+    return one.address if isinstance(one, Executor) else one.key
+
+
+def _lines(drawn: Group | Text, width: int, *, is_terminal: bool = True, is_cut: bool = False) -> list[str]:
+    console = Console(force_terminal=is_terminal, width=width)
+    with console.capture() as capture:
+        console.print(drawn, no_wrap=is_cut, overflow="ellipsis" if is_cut else "fold")
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Every character that a terminal would not simply show becomes a question mark."""
+    return Text("".join(one if one.isprintable() and cell_len(one) else "?" for one in text), style)
+
+
+def _tables(state: TopState, view: View, now_s: float, num_rows: tuple[int, int] | None) -> Group:
+    """The summary, and so many executors and requests; None: all of them."""
+    overview, requests = state.overview, view.requests(state.overview)
+    num_executors, num_requests = num_rows or (None, None)
+    parts: list[RenderableType] = [
+        *_summary(state, now_s),
+        Text(),
+        _table(_EXECUTORS, overview.executors, lambda one: _executor_cells(one, state), view, num_executors),
+        *([] if num_rows else [_text(f" {_details(executor)}") for executor in overview.executors]),
+        Text(),
+        _table(_REQUESTS, requests, _request_cells, view, num_requests, has_more=overview.has_more),
+        *([] if requests else [Text(f" no {view.shown}")]),
     ]
-    return lines[:height]
+    return Group(*parts)
 
 
-def plain(lines: Sequence[Line]) -> str:
-    """Return lines as text, without colours and blanks at their ends."""
-    return "\n".join("".join(part.text for part in line).rstrip() for line in lines) + "\n"
-
-
-def _summary(state: TopState, width: int, now_s: float) -> list[Line]:
+def _summary(state: TopState, now_s: float) -> list[Text]:
     overview = state.overview
     num_running = sum(executor.num_rows for executor in overview.executors)
     first, between = (window.quantiles(now_s, _SHARES) for window in (state.first_tokens, state.gaps))
@@ -88,192 +119,93 @@ def _summary(state: TopState, width: int, now_s: float) -> list[Line]:
         f"refused {_counts(overview.refusals)}  recovered {_counts(overview.recoveries)}"
         + (f"  steps not seen {state.num_unseen_steps:,}" if state.num_unseen_steps else ""),
     ]
-    return [_title(state, width, now_s), *((Part("", cut(harmless(line), width)),) for line in lines)]
+    return [_title(state, now_s), *map(_text, lines)]
 
 
-def _title(state: TopState, width: int, now_s: float) -> Line:
-    age_s = 0.0 if state.updated_s is None else now_s - state.updated_s
+def _title(state: TopState, now_s: float) -> Text:
+    age_s = now_s - state.updated_s
     if state.trouble:
-        style, status = "bad", f"lost, looking for the active server: {state.trouble}"
-    elif state.updated_s is None:
-        style, status = "warn", "looking for the active server"
+        style, status = "bold red", f"lost, looking for the active server: {state.trouble}"
     elif state.overview.holder:
-        style, status = "warn", f"stands by: {state.overview.holder} drives the executors"
-    elif age_s > OLD_S:
-        style, status = "warn", f"as of {_age(age_s)} ago"
+        style, status = "yellow", f"stands by: {state.overview.holder} drives the executors"
+    elif age_s > _OLD_S:
+        style, status = "yellow", f"as of {_age(age_s)} ago"
     else:
-        style, status = "good", "live"
-    name = cut(f"paceline top  {harmless(state.server)}".rstrip() + "  ", width)
-    return Part("bold", name), Part(style, cut(harmless(status), width - width_of(name)))
+        style, status = "green", "live"
+    return Text.assemble(_text(f"paceline top  {state.server}".rstrip() + "  ", "bold"), _text(status, style))
 
 
-class _Column(NamedTuple):
-    title: str
-    width: int
-    is_left: bool = False
-
-    def cell(self, text: str) -> str:
-        return left(text, self.width) if self.is_left else right(text, self.width)
-
-
-_EXECUTOR_COLUMNS = (
-    _Column("STATE", 8, is_left=True),
-    _Column("ROWS", 7),
-    _Column("STEP", 5),
-    _Column("PRED", 5),
-    _Column("PLAN", 4),
-    _Column("STRV", 4),
-    _Column("TOK/S", 6),
-    _Column("USED", 4),
-    _Column("CACH", 4),
-    _Column("FREE", 4),
-)
-_REQUEST_COLUMNS = (
-    _Column("TENANT", 8, is_left=True),
-    _Column("STATE", 9, is_left=True),
-    _Column("PROMPT", 6),
-    _Column("OUTPUT", 9),
-    _Column("AGE", 6),
-)
-
-
-def _executor_table(
-    executors: Sequence[Executor],
-    rates: Mapping[str, Rates],
-    controls: Controls,
-    width: int,
-    num_rows: int,
+def _table(
+    columns: Mapping[str, int],
+    items: Sequence[ItemT],
+    cells_of: Callable[[ItemT], Sequence[Text]],
+    view: View,
+    num_rows: int | None,
     *,
-    in_full: bool,
-) -> list[Line]:
-    fixed = sum(column.width + 1 for column in _EXECUTOR_COLUMNS) + 1
-    name_width = max(8, min(_WIDEST_ADDRESS, width - fixed))
-    titles = "".join(f" {column.cell(column.title)}" for column in _EXECUTOR_COLUMNS)
-    shown, where = _around(executors, controls.selected, lambda one: one.address, num_rows)
-    lines: list[Line] = [(Part("head", cut(left(f" EXECUTOR{where}", name_width + 1) + titles, width)),)]
-    for executor in shown:
-        name = left(cut_front(harmless(executor.address), name_width), name_width)
-        texts = _executor_texts(executor, rates.get(executor.address, Rates()))
-        cells = [column.cell(text) for column, text in zip(_EXECUTOR_COLUMNS, texts, strict=True)]
-        lines.append(_row(name, cells, _STATE_STYLES.get(executor.state, "warn"), 0, executor.address, controls, width))
-        if in_full and executor.state is ExecutorState.LOST:
-            lines += _below(_loss(executor), width)
-    return lines
+    has_more: bool = False,
+) -> Table:
+    """So many of the items, the selected one among them, in a line each; None: all of them, in lines as needed."""
+    places = [place for place, item in enumerate(items) if item_of(item) == view.selected]
+    where, first = "", 0
+    if num_rows is not None and num_rows < len(items):
+        first = max(0, min(len(items) - num_rows, (places[0] if places else 0) - num_rows // 2))
+        where = f" {first + 1}-{first + num_rows}/{len(items)}{'+' if has_more else ''}"
+        items = items[first : first + num_rows]
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="reverse")
+    for title, width in columns.items():
+        name = Text(f" {title}{where}" if not table.columns else title, no_wrap=True, overflow="ellipsis")
+        table.add_column(name, min_width=width, justify="right" if width < 8 else "left")
+    for place, item in enumerate(items, first):
+        name, *cells = cells_of(item)
+        cells.insert(0, Text(">" if place in places else " ") + name)
+        for cell in cells:
+            cell.no_wrap, cell.overflow = (None, "fold") if num_rows is None else (True, "ellipsis")
+        table.add_row(*cells, style="bold reverse" if place in places else None)
+    return table
 
 
-def _loss(executor: Executor) -> str:
-    """Since when, and why."""
-    since = "" if executor.lost_for_s is None else f" for {_age(executor.lost_for_s)}"
-    return f"lost{since}: {executor.last_error or 'it has not answered yet'}"
-
-
-def _below(sentence: str, width: int) -> list[Line]:
-    return [(Part("dim", cut(f"   {line}", width)),) for line in wrap(harmless(sentence), max(1, width - 3))]
-
-
-def _executor_texts(executor: Executor, rates: Rates) -> tuple[str, ...]:
-    blocks = executor.blocks
-    return (
-        executor.state.value,
+def _executor_cells(executor: Executor, told: TopState) -> list[Text]:
+    work, blocks = told.work.get(executor.address, Sums()), executor.blocks
+    figures = (
         f"{executor.num_rows}/{executor.max_num_rows}",
-        _ms(rates.step_s),
-        _ms(rates.predicted_s),
-        _ms(rates.planning_s),
-        f"{100 * rates.starved_share:.0f}%",
-        f"{rates.tokens_per_s:,.0f}",
+        *(
+            _ms(spent_s / work.num_steps if work.num_steps else None)
+            for spent_s in (work.busy_s, work.predicted_s, work.planning_s)
+        ),
+        f"{100 * work.starved_s / told.seconds:.0f}%",
+        f"{work.num_output_tokens / told.seconds:,.0f}",
         *(_share(part, blocks.total) for part in (blocks.used, blocks.cached, blocks.free)),
     )
+    state = Text(executor.state.value, _STYLES.get(executor.state, "yellow"))
+    return [_text(executor.address), state, *map(Text, figures)]
 
 
-def _request_table(
-    requests: Sequence[Request], controls: Controls, has_more: bool, width: int, num_rows: int, *, in_full: bool
-) -> list[Line]:
-    fixed = sum(column.width + 1 for column in _REQUEST_COLUMNS)
-    id_width = max(8, min(32, 12 + max(0, width - 100)))
-    rest_width = max(0, width - fixed - id_width - 2)
-    titles = "".join(f" {column.cell(column.title)}" for column in _REQUEST_COLUMNS)
-    shown, where = _around(requests, controls.selected, lambda one: one.key, num_rows)
-    where = where + "+" if where and has_more else where
-    head = left(" REQUEST", id_width + 1) + titles + (f" ON, FOR{where}" if where else " ON, WAITS FOR")
-    lines: list[Line] = [(Part("head", cut(head, width)),)]
-    for request in shown:
-        key = request.key
-        name = left(harmless(key.request_id + (f"/{key.index}" if key.index else "")), id_width)
-        cells = [column.cell(text) for column, text in zip(_REQUEST_COLUMNS, _request_texts(request), strict=True)]
-        why = harmless(request.waiting_for or request.executor)
-        is_below = in_full and width_of(why) > rest_width
-        cells.append("" if is_below else cut(why, rest_width))
-        lines.append(_row(name, cells, _STATE_STYLES.get(request.state, ""), 1, key, controls, width))
-        if is_below:
-            lines += _below(why, width)
-    if not requests:
-        lines.append((Part("dim", cut(f" no {controls.shown.value}", width)),))
-    return lines
+def _request_cells(request: Request) -> list[Text]:
+    key, told, bound = request.key, request.explanation, "" if request.max_tokens is None else f"/{request.max_tokens}"
+    return [
+        _text(key.request_id + (f"/{key.index}" if key.index else "")),
+        _text(key.tenant or "-"),
+        Text(told.state + ("" if request.has_listener else " …"), "yellow" if _is_waiting(request) else "green"),
+        Text(str(request.num_prompt_tokens)),
+        Text(f"{told.num_output_tokens}{bound}"),
+        Text(_age(request.age_s)),
+        _text(told.waiting_for or told.executor),
+    ]
 
 
-def _request_texts(request: Request) -> tuple[str, ...]:
-    bound = "" if request.max_tokens is None else f"/{request.max_tokens}"
-    return (
-        harmless(request.key.tenant) or "-",
-        request.state.value + ("" if request.has_listener else " …"),
-        str(request.num_prompt_tokens),
-        f"{request.num_output_tokens}{bound}",
-        _age(request.age_s),
-    )
-
-
-def _row(name: str, cells: Sequence[str], style: str, at: int, item: object, controls: Controls, width: int) -> Line:
-    """The cell at this place has the style, or all of it is marked as selected."""
-    if item == controls.selected:
-        return (Part("selected", cut(left(f">{name} {' '.join(cells)}", width), width)),)
-    before = cut(f" {name} {''.join(f'{cell} ' for cell in cells[:at])}", width)
-    coloured = cut(cells[at], width - width_of(before))
-    rest = cut("".join(f" {cell}" for cell in cells[at + 1 :]), width - width_of(before) - width_of(coloured))
-    return Part("", before), Part(style, coloured), Part("", rest)
-
-
-def _around(
-    items: Sequence[ItemT], selected: object, key_of: Callable[[ItemT], object], num_rows: int
-) -> tuple[Sequence[ItemT], str]:
-    """Return so many of the items, with the selected one among them, and which these are, where there are more."""
-    if len(items) <= num_rows:
-        return items, ""
-    places = [place for place, item in enumerate(items) if key_of(item) == selected]
-    first = max(0, min(len(items) - num_rows, (places[0] if places else 0) - num_rows // 2))
-    return items[first : first + num_rows], f" {first + 1}-{first + num_rows} of {len(items)}"
-
-
-def _note(controls: Controls, overview: Overview, width: int) -> list[Line]:
-    sentences = list(controls.note) or ([] if controls.limits else _details(controls.selected, overview))
-    if controls.limits is not None:
-        values = [getattr(controls.limits, name) for name in LIMITS]
-        sentences += [
-            f"{number}: {name} = {value:,}" for number, (name, value) in enumerate(zip(LIMITS, values, strict=True), 1)
-        ]
-        sentences.append("A number changes that bound; escape leaves.")
-    if controls.typing is not None:
-        name, digits = controls.typing
-        sentences.append(f"{name} = {digits}_  (enter sets it, escape leaves it)")
-    style = "ask" if controls.question is not None or controls.typing is not None else ""
-    lines = [line for sentence in sentences for line in wrap(harmless(sentence), width)]
-    return [(Part(style, line),) for line in lines[:_MAX_NOTE_LINES]]
-
-
-def _details(selected: object, overview: Overview) -> list[str]:
-    """Return of what is selected what its row has no place for."""
-    for executor in overview.executors:
-        if executor.address == selected:
-            trouble = f"; last trouble: {executor.last_error}" if executor.last_error else ""
-            if executor.state is ExecutorState.LOST:
-                trouble = f"; {_loss(executor)}"
-            holder = f"; driven by {executor.holder}" if executor.holder else ""
-            drafts = f"; {executor.draft_speedup:.2f} times as fast by drafts" if executor.draft_speedup else ""
-            return [f"{executor.address}: {executor.model or 'no model yet'}{drafts}{holder}{trouble}"]
-    for request in overview.requests:
-        if request.key == selected:
-            why = f"waits for: {request.waiting_for}" if request.waiting_for else f"on {request.executor or 'no row'}"
-            return [f"{request.key.request_id} of {request.model}: {why}"]
-    return []
+def _details(one: Executor | Request) -> str:
+    """Return what its row has no place for."""
+    if isinstance(one, Request):
+        told = one.explanation
+        why = f"waits for: {told.waiting_for}" if told.waiting_for else f"on {told.executor or 'no row'}"
+        return f"{one.key.request_id} of {one.model}: {why}"
+    trouble = f"; last trouble: {one.last_error}" if one.last_error else ""
+    if one.state is ExecutorState.LOST:
+        since = "" if one.lost_for_s is None else f" for {_age(one.lost_for_s)}"
+        trouble = f"; lost{since}: {one.last_error or 'it has not answered yet'}"
+    holder = f"; driven by {one.holder}" if one.holder else ""
+    drafts = f"; {one.draft_speedup:.2f} times as fast by drafts" if one.draft_speedup else ""
+    return f"{one.address}: {one.model or 'no model yet'}{drafts}{holder}{trouble}"
 
 
 def _drafts(executors: Sequence[Executor]) -> str:
@@ -301,6 +233,4 @@ def _ms(seconds: float | None) -> str:
 def _age(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f}s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f}m"
-    return f"{seconds / 3600:.0f}h"
+    return f"{seconds / 60:.0f}m" if seconds < 6000 else f"{seconds / 3600:.0f}h"

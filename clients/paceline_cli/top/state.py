@@ -3,23 +3,10 @@
 Knows no terminal and no connection. Times are seconds of the caller's clock.
 """
 
-from dataclasses import dataclass
+import operator
 
-from paceline_cli.top.values import Executor, Overview, Step, Sums
+from paceline_cli.top.values import Overview, Step, Sums
 from paceline_cli.top.window import Window
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What an executor did between two answers: seconds of a step, tokens and starved seconds per second. None: there
-    was no step, so there is nothing to tell.
-    """
-
-    step_s: float | None = None
-    predicted_s: float | None = None
-    planning_s: float | None = None
-    tokens_per_s: float = 0.0
-    starved_share: float = 0.0
 
 
 class TopState:
@@ -27,22 +14,25 @@ class TopState:
 
     def __init__(self) -> None:
         self.overview = Overview()
-        self.rates: dict[str, Rates] = {}
+        self.seconds = 1.0
+        self.work: dict[str, Sums] = {}
+        """What each executor did in the seconds between the last two answers, by its address."""
         self.first_tokens = Window()
         self.gaps = Window()
         self.num_unseen_steps = 0
         self.trouble = ""
         self.server = ""
-        self.updated_s: float | None = None
+        self.updated_s = 0.0
 
     def answered(self, server: str, overview: Overview, now_s: float) -> None:
         """Take an answer of the scheduler at an address."""
-        if self.updated_s is not None and overview.scheduler_id == self.overview.scheduler_id:
-            before = {executor.address: executor.sums for executor in self.overview.executors}
-            seconds = now_s - self.updated_s
-            self.rates = {one.address: _rates(one, before.get(one.address), seconds) for one in overview.executors}
-        else:
-            self.rates = {}  # another scheduler's sums have begun anew
+        is_another = overview.scheduler_id != self.overview.scheduler_id  # whose sums have begun anew
+        before = {} if is_another else {executor.address: executor.sums for executor in self.overview.executors}
+        self.seconds = max(0.001, now_s - self.updated_s)
+        self.work = {
+            one.address: Sums(*map(operator.sub, one.sums, before.get(one.address, one.sums)))
+            for one in overview.executors
+        }
         self.server, self.overview, self.updated_s, self.trouble = server, overview, now_s, ""
 
     def stepped(self, step: Step, now_s: float) -> None:
@@ -58,18 +48,4 @@ class TopState:
 
     @property
     def tokens_per_s(self) -> float:
-        return sum(rates.tokens_per_s for rates in self.rates.values())
-
-
-def _rates(executor: Executor, before: Sums | None, seconds: float) -> Rates:
-    now = executor.sums
-    if before is None or seconds <= 0 or now.num_steps <= before.num_steps:
-        return Rates()
-    num_steps = now.num_steps - before.num_steps
-    return Rates(
-        step_s=max(0.0, now.busy_s - before.busy_s) / num_steps,
-        predicted_s=max(0.0, now.predicted_s - before.predicted_s) / num_steps,
-        planning_s=max(0.0, now.planning_s - before.planning_s) / num_steps,
-        tokens_per_s=max(0, now.num_output_tokens - before.num_output_tokens) / seconds,
-        starved_share=min(1.0, max(0.0, now.starved_s - before.starved_s) / seconds),
-    )
+        return sum(work.num_output_tokens for work in self.work.values()) / self.seconds

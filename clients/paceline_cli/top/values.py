@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
-from paceline_client.results import RequestState
+from paceline_client.results import Explanation
 
 
 class ExecutorState(Enum):
@@ -28,8 +29,7 @@ class Blocks:
     used: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
+class Sums(NamedTuple):
     """What only grows while a scheduler lives: the difference of two is what happened in between."""
 
     num_steps: int = 0
@@ -73,25 +73,12 @@ class Request:
     """A completion that waits or runs."""
 
     key: RequestKey
-    state: RequestState = RequestState.UNKNOWN
+    explanation: Explanation
     model: str = ""
-    executor: str = ""
-    waiting_for: str = ""
-    queue_position: int = 0
     num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
     max_tokens: int | None = None
     age_s: float = 0.0
     has_listener: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds that can be changed while the scheduler runs."""
-
-    max_num_queued_reqs: int
-    max_num_queued_tokens: int
-    max_num_batched_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,10 @@ Apart, because what it computes is checked against another way of computing it.
 """
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 
 MAX_ENTRIES = 20_000
 
@@ -27,15 +29,6 @@ class Window:
         while self._entries and self._entries[0][0] < now_s - self.seconds:
             self._entries.popleft()
         values = sorted((value, count) for _, value, count in self._entries)
-        num_values = sum(count for _, count in values)
-        found: list[float | None] = []
-        for share in shares:
-            rank, num_passed = math.ceil(share * num_values), 0
-            answer = None
-            for value, count in values:
-                num_passed += count
-                if num_passed >= max(rank, 1):
-                    answer = value
-                    break
-            found.append(answer)
-        return tuple(found)
+        totals = list(accumulate(count for _, count in values))
+        ranks = [math.ceil(share * totals[-1]) if totals else None for share in shares]
+        return tuple(None if rank is None else values[bisect_left(totals, rank)][0] for rank in ranks)

@@ -9,15 +9,13 @@ from paceline_cli.top.values import (
     Blocks,
     Executor,
     ExecutorState,
-    Limits,
     Overview,
     Request,
     RequestKey,
     Step,
     Sums,
 )
-from paceline_client.results import RequestState
-from paceline_client.wire import CallChannel
+from paceline_client.wire import CallChannel, read_explanation
 from paceline_client.wire_requests import set_field
 
 # Of each, so that what runs long leaves room for what waits.
@@ -33,12 +31,8 @@ _EXECUTOR_STATES = {
     pb.EXECUTOR_STATE_DRAINING: ExecutorState.DRAINING,
     pb.EXECUTOR_STATE_LOST: ExecutorState.LOST,
 }
-_REQUEST_STATES = {
-    inference_pb2.REQUEST_STATE_WAITING: RequestState.WAITING,
-    inference_pb2.REQUEST_STATE_RUNNING: RequestState.RUNNING,
-    inference_pb2.REQUEST_STATE_PREEMPTED: RequestState.PREEMPTED,
-    inference_pb2.REQUEST_STATE_FINISHED: RequestState.FINISHED,
-}
+LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens", "max_num_batched_tokens")
+"""Names of the bounds that can be changed while a scheduler runs."""
 
 
 async def overview(on: CallChannel, timeout_seconds: float) -> Overview:
@@ -87,14 +81,14 @@ async def undrain(on: CallChannel, address: str, timeout_seconds: float) -> None
     await AdminServiceStub(on.channel).UndrainExecutor(request, timeout=timeout_seconds, metadata=on.metadata())
 
 
-async def get_limits(on: CallChannel, timeout_seconds: float) -> Limits:
+async def get_limits(on: CallChannel, timeout_seconds: float) -> dict[str, int]:
     answer = await AdminServiceStub(on.channel).GetLimits(
         pb.GetLimitsRequest(), timeout=timeout_seconds, metadata=on.metadata()
     )
     return _read_limits(answer.limits)
 
 
-async def set_limit(on: CallChannel, name: str, value: int, timeout_seconds: float) -> Limits:
+async def set_limit(on: CallChannel, name: str, value: int, timeout_seconds: float) -> dict[str, int]:
     """Change the bound of this name. InvalidRequestError for a value that has no place in a message."""
     request = pb.SetLimitsRequest()
     set_field(request.limits, name, value, "limits.")
@@ -102,8 +96,8 @@ async def set_limit(on: CallChannel, name: str, value: int, timeout_seconds: flo
     return _read_limits(answer.limits)
 
 
-def _read_limits(limits: pb.Limits) -> Limits:
-    return Limits(limits.max_num_queued_reqs, limits.max_num_queued_tokens, limits.max_num_batched_tokens)
+def _read_limits(limits: pb.Limits) -> dict[str, int]:
+    return {name: getattr(limits, name) for name in LIMITS}
 
 
 def _read_executor(executor: pb.ExecutorView) -> Executor:
@@ -138,16 +132,11 @@ def _read_sums(steps: pb.StepTotals) -> Sums:
 
 
 def _read_request(request: pb.RequestView) -> Request:
-    explanation = request.explanation
     return Request(
         key=RequestKey(request.tenant, request.request_id, request.index),
-        state=_REQUEST_STATES.get(explanation.state, RequestState.UNKNOWN),
+        explanation=read_explanation(request.explanation),
         model=request.model,
-        executor=explanation.executor,
-        waiting_for=explanation.waiting_for,
-        queue_position=explanation.queue_position,
         num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=explanation.num_output_tokens,
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
         age_s=request.age.ToNanoseconds() / 1e9,
         has_listener=request.has_listener,
