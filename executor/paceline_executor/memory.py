@@ -35,7 +35,7 @@ def explained(sentence: str) -> Iterator[None]:
         raise ShortMemoryError(sentence) from error
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """torch, CUDA, cuBLAS and the loader of libraries say so in words. A capture that fails of it raises another."""
     return any(map(_says_memory, islice(_with_causes(error), _MAX_CAUSES)))
 

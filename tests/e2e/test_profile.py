@@ -26,5 +26,6 @@ def test_the_kernels_of_a_real_model_are_within_their_steps(running_system, tmp_
     assert {kernel.name for kernel in kernels} == {"embed", *LAYER, "logits"}
     assert len([kernel for kernel in of_first if kernel.name == "down"]) == 30
     assert {kernel.parent.name for kernel in kernels} == {"forward"}
-    assert {event.parent.name for event in events if event.name in ("forward", "draw")} == {"compute"}
+    # The step thread launches them, in parts of its own; the compute thread has a track.
+    assert {event.parent and event.parent.name for event in events if event.name == "forward"} == {"compute", None}
     assert all(kernel.args["bytes"] > 0 for kernel in kernels if kernel.name in ("qkv", "attention", "logits"))

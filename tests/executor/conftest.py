@@ -8,7 +8,7 @@ import pytest
 
 import real_model
 from hash_twin import TwinHashRunner
-from paceline_executor.runner.drafter import TimedDrafter
+from paceline_executor.runner.device import host_device
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.testing.stepping import hidden, runners_seen_as
 
@@ -18,10 +18,9 @@ def seen_or_hidden(request):
     """Engines see their runner as it is, or one that hides what it computes and has several steps in flight, or that of
     a GPU on its twin, which draws the same tokens.
 
-    Not on the twin: what only the host's drafters do (speculation), what calls a runner without rows (runner,
-    profiling), `test_launch_and_land` and `test_step_loop`, which have a hiding runner to look into, what comes to no
-    runner (`test_attach_fence`, `test_attach_bounds`, `test_executor_access`, `test_executor_metrics`), and what skips
-    it with its reason.
+    Not on the twin: what has runners of its own (speculation, runner, profiling), `test_launch_and_land` and
+    `test_step_loop`, which have a hiding runner to look into, what comes to no runner (`test_attach_fence`,
+    `test_attach_bounds`, `test_executor_access`, `test_executor_metrics`), and what skips it with its reason.
     """
     view = {"seen": None, "hidden": hidden, "twin": TwinHashRunner}[request.param]
     with runners_seen_as(view) if view else contextlib.nullcontext():
@@ -31,13 +30,9 @@ def seen_or_hidden(request):
 @pytest.fixture(autouse=True)
 def failing_drafters(monkeypatch):
     """A drafter that raises fails its test, though no step; with `allowed()` it may."""
-    tolerate = TimedDrafter._none
-
-    def reraise(*_):
-        raise
-
-    monkeypatch.setattr(TimedDrafter, "_none", reraise)
-    return SimpleNamespace(allowed=lambda: monkeypatch.setattr(TimedDrafter, "_none", tolerate))
+    tolerate = host_device._guess
+    monkeypatch.setattr(host_device, "_guess", lambda work: work())
+    return SimpleNamespace(allowed=lambda: monkeypatch.setattr(host_device, "_guess", tolerate))
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from paceline_executor import __main__ as program
 from paceline_executor.__main__ import ExitCode
 from paceline_executor.config import let_waiting_threads_sleep, parse_config
 from paceline_executor.errors import DeviceError
-from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.testing.cpu import cpu_runner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
@@ -327,14 +327,14 @@ def test_threads_wait_as_the_user_says(monkeypatch, chosen, spins):
 
 async def test_the_twin_starts_as_a_gpu_does_and_draws_what_the_cpu_draws(model):
     """In float32, greedy; schedulers are told which steps it has captured."""
-    pytest.importorskip("paceline_executor.runner.cuda")
+    pytest.importorskip("paceline_executor.runner.device.runner")
     limits = ["--max-num-seqs", "2", "--max-num-batched-tokens", "64"]
     with _process("--model", model, "--runner", "twin", *limits, *ANY_PORTS) as process:
         *events, ready = _events(process, "ready")
         async with attached(f"127.0.0.1:{ready['port']}") as client:
             results = [await client.run([(0, 3)], PLACING)]
             results += [await client.run([(0, 1)]) for _ in range(5)]
-    driver = Driver(CpuRunner(RandomCheckpoint(), num_blocks=4, block_size=16, num_threads=1))
+    driver = Driver(cpu_runner(RandomCheckpoint(), num_blocks=4, block_size=16))
     expected = driver.run([driver.add([5, 6, 7], max_chunk=8)], 6)[0]
 
     assert [token for result in results for token in tokens_by_row(result)[0]] == expected

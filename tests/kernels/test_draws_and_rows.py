@@ -15,17 +15,24 @@ from hypothesis import strategies as st
 from paceline.plan.values import RowFinish as ExecutorsRowFinish
 from paceline.plan.values import SamplingParams
 from paceline_executor.limits import RowLimits
-from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.rows.columns import RowColumns
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.drafter import NoDrafter, TimedDrafter
 from paceline_executor.runner.host_rows import HostRows
-from paceline_executor.runner.inputs import logit_rules, sampling_parameters
 from paceline_executor.runner.interface import RowProblem, StepOutput
 from paceline_executor.testing.plans import int32, placement, plan
 from paceline_kernels.draws import RowDraws, RowFinish, advance_rows, draw_inputs
 from paceline_kernels.gpu import architecture
-from paceline_kernels.sampling import DrawRules, RowRules, SampleOutcome, Samples, TokenLists, sample
+from paceline_kernels.sampling import (
+    DrawRules,
+    LogitRules,
+    RowRules,
+    SampleOutcome,
+    Samples,
+    SamplingParameters,
+    TokenLists,
+    sample,
+)
 from paceline_kernels.sampling import reference as sampling_reference
 from paceline_kernels.sampling.draw_rules import rules_of_draws
 from paceline_kernels.step_inputs import PlanColumns, RowState, reference, step_inputs
@@ -77,7 +84,7 @@ def random_placement(row, chance):
 
 def host_rows():
     """Of a runner that computes on its host."""
-    return HostRows(LIMITS.block_size, LIMITS.vocab_size, TimedDrafter(NoDrafter(), lambda: 0, HostProfiler()))
+    return HostRows(LIMITS.block_size, LIMITS.vocab_size, TimedDrafter(NoDrafter(), lambda: 0))
 
 
 def drawn_output(batch, token_ids, problems):
@@ -238,14 +245,25 @@ def model(tokens):
     return torch.from_numpy(np.random.default_rng(list(tokens)[-2:]).normal(size=LIMITS.vocab_size)).float()
 
 
+def tensors(kind, columns):
+    """The executor's columns as the kernels' of the same names."""
+
+    def tensor(value):
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(value.view(np.int64) if value.dtype == np.uint64 else value)
+        return tensors(TokenLists, value)
+
+    return kind(*(tensor(getattr(columns, field.name)) for field in dataclasses.fields(kind)))
+
+
 def decoded_one_by_one(request):
     """A request's tokens as the executor draws them, and why it ended."""
     (table, columns), host = columns_of(request), host_rows()
 
     def compute(batch):
-        rules = None if batch.sampling.rules is None else logit_rules(batch.sampling.rules)
+        rules = None if batch.sampling.rules is None else tensors(LogitRules, batch.sampling.rules)
         logits = model(columns.tokens[0, : columns.num_known[0]])[None]
-        drawn = sampling_reference.sample(logits, sampling_parameters(batch.sampling), rules)
+        drawn = sampling_reference.sample(logits, tensors(SamplingParameters, batch.sampling), rules)
         problems = {} if drawn.outcomes[0] == SampleOutcome.DRAWN else {0: RowProblem.NOTHING_LEFT}
         return drawn_output(batch, drawn.token_ids.numpy(), problems)
 

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_executor.runner.drafter import WantedDrafts, WantingRow
-from paceline_executor.speculation.prompt_lookup import PromptLookup
+from paceline_executor.runner.drafter import PromptLookup
 from paceline_kernels.draws import RowDraws, RowFinish
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.prompt_lookup import lookup_drafts, reference
@@ -110,12 +109,22 @@ LENGTHS, CHANCES = (2, 3, 7, 13, 30), (0.0, 1 / 14, 0.31, 0.57, 0.72, 0.91, 0.95
     ],
 )
 def test_as_many_are_worth_their_time_as_the_executors_drafter_finds(place, length, min_chance):
-    """Of a row that has shown nothing yet: by the length of the match alone."""
+    """By the length of the match alone."""
     known = [7] * length if length > 15 else [*range(1, length + 1), 40, 41, 0, *range(1, length + 1)]
-    row = WantingRow(0, np.array(known, dtype=np.int32), 8, np.zeros(0, dtype=np.int32), len(known))
-    (expected,) = PromptLookup().draft(WantedDrafts([row], None, min_chance))
+    expected = PromptLookup().draft(np.array(known, dtype=np.int32), 8, min_chance)
 
     assert drafts(place, known, 8, min_chance=min_chance) == expected.tolist()
+
+
+@settings(max_examples=settings.default.max_examples * 2)
+@given(rows_of_few_tokens(), st.integers(1, 8), st.sampled_from([0.0, 0.31, 0.57, 0.83]))
+def test_the_executors_drafter_of_hosts_finds_what_the_reference_finds(row, num_drafts, min_chance):
+    known, _, _ = row
+    state, draws = columns_of([(known, 1, 0)])
+    plan, num_drafts = PlanColumns(int32(0), int32(1 + num_drafts)), min(num_drafts, MAX_TOKENS - len(known))
+    reference.lookup_drafts(state, draws, plan, num_drafts, torch.tensor([min_chance]))
+    found = PromptLookup().draft(np.array(known, dtype=np.int32), num_drafts, min_chance)
+    assert found.tolist() == state.token_ids[0, len(known) : int(state.num_held[0])].tolist()
 
 
 def test_other_devices_and_other_shapes_are_refused():

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from typer.testing import CliRunner
 
+from model_inputs import Row, inputs_of
 from paceline_executor.numerics import (
     FLOAT32_NUMERICS,
     KvDtype,
@@ -22,9 +23,7 @@ from paceline_executor.numerics import (
     Quantization,
     choose_cpu_numerics,
 )
-from paceline_executor.runner.cpu import CpuRunner
-from paceline_executor.runner.inputs import forward_inputs
-from paceline_executor.runner.interface import FlatBatch
+from paceline_executor.testing.cpu import cpu_rig
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts, tiny_checkpoint
 from paceline_executor.weights import load_model, load_tokenizer
 from paceline_kernels.compiler import jit
@@ -58,20 +57,11 @@ def two_windows():
 def logits_of_one_batch(checkpoint, numerics, texts):
     """The logits at which tokens are predicted, computed as the executor does: the texts are rows of one batch."""
     block_size, num_texts, num_blocks = 16, len(texts), -(-WINDOW // 16) * len(texts)
-    runner = CpuRunner(checkpoint, numerics=numerics, num_blocks=num_blocks, block_size=block_size, num_threads=1)
-    batch = FlatBatch(
-        token_ids=np.concatenate(texts),
-        positions=np.tile(np.arange(WINDOW), num_texts),
-        cu_seqlens=np.arange(num_texts + 1) * WINDOW,
-        context_lens=np.full(num_texts, WINDOW),
-        block_tables=np.arange(num_blocks)[::-1].reshape(num_texts, -1),
-        sampled=np.arange(num_texts),
-        sampling=None,
-    )
-    everywhere = np.arange(num_texts * WINDOW, dtype=np.int32)
-    inputs = forward_inputs(batch, block_size, everywhere)
-    logits = runner._model.forward(inputs, runner._kv_cache).view(num_texts, WINDOW, -1)
-    return logits[:, NUM_GIVEN - 1 : -1].flatten(0, 1).double()
+    rig = cpu_rig(checkpoint, numerics=numerics, num_blocks=num_blocks, block_size=block_size)
+    tables = np.arange(num_blocks)[::-1].reshape(num_texts, -1).tolist()
+    inputs = inputs_of(*map(Row, texts, tables), block_size=block_size)
+    logits = rig.model.device.run(lambda: rig.runner._model.hidden(inputs, rig.runner._kv_cache).clone())
+    return logits.view(num_texts, WINDOW, -1)[:, NUM_GIVEN - 1 : -1].flatten(0, 1).double()
 
 
 @pytest.mark.parametrize("numerics", [PACKED, PACKED_INT8], ids=["float16", "int8"])

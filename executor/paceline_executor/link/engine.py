@@ -3,6 +3,7 @@
 Calls table and runner from the thread it is called in. Refuses to know threads, queues and schedulers.
 """
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from paceline.plan.values import BatchPlan, StepResult, StepTimings
 from paceline_executor.errors import DEVICE_FAILED, DeviceError, DeviceFaultError, ServiceError, StepFailedError
 from paceline_executor.memory import is_out_of_memory
 from paceline_executor.rows.table import Launched, RowTable
-from paceline_executor.runner.interface import Runner, StepHandle, StepOutput
+from paceline_executor.runner.interface import Runner, StepHandle, StepLostError, StepOutput
 
 _NOTHING = np.empty(0, dtype=np.int32)
 _NO_OUTPUT = StepOutput(
@@ -92,7 +93,8 @@ class Engine:
             raise
         except Exception as error:
             self._take_back()
-            raise _step_failed(error) from error
+            cause = error.__cause__ if isinstance(error, StepLostError) and error.__cause__ is not None else error
+            raise _step_failed(cause) from cause
         self._in_flight.popleft()
         # What follows the device's work is this side's own.
         prepare_ns = ticket.prepare_ns + self._clock_ns() - output_ns
@@ -120,6 +122,8 @@ class Engine:
         try:
             with self.profiler.span("wait for the device"):
                 return self._runner.wait(handle)
+        except (StepLostError, DeviceError):
+            raise
         except Exception as error:
             raise DeviceFaultError(DEVICE_FAILED) from error
 
@@ -129,10 +133,11 @@ class Engine:
         while self._in_flight:
             later = self._in_flight.popleft()
             if later.handle is not None:
-                self._wait(later.handle)
+                with contextlib.suppress(StepLostError):
+                    self._wait(later.handle)
         self.table.take_back()
 
 
-def _step_failed(error: Exception) -> StepFailedError:
+def _step_failed(error: BaseException) -> StepFailedError:
     what = "memory ran out" if is_out_of_memory(error) else f"an unexpected {type(error).__name__}"
     return StepFailedError(f"a step failed on the executor: {what}; its log says more")

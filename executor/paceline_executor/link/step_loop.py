@@ -37,7 +37,9 @@ _log = structlog.get_logger()
 
 MIN_STEP_BOUND_NS = 1_200_000_000
 _MAX_PREDICTED_NS = 60_000_000_000  # a prediction beyond this would only hide a stuck step
-_LOOK_S = 0.0002  # between two looks whether the device is done, while there is room for another plan
+# Between two looks whether the device is done, while there is room for another plan: every look costs a core time.
+_LOOK_S, _LONG_LOOK_S = 0.0002, 0.002
+_SURE = 0.8  # of a predicted time has to pass
 _MAX_NAMED = 4  # requests of a step that failed
 _IDLE_WAKE_S = 5.0  # an idle thread still lets records go in time
 
@@ -224,7 +226,7 @@ class StepLoop:
             if len(self._in_flight) < engine.max_in_flight:
                 ticket = self._in_flight[0].ticket
                 is_done = engine.is_done(ticket)
-                command = yield Wait(0.0 if is_done else _LOOK_S, ticket)
+                command = yield Wait(0.0 if is_done else self._look_s(), ticket)
                 if command is not None:
                     return command
                 if not is_done:
@@ -233,6 +235,11 @@ class StepLoop:
         while (command := (yield _IDLE)) is None:
             engine.table.trim_records(self._clock_ns())
         return command
+
+    def _look_s(self) -> float:
+        ran_ns = self._clock_ns() - self._running[0].started_ns
+        left_s = (_SURE * self._in_flight[0].submitted.plan.predicted_ns - ran_ns) / 1e9
+        return max(_LOOK_S, min(left_s, _LONG_LOOK_S))
 
     def _is_wanted(self, plan: BatchPlan) -> bool:
         return plan.epoch == self._epoch != self._failed_epoch

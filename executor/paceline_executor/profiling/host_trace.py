@@ -1,4 +1,5 @@
-"""Records steps that are computed by this process: what its step thread does, and what compiled code says of itself.
+"""Records steps that are computed by this process: what its step thread does, what its compute thread does meanwhile,
+and what compiled code says of itself.
 
 Events are kept until they are read, and at most so many. Knows the Chrome trace format
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU). Times are microseconds since the
@@ -19,7 +20,7 @@ from paceline_executor.profiling.profiler import MAX_PART_BYTES, StepMark
 
 _MAX_EVENTS = 300_000  # a thousand steps of a model of 40 layers
 _MAX_REST_BYTES = 4096  # of a part: an event, and what the first or last one has besides
-_THREAD, _STEPS = 1, 2  # tracks; steps that are in flight together have one each
+_THREAD, _COMPUTE, _STEPS = 1, 2, 3  # tracks; steps that are in flight together have one each
 _MAX_LANES = 2  # of them; more are numbered only
 _OFF: AbstractContextManager[None] = nullcontext()
 
@@ -72,13 +73,22 @@ class HostProfiler:
     def span(self, name: str) -> AbstractContextManager[None]:
         return _Span(self, name, self._clock_ns) if self._is_on else _OFF
 
-    def add(self, name: str, start_ns: int, end_ns: int) -> None:
-        self._events.append(_Event("phase", name, _THREAD, start_ns, end_ns, {}))
+    def add(self, name: str, start_ns: int, end_ns: int, track: int = _THREAD) -> None:
+        self._events.append(_Event("phase", name, track, start_ns, end_ns, {}))
+
+    def add_bytes(self, kind: str, num_bytes: int) -> None:
+        """Its kernels tell their own."""
+
+    def add_times(self, begun_ns: int, forwarded_ns: int, ended_ns: int) -> None:
+        """See DeviceProfiler."""
+        if begun_ns >= self._start_ns:
+            self.add("forward", begun_ns, forwarded_ns, _COMPUTE)
+            self.add("draw", forwarded_ns, ended_ns, _COMPUTE)
 
     def add_kernel(self, name: str, layer: int, start_ns: int, end_ns: int, num_bytes: int) -> None:
         """num_bytes: what it cannot do without reading."""
         args = {"layer": layer, "bytes": num_bytes} if num_bytes else {"layer": layer}
-        self._events.append(_Event("kernel", name, _THREAD, start_ns, end_ns, args))
+        self._events.append(_Event("kernel", name, _COMPUTE, start_ns, end_ns, args))
         self._seconds[name] = self._seconds.get(name, 0.0) + (end_ns - start_ns) / 1e9
         self._num_bytes[name] = self._num_bytes.get(name, 0) + num_bytes
 
@@ -154,6 +164,7 @@ def _head() -> str:
     """Up to the names of process and tracks."""
     pid = os.getpid()
     names = [("process_name", 0, "paceline-executor"), ("thread_name", _THREAD, "step thread")]
+    names.append(("thread_name", _COMPUTE, "compute thread"))
     names += [("thread_name", _STEPS + lane, f"steps {lane}") for lane in range(_MAX_LANES)]
     events = (
         {"ph": "M", "name": name, "pid": pid, "tid": track, "ts": 0, "args": {"name": value}}

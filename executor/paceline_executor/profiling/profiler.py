@@ -65,3 +65,15 @@ class Profiler(Protocol):
     def discard(self) -> None:
         """By any thread, after the stop: forget the rest of the trace."""
         ...
+
+
+class DeviceProfiler(Profiler, Protocol):
+    """What a device's runner tells it, of each step that has landed."""
+
+    def add_bytes(self, kind: str, num_bytes: int) -> None:
+        """What kernels of a kind cannot do without reading."""
+        ...
+
+    def add_times(self, begun_ns: int, forwarded_ns: int, ended_ns: int) -> None:
+        """By the device's clock."""
+        ...

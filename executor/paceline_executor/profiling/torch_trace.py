@@ -71,8 +71,11 @@ class TorchProfiler:
         return self._range(name) if self._is_on else _OFF
 
     def add_bytes(self, kind: str, num_bytes: int) -> None:
-        """What kernels of a kind cannot do without reading, in the step that lands next."""
+        """See DeviceProfiler."""
         self._num_bytes[kind] = self._num_bytes.get(kind, 0) + num_bytes
+
+    def add_times(self, begun_ns: int, forwarded_ns: int, ended_ns: int) -> None:
+        """torch.profiler has the times of its kernels."""
 
     def end_step(self, mark: StepMark) -> None:  # noqa: ARG002  torch.profiler numbers steps itself
         if not self._is_on:

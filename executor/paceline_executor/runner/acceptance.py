@@ -1,11 +1,10 @@
 """Which draws of a step count, by the rule of `paceline_kernels.draws`: the first, and each further one while the draft
 before it is the draw before it. A failed draw does not count, nor those behind it.
 
-Apart from the runners, which share it.
+For runners without a model; `draws` has it for the others.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline_executor.runner.interface import BoolArray, FlatBatch, Int32Array
 
@@ -21,11 +20,6 @@ def places_of_draws(batch: FlatBatch) -> Int32Array:
     return places
 
 
-def first_draws(batch: FlatBatch) -> npt.NDArray[np.intp] | slice:
-    """Returns one for each sampled row."""
-    return slice(None) if batch.num_drafts is None else np.cumsum(batch.num_drafts + 1) - batch.num_drafts - 1
-
-
 def counting_draws(batch: FlatBatch, drawn: Int32Array, is_drawn: BoolArray) -> tuple[Int32Array, BoolArray]:
     """Returns how many draws of every sampled row count, and which do. drawn: [num_draws] tokens."""
     if batch.num_drafts is None:
@@ -37,11 +31,3 @@ def counting_draws(batch: FlatBatch, drawn: Int32Array, is_drawn: BoolArray) -> 
     num_wrong = np.concatenate(([0], np.cumsum(~goes_on)))[:-1]  # before each draw
     counts = is_drawn & (num_wrong == np.repeat(num_wrong[first], num_draws))
     return np.add.reduceat(counts, first, dtype=np.int32) if first.size else np.zeros(0, dtype=np.int32), counts
-
-
-def num_valid_tokens(batch: FlatBatch, num_accepted: Int32Array) -> Int32Array:
-    """How many tokens of every row are no wrong drafts, [num_rows]. num_accepted: draws that count of sampled rows."""
-    num_valid = np.diff(batch.cu_seqlens)
-    if batch.num_drafts is not None:
-        num_valid[batch.sampled] -= batch.num_drafts - np.maximum(num_accepted - 1, 0)
-    return num_valid

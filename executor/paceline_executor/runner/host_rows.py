@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline_executor.runner.drafter import TimedDrafter, WantedDrafts, WantingRow
+from paceline_executor.runner.drafter import TimedDrafter
 from paceline_executor.runner.interface import (
     NOTHING_SAMPLED,
     BlockCells,
@@ -89,7 +89,6 @@ class HostRows:
             self._rules.pop(row, None)
             if (rules := described.rules[index]) is not None:
                 self._rules[row] = rules
-            self.drafter.forget(row)
 
     def _fill(self, cells: BlockCells) -> None:
         self._tables = _with_room(self._tables, len(self._tables), int(cells.indices.max()) + 1)
@@ -134,12 +133,10 @@ class HostRows:
         )
         return _Step(flat, places, rows, num_draws)
 
-    def _sampling_of(
-        self, rows: Int32Array, num_before: Int32Array | int, *, with_rules: bool = True
-    ) -> SamplingColumns:
+    def _sampling_of(self, rows: Int32Array, num_before: Int32Array | int) -> SamplingColumns:
         """num_before: drafts of the row before each draw."""
         num_output = self._num_known[rows] - self._num_prompt[rows] + num_before
-        rules = self._rules_of(rows.tolist(), num_output.tolist()) if with_rules and self._rules else None
+        rules = self._rules_of(rows.tolist(), num_output.tolist()) if self._rules else None
         columns = {name: column[rows] for name, column in self._sampling.items()}
         return SamplingColumns(**columns, offsets=num_output, rules=rules)
 
@@ -158,28 +155,14 @@ class HostRows:
         num_drafts, wanting = np.zeros_like(num_wanted), np.flatnonzero(goes_on & (num_wanted > 0))
         if not wanting.size:
             return num_drafts
-        asked = zip(rows[wanting].tolist(), num_wanted[wanting].tolist(), strict=True)
-        of_rows = [self._wanting(row, num) for row, num in asked]
-        sampling = self._sampling_of(rows[wanting], 0, with_rules=False)
-        guesses = self.drafter.draft(WantedDrafts(of_rows, sampling, batch.min_draft_chance, batch.draft_spare_ns))
-        for index, of_row, guessed in zip(wanting.tolist(), of_rows, guesses, strict=True):
-            known = of_row.token_ids.size
-            drafts = self._possible(guessed[: of_row.num_wanted], of_row.row)
+        for index in wanting.tolist():
+            row, wanted = int(rows[index]), int(num_wanted[index])
+            known = int(self._num_known[row])
+            guessed = self.drafter.draft(self._tokens[row, :known], wanted, batch.min_draft_chance)
+            drafts = self._possible(guessed[:wanted], row)
             num_drafts[index] = drafts.size
-            self._tokens[of_row.row, known : known + drafts.size] = drafts
+            self._tokens[row, known : known + drafts.size] = drafts
         return num_drafts
-
-    def _wanting(self, row: int, num_wanted: int) -> WantingRow:
-        known = int(self._num_known[row])
-        num_blocks = -(-(known + num_wanted) // self._block_size)
-        return WantingRow(
-            row,
-            self._tokens[row, :known],
-            num_wanted,
-            self._tables[row, :num_blocks],
-            int(self._num_prompt[row]),
-            self._rules.get(row),
-        )
 
     def _possible(self, drafts: Int32Array, row: int) -> Int32Array:
         """Before the first that ends the row or is no token: behind an end token a row takes none."""

@@ -48,10 +48,6 @@ class TokenLists:
         np.cumsum([one.size for one in lists], out=cu_lens[1:])
         return cls(cu_lens, np.concatenate(lists) if lists else NO_TOKENS)
 
-    def where(self, is_kept: BoolArray) -> "TokenLists":
-        num_kept = np.concatenate(([0], np.cumsum(is_kept)))
-        return TokenLists(num_kept[self.cu_lens].astype(np.int32), self.token_ids[is_kept])
-
     def list_of(self, index: int) -> Int32Array:
         return self.token_ids[self.cu_lens[index] : self.cu_lens[index + 1]]
 
@@ -262,23 +258,8 @@ class WarmUpProgress:
     num_steps: int
 
 
-class StepObserver(Protocol):
-    """Who wants hidden states of every step: a drafter that reads them. Called from the step thread."""
-
-    @property
-    def aux_layers(self) -> tuple[int, ...]:
-        """The layers whose inputs it wants, 1 to num_layers - 1, each once."""
-        ...
-
-    def observe(self, batch: FlatBatch, states: Float32Array, num_valid: Int32Array) -> None:
-        """The batch was computed. states: [num_tokens, layers, hidden]. num_valid: [num_rows] tokens of each row, at
-        least 1; those behind are drafts that were wrong.
-        """
-        ...
-
-    def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
-        """As `Runner.copy_blocks` did."""
-        ...
+class StepLostError(Exception):
+    """A step failed while it was computed, by its cause. Nothing behind it has run: it can be taken back."""
 
 
 class Runner(Protocol):
@@ -315,22 +296,13 @@ class Runner(Protocol):
         ...
 
     def wait(self, handle: StepHandle) -> StepOutput:
-        """An exception means that the device failed, and ends the process."""
+        """Raises StepLostError where this step alone failed, as will all that are in flight behind it. Any other
+        exception means that the device failed, and ends the process.
+        """
         ...
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
         """Copies block `sources[i]` to block `destinations[i]` in all layers."""
-        ...
-
-
-class HostRunner(Protocol):
-    """A runner that computes in `launch`."""
-
-    @property
-    def kv_geometry(self) -> CacheGeometry: ...
-
-    def compute(self, batch: FlatBatch) -> StepOutput:
-        """A step of rows that are nobody's."""
         ...
 
 

@@ -6,18 +6,11 @@ of logits there), and then the rest of the batch. Refuses to know models and ker
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from paceline_executor.runner.interface import (
-    NOTHING_SAMPLED,
-    FlatBatch,
-    Int32Array,
-    PromptTargets,
-    RowProblem,
-    StepLogprobs,
-)
+from paceline_executor.runner.interface import Int32Array, PromptTargets, RowProblem, StepLogprobs
 
 MAX_PIECE_TOKENS = 64
 
@@ -65,41 +58,4 @@ def _joined(parts: Sequence[StepLogprobs]) -> StepLogprobs:
         logprobs=np.concatenate([part.logprobs for part in parts]),
         top_token_ids=np.concatenate([part.top_token_ids for part in parts]),
         top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
-    )
-
-
-def part(batch: FlatBatch, piece: Piece) -> FlatBatch:
-    """One row, nothing sampled."""
-    first, row = int(batch.cu_seqlens[piece.row]), slice(piece.row, piece.row + 1)
-    tokens = slice(first + piece.start, first + piece.stop)
-    return FlatBatch(
-        token_ids=batch.token_ids[tokens],
-        positions=batch.positions[tokens],
-        cu_seqlens=np.array([0, piece.stop - piece.start], dtype=np.int32),
-        context_lens=batch.positions[tokens][-1:] + 1,
-        block_tables=batch.block_tables[row],
-        sampled=np.zeros(0, dtype=np.int32),
-        sampling=NOTHING_SAMPLED,
-    )
-
-
-def rest(batch: FlatBatch) -> FlatBatch:
-    """Lacks the tokens of pieces, and rows without others. Sampled tokens stay, in the same order."""
-    targets = batch.prompt_targets
-    if targets is None:
-        return batch
-    lengths, num_cut = np.diff(batch.cu_seqlens), np.zeros_like(batch.context_lens)
-    num_cut[targets.rows] = targets.num_tokens
-    places = np.arange(batch.token_ids.size) - np.repeat(batch.cu_seqlens[:-1], lengths)
-    stays = places >= np.repeat(num_cut, lengths)
-    rows = np.flatnonzero(lengths > num_cut).astype(np.int32)
-    return replace(
-        batch,
-        token_ids=batch.token_ids[stays],
-        positions=batch.positions[stays],
-        cu_seqlens=np.concatenate(([0], np.cumsum((lengths - num_cut)[rows]))).astype(np.int32),
-        context_lens=batch.context_lens[rows],
-        block_tables=batch.block_tables[rows],
-        sampled=np.searchsorted(rows, batch.sampled).astype(np.int32),
-        prompt_targets=None,
     )

@@ -1,7 +1,7 @@
-"""What rows' rules come to at their next tokens, for steps and for drafters: a function of rules and output."""
+"""What rows' rules come to at their next tokens, on a host: a function of rules and output."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,18 +20,6 @@ class Ruled:
     def is_ruled_now(self) -> bool:
         is_withheld = self.output.size < self.rules.min_tokens and self.rules.end_token_ids.size > 0
         return self.rules.is_permanent or is_withheld
-
-
-def within_vocabulary(rules: LogitRuleColumns, vocab_size: int) -> LogitRuleColumns:
-    """Without the tokens that a smaller model does not know. A row that may draw no other one may then draw any."""
-    keeps_bias = rules.biased.token_ids < vocab_size
-    return replace(
-        rules,
-        allowed=rules.allowed.where(rules.allowed.token_ids < vocab_size),
-        forbidden=rules.forbidden.where(rules.forbidden.token_ids < vocab_size),
-        biased=rules.biased.where(keeps_bias),
-        biases=rules.biases[keeps_bias],
-    )
 
 
 def rule_columns(rows: Sequence[Ruled | None]) -> LogitRuleColumns | None:

@@ -92,8 +92,7 @@ class SimulatedRunner:
 
     def draft_by(self, drafter: Drafter) -> None:
         """From now on. All rows are to be described anew."""
-        timed = TimedDrafter(drafter, self._clock_ns, self.profiler)
-        self._rows = HostRows(self._slots.shape[1], self._vocab_size, timed)
+        self._rows = HostRows(self._slots.shape[1], self._vocab_size, TimedDrafter(drafter, self._clock_ns))
 
     @property
     def max_in_flight(self) -> int:

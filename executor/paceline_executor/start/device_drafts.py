@@ -11,7 +11,7 @@ import torch
 
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.eagle3 import read_head
-from paceline_executor.models.llama import LlamaModel
+from paceline_executor.models.interface import LanguageModel
 from paceline_executor.models.rope import rotation_bytes
 from paceline_executor.numerics import Numerics
 from paceline_executor.runner.device.buckets import Buckets
@@ -77,7 +77,7 @@ class DeviceHeadDraft:
         width = len(config.aux_layers) * config.target_hidden_size + config.layer.hidden_size
         return _bytes_of(weights, self.bytes_per_token, config.layer, self.numerics, limits, sizes, width * num_bytes)
 
-    def drafting(self, target: LlamaModel, device: torch.device, limits: RowLimits, splits: Splits) -> MakeDrafting:
+    def drafting(self, target: LanguageModel, device: torch.device, limits: RowLimits, splits: Splits) -> MakeDrafting:
         """Reads its weights."""
         kind, dtype = self.numerics.matrices, TORCH_TYPES[self.numerics.dtype]
         head = read_head(self.checkpoint, target.embed, limits.max_model_len, kind, device, dtype)

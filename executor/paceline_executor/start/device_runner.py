@@ -10,10 +10,10 @@ from paceline.plan.values import GraphSizes
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.llama import LlamaModel
-from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import Buckets
 from paceline_executor.runner.device.device import CudaDevice
 from paceline_executor.runner.device.drafts import MakeDrafting
+from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.interface import CacheGeometry, Runner, WarmUpProgress
 from paceline_kernels.linear import Splits

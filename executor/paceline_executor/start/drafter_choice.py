@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -10,17 +11,16 @@ from paceline_executor.config import Config, DrafterKind
 from paceline_executor.errors import DrafterError
 from paceline_executor.limits import RowLimits
 from paceline_executor.numerics import MatrixKind, Numerics, Quantization, choose_cpu_numerics
-from paceline_executor.runner.drafter import Drafter
 from paceline_executor.runner.interface import WarmUpProgress
 from paceline_executor.start.opening import Opened, ProgressLog, open_model
 from paceline_executor.start.sizing import DrafterNeeds
 from paceline_executor.weights import Checkpoint, FetchOptions, resolve_model
 from paceline_executor.weights.hf.eagle3 import Eagle3Checkpoint, eagle3_from_folder
-from paceline_executor.weights.hf.eagle3_config import eagle3_bytes_per_token
 from paceline_executor.weights.tokenizer import TokenizerBundle
 
 if TYPE_CHECKING:  # with torch, which takes seconds to import
-    from paceline_executor.runner.cpu import CpuRunner
+    from paceline_executor.runner.cpu import CpuModel
+    from paceline_executor.runner.device.drafts import MakeDrafting
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +33,20 @@ class OpenedDrafter:
         model = self.checkpoint.config
         return DrafterNeeds(self.numerics.weight_bytes(model, {}), self.numerics.bytes_per_token(model))
 
-    def read(self, target: "CpuRunner", limits: RowLimits, progress: ProgressLog) -> Drafter:
+    def drafting(self, target: "CpuModel", limits: RowLimits, progress: ProgressLog) -> "MakeDrafting":  # noqa: ARG002
         """Raises ModelError, StartError."""
-        from paceline_executor.runner.cpu import CpuRunner
-        from paceline_executor.speculation.draft_model import CatchUpTime, DraftModel
-
-        def on_warm_up(warm_up: WarmUpProgress) -> None:
-            progress.log("warm_up", f"drafter: {warm_up.step}", warm_up.index / warm_up.num_steps)
+        from paceline_executor.runner.cpu import CpuModel
+        from paceline_executor.runner.device.draft_model import DeviceDraftModel, DraftModelParts
+        from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
+        from paceline_kernels.attention import Splits
 
         model = self.checkpoint.config
-        max_model_len = min(limits.max_model_len, model.max_model_len)
-        runner = CpuRunner(
-            self.checkpoint,
-            num_blocks=limits.num_blocks,
-            block_size=limits.block_size,
-            numerics=self.numerics,
-            max_model_len=max_model_len,
-            num_threads=target.num_threads,
-            on_progress=on_warm_up,
-        )
-        catch_up = CatchUpTime(runner.warm_up(), limits.max_num_batched_tokens)
-        return DraftModel(runner, max_model_len=max_model_len, vocab_size=model.vocab_size, catch_up=catch_up)
+        longest = min(limits.max_model_len, model.max_model_len)
+        mine = CpuModel.read(target.device, self.checkpoint, self.numerics, longest)
+        geometry = kv_geometry(model, limits.num_blocks, limits.block_size, self.numerics)
+        kv_cache = allocate_kv_cache(geometry, self.numerics.kv)
+        parts = DraftModelParts(mine.on_device, kv_cache, model.vocab_size, longest)
+        return partial(DeviceDraftModel, parts, limits, Splits.EVEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +55,27 @@ class OpenedHead:
 
     checkpoint: Eagle3Checkpoint
     numerics: Numerics  # the target's
-    block_size: int
 
     @property
     def needs(self) -> DrafterNeeds:
+        from paceline_executor.runner.device.eagle3 import head_geometry
+
         weight_bytes = int(self.checkpoint.num_parameters() * self.numerics.max_bytes_per_weight())
-        return DrafterNeeds(weight_bytes, eagle3_bytes_per_token(self.checkpoint.config, self.block_size))
+        return DrafterNeeds(weight_bytes, head_geometry(self.checkpoint.config, 1, 1, self.numerics).bytes_per_block)
 
-    def read(self, target: "CpuRunner", limits: RowLimits, progress: ProgressLog) -> Drafter:
-        """It sees the target's steps from now on. Raises ModelError, StartError."""
-        from paceline_executor.models.eagle3 import operations_of_head, read_head
-        from paceline_executor.speculation.eagle3 import Eagle3Drafter
-        from paceline_kernels.warm_up.compile_process import have_ready
+    def drafting(self, target: "CpuModel", limits: RowLimits, progress: ProgressLog) -> "MakeDrafting":
+        """Raises ModelError, StartError."""
+        from paceline_executor.models.eagle3 import operations_of_head
+        from paceline_executor.runner.cpu import have_compiled
+        from paceline_executor.start.device_drafts import DeviceHeadDraft
+        from paceline_kernels.attention import Splits
 
-        operations = operations_of_head(self.numerics.matrices)
+        def on_operation(operation: WarmUpProgress) -> None:
+            progress.log("warm_up", f"drafter: {operation.step}", operation.index / operation.num_steps)
 
-        def on_operation(name: str, is_compiled: bool) -> None:
-            phase = f"drafter: {'compile' if is_compiled else 'read'} {name}"
-            progress.log("warm_up", phase, operations.index(name) / len(operations))
-
-        have_ready(operations, on_operation)
-        drafter = Eagle3Drafter(
-            read_head(self.checkpoint, target.embed, limits.max_model_len, self.numerics.matrices),
-            self.checkpoint,
-            num_blocks=limits.num_blocks,
-            block_size=limits.block_size,
-            max_model_len=limits.max_model_len,
-            num_threads=target.num_threads,
-        )
-        target.observe_by(drafter)
-        return drafter
+        device, draft = target.device, DeviceHeadDraft(self.checkpoint, self.numerics)
+        have_compiled(device, operations_of_head(self.numerics.matrices), on_operation)
+        return device.run(lambda: draft.drafting(target.model, device.torch_device, limits, Splits.EVEN))
 
 
 def open_drafter(
@@ -102,7 +86,7 @@ def open_drafter(
     if choice.drafter is DrafterKind.PROMPT_LOOKUP:
         return None
     if choice.drafter is DrafterKind.EAGLE3:
-        return OpenedHead(open_head(config, target, progress), numerics, config.block_size)
+        return OpenedHead(open_head(config, target, progress), numerics)
     opened = target if choice.model is None else open_draft_model(config, target, progress)
     # Drafts need not be exact: the smallest numbers there are.
     mine = choose_cpu_numerics(Quantization.AUTO, None, opened.checkpoint.config, config.block_size)

@@ -15,11 +15,11 @@ from paceline_executor.link.engine import Engine
 from paceline_executor.memory import available_bytes, explained
 from paceline_executor.numerics import choose_cpu_numerics
 from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.drafter import PromptLookup
 from paceline_executor.runner.interface import CacheGeometry, Runner, WarmUpProgress
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes, read_step_times
-from paceline_executor.speculation.prompt_lookup import PromptLookup
 from paceline_executor.start.drafter_choice import open_drafter
 from paceline_executor.start.opening import (
     Opened,
@@ -88,31 +88,28 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
     drafter_needs = NO_DRAFTER if opened_drafter is None else opened_drafter.needs
     limits = limits_for(config, checkpoint.config, numerics, available_bytes(), drafter_needs)
 
-    from paceline_executor.runner.cpu import CpuRunner
+    from paceline_executor.runner.cpu import CpuModel, checked_threads, have_compiled, instructions, operations_of
+    from paceline_executor.runner.device.host_device import HostDevice
 
     def on_warm_up(warm_up: WarmUpProgress) -> None:
         progress.log("warm_up", warm_up.step, warm_up.index / warm_up.num_steps)
 
+    num_threads = checked_threads(config.num_threads)
+    device = HostDevice(num_threads)
     progress.log("model_load", "weights", 0.5)
-    runner = CpuRunner(
-        checkpoint,
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        numerics=numerics,
-        max_model_len=limits.max_model_len,
-        num_threads=config.num_threads,
-        on_progress=on_warm_up,
-    )
+    model = CpuModel.read(device, checkpoint, numerics, limits.max_model_len)
     progress.log("model_load", "done", 1.0)
+    have_compiled(device, operations_of(numerics), on_warm_up)
+    drafting = None if opened_drafter is None else opened_drafter.drafting(model, limits, progress)
+    runner = model.runner(limits, drafting, on_warm_up)
     step_points = runner.warm_up()
-    runner.draft_by(PromptLookup() if opened_drafter is None else opened_drafter.read(runner, limits, progress))
     progress.log("warm_up", "done", 1.0)
     structlog.get_logger().info(
         "numerics",
         weights=numerics.weights,
         kv_cache=numerics.kv.value,
-        instructions=runner.instructions,
-        num_threads=runner.num_threads,
+        instructions=instructions(),
+        num_threads=num_threads,
     )
     description = Description(
         model=served_name(config, opened.path),
@@ -125,7 +122,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
         tokenizer=opened.tokenizer,
         step_points=step_points,
         device="cpu",
-        num_threads=runner.num_threads,
+        num_threads=num_threads,
         has_dummy_weights=config.load_format is LoadFormat.DUMMY,
     )
     return Loaded(Engine(RowTable(limits), runner), description)

@@ -4,12 +4,23 @@ Refuses to know plans and rows tables: one `Driver` is one small batch.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline_executor.runner.interface import FlatBatch, HostRunner, SamplingColumns, StepOutput
+from paceline_executor.runner.interface import (
+    BlockCells,
+    Int32Array,
+    RowDescriptions,
+    Runner,
+    SamplingColumns,
+    StepBatch,
+    StepOutput,
+    TokenLists,
+)
+
+_MORE = 64  # tokens that a row may still draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,7 @@ class DrivenRow:
 class Driver:
     """Blocks are granted in an order drawn from `seed` and given back by `drop`."""
 
-    def __init__(self, runner: HostRunner, seed: int = 0) -> None:
+    def __init__(self, runner: Runner, seed: int = 0) -> None:
         self._runner = runner
         self._block_size = runner.kv_geometry.block_size
         self._free = list(range(runner.kv_geometry.num_blocks))
@@ -90,7 +101,7 @@ class Driver:
             while len(row.blocks) * self._block_size < row.num_computed + count:
                 row.blocks.append(self._free.pop())
         sampled = [i for i, row in enumerate(rows) if row.num_computed + counts[i] == len(row.token_ids)]
-        output = self._runner.compute(step_batch(rows, counts, sampled))
+        output = self._runner.wait(self._runner.launch(step_batch(rows, counts, sampled)))
         for row, count in zip(rows, counts, strict=True):
             row.num_computed += count
         for i, problem in output.problems.items():
@@ -123,29 +134,38 @@ def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def step_batch(rows: Sequence[DrivenRow], counts: Sequence[int], sampled: Sequence[int]) -> FlatBatch:
-    """The next `counts[i]` tokens of row i; draws for the rows at `sampled`."""
-    ranges = [range(row.num_computed, row.num_computed + count) for row, count in zip(rows, counts, strict=True)]
-    tables = np.full((len(rows), max(len(row.blocks) for row in rows)), -1, dtype=np.int32)
-    for i, row in enumerate(rows):
-        tables[i, : len(row.blocks)] = row.blocks
-    draws = [rows[i].draw for i in sampled]
-    return FlatBatch(
-        token_ids=np.array(
-            [row.token_ids[p] for row, at in zip(rows, ranges, strict=True) for p in at], dtype=np.int32
-        ),
-        positions=np.array([position for at in ranges for position in at], dtype=np.int32),
-        cu_seqlens=np.cumsum([0, *counts], dtype=np.int32),
-        context_lens=np.array([at.stop for at in ranges], dtype=np.int32),
-        block_tables=tables,
-        sampled=np.array(sampled, dtype=np.int32),
+def step_batch(rows: Sequence[DrivenRow], counts: Sequence[int], sampled: Sequence[int]) -> StepBatch:
+    """The next `counts[i]` tokens of row i, described anew; draws for the rows at `sampled`."""
+    draws = [row.draw for row in rows]
+    known = [np.array(row.token_ids, dtype=np.int32) for row in rows]
+    described = RowDescriptions(
+        rows=_int32(range(len(rows))),
+        num_prompt=_int32(row.num_prompt for row in rows),
+        num_computed=_int32(row.num_computed for row in rows),
+        max_known=_int32(len(row.token_ids) + _MORE for row in rows),
+        end_token_ids=np.full((len(rows), 1), -1, dtype=np.int32),
         sampling=SamplingColumns(
             temperature=np.array([draw.temperature for draw in draws], dtype=np.float32),
-            top_k=np.array([draw.top_k for draw in draws], dtype=np.int32),
+            top_k=_int32(draw.top_k for draw in draws),
             top_p=np.array([draw.top_p for draw in draws], dtype=np.float32),
             min_p=np.array([draw.min_p for draw in draws], dtype=np.float32),
             seeds=np.array([draw.seed for draw in draws], dtype=np.uint64),
-            offsets=np.array([len(rows[i].output) for i in sampled], dtype=np.int32),
-            num_logprobs=np.array([draw.num_logprobs for draw in draws], dtype=np.int32),
+            offsets=_int32([0] * len(rows)),
+            num_logprobs=_int32(draw.num_logprobs for draw in draws),
         ),
+        rules=(None,) * len(rows),
+        known=TokenLists.of(known),
     )
+    cells = [(number, index, block) for number, row in enumerate(rows) for index, block in enumerate(row.blocks)]
+    return StepBatch(
+        rows=described.rows,
+        num_tokens=_int32(counts),
+        context_lens=_int32(row.num_computed + count for row, count in zip(rows, counts, strict=True)),
+        sampled=_int32(sampled),
+        described=described,
+        cells=BlockCells(*(_int32(column) for column in zip(*cells, strict=True))),
+    )
+
+
+def _int32(values: Iterable[int]) -> Int32Array:
+    return np.array([*values], dtype=np.int32)

@@ -7,10 +7,10 @@ from functools import cache
 
 import numpy as np
 
+from paceline_executor.runner.drafter import PromptLookup
 from paceline_executor.runner.interface import FlatBatch, Int32Array, RowProblem, StepOutput, UInt64Array
 from paceline_executor.runner.simulated import HASH_BASE, SimulatedRunner, nearest_left
 from paceline_executor.runner.step_times import StepTimes
-from paceline_executor.speculation.prompt_lookup import PromptLookup
 
 _MASK = (1 << 64) - 1
 _ANY: Set[int] = frozenset()

@@ -7,7 +7,7 @@ from paceline_kernels.arguments import check_tensor
 from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 
-CLOCK_SIZE = 2
+CLOCK_SIZE = 3
 
 
 def new_clock(device: torch.device) -> torch.Tensor:

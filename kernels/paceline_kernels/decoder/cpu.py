@@ -187,7 +187,9 @@ def _check_batch(batch: Batch, weights: DecoderWeights, keys: torch.Tensor) -> N
     for name, indices, end in bounds:
         if indices.size and not (indices.min() >= 0 and indices.max() < end):
             raise KernelArgumentError("decoder", f"{name} must be 0 to {end - 1}")
-    attention.check_rows(num_tokens, keys[0], batch.block_tables, batch.cu_seqlens, batch.context_lens, is_padded=False)
+    if batch.cu_seqlens[-1] != num_tokens:
+        raise KernelArgumentError("decoder", f"cu_seqlens must run from 0 to {num_tokens}")
+    attention.check_rows(num_tokens, keys[0], batch.block_tables, batch.cu_seqlens, batch.context_lens, is_padded=True)
 
 
 @jit.compiled

@@ -1,111 +1,206 @@
-"""draws for CPUs: numpy over all planned rows at once, in the calling thread. Knows rows, tokens and limits."""
+"""draws for CPUs: a compiled call over all planned rows, in the calling thread. Knows rows, tokens and limits."""
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline_kernels.compiler import jit
 from paceline_kernels.draws.columns import Advanced, DrawInputs, RowDraws, RowFinish
 from paceline_kernels.sampling.columns import SampleOutcome, Samples, SamplingParameters
 from paceline_kernels.step_inputs import PlanColumns, RowState, StepInputs
 
-_BoolArray = npt.NDArray[np.bool_]
-_IntArray = npt.NDArray[np.integer]
+_Int32Array = npt.NDArray[np.int32]
+_Int64Array = npt.NDArray[np.int64]
+_Float32Array = npt.NDArray[np.float32]
+_UInt8Array = npt.NDArray[np.uint8]
+
+# Plain integers for compiled code.
+_DRAWN = int(SampleOutcome.DRAWN)
+_GOES_ON, _END_TOKEN, _LENGTH, _CONTEXT_FULL, _ERROR = (
+    int(finish)
+    for finish in (
+        RowFinish.GOES_ON,
+        RowFinish.END_TOKEN,
+        RowFinish.LENGTH,
+        RowFinish.CONTEXT_FULL,
+        RowFinish.ERROR,
+    )
+)
 
 
 def draw_inputs(
     state: RowState, rows: RowDraws, plan: PlanColumns, batch: StepInputs, num_draws: int, max_drafts: int
 ) -> DrawInputs:
-    planned, goes_on = _planned_rows(state, plan)
-    context_lens, known = batch.context_lens.numpy(), rows.num_known.numpy()[planned]
-    counts = np.where(goes_on, np.clip(context_lens + 1 - known, 0, max_drafts + 1), 0)
-    cu_draws = np.zeros(len(planned) + 1, dtype=np.int32)
-    np.minimum(np.cumsum(counts), num_draws, out=cu_draws[1:], casting="unsafe")
-    counts, total = np.diff(cu_draws), int(cu_draws[-1])
-    of_row = np.repeat(planned, counts)
-    position = np.arange(total, dtype=np.int32) + np.repeat(known - cu_draws[:-1], counts)
-
-    def column(of_draws: npt.NDArray[np.generic], padding: float) -> torch.Tensor:
-        values = np.full(num_draws, padding, dtype=of_draws.dtype)
-        values[:total] = of_draws
-        return torch.from_numpy(values)
-
-    def of_rows(values: torch.Tensor, padding: float) -> torch.Tensor:
-        return column(values.numpy()[of_row], padding)
-
-    ends = np.repeat(batch.cu_seqlens.numpy()[1:] - context_lens - 1, counts)
+    places, drawn_rows, top_k, offsets, num_logprobs = np.empty((5, num_draws), dtype=np.int32)
+    temperature, top_p, min_p = np.empty((3, num_draws), dtype=np.float32)
+    seeds = np.empty(num_draws, dtype=np.int64)
+    cu_draws = np.empty(plan.rows.shape[0] + 1, dtype=np.int32)
+    fill_draws(
+        state.finish.numpy(),
+        rows.num_prompt.numpy(),
+        rows.num_known.numpy(),
+        rows.temperature.numpy(),
+        rows.top_k.numpy(),
+        rows.top_p.numpy(),
+        rows.min_p.numpy(),
+        rows.seeds.numpy(),
+        rows.num_logprobs.numpy(),
+        plan.rows.numpy(),
+        batch.cu_seqlens.numpy(),
+        batch.context_lens.numpy(),
+        max_drafts,
+        places,
+        cu_draws,
+        drawn_rows,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seeds,
+        offsets,
+        num_logprobs,
+    )
     return DrawInputs(
-        places=column(ends + position, -1),
+        places=torch.from_numpy(places),
         cu_draws=torch.from_numpy(cu_draws),
-        rows=column(of_row, -1),
+        rows=torch.from_numpy(drawn_rows),
         parameters=SamplingParameters(
-            temperature=of_rows(rows.temperature, 0),
-            top_k=of_rows(rows.top_k, 0),
-            top_p=of_rows(rows.top_p, 1),
-            min_p=of_rows(rows.min_p, 0),
-            seeds=of_rows(rows.seeds, 0),
-            offsets=column(position - rows.num_prompt.numpy()[of_row], 0),
-            num_logprobs=of_rows(rows.num_logprobs, -1),
+            temperature=torch.from_numpy(temperature),
+            top_k=torch.from_numpy(top_k),
+            top_p=torch.from_numpy(top_p),
+            min_p=torch.from_numpy(min_p),
+            seeds=torch.from_numpy(seeds),
+            offsets=torch.from_numpy(offsets),
+            num_logprobs=torch.from_numpy(num_logprobs),
         ),
     )
+
+
+@jit.compiled_for_python
+def fill_draws(
+    finish: _Int32Array,
+    num_prompt: _Int32Array,
+    num_known: _Int32Array,
+    row_temperature: _Float32Array,
+    row_top_k: _Int32Array,
+    row_top_p: _Float32Array,
+    row_min_p: _Float32Array,
+    row_seeds: _Int64Array,
+    row_num_logprobs: _Int32Array,
+    plan_rows: _Int32Array,
+    cu_seqlens: _Int32Array,
+    context_lens: _Int32Array,
+    max_drafts: int,
+    places: _Int32Array,
+    cu_draws: _Int32Array,
+    rows: _Int32Array,
+    temperature: _Float32Array,
+    top_k: _Int32Array,
+    top_p: _Float32Array,
+    min_p: _Float32Array,
+    seeds: _Int64Array,
+    offsets: _Int32Array,
+    num_logprobs: _Int32Array,
+) -> None:
+    """Those up to `context_lens` are read, those from `places` on are written."""
+    num_draws, at = len(places), 0
+    cu_draws[0] = 0
+    for planned in range(len(plan_rows)):
+        row = plan_rows[planned]
+        if 0 <= row < len(finish) and finish[row] == _GOES_ON:
+            known, stop = num_known[row], context_lens[planned] + 1
+            end = cu_seqlens[planned + 1] - stop
+            for position in range(known, min(stop, known + 1 + max_drafts, known + num_draws - at)):
+                places[at], rows[at], offsets[at] = end + position, row, position - num_prompt[row]
+                temperature[at], top_k[at], top_p[at] = row_temperature[row], row_top_k[row], row_top_p[row]
+                min_p[at], seeds[at], num_logprobs[at] = row_min_p[row], row_seeds[row], row_num_logprobs[row]
+                at += 1
+        cu_draws[planned + 1] = at
+    places[at:], rows[at:], offsets[at:] = -1, -1, 0
+    temperature[at:], top_k[at:], top_p[at:] = 0, 0, 1
+    min_p[at:], seeds[at:], num_logprobs[at:] = 0, 0, -1
 
 
 def advance_rows(
     state: RowState, rows: RowDraws, plan: PlanColumns, batch: StepInputs, draws: DrawInputs, samples: Samples
 ) -> Advanced:
-    planned, goes_on = _planned_rows(state, plan)
-    exists = (plan.rows.numpy() >= 0) & (plan.rows.numpy() < state.num_held.shape[0])
-    num_accepted = np.zeros(len(planned), dtype=np.int32)
-    finish = np.where(exists, state.finish.numpy()[planned], RowFinish.GOES_ON).astype(np.uint8)
-    counts = np.where(goes_on, np.diff(draws.cu_draws.numpy()), 0)
-    # Of rows that only count what was computed, and of those that draw: the last draw they look at.
-    last = np.full(len(planned), -1, dtype=np.int32)
-    drawing = np.flatnonzero(counts)
-    if len(drawing):
-        first = draws.cu_draws.numpy()[drawing]
-        taken = _take_draws(state, rows, planned[drawing], first, counts[drawing], samples)
-        last[drawing], num_accepted[drawing], finish[drawing] = taken
-    on, known = planned[goes_on], rows.num_known.numpy()[planned]
-    state.num_computed.numpy()[on] = np.minimum(batch.context_lens.numpy(), known + last)[goes_on]
-    state.num_held.numpy()[on] = rows.num_known.numpy()[on] = (known + num_accepted)[goes_on]
-    state.finish.numpy()[on] = finish[goes_on]
+    num_planned = plan.rows.shape[0]
+    num_accepted, finish = np.empty(num_planned, dtype=np.int32), np.empty(num_planned, dtype=np.uint8)
+    advance(
+        state.token_ids.numpy(),
+        state.num_held.numpy(),
+        state.num_computed.numpy(),
+        state.finish.numpy(),
+        rows.num_known.numpy(),
+        rows.max_known.numpy(),
+        rows.end_tokens.numpy(),
+        plan.rows.numpy(),
+        batch.context_lens.numpy(),
+        draws.cu_draws.numpy(),
+        samples.token_ids.numpy(),
+        samples.outcomes.numpy(),
+        num_accepted,
+        finish,
+    )
     return Advanced(torch.from_numpy(num_accepted), torch.from_numpy(finish))
 
 
-def _planned_rows(state: RowState, plan: PlanColumns) -> tuple[_IntArray, _BoolArray]:
-    """The rows of a plan, 0 where it names none, and which of them are rows that go on."""
-    planned = plan.rows.numpy()
-    exists = (planned >= 0) & (planned < state.num_held.shape[0])
-    planned = np.where(exists, planned, 0)
-    return planned, exists & (state.finish.numpy()[planned] == RowFinish.GOES_ON)
+@jit.compiled_for_python
+def advance(
+    token_ids: _Int32Array,
+    num_held: _Int32Array,
+    num_computed: _Int32Array,
+    row_finish: _Int32Array,
+    num_known: _Int32Array,
+    max_known: _Int32Array,
+    end_tokens: _Int32Array,
+    plan_rows: _Int32Array,
+    context_lens: _Int32Array,
+    cu_draws: _Int32Array,
+    drawn: _Int32Array,
+    outcomes: _Int32Array,
+    num_accepted: _Int32Array,
+    finish: _UInt8Array,
+) -> None:
+    """The last two are written, and what changes of the first five."""
+    max_tokens = token_ids.shape[1]
+    for planned in range(len(plan_rows)):
+        row = plan_rows[planned]
+        num_accepted[planned], finish[planned] = 0, _GOES_ON
+        if not 0 <= row < len(num_held):
+            continue
+        if row_finish[row] != _GOES_ON:
+            finish[planned] = row_finish[row]
+            continue
+        known, accepted, reason = num_known[row], 0, _GOES_ON
+        num_right = known - 1  # tokens whose keys and values are right once they are computed
+        first, stop = cu_draws[planned], cu_draws[planned + 1]
+        for draw in range(first, stop):
+            place = num_right = known + draw - first
+            if outcomes[draw] != _DRAWN:
+                reason = _ERROR
+                break
+            if place == max_tokens:
+                reason = _CONTEXT_FULL
+                break
+            token, draft = drawn[draw], token_ids[row, place]
+            token_ids[row, place] = token
+            accepted = draw - first + 1
+            reason = _finish(token, place + 1, max_known[row], max_tokens, end_tokens[row])
+            if reason != _GOES_ON or draw + 1 == stop or token != draft:
+                break
+        num_computed[row] = min(context_lens[planned], num_right)
+        num_held[row] = num_known[row] = known + accepted
+        row_finish[row] = reason
+        num_accepted[planned], finish[planned] = accepted, reason
 
 
-def _take_draws(
-    state: RowState, rows: RowDraws, planned: _IntArray, first: _IntArray, counts: _IntArray, samples: Samples
-) -> tuple[_IntArray, _IntArray, _IntArray]:
-    """Write the tokens that rows take of at least one draw each. All [rows]; first, counts: their draws.
-
-    Returns the last draw that each looks at, how many tokens it takes, and whether and why it ends.
-    """
-    max_tokens, draw = state.token_ids.shape[1], np.arange(counts.max())
-    is_there = draw < counts[:, None]  # [rows, draws], as all below
-    index = np.where(is_there, first[:, None] + draw, 0)
-    drawn, failed = samples.token_ids.numpy()[index], samples.outcomes.numpy()[index] != SampleOutcome.DRAWN
-    places = rows.num_known.numpy()[planned][:, None] + draw
-    inside = np.minimum(places, max_tokens - 1)
-    tokens, of_row = state.token_ids.numpy(), planned[:, None]
-    is_draft = (draw < counts[:, None] - 1) & (places < max_tokens)
-    is_right = is_draft & (drawn == tokens[of_row, inside])
-    is_end = (drawn[:, :, None] == rows.end_tokens.numpy()[planned][:, None, :]).any(axis=2)
-    reasons = np.where(places + 1 >= max_tokens, RowFinish.CONTEXT_FULL, RowFinish.GOES_ON)
-    reasons = np.where(places + 1 >= rows.max_known.numpy()[of_row], RowFinish.LENGTH, reasons)
-    reasons = np.where(is_end, RowFinish.END_TOKEN, reasons)
-    reasons = np.where(places >= max_tokens, RowFinish.CONTEXT_FULL, reasons)
-    reasons = np.where(failed, RowFinish.ERROR, reasons)
-    last = ((reasons != RowFinish.GOES_ON) | ~is_right).argmax(axis=1)
-    finish = np.take_along_axis(reasons, last[:, None], axis=1)[:, 0]
-    fits = rows.num_known.numpy()[planned] + last < max_tokens
-    is_kept = fits & (finish != RowFinish.ERROR)
-    # Drafts before the last draw equal what was drawn, and lie where that would be written.
-    where = (rows.num_known.numpy()[planned] + last)[is_kept]
-    tokens[planned[is_kept], where] = drawn[np.arange(len(planned)), last][is_kept]
-    return last, last + is_kept, finish
+@jit.compiled
+def _finish(token: int, num_known: int, max_known: int, max_tokens: int, end_tokens: _Int32Array) -> int:
+    """What a row's latest token means for it."""
+    for end_token in end_tokens:
+        if token == end_token:
+            return _END_TOKEN
+    if num_known >= max_known:
+        return _LENGTH
+    return _CONTEXT_FULL if num_known >= max_tokens else _GOES_ON

@@ -1,38 +1,50 @@
-"""prompt_lookup for CPUs: numpy over all places of a row at once, in the calling thread."""
+"""prompt_lookup for CPUs: one pass over each row, from its end, in the calling thread."""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from paceline_kernels.compiler import jit
 from paceline_kernels.draws import RowDraws
 from paceline_kernels.prompt_lookup import MAX_MATCH, MIN_MATCH
 from paceline_kernels.step_inputs import PlanColumns, RowState
+
+_Int32Array = npt.NDArray[np.int32]
 
 
 def lookup_drafts(
     state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts: int, min_chance: torch.Tensor
 ) -> None:
     num_known, num_held = rows.num_known.numpy(), state.num_held.numpy()
-    planned = plan.rows.numpy()
+    planned, tokens = plan.rows.numpy(), state.token_ids.numpy()
     exists = (planned >= 0) & (planned < len(num_held))
     row = np.where(exists, planned, 0)
     wanted = plan.num_tokens.numpy() - (num_known - state.num_computed.numpy())[row]
-    wanted = np.minimum(np.minimum(wanted, max_drafts), state.token_ids.shape[1] - num_known[row])
+    wanted = np.minimum(np.minimum(wanted, max_drafts), tokens.shape[1] - num_known[row])
     goes_on = exists & (state.finish.numpy()[row] == 0)
     for place in np.flatnonzero(goes_on & (wanted > 0)).tolist():
-        _look_up(state, int(row[place]), int(num_known[row[place]]), int(wanted[place]), min_chance.item())
+        known = int(num_known[row[place]])
+        num_held[row[place]] = known + look_up(tokens[row[place]], known, int(wanted[place]), min_chance.item())
 
 
-def _look_up(state: RowState, row: int, known: int, wanted: int, min_chance: float) -> None:
-    tokens, last = state.token_ids.numpy()[row], known - 1
-    places, back = np.arange(max(last, 0)), np.arange(min(MAX_MATCH, known))
-    before = places[:, None] - back
-    is_alike = (tokens[np.maximum(before, 0)] == tokens[last - back]) & (before >= 0)
-    lengths = np.logical_and.accumulate(is_alike, axis=1).sum(axis=1)
-    longest = int(lengths.max(initial=0))
+@jit.compiled_for_python
+def look_up(tokens: _Int32Array, num_known: int, num_wanted: int, min_chance: float) -> int:
+    """Write drafts behind the known tokens; returns how many."""
+    last, longest, match = num_known - 1, 0, 0
+    for place in range(last - 1, -1, -1):
+        length = 0
+        while length < MAX_MATCH and length <= place and tokens[place - length] == tokens[last - length]:
+            length += 1
+        if length > longest:
+            longest, match = length, place
+            if longest == MAX_MATCH:
+                break
     if longest < MIN_MATCH:
-        return
-    chances = np.cumprod(1 - 1 / np.minimum(longest + np.arange(wanted), MAX_MATCH))
-    wanted = int((chances >= min_chance).sum())
-    match = int(np.flatnonzero(lengths == longest)[-1])
-    tokens[known : known + wanted] = tokens[match + 1 + np.arange(wanted) % (last - match)]
-    state.num_held.numpy()[row] = known + wanted
+        return 0
+    chance = 1.0
+    for draft in range(num_wanted):
+        chance *= 1 - 1 / min(longest + draft, MAX_MATCH)
+        if chance < min_chance:
+            return draft
+        tokens[num_known + draft] = tokens[match + 1 + draft % (last - match)]
+    return num_wanted

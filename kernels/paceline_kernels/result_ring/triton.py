@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from paceline_kernels.clock import CLOCK_SIZE
 from paceline_kernels.clock.triton import host_time, now
 from paceline_kernels.draws import Advanced, DrawInputs
 from paceline_kernels.result_ring import ResultRing
@@ -62,6 +63,7 @@ def write_results(
         ring.top_token_ids.shape[2],
         ROWS=max(1, _TOPS_AT_A_TIME // tops) if tops else _ROWS_AT_A_TIME,
         TOPS=tops,
+        CLOCK_SIZE=CLOCK_SIZE,
         num_warps=_NUM_WARPS,
     )
 
@@ -99,6 +101,7 @@ def write_results_kernel(
     max_logprobs,
     ROWS: tl.constexpr,
     TOPS: tl.constexpr,
+    CLOCK_SIZE: tl.constexpr,
 ):
     """The one program takes ROWS planned rows at a time, and goes through their tokens together.
 
@@ -138,9 +141,9 @@ def write_results_kernel(
                 tl.store(ring_top_token_ids + place, tl.load(top_token_ids + source, mask=is_told), mask=is_told)
                 tl.store(ring_top_logprobs + place, tl.load(top_logprobs + source, mask=is_told), mask=is_told)
         num_tokens += tl.sum(accepted)
-    tl.store(ring_stamps + slot * 3, tl.load(clock))
-    tl.store(ring_stamps + slot * 3 + 1, tl.load(clock + 1))
-    tl.store(ring_stamps + slot * 3 + 2, now(interpreted))
+    for place in tl.static_range(CLOCK_SIZE):
+        tl.store(ring_stamps + slot * (CLOCK_SIZE + 1) + place, tl.load(clock + place))
+    tl.store(ring_stamps + slot * (CLOCK_SIZE + 1) + CLOCK_SIZE, now(interpreted))
     tl.debug_barrier()  # what all threads wrote comes before what one of them releases
     tl.atomic_xchg(ring_steps + slot, number, sem="release", scope="sys")
     tl.store(step, number + 1)

@@ -11,13 +11,18 @@ import torch
 
 from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.attention import paged_attention
+from paceline_kernels.clock import new_clock
 from paceline_kernels.decoder import INT8_SCALE_BYTES, Decoder, DecoderBatch, DecoderLayer, DecoderWeights
+from paceline_kernels.draws import RowDraws, advance_rows, draw_inputs
 from paceline_kernels.linear import linear
+from paceline_kernels.prompt_lookup.cpu import look_up
 from paceline_kernels.quantized_linear import quantized_linear, unpack_rows
 from paceline_kernels.quantized_linear.packing import GROUP, PackedWeight, pack_int4
+from paceline_kernels.result_ring import new_ring, write_results
 from paceline_kernels.rms_norm import rms_norm, rms_norm_heads
 from paceline_kernels.rope import rope_and_write_kv, rope_frequencies, rope_table
 from paceline_kernels.sampling import LogitRules, SamplingParameters, TokenLists, sample
+from paceline_kernels.step_inputs import PlanColumns, RowState, step_inputs
 
 _BLOCK_SIZE = 16
 
@@ -51,6 +56,20 @@ def _sample_by_rules() -> None:
 def _parameters() -> SamplingParameters:
     one, one_float = torch.ones(1, dtype=torch.int32), torch.ones(1)
     return SamplingParameters(one_float, one, one_float, one_float, one.long(), one, one)
+
+
+def _row_operations() -> None:
+    """A row of one token, which draws another one."""
+    one, zero, real = torch.ones(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32), torch.ones(1)
+    state = RowState(torch.zeros(1, 8, dtype=torch.int32), one, zero, zero.clone(), zero[None])
+    rows = RowDraws(one, one.clone(), one + 1, one[None], real, one, real, real, one.long(), zero)
+    plan, clock = PlanColumns(zero, one), new_clock(torch.device("cpu"))
+    batch = step_inputs(state, plan, 1, _BLOCK_SIZE)
+    draws = draw_inputs(state, rows, plan, batch, 1, 0)
+    samples = sample(torch.ones(1, 8), draws.parameters)
+    advanced = advance_rows(state, rows, plan, batch, draws, samples, 0)
+    write_results(new_ring(1, 1, 1, pinned=False), zero.long(), advanced, draws, samples, clock, with_logprobs=False)
+    look_up(state.token_ids.numpy()[0], 4, 1, 0.0)
 
 
 def _decode(kv_dtype: torch.dtype) -> None:
@@ -89,6 +108,7 @@ CPU_CALLS: Mapping[str, Callable[[], object]] = {
     "decoder over float16": functools.partial(_decode, torch.float16),
     "quantized_linear": lambda: quantized_linear(torch.ones(1, GROUP), _zeros(GROUP)),
     "unpack_rows": _unpack,
+    "row_operations": _row_operations,
     "sample": _sample,
     "sample by rules": _sample_by_rules,
 }

@@ -17,10 +17,10 @@ from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, upload_model
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import Buckets, buckets_of
 from paceline_executor.runner.device.device import CudaDevice, Device
 from paceline_executor.runner.device.drafts import MakeDrafting
+from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, Rope

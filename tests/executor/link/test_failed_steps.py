@@ -9,7 +9,8 @@ import pytest
 from paceline.v1 import plan_pb2, sampling_pb2
 from paceline_executor.errors import DeviceError
 from paceline_executor.limits import RowLimits
-from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.runner.device.host_model import HostModel
+from paceline_executor.testing.cpu import cpu_runner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.hash_executor import hash_executor, loaded, serving
 from paceline_executor.testing.models import RandomCheckpoint, tiny_checkpoint
@@ -22,16 +23,6 @@ BAD_TOKEN = 500
 GOOD_PROMPT = [(7 * i * i + 3) % 499 for i in range(11)]
 BAD_PROMPT = [1, 2, BAD_TOKEN, 3, 4, 5]
 NUM_TOKENS = 6
-
-
-class ShortOfMemory(CpuRunner):
-    """A runner for which steps with a certain token need more memory than there is."""
-
-    def compute(self, batch):
-        """Run the batch, or not."""
-        if BAD_TOKEN in batch.token_ids:
-            np.empty(1 << 62, dtype=np.int8)  # raises a MemoryError
-        return super().compute(batch)
 
 
 class PartlyNan(RandomCheckpoint):
@@ -52,15 +43,28 @@ def checkpoint(*, is_sound=True):
     return tiny if is_sound else PartlyNan(replace(tiny.config), 0)
 
 
-def cpu_runner(kind=CpuRunner, **options):
-    """A runner of the tiny model on one thread."""
-    return kind(checkpoint(**options), num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size, num_threads=1)
+def new_runner(**options):
+    """Of the tiny model, on one thread."""
+    return cpu_runner(checkpoint(**options), num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size)
+
+
+@pytest.fixture
+def _short_of_memory(monkeypatch):
+    """Steps with a certain token need more memory than there is."""
+    hidden = HostModel.hidden
+
+    def hidden_or_not(self, inputs, *more):
+        if BAD_TOKEN in inputs.token_ids:
+            np.empty(1 << 62, dtype=np.int8)  # raises a MemoryError
+        return hidden(self, inputs, *more)
+
+    monkeypatch.setattr(HostModel, "hidden", hidden_or_not)
 
 
 @pytest.fixture(scope="module")
 def expected():
     """The output of the good prompt, undisturbed."""
-    driver = Driver(cpu_runner())
+    driver = Driver(new_runner())
     row = driver.add(GOOD_PROMPT, max_chunk=64)
     driver.run([row], NUM_TOKENS)
     return row.output
@@ -74,9 +78,10 @@ def place(*rows):
     )
 
 
+@pytest.mark.usefixtures("_short_of_memory")
 async def test_a_step_without_memory_is_told_at_the_next_welcome(expected):
     """By epoch and number, since how a stream ended can get lost; the rows beside it lose no token."""
-    async with serving(lambda: loaded(cpu_runner(ShortOfMemory), LIMITS)) as (_, address):
+    async with serving(lambda: loaded(new_runner(), LIMITS)) as (_, address):
         async with attached(address) as client:
             assert not client.welcome.HasField("failed_step")
             output = tokens_by_row(await client.run([(0, 11)], place(0)))[0]
@@ -100,7 +105,7 @@ async def test_a_step_without_memory_is_told_at_the_next_welcome(expected):
 
 @pytest.mark.parametrize("chunks", [[6], [3, 3], [1] * 6], ids=["whole", "halves", "ones"])
 async def test_a_row_whose_numbers_are_none_fails_alone(expected, chunks):
-    async with serving(lambda: loaded(cpu_runner(is_sound=False), LIMITS)) as (_, address), attached(address) as client:
+    async with serving(lambda: loaded(new_runner(is_sound=False), LIMITS)) as (_, address), attached(address) as client:
         output = tokens_by_row(await client.run([(0, 11)], place(0)))[0]
         errors = []
         for number, chunk in enumerate(chunks):
@@ -124,7 +129,7 @@ async def test_whatever_such_a_row_asks_for_it_fails_alone(expected, asked):
     """It gets neither a token nor a log-probability; the other row gets its token."""
     plan = place(0, 1)
     plan.new_requests[1].MergeFrom(plan_pb2.NewRequest(**ASKED[asked]))
-    async with serving(lambda: loaded(cpu_runner(is_sound=False), LIMITS)) as (_, address), attached(address) as client:
+    async with serving(lambda: loaded(new_runner(is_sound=False), LIMITS)) as (_, address), attached(address) as client:
         result = await client.run([(0, 11), (1, 6)], plan)
 
     assert tokens_by_row(result) == {0: expected[:1], 1: []}

@@ -15,7 +15,7 @@ from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.registry import ARCHITECTURES, build_model
 from paceline_executor.numerics import MatrixKind
-from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.testing.cpu import cpu_runner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.weights import load_checkpoint
@@ -176,7 +176,7 @@ def test_logits_of_any_number_and_size_of_heads_equal_those_of_transformers(tmp_
 def test_greedy_tokens_equal_those_of_transformers(tmp_path, family):
     oracle, checkpoint = written(tmp_path, family)
     prompts = [random_tokens(length, seed=length).tolist() for length in (3, 19, 50)]
-    driver = Driver(CpuRunner(checkpoint, num_blocks=32, block_size=BLOCK_SIZE, num_threads=1))
+    driver = Driver(cpu_runner(checkpoint, num_blocks=32, block_size=BLOCK_SIZE))
     ours = driver.run([driver.add(prompt, max_chunk=12) for prompt in prompts], 15)
     for prompt, output in zip(prompts, ours, strict=True):
         ids = torch.tensor([prompt])

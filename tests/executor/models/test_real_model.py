@@ -12,14 +12,13 @@ log-probabilities that lie as near those in float32 as rounding lets them.
 import json
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 
+from model_inputs import Row, inputs_of
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
-from paceline_executor.runner.cpu import CpuRunner
-from paceline_executor.runner.inputs import forward_inputs
-from paceline_executor.testing.driving import Draw, DrivenRow, Driver, step_batch
+from paceline_executor.testing.cpu import cpu_runner
+from paceline_executor.testing.driving import Draw, Driver
 from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.fetch.fetching import sha256_of
 from real_model import GREEDY_TOKENS, NUM_TOKENS, TEN, greedy_tokens_text
@@ -38,7 +37,7 @@ def runner(default_model):
 
     One thread: its time depends less on what else the machine does. That threads change no bit is tested elsewhere.
     """
-    return CpuRunner(load_checkpoint(default_model), num_blocks=600, block_size=16, num_threads=1)
+    return cpu_runner(load_checkpoint(default_model), num_blocks=600, block_size=16)
 
 
 def greedy_run(runner, prompts, num_tokens):
@@ -190,7 +189,7 @@ def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(runner, fifty_prom
 def packed_runner(default_model, request):
     """The same model with its weights packed as the file has them, and keys and values in less than float32."""
     numerics = Numerics(MatrixKind.PACKED, request.param)
-    return CpuRunner(load_checkpoint(default_model), num_blocks=600, block_size=16, numerics=numerics, num_threads=1)
+    return cpu_runner(load_checkpoint(default_model), num_blocks=600, block_size=16, numerics=numerics)
 
 
 # Of 20, 22 and 88 tokens; in the longest tier all prompts.
@@ -240,11 +239,8 @@ def test_packed_weights_give_the_same_bits_however_tokens_are_grouped(packed_run
 
 def log_distributions(runner, token_ids):
     """What the model expects after each of these tokens: the log-probabilities of all tokens, [tokens, vocab]."""
-    num_tokens = len(token_ids)
-    row = DrivenRow(token_ids, num_tokens, Draw(), list(range(-(-num_tokens // 16))), max_chunk=num_tokens)
-    every = np.arange(num_tokens, dtype=np.int32)
-    inputs = forward_inputs(step_batch([row], counts=[num_tokens], sampled=[0]), 16, every)
-    return runner._model.forward(inputs, runner._kv_cache).log_softmax(-1)
+    inputs = inputs_of(Row(token_ids, range(-(-len(token_ids) // 16))), block_size=16)
+    return runner._device.run(lambda: runner._model.hidden(inputs, runner._kv_cache).log_softmax(-1))
 
 
 def test_packed_weights_expect_what_float32_expects(packed_runner, runner, conversations):

@@ -1,4 +1,4 @@
-"""A profile of a device, on the twin of one: torch.profiler's trace of whole steps, and ranges for other tools."""
+"""A profile of a device: of a CPU, and on the twin of a GPU torch.profiler's trace and ranges for other tools."""
 
 import asyncio
 import json
@@ -13,18 +13,20 @@ from both_sides.chrome_trace import read_trace
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
-from paceline_executor.numerics import FLOAT32_NUMERICS
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.profiling.profiler import StepMark
 from paceline_executor.profiling.torch_trace import TorchProfiler
-from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import buckets_of
+from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
+from paceline_executor.testing.cpu import cpu_runner
 from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded, serving
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
+from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, tiny_checkpoint
 from paceline_executor.testing.plan_client import attached, grants, request
 
 LIMITS = replace(HASH_LIMITS, num_rows=2, vocab_size=TINY_CONFIG.vocab_size, block_size=16)
+PACKED = Numerics(MatrixKind.PACKED, KvDtype.INT8)
 PLACING = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, i, i) for i in range(4)]))
 MARK = StepMark(1, 1, 1, 0, 0, 0, 0, 0)
 
@@ -42,31 +44,50 @@ class Ranges:
         self.seen.append("end")
 
 
-def load(device):
-    """The runner of a GPU with a tiny model, on the twin of a device."""
+def gpu_runner(device):
+    """With a tiny model, on the twin of a device."""
     geometry = kv_geometry(TINY_CONFIG, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
     model = LlamaModel(HostWeights(RandomCheckpoint()), LIMITS.max_model_len)
     cache, buckets = allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv), buckets_of(2, 4)
-    return loaded(DeviceRunner(device, model, cache, geometry, LIMITS, buckets=buckets), LIMITS)
+    return DeviceRunner(device, model, cache, geometry, LIMITS, buckets=buckets)
+
+
+async def trace_of(runner):
+    """Of a prompt and a decode."""
+    async with (
+        serving(lambda: loaded(runner, LIMITS)) as (_, address),
+        attached(address) as client,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        call = executor_pb2_grpc.ExecutorServiceStub(channel).Profile(executor_pb2.ProfileRequest(num_steps=2))
+        async with asyncio.timeout(120):
+            while not runner.profiler.is_on:
+                await asyncio.sleep(0.01)
+        await client.run([(0, 3)], PLACING)
+        for _ in range(2):
+            await client.run([(0, 1)])
+        return b"".join([part.trace async for part in call])
+
+
+async def test_a_cpus_compute_thread_has_a_track_with_what_it_computed():
+    """Beside that of the step thread, which launches it."""
+    checkpoint = tiny_checkpoint(head_dim=32, intermediate_size=96)
+    runner = cpu_runner(checkpoint, num_blocks=8, block_size=16, numerics=PACKED)
+    events = json.loads(await trace_of(runner))["traceEvents"]
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    seen = {(tracks[event["tid"]], event["cat"], event["name"]) for event in events if event["ph"] == "X"}
+    computed = {(category, name) for track, category, name in seen if track == "compute thread"}
+
+    assert computed >= {("phase", "forward"), ("phase", "draw"), ("kernel", "qkv"), ("kernel", "logits")}
+    assert {track for track, category, _ in seen if category == "kernel"} == {"compute thread"}
+    assert ("step thread", "phase", "compute") in seen
 
 
 async def test_a_device_is_profiled_by_torch_and_its_steps_have_ranges(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ranges, device = Ranges(), TwinDevice()
     device.profiler = TorchProfiler(device.profiler._activities, ranges.push, ranges.pop)
-    async with (
-        serving(lambda: load(device)) as (_, address),
-        attached(address) as client,
-        grpc.aio.insecure_channel(address) as channel,
-    ):
-        call = executor_pb2_grpc.ExecutorServiceStub(channel).Profile(executor_pb2.ProfileRequest(num_steps=2))
-        async with asyncio.timeout(120):
-            while not device.profiler.is_on:
-                await asyncio.sleep(0.01)
-        await client.run([(0, 3)], PLACING)
-        for _ in range(2):
-            await client.run([(0, 1)])
-        text = b"".join([part.trace async for part in call])
+    text = await trace_of(gpu_runner(device))
     (head, *_), events = ranges.seen, read_trace(text)
     names = [event.name for event in events]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline_executor.errors import PlanError, PlanFault, StepFailedError
 from paceline_executor.rows.table import RowTable
-from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter, simulated_draft_model
+from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
 from paceline_executor.testing.plans import int32
 from paceline_executor.testing.random_plans import LIMITS, FragileRunner, Request, Scheduler
 from paceline_executor.testing.spoilt_plans import Spoiler
@@ -63,11 +63,6 @@ class Run:
                 return KnowingDrafter(answers, lambda _: 0)
             case "useless":
                 return UselessDrafter(chance, LIMITS.vocab_size)
-            case "model":
-                return simulated_draft_model(LIMITS, LIMITS.vocab_size, max_catch_up=2)
-            case "other model":
-                num_tokens = chance.randint(4, LIMITS.max_model_len)
-                return simulated_draft_model(LIMITS, LIMITS.vocab_size - 2, max_model_len=num_tokens, max_catch_up=4)
         return None
 
     def plans(self):
@@ -100,16 +95,8 @@ class Run:
 wanted = st.tuples(
     st.integers(0, 11), st.lists(st.integers(0, 49), min_size=1, max_size=5), st.integers(1, 8), st.integers(0, 49)
 )
-DRAFTERS = ("nobody", "right", "erring", "erring", "wrong", "useless", "lookup", "model", "other model")
-
-
-def runs_of(*drafters):
-    """Runs with one of these drafters each."""
-    requests = st.lists(wanted, min_size=2, max_size=6)
-    return st.builds(Run, requests, st.integers(1, 4), st.sampled_from(drafters), st.integers(0, 2**32))
-
-
-runs = runs_of(*DRAFTERS)
+drafters = st.sampled_from(("nobody", "right", "erring", "erring", "wrong", "useless", "lookup"))
+runs = st.builds(Run, st.lists(wanted, min_size=2, max_size=6), st.integers(1, 4), drafters, st.integers(0, 2**32))
 
 
 @pytest.mark.hypothesis
@@ -128,35 +115,6 @@ def test_any_sound_schedule_gives_every_request_its_own_tokens():
     everyone_is_served()
     for outcome in ("not found", "wrong", "accepted") if can_draft() else ():
         assert reached[outcome] >= settings.default.max_examples, reached
-
-
-@pytest.mark.hypothesis
-def test_a_draft_model_knows_what_its_blocks_hold():
-    """With the target's weights its drafts are right, every one: among shared, copied and released blocks, wrong
-    drafts of other rows' steps, preemptions and failed steps. It catches up by two tokens in a step.
-    """
-    reached = Counter()
-
-    @settings(max_examples=settings.default.max_examples // 2)
-    @given(runs_of("model"))
-    def all_drafts_are_right(run):
-        for planned in run.plans():
-            run.runner.fails_in = run.random.choice([*["" for _ in range(6)], "copy", "forward pass", "output"])
-            try:
-                result = run.execute(planned)
-            except StepFailedError:
-                reached["failed"] += 1
-                run.recover()
-                continue
-            granted, verified = int(planned.num_draft_tokens.sum()), int(result.num_draft_tokens.sum())
-            assert int(np.maximum(result.num_accepted - 1, 0).sum()) == verified
-            reached.update({"right": verified, "behind": granted - verified, "preempted": len(planned.releases)})
-        run.assert_everyone_was_served()
-
-    if can_draft():
-        all_drafts_are_right()
-        for outcome in ("right", "behind", "failed", "preempted"):
-            assert reached[outcome] >= settings.default.max_examples // 2, reached
 
 
 @pytest.mark.hypothesis
@@ -200,7 +158,7 @@ def test_a_plan_is_applied_wholly_or_not_at_all():
     @given(runs)
     def every_spoilt_plan_is_applied_wholly_or_not_at_all(run):
         for planned in run.plans():
-            if run.random.random() < 0.6:
+            if run.random.random() < 0.75:
                 spoilt = Spoiler(run.limits, run.random).spoil(planned)
                 trial = SteppingEngine(deepcopy(run.engine.table), run.runner.twin())
                 try:

@@ -6,7 +6,6 @@ import pytest
 from paceline.plan.values import RowFinish, SamplingParams
 from paceline_executor.errors import NoTokenLeftError
 from paceline_executor.limits import RowLimits
-from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.rows.rules import rules_of
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.drafter import NoDrafter, TimedDrafter
@@ -117,7 +116,7 @@ def test_a_row_that_is_placed_again_with_its_output_goes_on_the_same(num_before)
 
 def sampling_of(*plans):
     """How the draws of these steps are sampled, by a runner that draws the same token always."""
-    drafter = TimedDrafter(NoDrafter(), lambda: 0, HostProfiler())
+    drafter = TimedDrafter(NoDrafter(), lambda: 0)
     table, rows, seen = RowTable(LIMITS), HostRows(LIMITS.block_size, LIMITS.vocab_size, drafter), []
 
     def compute(batch):

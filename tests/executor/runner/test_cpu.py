@@ -1,34 +1,32 @@
-"""The CPU runner: the same bits in any company, faults that stay alone, blocks that can be copied, one warm-up."""
+"""A runner of a CPU: the same bits in any company, faults that stay alone, blocks that can be copied, one warm-up."""
 
 import dataclasses
+import sys
 from types import SimpleNamespace
 
-import numba
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.registry import CPUDispatcher
 
+from drafting.serving import serve
 from paceline_executor.errors import StartError
+from paceline_executor.link.engine import Engine
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
-from paceline_executor.runner.cpu import CpuRunner, operations_of
+from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.cpu import checked_threads, have_compiled, operations_of
 from paceline_executor.runner.interface import RowProblem
 from paceline_executor.runner.measuring import fastest_ns
-from paceline_executor.testing.driving import Draw, DrivenRow, Driver, drawn_logprobs, step_batch
+from paceline_executor.testing.cpu import cpu_rig, shared_device
+from paceline_executor.testing.driving import Draw, Driver
 from paceline_executor.testing.models import tiny_checkpoint
+from paceline_executor.testing.plans import GREEDY as PLAIN
+from paceline_executor.testing.plans import placement
 from paceline_executor.weights.checkpoint import Checkpoint
-from paceline_kernels.activation import cpu as activation
-from paceline_kernels.attention import cpu as attention
 from paceline_kernels.compiler import jit
-from paceline_kernels.decoder import cpu as decoder
-from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.linear import cpu as linear
-from paceline_kernels.rms_norm import cpu as rms_norm
-from paceline_kernels.rope import cpu as rope
-from paceline_kernels.sampling import cpu as sampling
 from paceline_kernels.testing import poisoned
-from paceline_kernels.warm_up.calls import CPU_CALLS
 
 GREEDY = Draw(num_logprobs=4)
 SEEDED = Draw(temperature=0.9, top_p=0.95, seed=123456789012345678, num_logprobs=4)
@@ -69,9 +67,8 @@ def case(request):
 
 def new_runner(case, num_blocks=128, block_size=16, num_threads=1):
     """A runner whose KV cache holds NaN, or a scale of NaN, wherever nothing was written."""
-    runner = CpuRunner(
-        case.checkpoint, numerics=case.numerics, num_blocks=num_blocks, block_size=block_size, num_threads=num_threads
-    )
+    size = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
+    runner = cpu_rig(case.checkpoint, numerics=case.numerics, **size).runner
     for cache in (runner._kv_cache.keys, runner._kv_cache.values):
         cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))  # four bytes of -1 are a NaN
     return runner
@@ -137,6 +134,13 @@ def test_blocks_that_held_other_tokens_serve_as_well_as_fresh_ones(case):
 
 
 @pytest.mark.skipif(jit.max_threads() < 2, reason="one core")
+def test_a_device_has_all_its_threads_after_the_warm_up():
+    device = shared_device(2)
+    have_compiled(device, ("sample",), lambda _: None)
+    assert device.run(jit.num_threads) == 2
+
+
+@pytest.mark.skipif(jit.max_threads() < 2, reason="one core")
 def test_the_number_of_threads_does_not_change_a_bit(case):
     prompt = random_prompt(50, seed=3)
     outputs = []
@@ -194,7 +198,7 @@ def test_logprobs_come_for_the_rows_that_asked(case):
     output = driver.step(rows)
     assert [len(row.logprobs) for row in rows] == [0, 1, 1]
     assert output.logprobs.logprobs[1:].tolist() == [rows[1].logprobs[0].chosen, rows[2].logprobs[0].chosen]
-    assert output.logprobs.top_logprobs.shape == (3, 3)
+    assert output.logprobs.top_logprobs.shape[0] == 3
     assert rows[2].logprobs[0].top_token_ids[0] == rows[2].output[0]
     assert rows[2].logprobs[0].chosen == rows[2].logprobs[0].top_logprobs[0] < 0
 
@@ -212,57 +216,24 @@ def test_a_step_that_samples_nothing_draws_nothing(case):
     assert output.forward_ns > 0
 
 
-def one_token_batch():
-    """Token 5 at position 0 in block 3, drawn for."""
-    return step_batch([DrivenRow([5], num_prompt=1, draw=GREEDY, blocks=[3], max_chunk=1)], counts=[1], sampled=[0])
-
-
-def test_arrays_may_be_read_only_and_strided(case):
-    batch = one_token_batch()
-    wide = np.repeat(batch.token_ids, 2)
-    wide.flags.writeable = False
-    outputs = [
-        new_runner(case).compute(batch),
-        new_runner(case).compute(dataclasses.replace(batch, token_ids=wide[::2])),
-    ]
-    ours, expected = [drawn_logprobs(output, 0, GREEDY.num_logprobs) for output in outputs]
-    assert ours == expected
-
-
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ({"token_ids": np.array([512], dtype=np.int32)}, KernelArgumentError),
-        ({"token_ids": np.array([-2], dtype=np.int32)}, KernelArgumentError),
-        ({"block_tables": np.array([[128]], dtype=np.int32)}, KernelArgumentError),
-        ({"positions": np.array([16], dtype=np.int32)}, IndexError),
-        ({"context_lens": np.array([17], dtype=np.int32)}, KernelArgumentError),
-    ],
-)
-def test_a_batch_that_names_what_does_not_exist_is_refused(case, change, error):
-    """It never reads or writes out of bounds."""
-    with pytest.raises(error):
-        new_runner(case).compute(dataclasses.replace(one_token_batch(), **change))
-
-
 def test_positions_beyond_the_pool_take_no_memory():
-    runner = new_runner(Case(tiny_checkpoint(max_model_len=1 << 24)), num_blocks=4, block_size=16)
-    assert runner._model._rope_tables.shape[1] == 64
+    rig = cpu_rig(tiny_checkpoint(max_model_len=1 << 24), num_blocks=4, block_size=16)
+    assert rig.model.model._rope_tables.shape[1] == 64
 
 
 def test_warm_up_reports_each_step_and_measures_rising_times(case):
-    seen = []
-    runner = CpuRunner(
-        case.checkpoint, numerics=case.numerics, num_blocks=8, block_size=16, num_threads=1, on_progress=seen.append
-    )
-    points = runner.warm_up()
+    read, measured = [], []
+    rig = cpu_rig(case.checkpoint, numerics=case.numerics, num_blocks=8, block_size=16)
+    have_compiled(rig.model.device, operations_of(case.numerics), read.append)
+    points = rig.model.runner(rig.limits, on_progress=measured.append).warm_up()
     assert [size for size, _ in points] == [1, 16, 64]
     assert all(time_ns > 0 for _, time_ns in points)
-    steps = [f"read {name}" for name in operations_of(case.numerics)]
-    steps += [f"measure a step of {size} tokens" for size in (1, 16, 64)]
-    assert [step.step for step in seen[: len(steps) - 3] + seen[-3:]] == steps  # between them, what had to be compiled
-    assert all(step.step.replace("compile", "read") == steps[step.index] for step in seen)
-    assert {step.num_steps for step in seen} == {len(steps)}
+    operations = operations_of(case.numerics)
+    names = [(step.step.replace("compile", "read"), step.index, step.num_steps) for step in read]
+    assert set(names) == {(f"read {name}", index, len(operations)) for index, name in enumerate(operations)}
+    assert [(step.step, step.index, step.num_steps) for step in measured] == [
+        (f"measure a step of {size} tokens", index, 3) for index, size in enumerate((1, 16, 64))
+    ]
 
 
 def test_a_disturbed_measurement_of_the_warm_up_does_not_count():
@@ -271,39 +242,41 @@ def test_a_disturbed_measurement_of_the_warm_up_does_not_count():
     assert fastest_ns(lambda: SimpleNamespace(forward_ns=next(times), sample_ns=1)) == 18
 
 
+def functions_that_python_calls():
+    """All of the kernels' that are compiled, as if none had been yet."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("paceline_kernels.")]
+    compiled = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, CPUDispatcher) and not isinstance(value, jit._Inner)
+    }
+    for function in compiled:
+        _OVERLOADS.append(dict(function.overloads))
+        function._reset_overloads()
+    return compiled
+
+
+_OVERLOADS = []  # other code may be linked to it
+
+
 def test_nothing_compiles_after_the_warm_up(case):
-    new_runner(case).warm_up()
-    if case.numerics == FLOAT32_NUMERICS:
-        of_kind = [linear.multiply, rms_norm.normalize, rms_norm.add_and_normalize, rms_norm.normalize_heads]
-        of_kind += [rope.rotate_and_write, attention.attend, activation.gate_rows, activation.cap_rows]
-    else:
-        of_kind = [decoder.run, attention.count_units, attention.fill_units]
-    compiled = [*of_kind, attention.count_sound_rows, sampling.draw_rows, sampling.take_logprobs]
-    before = [len(function.signatures) for function in compiled]
-    assert min(before) >= 1
-    for lengths in ([1], [3, 40], [300, 1, 1], [64] * 9):
-        for draw in (GREEDY, SEEDED):
-            driver = Driver(new_runner(case))
-            driver.run([driver.add(random_prompt(length, 1), draw, max_chunk=50) for length in lengths], 3)
-    assert [len(function.signatures) for function in compiled] == before
+    """Whatever steps call, of their model, rows, draws, rules, drafts and results: code is kept by types."""
+    rig = cpu_rig(case.checkpoint, numerics=case.numerics, num_blocks=32, block_size=16, max_drafts=4)
+    ruled = dataclasses.replace(PLAIN, temperature=0.5, frequency_penalty=0.5, logit_bias=((3, 1.0),))
+    asked = ({}, {"num_logprobs": 3}, {"num_prompt_logprobs": 1}, {"sampling": ruled})
+    requests = [placement(row, [5] * (1 + 29 * row), max_tokens=5, **more) for row, more in enumerate(asked)]
 
+    def served():
+        return serve(Engine(RowTable(rig.limits), rig.runner), requests, lambda _, step: 4 if step else 0)
 
-@pytest.mark.parametrize("packed", ["packed-int8", "packed-float16"])
-def test_the_decoder_that_is_compiled_ahead_is_every_models(packed, monkeypatch):
-    """Compiled code is kept by the types of arguments: those of a model's step are those of the warm-up's."""
-    types, run = [], decoder.run
-
-    def run_and_note(*arguments):
-        types.append([numba.typeof(argument) for argument in arguments])
-        run(*arguments)
-
-    monkeypatch.setattr(decoder, "run", run_and_note)
-    case = CASES[packed]
-    for name in operations_of(case.numerics):
-        CPU_CALLS[name]()
-    new_runner(case).compute(one_token_batch())
-    assert len(types) == 2
-    assert types[0] == types[1]
+    expected, steps = served()  # all that it needs is imported then
+    assert sum(step.verified for step in steps) > 0
+    compiled = functions_that_python_calls()
+    have_compiled(shared_device(), operations_of(case.numerics), lambda _: None)
+    before = {function.__name__: function.signatures for function in compiled}
+    assert served()[0] == expected
+    assert {function.__name__: function.signatures for function in compiled} == before
 
 
 def test_the_geometry_says_what_was_allocated(case):
@@ -314,9 +287,9 @@ def test_the_geometry_says_what_was_allocated(case):
 
 
 @pytest.mark.parametrize("num_threads", [0, -1, 100_000])
-def test_an_impossible_number_of_threads_is_refused(case, num_threads):
+def test_an_impossible_number_of_threads_is_refused(num_threads):
     with pytest.raises(StartError, match="the number of threads must be 1 to"):
-        new_runner(case, num_threads=num_threads)
+        checked_threads(num_threads)
 
 
 def test_a_kv_cache_larger_than_any_memory_is_refused(case):

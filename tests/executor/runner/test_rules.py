@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from model_inputs import Row, inputs_of
 from paceline.plan.values import SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.cpu import CpuRunner
-from paceline_executor.runner.interface import RowProblem, StepOutput
-from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS, part, pieces_of, rest
+from paceline_executor.runner.device.host_model import HostModel
+from paceline_executor.runner.interface import RowProblem
+from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
+from paceline_executor.testing.cpu import cpu_runner
 from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.testing.plans import GREEDY, placement, plan
 from paceline_executor.testing.stepping import SteppingEngine
@@ -24,7 +26,7 @@ DRAWING = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 7
 @pytest.fixture(scope="module")
 def runner():
     """A tiny float32 model."""
-    return CpuRunner(tiny_checkpoint(num_heads=9, num_kv_heads=3), num_blocks=48, block_size=16, num_threads=1)
+    return cpu_runner(tiny_checkpoint(num_heads=9, num_kv_heads=3), num_blocks=48, block_size=16)
 
 
 def grants(row, num_blocks=12):
@@ -104,24 +106,8 @@ def test_prompt_logprobs_are_those_of_the_models_logits_over_chunk_borders(runne
 
 def whole_logits(runner):
     """The logits of every prompt token, of one forward pass. [150, vocab]."""
-    engine = SteppingEngine(RowTable(LIMITS), runner)
-    first = plan([(0, 150)], place=[placement(0, PROMPT)], grants=grants(0))
-    (batch,) = flat_batches(runner, engine.table.launch(first, now_ns=0))
-    return runner._forward(batch, np.arange(150, dtype=np.int32))[0].clone()
-
-
-def flat_batches(runner, *launched):
-    """What the runner would compute in these steps, each of whose draws is token 0."""
-    batches = []
-
-    def compute(batch):
-        batches.append(batch)
-        drawn = np.zeros(batch.sampled.size, dtype=np.int32)
-        return StepOutput(drawn + 1, drawn, None, {}, forward_ns=0, sample_ns=0)
-
-    for each in launched:
-        runner._rows.step(each.prepared.batch, compute)
-    return batches
+    inputs = inputs_of(Row(PROMPT, range(12)), block_size=16)
+    return runner._device.run(lambda: runner._model.hidden(inputs, runner._kv_cache).clone())
 
 
 def told(result):
@@ -137,22 +123,17 @@ def test_rows_beside_one_that_wants_prompt_logprobs_draw_as_ever(runner):
     assert alone[0].prompt_logprobs == ()
 
 
-def test_logits_of_a_prompt_are_computed_a_piece_at_a_time(runner):
-    table = RowTable(LIMITS)
-    first = plan(
-        [(1, 5), (0, 150)],
-        place=[placement(0, PROMPT, num_prompt_logprobs=0), placement(1, PROMPT[:5])],
-        grants=[*grants(0), *grants(1)],
-    )
-    (batch,) = flat_batches(runner, table.launch(first, now_ns=0))
-    pieces = pieces_of(batch.prompt_targets)
-    assert [piece.row for piece in pieces] == [1, 1, 1]
-    assert [part(batch, piece).token_ids.size for piece in pieces] == [MAX_PIECE_TOKENS, MAX_PIECE_TOKENS, 21]
-    assert np.concatenate([part(batch, piece).token_ids for piece in pieces]).tolist() == PROMPT[:149]
-    left = rest(batch)
-    assert left.token_ids.tolist() == [*PROMPT[:5], PROMPT[149]]
-    assert left.sampled.tolist() == [0, 1]
-    assert left.positions.tolist() == [0, 1, 2, 3, 4, 149]
+def test_logits_of_a_prompt_are_computed_a_piece_at_a_time(runner, monkeypatch):
+    """Then the rest of the batch: its last token, and the row beside it."""
+    sizes, hidden = [], HostModel.hidden
+
+    def hidden_and_note(self, inputs, *more):
+        sizes.append((inputs.token_ids.shape[0], inputs.logit_tokens.shape[0]))
+        return hidden(self, inputs, *more)
+
+    monkeypatch.setattr(HostModel, "hidden", hidden_and_note)
+    run_prompt(runner, (150,), beside=[(1, 5)])
+    assert sizes == [(MAX_PIECE_TOKENS, MAX_PIECE_TOKENS)] * 2 + [(21, 21), (5 + 1, 2)]
 
 
 def test_a_prompt_with_logits_that_are_no_numbers_fails_its_row_alone(runner):
@@ -163,7 +144,7 @@ def test_a_prompt_with_logits_that_are_no_numbers_fails_its_row_alone(runner):
     keys = runner._kv_cache.keys[0, 0].clone()
     runner._kv_cache.keys[0, 0].fill_(float("nan"))
     second = plan([(0, 30), (1, 5)], step_id=2)
-    output = runner.launch(table.launch(second, now_ns=0).prepared.batch)
+    output = runner.wait(runner.launch(table.launch(second, now_ns=0).prepared.batch))
     runner._kv_cache.keys[0, 0].copy_(keys)
     assert output.problems == {0: RowProblem.NOT_FINITE}
     assert output.prompt_logprobs == {}

@@ -99,9 +99,9 @@ def test_a_runner_draws_by_the_rule_that_it_is_given(rule):
     assert driver.run([driver.add([1, 2, 3])], 30) == [rule.output([1, 2, 3], 30, 0)]
 
 
-def batch_of(row, num_tokens, *, is_sampled=True):
-    """The batch that computes so many more tokens of a row."""
-    return step_batch([row], [num_tokens], [0] if is_sampled else [])
+def batch_of(row, num_tokens):
+    """The batch that computes so many more tokens of a row, its last ones."""
+    return step_batch([row], [num_tokens], [0])
 
 
 def chunk(token_ids):
@@ -119,7 +119,7 @@ def test_a_slot_that_is_not_as_its_row_wrote_it_changes_what_follows(position):
     seen = [*row.token_ids]
     seen[position] = 99
     other = DrivenRow(seen[: position + 1], 1, Draw(), row.blocks, 1, num_computed=position)
-    simulated.compute(batch_of(other, 1, is_sampled=False))
+    simulated.launch(batch_of(other, 1))
 
     driver.step([row])
 
@@ -155,7 +155,7 @@ def test_a_slot_holds_a_token_id():
 
 def test_a_step_is_done_when_its_time_is_over_and_sleeps_until_then(clock):
     simulated = runner(clock=clock)
-    handle = simulated.compute(chunk([1, 2, 3]))
+    handle = simulated.launch(chunk([1, 2, 3]))
     assert not simulated.is_done(handle)
 
     output = simulated.wait(handle)
@@ -167,10 +167,10 @@ def test_a_step_is_done_when_its_time_is_over_and_sleeps_until_then(clock):
 
 def test_what_computing_took_is_part_of_the_time(clock):
     simulated = runner(clock=clock)
-    handle = simulated.compute(chunk([1, 2, 3]))
+    handle = simulated.launch(chunk([1, 2, 3]))
     clock.now_ns += 3000
     simulated.wait(handle)
-    late = simulated.compute(chunk([1, 2, 3]))
+    late = simulated.launch(chunk([1, 2, 3]))
     clock.now_ns += 9000
     simulated.wait(late)
 
@@ -180,7 +180,7 @@ def test_what_computing_took_is_part_of_the_time(clock):
 def test_without_a_table_steps_take_no_time(clock):
     simulated = runner(step_times=StepTimes(), clock=clock)
 
-    output = simulated.compute(chunk([1, 2, 3]))
+    output = simulated.launch(chunk([1, 2, 3]))
 
     assert (output.forward_ns, clock.slept_s) == (0, [])
     assert max(duration_ns for _, duration_ns in simulated.warm_up()) <= 2000
@@ -211,7 +211,7 @@ def test_pairs_are_paid_for_each(clock):
     simulated = runner(step_times=StepTimes(((1, 0.0),), ns_per_pair=10.0), clock=clock)
     row = DrivenRow([1, 2, 3, 4, 5], 5, Draw(), [0, 1], 100, num_computed=2)
 
-    output = simulated.compute(batch_of(row, 3))
+    output = simulated.launch(batch_of(row, 3))
 
     assert output.forward_ns == 10 * (3 * 2 + 1 + 2 + 3)
 

@@ -1,15 +1,20 @@
 """What follows a right draft is drawn with the model's probabilities, as if nobody had drafted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from hash_twin import HostDrafter
+from model_inputs import Row, inputs_of
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
-from paceline_executor.runner.cpu import CpuRunner
-from paceline_executor.runner.interface import FlatBatch, SamplingColumns
-from paceline_executor.testing.driving import Draw, Driver
+from paceline_executor.runner.device.drafts import launching
+from paceline_executor.testing.cpu import NUM_ROWS, cpu_rig
+from paceline_executor.testing.drafters import KnowingDrafter
+from paceline_executor.testing.driving import Draw, DrivenRow, step_batch
 from paceline_executor.testing.models import tiny_checkpoint
 
-BLOCK_SIZE, NUM_ROWS, NUM_GROUPS, TEMPERATURE = 16, 1500, 8, 0.3
+NUM_STEPS, NUM_GROUPS, TEMPERATURE = 24, 8, 0.3
 PROMPT = [1, 2, 3]
 MAX_MISFIT = 30.0  # chi-square of 7 degrees of freedom: exceeded once in 10,000 times
 
@@ -19,22 +24,19 @@ MAX_MISFIT = 30.0  # chi-square of 7 degrees of freedom: exceeded once in 10,000
     params=[FLOAT32_NUMERICS, Numerics(MatrixKind.PACKED, KvDtype.INT8)],
     ids=["float32", "packed"],
 )
-def runner(request):
-    """A small model."""
+def new_runner(request):
+    """Of a small model, for which this drafter drafts."""
     checkpoint = tiny_checkpoint(num_heads=9, num_kv_heads=3, head_dim=32, intermediate_size=96)
-    return CpuRunner(checkpoint, num_blocks=4, block_size=BLOCK_SIZE, numerics=request.param, num_threads=1)
+    size = {"num_blocks": 4, "block_size": 16, "numerics": request.param, "max_drafts": 1}
+    on_device = lambda drafter: launching(HostDrafter(drafter, 512), 1)  # noqa: E731
+    return lambda drafter: cpu_rig(checkpoint, drafting=lambda *_: on_device(drafter), **size).runner
 
 
 def probabilities_behind(runner, tokens):
-    """Of every token, at the temperature; from the log-probabilities of plain decoding."""
-    driver = Driver(runner)
-    row = driver.add(tokens, Draw(num_logprobs=512))
-    driver.step([row])
-    (drawn,) = row.logprobs
-    logprobs = np.full(512, -np.inf)
-    logprobs[list(drawn.top_token_ids)] = drawn.top_logprobs
-    shares = np.exp((logprobs - logprobs.max()) / TEMPERATURE)
-    return shares / shares.sum()
+    """Of every token, at the temperature; by the model's logits."""
+    inputs = inputs_of(Row(tokens, [0]), block_size=16, only_last=True)
+    logits = runner._device.run(lambda: runner._model.hidden(inputs, runner._kv_cache).clone())
+    return (logits[0].double() / TEMPERATURE).softmax(0).numpy()
 
 
 def misfit(tokens, probabilities):
@@ -46,39 +48,28 @@ def misfit(tokens, probabilities):
     return float((((seen - expected) ** 2)[some] / expected[some]).sum()) + 1e9 * seen[~some].sum()
 
 
-def rows_with_a_draft(draft):
-    """Rows that differ in their seeds alone, on the same block; of each the prompt is computed, and a draft."""
-    ones, twice = np.ones(NUM_ROWS, dtype=np.int32), np.ones(2 * NUM_ROWS, dtype=np.int32)
-    tokens = [*PROMPT, draft]
-    return FlatBatch(
-        token_ids=np.tile(np.array(tokens, dtype=np.int32), NUM_ROWS),
-        positions=np.tile(np.arange(len(tokens), dtype=np.int32), NUM_ROWS),
-        cu_seqlens=np.arange(NUM_ROWS + 1, dtype=np.int32) * len(tokens),
-        context_lens=ones * len(tokens),
-        block_tables=np.zeros((NUM_ROWS, 1), dtype=np.int32),
-        sampled=np.arange(NUM_ROWS, dtype=np.int32),
-        sampling=SamplingColumns(
-            temperature=twice * np.float32(TEMPERATURE),
-            top_k=twice * 0,
-            top_p=twice.astype(np.float32),
-            min_p=twice * np.float32(0),
-            seeds=np.repeat(np.arange(NUM_ROWS, dtype=np.uint64), 2),
-            offsets=np.tile(np.arange(2, dtype=np.int32), NUM_ROWS),
-            num_logprobs=-twice,
-        ),
-        num_drafts=ones,
-    )
+def drawn_behind(runner):
+    """Tokens of rows that differ in their seeds alone, on the same block; each computes its prompt and a draft."""
+    for step in range(NUM_STEPS):
+        draws = [Draw(TEMPERATURE, seed=step * NUM_ROWS + row) for row in range(NUM_ROWS)]
+        rows = [DrivenRow([*PROMPT], len(PROMPT), draw, [0], len(PROMPT)) for draw in draws]
+        batch = step_batch(rows, [len(PROMPT)] * NUM_ROWS, range(NUM_ROWS))
+        ones = np.ones_like(batch.rows)
+        drafting = replace(batch, num_tokens=batch.num_tokens + 1, context_lens=batch.context_lens + 1, num_drafts=ones)
+        output = runner.wait(runner.launch(drafting))
+        assert (output.num_verified == 1).all()
+        yield from np.split(output.token_ids, np.cumsum(output.num_accepted)[:-1])
 
 
-def test_draws_before_and_behind_a_right_draft_fit_the_model(runner):
-    """Over 1500 seeds: Pearson's test of both draws; the second does not fall as the first does."""
-    first = probabilities_behind(runner, PROMPT)
+def test_draws_before_and_behind_a_right_draft_fit_the_model(new_runner):
+    """Over 1536 seeds: Pearson's test of both draws; the second does not fall as the first does."""
+    plain = new_runner(KnowingDrafter([], lambda _: 0))
+    first = probabilities_behind(plain, PROMPT)
     draft = int(first.argmax())
-    second = probabilities_behind(runner, [*PROMPT, draft])
-    output = runner.compute(rows_with_a_draft(draft))
-    starts = np.cumsum(output.num_accepted) - output.num_accepted
-    befores = output.token_ids[starts]
-    behinds = output.token_ids[starts[output.num_accepted == 2] + 1]
+    second = probabilities_behind(plain, [*PROMPT, draft])
+    drawn = list(drawn_behind(new_runner(KnowingDrafter([[*PROMPT, draft]], lambda num_wanted: num_wanted))))
+    befores = np.array([tokens[0] for tokens in drawn])
+    behinds = np.array([tokens[1] for tokens in drawn if len(tokens) == 2])
     assert behinds.size == (befores == draft).sum() >= 200
     assert misfit(befores, first) < MAX_MISFIT
     assert misfit(behinds, second) < MAX_MISFIT

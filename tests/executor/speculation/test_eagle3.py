@@ -1,7 +1,6 @@
 """EAGLE-3 drafts: those of a head that has learnt are right. That none changes a token is shown beside this."""
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,39 +9,24 @@ from hypothesis import settings
 
 import model_inputs
 from drafting.serving import Plain, RandomRun
-from drafting.targets import DEVICE_LIMITS, MODEL, device_head, device_runner, host_runner, spoil
+from drafting.targets import KINDS, LIMITS, MODEL, Place
 from model_inputs import Row
+from paceline.plan.values import SamplingParams
 from paceline_executor.link.engine import Engine
 from paceline_executor.models.eagle3 import read_head
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.registry import build_model
-from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
+from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.drafter import WantedDrafts, WantingRow
-from paceline_executor.testing.drafters import head_drafter, wanted_drafts
-from paceline_executor.testing.driving import Driver
+from paceline_executor.runner.device.draft_model import DeviceDraftModel
 from paceline_executor.testing.eagle3 import random_head
-from paceline_executor.testing.plans import int32, placement
+from paceline_executor.testing.plans import placement, plan
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_kernels.attention import Splits
 from paceline_kernels.decoder import AuxHidden
 from paceline_kernels.sampling.reference import gumbel_noise
 
-TARGET, LIMITS = MODEL, DEVICE_LIMITS
-PACKED = Numerics(MatrixKind.PACKED, KvDtype.FLOAT16)
 AUX_LAYERS = (2, 1)
-
-
-def runner_in(numerics):
-    """The target."""
-    return host_runner(TARGET, LIMITS, numerics)
-
-
-def drafter_for(runner, folder, kind):
-    """The head in this folder, which sees the runner's steps from now on."""
-    drafter = head_drafter(runner, folder, TARGET.config, kind, LIMITS)
-    spoil(drafter._kv_cache)
-    return drafter
 
 
 class Lessons:
@@ -51,8 +35,8 @@ class Lessons:
     def __init__(self, parts, folder, numerics):
         self.numerics = numerics
         self.norm = torch.from_numpy(parts.tensors["norm.weight"])
-        self.model = build_model(TARGET, LIMITS.max_model_len, numerics.matrices)
-        checkpoint = eagle3_from_folder(parts.write(folder), TARGET.config)
+        self.model = build_model(MODEL, LIMITS.max_model_len, numerics.matrices)
+        checkpoint = eagle3_from_folder(parts.write(folder), MODEL.config)
         self.head = read_head(checkpoint, self.model.embed, LIMITS.max_model_len, numerics.matrices)
         self.seen, self.following = [], []
 
@@ -71,9 +55,9 @@ class Lessons:
 
     def states(self, tokens):
         """What flows between layers of the target."""
-        aux = AuxHidden(AUX_LAYERS, torch.empty(len(tokens), len(AUX_LAYERS), TARGET.config.hidden_size))
+        aux = AuxHidden(AUX_LAYERS, torch.empty(len(tokens), len(AUX_LAYERS), MODEL.config.hidden_size))
         dtype = torch.float32 if self.numerics is FLOAT32_NUMERICS else torch.float16
-        cache = new_cache((TARGET.config.num_layers, LIMITS.max_model_len), dtype)
+        cache = new_cache((MODEL.config.num_layers, LIMITS.max_model_len), dtype)
         self.model.forward(inputs_of(tokens, 0), cache, aux=aux)
         return aux.states
 
@@ -86,7 +70,7 @@ class Lessons:
 def new_cache(sizes, dtype):
     """Blocks of one slot."""
     *layers, num_slots = sizes
-    shape = (*layers, num_slots, TARGET.config.num_kv_heads, 1, TARGET.config.head_dim)
+    shape = (*layers, num_slots, MODEL.config.num_kv_heads, 1, MODEL.config.head_dim)
     return KvCache(*(torch.full(shape, float("nan"), dtype=dtype) for _ in "kv"))
 
 
@@ -102,36 +86,25 @@ UNDRAWN = 45
 
 
 @pytest.mark.parametrize(
-    ("wanted", "share", "numerics", "is_on_device"),
+    ("wanted", "share", "name"),
     [
-        pytest.param(SHARING, 0.75, PACKED, False, id="packed sharing"),
-        pytest.param(APART, 1.0, FLOAT32_NUMERICS, True, id="device apart"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                (APART, 1.0, PACKED, False),
-                (SHARING, 0.75, FLOAT32_NUMERICS, True),
-                (APART, 1.0, FLOAT32_NUMERICS, False),
-                (SHARING, 0.75, FLOAT32_NUMERICS, False),
-            ]
-        ),
+        pytest.param(wanted, share, name, id=f"{name} {text}", marks=[] if text == quick else pytest.mark.slow)
+        for name, quick in [("packed-float16", "sharing"), ("captured", "apart"), ("float32", None)]
+        for wanted, share, text in [(SHARING, 0.75, "sharing"), (APART, 1.0, "apart")]
     ],
 )
-def test_a_head_that_has_learnt_is_right(tmp_path, wanted, share, numerics, is_on_device):
+def test_a_head_that_has_learnt_is_right(tmp_path, wanted, share, name):
     """Its output matrix is fitted to what follows in these requests, over a reduced vocabulary.
 
     Among chunks, mixed rows, wrong numbers of drafts and preemptions all its drafts are right, as are those behind
     drafts. In a block that others began it may see what they go on with: those who share blocks have fewer.
     """
     requests = [placement(0, prompt, max_tokens=most, end_token_ids=[UNDRAWN]) for prompt, most in wanted]
-    plain = Plain(runner_in(numerics), LIMITS)
+    place = Place(KINDS[name])
+    plain = Plain(place.runner(None), LIMITS)
     outcomes = [plain.outcome(request) for request in requests]
-    folder = learnt_head(tmp_path, numerics, requests, outcomes).write(tmp_path / "head")
-    if is_on_device:
-        runner, _ = device_runner(device_head(folder))
-    else:
-        runner = runner_in(numerics)
-        runner.draft_by(drafter_for(runner, folder, numerics.matrices))
+    head = place.run(lambda: learnt_head(tmp_path, place.kind.numerics, requests, outcomes))
+    runner = place.runner(place.head(head.write(tmp_path / "head")))
     counts = Counter()
     for seed in range(min(20, settings.default.max_examples // 4)):
         run = RandomRun(Engine(RowTable(LIMITS), runner), requests, seed, LIMITS.max_num_draft_tokens)
@@ -145,7 +118,7 @@ def learnt_head(folder, numerics, requests, outcomes):
     """A head that knows what comes of these requests."""
     outputs = [outcome.tokens for outcome in outcomes]
     target_ids = np.array(sorted({*np.concatenate(outputs).tolist(), *range(0, LIMITS.vocab_size, 3)}))
-    parts = random_head(TARGET.config, aux_layers=AUX_LAYERS, draft_vocab_size=target_ids.size)
+    parts = random_head(MODEL.config, aux_layers=AUX_LAYERS, draft_vocab_size=target_ids.size)
     lessons = Lessons(parts, folder / "probe", numerics)
     for request, output in zip(requests, outputs, strict=True):
         prompt = request.prompt_token_ids.tolist()
@@ -156,20 +129,29 @@ def learnt_head(folder, numerics, requests, outcomes):
     return parts
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_drafts_are_drawn_with_the_noise_that_the_target_has_for_its_own_ids(tmp_path, seed):
-    runner, prompt = runner_in(FLOAT32_NUMERICS), [7, 30, 2, 41, 41, 9, 13]
-    parts = random_head(TARGET.config, aux_layers=AUX_LAYERS, draft_vocab_size=20, seed=seed)
-    drafter = drafter_for(runner, parts.write(tmp_path / "head"), MatrixKind.DENSE)
-    driver = Driver(runner)
-    row = driver.add(prompt, max_chunk=3)
-    driver.run([row], 1)
-    spare = next(block for block in range(LIMITS.num_blocks) if block not in row.blocks)
-    sampling = replace(wanted_drafts([(0, [0], 1)]).sampling, temperature=np.float32([0.8]), seeds=np.uint64([seed]))
-    wanting = WantingRow(0, int32(row.token_ids), 4, int32([*row.blocks, spare]), len(prompt))
-    (drafts,) = drafter.draft(WantedDrafts([wanting], replace(sampling, offsets=int32([1]))))
+def engine_with_head(parts, folder):
+    """On a CPU, in float32."""
+    place = Place(KINDS["float32"])
+    return Engine(RowTable(LIMITS), place.runner(place.head(parts.write(folder))))
 
-    lessons, known = Lessons(parts, tmp_path / "probe", FLOAT32_NUMERICS), row.token_ids
+
+@pytest.mark.parametrize("seed", range(5))
+def test_drafts_are_drawn_with_the_noise_that_the_target_has_for_its_own_ids(tmp_path, monkeypatch, seed):
+    prompt, drafts, launch = [7, 30, 2, 41, 41], [], DeviceDraftModel.launch
+
+    def launch_and_look(self, *asked):
+        launch(self, *asked)
+        self._device.launch(lambda: drafts.extend(self._rows.state.token_ids[0, 6:10].tolist()))
+
+    monkeypatch.setattr(DeviceDraftModel, "launch", launch_and_look)
+    parts = random_head(MODEL.config, aux_layers=AUX_LAYERS, draft_vocab_size=20, seed=seed)
+    engine = engine_with_head(parts, tmp_path / "head")
+    sampling = SamplingParams(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+    contents = {"place": [placement(0, prompt, sampling=sampling)], "grants": [(0, cell, cell) for cell in range(4)]}
+    first = engine.collect(engine.launch(plan([(0, 5)], **contents)))
+    engine.collect(engine.launch(plan([(0, 1 + 4)], drafts=[4])))
+
+    lessons, known = Lessons(parts, tmp_path / "probe", FLOAT32_NUMERICS), [*prompt, *first.token_ids.tolist()]
     cache = new_cache((LIMITS.max_model_len,), torch.float32)
     features = lessons.head.features(lessons.states(known[:-1]))
     found, hidden = lessons.head.forward(features, inputs_of(known[1:], 0), cache)
@@ -180,18 +162,15 @@ def test_drafts_are_drawn_with_the_noise_that_the_target_has_for_its_own_ids(tmp
         expected_drafts.append(int(target_ids[np.argmax(logits.numpy()[0] / np.float32(0.8) + noise)]))
         last = len(known) - 2 + offset
         found, hidden = lessons.head.forward(found, inputs_of(expected_drafts[-1:], last), cache)
-    assert drafts.tolist() == expected_drafts
+    assert drafts == expected_drafts
 
 
 def test_a_row_whose_tokens_the_target_has_not_computed_has_no_drafts(tmp_path):
-    runner = runner_in(FLOAT32_NUMERICS)
-    folder = random_head(TARGET.config, aux_layers=AUX_LAYERS).write(tmp_path / "head")
-    drafter = drafter_for(runner, folder, MatrixKind.DENSE)
-    driver = Driver(runner)
-    row = driver.add([5, 6, 7, 8, 9, 10], max_chunk=4)
-    driver.step([row])
-    tables = [[*row.blocks, 0]] * 3
-    none, single, some = drafter.draft(
-        wanted_drafts([(0, row.token_ids, 3), (1, [5], 3), (2, row.token_ids[:5], 3)], tables)
-    )
-    assert (none.size, single.size, some.size) == (0, 0, 3)
+    """Nor has one of a single token, as a head looks at the one behind, and the next of either has."""
+    engine = engine_with_head(random_head(MODEL.config, aux_layers=AUX_LAYERS), tmp_path / "head")
+    place = [placement(0, [5, 6, 7, 8, 9, 10]), placement(1, [5]), placement(2, [5, 6])]
+    grants = [(row, cell, 4 * row + cell) for row in range(3) for cell in range(4)]
+    engine.collect(engine.launch(plan([(0, 4)], place=place, grants=grants)))
+    plans = plan([(0, 2 + 1), (1, 1 + 3), (2, 2 + 3)], drafts=[1, 3, 3]), plan([(0, 1 + 3), (1, 1 + 3)], drafts=[3, 3])
+    results = [engine.collect(engine.launch(planned)) for planned in plans]
+    assert [result.num_draft_tokens.tolist() for result in results] == [[0, 0, 0], [3, 3]]

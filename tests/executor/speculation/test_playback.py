@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from both_sides.playback import Answer, Costs, play
-from paceline_executor.runner.drafter import WantedDrafts
-from paceline_executor.speculation.prompt_lookup import PromptLookup
-from paceline_executor.testing.drafters import wanted_drafts
+from paceline_executor.runner.drafter import PromptLookup
 from paceline_executor.testing.plans import int32
 
 MEASURED = Costs(
@@ -34,8 +32,7 @@ def found_by_prompt_lookup(answer, num_wanted):
     """How many drafts it finds and how many are right, told all tokens before each step."""
     drafter, size, num_found, num_right = PromptLookup(), answer.start + 1, 0, 0
     while size < answer.token_ids.size:
-        wanted = wanted_drafts([(0, answer.token_ids[:size].tolist(), num_wanted)])
-        (drafts,) = drafter.draft(WantedDrafts(wanted.rows, wanted.sampling))
+        drafts = drafter.draft(answer.token_ids[:size], num_wanted, 0.0)
         came = answer.token_ids[size : size + drafts.size]
         right = int(np.cumprod(drafts[: came.size] == came).sum())
         num_found, num_right, size = num_found + drafts.size, num_right + right, size + right + 1

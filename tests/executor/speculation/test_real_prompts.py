@@ -10,19 +10,23 @@ from random import Random
 import pytest
 
 from drafting.serving import serve
+from hash_twin import HostDrafter
 from paceline.plan.values import SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.cpu import CpuRunner
-from paceline_executor.speculation.draft_model import DraftModel
-from paceline_executor.speculation.prompt_lookup import PromptLookup
-from paceline_executor.testing.drafters import KnowingDrafter, UpTo, UselessDrafter, head_drafter
+from paceline_executor.runner.cpu import CpuModel
+from paceline_executor.runner.device.drafts import launching
+from paceline_executor.start.drafter_choice import OpenedDrafter, OpenedHead
+from paceline_executor.start.opening import ProgressLog
+from paceline_executor.testing.cpu import shared_device
+from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
 from paceline_executor.testing.eagle3 import random_head
 from paceline_executor.testing.models import FirstLayers
 from paceline_executor.testing.plans import placement
 from paceline_executor.weights import load_checkpoint
+from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 
 pytestmark = pytest.mark.slow  # tiny models show the same in `test_drafts_change_no_token`
 
@@ -76,27 +80,15 @@ def checkpoint(default_model):
 
 
 @pytest.fixture(scope="module")
-def new_runner(checkpoint, limits):
-    """Makes runners of the model as it is served, or of so many of its layers."""
-    return lambda num_layers=30: CpuRunner(
-        FirstLayers(checkpoint, num_layers),
-        num_blocks=limits.num_blocks,
-        block_size=BLOCK_SIZE,
-        numerics=NUMERICS,
-        num_threads=1,
-    )
+def model(checkpoint, limits):
+    """As it is served."""
+    return CpuModel.read(shared_device(), checkpoint, NUMERICS, limits.max_model_len)
 
 
 @pytest.fixture(scope="module")
-def runner(new_runner):
-    """The one that serves."""
-    return new_runner()
-
-
-@pytest.fixture(scope="module")
-def plain(runner, limits, requests):
+def plain(model, limits, requests):
     """What comes of the requests without drafts."""
-    return serve(Engine(RowTable(limits), runner), requests)[0]
+    return serve(Engine(RowTable(limits), model.runner(limits)), requests)[0]
 
 
 @pytest.mark.parametrize(
@@ -107,37 +99,36 @@ def plain(runner, limits, requests):
     ],
 )
 def test_fifty_prompts_get_the_tokens_of_plain_decoding(
-    kind, first, runner, new_runner, limits, requests, plain, checkpoint, tmp_path
+    kind, first, model, limits, requests, plain, checkpoint, tmp_path
 ):
     """Greedy and at two temperatures, with rules and without, in one batch: one to eight drafts of every drafter."""
     chance = Random(first)  # noqa: S311  # reproducible on purpose
     answers = [
         [*request.prompt_token_ids.tolist(), *outcome.tokens] for request, outcome in zip(requests, plain, strict=True)
     ]
-    drafter = {
-        "lookup": PromptLookup,
-        "erring": lambda: KnowingDrafter(answers, lambda num_wanted: chance.randint(0, num_wanted)),
-        "wrong": lambda: KnowingDrafter(answers, lambda _: 0),
-        "useless": lambda: UselessDrafter(chance, limits.vocab_size),
-        "twin": lambda: draft_model(new_runner(), limits),
-        "layers": lambda: draft_model(new_runner(28), limits),
-        "head": lambda: random_head_drafter(runner, checkpoint.config, limits, tmp_path),
+
+    def launched(drafter):
+        return launching(HostDrafter(drafter, limits.vocab_size), MAX_DRAFTS)
+
+    def opened(drafter):
+        return drafter.drafting(model, limits, ProgressLog())
+
+    drafting = {
+        "lookup": lambda: None,
+        "erring": lambda: launched(KnowingDrafter(answers, lambda num_wanted: chance.randint(0, num_wanted))),
+        "wrong": lambda: launched(KnowingDrafter(answers, lambda _: 0)),
+        "useless": lambda: launched(UselessDrafter(chance, limits.vocab_size)),
+        "twin": lambda: opened(OpenedDrafter(checkpoint, NUMERICS)),
+        "layers": lambda: opened(OpenedDrafter(FirstLayers(checkpoint, 28), NUMERICS)),
+        "head": lambda: opened(OpenedHead(head_in(tmp_path, checkpoint.config), NUMERICS)),
     }[kind]()
-    runner.draft_by(drafter)
-    engine = Engine(RowTable(limits), runner)
+    engine = Engine(RowTable(limits), model.runner(limits, drafting))
     outcomes, steps = serve(engine, requests, lambda row, _: 1 + (row + first) % MAX_DRAFTS)
-    runner.observe_by(None)
     assert outcomes == plain
     assert sum(step.verified for step in steps) >= 100
     assert (sum(step.accepted for step in steps) > 20) == (kind not in ("useless", "wrong", "head"))
 
 
-def draft_model(runner, limits):
-    """It knows all tokens, and catches up at once."""
-    return DraftModel(runner, max_model_len=limits.max_model_len, vocab_size=limits.vocab_size, catch_up=UpTo(1 << 14))
-
-
-def random_head_drafter(runner, target, limits, folder):
+def head_in(folder, target):
     """EAGLE-3 with random weights: it is hardly ever right."""
-    folder = random_head(target, draft_vocab_size=32000).write(folder)
-    return head_drafter(runner, folder, target, NUMERICS.matrices, limits)
+    return eagle3_from_folder(random_head(target, draft_vocab_size=32000).write(folder), target)

@@ -23,10 +23,10 @@ from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.registry import upload_model
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.draft_model import drafting_by_model
 from paceline_executor.runner.device.eagle3 import drafting_by_head
+from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.start import kernel_compiling

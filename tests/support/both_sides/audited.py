@@ -32,7 +32,7 @@ from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.core.request import Request
 from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import InjectedError, SlotRunner, TimedRunner
-from simulation.drafting import HashDrafter
+from simulation.drafting import HashDrafter, keys_in
 
 VOCAB_SIZE = 32_000
 _STEP_POINTS = (StepPoint(1, 1_000_000), StepPoint(64, 4_000_000))
@@ -81,7 +81,7 @@ class AuditedRows(AuditedTable):
     ) -> None:
         limits = kind.limits
         slots = SlotRunner(limits.num_blocks, limits.block_size, kind.rule, violations.append, kind.step_times)
-        slots.draft_by(HashDrafter(kind.rule, lambda num_drafts: kind.acceptance(num_drafts) - 1))
+        slots.draft_by(HashDrafter(kind.rule, lambda most: kind.acceptance(most) - 1, keys_in(slots)))
         self.device = TimedRunner(slots, step_ns, clock_ns)
         self.audit = PlanAudit(limits, lambda _, sentence: violations.append(sentence))
         super().__init__(limits, self.audit, slots, self.device, lambda _: None, failing)

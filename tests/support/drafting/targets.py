@@ -1,52 +1,50 @@
-"""A small model, served on a CPU or on the twin of a device, and all that may draft for it there.
+"""A small model, served on a CPU or on the twin of a GPU, and all that may draft for it there.
 
-A drafter is one of the host's, or the name of one of production's: `lookup`; `itself`, the same model once more;
-`copy`, in other numbers; `shallow`, one of fewer layers; `model`, one that knows fewer tokens and shorter rows, too;
-`head`, an EAGLE-3 head of random weights that knows 30 tokens; `large head`, one that knows all and has an embedding of
-its own.
+A drafter is one of a host, or the name of one of production's: `lookup`; `itself`, the same model once more; `copy`, on
+a CPU, in other numbers; `model`, one of fewer layers that knows fewer tokens and shorter rows; `head`, an EAGLE-3 head
+of random weights that knows 30 tokens; `large head`, one that knows all and has an embedding of its own.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 import torch
 
 from drafting.serving import Plain
+from hash_twin import HostDrafter
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.models.eagle3 import read_head
-from paceline_executor.models.interface import KvCache
+from paceline_executor.models.interface import DeviceModel, KvCache, LanguageModel
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.cpu import CpuRunner
-from paceline_executor.runner.cuda import DeviceRunner
+from paceline_executor.runner.cpu import CpuModel
 from paceline_executor.runner.device.buckets import Buckets, buckets_of
-from paceline_executor.runner.device.draft_model import drafting_by_model
-from paceline_executor.runner.device.drafts import LookupDrafter, MakeDrafting, launching
+from paceline_executor.runner.device.draft_model import DeviceDraftModel, DraftModelParts
+from paceline_executor.runner.device.drafts import MakeDrafting, launching, lookups
 from paceline_executor.runner.device.eagle3 import drafting_by_head
-from paceline_executor.runner.device.row_words import RowWords
+from paceline_executor.runner.device.host_device import HostDevice
+from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
-from paceline_executor.runner.drafter import Drafter
-from paceline_executor.runner.interface import StepBatch, StepOutput
+from paceline_executor.runner.drafter import Drafter, NoDrafter
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
-from paceline_executor.speculation.draft_model import DraftModel
-from paceline_executor.speculation.prompt_lookup import PromptLookup
-from paceline_executor.testing.drafters import UpTo, head_drafter, wanted_drafts
 from paceline_executor.testing.eagle3 import random_head
 from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.testing.random_plans import LIMITS as PLAIN_LIMITS
 from paceline_executor.weights import Checkpoint
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_kernels.attention import Splits
-from paceline_kernels.step_inputs import PlanColumns
 
-LIMITS = replace(PLAIN_LIMITS, max_num_draft_tokens=8)
+T = TypeVar("T")
+
+LIMITS = replace(PLAIN_LIMITS, max_num_draft_tokens=5)
 INT8_LIMITS = replace(LIMITS, block_size=16, max_model_len=48, num_blocks=8)  # int8 keys and values need such blocks
-DEVICE_LIMITS = replace(LIMITS, max_num_draft_tokens=5)
-BUCKETS = buckets_of(LIMITS.num_rows, LIMITS.max_num_batched_tokens, DEVICE_LIMITS.max_num_draft_tokens)
+BUCKETS = buckets_of(LIMITS.num_rows, LIMITS.max_num_batched_tokens, LIMITS.max_num_draft_tokens)
 
 
 def _checkpoint(num_layers: int, vocab_size: int, max_model_len: int, seed: int) -> Checkpoint:
@@ -63,7 +61,6 @@ def _checkpoint(num_layers: int, vocab_size: int, max_model_len: int, seed: int)
 
 
 MODEL = _checkpoint(3, LIMITS.vocab_size, INT8_LIMITS.max_model_len, 0)
-SHALLOW = _checkpoint(1, LIMITS.vocab_size, INT8_LIMITS.max_model_len, 1)
 SMALLER = _checkpoint(1, LIMITS.vocab_size - 9, 20, 1)
 HIGH = LIMITS.vocab_size - 2  # a token that the smaller model does not know
 _HEADS = {
@@ -73,204 +70,154 @@ _HEADS = {
 _PACKED = {16: Numerics(MatrixKind.PACKED, KvDtype.INT8), 4: Numerics(MatrixKind.PACKED, KvDtype.FLOAT16)}
 
 
-class Target(Protocol):
-    limits: RowLimits
-    plain: Plain
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """buckets: captured on the twin of a GPU; None is a CPU."""
 
-    def engine(self, drafter: str | Drafter | None) -> Engine:
-        """With rows of its own; what is in caches stays from one to the next."""
-        ...
+    numerics: Numerics = FLOAT32_NUMERICS
+    buckets: Buckets | None = None
 
-    def fail_next(self, error: Exception | None) -> None: ...
-
-    def late_by(self, seed: int) -> None: ...
-
-
-class BreakableRunner(CpuRunner):
-    """Its next step is lost when it has been computed."""
-
-    error: Exception | None = None
-
-    def launch(self, batch: StepBatch) -> StepOutput:
-        output = super().launch(batch)
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-        return output
+    @property
+    def limits(self) -> RowLimits:
+        return INT8_LIMITS if self.numerics.kv is KvDtype.INT8 else LIMITS
 
 
-def host_runner(checkpoint: Checkpoint, limits: RowLimits, numerics: Numerics) -> BreakableRunner:
-    """Its cache holds NaN wherever nothing was written."""
-    runner = BreakableRunner(
-        checkpoint, num_blocks=limits.num_blocks, block_size=limits.block_size, numerics=numerics, num_threads=1
-    )
-    spoil(runner._kv_cache)  # noqa: SLF001  # nobody else has it
-    return runner
+HOSTS = {
+    "packed-float16": Kind(_PACKED[4]),
+    "packed-int8": Kind(_PACKED[16]),
+    "float32": Kind(),
+}
+TWINS = {"captured": Kind(buckets=BUCKETS), "launched one by one": Kind(buckets=Buckets([]))}
+KINDS = HOSTS | TWINS
 
 
-def spoil(kv_cache: KvCache) -> None:
-    """What is read before it was written is NaN."""
-    for cache in (kv_cache.keys, kv_cache.values):
-        cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))  # four bytes of -1 are a NaN
+class BreakableDevice(HostDevice):
+    """What is launched next fails while it is computed, by `fail_next`."""
 
+    fail_next: Exception | None = None
 
-class HostTarget:
-    """See Target. Drafters of production are made once: what they keep of earlier rows must do no harm."""
-
-    def __init__(self, numerics: Numerics, folder: Path) -> None:
-        self.limits = INT8_LIMITS if numerics.kv is KvDtype.INT8 else LIMITS
-        self.plain = Plain(host_runner(MODEL, self.limits, numerics), self.limits)
-        self.runner = host_runner(MODEL, self.limits, numerics)
-        self._numerics = numerics
-        self._folder = folder
-        self._drafters: dict[str, Drafter] = {}
-
-    def engine(self, drafter: str | Drafter | None) -> Engine:
-        if isinstance(drafter, str):
-            if drafter not in self._drafters:
-                self._drafters[drafter] = self._make(drafter)
-            drafter = self._drafters[drafter]
-        self.runner.draft_by(drafter or PromptLookup())
-        return Engine(RowTable(self.limits), self.runner)
-
-    def fail_next(self, error: Exception | None) -> None:
-        self.runner.error = error
+    def launch(self, work: Callable[[], object]) -> None:
+        if self.fail_next is not None:
+            work = partial(_throw, self.fail_next)
+            self.fail_next = None
+        super().launch(work)
 
     def late_by(self, seed: int) -> None:
-        """It computes at once."""
+        """Its thread takes its time by itself."""
 
-    def _make(self, name: str) -> Drafter:
-        if name == "lookup":
-            return PromptLookup()
-        if name in _HEADS:
-            folder = _HEADS[name].write(self._folder / name)
-            drafter = head_drafter(self.runner, folder, MODEL.config, self._numerics.matrices, self.limits)
-            spoil(drafter._kv_cache)  # noqa: SLF001  # nobody else has it
-            return drafter
-        checkpoint, numerics = {
-            "itself": (MODEL, self._numerics),
-            "copy": (MODEL, _PACKED[self.limits.block_size]),
-            "shallow": (SHALLOW, FLOAT32_NUMERICS),
-            "model": (SMALLER, FLOAT32_NUMERICS),
-        }[name]
-        return DraftModel(
-            host_runner(checkpoint, self.limits, numerics),
-            max_model_len=min(self.limits.max_model_len, checkpoint.config.max_model_len),
-            vocab_size=checkpoint.config.vocab_size,
-            # Slowly, so that drafts come with and without a row being far behind.
-            catch_up=UpTo(8),
+
+def _throw(error: Exception) -> None:
+    raise error
+
+
+@cache
+def host_device() -> BreakableDevice:
+    return BreakableDevice(1)
+
+
+def spoilt_cache(checkpoint: Checkpoint, limits: RowLimits, numerics: Numerics) -> KvCache:
+    """What is read before it was written is NaN."""
+    geometry = kv_geometry(checkpoint.config, limits.num_blocks, limits.block_size, numerics)
+    kv_cache = allocate_kv_cache(geometry, numerics.kv)
+    for cache_ in (kv_cache.keys, kv_cache.values):
+        cache_.fill_(-1 if cache_.dtype == torch.int8 else float("nan"))  # four bytes of -1 are a NaN
+    return kv_cache
+
+
+class Place:
+    """A device, and models and runners on it. Its drafters draft for `MODEL`."""
+
+    def __init__(self, kind: Kind, limits: RowLimits | None = None) -> None:
+        self.kind, self.limits = kind, limits or kind.limits
+        self.device = host_device() if kind.buckets is None else TwinDevice()
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Where whatever computes has to be run."""
+        return self.device.run(work) if isinstance(self.device, HostDevice) else work()
+
+    def model(self, checkpoint: Checkpoint, numerics: Numerics) -> tuple[LanguageModel, DeviceModel]:
+        longest = min(self.limits.max_model_len, checkpoint.config.max_model_len)
+        if isinstance(self.device, HostDevice):
+            of_host = CpuModel.read(self.device, checkpoint, numerics, longest)
+            return of_host.model, of_host.on_device
+        model = LlamaModel(HostWeights(checkpoint), longest)
+        return model, model
+
+    def runner(self, drafting: MakeDrafting | None, checkpoint: Checkpoint = MODEL) -> DeviceRunner:
+        """A warm one. drafting: None is prompt lookup."""
+        numerics, limits = self.kind.numerics, self.limits
+        runner = DeviceRunner(
+            self.device,
+            self.model(checkpoint, numerics)[1],
+            spoilt_cache(checkpoint, limits, numerics),
+            kv_geometry(checkpoint.config, limits.num_blocks, limits.block_size, numerics),
+            limits,
+            buckets=self.kind.buckets or Buckets([]),
+            drafting=drafting,
         )
+        if self.kind.buckets is not None:
+            runner.warm_up()
+        return runner
+
+    def draft_model(self, checkpoint: Checkpoint, numerics: Numerics, max_model_len: int | None = None) -> MakeDrafting:
+        """Of a KV cache of its own."""
+        config = checkpoint.config
+        longest = max_model_len or min(self.limits.max_model_len, config.max_model_len)
+        kv_cache = spoilt_cache(checkpoint, self.limits, numerics)
+        parts = DraftModelParts(self.model(checkpoint, numerics)[1], kv_cache, config.vocab_size, longest)
+        return partial(DeviceDraftModel, parts, self.limits, Splits.EVEN)
+
+    def head(self, folder: Path) -> MakeDrafting:
+        """The EAGLE-3 head in this folder."""
+        checkpoint, numerics = eagle3_from_folder(folder, MODEL.config), self.kind.numerics
+        target = self.model(MODEL, numerics)[0]
+        head = self.run(lambda: read_head(checkpoint, target.embed, self.limits.max_model_len, numerics.matrices))
+        ids = None if checkpoint.target_ids is None else torch.from_numpy(checkpoint.target_ids).long()
+        return drafting_by_head(head, ids, numerics, self.limits, Splits.EVEN)
 
 
-class ChosenDrafter:
-    """On the device what `inner`, a drafter of the host, finds among the tokens that the device has by then."""
+class Target:
+    """One runner for each drafter, that remembers rows which it must forget; what is in caches stays, too."""
 
-    inner: Drafter
-
-    def draft(self, rows: RowWords, plan: PlanColumns) -> None:
-        """Write the drafts that there are tokens for."""
-        known, held = rows.draws.num_known.numpy(), rows.state.num_held.numpy()
-        tokens, computed = rows.state.token_ids.numpy(), rows.state.num_computed.numpy()
-        for row, planned in zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True):
-            if row < 0 or rows.state.finish[row] or planned <= known[row] - computed[row]:
-                continue
-            num_wanted = planned - (known[row] - computed[row])
-            (found,) = self.inner.draft(wanted_drafts([(row, tokens[row, : known[row]].tolist(), num_wanted)]))
-            is_bad = (found < 0) | (found >= DEVICE_LIMITS.vocab_size)
-            found = (found[: is_bad.argmax()] if is_bad.any() else found)[:num_wanted]
-            tokens[row, known[row] : known[row] + found.size] = found
-            held[row] = known[row] + found.size
-
-
-def device_runner(
-    drafting: MakeDrafting,
-    *,
-    checkpoint: Checkpoint = MODEL,
-    limits: RowLimits = DEVICE_LIMITS,
-    buckets: Buckets = BUCKETS,
-) -> tuple[DeviceRunner, TwinDevice]:
-    """A warm one on the twin, in float32."""
-    device = TwinDevice()
-    geometry = kv_geometry(checkpoint.config, limits.num_blocks, limits.block_size, FLOAT32_NUMERICS)
-    runner = DeviceRunner(
-        device,
-        LlamaModel(HostWeights(checkpoint), limits.max_model_len),
-        allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv),
-        geometry,
-        limits,
-        buckets=buckets,
-        drafting=drafting,
-    )
-    runner.warm_up()
-    return runner, device
-
-
-def device_lookups() -> MakeDrafting:
-    return launching(LookupDrafter(DEVICE_LIMITS.max_num_draft_tokens), DEVICE_LIMITS.max_num_draft_tokens)
-
-
-def device_draft_model(
-    checkpoint: Checkpoint, limits: RowLimits = DEVICE_LIMITS, max_model_len: int | None = None
-) -> MakeDrafting:
-    """Drafts by this model, whose KV cache is its own."""
-    model, longest = LlamaModel(HostWeights(checkpoint), limits.max_model_len), max_model_len or limits.max_model_len
-    return drafting_by_model(
-        model, checkpoint.config, FLOAT32_NUMERICS, limits, longest, Splits.EVEN, torch.device("cpu")
-    )
-
-
-def device_head(folder: Path) -> MakeDrafting:
-    checkpoint = eagle3_from_folder(folder, MODEL.config)
-    target = LlamaModel(HostWeights(MODEL), DEVICE_LIMITS.max_model_len)
-    head = read_head(checkpoint, target.embed, DEVICE_LIMITS.max_model_len, MatrixKind.DENSE)
-    ids = None if checkpoint.target_ids is None else torch.from_numpy(checkpoint.target_ids).long()
-    return drafting_by_head(head, ids, FLOAT32_NUMERICS, DEVICE_LIMITS, Splits.EVEN)
-
-
-class DeviceTarget:
-    """See Target. One runner for each drafter, that remembers rows which it must forget."""
-
-    limits = DEVICE_LIMITS
-
-    def __init__(self, buckets: Buckets, folder: Path) -> None:
-        self.plain = Plain(host_runner(MODEL, LIMITS, FLOAT32_NUMERICS), LIMITS)
-        self._buckets = buckets
+    def __init__(self, kind: Kind, folder: Path) -> None:
+        self.limits = kind.limits
+        self.plain = Plain(Place(Kind(kind.numerics)).runner(None), kind.limits)
+        self._place = Place(kind)
         self._folder = folder
-        self._chosen = ChosenDrafter()
-        self._runners: dict[str, tuple[DeviceRunner, TwinDevice]] = {}
-        self.runner, self._device = self._warm("lookup")
+        self._chosen = HostDrafter(NoDrafter(), kind.limits.vocab_size)
+        self._runners: dict[str, DeviceRunner] = {}
+        self.runner = self._warm("lookup")
+
+    @property
+    def device(self) -> BreakableDevice | TwinDevice:
+        return self._place.device
 
     def engine(self, drafter: str | Drafter | None) -> Engine:
-        """Without a drafter nobody asks it."""
+        """With rows of its own. Without a drafter nobody asks it."""
         if drafter is not None and not isinstance(drafter, str):
             self._chosen.inner = drafter
             drafter = "chosen"
-        self.runner, self._device = self._warm(drafter or "lookup")
+        self.runner = self._warm(drafter or "lookup")
         return Engine(RowTable(self.limits), self.runner)
 
-    def fail_next(self, error: Exception | None) -> None:
-        self._device.fail_next = error
-
-    def late_by(self, seed: int) -> None:
-        self._device.late_by(seed)
-
-    def _warm(self, name: str) -> tuple[DeviceRunner, TwinDevice]:
+    def _warm(self, name: str) -> DeviceRunner:
         if name not in self._runners:
-            self._runners[name] = device_runner(self._make(name), buckets=self._buckets)
+            self._runners[name] = self._place.runner(self._make(name))
         return self._runners[name]
 
     def _make(self, name: str) -> MakeDrafting:
+        place, numerics = self._place, self._place.kind.numerics
         match name:
             case "lookup":
-                return device_lookups()
+                return lookups(self.limits)
             case "chosen":
-                return launching(self._chosen, DEVICE_LIMITS.max_num_draft_tokens)
+                return launching(self._chosen, self.limits.max_num_draft_tokens)
             case "itself":
-                return device_draft_model(MODEL)
-            case "shallow":
-                return device_draft_model(SHALLOW)
+                return place.draft_model(MODEL, numerics)
+            case "copy":
+                return place.draft_model(MODEL, _PACKED[self.limits.block_size])
             case "model":
-                return device_draft_model(SMALLER, max_model_len=SMALLER.config.max_model_len)
+                return place.draft_model(SMALLER, FLOAT32_NUMERICS)
             case "head" | "large head":
-                return device_head(_HEADS[name].write(self._folder / name))
+                return place.head(_HEADS[name].write(self._folder / name))
         raise ValueError(name)

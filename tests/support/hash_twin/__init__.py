@@ -13,10 +13,10 @@ import torch
 
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.interface import ForwardInputs, KvCache
-from paceline_executor.runner.cuda import DeviceRunner
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.drafts import DeviceDrafter, launching
 from paceline_executor.runner.device.row_words import RowWords
+from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.drafter import Drafter
 from paceline_executor.runner.interface import (
@@ -28,7 +28,7 @@ from paceline_executor.runner.interface import (
     StepOutput,
 )
 from paceline_executor.runner.simulated import logprobs_of, prompt_logprobs_of
-from paceline_executor.testing.drafters import wanted_drafts
+from paceline_executor.testing.drafters import row_of
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.random_plans import FragileRunner
 from paceline_kernels.attention import Splits
@@ -179,6 +179,11 @@ class TwinHashRunner(DeviceRunner):
         self.device.fail_next = self._failure("copy")
         super().copy_blocks(sources, destinations)
 
+    def key_of(self, token_ids: Int32Array) -> tuple[int, int]:
+        """See `simulation.drafting`."""
+        draws, row = self._rows.draws, row_of(token_ids, self._rows.state.token_ids.numpy())
+        return int(draws.seeds[row]) % 2**64, int(draws.num_prompt[row])
+
     def _failure(self, place: str) -> Exception | None:
         if not isinstance(self._inner, FragileRunner) or self._inner.fails_in != place:
             return None
@@ -187,10 +192,11 @@ class TwinHashRunner(DeviceRunner):
 
 
 class HostDrafter:
-    """On the device what a drafter of the host finds behind the tokens that the device has by then."""
+    """On the device what `inner`, a drafter of the host, finds behind the tokens that the device has by then."""
 
-    def __init__(self, inner: Drafter) -> None:
-        self._inner = inner
+    def __init__(self, inner: Drafter, vocab_size: int) -> None:
+        self.inner = inner
+        self._vocab_size = vocab_size
 
     def draft(self, rows: RowWords, plan: PlanColumns) -> None:
         for row, planned in zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True):
@@ -200,14 +206,10 @@ class HostDrafter:
                     self._draft(row, num_wanted, rows)
 
     def _draft(self, row: int, num_wanted: int, rows: RowWords) -> None:
-        draws, tokens = rows.draws, rows.state.token_ids[row].numpy()
-        num_known, num_prompt = int(draws.num_known[row]), int(draws.num_prompt[row])
-        wanted = wanted_drafts([(row, tokens[:num_known].tolist(), num_wanted)])
-        wanted.sampling.seeds[:] = draws.seeds[row : row + 1].numpy().view(np.uint64)
-        wanted.sampling.offsets[:] = num_known - num_prompt
-        (found,) = self._inner.draft(wanted)
-        is_end = np.isin(found, draws.end_tokens[row].numpy())
-        found = found[: is_end.argmax()] if is_end.any() else found
+        tokens, num_known = rows.state.token_ids[row].numpy(), int(rows.draws.num_known[row])
+        found = self.inner.draft(tokens[:num_known], num_wanted, float(rows.min_chance))[:num_wanted]
+        is_bad = (found < 0) | (found >= self._vocab_size)
+        found = found[: is_bad.argmax()] if is_bad.any() else found
         tokens[num_known : num_known + found.size] = found
         rows.state.num_held[row] = num_known + found.size
 

@@ -3,32 +3,39 @@
 Apart from the device, because it knows how tokens are drawn and refuses to know slots.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from paceline_executor.runner.drafter import WantedDrafts
 from paceline_executor.runner.interface import Int32Array
+from paceline_executor.runner.simulated import SimulatedRunner
+from paceline_executor.testing.drafters import row_of
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_executor.testing.plans import int32
+
+KeyOf = Callable[[Int32Array], tuple[int, int]]
+"""Of the row whose tokens these are, a view of the runner's own: its seed, and how long its prompt is."""
+
+
+def keys_in(runner: SimulatedRunner) -> KeyOf:
+    def key_of(token_ids: Int32Array) -> tuple[int, int]:
+        rows = runner._rows
+        row = row_of(token_ids, rows._tokens)
+        return int(rows._sampling["seeds"][row]), int(rows._num_prompt[row])
+
+    return key_of
 
 
 class HashDrafter:
     """`num_right` says how many drafts are right, of so many. Those of a row with rules may all be wrong."""
 
-    def __init__(self, rule: HashRule, num_right: Callable[[int], int]) -> None:
+    def __init__(self, rule: HashRule, num_right: Callable[[int], int], key_of: KeyOf) -> None:
         self._rule = rule
         self._num_right = num_right
+        self._key_of = key_of
 
-    def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
-        seeds, offsets = wanted.sampling.seeds.tolist(), wanted.sampling.offsets.tolist()
-        drafts: list[Int32Array] = []
-        for row, seed, offset in zip(wanted.rows, seeds, offsets, strict=True):
-            tokens, num_known = row.token_ids.tolist(), row.token_ids.size
-            num_right = self._num_right(row.num_wanted)
-            for number in range(row.num_wanted):
-                token_id = self._rule.next_token(tokens, seed, offset + number)
-                tokens.append(token_id if number < num_right else (token_id + 1) % self._rule.vocab_size)
-            drafts.append(int32(tokens[num_known:]))
-        return drafts
-
-    def forget(self, row: int) -> None:
-        """See Drafter."""
+    def draft(self, token_ids: Int32Array, num_wanted: int, min_chance: float) -> Int32Array:  # noqa: ARG002
+        (seed, num_prompt), tokens = self._key_of(token_ids), token_ids.tolist()
+        num_right = self._num_right(num_wanted)
+        for num_before in range(num_wanted):
+            token_id = self._rule.next_token(tokens, seed, len(tokens) - num_prompt)
+            tokens.append(token_id if num_before < num_right else (token_id + 1) % self._rule.vocab_size)
+        return int32(tokens[token_ids.size :])

@@ -51,7 +51,7 @@ from paceline_executor.testing.hash_runner import HashRule
 from paceline_executor.testing.hiding_runner import HidingRunner
 from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import NANOSECONDS, InlineThread, SlotRunner, TimedRunner
-from simulation.drafting import HashDrafter
+from simulation.drafting import HashDrafter, keys_in
 from simulation.invariants import ExecutorChecks
 from simulation.loop import keep_failure
 from simulation.model import MAX_PLANS_IN_FLIGHT, ModelConfig
@@ -109,9 +109,8 @@ class _Process:
             return accepting.randint(0, num_drafts)
 
         slots = SlotRunner(limits.num_blocks, limits.block_size, config.rule, self._report)
-        drafter = HashDrafter(config.rule, num_right)
-        slots.draft_by(drafter)
-        inner = _as_seen(slots, config, seed, drafter)
+        slots.draft_by(HashDrafter(config.rule, num_right, keys_in(slots)))
+        inner = _as_seen(slots, config, seed, num_right)
         self.device = device = TimedRunner(inner, config.step_ns, clock_ns, fails_late=config.fails_late)
         self._audit = PlanAudit(limits, self._violated)
         self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing)
@@ -320,12 +319,14 @@ class ExecutorHost(Host):
             call.finish(status_of(error))
 
 
-def _as_seen(slots: SlotRunner, config: ModelConfig, seed: int, drafter: HashDrafter) -> Runner:
+def _as_seen(slots: SlotRunner, config: ModelConfig, seed: int, num_right: Callable[[int], int]) -> Runner:
     if not config.is_twin:
         return HidingRunner(slots, seed) if config.is_ahead else slots
     from hash_twin import HostDrafter, TwinHashRunner
 
-    twin = TwinHashRunner(slots, config.limits, drafter=HostDrafter(drafter), reads=slots.reads)
+    drafter = HashDrafter(config.rule, num_right, lambda token_ids: twin.key_of(token_ids))
+    on_device = HostDrafter(drafter, config.limits.vocab_size)
+    twin = TwinHashRunner(slots, config.limits, drafter=on_device, reads=slots.reads)
     twin.device.late_by(seed)
     slots.in_order = twin.device.launch
     return twin

@@ -6,7 +6,7 @@ Refuses to know what is launched.
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.profiler import ProfilerActivity
 
+from paceline_executor.profiling.profiler import DeviceProfiler
 from paceline_executor.profiling.torch_trace import TorchProfiler
 
 T = TypeVar("T")
@@ -69,10 +70,19 @@ class Device(Protocol):
         ...
 
     @property
-    def profiler(self) -> TorchProfiler: ...
+    def is_eager(self) -> bool:
+        """What is launched may look at what tensors hold."""
+        ...
+
+    @property
+    def profiler(self) -> DeviceProfiler: ...
 
     def launch(self, work: Callable[[], object]) -> None:
-        """Raises what the work raises: memory may run out."""
+        """Raises what the work raises, if it is known by then: memory may run out."""
+        ...
+
+    def guessing(self) -> AbstractContextManager[None]:
+        """What is launched in the block may fail, if the device knows by itself that it did."""
         ...
 
     def capture(self, work: Callable[[], T]) -> Captured[T]:
@@ -80,11 +90,21 @@ class Device(Protocol):
         ...
 
     def poll(self) -> None:
-        """Lets the device get on for a moment. Raises RuntimeError if it has failed."""
+        """Lets the device get on for a moment. Raises StepLostError if what was launched has failed, and RuntimeError
+        if the device has.
+        """
+        ...
+
+    def wait_until(self, is_there: Callable[[], bool]) -> None:
+        """Until the device has written what is looked for. Raises as `poll` does."""
         ...
 
     def synchronize(self) -> None:
-        """Waits for all that was launched. Raises RuntimeError if the device has failed."""
+        """Waits for all that was launched. Raises as `poll` does."""
+        ...
+
+    def recover(self) -> None:
+        """After a StepLostError: what is launched from now on runs again."""
         ...
 
     def upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
@@ -105,6 +125,7 @@ def capture_filled(device: Device, work: Callable[[], T]) -> Captured[T]:
 
 class CudaDevice:
     is_pinned = True
+    is_eager = False
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
@@ -121,6 +142,9 @@ class CudaDevice:
     def launch(self, work: Callable[[], object]) -> None:
         work()
 
+    def guessing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def capture(self, work: Callable[[], T]) -> Captured[T]:
         """The run before compiles what is missing, which a capture cannot."""
         work()
@@ -136,7 +160,14 @@ class CudaDevice:
 
     def poll(self) -> None:
         torch.cuda.current_stream().query()
-        time.sleep(_LOOK_S)
+
+    def wait_until(self, is_there: Callable[[], bool]) -> None:
+        while not is_there():
+            self.poll()
+            time.sleep(_LOOK_S)
+
+    def recover(self) -> None:
+        """Never called: its errors stay."""
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()

@@ -5,6 +5,7 @@ has computed is a column of its own: drafts are never among them, so nothing is 
 how drafts are verified.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from paceline_executor.numerics import Numerics
 from paceline_executor.runner.device.device import Capture, Captured, Device, Uncaptured, capture_filled
 from paceline_executor.runner.device.drafts import MakeDrafting, StatesObserver, WantedDrafts
 from paceline_executor.runner.device.row_words import RowWords
+from paceline_executor.runner.device.steps import unpadded
 from paceline_executor.runner.interface import Int32Array
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.weights.checkpoint import ModelConfig
@@ -31,6 +33,9 @@ T = TypeVar("T")
 
 NUM_PASSES = 3  # captured of each number of rows
 _CATCH_UP = 1024  # tokens of a step: prompts, or what steps without drafts have left
+_LEAST_CATCH_UP = 16
+_FIRST_TOKEN_NS = 1e6
+_GAIN = 1 / 4
 _FAR_BEHIND = 2  # times what a row is behind after a step of drafts: less is caught up in passing
 
 
@@ -124,6 +129,21 @@ class _Graphs:
     next: _Pass
 
 
+class _CatchUpTime:
+    """What a token that rows lack takes, as measured; for devices that steps wait for meanwhile."""
+
+    def __init__(self) -> None:
+        self._token_ns = _FIRST_TOKEN_NS
+
+    def tokens_within(self, spare_ns: int) -> int:
+        return max(_LEAST_CATCH_UP, int(spare_ns / self._token_ns)) if spare_ns else 0
+
+    def observe(self, num_tokens: int, took_ns: int) -> None:
+        """Few tokens hardly take longer than one: they tell nothing."""
+        if num_tokens >= _LEAST_CATCH_UP // 2:
+            self._token_ns += _GAIN * (took_ns / num_tokens - self._token_ns)
+
+
 class DeviceDraftModel:
     """See Drafting. What a row is behind is computed within a step's bound, the least behind first."""
 
@@ -164,6 +184,7 @@ class DeviceDraftModel:
             num_logprobs=-self._ones,
         )
         self._behind = _Behind(num_rows, self._most_near, parts.shift)
+        self._catch_up = _CatchUpTime() if device.is_eager else None
         self._graphs: dict[int, _Graphs] = {}
 
     @property
@@ -184,13 +205,14 @@ class DeviceDraftModel:
         self._behind.tell(rows)
 
     def capture(self, plan: Captured[PlanColumns], num_rows: int) -> None:
-        self._graphs[num_rows] = self._passes(plan, num_rows, self._captured)
+        self._graphs[num_rows] = self._passes(plan, num_rows, self._far_tokens(num_rows), self._captured)
 
     def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RowRules | None) -> None:
-        graphs = self._graphs.get(num_rows) or self._passes(plan, num_rows, self._uncaptured)
+        far = self._far_tokens(num_rows, wanted.spare_ns)
+        graphs = self._graphs.get(num_rows) or self._passes(plan, num_rows, far, self._uncaptured)
         if self._behind.is_far(wanted):
             self._launch_pass(graphs.far, rules)
-            self._behind.take(wanted, self._far_tokens(num_rows), None)
+            self._behind.take(wanted, far, None)
         else:
             self._launch_pass(graphs.near, rules)
             self._behind.take(wanted, self._near_tokens(num_rows), self._most_near)
@@ -204,8 +226,8 @@ class DeviceDraftModel:
         else:
             self._device.launch(lambda: self._draw(one.forward.outputs, rules, is_first=one.is_first))
 
-    def _passes(self, plan: Captured[PlanColumns], num_rows: int, captured: Capture) -> _Graphs:
-        near, far, most_near = self._near_tokens(num_rows), self._far_tokens(num_rows), self._most_near
+    def _passes(self, plan: Captured[PlanColumns], num_rows: int, far: int, captured: Capture) -> _Graphs:
+        near, most_near = self._near_tokens(num_rows), self._most_near
         return _Graphs(
             far=self._pass(lambda: self._begin(plan.outputs, far, None), captured, is_first=True),
             near=self._pass(lambda: self._begin(plan.outputs, near, most_near), captured, is_first=True),
@@ -225,8 +247,11 @@ class DeviceDraftModel:
     def _near_tokens(self, num_rows: int) -> int:
         return max(num_rows, min(num_rows * self._most_near, MAX_VERIFIED_TOKENS))
 
-    def _far_tokens(self, num_rows: int) -> int:
-        return max(self._near_tokens(num_rows), min(_CATCH_UP, self._limits.max_num_batched_tokens))
+    def _far_tokens(self, num_rows: int, spare_ns: int = 0) -> int:
+        most = min(_CATCH_UP, self._limits.max_num_batched_tokens)
+        if self._catch_up is not None:
+            most = min(most, num_rows + self._catch_up.tokens_within(spare_ns))
+        return max(self._near_tokens(num_rows), most)
 
     def _begin(self, plan: PlanColumns, num_tokens: int, max_query_len: int | None) -> _Forwarded:
         """max_query_len: the most tokens that a row computes; None is any number."""
@@ -257,8 +282,11 @@ class DeviceDraftModel:
         return self._forward(PlanColumns(plan.rows, self._ones[:num_rows]), num_rows, 1, is_first=False)
 
     def _forward(self, plan: PlanColumns, num_tokens: int, max_query_len: int | None, *, is_first: bool) -> _Forwarded:
+        start_ns = time.monotonic_ns()
         batch = step_inputs(self._state, plan, num_tokens, self._limits.block_size)
         draws = draw_inputs(self._state, self._draws, plan, batch, plan.rows.shape[0])
+        if self._device.is_eager:
+            batch, draws = unpadded(batch, draws)
         inputs = ForwardInputs(
             token_ids=self._known_to_it(batch.token_ids),
             positions=batch.positions,
@@ -271,7 +299,13 @@ class DeviceDraftModel:
             short_tokens=max_query_len or 1,
             max_query_len=max_query_len,
         )
-        return _Forwarded(plan, batch, draws, self._parts.hidden(inputs, draws.rows, is_first=is_first))
+        if not batch.token_ids.shape[0]:  # every row has ended, or has its drafts
+            return _Forwarded(plan, batch, draws, torch.empty(0, 0))
+        hidden = self._parts.hidden(inputs, draws.rows, is_first=is_first)
+        if self._catch_up is not None:
+            num_lacking = batch.token_ids.shape[0] - draws.rows.shape[0]
+            self._catch_up.observe(num_lacking, time.monotonic_ns() - start_ns)
+        return _Forwarded(plan, batch, draws, hidden)
 
     def _known_to_it(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Others are no error, but make drafts worse."""
@@ -281,7 +315,8 @@ class DeviceDraftModel:
     def _draw(self, forwarded: _Forwarded, rules: RowRules | None, *, is_first: bool) -> None:
         """The rules are by the target's vocabulary."""
         rows, draws, vocab_size = self._rows, forwarded.draws, self._limits.vocab_size
-        logits = self._parts.logits(forwarded.hidden, self._splits)
+        is_drawn = draws.rows.shape[0] > 0
+        logits = self._parts.logits(forwarded.hidden, self._splits) if is_drawn else torch.empty(0, vocab_size)
         if logits.shape[1] > vocab_size:
             logits = logits[:, :vocab_size].contiguous()
         drawn = None
@@ -296,6 +331,9 @@ class DeviceDraftModel:
             rows.state.num_held.add_(self._parts.shift)
         if is_first:
             rows.num_drafted.copy_(self._state.num_computed)
+            # A row that is still behind has no draft to go on from.
+            has_none = self._draws.num_known == rows.draws.num_known - self._parts.shift
+            self._state.finish.masked_fill_(has_none, RowFinish.ERROR)
 
 
 class _Behind:

@@ -26,6 +26,7 @@ class WantedDrafts:
     rows: Int32Array  # [num_wanting] of the executor
     num_known: Int32Array  # [num_wanting] at most
     num_wanted: Int32Array  # [num_wanting], at least 1
+    spare_ns: int = 0  # what computing that lacks of rows may take, beside their drafts
 
 
 class StatesObserver(Protocol):

@@ -76,11 +76,16 @@ class DeviceHead:
 
     def hidden(self, inputs: ForwardInputs, rows: torch.Tensor, *, is_first: bool) -> torch.Tensor:
         """What comes first has the target's features, what follows that of the pass before."""
+        kv_cache, is_drawn = self._kv_cache.layer(0), rows.shape[0] > 0
         rows = _or_last(rows, self._num_rows)
         slots = _or_last(inputs.slot_mapping, self._num_slots)
         # Behind it a token of each row, and a draw behind that.
         features = self._of_slots[slots] if is_first else self._of_rows[rows]
-        behind, hidden = self._head.forward(features, inputs, self._kv_cache.layer(0))
+        if not is_drawn:
+            columns = inputs.token_ids, inputs.positions, inputs.slot_mapping
+            self._head.write(features, *columns, kv_cache, inputs.splits)
+            return features[:0]
+        behind, hidden = self._head.forward(features, inputs, kv_cache)
         self._of_rows.index_copy_(0, rows, behind)
         return hidden
 

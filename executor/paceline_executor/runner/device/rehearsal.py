@@ -1,9 +1,10 @@
 """Goes through everything that the steps of a device may launch, on tensors without numbers: nothing runs.
 
-Knows what `cuda` and `steps` launch, and calls the same code. It refuses to know why somebody watches.
+Knows what `runner` and `steps` launch, and calls the same code. It refuses to know why somebody watches.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -34,6 +35,7 @@ _NUM_SLOTS = 2
 
 class RehearsalDevice:
     is_pinned = False
+    is_eager = False
 
     def __init__(self) -> None:
         self.torch_device = torch.device("meta")
@@ -42,10 +44,19 @@ class RehearsalDevice:
     def launch(self, work: Callable[[], object]) -> None:
         work()
 
+    def guessing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def capture(self, work: Callable[[], T]) -> Captured[T]:
         return _Rehearsed(work())
 
     def poll(self) -> None:
+        return
+
+    def wait_until(self, is_there: Callable[[], bool]) -> None:
+        assert is_there()
+
+    def recover(self) -> None:
         return
 
     def synchronize(self) -> None:

@@ -7,7 +7,7 @@ memory that host and device share: nothing is copied, and nothing is waited for.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TypeVar
 
@@ -23,12 +23,12 @@ from paceline_kernels.clock import new_clock, stamp
 from paceline_kernels.draws import DrawInputs, advance_rows, draw_inputs
 from paceline_kernels.plan_ring import PlanRing, read_plan
 from paceline_kernels.result_ring import ResultRing, write_results
-from paceline_kernels.sampling import DrawRules, RowRules, sample
+from paceline_kernels.sampling import DrawRules, RowRules, SamplingParameters, sample
 from paceline_kernels.step_inputs import PlanColumns, StepInputs, step_inputs
 
 T = TypeVar("T")
 
-_FORWARD_ENDED = 1  # a place of the clock
+_FORWARD_ENDED, _DRAFTS_ENDED = 1, 2  # places of the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,19 @@ class _Graphs:
     plan: Captured[PlanColumns] | None  # None: `forward` reads it
     forward: Captured[Forwarded]
     draws: dict[bool, Captured[None]]
+
+
+def unpadded(batch: StepInputs, draws: DrawInputs) -> tuple[StepInputs, DrawInputs]:
+    """For a device that may look at how many there are."""
+    num_tokens, num_draws = int(batch.cu_seqlens[-1]), int(draws.cu_draws[-1])
+    if num_tokens < batch.token_ids.shape[0]:
+        names = ("token_ids", "positions", "slot_mapping")
+        batch = replace(batch, **{name: getattr(batch, name)[:num_tokens] for name in names})
+    if num_draws < draws.places.shape[0]:
+        given = draws.parameters
+        parameters = SamplingParameters(*(getattr(given, column.name)[:num_draws] for column in fields(given)))
+        draws = replace(draws, places=draws.places[:num_draws], rows=draws.rows[:num_draws], parameters=parameters)
+    return batch, draws
 
 
 class DeviceSteps:
@@ -114,8 +127,9 @@ class DeviceSteps:
         if graphs.plan is not None:
             graphs.plan.replay()
             if wanted is not None:
-                with span("draft"):
+                with span("draft"), self._device.guessing():
                     self.drafting.launch(graphs.plan, size.num_rows, wanted, rules)
+                self._device.launch(lambda: stamp(self._clock, _DRAFTS_ENDED))
         with span("forward"):
             graphs.forward.replay()
         with span("draw"):
@@ -124,6 +138,10 @@ class DeviceSteps:
             else:
                 forward = graphs.forward
                 self._device.launch(lambda: self._draw(forward.outputs, with_logprobs=with_logprobs, rules=rules))
+
+    def count_from(self, step: int) -> None:
+        """The next step has this number."""
+        self._device.launch(lambda: self._step.fill_(step))
 
     def logits_of(self, plan: PlanColumns, num_tokens: int) -> torch.Tensor:
         """Computes the planned row's next tokens; returns the logits after each. To be launched."""
@@ -157,6 +175,8 @@ class DeviceSteps:
         rows = self._rows
         batch = step_inputs(rows.state, plan, size.num_tokens, self._block_size)
         draws = draw_inputs(rows.state, rows.draws, plan, batch, size.num_draws, self.drafting.max_drafts)
+        if self._device.is_eager:
+            batch, draws = unpadded(batch, draws)
         inputs = self._inputs(batch, draws.places, size.max_query_len)
         hidden = self._hidden(inputs)
         stamp(self._clock, _FORWARD_ENDED)
@@ -164,7 +184,7 @@ class DeviceSteps:
 
     def _hidden(self, inputs: ForwardInputs) -> torch.Tensor:
         observer = self.drafting.observer
-        if observer is None:
+        if observer is None or not inputs.token_ids.shape[0]:
             return self._model.hidden(inputs, self._kv_cache)
         states = observer.states(inputs.token_ids.shape[0])
         hidden = self._model.hidden(inputs, self._kv_cache, states)

@@ -6,6 +6,7 @@ whether it has ended, and then not always.
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
 from random import Random
 from typing import Generic, TypeVar
@@ -27,6 +28,7 @@ class TwinDevice:
     """`fail_next` is raised by the next launch, as when memory runs out; `lost` by whatever comes, as CUDA's errors."""
 
     is_pinned = False
+    is_eager = False
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
@@ -46,6 +48,9 @@ class TwinDevice:
             raise error
         self._launched.append(work)
 
+    def guessing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def capture(self, work: Callable[[], T]) -> Captured[T]:
         self.synchronize()
         return _CapturedWork(self, work, work())
@@ -54,6 +59,13 @@ class TwinDevice:
         self._check()
         while self._launched and self._random.random() < _HASTE:
             self._launched.popleft()()
+
+    def wait_until(self, is_there: Callable[[], bool]) -> None:
+        while not is_there():
+            self.poll()
+
+    def recover(self) -> None:
+        """Never called: what it loses is lost."""
 
     def synchronize(self) -> None:
         self._check()

@@ -120,9 +120,3 @@ def _whole_numbers(fields: JsonFields, stated: object) -> tuple[int, ...]:
 
 def _for_another_target(path: Path, reason: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{path} is of a head for another model: {reason}; choose one trained for this model")
-
-
-def eagle3_bytes_per_token(config: Eagle3Config, block_size: int) -> int:
-    """What a head keeps of a token: key and value in float32, and its part of a feature for each block."""
-    layer = config.layer
-    return 8 * layer.num_kv_heads * layer.head_dim + -(-(4 * layer.hidden_size + 8) // block_size)

@@ -1,4 +1,4 @@
-"""Drafts on a device, on its twin: in which sizes steps run, what is looked at, how many there may be, and whose.
+"""Drafts on a device: in which sizes steps run, what is looked at, how many there may be, and whose.
 
 A draft model first computes what it lacks, and drafts no further than it reaches. That drafts change no token is shown
 in `speculation/test_drafts_change_no_token.py`.
@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafting.serving import serve
-from drafting.targets import BUCKETS, DEVICE_LIMITS, DeviceTarget, device_draft_model, device_runner
+from drafting.targets import BUCKETS, KINDS, LIMITS, Kind, Place, Target
 from paceline_executor.link.engine import Engine
+from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.rows.batch import granted_drafts
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.cpu import CpuRunner
-from paceline_executor.runner.device.draft_model import _shares
+from paceline_executor.runner.device.draft_model import _CatchUpTime, _shares
 from paceline_executor.runner.device.drafts import LookupDrafter
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
 from paceline_executor.testing.plans import GREEDY, placement, plan
 
-LIMITS = replace(DEVICE_LIMITS, max_model_len=48)
+LONG_LIMITS = replace(LIMITS, max_model_len=48)
 CONFIG = replace(TINY_CONFIG, vocab_size=LIMITS.vocab_size)
 TARGET = RandomCheckpoint(CONFIG)
 SEEDED = replace(GREEDY, temperature=1.0, seed=7, allowed_token_ids=(1, 2, 3))  # so that two models agree often enough
@@ -32,7 +32,7 @@ SEEDED = replace(GREEDY, temperature=1.0, seed=7, allowed_token_ids=(1, 2, 3))  
 @pytest.fixture(scope="module")
 def lookups(tmp_path_factory):
     """A warm device that looks drafts up."""
-    return DeviceTarget(BUCKETS, tmp_path_factory.mktemp("head"))
+    return Target(KINDS["captured"], tmp_path_factory.mktemp("head"))
 
 
 @pytest.fixture
@@ -85,29 +85,33 @@ def test_lookups_know_tokens_that_were_computed_for_another_row(lookups):
 
 def test_no_more_is_drafted_than_a_step_may_draw():
     drafts = plan([(row, 6) for row in range(3)], drafts=[5, 5, 5])
-    assert granted_drafts(drafts, np.arange(3), DEVICE_LIMITS).tolist() == [5, 5, 5]
+    assert granted_drafts(drafts, np.arange(3), LIMITS).tolist() == [5, 5, 5]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("paceline_executor.limits.MAX_VERIFIED_TOKENS", 10)
-        assert granted_drafts(drafts, np.arange(3), DEVICE_LIMITS).tolist() == [5, 2, 0]
-        assert granted_drafts(drafts, np.array([0, 2]), DEVICE_LIMITS).tolist() == [5, 3]
+        assert granted_drafts(drafts, np.arange(3), LIMITS).tolist() == [5, 2, 0]
+        assert granted_drafts(drafts, np.array([0, 2]), LIMITS).tolist() == [5, 3]
         patched.setattr("paceline_executor.limits.MAX_VERIFIED_TOKENS", 3)
-        assert granted_drafts(drafts, np.arange(3), DEVICE_LIMITS) is None
+        assert granted_drafts(drafts, np.arange(3), LIMITS) is None
 
 
 # A draft model
 
 
-def device_engine(checkpoint, **limits):
-    """On the twin, this model drafting."""
-    drafting = device_draft_model(checkpoint, LIMITS, **limits)
-    runner, _ = device_runner(drafting, checkpoint=TARGET, limits=LIMITS)
-    return Engine(RowTable(LIMITS), runner)
+@pytest.fixture(params=["captured", "float32"], ids=["twin", "cpu"])
+def drafted_by(request):
+    """Makes engines on the twin of a GPU and on a CPU, for which this model drafts."""
+
+    def made(checkpoint, max_model_len=None):
+        place = Place(KINDS[request.param], LONG_LIMITS)
+        drafting = place.draft_model(checkpoint, FLOAT32_NUMERICS, max_model_len)
+        return Engine(RowTable(LONG_LIMITS), place.runner(drafting, TARGET))
+
+    return made
 
 
-def cpu_engine():
+def plain_engine():
     """Nobody drafts."""
-    runner = CpuRunner(TARGET, num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size, num_threads=1)
-    return Engine(RowTable(LIMITS), runner)
+    return Engine(RowTable(LONG_LIMITS), Place(Kind(), LONG_LIMITS).runner(None, TARGET))
 
 
 def run(engine, drafts, *, sampling=SEEDED, prompt=(1, 2, 3), **asked):
@@ -117,43 +121,66 @@ def run(engine, drafts, *, sampling=SEEDED, prompt=(1, 2, 3), **asked):
     return [(step.verified, step.accepted + 1) for step in steps], outcome.tokens
 
 
-def test_a_row_is_caught_up_before_it_has_drafts():
+def test_a_row_is_caught_up_before_it_has_drafts(drafted_by):
     """Behind steps without drafts, and behind a prompt that is longer than a step."""
-    engine = device_engine(TARGET)
+    engine = drafted_by(TARGET)
     told, _ = run(engine, [0] * 12 + [5, 5])
     assert told[12:] == [(5, 6), (5, 6)]
-
-    contents = {"place": [placement(1, [1, 2] * 12, max_tokens=20, sampling=SEEDED)], "preempt": [0]}
-    cells = [(1, cell, cell) for cell in range(LIMITS.max_blocks_per_row)]
-    engine.collect(engine.launch(plan([(1, 16)], grants=cells, **contents)))
-    results = [engine.collect(engine.launch(plan([(1, 8)])))]
-    results += [engine.collect(engine.launch(plan([(1, 4)], drafts=[3]))) for _ in range(3)]
-    assert [int(result.num_draft_tokens.sum()) for result in results] == [0, 0, 0, 3]
-    assert [int(result.num_accepted[0]) for result in results] == [1, 1, 1, 4]
+    assert drafts_behind_a_prompt(engine, 24, preempt=[0]) == [0, 0, 3, 3]
 
 
-def test_no_drafts_where_the_model_does_not_reach():
+def drafts_behind_a_prompt(engine, num_tokens, spare_ns=10**9, **contents):
+    """How many each step of a row verifies: of so many prompt tokens, then of up to three drafts."""
+    contents["place"] = [placement(1, ([1, 2] * num_tokens)[:num_tokens], max_tokens=24, sampling=SEEDED)]
+    contents["grants"] = [(1, cell, cell) for cell in range(LONG_LIMITS.max_blocks_per_row)]
+    for start in range(0, num_tokens, LONG_LIMITS.max_num_batched_tokens):
+        chunk = min(num_tokens - start, LONG_LIMITS.max_num_batched_tokens)
+        engine.collect(engine.launch(plan([(1, chunk)], **contents)))
+        contents = {}
+    drafting = replace(plan([(1, 4)], drafts=[3]), draft_spare_ns=spare_ns)
+    results = [engine.collect(engine.launch(drafting)) for _ in range(4)]
+    assert all(result.num_accepted == 1 + result.num_draft_tokens for result in results)
+    return [int(result.num_draft_tokens.sum()) for result in results]
+
+
+@pytest.mark.parametrize(("spare_ns", "num_drafts"), [(0, [0, 0, 3, 3]), (1, [3, 3, 3, 3]), (10**9, [3, 3, 3, 3])])
+@pytest.mark.parametrize("drafted_by", ["float32"], indirect=True)
+def test_a_cpu_catches_up_in_the_time_there_is(drafted_by, spare_ns, num_drafts):
+    """Its steps wait meanwhile: of thirteen tokens six come with the drafts, and sixteen more once there is any."""
+    assert drafts_behind_a_prompt(drafted_by(TARGET), 13, spare_ns) == num_drafts
+
+
+def test_what_a_token_takes_is_measured():
+    """In steps of many: few hardly take longer than one."""
+    time = _CatchUpTime()
+    assert [time.tokens_within(spare_ns) for spare_ns in (0, 1, 20_000_000)] == [0, 16, 20]
+    for num_tokens, took_ns in [(100, 50_000_000)] * 40 + [(3, 90_000_000)] * 40:
+        time.observe(num_tokens, took_ns)
+    assert time.tokens_within(20_000_000) == pytest.approx(40, abs=1)
+
+
+def test_no_drafts_where_the_model_does_not_reach(drafted_by):
     """Rows longer than it knows positions for go on by a token; the last one that it computes is drafted behind."""
-    told, _ = run(device_engine(TARGET, max_model_len=8), [0, 3, 3, 3])
+    told, _ = run(drafted_by(TARGET, max_model_len=8), [0, 3, 3, 3])
     assert told == [(0, 1), (3, 4), (1, 2), (0, 1)]
 
 
 @pytest.mark.parametrize("vocab_size", [40, 64])
-def test_another_vocabulary_costs_drafts_alone(vocab_size):
+def test_another_vocabulary_costs_drafts_alone(drafted_by, vocab_size):
     """Of ids that only one of the two has none is drafted, or none is right."""
     asked = {"sampling": replace(SEEDED, allowed_token_ids=()), "prompt": [45, 49, 1]}
-    _, plain = run(cpu_engine(), [0] * 17, **asked)
+    _, plain = run(plain_engine(), [0] * 17, **asked)
     checkpoint = RandomCheckpoint(replace(CONFIG, vocab_size=vocab_size), seed=5)
-    told, tokens = run(device_engine(checkpoint), [0, 3, 3, 3, 3], **asked)
+    told, tokens = run(drafted_by(checkpoint), [0, 3, 3, 3, 3], **asked)
     assert tokens == plain[: len(tokens)]
     assert sum(verified for verified, _ in told) > 0
 
 
-def test_no_end_token_is_drafted():
-    _, tokens = run(cpu_engine(), [0] * 6)
+def test_no_end_token_is_drafted(drafted_by):
+    _, tokens = run(plain_engine(), [0] * 6)
     end = tokens[5]
     first = tokens.index(end)
-    told, ended = run(device_engine(TARGET), [0, 5] if first else [0], end_token_ids=(end,))
+    told, ended = run(drafted_by(TARGET), [0, 5] if first else [0], end_token_ids=(end,))
     assert ended == tokens[: first + 1]
     assert told[-1] == (max(0, first - 1), first if first else 1)
 

@@ -1,12 +1,14 @@
-"""The GPU runner on its twin: rows on the device, rings, captures and steps in flight change nothing of what comes out.
+"""The runner on the twin of a GPU: captures, lateness and steps in flight change nothing of what comes out.
 
-The other side of every comparison is the CPU runner, one step at a time, all of whose inputs the host makes anew.
+The other side of every comparison is a CPU, one step at a time, whose rows are described anew before each step.
 """
 
 from collections import Counter, deque
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from random import Random
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -20,12 +22,12 @@ from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner import cuda
-from paceline_executor.runner.cpu import CpuRunner
-from paceline_executor.runner.cuda import DeviceRunner
+from paceline_executor.runner.device import runner as device_runners
 from paceline_executor.runner.device.buckets import Buckets, buckets_of
+from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
+from paceline_executor.testing.cpu import cpu_runner
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
 from paceline_executor.testing.plans import placement, plan
 from paceline_executor.testing.random_plans import LIMITS, Request, Scheduler
@@ -54,25 +56,7 @@ def device_runner(buckets=BUCKETS):
     return runner, device
 
 
-class FailingCpuRunner(CpuRunner):
-    """A CPU runner whose next launch fails if told so."""
-
-    fails = False
-
-    def launch(self, batch):
-        """Fail, or compute."""
-        if self.fails:
-            raise MemoryError("of the test")
-        return super().launch(batch)
-
-    def copy_blocks(self, sources, destinations):
-        """Fail, or copy."""
-        if self.fails:
-            raise MemoryError("of the test")
-        super().copy_blocks(sources, destinations)
-
-
-CPU = FailingCpuRunner(CHECKPOINT, num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size, num_threads=1)
+CPU = cpu_runner(CHECKPOINT, num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size)
 SAMPLINGS = (
     SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0),
     SamplingParams(temperature=0.8, top_k=7, top_p=0.9, min_p=0.01, seed=2**63 + 1),
@@ -137,10 +121,12 @@ class Pair:
 
     def land(self, reached):
         """Land the oldest step and execute it on the other side; says whether it did not fail."""
-        planned, ticket, CPU.fails = self.in_flight.popleft()
+        planned, ticket, fails = self.in_flight.popleft()
         result = outcome_of(lambda: self.ahead.collect(ticket))
-        expected = outcome_of(lambda: self.one_by_one.collect(self.one_by_one.launch(planned)))
-        CPU.fails = False
+        self.one_by_one.table.begin_device()  # which describes all rows anew
+        failing = Mock(side_effect=MemoryError("of the test"))
+        with patch.multiple(CPU, launch=failing, copy_blocks=failing) if fails else nullcontext():
+            expected = outcome_of(lambda: self.one_by_one.collect(self.one_by_one.launch(planned)))
         assert repr(result) == repr(expected)
         if result is None:
             reached["failed"] += 1
@@ -218,9 +204,9 @@ def launched_steps(engine, num_steps):
 def test_a_row_that_decodes_needs_not_a_word(monkeypatch):
     runner, _ = device_runner()
     words = []
-    write = cuda.PlanWriter.write
+    write = device_runners.PlanWriter.write
     monkeypatch.setattr(
-        cuda.PlanWriter, "write", lambda self, *plan: [words.append(plan[-1].size), write(self, *plan)][1]
+        device_runners.PlanWriter, "write", lambda self, *plan: [words.append(plan[-1].size), write(self, *plan)][1]
     )
     launched_steps(Engine(RowTable(LIMITS), runner), 10)
     assert words[0] > 0
@@ -229,7 +215,7 @@ def test_a_row_that_decodes_needs_not_a_word(monkeypatch):
 
 def test_what_a_slot_has_no_room_for_comes_before_the_step(monkeypatch):
     expected = launched_steps(Engine(RowTable(LIMITS), device_runner()[0]), 5)
-    monkeypatch.setattr(cuda, "_WORDS_PER_ROW", 0)
+    monkeypatch.setattr(device_runners, "_WORDS_PER_ROW", 0)
     device_runner.cache_clear()
     assert launched_steps(Engine(RowTable(LIMITS), device_runner()[0]), 5) == expected
     device_runner.cache_clear()

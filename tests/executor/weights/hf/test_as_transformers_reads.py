@@ -14,7 +14,7 @@ from tokenizers import processors
 from paceline.plan.hashes import TOKENIZER_FORM
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.link.tokenizer import tokenizer_content
-from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.testing.cpu import cpu_runner
 from paceline_executor.testing.driving import Draw, Driver
 from paceline_executor.testing.models import BYTE_LETTERS
 from paceline_executor.weights import load_checkpoint, load_tokenizer
@@ -322,7 +322,7 @@ def test_a_model_with_these_keys_computes_what_transformers_computes(tmp_path, o
         weights.add_(torch.randn_like(weights), alpha=0.1 if weights.ndim == 1 else weights.shape[-1] ** -0.5)
     save_file(dict(oracle.named_parameters()), tmp_path / "model.safetensors")
     try:
-        runner = CpuRunner(load_checkpoint(tmp_path), num_blocks=8, block_size=8, num_threads=1)
+        runner = cpu_runner(load_checkpoint(tmp_path), num_blocks=8, block_size=8)
     except UnsupportedModelError as error:
         if not any(refusal in str(error) for refusal in REFUSALS):
             raise

@@ -14,7 +14,6 @@ from paceline_executor.testing.eagle3 import Dialect, random_head
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights.checkpoint import Llama3Scaling
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
-from paceline_executor.weights.hf.eagle3_config import eagle3_bytes_per_token
 
 TARGET = replace(TINY_CONFIG, num_layers=8, vocab_size=60)
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -33,7 +32,6 @@ def test_the_shape_of_a_head_is_what_its_config_says(tmp_path, dialect):
     assert (config.layer.hidden_size, config.layer.num_heads, config.layer.head_dim) == (64, 4, 16)
     assert (config.draft_vocab_size, config.target_hidden_size, config.aux_layers) == (20, 64, (3, 2, 7))
     assert config.norm_before_residual is False
-    assert eagle3_bytes_per_token(config, 16) == 2 * 2 * 16 * 4 + 64 * 4 // 16 + 1
 
     parts.fields["norm_before_residual"] = True
     assert read(tmp_path, parts, dialect).config.norm_before_residual is True

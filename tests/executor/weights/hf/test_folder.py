@@ -14,7 +14,7 @@ from safetensors.torch import save_file as save_torch_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from paceline_executor.errors import ModelCorruptError, ModelNotFoundError, UnsupportedModelError
-from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.testing.cpu import cpu_runner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.models import llama_fields, tiny_checkpoint
 from paceline_executor.weights import load_checkpoint, load_model
@@ -111,7 +111,7 @@ def test_a_read_model_answers_as_transformers_does(tmp_path):
     checkpoint, tokenizer = load_model(tmp_path)
     assert tokenizer.end_token_ids == (2,)  # of generation_config.json
     prompt = list(range(5, 25))
-    driver = Driver(CpuRunner(checkpoint, num_blocks=16, block_size=8, num_threads=1))
+    driver = Driver(cpu_runner(checkpoint, num_blocks=16, block_size=8))
     ours = driver.run([driver.add(prompt, max_chunk=8)], 20)[0]
     ids = torch.tensor([prompt])
     options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}

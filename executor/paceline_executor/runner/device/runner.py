@@ -23,7 +23,6 @@ from paceline_executor.runner.device.drafts import MakeDrafting, WantedDrafts, l
 from paceline_executor.runner.device.kept_rules import KeptRules
 from paceline_executor.runner.device.row_words import RowWords, WordChanges
 from paceline_executor.runner.device.steps import DeviceSteps, Rings
-from paceline_executor.runner.inputs import row_problem
 from paceline_executor.runner.interface import (
     BoolArray,
     CacheGeometry,
@@ -32,6 +31,7 @@ from paceline_executor.runner.interface import (
     StepBatch,
     StepHandle,
     StepLogprobs,
+    StepLostError,
     StepOutput,
     WarmUpProgress,
 )
@@ -41,12 +41,13 @@ from paceline_kernels.attention import Splits
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.plan_ring import PlanWriter, new_plan_ring, write_words
 from paceline_kernels.result_ring import RingReader, StepResults, new_ring
-from paceline_kernels.sampling import token_logprobs
+from paceline_kernels.sampling import SampleOutcome, token_logprobs
 from paceline_kernels.step_inputs import PlanColumns
 
 _MAX_IN_FLIGHT = 2  # they hide what the host does for as long as a step takes; three are no better
 # The scheduler fits its prediction to these step times.
 _MEASURED_TOKENS = (1, 16, 64, 256, 1024, 2048)
+_LONG_NS = 250_000_000  # larger steps than one of these are not measured: a start would wait for them
 _WORDS_PER_ROW = 192  # a new row's columns, end tokens and first blocks
 
 
@@ -138,6 +139,8 @@ class DeviceRunner:
             self._on_progress(WarmUpProgress(f"measure a step of {size} tokens", index, num_steps))
             batch = chunk(size, block_size)
             points.append((size, fastest_ns(partial(self._run, batch))))
+            if len(points) > 1 and points[-1][1] > _LONG_NS:
+                break
         return tuple(points)
 
     def launch(self, batch: StepBatch) -> StepHandle:
@@ -163,11 +166,18 @@ class DeviceRunner:
 
     def wait(self, handle: StepHandle) -> StepOutput:
         launched = _launched(handle)
-        while not self._reader.has_step(launched.step):
-            self._device.poll()
+        try:
+            self._device.wait_until(lambda: self._reader.has_step(launched.step))
+        except StepLostError:
+            if launched.step + 1 == self._next_step:
+                self._device.recover()
+                self._steps.count_from(self._next_step)
+            raise
         results = self._reader.results_of(launched.step, launched.planned.size)
         if self._device.profiler.is_on:
             self._count_bytes(launched.batch)
+            begun, forwarded, _, ended = results.stamps.tolist()
+            self._device.profiler.add_times(begun, forwarded, ended)
         pieces = ((piece.row, StepLogprobs(*(values.numpy() for values in piece.values))) for piece in launched.pieces)
         prompt_logprobs, problems = by_row(pieces)
         self._failed[launched.batch.rows[list(problems)]] = True
@@ -179,8 +189,11 @@ class DeviceRunner:
         tensors = (*self._kv_cache.of_blocks, *self._steps.drafting.block_tensors)
 
         def copy() -> None:
-            for tensor in tensors:
-                block_copy(tensor, *pairs)
+            try:
+                for tensor in tensors:
+                    block_copy(tensor, *pairs)
+            except Exception as error:  # no step need come behind it that could fail instead
+                raise DeviceFaultError(DEVICE_FAILED) from error
 
         try:
             self._device.launch(copy)
@@ -192,6 +205,8 @@ class DeviceRunner:
         """Raises DeviceFaultError where no launch can follow."""
         try:
             self._device.synchronize()
+        except StepLostError:
+            return  # those in flight say so
         except Exception as error:
             raise DeviceFaultError(DEVICE_FAILED) from error
 
@@ -272,22 +287,24 @@ class DeviceRunner:
         self._add_problems(launched, results, problems)
         sampled, (of_batch, draws) = launched.batch.sampled, np.zeros((2, launched.batch.rows.size), dtype=np.int32)
         of_batch[launched.planned], draws[launched.planned] = counts, results.num_draws
-        begun, forwarded, ended = results.stamps.tolist()
+        begun, forwarded, drafted, ended = results.stamps.tolist()
+        draft_ns = max(0, drafted - begun)  # the stamp may be of an earlier step
         return StepOutput(
             num_accepted=of_batch[sampled],
             token_ids=_kept(results.token_ids, is_kept),
             logprobs=_logprobs(results, is_kept) if launched.with_logprobs else None,
             problems=problems,
-            forward_ns=forwarded - begun,
+            forward_ns=forwarded - begun - draft_ns,
             sample_ns=ended - forwarded,
             prompt_logprobs=prompt_logprobs,
             num_verified=np.maximum(draws[sampled] - 1, 0),
+            draft_ns=draft_ns,
         )
 
     def _add_problems(self, launched: _Launched, results: StepResults, problems: dict[int, RowProblem]) -> None:
         """Behind tokens of the same step a row fails with its next one, as without drafts."""
         for planned in np.flatnonzero(results.problems).tolist():
-            batch_row, problem = int(launched.planned[planned]), row_problem(int(results.problems[planned]))
+            batch_row, problem = int(launched.planned[planned]), _problem_of(int(results.problems[planned]))
             if results.num_accepted[planned]:
                 self._failing[int(launched.batch.rows[batch_row])] = problem
             else:
@@ -299,12 +316,18 @@ class DeviceRunner:
                     problems.setdefault(batch_row, self._failing.pop(row))
 
 
+def _problem_of(outcome: int) -> RowProblem:
+    """`outcome` is a SampleOutcome other than DRAWN."""
+    return RowProblem[SampleOutcome(outcome).name]
+
+
 def _wanted(batch: StepBatch) -> WantedDrafts | None:
     if batch.num_drafts is None or not batch.num_drafts.any():
         return None
     wanting = np.flatnonzero(batch.num_drafts)
     of_batch, num_wanted = batch.sampled[wanting], batch.num_drafts[wanting]
-    return WantedDrafts(batch.rows[of_batch], batch.context_lens[of_batch] - num_wanted, num_wanted)
+    num_known = batch.context_lens[of_batch] - num_wanted
+    return WantedDrafts(batch.rows[of_batch], num_known, num_wanted, batch.draft_spare_ns)
 
 
 def _launched(handle: StepHandle) -> _Launched:
