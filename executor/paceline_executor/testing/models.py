@@ -18,8 +18,8 @@ from paceline.process.options import default_cache_dir
 from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, resolve_model
 from paceline_executor.weights.checkpoint import Activation, Checkpoint, Float32Array, KvScales, LinearScaling, Rope
 from paceline_executor.weights.dummy import DummyCheckpoint
+from paceline_executor.weights.grouped_rows import Matrix
 from paceline_executor.weights.quantized_rows import QuantizedRows
-from paceline_executor.weights.stored_tensor import StoredTensor
 
 TINY_CONFIG = ModelConfig(
     architecture="llama",
@@ -276,7 +276,7 @@ class FirstLayers:
     def kv_scales(self) -> KvScales | None:
         return None
 
-    def stored(self, name: str) -> StoredTensor:
+    def stored(self, name: str) -> Matrix:
         return self.whole.stored(name)
 
     def tensor(self, name: str) -> Float32Array:

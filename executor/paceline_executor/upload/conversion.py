@@ -6,11 +6,14 @@ order of the gguf library, so that the values have the same bits.
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from gguf.constants import GGMLQuantizationType
 
 from paceline_executor.errors import UnsupportedModelError
-from paceline_executor.weights.stored_tensor import FloatType, StoredTensor, StoredType, block_sizes
+from paceline_executor.weights.grouped_rows import GroupedRows, GroupedTensor, Matrix
+from paceline_executor.weights.stored_tensor import FloatType, PlainType, block_sizes
 
 TORCH_TYPES: Mapping[FloatType, torch.dtype] = {
     FloatType.FLOAT32: torch.float32,
@@ -20,8 +23,10 @@ TORCH_TYPES: Mapping[FloatType, torch.dtype] = {
 }
 
 
-def check_convertible(tensor: StoredTensor) -> None:
+def check_convertible(tensor: Matrix) -> None:
     """Raises UnsupportedModelError for a type that `numbers_of` does not know."""
+    if isinstance(tensor, GroupedTensor):
+        return
     if not isinstance(tensor.stored, FloatType) and tensor.stored not in _BLOCKS:
         known = ", ".join(sorted(kind.name for kind in _BLOCKS))
         raise UnsupportedModelError(
@@ -30,7 +35,7 @@ def check_convertible(tensor: StoredTensor) -> None:
         )
 
 
-def numbers_of(rows: torch.Tensor, stored: StoredType) -> torch.Tensor:
+def numbers_of(rows: torch.Tensor, stored: PlainType) -> torch.Tensor:
     """Returns [rows, numbers]: of their own type for floats, float32 for blocks.
 
     rows: [rows, bytes per row] uint8, contiguous, on any device. Floats are a view of them.
@@ -39,6 +44,19 @@ def numbers_of(rows: torch.Tensor, stored: StoredType) -> torch.Tensor:
         return rows.view(TORCH_TYPES[stored])
     blocks = rows.view(-1, block_sizes(stored)[1])
     return _BLOCKS[stored](blocks).view(rows.shape[0], -1)
+
+
+def numbers_of_groups(rows: GroupedRows, device: torch.device) -> torch.Tensor:
+    """Returns float32 [rows, inputs] on the device, with the bits of `GroupedRows.floats`."""
+
+    def moved(array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(np.require(array, requirements=("C", "W"))).to(device)
+
+    groups, codes = moved(rows.group_of_input), moved(rows.codes)
+    values = codes.float() if rows.table is None else moved(rows.table)[codes.int()]
+    if rows.zeros is not None:
+        values -= moved(rows.zeros)[:, groups]
+    return values.mul_(moved(rows.scales)[:, groups]).mul_(rows.factor)
 
 
 def _halves(columns: torch.Tensor) -> torch.Tensor:

@@ -9,14 +9,16 @@ part of a matrix becomes 8-bit numbers as it arrives. So a model takes its own s
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import structlog
 import torch
 
 from paceline_executor.numerics import MatrixKind
-from paceline_executor.upload.conversion import check_convertible, numbers_of
+from paceline_executor.upload.conversion import check_convertible, numbers_of, numbers_of_groups
 from paceline_executor.upload.staging import Staging
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
+from paceline_executor.weights.grouped_rows import GroupedTensor, Matrix
 from paceline_executor.weights.stored_checkpoint import as_float32, not_finite
-from paceline_executor.weights.stored_tensor import FloatType, StoredTensor
+from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
 
 # Converted at a time; that takes a few times as many float32 beside them.
@@ -47,7 +49,8 @@ class Uploader:
         for tensor in tensors:
             check_convertible(tensor)
         self._num_bytes, self._total_bytes = 0, sum(tensor.num_bytes for tensor in tensors)
-        self._checked: list[tuple[StoredTensor, torch.Tensor]] = []  # on the device: whether all numbers are finite
+        _tell_of_widened(tensors, dtype)
+        self._checked: list[tuple[Matrix, torch.Tensor]] = []  # on the device: whether all numbers are finite
 
     @property
     def config(self) -> ModelConfig:
@@ -79,6 +82,8 @@ class Uploader:
         """
         tensors = [self._checkpoint.stored(name) for name in names]
         stays_float8 = any(tensor.stored is FloatType.FLOAT8_E4M3FN for tensor in tensors)
+        # Groups of inputs with scales of their own would lose most of their bits to a scale for each row.
+        stays_float8 = stays_float8 and not any(isinstance(tensor, GroupedTensor) for tensor in tensors)
         if kind is MatrixKind.DENSE or (kind is MatrixKind.AS_STORED and not stays_float8):
             return self.dense(*names)
         num_rows, width = sum(tensor.num_rows for tensor in tensors), tensors[0].shape[1]
@@ -97,7 +102,7 @@ class Uploader:
             raise not_finite(next(tensor for tensor, is_finite in self._checked if not is_finite))
         self._checked.clear()
 
-    def _write_dense(self, tensor: StoredTensor, out: torch.Tensor) -> None:
+    def _write_dense(self, tensor: Matrix, out: torch.Tensor) -> None:
         """out: [rows, numbers], rows in the order of the model."""
         scales = self._scales(tensor)
         for first, numbers in self._parts(tensor):
@@ -106,7 +111,7 @@ class Uploader:
             self._note(tensor, rounded.isfinite().all())
             _put_rows(out, rounded, self._places(tensor, first, numbers.shape[0]))
 
-    def _write_float8(self, tensor: StoredTensor, out: ScaledWeight) -> None:
+    def _write_float8(self, tensor: Matrix, out: ScaledWeight) -> None:
         is_float8 = tensor.stored is FloatType.FLOAT8_E4M3FN
         scales = self._scales(tensor)
         for first, numbers in self._parts(tensor):
@@ -122,31 +127,53 @@ class Uploader:
             _put_rows(out.values.view(torch.uint8), part.values.view(torch.uint8), places)
             _put_rows(out.scales, part.scales, places)
 
-    def _parts(self, tensor: StoredTensor) -> Iterator[tuple[int, torch.Tensor]]:
+    def _parts(self, tensor: Matrix) -> Iterator[tuple[int, torch.Tensor]]:
         """(first row, numbers [rows, numbers]), in the order of the file."""
+        if isinstance(tensor, GroupedTensor):
+            for first, part in tensor.read().parts():
+                yield first, numbers_of_groups(part, self._device)
+            self._tell(tensor.num_bytes)
+            return
         rows_at_once = max(1, _NUMBERS_AT_ONCE // tensor.row_numbers)
         for first, rows in self._staging.stream(tensor):
             for start in range(0, rows.shape[0], rows_at_once):
                 yield first + start, numbers_of(rows[start : start + rows_at_once], tensor.stored)
-            self._num_bytes += rows.numel()
-            self._on_progress(self._num_bytes, self._total_bytes)
+            self._tell(rows.numel())
 
-    def _scales(self, tensor: StoredTensor) -> torch.Tensor | None:
+    def _tell(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._on_progress(self._num_bytes, self._total_bytes)
+
+    def _scales(self, tensor: Matrix) -> torch.Tensor | None:
         """Of each row, [rows] float32, in the order of the file."""
-        if tensor.scales is None:
+        if isinstance(tensor, GroupedTensor) or tensor.scales is None:
             return None
         scales = torch.from_numpy(as_float32(tensor.scales).reshape(-1)).to(self._device)
         return scales.expand(tensor.num_rows)
 
-    def _places(self, tensor: StoredTensor, first: int, num_rows: int) -> slice | torch.Tensor:
+    def _places(self, tensor: Matrix, first: int, num_rows: int) -> slice | torch.Tensor:
         """Where these rows of the file belong among the rows of the tensor."""
-        if not tensor.interleaved_heads:
+        if isinstance(tensor, GroupedTensor) or not tensor.interleaved_heads:
             return slice(first, first + num_rows)
         places = tensor.place_of_row(np.arange(first, first + num_rows))
         return torch.from_numpy(places).to(self._device)
 
-    def _note(self, tensor: StoredTensor, is_finite: torch.Tensor) -> None:
+    def _note(self, tensor: Matrix, is_finite: torch.Tensor) -> None:
         self._checked.append((tensor, is_finite))
+
+
+def _tell_of_widened(tensors: list[Matrix], dtype: torch.dtype) -> None:
+    """Once for a model: quantised matrices have no product of their own on a device yet."""
+    widened = [tensor for tensor in tensors if isinstance(tensor, GroupedTensor)]
+    if widened:
+        structlog.get_logger().info(
+            "weights_widened",
+            stored=", ".join(sorted({tensor.stored.name for tensor in widened})),
+            to=str(dtype).removeprefix("torch."),
+            matrices=len(widened),
+            stored_bytes=sum(tensor.num_bytes for tensor in widened),
+            device_bytes=sum(tensor.num_rows * tensor.row_numbers for tensor in widened) * dtype.itemsize,
+        )
 
 
 def _put_rows(out: torch.Tensor, rows: torch.Tensor, places: slice | torch.Tensor) -> None:

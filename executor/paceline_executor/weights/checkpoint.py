@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from paceline_executor.weights.grouped_rows import Matrix
 from paceline_executor.weights.quantized_rows import QuantizedRows
-from paceline_executor.weights.stored_tensor import StoredTensor
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -187,7 +187,7 @@ class Checkpoint(Protocol):
 
     @property
     def quantization(self) -> str:
-        """The type that most weights are stored in, such as "Q4_1"; empty for floats of 16 and 32 bits."""
+        """What most weights are stored as, such as "Q4_1" or "awq-int4"; empty for floats of 16 and 32 bits."""
         ...
 
     @property
@@ -195,7 +195,7 @@ class Checkpoint(Protocol):
         """For a KV cache of float8_e4m3fn; None where the file brings none."""
         ...
 
-    def stored(self, name: str) -> StoredTensor:
+    def stored(self, name: str) -> Matrix:
         """Nothing is read yet, and nothing converted.
 
         Raises KeyError for a name that `config.tensor_shapes()` does not list.
@@ -210,7 +210,7 @@ class Checkpoint(Protocol):
         ...
 
     def quantized(self, name: str) -> QuantizedRows | None:
-        """As integers in groups of 32; None where it is stored otherwise.
+        """As integers in groups of 32; None where that would round what is stored.
 
         Raises KeyError as `stored` does.
         """

@@ -11,9 +11,17 @@ from gguf import dequantize
 
 from paceline_executor.errors import ModelCorruptError
 from paceline_executor.weights.checkpoint import Float32Array, KvScales, ModelConfig
+from paceline_executor.weights.grouped_rows import GroupedTensor, Matrix
 from paceline_executor.weights.quantized_rows import Int4Rows, QuantizedRows, take_apart
 from paceline_executor.weights.refusals import damaged
-from paceline_executor.weights.stored_tensor import ByteArray, FloatType, StoredTensor, StoredType, block_sizes
+from paceline_executor.weights.stored_tensor import (
+    ByteArray,
+    FloatType,
+    PlainType,
+    StoredTensor,
+    StoredType,
+    block_sizes,
+)
 
 # Longer rows than the model's make fewer, larger groups.
 _TARGET_ROW_ELEMENTS = 8192
@@ -23,9 +31,7 @@ _PLAIN = {FloatType.FLOAT32, FloatType.FLOAT16, FloatType.BFLOAT16}
 class StoredCheckpoint:
     """Reads tensors on demand; holds no weight and no open file between calls."""
 
-    def __init__(
-        self, config: ModelConfig, tensors: Mapping[str, StoredTensor], kv_scales: KvScales | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Matrix], kv_scales: KvScales | None = None) -> None:
         """tensors: by Hugging Face name, at least those of `config.tensor_shapes()`, of those shapes."""
         self._config = config
         self._kv_scales = kv_scales
@@ -49,7 +55,7 @@ class StoredCheckpoint:
     def kv_scales(self) -> KvScales | None:
         return self._kv_scales
 
-    def stored(self, name: str) -> StoredTensor:
+    def stored(self, name: str) -> Matrix:
         return self._tensors[name]
 
     def tensor(self, name: str) -> Float32Array:
@@ -61,24 +67,30 @@ class StoredCheckpoint:
         return as_integers(self._tensors[name])
 
 
-def as_float32(tensor: StoredTensor) -> Float32Array:
+def as_float32(tensor: Matrix) -> Float32Array:
     """It is C-contiguous, rows in the order of the model.
 
-    Nothing is rounded but float8_e4m3fn times its scale. Raises ModelCorruptError for values that are not finite.
+    Nothing is rounded but codes times their scale. Raises ModelCorruptError for values that are not finite.
     """
-    values = floats_of(tensor.read(), tensor.stored).reshape(tensor.num_rows, -1)
-    if tensor.scales is not None:
-        values *= as_float32(tensor.scales).reshape(-1, 1)
+    if isinstance(tensor, GroupedTensor):
+        values = tensor.read().floats()
+    else:
+        values = floats_of(tensor.read(), tensor.stored).reshape(tensor.num_rows, -1)
+        if tensor.scales is not None:
+            values *= as_float32(tensor.scales).reshape(-1, 1)
+        values = _in_order(values, tensor)
     if not np.isfinite(values).all():
         raise not_finite(tensor)
-    return np.ascontiguousarray(_in_order(values, tensor)).reshape(tensor.shape)
+    return np.ascontiguousarray(values).reshape(tensor.shape)
 
 
-def as_integers(tensor: StoredTensor) -> QuantizedRows | None:
-    """None if it is not stored as integers in groups of 32.
+def as_integers(tensor: Matrix) -> QuantizedRows | None:
+    """None if it is not stored as integers in groups of 32, and cannot be put so without rounding.
 
     Raises ModelCorruptError for scales and minima that are not finite.
     """
+    if isinstance(tensor, GroupedTensor):
+        return tensor.read().in_blocks()
     if isinstance(tensor.stored, FloatType):
         return None
     rows = take_apart(_in_order(tensor.read(), tensor), tensor.stored)
@@ -89,12 +101,12 @@ def as_integers(tensor: StoredTensor) -> QuantizedRows | None:
     return rows
 
 
-def not_finite(tensor: StoredTensor) -> ModelCorruptError:
+def not_finite(tensor: Matrix) -> ModelCorruptError:
     """A NaN or an infinity would answer every request with an error."""
     return damaged(tensor.source.path, f"tensor {tensor.name} holds values that are not finite")
 
 
-def floats_of(data: ByteArray, stored: StoredType) -> Float32Array:
+def floats_of(data: ByteArray, stored: PlainType) -> Float32Array:
     """As float32, in some shape; a view of the bytes where they are float32."""
     match stored:
         case FloatType.BFLOAT16:  # the upper half of a float32

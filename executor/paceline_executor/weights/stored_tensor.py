@@ -35,13 +35,22 @@ class FloatType(enum.Enum):
         return _ITEM_BYTES[self]
 
 
-StoredType = FloatType | GGMLQuantizationType
-"""Floats, or the blocks of GGUF files, whose own floats are `FloatType`s, too."""
+@dataclass(frozen=True, slots=True)
+class GroupedType:
+    """Of a matrix that several tensors make up: see `grouped_rows`."""
+
+    name: str  # for people: the format and what its codes are, such as "gptq-int4"
+    bits: int  # of a code: 4 or 8
+
+
+PlainType = FloatType | GGMLQuantizationType
+"""Floats, or the blocks of GGUF files, whose own floats are `FloatType`s, too: one tensor each."""
+StoredType = PlainType | GroupedType
 
 _ITEM_BYTES = {FloatType.FLOAT32: 4, FloatType.FLOAT16: 2, FloatType.BFLOAT16: 2, FloatType.FLOAT8_E4M3FN: 1}
 
 
-def block_sizes(stored: StoredType) -> tuple[int, int]:
+def block_sizes(stored: PlainType) -> tuple[int, int]:
     """(numbers, bytes) of the smallest part that can be read by itself."""
     if isinstance(stored, FloatType):
         return 1, stored.itemsize
@@ -99,7 +108,7 @@ class StoredTensor:
     """
 
     name: str  # in the file
-    stored: StoredType
+    stored: PlainType
     shape: tuple[int, ...]
     source: ByteSource
     start: int  # of its bytes in the source
@@ -156,7 +165,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class StoredIntegers:
-    """Whole numbers or flags as a file stores them. Weights are none; a drafter's map of token ids is."""
+    """Whole numbers or flags as a file stores them: a drafter's map of token ids, or the codes of quantised weights."""
 
     name: str  # in the file
     dtype: np.dtype[np.generic]
@@ -170,7 +179,11 @@ class StoredIntegers:
 
     def read(self) -> Int64Array:
         """All of them; a flag is 0 or 1. Raises ModelCorruptError."""
+        return self.as_stored().astype(np.int64)
+
+    def as_stored(self) -> npt.NDArray[np.generic]:
+        """In its own type. Raises ModelCorruptError."""
         data = np.empty(self.num_bytes, np.uint8)
         if data.size:
             self.source.read_into(data.data, self.start)
-        return data.view(self.dtype).reshape(self.shape).astype(np.int64)
+        return data.view(self.dtype).reshape(self.shape)

@@ -26,6 +26,7 @@ from paceline_executor.upload.staging import HostTransfer, Staging
 from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_executor.weights.hf.safetensors_folder import WEIGHTS_FILE, checkpoint_from_folder
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
+from paceline_executor.weights.stored_tensor import StoredTensor
 
 _PART_NUMBERS = 16 << 20  # written at a time
 _BYTES_PER_NUMBER = 2
@@ -115,7 +116,9 @@ def _read_all(checkpoint: StoredCheckpoint) -> None:
     """By as many threads, into the same buffers, without a device."""
     with Staging(HostTransfer()) as staging:
         for name in checkpoint.config.tensor_shapes():
-            for _first, _rows in staging.stream(checkpoint.stored(name)):
+            tensor = checkpoint.stored(name)
+            assert isinstance(tensor, StoredTensor)
+            for _first, _rows in staging.stream(tensor):
                 pass
 
 

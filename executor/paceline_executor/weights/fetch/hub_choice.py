@@ -9,11 +9,15 @@ from pathlib import Path
 
 from paceline_executor.errors import ModelNotFoundError, UnsupportedModelError
 from paceline_executor.weights.fetch.hub_id import HubId
+from paceline_executor.weights.hf.quantised.formats import OLDER_FILES
 from paceline_executor.weights.hf.safetensors_folder import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, shard_names
 from paceline_executor.weights.refusals import UNSAFE_SUFFIXES, shown
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
-_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
+_COMPANIONS = (
+    *("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"),
+    *OLDER_FILES,
+)
 _TOKENIZER_FILE = "tokenizer.json"
 _MAX_LISTED = 8
 

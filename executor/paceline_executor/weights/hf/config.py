@@ -86,12 +86,10 @@ _IMAGE_MODEL, _IMAGE_MODEL_CLASS = "gemma3", "Gemma3ForConditionalGeneration"
 def read_hf_config(path: Path) -> ModelConfig:
     """Raises ModelNotFoundError, ModelCorruptError naming the field, or UnsupportedModelError naming the feature."""
     file = JsonFields.read(path)
-    _check_plain_weights(file)
     kind, model_class = file.text("model_type"), _model_class(file)
     text = file.object("text_config") if kind == _IMAGE_MODEL else None
     if text is not None:
         kind, model_class = text.text("model_type") or "gemma3_text", model_class.replace(_IMAGE_MODEL_CLASS, "")
-        _check_plain_weights(text)
     if (text or file).flag("use_bidirectional_attention"):
         raise unsupported(path, "it sets use_bidirectional_attention, so it does not generate text")
     family = _FAMILIES.get(kind or "")
@@ -114,20 +112,6 @@ def read_llama(config: JsonFields) -> ModelConfig:
 def _fields_of(family: _Family, config: JsonFields) -> JsonFields:
     """What its class in transformers reads."""
     return config.without(_WINDOW_KEYS - family.window_keys).with_defaults(family.defaults)
-
-
-def _check_plain_weights(config: JsonFields) -> None:
-    """Floats, and float8 with a scale for each tensor or row, whatever writes them."""
-    quantization = config.object("quantization_config") or config.object("compression_config")
-    if quantization is None:
-        return
-    method = str(quantization.get("quant_method"))
-    is_float8 = (method == "fp8" and quantization.get("weight_block_size") is None) or (
-        method == "compressed-tensors" and quantization.get("format") == "float-quantized"
-    )
-    if not is_float8:
-        reason = f"its weights are quantised by {shown(method)}; a folder must have floating-point weights"
-        raise unsupported(config.path, f"{reason}, or float8 with a scale for each tensor or row")
 
 
 def _model_class(file: JsonFields) -> str:

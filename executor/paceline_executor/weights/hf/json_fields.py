@@ -41,16 +41,20 @@ class JsonFields:
     @classmethod
     def read(cls, path: Path, max_bytes: int = MAX_SMALL_FILE_BYTES) -> "JsonFields":
         """Raises ModelNotFoundError or ModelCorruptError."""
-        data = read_bounded(path, max_bytes)
+        return cls.parse(path, read_bounded(path, max_bytes))
+
+    @classmethod
+    def parse(cls, path: Path, data: bytes, what: str = "it") -> "JsonFields":
+        """`what` of the file it is. Raises ModelCorruptError, which names both."""
         try:
             fields = json.loads(data)
             if b"\\u" in data:  # Python alone takes half a surrogate pair for a character
                 json.dumps(fields, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
-            raise damaged(path, "it is not JSON") from error
+            raise damaged(path, f"{what} is not JSON") from error
         if not isinstance(fields, dict):
-            raise damaged(path, "it is not a JSON object")
-        return cls(path, fields)
+            raise damaged(path, f"{what} is not a JSON object")
+        return cls(path, fields, "" if what == "it" else f"{what}: ")
 
     @classmethod
     def read_if_there(cls, path: Path) -> "JsonFields":
@@ -79,6 +83,10 @@ class JsonFields:
         if value is None or isinstance(value, dict):
             return None if value is None else JsonFields(self.path, value, f"{self.name(field)}.")
         raise self.fault(field, "not an object")
+
+    def objects(self) -> list["JsonFields"]:
+        """All fields, each an object."""
+        return [found for field in self._fields if (found := self.object(field)) is not None]
 
     def flag(self, field: str) -> bool | None:
         value = self._fields.get(field)

@@ -6,7 +6,6 @@ Refuses to know tokenizers, and how a model computes.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,13 @@ from safetensors import SafetensorError, safe_open
 from paceline.process.small_files import open_regular
 from paceline_executor.errors import ModelNotFoundError, UnsupportedModelError
 from paceline_executor.weights.checkpoint import ModelConfig
+from paceline_executor.weights.grouped_rows import Matrix
 from paceline_executor.weights.hf.config import read_hf_config
 from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.kv_scales import take_kv_scales
-from paceline_executor.weights.refusals import damaged, shown, unreadable, unsupported
+from paceline_executor.weights.hf.quantised.formats import read_format
+from paceline_executor.weights.hf.quantised.parts import Part, Parts
+from paceline_executor.weights.refusals import damaged, shown, unreadable, unsupported, wrong
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
 from paceline_executor.weights.stored_tensor import FileBytes, FloatType, StoredIntegers, StoredTensor
 
@@ -39,10 +41,12 @@ _DTYPES = {
 _INTEGERS: Mapping[str, np.dtype[np.generic]] = {
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "F8_E8M0": np.dtype("u1"),  # exponents
     "BOOL": np.dtype(np.bool_),
 }
-# Scales of activations are measured anew in each step.
-_SCALE, _IGNORED_SCALE = "_scale", ".input_scale"
 # So an image model names its text model's tensors; its other tensors are not read.
 _TEXT_PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.": ""}
 _IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
@@ -56,18 +60,22 @@ def is_safetensors_folder(folder: Path) -> bool:
 def checkpoint_from_folder(folder: Path) -> StoredCheckpoint:
     """Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError, before memory is taken for any weight."""
     config = read_hf_config(folder / CONFIG_FILE)
-    tensors: dict[str, StoredTensor] = {}
+    read_matrix = read_format(JsonFields.read(folder / CONFIG_FILE))
+    floats: dict[str, StoredTensor] = {}
+    integers: dict[str, StoredIntegers] = {}
     for stored_name, tensor in read_headers(folder):
         known_as = _known_as(stored_name)
-        if isinstance(tensor, StoredIntegers):
-            raise _not_read(tensor.source.path, stored_name, str(tensor.dtype))
-        if known_as in tensors:
+        if known_as in floats or known_as in integers:
             raise damaged(tensor.source.path, f"tensor {shown(stored_name)} appears twice")
-        if known_as is not None:
-            tensors[known_as] = tensor
-    kv_scales = take_kv_scales(config, tensors)
-    tensors = _with_scales(tensors)
-    _check_tensors(folder, config, tensors)
+        if known_as is not None and isinstance(tensor, StoredIntegers):
+            integers[known_as] = tensor
+        elif known_as is not None and isinstance(tensor, StoredTensor):
+            floats[known_as] = tensor
+    kv_scales = take_kv_scales(config, floats)
+    of_matrices, others = _by_matrix(config, {**floats, **integers})
+    matrices = {f"{parts.module}.weight": parts.plain or read_matrix(parts) for parts in of_matrices}
+    tensors = matrices | _checked_others(folder, config, others)
+    _check_shapes(folder, config, tensors)
     return StoredCheckpoint(config, tensors, kv_scales)
 
 
@@ -154,39 +162,50 @@ def _known_as(stored_name: str) -> str | None:
     return stored_name
 
 
-def _with_scales(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Raises ModelCorruptError for a float8 tensor whose scale is missing or of a wrong shape."""
-    scaled = {}
+def _by_matrix(config: ModelConfig, tensors: Mapping[str, Part]) -> tuple[list[Parts], dict[str, Part]]:
+    """The tensors that make up each matrix, and all others."""
+    modules = {name.removesuffix(".weight"): shape for name, shape in config.tensor_shapes().items() if len(shape) == 2}
+    parts: dict[str, dict[str, Part]] = {}
+    others = {}
     for name, tensor in tensors.items():
-        if tensor.stored is not FloatType.FLOAT8_E4M3FN:
-            continue
-        scale = tensors.get(name + _SCALE)
-        if scale is None:
-            raise damaged(tensor.source.path, f"float8 tensor {shown(tensor.name)} has no {_SCALE} beside it")
-        if scale.stored is FloatType.FLOAT8_E4M3FN or scale.shape not in (
-            (),
-            (1,),
-            tensor.shape[:1],
-            (*tensor.shape[:1], 1),
-        ):
-            kind = f"of shape {scale.shape}, neither one number nor one for each of {tensor.num_rows} rows"
-            raise damaged(scale.source.path, f"tensor {shown(scale.name)} is {kind}")
-        scaled[name] = replace(tensor, scales=scale)
-    taken = {name + _SCALE for name in scaled} | {name.removesuffix(".weight") + _IGNORED_SCALE for name in scaled}
-    return {name: tensor for name, tensor in tensors.items() if name not in taken} | scaled
+        module, end = name, ""
+        while module and module not in modules:
+            module, _, last = module.rpartition(".")
+            end = f"{last}.{end}" if end else last
+        if module and end != "bias":
+            parts.setdefault(module, {})[end] = tensor
+        else:
+            others[name] = tensor
+    return [Parts(module, modules[module], found) for module, found in parts.items()], others
 
 
-def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
+def _checked_others(folder: Path, config: ModelConfig, others: Mapping[str, Part]) -> dict[str, StoredTensor]:
+    """Raises UnsupportedModelError for those that the model does not use."""
     shapes = config.tensor_shapes()
-    for name, shape in shapes.items():
+    used = {}
+    for name, tensor in sorted(others.items()):
+        if config.tie_word_embeddings and name.startswith("lm_head."):
+            if name != "lm_head.weight":  # a tied model's file may hold the output matrix all the same
+                raise wrong(
+                    folder / CONFIG_FILE, f"it sets tie_word_embeddings, and {shown(name)} is of a matrix apart"
+                )
+        elif isinstance(tensor, StoredIntegers):
+            raise _not_read(tensor.source.path, name, str(tensor.dtype))
+        elif name in shapes and tensor.stored is not FloatType.FLOAT8_E4M3FN:
+            used[name] = tensor
+        elif not (name.endswith(".bias") and _is_zero(tensor)):  # older GPTQ files have one of zeros for each matrix
+            raise unsupported(folder, f"it has a tensor {shown(name)} that a {config.architecture} model does not use")
+    return used
+
+
+def _is_zero(tensor: StoredTensor) -> bool:
+    return len(tensor.shape) == 1 and not tensor.read().any()
+
+
+def _check_shapes(folder: Path, config: ModelConfig, tensors: Mapping[str, Matrix]) -> None:
+    for name, shape in config.tensor_shapes().items():
         tensor = tensors.get(name)
         if tensor is None:
             raise damaged(folder, f"tensor {name} is missing")
         if tensor.shape != shape:
             raise damaged(folder, f"tensor {name} has shape {tensor.shape} where {shape} is needed")
-    # A tied model's file may hold the output matrix all the same.
-    surplus = tensors.keys() - shapes.keys() - {"lm_head.weight"}
-    if surplus:
-        raise unsupported(
-            folder, f"it has a tensor {shown(min(surplus))} that a {config.architecture} model does not use"
-        )

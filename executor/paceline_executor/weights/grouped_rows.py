@@ -1,0 +1,112 @@
+"""Quantised matrices in the one form that all formats are read into; nothing is rounded on the way.
+
+A code is a number, or the index of one in a table. Inputs that share a scale are a group, in each row by itself: scales
+of blocks of rows, of whole rows or of the whole matrix are repeated. Refuses to know formats, and where kernels put the
+numbers.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_executor.weights.quantized_rows import BLOCK, Int4Rows, Int8Rows, QuantizedRows
+from paceline_executor.weights.stored_tensor import ByteSource, GroupedType, StoredTensor
+
+Float32Array = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.intp]
+_NUMBERS_AT_ONCE = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRows:
+    """Weight = (number of the code - zero) * scale * factor, each product rounded to float32."""
+
+    num_bits: int  # of a code: 4 or 8
+    codes: npt.NDArray[np.uint8] | npt.NDArray[np.int8]  # [rows, inputs]
+    scales: Float32Array  # [rows, groups]
+    group: int  # inputs of a group; the last one may have fewer
+    zeros: Float32Array | None = None  # [rows, groups] whole numbers
+    table: Float32Array | None = None  # [16] or [256], the number of each code
+    order: IntArray | None = None  # [inputs] the group of each; None where neighbours share one
+    factor: float = 1.0  # of LLM.int8, which multiplies twice
+
+    @property
+    def group_of_input(self) -> IntArray:
+        return np.arange(self.codes.shape[1]) // self.group if self.order is None else self.order
+
+    def parts(self) -> Iterator[tuple[int, "GroupedRows"]]:
+        """(first row, some rows): what is converted at a time."""
+        rows = max(1, _NUMBERS_AT_ONCE // self.codes.shape[1])
+        for first in range(0, len(self.codes), rows):
+            part = slice(first, first + rows)
+            zeros = None if self.zeros is None else self.zeros[part]
+            shared = self.group, zeros, self.table, self.order, self.factor
+            yield first, GroupedRows(self.num_bits, self.codes[part], self.scales[part], *shared)
+
+    def floats(self) -> Float32Array:
+        """[rows, inputs], newly made."""
+        values = np.empty(self.codes.shape, np.float32)
+        for first, part in self.parts():
+            part.write_into(values[first : first + len(part.codes)])
+        return values
+
+    def write_into(self, values: Float32Array) -> None:
+        groups = self.group_of_input
+        values[...] = self.codes if self.table is None else self.table[self.codes]
+        if self.zeros is not None:
+            values -= self.zeros[:, groups]
+        with np.errstate(over="ignore"):  # the caller looks at what came out
+            values *= self.scales[:, groups]
+        values *= np.float32(self.factor)
+
+    def in_blocks(self) -> QuantizedRows | None:
+        """The same numbers as integers in groups of 32 with float16 scales; None where that would round any.
+
+        Zeros that a minimum in float16 cannot stand for make 8 bits of 4.
+        """
+        is_divided = self.codes.shape[1] % BLOCK == 0 and (self.group % BLOCK == 0 or self.scales.shape[1] == 1)
+        if self.table is not None or self.order is not None or self.factor != 1 or not is_divided:
+            return None
+        groups = self.group_of_input[::BLOCK]
+        scales = self.scales[:, groups]
+        zeros = np.zeros_like(scales) if self.zeros is None else self.zeros[:, groups]
+        minima = -zeros * scales
+        if not _are_halves(scales):
+            return None
+        if self.num_bits == 4 and self.codes.dtype == np.uint8 and _are_halves(minima):
+            return Int4Rows(self.codes.view(np.uint8), scales, minima)
+        integers = self.codes.reshape(*scales.shape, BLOCK).astype(np.int16)
+        integers -= zeros.astype(np.int16)[:, :, None]
+        if integers.min() < -128 or integers.max() > 127:
+            return None
+        return Int8Rows(integers.astype(np.int8).reshape(self.codes.shape), scales)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedTensor:
+    """A matrix that several tensors of files make up. Whoever makes it has checked that they are there and fit."""
+
+    name: str  # of the tensor with its codes
+    stored: GroupedType
+    shape: tuple[int, int]  # [out, in]
+    source: ByteSource  # of its codes
+    num_bytes: int  # of all its tensors
+    read: Callable[[], GroupedRows]  # raises ModelCorruptError
+
+    @property
+    def num_rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def row_numbers(self) -> int:
+        return self.shape[1]
+
+
+Matrix = StoredTensor | GroupedTensor
+
+
+def _are_halves(values: Float32Array) -> bool:
+    with np.errstate(over="ignore"):
+        return np.array_equal(values.astype(np.float16), values)

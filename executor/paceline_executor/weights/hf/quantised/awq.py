@@ -1,0 +1,78 @@
+"""AWQ: 4 bits with a zero for each group, as AutoAWQ and GPTQModel write them.
+
+gemm: `qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]; eight outputs stand in a word in the
+order 0 2 4 6 1 3 5 7. gemv: `qweight` [out, in / 8], `qzeros` [out, words], `scales` [out, columns], in plain order,
+the last two filled up. Weight = (code - zero) * scale.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from paceline_executor.weights.grouped_rows import GroupedRows, GroupedTensor
+from paceline_executor.weights.hf.json_fields import JsonFields
+from paceline_executor.weights.hf.quantised.gptq import group_size
+from paceline_executor.weights.hf.quantised.parts import Format, Parts, scales_of, unpack
+from paceline_executor.weights.refusals import shown, unsupported
+from paceline_executor.weights.stored_tensor import ByteArray, StoredIntegers
+
+_PLACES = np.array((0, 4, 1, 5, 2, 6, 3, 7))  # of outputs 0 to 7 in a word
+_VERSIONS = ("gemm", "gemv")
+_KIND = "awq-int4"
+
+
+def awq_format(config: JsonFields) -> Format:
+    """Raises ModelCorruptError or UnsupportedModelError."""
+    version = (config.text("version") or config.text("checkpoint_format") or "gemm").lower()
+    if version not in _VERSIONS:
+        raise unsupported(config.path, f"its weights are awq in the layout {shown(version)}; gemm and gemv are read")
+    if config.get("bits") not in (None, 4):
+        raise unsupported(config.path, f"its weights are awq of {config.get('bits')} bits; 4 bits are read")
+    return partial(_read_matrix, group_size(config))
+
+
+def _read_matrix(group: int | None, parts: Parts) -> GroupedTensor:
+    parts.check_ends("awq", "qweight", "qzeros", "scales")
+    outputs, inputs = parts.shape
+    size = inputs if group is None else group
+    if inputs % size:
+        raise parts.wrong("qweight", f"cannot be awq: group_size {size} does not divide {inputs} inputs")
+    is_gemv = parts.floats("scales", None, None).shape[0] == outputs
+    return _gemv(parts, size) if is_gemv else _gemm(parts, size)
+
+
+def _gemm(parts: Parts, size: int) -> GroupedTensor:
+    outputs, inputs = parts.shape
+    words = parts.integers("qweight", "<i4", inputs, outputs // 8)
+    zeros = parts.integers("qzeros", "<i4", inputs // size, outputs // 8)
+    scales = parts.floats("scales", inputs // size, outputs)
+
+    def read() -> GroupedRows:
+        numbers = _of_outputs(zeros).astype(np.float32)
+        return GroupedRows(4, _of_outputs(words), scales_of(scales, may_be_negative=True).T, size, numbers)
+
+    return parts.grouped(_KIND, 4, "qweight", read)
+
+
+def _of_outputs(words: StoredIntegers) -> ByteArray:
+    """[in or groups, out / 8] words -> [out, in or groups]."""
+    numbers = unpack(words.as_stored(), 4).reshape(words.shape[0], -1, 8)[:, :, _PLACES]
+    return np.ascontiguousarray(numbers.reshape(words.shape[0], -1).T)
+
+
+def _gemv(parts: Parts, size: int) -> GroupedTensor:
+    outputs, inputs = parts.shape
+    num_groups = inputs // size
+    words = parts.integers("qweight", "<i4", outputs, inputs // 8)
+    zeros = parts.integers("qzeros", "<i4", outputs, None)
+    scales = parts.floats("scales", outputs, None)
+    for end, columns in (("qzeros", zeros.shape[1] * 8), ("scales", scales.shape[1])):
+        if columns < num_groups:
+            raise parts.wrong(end, f"has {columns} columns for {num_groups} groups")
+
+    def read() -> GroupedRows:
+        numbers = unpack(zeros.as_stored(), 4)[:, :num_groups].astype(np.float32)
+        factors = scales_of(scales, may_be_negative=True)[:, :num_groups]
+        return GroupedRows(4, unpack(words.as_stored(), 4), factors, size, numbers)
+
+    return parts.grouped(_KIND, 4, "qweight", read)

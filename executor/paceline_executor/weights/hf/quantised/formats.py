@@ -1,0 +1,69 @@
+"""Which format a folder's matrices have: by its configuration, in the file of whatever tool wrote it, else by none."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from paceline_executor.weights.grouped_rows import Matrix
+from paceline_executor.weights.hf.json_fields import JsonFields
+from paceline_executor.weights.hf.quantised.awq import awq_format
+from paceline_executor.weights.hf.quantised.bitsandbytes import bitsandbytes_matrix
+from paceline_executor.weights.hf.quantised.compressed_tensors import compressed_tensors_format
+from paceline_executor.weights.hf.quantised.float8 import float8_format, float8_matrix, modelopt_format
+from paceline_executor.weights.hf.quantised.gptq import Gptq
+from paceline_executor.weights.hf.quantised.parts import Format, Parts
+from paceline_executor.weights.refusals import shown, unsupported
+from paceline_executor.weights.stored_tensor import StoredTensor
+
+_KEYS = ("quantization_config", "compression_config")
+OLDER_FILES = ("quantize_config.json", "hf_quant_config.json")
+"""Of AutoGPTQ and of ModelOpt, beside a config.json without any of these keys."""
+_FORMATS: Mapping[str, Callable[[JsonFields], Format]] = MappingProxyType(
+    {
+        "gptq": Gptq,
+        "awq": awq_format,
+        "compressed-tensors": compressed_tensors_format,
+        "fp8": float8_format,
+        "fbgemm_fp8": float8_format,
+        "modelopt": modelopt_format,
+        "bitsandbytes": lambda _: bitsandbytes_matrix,
+    }
+)
+
+
+def read_format(config: JsonFields) -> Format:
+    """config: config.json. Raises ModelCorruptError, or UnsupportedModelError with the methods that are read."""
+    found = _find(config)
+    if found is None:
+        return _unexplained
+    method = str(found.text("quant_method"))
+    packing = found.text("packing_format") or ""
+    if method == "auto-round":  # it names the tool; the tensors are of one of the others
+        method = next((known for known in ("gptq", "awq") if packing.endswith(f"auto_{known}")), method)
+    if method not in _FORMATS:
+        reason = f"its weights are quantised by {shown(method)}; floats are read, and what is quantised by"
+        raise unsupported(found.path, f"{reason} {', '.join(_FORMATS)}")
+    return _FORMATS[method](found)
+
+
+def _unexplained(parts: Parts) -> Matrix:
+    """Of float8 the tensors say all."""
+    if isinstance(parts.tensors.get("weight"), StoredTensor):
+        return float8_matrix(parts, None)
+    where = " nor ".join(("config.json", *OLDER_FILES))
+    raise unsupported(parts.path, f"{parts.module} is quantised, and neither {where} says how")
+
+
+def _find(config: JsonFields) -> JsonFields | None:
+    for fields in (config, config.object("text_config") or config.empty()):
+        for key in _KEYS:
+            if (found := fields.object(key)) is not None:
+                return found
+    gptq, modelopt = (config.path.parent / name for name in OLDER_FILES)
+    if gptq.exists():
+        return JsonFields.read(gptq).with_defaults({"quant_method": "gptq"})
+    if modelopt.exists():
+        return (JsonFields.read(modelopt).object("quantization") or config.empty()).with_defaults(_MODELOPT)
+    return None
+
+
+_MODELOPT = {"quant_method": "modelopt"}

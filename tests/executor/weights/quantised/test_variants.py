@@ -1,0 +1,211 @@
+"""Every quantised format is read as its definition says, bit for bit in float32, and served so."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from structlog.testing import capture_logs
+
+from paceline_executor.models.packed_llama import PackedLlamaModel
+from paceline_executor.numerics import MatrixKind
+from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.testing.driving import Driver
+from paceline_executor.testing.models import llama_fields
+from paceline_executor.upload.matrices import Uploader
+from paceline_executor.upload.staging import HostTransfer, Staging
+from paceline_executor.weights import load_checkpoint
+from paceline_executor.weights.quantized_rows import Int4Rows, Int8Rows
+from quantised_files import CONFIG, VARIANTS, written
+
+EACH = pytest.mark.parametrize("name", VARIANTS)
+QKV = tuple(f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv")
+DOWN = "model.layers.0.mlp.down_proj.weight"
+
+
+def loaded(folder, name):
+    """(checkpoint, the weights that its tensors stand for)."""
+    files = written(VARIANTS[name])
+    return load_checkpoint(files.save(folder)), files.weights
+
+
+@EACH
+def test_weights_are_what_the_format_defines(tmp_path, name):
+    checkpoint, weights = loaded(tmp_path, name)
+    for tensor, expected in weights.items():
+        assert np.array_equal(checkpoint.tensor(tensor), expected), tensor
+
+
+@EACH
+def test_a_device_gets_the_same_bits(tmp_path, name):
+    """In float32; in 16 bits rounded once."""
+    checkpoint, weights = loaded(tmp_path, name)
+    with Staging(HostTransfer(), 1 << 16) as staging:
+        exact = Uploader(checkpoint, torch.device("cpu"), torch.float32, staging)
+        half = Uploader(checkpoint, torch.device("cpu"), torch.bfloat16, staging)
+        for tensor, expected in weights.items():
+            assert np.array_equal(exact.dense(tensor).numpy(), expected), tensor
+        fused = torch.from_numpy(np.concatenate([weights[part] for part in QKV]))
+        assert torch.equal(half.matrix(*QKV, kind=MatrixKind.DENSE), fused.bfloat16())
+        exact.check()
+        half.check()
+
+
+FORMATS = {
+    "gptq": "gptq-int4",
+    "gptq 8 bits": "gptq-int8",
+    "awq gemv": "awq-int4",
+    "w4a16 asym": "compressed-tensors-int4",
+    "w8a8": "compressed-tensors-int8",
+    "nvfp4": "compressed-tensors-nvfp4",
+    "ct float8 rows": "float8_e4m3fn",
+    "fp8 blocks": "float8_e4m3fn-blocks",
+    "nf4 nested": "bitsandbytes-nf4",
+    "LLM.int8": "bitsandbytes-int8",
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_checkpoint_says_its_format_and_bits(tmp_path, name):
+    assert loaded(tmp_path, name)[0].quantization == FORMATS[name]
+
+
+PACKED = {
+    "gptq": Int4Rows,
+    "gptq asym": Int8Rows,  # its zeros have no minimum in float16
+    "gptq g64, last group cut off": Int4Rows,
+    "gptq whole rows": Int4Rows,
+    "gptq act order": None,
+    "gptq 8 bits": Int8Rows,
+    "awq": Int8Rows,
+    "w4a16": Int4Rows,
+    "w4a16 channel": Int4Rows,
+    "w4a16 asym": Int8Rows,
+    "w8a16 channel": Int8Rows,
+    "w8a8": Int8Rows,
+    "w8a8 asym": None,  # codes beyond 8 bits
+    "nvfp4": None,
+    "fp8 blocks": None,
+    "nf4": None,
+    "LLM.int8": None,
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_what_fits_groups_of_32_is_packed_without_rounding(tmp_path, name):
+    checkpoint, weights = loaded(tmp_path, name)
+    rows = checkpoint.quantized(DOWN)
+    assert rows is None if PACKED[name] is None else isinstance(rows, PACKED[name])
+    if rows is not None:
+        scales, minima = (
+            np.repeat(part.astype(np.float64), 32, axis=1)
+            for part in (rows.scales, getattr(rows, "minima", 0 * rows.scales))
+        )
+        assert np.array_equal((rows.integers * scales + minima).astype(np.float32), weights[DOWN])
+        assert np.array_equal(rows.scales, rows.scales.astype(np.float16))
+
+
+def lines(events, name):
+    """The log lines of this name, without it and their level."""
+    found = [event for event in events if event["event"] == name]
+    return [{key: value for key, value in event.items() if key not in ("event", "log_level")} for event in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "matrices", "rounded"),
+    [("gptq", 0, 0), ("gptq 8 bits", 0, 0), ("w4a16 act order", 14, 14), ("awq", 14, 0), ("nf4", 14, 14)],
+)
+def test_what_does_not_keep_its_bits_on_a_cpu_is_said_once(tmp_path, name, matrices, rounded):
+    checkpoint, _ = loaded(tmp_path, name)
+    with capture_logs() as events:
+        PackedLlamaModel(checkpoint, 64)
+    told = lines(events, "weights_in_8_bits")
+    if not matrices:
+        assert told == []
+        return
+    (line,) = told
+    assert (line["stored"], line["matrices"], line["rounded"]) == (checkpoint.quantization, matrices, rounded)
+    assert (line["bits_per_weight"], line["exact_with"]) == (8.5, "--quantization none")
+
+
+def test_what_is_widened_on_a_device_is_said_once(tmp_path):
+    checkpoint, _ = loaded(tmp_path, "gptq")
+    with capture_logs() as events, Staging(HostTransfer(), 1 << 16) as staging:
+        Uploader(checkpoint, torch.device("cpu"), torch.bfloat16, staging)
+    (line,) = lines(events, "weights_widened")
+    weights = sum(np.prod(shape) for name, shape in CONFIG.tensor_shapes().items() if "_proj" in name)
+    assert (line["stored"], line["to"], line["matrices"]) == ("gptq-int4", "bfloat16", 14)
+    assert line["device_bytes"] == 2 * weights > 3 * line["stored_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "decided_by"),
+    [
+        ("gptq asym", 1, "checkpoint_format"),
+        ("gptq asym v2", 2, "checkpoint_format"),
+        ("gptq v2 under the key of v1", 2, "weights"),
+        ("gptq v1 under the key of v2", 1, "weights"),
+    ],
+)
+def test_which_version_the_zeros_are_of_is_said_once(tmp_path, name, version, decided_by):
+    checkpoint, _ = loaded(tmp_path, name)
+    with capture_logs() as events:
+        for tensor in CONFIG.tensor_shapes():
+            checkpoint.tensor(tensor)
+    (line,) = lines(events, "gptq_zeros")
+    assert (line["version"], line["decided_by"]) == (version, decided_by)
+
+
+def test_matrices_fused_of_float8_and_groups_keep_both(tmp_path):
+    """One scale for each row would round what has one for each group."""
+    checkpoint, weights = loaded(tmp_path, "ct mixed")
+    with Staging(HostTransfer(), 1 << 16) as staging:
+        uploader = Uploader(checkpoint, torch.device("cpu"), torch.float32, staging)
+        fused = uploader.matrix(*QKV, kind=MatrixKind.AS_STORED)
+    assert np.array_equal(fused.numpy(), np.concatenate([weights[part] for part in QKV]))
+
+
+def test_progress_counts_the_bytes_of_all_parts(tmp_path):
+    checkpoint, _ = loaded(tmp_path, "gptq")
+    told = []
+    with Staging(HostTransfer(), 1 << 16) as staging:
+        uploader = Uploader(checkpoint, torch.device("cpu"), torch.float32, staging, lambda *done: told.append(done))
+        for tensor in CONFIG.tensor_shapes():
+            uploader.dense(tensor)
+    assert told[-1][0] == told[-1][1] == sum(checkpoint.stored(name).num_bytes for name in CONFIG.tensor_shapes())
+
+
+SERVED = ["gptq asym act order g64", "awq", "ct mixed", "fp8 blocks", "nf4 nested", "LLM.int8"]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SERVED else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
+def test_greedy_tokens_are_those_of_transformers_with_the_same_weights(tmp_path, name):
+    checkpoint, weights = loaded(tmp_path, name)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama_fields(CONFIG))).eval()
+    model.load_state_dict({tensor: torch.from_numpy(values) for tensor, values in weights.items()})
+    driver = Driver(CpuRunner(checkpoint, num_blocks=32, block_size=16, num_threads=1))
+    for start in (0, 20, 40):
+        prompt = list(range(start, start + 16))
+        ours = driver.run([driver.add(prompt, max_chunk=8)], 16)[0]
+        options = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        ids = torch.tensor([prompt])
+        theirs = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        assert ours == theirs[0, 16:].tolist()
+
+
+HOSTILE = ["(a+)+$", "(.*)*x", "(", "[" * 10_000]
+
+
+def test_patterns_of_module_names_are_not_matched(tmp_path):
+    """Tensors say how they are quantised: a pattern that backtracks for ever, or is none, costs nothing."""
+    files = written(VARIANTS["gptq"])
+    quantisation = files.fields["config.json"]["quantization_config"]
+    quantisation["dynamic"] = {f"+:{pattern}": {"bits": 8} for pattern in HOSTILE}
+    checkpoint = load_checkpoint(files.save(tmp_path))
+    assert np.array_equal(checkpoint.tensor(DOWN), files.weights[DOWN])
+    files = written(VARIANTS["ct mixed"])
+    quantisation = files.fields["config.json"]["quantization_config"]
+    quantisation["ignore"] = quantisation["config_groups"]["group_0"]["targets"] = [f"re:{it}" for it in HOSTILE]
+    checkpoint = load_checkpoint(files.save(tmp_path))
+    assert np.array_equal(checkpoint.tensor(DOWN), files.weights[DOWN])
