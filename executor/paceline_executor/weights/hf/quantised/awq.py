@@ -16,7 +16,7 @@ from paceline_executor.weights.hf.quantised.parts import Format, Parts, scales_o
 from paceline_executor.weights.refusals import shown, unsupported
 from paceline_executor.weights.stored_tensor import ByteArray, StoredIntegers
 
-_PLACES = np.array((0, 4, 1, 5, 2, 6, 3, 7))  # of outputs 0 to 7 in a word
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0 to 7 in a word
 _VERSIONS = ("gemm", "gemv")
 _KIND = "awq-int4"
 
@@ -56,8 +56,11 @@ def _gemm(parts: Parts, size: int) -> GroupedTensor:
 
 def _of_outputs(words: StoredIntegers) -> ByteArray:
     """[in or groups, out / 8] words -> [out, in or groups]."""
-    numbers = unpack(words.as_stored(), 4).reshape(words.shape[0], -1, 8)[:, :, _PLACES]
-    return np.ascontiguousarray(numbers.reshape(words.shape[0], -1).T)
+    columns = np.ascontiguousarray(words.as_stored().T).view(np.uint32)
+    numbers = np.empty((columns.shape[0], 8, columns.shape[1]), np.uint8)
+    for output, place in enumerate(_PLACES):
+        numbers[:, output] = columns >> np.uint32(4 * place) & 15
+    return numbers.reshape(-1, columns.shape[1])
 
 
 def _gemv(parts: Parts, size: int) -> GroupedTensor:
