@@ -56,7 +56,7 @@ class GroupedRows:
         values[...] = self.codes if self.table is None else self.table[self.codes]
         if self.zeros is not None:
             values -= self._spread(self.zeros)
-        with np.errstate(over="ignore"):  # the caller looks at what came out
+        with np.errstate(all="ignore"):  # the caller looks at what came out
             values *= self._spread(self.scales)
         values *= np.float32(self.factor)
 

@@ -131,6 +131,7 @@ VARIANTS: Mapping[str, Variant] = {
     "gptq v1 under the key of v2": Variant(
         _gptq(sym=False, format="gptq_v2", checkpoint_format=None), gptq(is_symmetric=False)
     ),
+    "gptq asym, of another mean": Variant(_gptq(sym=False), gptq(is_symmetric=False, shift=1)),
     "gptq act order": Variant(_gptq(desc_act=True), gptq(act_order=True)),
     "gptq asym act order g64": Variant(
         _gptq(desc_act=True, sym=False, group_size=64), gptq(group=64, act_order=True, is_symmetric=False)
@@ -164,6 +165,9 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "w4a16 channel": Variant(_compressed(_PACK, _scheme(group=None)), compressed(group=-1)),
     "w4a16 with a g_idx of nothing": Variant(_compressed(_PACK, _scheme(actorder="weight")), compressed(g_idx="unset")),
+    "w4a16, zeros in some": Variant(
+        _compressed(_PACK, _scheme(), _scheme(symmetric=False)), compressed(), {"mlp": compressed(is_symmetric=False)}
+    ),
     "w8a16 channel": Variant(_compressed(_PACK, _scheme(8, None)), compressed(8, -1)),
     "w8a8": Variant(_compressed("int-quantized", _scheme(8, None)), compressed(8, -1, form="int8")),
     "w8a8 asym": Variant(

@@ -88,8 +88,9 @@ def gptq(
     act_order: bool = False,
     g_idx: str = "written",
     dummy_zeros: bool = False,
+    shift: int = 0,
 ) -> Writer:
-    """g_idx: "written", "absent", or "zeros", as some tools leave it without an order."""
+    """g_idx: "written", "absent", or "zeros", as some tools leave it without an order. shift: of the mean, in steps."""
 
     def write(rng: np.random.Generator, outputs: int, inputs: int) -> tuple[Tensors, Float32Array]:
         groups = neighbours(inputs, group)
@@ -97,6 +98,7 @@ def gptq(
         matrix = rounded(rng, outputs, groups, bits, is_symmetric=is_symmetric)
         if not is_symmetric:
             matrix.zeros[0, 0] = 0  # in version 1 it borrows from its neighbour
+            matrix.codes[...] = np.minimum(matrix.codes + shift, 2**bits - 1)
         zeros = packed(matrix.zeros, bits).T
         if version == 1:
             zeros = zeros - np.uint32(sum(1 << at for at in range(0, 32, bits)))

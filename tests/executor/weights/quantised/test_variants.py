@@ -174,6 +174,13 @@ def test_progress_counts_the_bytes_of_all_parts(tmp_path):
     assert told[-1][0] == told[-1][1] == sum(checkpoint.stored(name).num_bytes for name in CONFIG.tensor_shapes())
 
 
+def test_biases_of_zeros_are_ignored(tmp_path):
+    """AutoGPTQ of 2023 wrote one for each matrix."""
+    files = written(VARIANTS["gptq"])
+    files.tensors[DOWN.replace("weight", "bias")] = torch.zeros(CONFIG.hidden_size)
+    assert load_checkpoint(files.save(tmp_path)).config == CONFIG
+
+
 SERVED = ["gptq asym act order g64", "awq", "ct mixed", "fp8 blocks", "nf4 nested", "LLM.int8"]
 
 

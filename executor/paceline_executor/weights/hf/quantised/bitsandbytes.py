@@ -55,7 +55,7 @@ def _four_bits(parts: Parts) -> GroupedTensor:
         raise state.fault(
             "shape", f"{shown(str(state.get('shape')))} of {parts.module}, where {[rows, inputs]} is needed"
         )
-    weight, num_bytes = parts.tensors["weight"], -(-num_numbers // 2)
+    weight, num_bytes = parts.part("weight"), -(-num_numbers // 2)
     if weight.num_bytes != num_bytes:
         raise parts.wrong("weight", f"has {weight.num_bytes} bytes where {num_bytes} are needed")
     num_blocks = -(-num_numbers // block)

@@ -39,8 +39,9 @@ class Parts:
     def plain(self) -> StoredTensor | None:
         """The weight where it is one of floats."""
         weight = self.tensors.get("weight")
-        is_plain = isinstance(weight, StoredTensor) and weight.stored is not FloatType.FLOAT8_E4M3FN
-        return weight if isinstance(weight, StoredTensor) and is_plain and self.tensors.keys() <= _ALONE else None
+        if not isinstance(weight, StoredTensor) or weight.stored is FloatType.FLOAT8_E4M3FN:
+            return None
+        return weight if self.tensors.keys() <= _BESIDE_FLOATS | {"weight"} else None
 
     def has(self, end: str) -> bool:
         return end in self.tensors
@@ -52,9 +53,16 @@ class Parts:
             name = self.tensors[min(surplus)].name
             raise unsupported(self.path, f"it has a tensor {shown(name)}, which a matrix of {kind} does not have")
 
+    def part(self, end: str) -> Part:
+        """Raises ModelCorruptError where there is none."""
+        if end not in self.tensors:
+            found = ", ".join(sorted(self.tensors))
+            raise damaged(self.path, f"tensor {shown(f'{self.module}.{end}')} is missing beside its {found}")
+        return self.tensors[end]
+
     def integers(self, end: str, dtype: str, *shape: int | None) -> StoredIntegers:
         """None in a shape is any number. Raises ModelCorruptError for another type or shape, or where there is none."""
-        part = self._part(end)
+        part = self.part(end)
         if not isinstance(part, StoredIntegers) or part.dtype != np.dtype(dtype):
             raise self._mistyped(part, np.dtype(dtype).name)
         self._check_shape(part, shape)
@@ -62,7 +70,7 @@ class Parts:
 
     def floats(self, end: str, *shape: int | None) -> StoredTensor:
         """Raises as `integers` does."""
-        part = self._part(end)
+        part = self.part(end)
         if not isinstance(part, StoredTensor):
             raise self._mistyped(part, "floats")
         if shape:
@@ -76,33 +84,27 @@ class Parts:
     def grouped(self, kind: str, bits: int, codes: str, read: Callable[[], GroupedRows]) -> GroupedTensor:
         part = self.tensors[codes]
         num_bytes = sum(each.num_bytes for each in self.tensors.values())
-        return GroupedTensor(part.name, GroupedType(kind, bits), self.shape, part.source, num_bytes, read)
 
-    def _part(self, end: str) -> Part:
-        if end not in self.tensors:
-            found = ", ".join(sorted(self.tensors))
-            raise damaged(self.path, f"tensor {shown(f'{self.module}.{end}')} is missing beside its {found}")
-        return self.tensors[end]
+        def quietly() -> GroupedRows:
+            with np.errstate(all="ignore"):  # garbage overflows, and whoever takes the numbers looks at what came out
+                return read()
+
+        return GroupedTensor(part.name, GroupedType(kind, bits), self.shape, part.source, num_bytes, quietly)
 
     def _mistyped(self, part: Part, needed: str) -> ModelCorruptError:
         found = part.dtype.name if isinstance(part, StoredIntegers) else getattr(part.stored, "value", "")
         return wrong(part.source.path, f"tensor {shown(part.name)} is of type {found} where {needed} is needed")
 
     def _check_shape(self, part: Part, shape: tuple[int | None, ...]) -> None:
-        fits = len(part.shape) == len(shape) and all(
-            size in (None, found) for size, found in zip(shape, part.shape, strict=True)
-        )
-        if not fits:
-            needed = "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
-            raise wrong(
-                part.source.path,
-                f"tensor {shown(part.name)} has shape {part.shape} where {needed} is needed for {self.shape} weights",
-            )
+        expected = tuple(found if size is None else size for size, found in zip(shape, part.shape, strict=False))
+        if part.shape != expected or len(part.shape) != len(shape):
+            needed = ", ".join("any" if size is None else str(size) for size in shape)
+            state = f"has shape {part.shape} where ({needed}) is needed for {self.shape} weights"
+            raise wrong(part.source.path, f"tensor {shown(part.name)} {state}")
 
 
 Format = Callable[[Parts], Matrix]
 """Raises ModelCorruptError or UnsupportedModelError for parts that are not of it."""
-_ALONE = _BESIDE_FLOATS | {"weight"}
 
 
 def scales_of(part: StoredTensor, *, may_be_negative: bool = False) -> Float32Array:
