@@ -47,6 +47,7 @@ _INTEGERS: Mapping[str, np.dtype[np.generic]] = {
     "F8_E8M0": np.dtype("u1"),  # exponents
     "BOOL": np.dtype(np.bool_),
 }
+_MAX_MODULE_WORDS = 5  # "model.layers.0.mlp.up_proj"
 # So an image model names its text model's tensors; its other tensors are not read.
 _TEXT_PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.": ""}
 _IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
@@ -168,10 +169,10 @@ def _by_matrix(config: ModelConfig, tensors: Mapping[str, Part]) -> tuple[list[P
     parts: dict[str, dict[str, Part]] = {}
     others = {}
     for name, tensor in tensors.items():
-        module, end = name, ""
-        while module and module not in modules:
-            module, _, last = module.rpartition(".")
-            end = f"{last}.{end}" if end else last
+        words = name.split(".", _MAX_MODULE_WORDS)
+        heads = (".".join(words[:length]) for length in range(1, len(words)))
+        module = next((head for head in heads if head in modules), "")
+        end = name[len(module) + 1 :]
         if module and end != "bias":
             parts.setdefault(module, {})[end] = tensor
         else:
