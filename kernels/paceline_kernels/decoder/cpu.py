@@ -149,16 +149,16 @@ def _compiled_weights(weights: DecoderWeights) -> Weights:
     options = [
         (layer.rope_table, attention.ALL_POSITIONS if layer.window is None else layer.window) for layer in layers
     ]
-    addresses = [[(matrix.data.data_ptr(), int(matrix.format)) for matrix in layer] for layer in matrices]
+    addresses = [[(matrix.data.data_ptr(), matrix.code) for matrix in layer] for layer in matrices]
     return Weights(
         matrices=np.array(addresses, dtype=np.int64),
         extras=np.stack([np.concatenate(vectors) for vectors in extras]),
         extra_starts=np.cumsum([0, *(len(vector) for vector in extras[0])], dtype=np.int64),
         norms=torch.stack([*norms, weights.final_norm]).numpy(),
         embedding=weights.embedding.data.numpy(),
-        embedding_format=int(weights.embedding.format),
+        embedding_format=weights.embedding.code,
         lm_head=weights.lm_head.data.numpy(),
-        lm_head_format=int(weights.lm_head.format),
+        lm_head_format=weights.lm_head.code,
         rope_tables=weights.rope_tables.numpy(),
         layer_options=np.array(options, dtype=np.int64),
     )

@@ -40,7 +40,7 @@ from paceline_kernels.decoder.state import (
     has_extra,
     hidden,
 )
-from paceline_kernels.quantized_linear.cpu import dot_tiles, group_bytes, quantize_groups, unpack_row
+from paceline_kernels.quantized_linear.cpu import dot_tiles, quantize_groups, tile_bytes, unpack_row
 from paceline_kernels.quantized_linear.packing import GROUP, TILE
 from paceline_kernels.rms_norm.cpu import normalize_row
 from paceline_kernels.rope.cpu import rotate
@@ -77,7 +77,7 @@ def _dot(
     """out[:rows, 16 * i + j] = rows `first`… of x times output j of the tiles from `tile` on; out is an address."""
     num_groups = x.scales.shape[1]
     inputs = (simd.address(x.integers[first]), rows, simd.address(x.scales[first]), simd.address(x.sums[first]))
-    w = address + tile * num_groups * group_bytes(weight_format)
+    w = address + tile * tile_bytes(weight_format, num_groups)
     dot_tiles(weight_format, *inputs, w, num_tiles, num_groups, out, out_stride)
 
 

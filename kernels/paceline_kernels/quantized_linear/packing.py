@@ -1,14 +1,15 @@
 """How quantised weights lie in memory: sixteen outputs side by side, group after group, so that a product streams them.
 
-Knows numpy arrays and the two formats. What quantised them is the caller's affair; only `quantize` does so itself, for
+Knows numpy arrays and the formats. What quantised them is the caller's affair; only `quantize` does so itself, for
 weights that come as floats.
 
-A tile is 16 outputs with all their inputs; the last tile of a matrix is filled up with zeros. A group is 32 inputs of a
-tile. Bytes of a group, quads being four inputs:
-  int4: 8 quads of 32 bytes, byte 4 c + i holding input i of output c in its low half and of output 8 + c in its high
-        one; then 16 scales, then 16 minima, float16. Weight = scale * integer + minimum, integers 0 to 15.
-  int8: 8 quads of 64 bytes, byte 4 c + i holding input i of output c; then 16 scales, float16.
-        Weight = scale * integer.
+A tile is 16 outputs with all their inputs; the last tile of a matrix is filled up with zeros. A group is 32 inputs, for
+which activations have a scale. A span is one or more groups for which weights have one; the last may be shorter. Bytes
+of a span: 16 scales, float16; of 4 bits also 16 minima or zero points; then its groups, of 8 quads of four inputs
+each:
+  int4: 32 bytes, byte 4 c + i holding input i of output c in its low half and of output 8 + c in its high one.
+        Weight = scale * integer + minimum, or scale * (integer - zero), integers 0 to 15.
+  int8: 64 bytes, byte 4 c + i holding input i of output c. Weight = scale * integer.
 """
 
 import enum
@@ -20,9 +21,13 @@ import torch
 
 from paceline_kernels.errors import KernelArgumentError
 
-GROUP = 32  # inputs under one scale
+GROUP = 32  # inputs
 TILE = 16  # outputs side by side
+WHOLE_ROW = 1 << 20  # a span that no matrix fills
+INT4_QUADS, INT8_QUADS = GROUP * TILE // 2, GROUP * TILE  # bytes of a group
+INT4_COLUMNS, INT8_COLUMNS = 4 * TILE, 2 * TILE  # bytes of a span beside them
 
+KIND_BITS = 2
 _MAX_INT8 = 127
 # A group all below this has no scale that float16 could hold: it becomes zeros.
 _SMALLEST_SCALE = np.float32(2.0**-24)
@@ -31,44 +36,58 @@ _SMALLEST_SCALE = np.float32(2.0**-24)
 class WeightFormat(enum.IntEnum):
     """How the weights of a matrix are stored; the numbers are what compiled code is told."""
 
-    INT4 = 0
+    INT4 = 0  # with minima
     INT8 = 1
+    INT4_ZEROS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
     """A matrix [num_outputs, num_inputs] as the products want it."""
 
-    data: torch.Tensor  # [num_tiles, num_groups * group_bytes] uint8
+    data: torch.Tensor  # [num_tiles, bytes of a tile] uint8
     format: WeightFormat
     num_outputs: int
     num_inputs: int  # a multiple of 32
+    span: int = 1  # groups under one scale: a power of two
+
+    @property
+    def code(self) -> int:
+        """Format and span in one number, for compiled code."""
+        return int(self.format) | (self.span.bit_length() - 1) << KIND_BITS
 
 
 def pack_int4(
-    integers: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], minima: npt.NDArray[np.float32]
+    integers: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.float32],
+    minima: npt.NDArray[np.float32] | None = None,
+    zeros: npt.NDArray[np.float32] | None = None,
+    span: int = 1,
 ) -> PackedWeight:
-    """Pack integers [outputs, inputs] of 0 to 15 with scales and minima [outputs, inputs / 32], kept as float16.
+    """Pack integers [outputs, inputs] of 0 to 15 with scales, and minima or zeros, [outputs, spans], kept as float16.
 
     Raises KernelArgumentError for shapes that do not fit and for scales beyond float16.
     """
-    if minima.shape != scales.shape:
-        raise KernelArgumentError("pack", f"{list(minima.shape)} minima do not fit {list(scales.shape)} scales")
-    quads = _quads(integers, scales)  # [tiles, halves, 8, groups, quads, 4]
+    weight_format, second = (WeightFormat.INT4, minima) if zeros is None else (WeightFormat.INT4_ZEROS, zeros)
+    if second is None or second.shape != scales.shape:
+        given = "no" if second is None else list(second.shape)
+        raise KernelArgumentError("pack", f"{given} zeros or minima do not fit {list(scales.shape)} scales")
+    quads = _quads(integers, scales, span)  # [tiles, halves, 8, groups, quads, 4]
     nibbles = quads.transpose(1, 0, 3, 4, 2, 5)  # [halves, tiles, groups, quads, 8, 4]
     packed = nibbles[0] | (nibbles[1] << 4)
-    columns = (packed.reshape(*packed.shape[:2], -1), _half_columns(scales), _half_columns(minima))
-    return _packed(columns, WeightFormat.INT4, integers.shape)
+    groups = packed.reshape(*packed.shape[:2], -1)
+    columns = np.concatenate((_half_columns(scales), _half_columns(second)), axis=2)
+    return _packed(columns, groups, weight_format, integers.shape, span)
 
 
-def pack_int8(integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float32]) -> PackedWeight:
-    """Pack integers [outputs, inputs] with scales [outputs, inputs / 32], kept as float16.
+def pack_int8(integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float32], span: int = 1) -> PackedWeight:
+    """Pack integers [outputs, inputs] with scales [outputs, spans], kept as float16.
 
     Raises KernelArgumentError for shapes that do not fit and for scales beyond float16.
     """
-    quads = _quads(integers, scales).transpose(0, 3, 4, 1, 2, 5)  # [tiles, groups, quads, halves, 8, 4]
-    columns = (quads.reshape(*quads.shape[:2], -1).view(np.uint8), _half_columns(scales))
-    return _packed(columns, WeightFormat.INT8, integers.shape)
+    quads = _quads(integers, scales, span).transpose(0, 3, 4, 1, 2, 5)  # [tiles, groups, quads, halves, 8, 4]
+    groups = quads.reshape(*quads.shape[:2], -1).view(np.uint8)
+    return _packed(_half_columns(scales), groups, WeightFormat.INT8, integers.shape, span)
 
 
 def quantize(weight: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
@@ -89,10 +108,12 @@ def quantize(weight: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt
     return integers.astype(np.int8).reshape(weight.shape), scales
 
 
-def _quads(integers: npt.NDArray[np.generic], scales: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
+def _quads(integers: npt.NDArray[np.generic], scales: npt.NDArray[np.float32], span: int) -> npt.NDArray[np.generic]:
     """[tiles, halves, 8, groups, quads, 4], outputs filled up with zeros."""
     num_outputs, num_inputs = integers.shape
-    if num_inputs % GROUP or scales.shape != (num_outputs, num_inputs // GROUP):
+    if span.bit_count() != 1:
+        raise KernelArgumentError("pack", f"a span must be a power of two, not {span}")
+    if num_inputs % GROUP or scales.shape != (num_outputs, -(-num_inputs // (GROUP * span))):
         raise KernelArgumentError("pack", f"{list(integers.shape)} weights do not fit {list(scales.shape)} scales")
     filled = np.pad(integers, ((0, -num_outputs % TILE), (0, 0)))
     return filled.reshape(-1, 2, TILE // 2, num_inputs // GROUP, GROUP // 4, 4)
@@ -107,13 +128,24 @@ def _half(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
 
 
 def _half_columns(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """[tiles, groups, 32 bytes]: sixteen float16 side by side."""
+    """[tiles, spans, 32 bytes]: sixteen float16 side by side."""
     filled = np.pad(_half(values), ((0, -values.shape[0] % TILE), (0, 0)))
     return np.ascontiguousarray(filled.reshape(-1, TILE, values.shape[1]).transpose(0, 2, 1)).view(np.uint8)
 
 
 def _packed(
-    columns: tuple[npt.NDArray[np.uint8], ...], weight_format: WeightFormat, shape: tuple[int, ...]
+    columns: npt.NDArray[np.uint8],
+    groups: npt.NDArray[np.uint8],
+    weight_format: WeightFormat,
+    shape: tuple[int, ...],
+    span: int,
 ) -> PackedWeight:
-    data = np.concatenate(columns, axis=2)
-    return PackedWeight(torch.from_numpy(data.reshape(data.shape[0], -1)), weight_format, *shape)
+    """columns: [tiles, spans, bytes]; groups: [tiles, groups, bytes]."""
+    num_tiles, num_groups = groups.shape[:2]
+    if span == 1:
+        data = np.concatenate((columns, groups), axis=2).reshape(num_tiles, -1)
+    else:
+        starts = range(0, num_groups, span)
+        parts = ((columns[:, i], groups[:, at : at + span].reshape(num_tiles, -1)) for i, at in enumerate(starts))
+        data = np.concatenate([part for of_span in parts for part in of_span], axis=1)
+    return PackedWeight(torch.from_numpy(np.ascontiguousarray(data)), weight_format, *shape, span)

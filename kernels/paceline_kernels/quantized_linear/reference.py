@@ -9,17 +9,26 @@ _GROUP, _TILE = 32, 16
 
 def unpack(weight: PackedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Integers [outputs, groups, 32], scales and minima [outputs, groups], all float64, read from the layout."""
-    num_groups = weight.num_inputs // _GROUP
-    groups = weight.data.view(weight.data.shape[0], num_groups, -1)  # [tiles, groups, bytes]
-    num_bytes = _GROUP * _TILE // (2 if weight.format is WeightFormat.INT4 else 1)
-    columns = groups[:, :, num_bytes:].contiguous().view(torch.float16).double()  # [tiles, groups, 16 or 32]
-    if weight.format is WeightFormat.INT4:
-        quads = groups[:, :, :num_bytes].reshape(*groups.shape[:2], 8, 8, 4)
+    num_groups, is_int8 = weight.num_inputs // _GROUP, weight.format is WeightFormat.INT8
+    group_bytes, column_bytes = _GROUP * _TILE // (1 if is_int8 else 2), _TILE * (2 if is_int8 else 4)
+    at, group_parts, column_parts = 0, [], []
+    for group in range(num_groups):
+        if group % weight.span == 0:
+            here = weight.data[:, at : at + column_bytes].contiguous().view(torch.float16).double()
+            at += column_bytes
+        column_parts.append(here)
+        group_parts.append(weight.data[:, at : at + group_bytes])
+        at += group_bytes
+    columns, groups = torch.stack(column_parts, dim=1), torch.stack(group_parts, dim=1)  # [tiles, groups, …]
+    if is_int8:
+        integers = groups.contiguous().view(torch.int8).reshape(*groups.shape[:2], 8, 2, 8, 4)
+        minima = torch.zeros_like(columns)
+    else:
+        quads = groups.reshape(*groups.shape[:2], 8, 8, 4)
         integers = torch.stack((quads & 15, quads >> 4), dim=3)  # [tiles, groups, quads, halves, 8, 4]
         minima = columns[:, :, _TILE:]
-    else:
-        integers = groups[:, :, :num_bytes].contiguous().view(torch.int8).reshape(*groups.shape[:2], 8, 2, 8, 4)
-        minima = torch.zeros_like(columns)
+        if weight.format is WeightFormat.INT4_ZEROS:
+            minima = -minima * columns[:, :, :_TILE]
     ordered = integers.permute(0, 3, 4, 1, 2, 5).reshape(-1, num_groups, _GROUP).double()
     by_output = [part.transpose(1, 2).reshape(-1, num_groups) for part in (columns[:, :, :_TILE], minima)]
     kept = weight.num_outputs

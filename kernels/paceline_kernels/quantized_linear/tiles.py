@@ -2,13 +2,15 @@
 
 Knows the byte layout of a packed group's scales (`packing` writes it) and nothing of matrices.
 
-Inputs come in groups of 32. Lane c of a vector is an output. Inside a group everything is integer, hence exact in any
-order (`group_sums`). Over the groups each output adds, in ascending order, in float32 and with fused multiply-adds:
+Inputs come in groups of 32; weights have scales for spans of one or more. Lane c of a vector is an output. Inside a
+group everything is integer, hence exact in any order (`group_sums`). Over the groups each output adds, in ascending
+order, in float32 and with fused multiply-adds:
 
     total = total + (weight scale * integer sum) * row scale
     total = total + (weight scale * integer sum + weight minimum * row sum) * row scale     (formats with minima)
 
-The row sum is that of the row's integers in the group.
+The row sum is that of the row's integers in the group. Of zero points the minimum is -(weight scale * zero), exact in
+float32.
 
 That chain is the same for every tile size and every processor, so an output has the same bits alone and among any
 number of rows.
@@ -36,13 +38,17 @@ from paceline_kernels.compiler.llvm import (
     store,
 )
 from paceline_kernels.quantized_linear.group_sums import GroupSums
-from paceline_kernels.quantized_linear.packing import GROUP, TILE
+from paceline_kernels.quantized_linear.packing import (
+    GROUP,
+    INT4_COLUMNS,
+    INT4_QUADS,
+    INT8_COLUMNS,
+    INT8_QUADS,
+    TILE,
+    WeightFormat,
+)
 from paceline_kernels.vector.integers import Processor, this_processor
 
-INT4_GROUP_BYTES = GROUP * TILE // 2 + 2 * 2 * TILE
-INT8_GROUP_BYTES = GROUP * TILE + 2 * TILE
-
-_HALF_BYTES = 2
 _LINE_BYTES = 64
 
 
@@ -64,18 +70,20 @@ _PLANS = {
 
 
 class _Columns:
-    """The scales and minima of a group's outputs, a vector after the other, tile after tile."""
+    """The scales and minima of a span's outputs, a vector after the other, tile after tile."""
 
-    def __init__(self, builder: Ir, tiles: list[Ir], start: Ir, floats: Ir, bits: int) -> None:
+    def __init__(self, builder: Ir, tiles: list[Ir], start: Ir, floats: Ir, weight_format: WeightFormat) -> None:
         halves = [builder.bitcast(builder.gep(tile, [start]), HALF.as_pointer()) for tile in tiles]
-        is_int4, scales_at = bits == 4, (INT4_GROUP_BYTES if bits == 4 else INT8_GROUP_BYTES) // _HALF_BYTES - TILE
 
         def load_all(first: int) -> list[Ir]:
             places = [constant(first + lane) for lane in range(0, TILE, floats.count)]
             return [load_floats(builder, half, place, floats) for half in halves for place in places]
 
-        self.scales = load_all(scales_at - TILE if is_int4 else scales_at)
-        self.minima = load_all(scales_at) if is_int4 else []
+        self.scales = load_all(0)
+        self.minima = [] if weight_format is WeightFormat.INT8 else load_all(TILE)
+        if weight_format is WeightFormat.INT4_ZEROS:
+            pairs = zip(self.scales, self.minima, strict=True)
+            self.minima = [builder.fneg(builder.fmul(scale, zero)) for scale, zero in pairs]
 
 
 def _ask_for(builder: Ir, tiles: list[Ir], start: Ir, count: int) -> None:
@@ -85,15 +93,16 @@ def _ask_for(builder: Ir, tiles: list[Ir], start: Ir, count: int) -> None:
             prefetch_line(builder, tile, builder.add(start, constant(line)))
 
 
-def dot_tile(num_rows: int, num_tiles: int, bits: int, processor: Processor) -> Any:  # noqa: ANN401
-    """An operation out[i, :16 * num_tiles] = x[i] · w for `num_rows` rows and some tiles, of 4 or 8 bits per weight.
+def dot_tile(num_rows: int, num_tiles: int, weight_format: WeightFormat, processor: Processor) -> Any:  # noqa: ANN401
+    """An operation out[i, :16 * num_tiles] = x[i] · w for `num_rows` rows and some tiles.
 
     Its arguments: x and its stride, the rows' scales and sums and their stride, w, the bytes from tile to tile, the
-    number of groups, out and its stride; addresses in bytes, other strides in elements.
+    number of groups, out and its stride, the logarithm of a span; addresses in bytes, other strides in elements.
     """
-    group_bytes, ahead_bytes = INT4_GROUP_BYTES if bits == 4 else INT8_GROUP_BYTES, _PLANS[processor].ahead_bytes
+    bits, ahead_bytes = 8 if weight_format is WeightFormat.INT8 else 4, _PLANS[processor].ahead_bytes
+    quads, columns_bytes = (INT4_QUADS, INT4_COLUMNS) if bits == 4 else (INT8_QUADS, INT8_COLUMNS)
 
-    @operation(types.void, *[types.int64] * 10)
+    @operation(types.void, *[types.int64] * 11)
     def tile(
         builder: Ir,
         x: Ir,
@@ -106,6 +115,7 @@ def dot_tile(num_rows: int, num_tiles: int, bits: int, processor: Processor) -> 
         num_groups: Ir,
         out: Ir,
         out_stride: Ir,
+        span: Ir,
     ) -> None:
         group_sums = GroupSums(builder, processor, bits)
         xs = pointers(builder, x, x_stride, num_rows, INT8)
@@ -116,10 +126,14 @@ def dot_tile(num_rows: int, num_tiles: int, bits: int, processor: Processor) -> 
         per_row = group_sums.vectors * num_tiles
 
         def add_group(group: Ir, totals: list[Ir]) -> list[Ir]:
-            start = builder.mul(group, constant(group_bytes))
-            _ask_for(builder, tiles, builder.add(start, constant(ahead_bytes)), group_bytes if ahead_bytes else 0)
+            number = builder.lshr(group, span)
+            before = builder.mul(number, constant(columns_bytes))
+            columns_at = builder.add(before, builder.mul(builder.shl(number, span), constant(quads)))
+            start = builder.add(builder.mul(group, constant(quads)), builder.add(before, constant(columns_bytes)))
+            asked = quads + columns_bytes if ahead_bytes else 0
+            _ask_for(builder, tiles, builder.add(start, constant(ahead_bytes)), asked)
             integers = group_sums.emit(tiles, start, xs, builder.mul(group, constant(GROUP)))
-            columns = _Columns(builder, tiles, start, floats, bits)
+            columns = _Columns(builder, tiles, columns_at, floats, weight_format)
             following = []
             for i in range(num_rows):
                 scale, row_sum = (
@@ -149,7 +163,9 @@ def dot_tile(num_rows: int, num_tiles: int, bits: int, processor: Processor) -> 
 _THIS = this_processor()
 _PLAN = _PLANS[_THIS]
 (MOST_ROWS, SOME_ROWS, _), WIDTH = _PLAN.rows, _PLAN.width
-int4_most, int4_some, int4_one = (dot_tile(rows, WIDTH, 4, _THIS) for rows in _PLAN.rows)
-int8_most, int8_some, int8_one = (dot_tile(rows, WIDTH, 8, _THIS) for rows in _PLAN.rows)
+_INT4, _INT8, _ZEROS = WeightFormat.INT4, WeightFormat.INT8, WeightFormat.INT4_ZEROS
+int4_most, int4_some, int4_one = (dot_tile(rows, WIDTH, _INT4, _THIS) for rows in _PLAN.rows)
+int8_most, int8_some, int8_one = (dot_tile(rows, WIDTH, _INT8, _THIS) for rows in _PLAN.rows)
+zeros_most, zeros_some, zeros_one = (dot_tile(rows, WIDTH, _ZEROS, _THIS) for rows in _PLAN.rows)
 # Where fewer tiles than that are left.
-int4_single, int8_single = (dot_tile(1, 1, bits, _THIS) for bits in (4, 8))
+int4_single, int8_single, zeros_single = (dot_tile(1, 1, each, _THIS) for each in (_INT4, _INT8, _ZEROS))

@@ -13,6 +13,7 @@ from paceline_kernels.quantized_linear import (
     WeightFormat,
     pack_int4,
     pack_int8,
+    packing,
     quantize,
     quantized_linear,
     reference,
@@ -25,6 +26,7 @@ from paceline_kernels.testing.processors import usable_processors
 from paceline_kernels.vector.simd import address
 
 FORMATS = pytest.mark.parametrize("weight_format", list(WeightFormat), ids=lambda kind: kind.name)
+SPANS = pytest.mark.parametrize("span", [1, 2, 4, packing.WHOLE_ROW])
 # Rows around the tiles of 8, 4, 2 and 1.
 NUM_ROWS = [*range(1, 12), 63, 100]
 NUM_INPUTS = [32, 96, 576]
@@ -57,9 +59,10 @@ def assert_right(x, weight):
     "num_outputs", [1, 16, 41, *(pytest.param(size, marks=pytest.mark.slow) for size in (15, 100))]
 )
 @pytest.mark.parametrize("num_inputs", NUM_INPUTS)
-def test_quantized_linear_equals_the_reference(weight_format, num_outputs, num_inputs):
-    """Outputs around the tiles of 16."""
-    weight = random_packed_weight(num_outputs, num_inputs, weight_format, seed=1)
+@SPANS
+def test_quantized_linear_equals_the_reference(weight_format, num_outputs, num_inputs, span):
+    """Outputs around the tiles of 16, and a last span that is shorter than the others."""
+    weight = random_packed_weight(num_outputs, num_inputs, weight_format, 1, span)
     for num_rows in NUM_ROWS:
         assert_right(rows(num_rows, num_inputs, seed=num_rows), weight)
 
@@ -70,12 +73,15 @@ def test_quantized_linear_equals_the_reference(weight_format, num_outputs, num_i
     num_rows=st.integers(1, 9),
     num_outputs=st.integers(1, 40),
     num_groups=st.integers(1, 5),
+    span=st.sampled_from([1, 2, 4, 64]),
     seed=st.integers(0, 2**32 - 1),
     exponents=st.lists(st.integers(-28, 28), min_size=5, max_size=5),
 )
-def test_groups_of_any_size_are_as_precise_as_others(weight_format, num_rows, num_outputs, num_groups, seed, exponents):
+def test_groups_of_any_size_are_as_precise_as_others(
+    weight_format, num_rows, num_outputs, num_groups, span, seed, exponents
+):
     """From 1e-28 to 1e28, side by side in one row."""
-    weight = random_packed_weight(num_outputs, 32 * num_groups, weight_format, seed)
+    weight = random_packed_weight(num_outputs, 32 * num_groups, weight_format, seed, span)
     sizes = torch.tensor([10.0**exponent for exponent in exponents[:num_groups]]).repeat_interleave(32)
     assert_right(rows(num_rows, 32 * num_groups, seed) * sizes, weight)
 
@@ -103,8 +109,11 @@ def test_the_number_of_threads_does_not_change_a_bit(weight_format, threads):
 def uniform_weight(weight_format, integer, scale=1.0, minimum=0.0):
     """17 outputs of 64 inputs, all the same."""
     scales = np.full((17, 2), scale, np.float32)
+    nibbles, second = np.full((17, 64), integer % 256, np.uint8), np.full((17, 2), minimum, np.float32)
     if weight_format is WeightFormat.INT4:
-        return pack_int4(np.full((17, 64), integer, np.uint8), scales, np.full((17, 2), minimum, np.float32))
+        return pack_int4(nibbles, scales, second)
+    if weight_format is WeightFormat.INT4_ZEROS:
+        return pack_int4(nibbles, scales, zeros=second)
     return pack_int8(np.full((17, 64), integer, np.int8), scales)
 
 
@@ -113,6 +122,7 @@ def uniform_weight(weight_format, integer, scale=1.0, minimum=0.0):
     [
         (WeightFormat.INT4, 15),
         (WeightFormat.INT4, 0),
+        (WeightFormat.INT4_ZEROS, 15),
         (WeightFormat.INT8, 127),
         (WeightFormat.INT8, -127),
         (WeightFormat.INT8, -128),
@@ -172,8 +182,8 @@ def calling(tile):
     """The tile as a compiled function of its own; not kept on disk, since it differs by nothing that has a name."""
 
     @numba.njit
-    def call(x, x_stride, scales, sums, row_stride, w, w_stride, num_groups, out, out_stride):
-        tile(x, x_stride, scales, sums, row_stride, w, w_stride, num_groups, out, out_stride)
+    def call(x, x_stride, scales, sums, row_stride, w, w_stride, num_groups, out, out_stride, span):
+        tile(x, x_stride, scales, sums, row_stride, w, w_stride, num_groups, out, out_stride, span)
 
     return call
 
@@ -193,7 +203,8 @@ def multiply_by_tile(call, x, weight):
     scales, sums, out = (np.full((num_rows, width), np.nan, np.float32) for width in (num_groups, num_groups, 16))
     quantize_rows(x.numpy(), num_groups, integers, scales, sums)
     quantised = (integers.ctypes.data, x.shape[1], scales.ctypes.data, sums.ctypes.data, num_groups)
-    call(*quantised, weight.data.data_ptr(), weight.data.shape[1], num_groups, out.ctypes.data, 16)
+    matrix = (weight.data.data_ptr(), weight.data.shape[1], num_groups)
+    call(*quantised, *matrix, out.ctypes.data, 16, weight.span.bit_length() - 1)
     return torch.from_numpy(out)
 
 
@@ -201,10 +212,10 @@ def multiply_by_tile(call, x, weight):
 @pytest.mark.parametrize("processor", usable_processors(), ids=lambda processor: processor.name)
 @FORMATS
 def test_all_processors_compute_the_same_bits(weight_format, processor, num_rows):
-    bits = 4 if weight_format is WeightFormat.INT4 else 8
-    tile = calling(tiles.dot_tile(num_rows, 1, bits, processor))
-    largest = uniform_weight(weight_format, 15 if weight_format is WeightFormat.INT4 else -128, scale=0.37)
-    for weight in (*(random_packed_weight(size, 64, weight_format, seed=1) for size in (16, 41)), largest):
+    tile = calling(tiles.dot_tile(num_rows, 1, weight_format, processor))
+    largest = uniform_weight(weight_format, -128 if weight_format is WeightFormat.INT8 else 15, scale=0.37)
+    random = (random_packed_weight(*shape, weight_format, 1, span) for shape in ((16, 64), (41, 64)) for span in (1, 2))
+    for weight in (*random, largest):
         for x in (rows(num_rows, 64), torch.full((num_rows, 64), -127.0)):
             assert torch.equal(multiply_by_tile(tile, x, weight), quantized_linear(x, weight)[:, :16])
 
@@ -219,10 +230,15 @@ def int4_parts(draw):
     return integers, scales, minima
 
 
-def exact(integers, scales, minima=None):
+def spread(values, integers, span=1):
+    """To all inputs of a span, in float64."""
+    return np.repeat(values.astype(np.float64), 32 * span, axis=1)[:, : integers.shape[1]]
+
+
+def exact(integers, scales, minima=None, span=1):
     """scale * integer + minimum, computed in float64, as float32."""
-    wide = integers.astype(np.float64) * np.repeat(scales.astype(np.float64), 32, axis=1)
-    return (wide if minima is None else wide + np.repeat(minima.astype(np.float64), 32, axis=1)).astype(np.float32)
+    wide = integers.astype(np.float64) * spread(scales, integers, span)
+    return (wide if minima is None else wide + spread(minima, integers, span)).astype(np.float32)
 
 
 def unpack_all(weight):
@@ -234,6 +250,18 @@ def unpack_all(weight):
 @given(int4_parts())
 def test_what_was_packed_as_int4_is_unpacked_exactly(parts):
     assert np.array_equal(unpack_all(pack_int4(*parts)), exact(*parts))
+
+
+@given(int4_parts(), st.sampled_from([1, 2, 4, packing.WHOLE_ROW]), st.integers(0, 2**32 - 1))
+def test_what_was_packed_with_zero_points_is_unpacked_exactly(parts, span, seed):
+    integers = parts[0]
+    spans = (integers.shape[0], -(-integers.shape[1] // (32 * span)))
+    generator = np.random.default_rng(seed)
+    scales, zeros = generator.standard_normal(spans).astype(np.float16), generator.integers(0, 16, spans)
+    packed = pack_int4(integers, scales.astype(np.float32), zeros=zeros.astype(np.float32), span=span)
+    span = min(span, 64)
+    below = integers.astype(np.float64) - spread(zeros, integers, span)
+    assert np.array_equal(unpack_all(packed), (below * spread(scales, integers, span)).astype(np.float32))
 
 
 @given(int4_parts(), st.integers(0, 2**32 - 1))
