@@ -14,6 +14,7 @@ from paceline_kernels.decoder.weights import (
     DecoderLayer,
     DecoderWeights,
     HeadNorms,
+    InputOrders,
     PostNorms,
 )
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
@@ -25,6 +26,7 @@ __all__ = [
     "DecoderLayer",
     "DecoderWeights",
     "HeadNorms",
+    "InputOrders",
     "PhaseTime",
     "PostNorms",
 ]

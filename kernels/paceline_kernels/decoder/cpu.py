@@ -20,10 +20,12 @@ from paceline_kernels.decoder.state import (
     Activations,
     Batch,
     Float32Array,
+    Int32Array,
     Int64Array,
     Shape,
     Splits,
     Weights,
+    has_orders,
     new_activations,
     new_splits,
 )
@@ -33,8 +35,8 @@ from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.quantized_linear.packing import TILE
 
 # What follows each other: once, for every layer, once. `NORMALIZE` after the last layer is for the logits.
-_EMBED, _QKV, _ATTEND, _OUTPUT, _NORMALIZE, _GATE, _DOWN, _NORMALIZE_NEXT, _LOGITS = range(9)
-_PHASES_PER_LAYER = 7
+_EMBED, _QKV, _ATTEND, _REORDER, _OUTPUT, _NORMALIZE, _GATE, _DOWN, _NORMALIZE_NEXT, _LOGITS = range(10)
+_PHASES_PER_LAYER = 8
 # numba computes with no float16: compiled code sees the bits.
 _ARRAYS: dict[torch.dtype, type[np.generic]] = {torch.float16: np.uint16, torch.int8: np.int8}
 
@@ -161,7 +163,14 @@ def _compiled_weights(weights: DecoderWeights) -> Weights:
         lm_head_format=weights.lm_head.code,
         rope_tables=weights.rope_tables.numpy(),
         layer_options=np.array(options, dtype=np.int64),
+        orders=_orders(layers),
     )
+
+
+def _orders(layers: tuple[DecoderLayer, ...]) -> Int32Array:
+    orders = [layer.orders for layer in layers if layer.orders is not None]
+    parts = [torch.cat((order.qkv, order.attention_output, order.gate_up)).numpy() for order in orders]
+    return np.stack(parts) if parts else np.empty((0, 0), dtype=np.int32)
 
 
 def _extras(layer: DecoderLayer) -> list[Float32Array]:
@@ -200,6 +209,8 @@ def _num_pieces(phase: int, layer: int, shape: Shape, weights: Weights, batch: B
         return blocks * (shape.num_heads + 2 * shape.num_kv_heads)
     if phase == _ATTEND:
         return num_units * int(shape.num_kv_heads)
+    if phase == _REORDER and not has_orders(weights):
+        return 0
     if phase in (_OUTPUT, _DOWN):
         return blocks * (shape.hidden // width)
     if phase == _GATE:
@@ -220,7 +231,7 @@ def _is_read(phase: int, piece: int, shape: Shape, batch: Batch, splits: Splits)
     elif phase in (_OUTPUT, _GATE, _DOWN):
         block = piece % phases.num_blocks(batch.token_ids.shape[0])
         first, count = block * phases.TOKENS_PER_PIECE, phases.TOKENS_PER_PIECE
-    elif phase == _NORMALIZE:
+    elif phase in (_REORDER, _NORMALIZE):
         first, count = piece * phases.TOKENS_PER_NORM, phases.TOKENS_PER_NORM
     else:
         return True
@@ -249,10 +260,11 @@ def _work(
     columns = max(shape.head_dim, 2 * phases.OUTPUT_TILES * TILE)
     products = np.empty(phases.TOKENS_PER_PIECE * columns, dtype=np.float32)
     normalized = np.empty(shape.hidden, dtype=np.float32)
+    reordered = np.empty(weights.orders.shape[1], dtype=np.float32)
     group = shape.num_heads // shape.num_kv_heads
     width = units.segment_positions(keys.shape[3])
     scratch = attention.new_scratch(units.tile_tokens(group) * group, shape.head_dim, width)
-    memory = (products, normalized, scratch, times)
+    memory = (products, normalized, reordered, scratch, times)
     phase_pool.stamp(times, 0, worker)
     _go_through(shape, weights, batch, keys, values, work, splits, counters, folds, memory, worker, num_workers)
 
@@ -268,14 +280,14 @@ def _go_through(
     splits: Splits,
     counters: phase_pool.Counters,
     folds: phase_pool.Counters,
-    memory: tuple[Float32Array, Float32Array, attention.Scratch, Int64Array],
+    memory: tuple[Float32Array, Float32Array, Float32Array, attention.Scratch, Int64Array],
     worker: int,
     num_workers: int,
 ) -> None:
     """All phases, in memory for products, a normalised row and attention, and when they ended."""
     work, weights, batch, splits = borrowed(work), borrowed(weights), borrowed(batch), borrowed(splits)
     keys, values, counters, folds = borrowed(keys), borrowed(values), borrowed(counters), borrowed(folds)
-    products, normalized, scratch, times = borrowed(memory)
+    products, normalized, reordered, scratch, times = borrowed(memory)
     num_tokens, num_logits = batch.token_ids.shape[0], batch.logit_tokens.shape[0]
     for index in range(2 + _PHASES_PER_LAYER * shape.num_layers):
         layer, phase = (index - 1) // _PHASES_PER_LAYER, (index - 1) % _PHASES_PER_LAYER + 1
@@ -289,7 +301,7 @@ def _go_through(
             if layer == shape.num_layers - 1 and not _is_read(phase, piece, shape, batch, splits):
                 pass  # asked of the last layer only: handing arrays over costs more than some pieces
             elif phase == _EMBED:
-                phases.embed(piece, shape, weights, batch, work, normalized)
+                phases.embed(piece, shape, weights, batch, work, normalized, reordered)
             elif phase == _QKV:
                 cache = (keys[layer], values[layer])
                 phases.project_qkv(piece, layer, shape, weights, batch, *cache, work, products)
@@ -297,11 +309,14 @@ def _go_through(
                 rules = attention.Scoring(
                     shape.attention_scale, shape.attention_softcap, weights.layer_options[layer, WINDOW]
                 )
-                phases.attend(piece, shape, batch, keys[layer], values[layer], rules, splits, folds, work, scratch)
+                cache = (keys[layer], values[layer])
+                phases.attend(piece, shape, weights, batch, *cache, rules, splits, folds, work, scratch)
+            elif phase == _REORDER:
+                phases.reorder(piece, layer, num_tokens, shape, weights, work, reordered)
             elif phase == _OUTPUT:
                 phases.project_output(piece, layer, num_tokens, weights, work, products)
             elif phase == _NORMALIZE:
-                phases.normalize(piece, 2 * layer + 1, num_tokens, shape, weights, work, normalized)
+                phases.normalize(piece, 2 * layer + 1, num_tokens, shape, weights, work, normalized, reordered)
             elif phase == _GATE:
                 phases.gate(piece, layer, num_tokens, shape, weights, work, products)
             elif phase == _DOWN:
@@ -311,7 +326,7 @@ def _go_through(
             elif layer == shape.num_layers - 1:
                 phases.normalize_last(piece, shape, weights, batch, work, normalized)
             else:
-                phases.normalize(piece, 2 * layer + 2, num_tokens, shape, weights, work, normalized)
+                phases.normalize(piece, 2 * layer + 2, num_tokens, shape, weights, work, normalized, reordered)
                 phases.copy_aux(piece, layer + 1, batch, work)
             num_done += 1
             piece = phase_pool.claim(counters, index, worker, num_workers, num_pieces)

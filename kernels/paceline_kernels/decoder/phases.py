@@ -30,6 +30,7 @@ from paceline_kernels.decoder.state import (
     Activations,
     Batch,
     Float32Array,
+    Int32Array,
     Quantized,
     Shape,
     Splits,
@@ -38,6 +39,7 @@ from paceline_kernels.decoder.state import (
     extra,
     fed,
     has_extra,
+    has_orders,
     hidden,
 )
 from paceline_kernels.quantized_linear.cpu import dot_tiles, quantize_groups, tile_bytes, unpack_row
@@ -104,6 +106,48 @@ def _normalize(
 
 
 @jit.compiled
+def _normalize_in_order(
+    norm: int,
+    token: int,
+    shape: Shape,
+    weights: Weights,
+    work: Activations,
+    normalized: Float32Array,
+    reordered: Float32Array,
+) -> None:
+    """hidden[token] = its stream, normalised with norm `norm`, as the matrix behind it takes its inputs."""
+    _normalize(work.stream[token], weights.norms[norm], shape.eps, token, work, normalized)
+    if has_orders(weights):
+        start = 0 if norm % 2 == 0 else weights.orders.shape[1] - shape.hidden
+        _take(normalized, weights.orders[norm // 2, start : start + shape.hidden], reordered)
+        _quantize(simd.address(reordered), shape.hidden // GROUP, hidden(work), token, 0)
+
+
+@jit.compiled
+def _take(x: Float32Array, order: Int32Array, out: Float32Array) -> None:
+    for i in range(order.shape[0]):
+        out[i] = x[order[i]]
+
+
+@jit.compiled
+def reorder(
+    piece: int,
+    layer: int,
+    num_tokens: int,
+    shape: Shape,
+    weights: Weights,
+    work: Activations,
+    reordered: Float32Array,
+) -> None:
+    """What some tokens attended to, as the matrix behind it takes its inputs."""
+    width = shape.num_heads * shape.head_dim
+    for token in range(piece * TOKENS_PER_NORM, min(num_tokens, (piece + 1) * TOKENS_PER_NORM)):
+        order = weights.orders[layer, shape.hidden : shape.hidden + width]
+        _take(work.attended[token].reshape(-1), order, reordered)
+        _quantize(simd.address(reordered), width // GROUP, attended(work), token, 0)
+
+
+@jit.compiled
 def _add_normalized(
     stream: Float32Array, addend: Float32Array, norm: Float32Array, eps: jit.Float32, out: Float32Array
 ) -> None:
@@ -122,14 +166,20 @@ def _scale(x: Float32Array, factor: jit.Float32) -> None:
 
 @jit.compiled
 def embed(
-    piece: int, shape: Shape, weights: Weights, batch: Batch, work: Activations, normalized: Float32Array
+    piece: int,
+    shape: Shape,
+    weights: Weights,
+    batch: Batch,
+    work: Activations,
+    normalized: Float32Array,
+    reordered: Float32Array,
 ) -> None:
     """The tokens' embeddings begin the stream; the first norm follows at once."""
     for token in range(piece * TOKENS_PER_NORM, min(batch.token_ids.shape[0], (piece + 1) * TOKENS_PER_NORM)):
         unpack_row(weights.embedding, weights.embedding_format, batch.token_ids[token], work.stream[token])
         if shape.embedding_scale != 1:
             _scale(work.stream[token], shape.embedding_scale)
-        _normalize(work.stream[token], weights.norms[0], shape.eps, token, work, normalized)
+        _normalize_in_order(0, token, shape, weights, work, normalized, reordered)
 
 
 @jit.compiled
@@ -141,6 +191,7 @@ def normalize(
     weights: Weights,
     work: Activations,
     normalized: Float32Array,
+    reordered: Float32Array,
 ) -> None:
     """The stream of some tokens, normalised with norm `norm`, which is not the first."""
     layer, part = (norm - 1) // 2, ATTENTION_NORM + (norm - 1) % 2
@@ -150,7 +201,7 @@ def normalize(
             _add_normalized(work.stream[token], work.addend[token], post_norm, shape.eps, normalized)
             for i in range(shape.hidden):
                 work.stream[token, i] = normalized[i]
-        _normalize(work.stream[token], weights.norms[norm], shape.eps, token, work, normalized)
+        _normalize_in_order(norm, token, shape, weights, work, normalized, reordered)
 
 
 @jit.compiled
@@ -256,6 +307,7 @@ def unit_of(piece: int, shape: Shape, splits: Splits) -> int:
 def attend(
     piece: int,
     shape: Shape,
+    weights: Weights,
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
@@ -283,6 +335,8 @@ def attend(
         phase_pool.reset(folds, fold)
         first += units.first_segment(position, rules.window, scratch.scores.shape[1])
         attention.fold_partials(first, end, head * group, (head + 1) * group, partials, out[token])
+    if has_orders(weights):
+        return
     groups_per_head = shape.head_dim // GROUP
     for i in range(token, token + unit[units.NUM_TOKENS]):
         for query_head in range(head * group, (head + 1) * group):

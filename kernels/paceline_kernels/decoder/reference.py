@@ -38,17 +38,23 @@ def forward(
         post = layer.post_norms
         if aux is not None and index in aux.layers:
             aux.states[:, aux.layers.index(index)] = stream.float()
-        hidden = rms_norm(stream, layer.attention_norm, eps)
+        orders = layer.orders
+        hidden = _in_order(rms_norm(stream, layer.attention_norm, eps), orders and orders.qkv)
         attended = _attend(weights, layer, hidden, batch, keys[index], values[index])
+        attended = _in_order(attended, orders and orders.attention_output)
         output = _product(attended, layer.attention_output, layer.attention_output_bias)
         stream = stream + _normalised(output, post.attention if post else None, eps)
-        hidden = rms_norm(stream, layer.feed_forward_norm, eps)
+        hidden = _in_order(rms_norm(stream, layer.feed_forward_norm, eps), orders and orders.gate_up)
         gates, ups = _product(hidden, layer.gate_up, layer.gate_up_bias).chunk(2, dim=1)
         fed = _product(gate(gates, weights.gate) * ups, layer.down, layer.down_bias)
         stream = stream + _normalised(fed, post.feed_forward if post else None, eps)
     last = rms_norm(stream[batch.logit_tokens.long()], weights.final_norm, eps)
     logits, cap = _product(last, weights.lm_head), weights.logit_softcap
     return (logits if cap is None else cap * torch.tanh(logits / cap)).float()
+
+
+def _in_order(x: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    return x if order is None else x[:, order.long()]
 
 
 def _normalised(x: torch.Tensor, norm: torch.Tensor | None, eps: float) -> torch.Tensor:

@@ -54,6 +54,7 @@ class Weights(NamedTuple):
     lm_head_format: int
     rope_tables: Float32Array  # [num_tables, num_positions, head_dim]
     layer_options: Int64Array  # [num_layers, 2]: which of them, and how many positions a token sees
+    orders: Int32Array  # [num_layers, hidden + heads * head_dim + hidden]: InputOrders; [0, 0] without any
 
 
 class Batch(NamedTuple):
@@ -110,6 +111,11 @@ def has_extra(weights: Weights, part: int) -> bool:
 def extra(weights: Weights, layer: int, part: int) -> Float32Array:
     """A vector that not every model has."""
     return weights.extras[layer, weights.extra_starts[part] : weights.extra_starts[part + 1]]
+
+
+@compiled
+def has_orders(weights: Weights) -> bool:
+    return int(weights.orders.shape[0]) > 0
 
 
 @compiled

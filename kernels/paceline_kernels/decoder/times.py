@@ -38,8 +38,11 @@ def phase_times(
         ),
         ("logits", len(weights.layers) - 1, _size(weights.lm_head)),
     ]
-    for index, (name, layer_index, num_bytes) in enumerate(phases):
-        yield PhaseTime(name, layer_index, ends_ns[index], ends_ns[index + 1], num_bytes)
+    start_ns = ends_ns[0]
+    for end_ns, (name, layer_index, num_bytes) in zip(ends_ns[1:], phases, strict=True):
+        if name != "reorder" or weights.layers[layer_index].orders is not None:
+            yield PhaseTime(name, layer_index, start_ns, end_ns, num_bytes)
+            start_ns = end_ns
 
 
 def _of(layer: DecoderLayer, batch: DecoderBatch, keys: torch.Tensor) -> tuple[tuple[str, int], ...]:
@@ -47,6 +50,7 @@ def _of(layer: DecoderLayer, batch: DecoderBatch, keys: torch.Tensor) -> tuple[t
     return (
         ("qkv", _size(layer.qkv)),
         ("attention", _context_bytes(layer, batch, keys)),
+        ("reorder", 0),
         ("attention_output", _size(layer.attention_output)),
         ("norm", 0),
         ("gate_up", _size(layer.gate_up)),

@@ -30,6 +30,18 @@ class PostNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class InputOrders:
+    """Which input each input of a packed matrix is, int32: groups of it share a scale, but are no neighbours.
+
+    Those of `down` have none: the outputs of `gate_up` may come in any order.
+    """
+
+    qkv: torch.Tensor  # [hidden]
+    attention_output: torch.Tensor  # [num_heads * head_dim]
+    gate_up: torch.Tensor  # [hidden]
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """One layer: norm, attention, norm, gated feed-forward network. What is None, a layer does without.
 
@@ -48,6 +60,7 @@ class DecoderLayer:
     down_bias: torch.Tensor | None = None
     head_norms: HeadNorms | None = None
     post_norms: PostNorms | None = None
+    orders: "InputOrders | None" = None
     rope_table: int = 0  # which of the decoder's
     window: int | None = None  # how many positions a token sees, its own included; None for all
 
@@ -80,6 +93,7 @@ class DecoderWeights:
             _check("attention_output", layer.attention_output, hidden, attended)
             _check("gate_up", layer.gate_up, 2 * intermediate, hidden)
             _check("down", layer.down, hidden, intermediate)
+            _check_orders(layer.orders, hidden, attended)
             if not 0 <= layer.rope_table < self.rope_tables.shape[0]:
                 raise KernelArgumentError("decoder", f"there is no rotary table {layer.rope_table}")
             if layer.window is not None and layer.window < 1:
@@ -87,6 +101,8 @@ class DecoderWeights:
         _check("lm_head", self.lm_head, self.embedding.num_outputs, hidden)
         if self.num_heads % self.num_kv_heads or self.rope_tables.shape[2:] != (self.head_dim,):
             raise KernelArgumentError("decoder", "heads, KV heads and rotary tables do not fit together")
+        if len({layer.orders is None for layer in self.layers}) > 1:
+            raise KernelArgumentError("decoder", "either all layers have an order of inputs or none has")
         self._check_vectors()
         if any(size % GROUP for size in (hidden, intermediate, self.head_dim)):
             raise KernelArgumentError("decoder", "hidden size, intermediate size and head_dim must be multiples of 32")
@@ -144,6 +160,18 @@ class AuxHidden:
 
     layers: tuple[int, ...]  # 1 to num_layers - 1, each once: the input of a layer is the output of the one before
     states: torch.Tensor  # [num_tokens, len(layers), hidden] float32, written
+
+
+def _check_orders(orders: InputOrders | None, hidden: int, attended: int) -> None:
+    if orders is None:
+        return
+    for name, order, size in (
+        ("qkv", orders.qkv, hidden),
+        ("attention_output", orders.attention_output, attended),
+        ("gate_up", orders.gate_up, hidden),
+    ):
+        if order.dtype != torch.int32 or not torch.equal(order.sort().values, torch.arange(size, dtype=torch.int32)):
+            raise KernelArgumentError("decoder", f"the order of {name} must name each of {size} inputs once")
 
 
 def _check(name: str, weight: PackedWeight, num_outputs: int, num_inputs: int) -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import torch
 
 from paceline_kernels.activation import Gate
-from paceline_kernels.decoder import DecoderLayer, DecoderWeights, HeadNorms, PostNorms
+from paceline_kernels.decoder import DecoderLayer, DecoderWeights, HeadNorms, InputOrders, PostNorms
 from paceline_kernels.quantized_linear import WeightFormat
 from paceline_kernels.rope import rope_frequencies, rope_table
 from paceline_kernels.testing.packed import random_packed_weight
@@ -34,7 +34,9 @@ def llama_weights() -> DecoderWeights:
 
 
 def weights_with_everything() -> DecoderWeights:
-    """The same matrices with all that a decoder may have; the first layer sees 50 positions, the second all."""
+    """Such matrices, some with zero points, and all that a decoder may have; the first layer sees 50 positions, the
+    second all.
+    """
     plain = llama_weights()
     first, second = plain.layers
     return dataclasses.replace(
@@ -68,14 +70,21 @@ def _layer(formats: tuple[WeightFormat, WeightFormat, WeightFormat, WeightFormat
 
 
 def _with_everything(layer: DecoderLayer, seed: int, rope_table: int, window: int | None) -> DecoderLayer:
+    zeros = random_packed_weight(layer.gate_up.num_outputs, HIDDEN, WeightFormat.INT4_ZEROS, seed, span=2)
     return dataclasses.replace(
         layer,
+        gate_up=zeros,
         qkv_bias=_norm(seed, layer.qkv.num_outputs) - 1,
         attention_output_bias=_norm(seed + 1) - 1,
         gate_up_bias=_norm(seed + 2, layer.gate_up.num_outputs) - 1,
         down_bias=_norm(seed + 3) - 1,
         head_norms=HeadNorms(_norm(seed + 4, HEAD_DIM), _norm(seed + 5, HEAD_DIM)),
         post_norms=PostNorms(_norm(seed + 6), _norm(seed + 7)),
+        orders=InputOrders(_order(seed, HIDDEN), _order(seed + 1, NUM_HEADS * HEAD_DIM), _order(seed + 2, HIDDEN)),
         rope_table=rope_table,
         window=window,
     )
+
+
+def _order(seed: int, size: int) -> torch.Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).int()

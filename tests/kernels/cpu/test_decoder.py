@@ -333,7 +333,8 @@ def test_a_timed_step_says_when_each_phase_was_and_what_it_had_to_read(weights):
     step = batch_of((context, 69, 70))
     times = []
     timed = decoder.forward(step, *caches, times=times).clone()
-    layer = ["qkv", "attention", "attention_output", "norm", "gate_up", "down", "norm"]
+    reorder = [] if weights.layers[0].orders is None else ["reorder"]
+    layer = ["qkv", "attention", *reorder, "attention_output", "norm", "gate_up", "down", "norm"]
     seen = [min(70, each.window or 70) for each in weights.layers]
 
     assert [one.phase for one in times] == ["embed", *layer * NUM_LAYERS, "logits"]
