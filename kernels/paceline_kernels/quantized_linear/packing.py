@@ -137,7 +137,7 @@ def _packed(
     columns: npt.NDArray[np.uint8],
     groups: npt.NDArray[np.uint8],
     weight_format: WeightFormat,
-    shape: tuple[int, ...],
+    shape: tuple[int, int],
     span: int,
 ) -> PackedWeight:
     """columns: [tiles, spans, bytes]; groups: [tiles, groups, bytes]."""
