@@ -3,7 +3,8 @@
 Knows which tensors go together and how each kind of stored weight is packed.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import numpy as np
 import structlog
@@ -12,32 +13,44 @@ import torch
 from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, HostWeights, LayerReader
 from paceline_executor.models.llama import GATES
+from paceline_executor.models.packed_matrix import PackedMatrix, read_packed
 from paceline_executor.models.rope import rope_tables
 from paceline_executor.weights.checkpoint import Checkpoint
-from paceline_executor.weights.grouped_rows import GroupedTensor
-from paceline_executor.weights.quantized_rows import Int4Rows, Int8Rows, QuantizedRows
-from paceline_kernels.decoder import AuxHidden, Decoder, DecoderLayer, DecoderWeights, HeadNorms, PhaseTime, PostNorms
-from paceline_kernels.quantized_linear import PackedWeight, pack_int4, pack_int8, quantize, unpack_rows
+from paceline_executor.weights.grouped_rows import IntArray
+from paceline_kernels.decoder import (
+    AuxHidden,
+    Decoder,
+    DecoderLayer,
+    DecoderWeights,
+    HeadNorms,
+    InputOrders,
+    PhaseTime,
+    PostNorms,
+)
+from paceline_kernels.quantized_linear import PackedWeight, unpack_rows
+
+_ORDERED = tuple(field.name for field in fields(InputOrders))
 
 
 class PackedLlamaModel:
     """See `LanguageModel`."""
 
     def __init__(self, checkpoint: Checkpoint, max_model_len: int) -> None:
-        config, weights = checkpoint.config, HostWeights(checkpoint)
-        in_8_bits: list[tuple[str, bool]] = []
-        note = in_8_bits.append
-        self._embedding = embedding = read_packed(checkpoint, ("model.embed_tokens.weight",), note)
+        config, weights, in_8_bits = checkpoint.config, HostWeights(checkpoint), list[str]()
+        embedding = _in_own_order(checkpoint, "model.embed_tokens.weight", in_8_bits)
+        self._embedding = embedding
         tables, table_of_layer = rope_tables(config, max_model_len)
+        layers = [
+            _read_layer(checkpoint, LayerReader(weights, layer), table, in_8_bits)
+            for layer, table in enumerate(table_of_layer)
+        ]
+        tied = config.tie_word_embeddings
         self._decoder = Decoder(
             DecoderWeights(
                 embedding=embedding,
-                layers=tuple(
-                    _read_layer(checkpoint, LayerReader(weights, layer), table, note)
-                    for layer, table in enumerate(table_of_layer)
-                ),
+                layers=_without_orders(layers),
                 final_norm=weights.norm("model.norm.weight"),
-                lm_head=embedding if config.tie_word_embeddings else read_packed(checkpoint, ("lm_head.weight",), note),
+                lm_head=embedding if tied else _in_own_order(checkpoint, "lm_head.weight", in_8_bits),
                 rope_tables=tables,
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
@@ -66,74 +79,70 @@ class PackedLlamaModel:
         return unpack_rows(self._embedding, token_ids)
 
 
-def read_packed(
-    checkpoint: Checkpoint, names: tuple[str, ...], note: Callable[[tuple[str, bool]], None] = lambda _: None
-) -> PackedWeight:
-    """The matrices take the same input; their outputs are side by side.
-
-    What is stored in groups of 32 keeps its integers and scales. Anything else, and matrices stored in different ways,
-    becomes 8 bits per weight with a scale for each group: `note` is told their names, and whether they kept their
-    numbers.
-    """
-    stored = [checkpoint.quantized(name) for name in names]
-    int4 = [rows for rows in stored if isinstance(rows, Int4Rows)]
-    if len(int4) == len(names):
-        columns = ([getattr(rows, part) for rows in int4] for part in ("integers", "scales", "minima"))
-        return pack_int4(*(np.concatenate(parts) for parts in columns))
-    for name, part in zip(names, stored, strict=True):
-        note((name, isinstance(part, Int8Rows)))
-    rows = [_as_int8(checkpoint, name, part) for name, part in zip(names, stored, strict=True)]
-    return pack_int8(*(np.concatenate(parts) for parts in zip(*((r.integers, r.scales) for r in rows), strict=True)))
+def _in_own_order(checkpoint: Checkpoint, name: str, in_8_bits: list[str]) -> PackedWeight:
+    """Of a matrix that no layer orders inputs for."""
+    matrix = read_packed(checkpoint, (name,), keeps_order=True)
+    in_8_bits.extend(matrix.in_8_bits)
+    return matrix.weight
 
 
-def _as_int8(checkpoint: Checkpoint, name: str, stored: QuantizedRows | None) -> Int8Rows:
-    return stored if isinstance(stored, Int8Rows) else Int8Rows(*quantize(checkpoint.tensor(name)))
-
-
-def _tell_of_8_bits(checkpoint: Checkpoint, in_8_bits: list[tuple[str, bool]]) -> None:
-    """Once for a model whose file has quantised matrices that are not held in their own bits and numbers."""
-    if not checkpoint.quantization:
-        return
-    found = [
-        (tensor, exact) for name, exact in in_8_bits if isinstance(tensor := checkpoint.stored(name), GroupedTensor)
-    ]
-    changed = [(tensor.stored, exact) for tensor, exact in found if tensor.stored.bits < 8 or not exact]
-    if changed:
+def _tell_of_8_bits(checkpoint: Checkpoint, in_8_bits: Sequence[str]) -> None:
+    """Once for a model whose file has quantised matrices that are held otherwise."""
+    if in_8_bits:
         structlog.get_logger().info(
             "weights_in_8_bits",
-            stored=", ".join(sorted({stored.name for stored, _ in changed})),
-            matrices=len(changed),
-            rounded=sum(not exact for _, exact in changed),
+            stored=", ".join(sorted({checkpoint.stored(name).stored.name for name in in_8_bits})),
+            matrices=len(in_8_bits),
             bits_per_weight=8.5,
             off_by_at_most="1/254 of the largest of 32 weights",
             exact_with="--quantization none",
         )
 
 
-def _read_layer(
-    checkpoint: Checkpoint, reader: LayerReader, rope_table: int, note: Callable[[tuple[str, bool]], None]
-) -> DecoderLayer:
+def _read_layer(checkpoint: Checkpoint, reader: LayerReader, rope_table: int, in_8_bits: list[str]) -> DecoderLayer:
     config = checkpoint.config
 
-    def packed(*parts: str) -> PackedWeight:
-        return read_packed(checkpoint, reader.names(*parts), note)
+    def packed(*parts: str, rows: IntArray | None = None) -> PackedMatrix:
+        matrix = read_packed(checkpoint, reader.names(*parts), rows)
+        in_8_bits.extend(matrix.in_8_bits)
+        return matrix
 
+    # The inputs of `down` are the outputs of `gate_up`, which may come in its order.
+    down = packed(*DOWN)
+    fed = None if down.order is None else down.order.numpy().astype(np.intp)
+    qkv, output, gate_up = packed(*QKV), packed(*OUTPUT), packed(*GATE_UP, rows=fed)
+    gate_up_bias = reader.bias(*GATE_UP)
+    if gate_up_bias is not None and down.order is not None:
+        gate_up_bias = gate_up_bias.view(2, -1)[:, down.order.long()].flatten().contiguous()
     return DecoderLayer(
         attention_norm=reader.norm("input_layernorm"),
-        qkv=packed(*QKV),
-        attention_output=packed(*OUTPUT),
+        qkv=qkv.weight,
+        attention_output=output.weight,
         feed_forward_norm=reader.feed_forward_norm(),
-        gate_up=packed(*GATE_UP),
-        down=packed(*DOWN),
+        gate_up=gate_up.weight,
+        down=down.weight,
         qkv_bias=reader.bias(*QKV),
         attention_output_bias=reader.bias(*OUTPUT),
-        gate_up_bias=reader.bias(*GATE_UP),
+        gate_up_bias=gate_up_bias,
         down_bias=reader.bias(*DOWN),
         head_norms=_head_norms(reader) if config.qk_norm else None,
         post_norms=_post_norms(reader) if config.post_norms else None,
+        orders=InputOrders(*(_order_of(matrix) for matrix in (qkv, output, gate_up))),
         rope_table=rope_table,
         window=config.window(reader.layer),
     )
+
+
+def _order_of(matrix: PackedMatrix) -> torch.Tensor:
+    return torch.arange(matrix.weight.num_inputs, dtype=torch.int32) if matrix.order is None else matrix.order
+
+
+def _without_orders(layers: Sequence[DecoderLayer]) -> tuple[DecoderLayer, ...]:
+    """Where all inputs of all layers are where they were."""
+    orders = [order for layer in layers if layer.orders for order in (getattr(layer.orders, name) for name in _ORDERED)]
+    if all(torch.equal(order, torch.arange(len(order), dtype=torch.int32)) for order in orders):
+        return tuple(replace(layer, orders=None) for layer in layers)
+    return tuple(layers)
 
 
 def _head_norms(reader: LayerReader) -> HeadNorms:

@@ -18,8 +18,7 @@ from paceline.process.options import default_cache_dir
 from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, resolve_model
 from paceline_executor.weights.checkpoint import Activation, Checkpoint, Float32Array, KvScales, LinearScaling, Rope
 from paceline_executor.weights.dummy import DummyCheckpoint
-from paceline_executor.weights.grouped_rows import Matrix
-from paceline_executor.weights.quantized_rows import QuantizedRows
+from paceline_executor.weights.grouped_rows import GroupedRows, Matrix
 
 TINY_CONFIG = ModelConfig(
     architecture="llama",
@@ -282,5 +281,5 @@ class FirstLayers:
     def tensor(self, name: str) -> Float32Array:
         return self.whole.tensor(name)
 
-    def quantized(self, name: str) -> QuantizedRows | None:
+    def quantized(self, name: str) -> GroupedRows | None:
         return self.whole.quantized(name)

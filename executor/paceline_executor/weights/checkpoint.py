@@ -11,8 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paceline_executor.weights.grouped_rows import Matrix
-from paceline_executor.weights.quantized_rows import QuantizedRows
+from paceline_executor.weights.grouped_rows import GroupedRows, Matrix
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -209,8 +208,8 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def quantized(self, name: str) -> QuantizedRows | None:
-        """As integers in groups of 32; None where that would round what is stored.
+    def quantized(self, name: str) -> GroupedRows | None:
+        """As it is stored, where that is codes with scales of groups.
 
         Raises KeyError as `stored` does.
         """

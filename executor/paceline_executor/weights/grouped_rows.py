@@ -6,12 +6,11 @@ numbers.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline_executor.weights.quantized_rows import BLOCK, Int4Rows, Int8Rows, QuantizedRows
 from paceline_executor.weights.stored_tensor import ByteSource, GroupedType, StoredTensor
 
 Float32Array = npt.NDArray[np.float32]
@@ -21,13 +20,16 @@ _NUMBERS_AT_ONCE = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class GroupedRows:
-    """Weight = (number of the code - zero) * scale * factor, each product rounded to float32."""
+    """Weight = (number of the code - zero) * scale * factor, each product rounded to float32; or number * scale +
+    minimum.
+    """
 
     num_bits: int  # of a code: 4 or 8
     codes: npt.NDArray[np.uint8] | npt.NDArray[np.int8]  # [rows, inputs]
     scales: Float32Array  # [rows, groups]
     group: int  # inputs of a group; the last one may have fewer
     zeros: Float32Array | None = None  # [rows, groups] whole numbers
+    minima: Float32Array | None = None  # [rows, groups], of blocks of GGUF files
     table: Float32Array | None = None  # [16] or [256], the number of each code
     order: IntArray | None = None  # [inputs] the group of each; None where neighbours share one
     factor: float = 1.0  # of LLM.int8, which multiplies twice
@@ -40,10 +42,7 @@ class GroupedRows:
         """(first row, some rows): what is converted at a time."""
         rows = max(1, _NUMBERS_AT_ONCE // self.codes.shape[1])
         for first in range(0, len(self.codes), rows):
-            part = slice(first, first + rows)
-            zeros = None if self.zeros is None else self.zeros[part]
-            shared = self.group, zeros, self.table, self.order, self.factor
-            yield first, GroupedRows(self.num_bits, self.codes[part], self.scales[part], *shared)
+            yield first, self.of_rows(slice(first, first + rows))
 
     def floats(self) -> Float32Array:
         """[rows, inputs], newly made."""
@@ -59,6 +58,8 @@ class GroupedRows:
         with np.errstate(all="ignore"):  # the caller looks at what came out
             values *= self._spread(self.scales)
         values *= np.float32(self.factor)
+        if self.minima is not None:
+            values += self._spread(self.minima)
 
     def _spread(self, numbers: Float32Array) -> Float32Array:
         """[rows, groups] -> [rows, inputs]; four times as fast where neighbours share a group."""
@@ -67,27 +68,10 @@ class GroupedRows:
         num_inputs = self.codes.shape[1]
         return np.repeat(numbers, min(self.group, num_inputs), axis=1)[:, :num_inputs]
 
-    def in_blocks(self) -> QuantizedRows | None:
-        """The same numbers as integers in groups of 32 with float16 scales; None where that would round any.
-
-        Zeros that a minimum in float16 cannot stand for make 8 bits of 4.
-        """
-        is_divided = self.codes.shape[1] % BLOCK == 0 and (self.group % BLOCK == 0 or self.scales.shape[1] == 1)
-        if self.table is not None or self.order is not None or self.factor != 1 or not is_divided:
-            return None
-        groups = self.group_of_input[::BLOCK]
-        scales = self.scales[:, groups]
-        zeros = np.zeros_like(scales) if self.zeros is None else self.zeros[:, groups]
-        minima = -zeros * scales
-        if not _are_halves(scales):
-            return None
-        if self.num_bits == 4 and self.codes.dtype == np.uint8 and _are_halves(minima):
-            return Int4Rows(self.codes.view(np.uint8), scales, minima)
-        integers = self.codes.reshape(*scales.shape, BLOCK).astype(np.int16)
-        integers -= zeros.astype(np.int16)[:, :, None]
-        if integers.min() < -128 or integers.max() > 127:
-            return None
-        return Int8Rows(integers.astype(np.int8).reshape(self.codes.shape), scales)
+    def of_rows(self, rows: "IntArray | slice") -> "GroupedRows":
+        zeros = None if self.zeros is None else self.zeros[rows]
+        minima = None if self.minima is None else self.minima[rows]
+        return replace(self, codes=self.codes[rows], scales=self.scales[rows], zeros=zeros, minima=minima)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +95,3 @@ class GroupedTensor:
 
 
 Matrix = StoredTensor | GroupedTensor
-
-
-def _are_halves(values: Float32Array) -> bool:
-    with np.errstate(over="ignore"):
-        return np.array_equal(values.astype(np.float16), values)

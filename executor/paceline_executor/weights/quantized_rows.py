@@ -4,36 +4,16 @@ Knows the blocks of 32 weights of ggml's Q4_0, Q4_1 and Q8_0, as docs/gguf.md an
 define them. Refuses to know where kernels put the integers.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from paceline_executor.weights.grouped_rows import GroupedRows
+
 BLOCK = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Int4Rows:
-    """Weight = scale * integer + minimum, integers 0 to 15."""
-
-    integers: npt.NDArray[np.uint8]  # [rows, columns]
-    scales: npt.NDArray[np.float32]  # [rows, columns / 32], each a float16
-    minima: npt.NDArray[np.float32]  # [rows, columns / 32], each a float16
-
-
-@dataclass(frozen=True, slots=True)
-class Int8Rows:
-    """Weight = scale * integer."""
-
-    integers: npt.NDArray[np.int8]  # [rows, columns]
-    scales: npt.NDArray[np.float32]  # [rows, columns / 32], each a float16
-
-
-QuantizedRows = Int4Rows | Int8Rows
-
-
-def take_apart(rows: npt.NDArray[np.uint8], stored: GGMLQuantizationType) -> QuantizedRows | None:
+def take_apart(rows: npt.NDArray[np.uint8], stored: GGMLQuantizationType) -> GroupedRows | None:
     """rows: [rows, bytes per row]. Returns None for types that are not integers in groups of 32."""
     if stored not in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0):
         return None
@@ -41,10 +21,10 @@ def take_apart(rows: npt.NDArray[np.uint8], stored: GGMLQuantizationType) -> Qua
     scales = _halves(blocks[:, :, :2])
     if stored == GGMLQuantizationType.Q8_0:
         integers = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8)
-        return Int8Rows(integers.reshape(rows.shape[0], -1), scales)
+        return GroupedRows(8, integers.reshape(rows.shape[0], -1), scales, BLOCK)
     if stored == GGMLQuantizationType.Q4_0:
-        return Int4Rows(_nibbles(blocks[:, :, 2:]), scales, -8 * scales)
-    return Int4Rows(_nibbles(blocks[:, :, 4:]), scales, _halves(blocks[:, :, 2:4]))
+        return GroupedRows(4, _nibbles(blocks[:, :, 2:]), scales, BLOCK, minima=-8 * scales)
+    return GroupedRows(4, _nibbles(blocks[:, :, 4:]), scales, BLOCK, minima=_halves(blocks[:, :, 2:4]))
 
 
 def _halves(columns: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:

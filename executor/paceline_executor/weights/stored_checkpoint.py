@@ -11,8 +11,8 @@ from gguf import dequantize
 
 from paceline_executor.errors import ModelCorruptError
 from paceline_executor.weights.checkpoint import Float32Array, KvScales, ModelConfig
-from paceline_executor.weights.grouped_rows import GroupedTensor, Matrix
-from paceline_executor.weights.quantized_rows import Int4Rows, QuantizedRows, take_apart
+from paceline_executor.weights.grouped_rows import GroupedRows, GroupedTensor, Matrix
+from paceline_executor.weights.quantized_rows import take_apart
 from paceline_executor.weights.refusals import damaged
 from paceline_executor.weights.stored_tensor import (
     ByteArray,
@@ -62,7 +62,7 @@ class StoredCheckpoint:
         """Raises ModelCorruptError for values that are not finite."""
         return as_float32(self._tensors[name])
 
-    def quantized(self, name: str) -> QuantizedRows | None:
+    def quantized(self, name: str) -> GroupedRows | None:
         """Raises ModelCorruptError for scales that are not finite."""
         return as_integers(self._tensors[name])
 
@@ -84,19 +84,19 @@ def as_float32(tensor: Matrix) -> Float32Array:
     return np.ascontiguousarray(values).reshape(tensor.shape)
 
 
-def as_integers(tensor: Matrix) -> QuantizedRows | None:
-    """None if it is not stored as integers in groups of 32, and cannot be put so without rounding.
+def as_integers(tensor: Matrix) -> GroupedRows | None:
+    """As they are stored; None for floats, and for blocks that are not taken apart.
 
     Raises ModelCorruptError for scales and minima that are not finite.
     """
     if isinstance(tensor, GroupedTensor):
-        return tensor.read().in_blocks()
+        return tensor.read()
     if isinstance(tensor.stored, FloatType):
         return None
     rows = take_apart(_in_order(tensor.read(), tensor), tensor.stored)
     if rows is not None and not np.isfinite(rows.scales).all():
         raise not_finite(tensor)
-    if isinstance(rows, Int4Rows) and not np.isfinite(rows.minima).all():
+    if rows is not None and rows.minima is not None and not np.isfinite(rows.minima).all():
         raise not_finite(tensor)
     return rows
 

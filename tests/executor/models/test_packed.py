@@ -1,6 +1,7 @@
 """The packed Llama model: what it packs is what the file holds, and its logits are near those in float32."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from model_inputs import Row, inputs_of
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
-from paceline_executor.models.packed_llama import PackedLlamaModel, read_packed
+from paceline_executor.models.packed_llama import PackedLlamaModel
+from paceline_executor.models.packed_matrix import read_packed
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_name, gguf_parts
 from paceline_executor.weights import load_checkpoint
+from paceline_executor.weights.grouped_rows import GroupedRows
 from paceline_kernels.quantized_linear import WeightFormat, unpack_rows
 
 Q4_0, Q4_1, Q8_0, F16 = (GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q8_0", "F16"))
@@ -67,7 +70,7 @@ def test_logits_are_near_those_in_float32(tmp_path, kind, kv_dtype):
 )
 def test_what_is_stored_in_groups_keeps_its_integers_and_scales(tmp_path, kind, weight_format):
     checkpoint = written(tmp_path, kind)
-    packed = read_packed(checkpoint, QKV)
+    packed = read_packed(checkpoint, QKV).weight
     assert packed.format == weight_format
     assert np.array_equal(unpacked(packed), np.concatenate([checkpoint.tensor(name) for name in QKV]))
 
@@ -75,7 +78,7 @@ def test_what_is_stored_in_groups_keeps_its_integers_and_scales(tmp_path, kind, 
 def test_matrices_stored_in_different_ways_become_int8_together(tmp_path):
     """Those of 8 bits keep every bit; the others are off by half of a 127th of their group's largest at most."""
     checkpoint = written(tmp_path, Q4_1, {"k_proj": Q8_0, "v_proj": F16})
-    packed = read_packed(checkpoint, QKV)
+    packed = read_packed(checkpoint, QKV).weight
     queries, keys, values = np.split(unpacked(packed), [4 * 32, 6 * 32])
     assert packed.format == WeightFormat.INT8
     assert np.array_equal(keys, checkpoint.tensor(QKV[1]))
@@ -84,6 +87,60 @@ def test_matrices_stored_in_different_ways_become_int8_together(tmp_path):
         largest = np.abs(wanted).reshape(-1, 32).max(axis=1)
         errors = np.abs(found - wanted).reshape(-1, 32).max(axis=1)
         assert (errors <= largest / 253).all()  # not 254: the scale is rounded up to a float16
+
+
+WEIGHTS = {
+    "symmetric": {"zeros": None},
+    "zero points": {},
+    "zero points of 8 bits": {"num_bits": 8},
+    "spans of two groups, the last cut off": {"group": 64},
+    "whole rows": {"group": 96},
+    "act order": {"is_ordered": True},
+    "act order, spans of two groups": {"group": 64, "is_ordered": True},
+}
+
+
+def grouped(num_rows, *, num_bits=4, group=32, is_ordered=False, zeros=(0, 16), seed=0):
+    """Rows of 96 inputs with scales that float16 holds."""
+    generator = np.random.default_rng(seed)
+    num_groups = -(-96 // group)
+    order = generator.permutation(np.arange(96) // group) if is_ordered else None
+    offset = 0 if num_bits == 4 else 120
+    return GroupedRows(
+        num_bits,
+        (generator.integers(0, 16, (num_rows, 96)) + offset).astype(np.uint8),
+        generator.uniform(0.1, 1, (num_rows, num_groups)).astype(np.float16).astype(np.float32),
+        group,
+        zeros=None
+        if zeros is None
+        else (generator.integers(*zeros, (num_rows, num_groups)) + offset).astype(np.float32),
+        order=order,
+    )
+
+
+@pytest.mark.parametrize("asked", WEIGHTS.values(), ids=WEIGHTS)
+def test_codes_of_groups_are_packed_as_they_are(asked):
+    """Of two matrices with the same inputs, whose outputs come in another order; nothing is rounded."""
+    parts, rows = [grouped(20, **asked), grouped(12, **asked)], np.arange(11, -1, -1)
+    parts[0] = parts[0].of_rows(slice(12))
+    stored = dict(zip("ab", parts, strict=True))
+    checkpoint = SimpleNamespace(quantized=stored.__getitem__, tensor=None)
+    packed = read_packed(checkpoint, ("a", "b"), rows)
+    expected = np.concatenate([part.floats()[rows] for part in parts])
+    found = unpacked(packed.weight)
+    assert packed.in_8_bits == ()
+    assert (packed.order is None) != asked.get("is_ordered", False)
+    assert np.array_equal(found, expected if packed.order is None else expected[:, packed.order.numpy()])
+
+
+def test_matrices_whose_groups_differ_become_int8_and_are_named():
+    parts = {"a": grouped(8, group=64), "b": grouped(8), "c": grouped(8, is_ordered=True)}
+    checkpoint = SimpleNamespace(quantized=parts.__getitem__, tensor=lambda name: parts[name].floats())
+    packed = read_packed(checkpoint, tuple(parts))
+    assert packed.weight.format == WeightFormat.INT8
+    assert packed.in_8_bits == ("a", "b", "c")
+    wanted = np.concatenate([part.floats() for part in parts.values()])
+    assert np.abs(unpacked(packed.weight) - wanted).max() <= np.abs(wanted).max() / 253
 
 
 def test_a_file_of_many_types_is_computed(tmp_path):
