@@ -15,7 +15,7 @@ from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, In
 from paceline_kernels.quantized_linear import PackedWeight, pack_int4, pack_int8, quantize
 from paceline_kernels.quantized_linear.packing import GROUP, WHOLE_ROW
 
-_SMALLEST_NORMAL = np.float32(2.0**-14)  # of float16: below it scales lose bits
+_MAX_ROUNDING = np.float32(1 / 4096)  # of scales to float16, by their largest
 _ZERO_OF_8_BITS = 128
 
 
@@ -126,11 +126,10 @@ def _centred(rows: GroupedRows) -> npt.NDArray[np.int8] | None:
 
 
 def _fit_halves(scales: Float32Array) -> bool:
-    """As float16 they are off by at most 1/4096, or exact."""
+    """Nearly: file formats have scales of 16 bits, or products of two."""
     with np.errstate(over="ignore"):
-        halves = scales.astype(np.float16)
-    is_precise = (np.abs(scales) >= _SMALLEST_NORMAL) | (halves == scales)
-    return bool((is_precise & np.isfinite(halves)).all())
+        errors = np.abs(scales.astype(np.float16) - scales)
+    return bool((errors <= np.abs(scales).max(initial=0) * _MAX_ROUNDING).all())
 
 
 def _int8(rows: GroupedRows) -> tuple[npt.NDArray[np.int8], Float32Array] | None:

@@ -10,7 +10,7 @@ from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf
 from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.quantized_rows import take_apart
 
-Q4_0, Q4_1, Q8_0 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
+Q4_0, Q4_1, Q8_0, Q4_K = (GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q8_0", "Q4_K"))
 KINDS = {Q4_0: 4, Q4_1: 4, Q8_0: 8}
 BY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 MATRICES = [name for name, shape in TINY_CONFIG.tensor_shapes().items() if len(shape) == 2]
@@ -32,15 +32,17 @@ def test_stored_rows_put_together_are_the_dequantised_ones(tmp_path, kind):
         assert np.array_equal(put_together(rows), loaded.tensor(name)), name
 
 
-@BY_KIND
+@pytest.mark.parametrize("kind", [*KINDS, Q4_K], ids=lambda kind: kind.name)
 def test_blocks_of_random_bits_are_taken_apart_as_the_library_does(kind):
     """Every integer, and scales of all sizes; what the library adds in float32 may be rounded once."""
-    data = np.random.default_rng(1).integers(0, 255, (7, 5 * GGML_QUANT_SIZES[kind][1]), np.uint8)
-    data &= 0xBF  # exponents stay below those of infinity and NaN
+    numbers, num_bytes = GGML_QUANT_SIZES[kind]
+    data = np.random.default_rng(1).integers(0, 255, (7, 5 * num_bytes), np.uint8)
+    data.reshape(7, 5, num_bytes)[:, :, :4] &= 0xBF  # exponents stay below those of infinity and NaN
     rows = take_apart(data, kind)
-    assert rows.codes.shape == (7, 160)
-    assert rows.scales.shape == (7, 5)
-    assert np.array_equal(put_together(rows), gguf.dequantize(data, kind))
+    assert rows.codes.shape == (7, 5 * numbers)
+    assert rows.scales.shape == (7, 5 * numbers // 32)
+    expected = gguf.dequantize(data, kind)
+    assert np.array_equal(rows.floats() if kind == Q4_K else put_together(rows), expected)
 
 
 @BY_KIND
