@@ -16,7 +16,6 @@ from paceline_kernels.compiler.borrowed_arrays import borrowed
 from paceline_kernels.compiler.extern_calls import called_by_name, linked_to
 from paceline_kernels.decoder import phase_pool, phases
 from paceline_kernels.decoder.state import (
-    WINDOW,
     Activations,
     Batch,
     Float32Array,
@@ -303,13 +302,10 @@ def _go_through(
             elif phase == _EMBED:
                 phases.embed(piece, shape, weights, batch, work, normalized, reordered)
             elif phase == _QKV:
-                cache = (keys[layer], values[layer])
-                phases.project_qkv(piece, layer, shape, weights, batch, *cache, work, products)
+                phases.project_qkv(piece, layer, shape, weights, batch, keys[layer], values[layer], work, products)
             elif phase == _ATTEND:
-                rules = attention.Scoring(
-                    shape.attention_scale, shape.attention_softcap, weights.layer_options[layer, WINDOW]
-                )
-                cache = (keys[layer], values[layer])
+                rules = phases.scoring(layer, shape, weights)
+                cache = keys[layer], values[layer]
                 phases.attend(piece, shape, weights, batch, *cache, rules, splits, folds, work, scratch)
             elif phase == _REORDER:
                 phases.reorder(piece, layer, num_tokens, shape, weights, work, reordered)

@@ -27,6 +27,7 @@ from paceline_kernels.decoder.state import (
     QKV_BIAS,
     QUERY_NORM,
     ROPE_TABLE,
+    WINDOW,
     Activations,
     Batch,
     Float32Array,
@@ -295,6 +296,11 @@ def project_qkv(
             _store_key(projected[row], keys, block, head - num_heads, offset)
         else:
             _store_value(projected[row], values, block, head - num_heads - num_kv_heads, offset)
+
+
+@jit.compiled
+def scoring(layer: int, shape: Shape, weights: Weights) -> attention.Scoring:
+    return attention.Scoring(shape.attention_scale, shape.attention_softcap, weights.layer_options[layer, WINDOW])
 
 
 @jit.compiled

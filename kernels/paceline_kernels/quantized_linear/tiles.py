@@ -50,6 +50,11 @@ from paceline_kernels.quantized_linear.packing import (
 from paceline_kernels.vector.integers import Processor, this_processor
 
 _LINE_BYTES = 64
+_SIZES = {  # bits of a weight; bytes of a group and of a span's columns
+    WeightFormat.INT4: (4, INT4_QUADS, INT4_COLUMNS),
+    WeightFormat.INT4_ZEROS: (4, INT4_QUADS, INT4_COLUMNS),
+    WeightFormat.INT8: (8, INT8_QUADS, INT8_COLUMNS),
+}
 
 
 class _Plan(NamedTuple):
@@ -86,11 +91,19 @@ class _Columns:
             self.minima = [builder.fneg(builder.fmul(scale, zero)) for scale, zero in pairs]
 
 
-def _ask_for(builder: Ir, tiles: list[Ir], start: Ir, count: int) -> None:
-    """Ask for so many bytes of every tile."""
-    for tile in tiles:
+def _ask_for(builder: Ir, tiles: list[Ir], start: Ir, ahead_bytes: int, count: int) -> None:
+    """Ask for so many bytes of every tile, so far ahead; not at all if that is 0."""
+    for tile in tiles if ahead_bytes else ():
         for line in range(0, count, _LINE_BYTES):
-            prefetch_line(builder, tile, builder.add(start, constant(line)))
+            prefetch_line(builder, tile, builder.add(start, constant(ahead_bytes + line)))
+
+
+def _places(builder: Ir, group: Ir, span: Ir, quads: int, columns_bytes: int) -> tuple[Ir, Ir]:
+    """Where in a tile a group, and the columns of its span, begin."""
+    number = builder.lshr(group, span)
+    before = builder.mul(number, constant(columns_bytes))
+    columns_at = builder.add(before, builder.mul(builder.shl(number, span), constant(quads)))
+    return builder.add(builder.mul(group, constant(quads)), builder.add(before, constant(columns_bytes))), columns_at
 
 
 def dot_tile(num_rows: int, num_tiles: int, weight_format: WeightFormat, processor: Processor) -> Any:  # noqa: ANN401
@@ -99,8 +112,7 @@ def dot_tile(num_rows: int, num_tiles: int, weight_format: WeightFormat, process
     Its arguments: x and its stride, the rows' scales and sums and their stride, w, the bytes from tile to tile, the
     number of groups, out and its stride, the logarithm of a span; addresses in bytes, other strides in elements.
     """
-    bits, ahead_bytes = 8 if weight_format is WeightFormat.INT8 else 4, _PLANS[processor].ahead_bytes
-    quads, columns_bytes = (INT4_QUADS, INT4_COLUMNS) if bits == 4 else (INT8_QUADS, INT8_COLUMNS)
+    bits, quads, columns_bytes = _SIZES[weight_format]
 
     @operation(types.void, *[types.int64] * 11)
     def tile(
@@ -126,12 +138,8 @@ def dot_tile(num_rows: int, num_tiles: int, weight_format: WeightFormat, process
         per_row = group_sums.vectors * num_tiles
 
         def add_group(group: Ir, totals: list[Ir]) -> list[Ir]:
-            number = builder.lshr(group, span)
-            before = builder.mul(number, constant(columns_bytes))
-            columns_at = builder.add(before, builder.mul(builder.shl(number, span), constant(quads)))
-            start = builder.add(builder.mul(group, constant(quads)), builder.add(before, constant(columns_bytes)))
-            asked = quads + columns_bytes if ahead_bytes else 0
-            _ask_for(builder, tiles, builder.add(start, constant(ahead_bytes)), asked)
+            start, columns_at = _places(builder, group, span, quads, columns_bytes)
+            _ask_for(builder, tiles, start, _PLANS[processor].ahead_bytes, quads + columns_bytes)
             integers = group_sums.emit(tiles, start, xs, builder.mul(group, constant(GROUP)))
             columns = _Columns(builder, tiles, columns_at, floats, weight_format)
             following = []
