@@ -2,15 +2,18 @@
 
 import contextlib
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
+from numba.core.registry import CPUDispatcher
 
 import real_model
 from hash_twin import TwinHashRunner
 from paceline_executor.runner.device import host_device
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.testing.stepping import hidden, runners_seen_as
+from paceline_kernels.compiler.jit import _Inner
 
 
 @pytest.fixture(scope="module", params=["seen", "hidden", "twin"])
@@ -33,6 +36,31 @@ def failing_drafters(monkeypatch):
     tolerate = host_device._guess
     monkeypatch.setattr(host_device, "_guess", lambda work: work())
     return SimpleNamespace(allowed=lambda: monkeypatch.setattr(host_device, "_guess", tolerate))
+
+
+class CompiledCode:
+    """Of the kernels' functions that Python calls, as far as they are imported: kept by the types of arguments."""
+
+    _overloads = []  # noqa: RUF012  # other code may be linked to what is forgotten
+
+    def forget(self):
+        """As if none had been called yet."""
+        modules = [module for name, module in sys.modules.items() if name.startswith("paceline_kernels.")]
+        values = (value for module in modules for value in vars(module).values())
+        self._functions = {each for each in values if isinstance(each, CPUDispatcher) and not isinstance(each, _Inner)}
+        for function in self._functions:
+            self._overloads.append(dict(function.overloads))
+            function._reset_overloads()
+
+    @property
+    def signatures(self):
+        """Of what was called since, by name."""
+        return {function.__name__: list(function.signatures) for function in self._functions if function.signatures}
+
+
+@pytest.fixture
+def compiled_code():
+    return CompiledCode()
 
 
 @pytest.fixture(scope="session")

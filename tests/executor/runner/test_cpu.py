@@ -1,7 +1,6 @@
 """A runner of a CPU: the same bits in any company, faults that stay alone, blocks that can be copied, one warm-up."""
 
 import dataclasses
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba.core.registry import CPUDispatcher
 
 from drafting.serving import serve
 from paceline_executor.errors import StartError
@@ -242,25 +240,7 @@ def test_a_disturbed_measurement_of_the_warm_up_does_not_count():
     assert fastest_ns(lambda: SimpleNamespace(forward_ns=next(times), sample_ns=1)) == 18
 
 
-def functions_that_python_calls():
-    """All of the kernels' that are compiled, as if none had been yet."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("paceline_kernels.")]
-    compiled = {
-        value
-        for module in modules
-        for value in vars(module).values()
-        if isinstance(value, CPUDispatcher) and not isinstance(value, jit._Inner)
-    }
-    for function in compiled:
-        _OVERLOADS.append(dict(function.overloads))
-        function._reset_overloads()
-    return compiled
-
-
-_OVERLOADS = []  # other code may be linked to it
-
-
-def test_nothing_compiles_after_the_warm_up(case):
+def test_nothing_compiles_after_the_warm_up(case, compiled_code):
     """Whatever steps call, of their model, rows, draws, rules, drafts and results: code is kept by types."""
     rig = cpu_rig(case.checkpoint, numerics=case.numerics, num_blocks=32, block_size=16, max_drafts=4)
     ruled = dataclasses.replace(PLAIN, temperature=0.5, frequency_penalty=0.5, logit_bias=((3, 1.0),))
@@ -272,11 +252,11 @@ def test_nothing_compiles_after_the_warm_up(case):
 
     expected, steps = served()  # all that it needs is imported then
     assert sum(step.verified for step in steps) > 0
-    compiled = functions_that_python_calls()
+    compiled_code.forget()
     have_compiled(shared_device(), operations_of(case.numerics), lambda _: None)
-    before = {function.__name__: function.signatures for function in compiled}
+    before = compiled_code.signatures
     assert served()[0] == expected
-    assert {function.__name__: function.signatures for function in compiled} == before
+    assert compiled_code.signatures == before
 
 
 def test_the_geometry_says_what_was_allocated(case):

@@ -135,6 +135,31 @@ def test_a_head_drafts_from_what_the_model_computes(models, tmp_path, dialect, o
     assert_drafts_change_no_token(drafting.engine)
 
 
+@pytest.mark.parametrize(
+    ("drafter", "model", "options"),
+    [
+        ("prompt_lookup", None, ("--quantization", "none")),
+        ("target_copy", None, ("--quantization", "none")),
+        ("draft_model", "small", ()),
+        ("eagle3", "head", ()),
+    ],
+)
+def test_what_drafts_is_compiled_before_it_serves(models, tmp_path, compiled_code, drafter, model, options):
+    """Else the first requests would wait for a compiler."""
+    head = random_head(DEEP_CONFIG, aux_layers=(3, 2), draft_vocab_size=100).write(tmp_path / "head")
+    speculation = {"drafter": drafter} | ({} if model is None else {"model": (models | {"head": str(head)})[model]})
+
+    def serving():
+        return loaded(models["deep"], speculation, *options, "--kv-cache-memory", "1MiB").engine
+
+    assert_drafts_change_no_token(serving(), min_verified=1)  # all is imported then
+    compiled_code.forget()
+    engine = serving()
+    before = compiled_code.signatures
+    assert_drafts_change_no_token(engine, min_verified=1)
+    assert compiled_code.signatures == before
+
+
 def test_a_head_drafts_for_dummy_weights_on_a_device(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(llama_fields(DEEP_CONFIG)))
     head = random_head(DEEP_CONFIG, aux_layers=(3, 2)).write(tmp_path / "head")
