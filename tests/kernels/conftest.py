@@ -53,14 +53,11 @@ class Backend:
     @contextmanager
     def memory(self):
         """Within it operations are this implementation's. Returns what copies a tensor to where they may use it."""
-        if not self.is_gpu:
-            with one_thread():
-                yield lambda tensor: tensor.clone(memory_format=torch.contiguous_format)
-            return
         memory = BoundedMemory(self.device)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "empty", memory.empty)
-            if self.device.type == "cuda":
+        with pytest.MonkeyPatch.context() as patch, one_thread():
+            if self.is_gpu:
+                patch.setattr(torch, "empty", memory.empty)
+            if not self.is_gpu or self.device.type == "cuda":
                 yield memory.place
             else:
                 from triton.runtime.interpreter import InterpreterBuilder
