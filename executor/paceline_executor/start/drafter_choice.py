@@ -33,13 +33,14 @@ class OpenedDrafter:
         model = self.checkpoint.config
         return DrafterNeeds(self.numerics.weight_bytes(model, {}), self.numerics.bytes_per_token(model))
 
-    def drafting(self, target: "CpuModel", limits: RowLimits, progress: ProgressLog) -> "MakeDrafting":  # noqa: ARG002
+    def drafting(self, target: "CpuModel", limits: RowLimits, progress: ProgressLog) -> "MakeDrafting":
         """Raises ModelError, StartError."""
-        from paceline_executor.runner.cpu import CpuModel
+        from paceline_executor.runner.cpu import CpuModel, operations_of
         from paceline_executor.runner.device.draft_model import DeviceDraftModel, DraftModelParts
         from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
         from paceline_kernels.attention import Splits
 
+        _have_compiled(target, operations_of(self.numerics), progress)
         model = self.checkpoint.config
         longest = min(limits.max_model_len, model.max_model_len)
         mine = CpuModel.read(target.device, self.checkpoint, self.numerics, longest)
@@ -66,16 +67,21 @@ class OpenedHead:
     def drafting(self, target: "CpuModel", limits: RowLimits, progress: ProgressLog) -> "MakeDrafting":
         """Raises ModelError, StartError."""
         from paceline_executor.models.eagle3 import operations_of_head
-        from paceline_executor.runner.cpu import have_compiled
         from paceline_executor.start.device_drafts import DeviceHeadDraft
         from paceline_kernels.attention import Splits
 
-        def on_operation(operation: WarmUpProgress) -> None:
-            progress.log("warm_up", f"drafter: {operation.step}", operation.index / operation.num_steps)
-
         device, draft = target.device, DeviceHeadDraft(self.checkpoint, self.numerics)
-        have_compiled(device, operations_of_head(self.numerics.matrices), on_operation)
+        _have_compiled(target, operations_of_head(self.numerics.matrices), progress)
         return device.run(lambda: draft.drafting(target.model, device.torch_device, limits, Splits.EVEN))
+
+
+def _have_compiled(target: "CpuModel", operations: tuple[str, ...], progress: ProgressLog) -> None:
+    from paceline_executor.runner.cpu import have_compiled
+
+    def on_operation(operation: WarmUpProgress) -> None:
+        progress.log("warm_up", f"drafter: {operation.step}", operation.index / operation.num_steps)
+
+    have_compiled(target.device, operations, on_operation)
 
 
 def open_drafter(

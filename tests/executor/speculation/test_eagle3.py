@@ -110,7 +110,7 @@ def test_a_head_that_has_learnt_is_right(tmp_path, wanted, share, name):
         run = RandomRun(Engine(RowTable(LIMITS), runner), requests, seed, LIMITS.max_num_draft_tokens)
         assert run.run() == outcomes
         counts.update(run.reached)
-    assert counts["verified"] >= 100
+    assert counts["verified"] >= 50
     assert counts["accepted"] >= share * counts["verified"]
 
 
