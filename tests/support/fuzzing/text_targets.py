@@ -9,10 +9,10 @@ from types import FrameType
 from typing import NoReturn
 
 from fuzzing.target import Target, scratch, tokenizer
+from paceline.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
 from paceline_cli.bench.errors import TraceError
 from paceline_cli.bench.traces import Scale, read_trace, replay
 from paceline_cli.supervisor.log_lines import Level, parse_line
-from paceline_scheduler.api.text.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
 from paceline_scheduler.api.text.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.config import read_speculation

@@ -7,7 +7,7 @@ asked with {messages, now, max_chars}, answered by {text}, {refused} or {failed}
 from datetime import datetime
 from typing import Any
 
-from paceline_scheduler.api.text.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
+from paceline.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
 from paceline_scheduler.api.text.confined_worker import Message, SetupFailedError, Work, printable, serve
 
 

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 
+from paceline.chat_template import ChatTemplate
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.text.chat_template import ChatTemplate
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.errors import InvalidRequestError

@@ -1,7 +1,7 @@
 """A model's chat template: jinja2 source, rendered as Hugging Face transformers renders it.
 
-The source is not trusted: it runs in jinja2's immutable sandbox, and only inside the process of `chat_worker`, which
-bounds its time and memory.
+The source is not trusted: it runs in jinja2's immutable sandbox, and only in processes that nobody else waits for:
+the scheduler's `chat_worker`, whose time and memory are bounded, and a validation, which its user ends.
 """
 
 import json
