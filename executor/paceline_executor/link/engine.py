@@ -38,7 +38,7 @@ class Engine:
 
     def __init__(self, table: RowTable, runner: Runner, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.table = table
-        self._runner = runner
+        self.runner = runner
         self._clock_ns = clock_ns
         self._in_flight: deque[Ticket] = deque()  # oldest first
         self.profiler = runner.profiler
@@ -46,7 +46,7 @@ class Engine:
 
     @property
     def max_in_flight(self) -> int:
-        return self._runner.max_in_flight
+        return self.runner.max_in_flight
 
     def can_launch(self, plan: BatchPlan) -> bool:
         if not self._in_flight:
@@ -73,7 +73,7 @@ class Engine:
     def is_done(self, ticket: Ticket) -> bool:
         """True of a device that has failed: `collect` says so."""
         try:
-            return ticket.handle is None or self._runner.is_done(ticket.handle)
+            return ticket.handle is None or self.runner.is_done(ticket.handle)
         except Exception:
             return True
 
@@ -109,11 +109,11 @@ class Engine:
         try:
             if copies.sources.size:
                 with self.profiler.span("copy blocks"):
-                    self._runner.copy_blocks(copies.sources, copies.destinations)
+                    self.runner.copy_blocks(copies.sources, copies.destinations)
             prepare_ns = self._clock_ns() - start_ns
             if prepared.rows.size:
                 with self.profiler.span("compute"):
-                    handle = self._runner.launch(prepared.batch)
+                    handle = self.runner.launch(prepared.batch)
         except Exception as error:
             return Ticket(launched, None, error, 0)
         return Ticket(launched, handle, None, prepare_ns)
@@ -121,7 +121,7 @@ class Engine:
     def _wait(self, handle: StepHandle) -> StepOutput:
         try:
             with self.profiler.span("wait for the device"):
-                return self._runner.wait(handle)
+                return self.runner.wait(handle)
         except (StepLostError, DeviceError):
             raise
         except Exception as error:

@@ -169,13 +169,13 @@ def test_a_row_that_fails_alone_tells_none(engine):
 def test_a_runner_that_leaves_some_out_fails_the_step(engine, monkeypatch, answer):
     """Rather than that tokens and log-probabilities drift apart."""
     _run(engine, 1)
-    wait = engine._runner.wait
+    wait = engine.runner.wait
 
     def wait_and_change(handle):
         output = wait(handle)
         return replace(output, logprobs=answer(output.token_ids))
 
-    monkeypatch.setattr(engine._runner, "wait", wait_and_change)
+    monkeypatch.setattr(engine.runner, "wait", wait_and_change)
     with pytest.raises(StepFailedError):
         engine.execute(plan([(0, 1)]))
 

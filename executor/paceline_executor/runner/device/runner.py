@@ -8,6 +8,7 @@ CPU.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -35,14 +36,16 @@ from paceline_executor.runner.interface import (
     StepOutput,
     WarmUpProgress,
 )
-from paceline_executor.runner.measuring import chunk, fastest_ns
-from paceline_executor.runner.prompt_logprobs import Piece, by_row, pieces_of
+from paceline_executor.runner.measuring import fastest_ns, prompt
+from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS, Piece, by_row, pieces_of
 from paceline_kernels.attention import Splits
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.plan_ring import PlanWriter, new_plan_ring, write_words
 from paceline_kernels.result_ring import RingReader, StepResults, new_ring
 from paceline_kernels.sampling import SampleOutcome, token_logprobs
 from paceline_kernels.step_inputs import PlanColumns
+
+T = TypeVar("T")
 
 _MAX_IN_FLIGHT = 2  # they hide what the host does for as long as a step takes; three are no better
 # The scheduler fits its prediction to these step times.
@@ -137,7 +140,7 @@ class DeviceRunner:
         points = []
         for index, size in enumerate(sizes, start=len(buckets)):
             self._on_progress(WarmUpProgress(f"measure a step of {size} tokens", index, num_steps))
-            batch = chunk(size, block_size)
+            batch = prompt(np.zeros(size, dtype=np.int32), block_size)
             points.append((size, fastest_ns(partial(self._run, batch))))
             if len(points) > 1 and points[-1][1] > _LONG_NS:
                 break
@@ -201,6 +204,24 @@ class DeviceRunner:
             self._end_launched()
             raise
 
+    def over_logits(self, token_ids: Int32Array, take: Callable[[slice, torch.Tensor], T]) -> list[T]:
+        """Computes a text alone, on row 0 and the first blocks, as prompts are whose log-probabilities are wanted.
+
+        take: gets the places of a few tokens and the logits behind each, [num_tokens, vocab], on the device, while they
+        are computed; the next call overwrites them. Raises as `wait` does.
+        """
+        found: list[T] = []
+        self._send(self._rows.changes(prompt(token_ids, self._geometry.block_size)))
+        for start in range(0, token_ids.size, MAX_PIECE_TOKENS):
+            places = slice(start, min(start + MAX_PIECE_TOKENS, token_ids.size))
+
+            def add(logits: torch.Tensor, places: slice = places) -> None:
+                found.append(take(places, logits))
+
+            self._launch_logits(0, start, places.stop - start, add)
+        self._device.synchronize()
+        return found
+
     def _end_launched(self) -> None:
         """Raises DeviceFaultError where no launch can follow."""
         try:
@@ -256,20 +277,24 @@ class DeviceRunner:
         """Computes the log-probabilities of the tokens behind, too."""
         upload, download, num_tokens = self._device.upload, self._device.download, piece.stop - piece.start
         row, start = int(batch.rows[piece.row]), int(batch.context_lens[piece.row] - batch.num_tokens[piece.row])
-        plan = PlanColumns(upload(np.array([row], np.int32)), upload(np.array([num_tokens], np.int32)))
         targets = upload(np.array(piece.target_token_ids, dtype=np.int32))
         num_top = upload(np.full(num_tokens, piece.num_top, dtype=np.int32))
         launched = _LaunchedPiece(piece.row)
 
-        def compute() -> None:
-            logits = self._steps.logits_of(plan, num_tokens)
+        def take(logits: torch.Tensor) -> None:
             found = token_logprobs(logits, targets, num_top, max_logprobs=piece.num_top)
             columns = (found.logprobs, found.top_token_ids, found.top_logprobs)
             launched.values.extend(download(column) for column in columns)
 
-        self._device.launch(compute)
-        self._send(self._rows.computed(row, start + piece.stop))
+        self._launch_logits(row, start + piece.start, num_tokens, take)
         return launched
+
+    def _launch_logits(self, row: int, start: int, num_tokens: int, take: Callable[[torch.Tensor], object]) -> None:
+        """Computes the row's tokens from `start` on, and hands over the logits behind them."""
+        upload = self._device.upload
+        plan = PlanColumns(upload(np.array([row], np.int32)), upload(np.array([num_tokens], np.int32)))
+        self._device.launch(lambda: take(self._steps.logits_of(plan, num_tokens)))
+        self._send(self._rows.computed(row, start + num_tokens))
 
     def _output(
         self,
