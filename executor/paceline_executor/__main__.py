@@ -5,7 +5,9 @@ moment, and --help and mistakes answer at once.
 """
 
 import enum
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from paceline.process.command import (
@@ -18,6 +20,7 @@ from paceline.process.command import (
 )
 
 _PROGRAM = "paceline-executor"
+_VALIDATIONS = (["validate-base"], ["validate-candidate"])
 
 
 class ExitCode(enum.IntEnum):
@@ -41,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     from paceline_executor import errors
     from paceline_executor.config import RunnerKind, let_waiting_threads_sleep, parse_config
 
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # `paceline validate` starts `paceline-executor validate-base FOLDER [OPTIONS]`, and then validate-candidate.
+    validation = [arguments.pop(0), arguments.pop(0)] if arguments[:1] in _VALIDATIONS and len(arguments) > 1 else None
     config = parse_config(arguments)
     check_installed(_PROGRAM, "structlog", "uvloop", "numpy", "tokenizers", "torch", "prometheus_client")
     if config.runner is not RunnerKind.CUDA:  # which has other kernels
@@ -54,9 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     log = set_up_logs(config.log_level)
     try:
-        from paceline_executor import process
+        if validation is not None:
+            from paceline_executor.validation.run import Role, validate
 
-        code = ExitCode.OK if uvloop.run(process.run(config)) else ExitCode.DRAIN_TIMEOUT
+            validate(config, Role(validation[0]), Path(validation[1]))
+            code = ExitCode.OK
+        else:
+            from paceline_executor import process
+
+            code = ExitCode.OK if uvloop.run(process.run(config)) else ExitCode.DRAIN_TIMEOUT
     except errors.ExecutorError as error:
         complain(_PROGRAM, str(error))
         code = _code_of(error)
@@ -78,6 +90,7 @@ def _code_of(error: Exception) -> ExitCode:
         (errors.PortError, ExitCode.PORT),
         (errors.LimitError, ExitCode.USAGE),
         (errors.StepTimesError, ExitCode.USAGE),
+        (errors.ProbeTextError, ExitCode.USAGE),
         (errors.StartError, ExitCode.MACHINE),
     )
     return next((code for kind, code in codes if isinstance(error, kind)), ExitCode.FAILED)

@@ -5,6 +5,7 @@
             ModelNotFoundError
             ModelCorruptError
             UnsupportedModelError
+            NotComparableError
             ModelFetchError
                 HubUnreachableError
         StartError
@@ -14,6 +15,7 @@
                 DrafterError
             MissingDeviceError
             StepTimesError
+            ProbeTextError
         DeviceError
             DeviceFaultError
         ServiceError
@@ -69,6 +71,10 @@ class UnsupportedModelError(ModelError):
     """Its files are sound, but name a feature that this version does not run."""
 
 
+class NotComparableError(ModelError):
+    """It has other tokens or another chat template than what it is validated against, or its logits are no numbers."""
+
+
 class ModelFetchError(ModelError):
     """It could not be downloaded, verified or stored."""
 
@@ -103,6 +109,10 @@ class MissingDeviceError(StartError):
 
 class StepTimesError(StartError):
     """The file cannot be read, or is no table of step times."""
+
+
+class ProbeTextError(StartError):
+    """The file cannot be read, or has no text to validate with."""
 
 
 class DeviceError(ExecutorError):

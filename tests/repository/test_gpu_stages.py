@@ -32,6 +32,7 @@ from gpu.equality import GREEDY_ALONE, agrees
 from gpu.errors import CheckFailedError, GpuRunError
 from gpu.feed import limits_of, prompts_of
 from gpu.invariance import Variants
+from gpu.predictor import Predictor
 from gpu.report import Figure, Report
 from gpu.rigs import LLAMA_8B, find_place, make_feed, random_model, timed_numbers
 from gpu.stage import NEEDED, Stage, Task, run_stage
@@ -42,7 +43,6 @@ from paceline_executor.link import servicer_views
 from paceline_executor.start import kernel_compiling
 from paceline_executor.testing.models import TINY_CONFIG
 from process_groups import run_program
-from quality.predictor import Predictor
 from repository_checks.sources import ROOT
 
 

@@ -16,6 +16,7 @@ PHASES = {
     "model_fetch": "fetching the model",
     "model_load": "loading the model",
     "warm_up": "warming up",
+    "validate": "predicting",
     "waiting_for_executor": "waiting for an executor",
     # Beside its programs `up` says what becomes of them; that a scheduler does not reach one is no news of its own.
     "executor_unreachable": "waiting for an executor",

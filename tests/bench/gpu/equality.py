@@ -15,15 +15,14 @@ import torch
 
 from gpu.errors import CheckFailedError
 from gpu.feed import Step, Stream, limits_of, prompts_of
+from gpu.predictor import Predictor
 from gpu.rigs import Place, make_feed, uploaded
 from paceline.plan.values import SamplingParams
-from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.testing.models import RandomCheckpoint
 from paceline_executor.testing.plans import GREEDY
 from paceline_executor.upload.conversion import TORCH_TYPES
 from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
 from paceline_kernels.sampling.reference import gumbel_noise
-from quality.predictor import Predictor, predictors
 
 _LENGTHS = (1, 5, 17, 40, 64, 33)  # of prompts
 GREEDY_ALONE = [GREEDY] * len(_LENGTHS)
@@ -77,7 +76,7 @@ def agrees(
     num_verified = sum(step.num_verified for step in steps)
     if max_drafts and not num_verified:
         raise CheckFailedError("no draft was found, and none verified")
-    (cpu,) = predictors(checkpoint, [FLOAT32_NUMERICS], limits.max_model_len)
+    cpu = Predictor(checkpoint, limits.max_model_len)
     found = [distances(cpu, stream, dtype) for stream in streams]
     below, errors = (np.concatenate(parts) for parts in zip(*found, strict=True))
     sentence = _judge(below, errors, dtype, _ALLOWED[config.architecture])
