@@ -24,7 +24,7 @@ from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tok
 
 COMMANDS = [
     *("up", "chat", "generate", "models", "top", "explain", "estimate", "profile", "replay", "token"),
-    *("bench", "demo", "chaos", "serve"),
+    *("bench", "demo", "chaos", "validate", "serve"),
 ]
 
 

@@ -54,7 +54,8 @@ async def _top(
         else:
             await asyncio.sleep(interval_s)
             await source.ask()
-            width = shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns
-            typer.echo(whole_screen(state, width, time.monotonic(), is_terminal=sys.stdout.isatty()))
+            is_terminal = sys.stdout.isatty()
+            width = shutil.get_terminal_size().columns if is_terminal else _PIPE_WIDTH
+            typer.echo(whole_screen(state, width, time.monotonic(), is_terminal=is_terminal))
     finally:
         await asyncio.gather(client.close(), source.close())
