@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import os
+import queue
 import re
 import subprocess
 import sys
@@ -405,20 +406,20 @@ def test_it_is_said_what_a_request_waits_for_before_its_first_token_or_after_it(
     assert said.count("waiting: executor-0 has to attach") == 1
 
 
-def test_a_request_that_stands_still_again_says_so_again(capsys):
+def test_a_request_that_stands_still_again_says_so_again(monkeypatch):
     class Asked:
         trouble = ""
 
         def explain(self, request_id):
             return SimpleNamespace(waiting_for=f"{request_id} has to attach")
 
-    said = ""
+    said = queue.Queue()
+    monkeypatch.setattr("paceline_cli.waiting.typer.echo", lambda line, err: said.put(line))
     with WaitingNotice(Asked(), SimpleNamespace(request_id="executor-0")) as notice:
-        for number in (1, 2):
+        for _ in range(2):
             notice.heard()
-            while said.count("waiting: executor-0 has to attach") < number:
-                said += capsys.readouterr().err
-    assert said.count("waiting") == 2
+            assert said.get(timeout=30) == "waiting: executor-0 has to attach"
+    assert said.empty()
 
 
 def test_a_chat_waits_for_the_first_executor(run_acting):

@@ -43,13 +43,8 @@ same_triton = pytest.mark.skipif(
 HAVE_LAUNCH_TABLES = ("sm_80", "sm_90")  # other GPUs take one of these
 
 
-def marks_of(architecture):
-    """Each is compiled once, in one of the processes that share the tests."""
-    group = pytest.mark.xdist_group(architecture)
-    return [group] if architecture in HAVE_LAUNCH_TABLES else [group, pytest.mark.slow]
-
-
-TABLES = [pytest.param(architecture, marks=marks_of(architecture)) for architecture in MAX_SHARED_BYTES]
+# Each is compiled once, in one of the processes that share the tests.
+TABLES = [pytest.param(each, marks=pytest.mark.xdist_group(each)) for each in MAX_SHARED_BYTES]
 
 
 @pytest.fixture(scope="module")

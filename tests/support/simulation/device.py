@@ -4,6 +4,7 @@ Knows the production's seam to a step thread and to a runner. Refuses to know pl
 """
 
 import asyncio
+import enum
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +12,15 @@ from dataclasses import dataclass, replace
 from paceline_executor.link.engine import Ticket
 from paceline_executor.link.step_loop import Command
 from paceline_executor.link.step_thread import Wait, Work
-from paceline_executor.runner.interface import FlatBatch, Int32Array, Runner, StepBatch, StepHandle, StepOutput
+from paceline_executor.runner.interface import (
+    FlatBatch,
+    Int32Array,
+    Runner,
+    StepBatch,
+    StepHandle,
+    StepLostError,
+    StepOutput,
+)
 from paceline_executor.runner.simulated import EMPTY_SLOT
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.testing.hash_runner import HashRule, HashRunner
@@ -23,6 +32,16 @@ NANOSECONDS = 1_000_000_000
 
 class InjectedError(Exception):
     """A step fails because a fault wants it to."""
+
+
+class StepFailure(enum.Enum):
+    """When a step fails, and what else does."""
+
+    AT_LAUNCH = enum.auto()
+    STEP = enum.auto()
+    """While it computes; the steps launched behind it are not computed."""
+    DEVICE = enum.auto()
+    """While it computes, and the device with it."""
 
 
 class SlotRunner(HashRunner):
@@ -70,24 +89,30 @@ class SlotRunner(HashRunner):
 class _Timed:
     """A launched step and when it will have ended."""
 
-    handle: StepHandle
+    handle: StepHandle | None
+    """None of a step that was not computed."""
     took_ns: int
     end_ns: int
-    is_lost: bool
+    fails: bool
 
 
 class TimedRunner:
     """A runner whose steps take their time, one after another.
 
-    `fails_next`: the next step fails, when it is launched or, of a device that `fails_late`, while it computes.
+    `fails_next`: the next step fails, as steps of this device do.
     """
 
     def __init__(
-        self, inner: Runner, step_ns: Callable[[int], int], clock_ns: Callable[[], int], *, fails_late: bool = False
+        self,
+        inner: Runner,
+        step_ns: Callable[[int], int],
+        clock_ns: Callable[[], int],
+        failure: StepFailure = StepFailure.AT_LAUNCH,
     ) -> None:
         self.max_in_flight, self.kv_geometry, self.profiler = inner.max_in_flight, inner.kv_geometry, inner.profiler
         self.fails_next = False
-        self._fails_late = fails_late
+        self._failure = failure
+        self._lost: _Timed | None = None  # the last step launched since one was lost
         self._inner = inner
         self._step_ns = step_ns
         self._clock_ns = clock_ns
@@ -106,26 +131,36 @@ class TimedRunner:
 
     def launch(self, batch: StepBatch) -> StepHandle:
         """Let a step begin when the one before it has ended."""
+        if self._lost is not None:
+            self._lost = _Timed(None, 0, self._lost.end_ns, fails=True)
+            return self._lost
         late_ns, self._late_ns = self._late_ns, 0
         took_ns = self._step_ns(int(batch.num_tokens.sum())) + late_ns
         self._end_ns = max(self._end_ns, self._clock_ns()) + took_ns
         fails, self.fails_next = self.fails_next, False
-        if fails and not self._fails_late:
+        if fails and self._failure is StepFailure.AT_LAUNCH:
             raise InjectedError("a fault lets this step fail")
-        return _Timed(self._inner.launch(batch), took_ns, self._end_ns, is_lost=fails)
+        launched = _Timed(self._inner.launch(batch), took_ns, self._end_ns, fails=fails)
+        if fails and self._failure is StepFailure.STEP:
+            self._lost = launched
+        return launched
 
     def is_done(self, handle: StepHandle) -> bool:
         """Whether its time is over, and the runner inside says so too."""
         assert isinstance(handle, _Timed), "launch() made it"
-        return self._clock_ns() >= handle.end_ns and self._inner.is_done(handle.handle)
+        return self._clock_ns() >= handle.end_ns and (handle.handle is None or self._inner.is_done(handle.handle))
 
     def wait(self, handle: StepHandle) -> StepOutput:
         """What the step produced, and how long it took by the virtual clock; its time is over."""
         assert isinstance(handle, _Timed), "launch() made it"
         assert self._clock_ns() >= handle.end_ns, "whoever runs the steps has waited"
-        if handle.is_lost:
+        output = None if handle.handle is None else self._inner.wait(handle.handle)
+        if handle is self._lost:
+            self._lost = None
+        if handle.fails and self._failure is StepFailure.DEVICE:
             raise InjectedError("a fault lets the device fail")
-        output = self._inner.wait(handle.handle)
+        if handle.fails or output is None:
+            raise StepLostError from InjectedError("a fault lets this step fail while it computes")
         return replace(output, forward_ns=output.forward_ns + handle.took_ns)
 
     def end_of(self, ticket: Ticket) -> int:

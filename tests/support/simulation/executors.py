@@ -111,7 +111,7 @@ class _Process:
         slots = SlotRunner(limits.num_blocks, limits.block_size, config.rule, self._report)
         slots.draft_by(HashDrafter(config.rule, num_right, keys_in(slots)))
         inner = _as_seen(slots, config, seed, num_right)
-        self.device = device = TimedRunner(inner, config.step_ns, clock_ns, fails_late=config.fails_late)
+        self.device = device = TimedRunner(inner, config.step_ns, clock_ns, config.failure)
         self._audit = PlanAudit(limits, self._violated)
         self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing)
         loaded = Loaded(Engine(self.table, device, clock_ns), config.describe(device))

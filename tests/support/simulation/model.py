@@ -10,6 +10,7 @@ from paceline_executor.runner.interface import Runner
 from paceline_executor.start.loading import describe_simulated
 from paceline_executor.start.opening import simulated_tokenizer
 from paceline_executor.testing.hash_runner import HashRule
+from simulation.device import StepFailure
 
 NUM_BYTE_TOKENS = 256
 MAX_PLANS_IN_FLIGHT = 4
@@ -27,7 +28,7 @@ class ModelConfig:
     """A model on a device.
 
     `is_ahead`: the device has several steps in flight, and hides what comes of them. `is_twin`: it is a GPU's twin and
-    drafts itself. `fails_late`: a step that fails does so while it computes, and the device with it.
+    drafts itself.
     """
 
     limits: RowLimits
@@ -35,7 +36,7 @@ class ModelConfig:
     base_step_ns: int
     is_ahead: bool = False
     is_twin: bool = False
-    fails_late: bool = False
+    failure: StepFailure = StepFailure.AT_LAUNCH
 
     def step_ns(self, num_tokens: int) -> int:
         return self.base_step_ns + self.base_step_ns * max(0, num_tokens - 1) // (_NUM_DOUBLING - 1)

@@ -14,6 +14,7 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.runner.simulated import NOTHING_LEFT, nearest_left
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.link.leadership import ServingStatus
+from simulation.device import StepFailure
 from simulation.model import NUM_BYTE_TOKENS, ModelConfig, make_rule
 
 ROGUE = "rogue"
@@ -21,7 +22,7 @@ ROGUE = "rogue"
 FAULTS_END_S = 6.0  # what still is wrong then is put right
 _TENANTS = ("red", "blue")
 _ARE_AHEAD = 1 / 2  # so many devices have several steps in flight
-_FAIL_LATE = 1 / 6
+_LOSE_STEPS, _FAIL_LATE = 1 / 12, 1 / 6
 _NUM_DRAFTS = (0, 1, 3, 7)
 _HAVE_RULES = 0.25
 _HAVE_PROMPT_LOGPROBS = 0.1
@@ -161,7 +162,9 @@ def draw_scenario(seed: int) -> Scenario:
     num_clients = random.randint(1, 2)
     is_same = random.random() < 0.7
     ahead = Random(f"ahead {seed}").random()  # noqa: S311 - nothing secret
-    config = replace(_draw_config(random), is_ahead=ahead < _ARE_AHEAD, fails_late=ahead < _FAIL_LATE)
+    late = StepFailure.STEP if ahead < _LOSE_STEPS else StepFailure.DEVICE
+    failure = late if ahead < _FAIL_LATE else StepFailure.AT_LAUNCH
+    config = replace(_draw_config(random), is_ahead=ahead < _ARE_AHEAD, failure=failure)
     config = replace(config, limits=_with_drafts(config, Random(f"drafts {seed}")))  # noqa: S311 - nothing secret
     requests = _draw_requests(random, num_clients, config.rule)
     requests = _with_rules(requests, Random(f"rules {seed}"), config.rule)  # noqa: S311 - nothing secret

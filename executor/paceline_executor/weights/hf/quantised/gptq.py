@@ -6,7 +6,6 @@ whole words, so that a zero of 0 borrows from its neighbour; version 2 stores th
 """
 
 import numpy as np
-import structlog
 
 from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, GroupedTensor, IntArray
 from paceline_executor.weights.hf.json_fields import JsonFields
@@ -88,6 +87,8 @@ class Gptq:
             is_off = bits == 4 and _OFF_BY_ONE[0] < abs(off) < _OFF_BY_ONE[1]
             is_other = is_off and (off < 0) == (self._key_says == 1)
             self._version = 3 - self._key_says if is_other else self._key_says
+            import structlog  # the command line is read without it
+
             structlog.get_logger().info(
                 "gptq_zeros",
                 version=self._version,
