@@ -4,7 +4,6 @@ Knows which tensors go together and how each kind of stored weight is packed.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
 
 import numpy as np
 import structlog
@@ -29,8 +28,6 @@ from paceline_kernels.decoder import (
 )
 from paceline_kernels.quantized_linear import PackedWeight, unpack_rows
 
-_ORDERED = tuple(field.name for field in fields(InputOrders))
-
 
 class PackedLlamaModel:
     """See `LanguageModel`."""
@@ -48,7 +45,7 @@ class PackedLlamaModel:
         self._decoder = Decoder(
             DecoderWeights(
                 embedding=embedding,
-                layers=_without_orders(layers),
+                layers=tuple(layers),
                 final_norm=weights.norm("model.norm.weight"),
                 lm_head=embedding if tied else _in_own_order(checkpoint, "lm_head.weight", in_8_bits),
                 rope_tables=tables,
@@ -127,22 +124,10 @@ def _read_layer(checkpoint: Checkpoint, reader: LayerReader, rope_table: int, in
         down_bias=reader.bias(*DOWN),
         head_norms=_head_norms(reader) if config.qk_norm else None,
         post_norms=_post_norms(reader) if config.post_norms else None,
-        orders=InputOrders(*(_order_of(matrix) for matrix in (qkv, output, gate_up))),
+        orders=InputOrders(qkv.order, output.order, gate_up.order),
         rope_table=rope_table,
         window=config.window(reader.layer),
     )
-
-
-def _order_of(matrix: PackedMatrix) -> torch.Tensor:
-    return torch.arange(matrix.weight.num_inputs, dtype=torch.int32) if matrix.order is None else matrix.order
-
-
-def _without_orders(layers: Sequence[DecoderLayer]) -> tuple[DecoderLayer, ...]:
-    """Where all inputs of all layers are where they were."""
-    orders = [order for layer in layers if layer.orders for order in (getattr(layer.orders, name) for name in _ORDERED)]
-    if all(torch.equal(order, torch.arange(len(order), dtype=torch.int32)) for order in orders):
-        return tuple(replace(layer, orders=None) for layer in layers)
-    return tuple(layers)
 
 
 def _head_norms(reader: LayerReader) -> HeadNorms:

@@ -16,7 +16,6 @@ from paceline_kernels.quantized_linear import PackedWeight, pack_int4, pack_int8
 from paceline_kernels.quantized_linear.packing import GROUP, WHOLE_ROW
 
 _MAX_ROUNDING = np.float32(1 / 4096)  # of scales to float16, by their largest
-_ZERO_OF_8_BITS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +38,15 @@ def read_packed(
         packed = _as_stored(parts)
         if packed is not None and (packed.order is None or not keeps_order):
             return packed
-    columns = [_as_int8(checkpoint, name, part, rows) for name, part in zip(names, stored, strict=True)]
-    changed = tuple(
-        name
-        for name, part in zip(names, stored, strict=True)
-        if part is not None and (part.num_bits < 8 or _int8(part) is None)
-    )
+    columns, in_8_bits = [], []
+    for name, part in zip(names, stored, strict=True):
+        exact = None if part is None else _int8(part)
+        integers, scales = exact or quantize(checkpoint.tensor(name))
+        columns.append((integers, scales) if rows is None else (integers[rows], scales[rows]))
+        if part is not None and (exact is None or part.num_bits < 8):
+            in_8_bits.append(name)
     integers, scales = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-    return PackedMatrix(pack_int8(integers, scales), None, changed)
+    return PackedMatrix(pack_int8(integers, scales), None, tuple(in_8_bits))
 
 
 def _as_stored(parts: Sequence[GroupedRows]) -> PackedMatrix | None:
@@ -64,9 +64,7 @@ def _as_stored(parts: Sequence[GroupedRows]) -> PackedMatrix | None:
         if first.minima is None
         else np.concatenate([part.minima for part in parts if part.minima is not None]),
     )
-    if not _fit_halves(joined.scales) or not (
-        joined.minima is None or np.isfinite(joined.minima.astype(np.float16)).all()
-    ):
+    if not _fit_halves(joined.scales) or not _are_halves(joined.minima):
         return None
     if joined.order is None:
         weight = _pack(joined, span)
@@ -132,6 +130,10 @@ def _fit_halves(scales: Float32Array) -> bool:
     return bool((errors <= np.abs(scales).max(initial=0) * _MAX_ROUNDING).all())
 
 
+def _are_halves(minima: Float32Array | None) -> bool:
+    return minima is None or bool((np.abs(minima) <= np.finfo(np.float16).max).all())
+
+
 def _int8(rows: GroupedRows) -> tuple[npt.NDArray[np.int8], Float32Array] | None:
     """The same numbers in groups of 32; None where that would round them."""
     span = _span(rows)
@@ -139,10 +141,3 @@ def _int8(rows: GroupedRows) -> tuple[npt.NDArray[np.int8], Float32Array] | None
     if integers is None:
         return None
     return integers, rows.scales[:, rows.group_of_input[::GROUP]]
-
-
-def _as_int8(
-    checkpoint: Checkpoint, name: str, stored: GroupedRows | None, rows: IntArray | None
-) -> tuple[npt.NDArray[np.int8], Float32Array]:
-    integers, scales = (None if stored is None else _int8(stored)) or quantize(checkpoint.tensor(name))
-    return (integers, scales) if rows is None else (integers[rows], scales[rows])

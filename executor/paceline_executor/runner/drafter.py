@@ -38,9 +38,8 @@ class PromptLookup:
 
     def draft(self, token_ids: Int32Array, num_wanted: int, min_chance: float) -> Int32Array:
         last = token_ids.size - 1
-        ends = (
-            np.flatnonzero((token_ids[1:last] == token_ids[last]) & (token_ids[: last - 1] == token_ids[last - 1])) + 1
-        )
+        is_pair = (token_ids[1:last] == token_ids[last]) & (token_ids[: last - 1] == token_ids[last - 1])
+        ends = np.flatnonzero(is_pair) + 1
         if last < _MIN_MATCH or not ends.size:
             return NO_TOKENS
         length = _MIN_MATCH

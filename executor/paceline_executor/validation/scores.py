@@ -44,9 +44,7 @@ class Comparison:
     """Of the candidate with the base, at the same places."""
 
     target: Float32Array  # [num_places] log-probability
-    divergence: (
-        Float32Array  # [num_places] from the base, in nats; what lies beyond its best tokens counts as one token
-    )
+    divergence: Float32Array  # [num_places] nats, from the base; tokens beyond its best count as one
     is_same: npt.NDArray[np.bool_]  # [num_places] the base's best token is the candidate's
 
 

@@ -162,14 +162,21 @@ def _compiled_weights(weights: DecoderWeights) -> Weights:
         lm_head_format=weights.lm_head.code,
         rope_tables=weights.rope_tables.numpy(),
         layer_options=np.array(options, dtype=np.int64),
-        orders=_orders(layers),
+        orders=_orders(weights),
     )
 
 
-def _orders(layers: tuple[DecoderLayer, ...]) -> Int32Array:
-    orders = [layer.orders for layer in layers if layer.orders is not None]
-    parts = [torch.cat((order.qkv, order.attention_output, order.gate_up)).numpy() for order in orders]
-    return np.stack(parts) if parts else np.empty((0, 0), dtype=np.int32)
+def _orders(weights: DecoderWeights) -> Int32Array:
+    if not weights.has_orders:
+        return np.empty((0, 0), dtype=np.int32)
+    return np.stack([_order_of_inputs(layer) for layer in weights.layers])
+
+
+def _order_of_inputs(layer: DecoderLayer) -> Int32Array:
+    pairs = zip(layer.orders, (layer.qkv, layer.attention_output, layer.gate_up), strict=True)
+    return np.concatenate(
+        [np.arange(weight.num_inputs, dtype=np.int32) if order is None else order.numpy() for order, weight in pairs]
+    )
 
 
 def _extras(layer: DecoderLayer) -> list[Float32Array]:

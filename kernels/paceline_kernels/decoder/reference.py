@@ -38,13 +38,12 @@ def forward(
         post = layer.post_norms
         if aux is not None and index in aux.layers:
             aux.states[:, aux.layers.index(index)] = stream.float()
-        orders = layer.orders
-        hidden = _in_order(rms_norm(stream, layer.attention_norm, eps), orders.qkv if orders else None)
+        hidden = _in_order(rms_norm(stream, layer.attention_norm, eps), layer.orders.qkv)
         attended = _attend(weights, layer, hidden, batch, keys[index], values[index])
-        attended = _in_order(attended, orders.attention_output if orders else None)
+        attended = _in_order(attended, layer.orders.attention_output)
         output = _product(attended, layer.attention_output, layer.attention_output_bias)
         stream = stream + _normalised(output, post.attention if post else None, eps)
-        hidden = _in_order(rms_norm(stream, layer.feed_forward_norm, eps), orders.gate_up if orders else None)
+        hidden = _in_order(rms_norm(stream, layer.feed_forward_norm, eps), layer.orders.gate_up)
         gates, ups = _product(hidden, layer.gate_up, layer.gate_up_bias).chunk(2, dim=1)
         fed = _product(gate(gates, weights.gate) * ups, layer.down, layer.down_bias)
         stream = stream + _normalised(fed, post.feed_forward if post else None, eps)

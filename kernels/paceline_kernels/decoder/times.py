@@ -40,7 +40,7 @@ def phase_times(
     ]
     start_ns = ends_ns[0]
     for end_ns, (name, layer_index, num_bytes) in zip(ends_ns[1:], phases, strict=True):
-        if name != "reorder" or weights.layers[layer_index].orders is not None:
+        if name != "reorder" or weights.has_orders:
             yield PhaseTime(name, layer_index, start_ns, end_ns, num_bytes)
             start_ns = end_ns
 

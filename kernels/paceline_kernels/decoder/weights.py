@@ -5,6 +5,7 @@ Knows shapes. It refuses to know devices and files.
 
 import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -29,16 +30,19 @@ class PostNorms:
     feed_forward: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class InputOrders:
-    """Which input each input of a packed matrix is, int32: groups of it share a scale, but are no neighbours.
+class InputOrders(NamedTuple):
+    """Which input each input of a packed matrix is, int32: groups of it share a scale, but are no neighbours. None:
+    all are where they were.
 
     Those of `down` have none: the outputs of `gate_up` may come in any order.
     """
 
-    qkv: torch.Tensor  # [hidden]
-    attention_output: torch.Tensor  # [num_heads * head_dim]
-    gate_up: torch.Tensor  # [hidden]
+    qkv: torch.Tensor | None = None  # [hidden]
+    attention_output: torch.Tensor | None = None  # [num_heads * head_dim]
+    gate_up: torch.Tensor | None = None  # [hidden]
+
+
+_AS_THEY_ARE = InputOrders()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class DecoderLayer:
     down_bias: torch.Tensor | None = None
     head_norms: HeadNorms | None = None
     post_norms: PostNorms | None = None
-    orders: "InputOrders | None" = None
+    orders: InputOrders = _AS_THEY_ARE
     rope_table: int = 0  # which of the decoder's
     window: int | None = None  # how many positions a token sees, its own included; None for all
 
@@ -101,11 +105,14 @@ class DecoderWeights:
         _check("lm_head", self.lm_head, self.embedding.num_outputs, hidden)
         if self.num_heads % self.num_kv_heads or self.rope_tables.shape[2:] != (self.head_dim,):
             raise KernelArgumentError("decoder", "heads, KV heads and rotary tables do not fit together")
-        if len({layer.orders is None for layer in self.layers}) > 1:
-            raise KernelArgumentError("decoder", "either all layers have an order of inputs or none has")
         self._check_vectors()
         if any(size % GROUP for size in (hidden, intermediate, self.head_dim)):
             raise KernelArgumentError("decoder", "hidden size, intermediate size and head_dim must be multiples of 32")
+
+    @property
+    def has_orders(self) -> bool:
+        """Of the inputs of any matrix."""
+        return any(order is not None for layer in self.layers for order in layer.orders)
 
     def _check_vectors(self) -> None:
         """Norms and biases: of the right sizes, and every layer with the same ones."""
@@ -162,14 +169,10 @@ class AuxHidden:
     states: torch.Tensor  # [num_tokens, len(layers), hidden] float32, written
 
 
-def _check_orders(orders: InputOrders | None, hidden: int, attended: int) -> None:
-    if orders is None:
-        return
-    for name, order, size in (
-        ("qkv", orders.qkv, hidden),
-        ("attention_output", orders.attention_output, attended),
-        ("gate_up", orders.gate_up, hidden),
-    ):
+def _check_orders(orders: InputOrders, hidden: int, attended: int) -> None:
+    for name, order, size in zip(orders._fields, orders, (hidden, attended, hidden), strict=True):
+        if order is None:
+            continue
         if order.dtype != torch.int32 or not torch.equal(order.sort().values, torch.arange(size, dtype=torch.int32)):
             raise KernelArgumentError("decoder", f"the order of {name} must name each of {size} inputs once")
 

@@ -334,7 +334,7 @@ def test_a_timed_step_says_when_each_phase_was_and_what_it_had_to_read(weights):
     step = batch_of((context, 69, 70))
     times = []
     timed = decoder.forward(step, *caches, times=times).clone()
-    reorder = [] if weights.layers[0].orders is None else ["reorder"]
+    reorder = ["reorder"] if weights.has_orders else []
     layer = ["qkv", "attention", *reorder, "attention_output", "norm", "gate_up", "down", "norm"]
     seen = [min(70, each.window or 70) for each in weights.layers]
 

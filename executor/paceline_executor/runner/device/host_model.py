@@ -24,8 +24,9 @@ class HostModel:
             return torch.empty(0, self._vocab_size)
         times: list[PhaseTime] | None = [] if self._profiler.is_on else None
         logits = self._model.forward(inputs, kv_cache, aux=aux, times=times)
-        for phase in (times or ()) if self._profiler.is_on else ():  # the last step may have ended meanwhile
-            self._profiler.add_kernel(phase.phase, phase.layer, phase.start_ns, phase.end_ns, phase.num_bytes)
+        if times and self._profiler.is_on:  # the profile may have ended meanwhile
+            for phase in times:
+                self._profiler.add_kernel(phase.phase, phase.layer, phase.start_ns, phase.end_ns, phase.num_bytes)
         return logits
 
     def logits(self, hidden: torch.Tensor, splits: Splits) -> torch.Tensor:  # noqa: ARG002
