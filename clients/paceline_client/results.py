@@ -212,6 +212,10 @@ class Model:
     default_sampling: Sampling
     default_system_text: str = ""
     """The system message of a chat that has none; empty: the model's chat template decides."""
+    weight_bytes: int | None = None
+    """Of an executor's memory, the most where executors differ."""
+    weights_digest: str = ""
+    """Executors whose digests differ do not serve a model together; empty when unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -391,6 +391,8 @@ def _read_model(model: pb.Model) -> Model:
         quantization=model.quantization,
         default_sampling=_read_sampling(model.default_sampling),
         default_system_text=model.default_system_text,
+        weight_bytes=model.weight_bytes or None,
+        weights_digest=model.weights_digest,
     )
 
 

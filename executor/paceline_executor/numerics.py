@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from paceline_executor.errors import DrafterError, LimitError, UnsupportedModelError
 from paceline_executor.weights import ModelConfig
-from paceline_executor.weights.stored_tensor import FloatType, StoredType
+from paceline_executor.weights.stored_tensor import FloatType, StoredType, has_linear_4_bits
 
 _GROUP = 32
 _SCALE_BYTES = 4
+_INT4_BYTES = 0.5 + 4 / _GROUP  # half a byte, and its part of a scale and a minimum for every 32
 # The CPU's kernels of int8 keys and values take whole vectors of slots, and sum a head's products in 32 bits.
 _INT8_SLOTS = 16
 _INT8_MAX_HEAD_DIM = 512
@@ -78,9 +79,10 @@ class Numerics:
         return 2 * model.num_layers * model.num_kv_heads * self.kv.slot_bytes(model.head_dim)
 
     def weight_bytes(self, model: ModelConfig, stored: Mapping[str, StoredType]) -> int:
-        """Of packed ones, the most it may be. stored: as in `choose_gpu_numerics`."""
-        if self.matrices is MatrixKind.PACKED:
-            return int(model.num_parameters() * self.max_bytes_per_weight())
+        """Of packed ones, about the most it may be: where matrices of 4 bits have no such form, they take 8.
+
+        stored: as in `choose_gpu_numerics`.
+        """
         return sum(self._tensor_bytes(name, shape, stored.get(name)) for name, shape in model.tensor_shapes().items())
 
     def max_bytes_per_weight(self) -> float:
@@ -88,6 +90,9 @@ class Numerics:
         return 1 + 2 / _GROUP if self.matrices is MatrixKind.PACKED else self.dtype.itemsize
 
     def _tensor_bytes(self, name: str, shape: tuple[int, ...], stored: StoredType | None) -> int:
+        if self.matrices is MatrixKind.PACKED and len(shape) > 1:
+            is_small = stored is not None and has_linear_4_bits(stored)
+            return math.ceil(math.prod(shape) * (_INT4_BYTES if is_small else self.max_bytes_per_weight()))
         stays_float8 = self.matrices is MatrixKind.AS_STORED and stored is FloatType.FLOAT8_E4M3FN
         is_multiplied = name.endswith(("_proj.weight", "lm_head.weight"))
         if is_multiplied and (stays_float8 or self.matrices is MatrixKind.FLOAT8):

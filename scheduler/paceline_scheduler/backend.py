@@ -6,7 +6,8 @@ from enum import Enum
 from typing import Protocol
 
 from paceline.plan.hashes import tokenizer_form
-from paceline.plan.values import Claim, GenerationDefaults
+from paceline.plan.sampling import GenerationDefaults
+from paceline.plan.values import Claim
 from paceline_scheduler.core.events import Event, ReplyT
 from paceline_scheduler.core.outputs import Failure, TokenOutputs
 from paceline_scheduler.core.views import CoreViews
@@ -48,6 +49,8 @@ class ServedModel:
     quantization: str
     tokenizer: TokenizerSource
     has_dummy_weights: bool = False
+    weight_bytes: int = 0  # of an executor, the most where they differ; 0 when unknown
+    weights_digest: str = ""  # empty when unknown
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:

@@ -224,13 +224,14 @@ def test_models_are_a_table_or_json():
     model = pb.Model(
         name="small", architecture="llama", max_model_len=2048, num_executors=2, num_parameters=135_000_000
     )
+    model.weight_bytes = 90 << 20
     model.default_sampling.temperature = 0.5
     with FakeServer(models=[model]) as server:
         table = run("models", target=server.target)
         array = run("models", "--json", target=server.target)
     header, row = table.stdout.splitlines()
-    assert header.split() == ["Model", "Architecture", "Size", "Weights", "Context", "Executors"]
-    assert row.split() == ["small", "llama", "135", "M", "unquantised", "2048", "2"]
+    assert header.split() == ["Model", "Architecture", "Size", "Weights", "Bits", "Memory", "Context", "Executors"]
+    assert row.split() == ["small", "llama", "135", "M", "unquantised", "5.6", "90", "MiB", "2048", "2"]
     (fields,) = json.loads(array.stdout)
     assert (fields["name"], fields["default_sampling"]) == ("small", {"temperature": 0.5})
 

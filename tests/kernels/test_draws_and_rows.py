@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.plan.sampling import SamplingParams
 from paceline.plan.values import RowFinish as ExecutorsRowFinish
-from paceline.plan.values import SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.columns import RowColumns
 from paceline_executor.rows.table import RowTable

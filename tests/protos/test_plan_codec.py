@@ -19,6 +19,7 @@ from paceline.plan.codec import decode_request, decode_response, encode_request,
 from paceline.plan.codec.bound_kinds import Column, Data, Floats, Real, Text, Whole
 from paceline.plan.codec.bounds import TABLE
 from paceline.plan.codec.columns import MalformedError
+from paceline.plan.sampling import SAMPLING_RANGES, GenerationDefaults, SamplingParams
 from paceline.plan.versions import ProtocolRange
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 
@@ -86,7 +87,7 @@ blocks = st.integers(0, TABLE[plan_pb2.BlockTags]["block_ids"].high)
 tags = some(st.tuples(blocks, st.binary(min_size=plan.KEY_BYTES, max_size=plan.KEY_BYTES))).map(plan.BlockTags.of)
 biases = st.dictionaries(tokens, st.floats(-1e9, 1e9, width=32), max_size=3)
 sampling = every_field(
-    plan.SamplingParams,
+    SamplingParams,
     logit_bias=biases.map(lambda biases: tuple(sorted(biases.items()))),
     allowed_token_ids=token_ids,
 )
@@ -193,13 +194,12 @@ row_states = every_field(
     continues=st.booleans(),
 )
 defaults = every_field(
-    plan.GenerationDefaults,
-    temperature=st.none() | st.floats(0, plan.SAMPLING_RANGES["temperature"].high, width=32),
+    GenerationDefaults,
+    temperature=st.none() | st.floats(0, SAMPLING_RANGES["temperature"].high, width=32),
     top_p=st.none() | st.floats(0, 1, exclude_min=True, width=32),
     top_k=st.none() | st.integers(1, 2**31 - 1),  # 0 keeps all, and is sent as unset
     min_p=st.none() | st.floats(0, 1, width=32),
-    repetition_penalty=st.none()
-    | st.floats(0, plan.SAMPLING_RANGES["repetition_penalty"].high, exclude_min=True, width=32),
+    repetition_penalty=st.none() | st.floats(0, SAMPLING_RANGES["repetition_penalty"].high, exclude_min=True, width=32),
 )
 models = every_field(
     plan.Model,

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from paceline.plan import sampling
 from paceline.plan import values as plan
 from paceline.plan.codec import decode_request, decode_response, encode_request, encode_response
 from paceline.plan.codec.columns import column_bytes, read_column
@@ -48,7 +49,7 @@ PLACING = Golden(
             plan.NewRequest(
                 row=4, record_id=plan.RecordId("t", "r", 2), attempt=1, prompt_token_ids=column(1, 2, 3),
                 output_token_ids=column(9), num_cached_tokens=2,
-                sampling=plan.SamplingParams(0.5, 40, 0.25, 0.0, 7, -0.5, 0.5, 2.0, ((3, -2.0),), (1, 300)),
+                sampling=sampling.SamplingParams(0.5, 40, 0.25, 0.0, 7, -0.5, 0.5, 2.0, ((3, -2.0),), (1, 300)),
                 end_token_ids=(2,), max_tokens=16, num_logprobs=0, context=b"ctx",
                 min_tokens=1, num_prompt_logprobs=2, bad_word_token_ids=((5, 6),), ignored_end_token_ids=(8,),
                 trace_parent="tp",
@@ -108,7 +109,7 @@ SNAPSHOT = Golden(
                 record_id=plan.RecordId("t", "r"), row=0, attempt=2, prompt_token_ids=column(1, 2),
                 output_token_ids=column(3, 4), num_computed_tokens=2, block_ids=column(8), finish=plan.RowFinish.LENGTH,
                 released=plan.FinalRelease(1, plan.FinishReason.LENGTH), max_tokens=4,
-                sampling=plan.SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=7),
+                sampling=sampling.SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=7),
                 end_token_ids=(2,),
                 context=b"ctx", logprobs=logprobs(1, [-0.5], ([3, 4],), [[-0.5, -1.0]]), continues=True,
             ),
@@ -125,7 +126,7 @@ SNAPSHOT = Golden(
 WELCOME = Golden(
     plan.Welcome(
         incarnation=1, epoch=2, protocol=2,
-        model=plan.Model("m", "llama", 2048, 256, 1000, "Q4_1", (2,), True, plan.GenerationDefaults(temperature=0.5)),
+        model=plan.Model("m", "llama", 2048, 256, 1000, "Q4_1", (2,), True, sampling.GenerationDefaults(0.5)),
         geometry=plan.KvGeometry(64, 16, 4096, "int8"), limits=plan.ExecutorLimits(4, 128, 2048, 3, 5),
         tag_key=b"kk", tokenizer_digest="d", step_points=(plan.StepPoint(16, 1000),),
         failed_step=plan.FailedStep(1, 9, "s"),

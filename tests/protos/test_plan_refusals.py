@@ -6,14 +6,8 @@ import pytest
 from paceline.plan import codec
 from paceline.plan.codec import decode_request, decode_response, requests, welcomes
 from paceline.plan.codec.columns import ColumnError, MalformedError
-from paceline.plan.values import (
-    BatchPlan,
-    GenerationDefaults,
-    NewRequest,
-    RecordId,
-    RowFinish,
-    SamplingParams,
-)
+from paceline.plan.sampling import GenerationDefaults, SamplingParams
+from paceline.plan.values import BatchPlan, NewRequest, RecordId, RowFinish
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 from repository_checks.messages import leaves, with_leaf, with_parents
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.plan import sampling
 from paceline.plan import values as plan
 from paceline.plan.hashes import HASH_START, grant_hash, rolling_hash, rolling_hashes, seed_of
 from paceline.plan.versions import ProtocolRange
@@ -109,10 +110,10 @@ def test_the_highest_version_that_both_speak_is_picked(ours, theirs, version):
 def test_generation_defaults_are_values_that_can_be_sampled_with(field, least, most, beyond):
     """One that cannot is refused by its name."""
     for value in (least, most):
-        assert getattr(plan.GenerationDefaults(**{field: value}), field) == value
+        assert getattr(sampling.GenerationDefaults(**{field: value}), field) == value
     for value in beyond:
         with pytest.raises(ValueError, match=field):
-            plan.GenerationDefaults(**{field: value})
+            sampling.GenerationDefaults(**{field: value})
 
 
 def test_an_open_record_is_one_that_waits_for_a_row():

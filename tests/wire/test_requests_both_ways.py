@@ -9,8 +9,8 @@ import pytest
 from paceline.plan import values
 from paceline.plan.durations import read_duration
 from paceline.plan.hashes import TOKENIZER_FORM
+from paceline.plan.sampling import GenerationDefaults
 from paceline.plan.values import FinishReason as CoreFinishReason
-from paceline.plan.values import GenerationDefaults
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_client import Message, Output, Sampling, Scheduling, Stopping, Timeout

@@ -47,8 +47,12 @@ def table_of(served: list[Model]) -> Table:
         table.add_column(name, justify="right" if justify == "right" else "left")
     for model in served:
         size = "" if model.num_parameters is None else f"{model.num_parameters / 1e6:.0f} M"
-        form = model.quantization or "unquantised"
-        table.add_row(model.name, model.architecture, size, form, str(model.max_model_len), str(model.num_executors))
+        form, memory, bits = model.quantization or "unquantised", "", ""
+        if model.weight_bytes is not None:
+            memory = f"{model.weight_bytes / 2**20:,.0f} MiB"
+            bits = f"{model.weight_bytes * 8 / model.num_parameters:.1f}" if model.num_parameters else ""
+        numbers = str(model.max_model_len), str(model.num_executors)
+        table.add_row(model.name, model.architecture, size, form, bits, memory, *numbers)
     return table
 
 
@@ -57,6 +61,8 @@ _COLUMNS = (
     ("Architecture", "left"),
     ("Size", "right"),
     ("Weights", "left"),
+    ("Bits", "right"),
+    ("Memory", "right"),
     ("Context", "right"),
     ("Executors", "right"),
 )

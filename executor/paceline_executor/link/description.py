@@ -26,6 +26,8 @@ class Description:
     num_threads: int  # 0 for a device that has none
     has_dummy_weights: bool = False  # random numbers, for benchmarks
     graphs: GraphSizes | None = None  # of the steps that are captured
+    weight_bytes: int = 0  # in memory
+    weights_digest: str = ""  # empty: nobody compares them
 
     def welcome(self, incarnation: int, tag_key: bytes, max_plans_in_flight: int) -> Welcome:
         """Lacks epoch and protocol."""
@@ -54,6 +56,8 @@ class Description:
             has_chat_template=self.tokenizer.chat_template is not None,
             default_sampling=self.tokenizer.defaults,
             has_dummy_weights=self.has_dummy_weights,
+            weight_bytes=self.weight_bytes,
+            weights_digest=self.weights_digest,
         )
 
     def kv_geometry(self) -> KvGeometry:

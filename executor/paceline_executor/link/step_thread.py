@@ -37,7 +37,7 @@ class StepThread(Protocol[CommandT]):
 
 
 class OwnThread(Generic[CommandT]):
-    """Only one thread may own the process's OpenMP team, so it loads the model too."""
+    """A thread of its own, which loads the model too."""
 
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[CommandT] = queue.SimpleQueue()

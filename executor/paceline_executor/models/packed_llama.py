@@ -42,24 +42,23 @@ class PackedLlamaModel:
             for layer, table in enumerate(table_of_layer)
         ]
         tied = config.tie_word_embeddings
-        self._decoder = Decoder(
-            DecoderWeights(
-                embedding=embedding,
-                layers=tuple(layers),
-                final_norm=weights.norm("model.norm.weight"),
-                lm_head=embedding if tied else _in_own_order(checkpoint, "lm_head.weight", in_8_bits),
-                rope_tables=tables,
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                rms_norm_eps=config.rms_norm_eps,
-                gate=GATES[config.activation],
-                embedding_scale=config.embedding_scale,
-                attention_scale=config.attention_scale,
-                attention_softcap=config.attention_softcap,
-                logit_softcap=config.logit_softcap,
-            )
+        self._weights = DecoderWeights(
+            embedding=embedding,
+            layers=tuple(layers),
+            final_norm=weights.norm("model.norm.weight"),
+            lm_head=embedding if tied else _in_own_order(checkpoint, "lm_head.weight", in_8_bits),
+            rope_tables=tables,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+            gate=GATES[config.activation],
+            embedding_scale=config.embedding_scale,
+            attention_scale=config.attention_scale,
+            attention_softcap=config.attention_softcap,
+            logit_softcap=config.logit_softcap,
         )
+        self._decoder = Decoder(self._weights)
         _tell_of_8_bits(checkpoint, in_8_bits)
 
     def forward(
@@ -71,6 +70,11 @@ class PackedLlamaModel:
         times: list[PhaseTime] | None = None,
     ) -> torch.Tensor:
         return self._decoder.forward(inputs, kv_cache.keys, kv_cache.values, aux=aux, times=times)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its matrices."""
+        return self._weights.num_bytes
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return unpack_rows(self._embedding, token_ids)

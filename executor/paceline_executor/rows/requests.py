@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from paceline.plan.ranges import Range
-from paceline.plan.values import MAX_LOGIT_BIAS, SAMPLING_RANGES, NewRequest
+from paceline.plan.sampling import MAX_LOGIT_BIAS, SAMPLING_RANGES
+from paceline.plan.values import NewRequest
 from paceline_executor.errors import InvalidFieldError, RequestError, UnsupportedFieldError
 from paceline_executor.limits import (
     MAX_ALLOWED_TOKENS,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.interface import LanguageModel
+from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.cores import usable_cores
@@ -79,6 +80,13 @@ class CpuModel:
         """Raises UnsupportedModelError, ModelCorruptError."""
         model = device.run(lambda: build_model(checkpoint, max_model_len, numerics.matrices))
         return cls(device, model, checkpoint.config, numerics)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of memory."""
+        if isinstance(self.model, PackedLlamaModel):
+            return self.model.num_bytes
+        return self.numerics.weight_bytes(self.config, {})
 
     @property
     def on_device(self) -> HostModel:

@@ -31,7 +31,8 @@ class OpenedDrafter:
     @property
     def needs(self) -> DrafterNeeds:
         model = self.checkpoint.config
-        return DrafterNeeds(self.numerics.weight_bytes(model, {}), self.numerics.bytes_per_token(model))
+        weight_bytes = self.numerics.weight_bytes(model, self.checkpoint.stored_types)
+        return DrafterNeeds(weight_bytes, self.numerics.bytes_per_token(model))
 
     def drafting(self, target: "CpuModel", limits: RowLimits, progress: ProgressLog) -> "MakeDrafting":
         """Raises ModelError, StartError."""

@@ -86,7 +86,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
     numerics = choose_cpu_numerics(config.quantization, config.kv_cache_dtype, checkpoint.config, config.block_size)
     opened_drafter = open_drafter(config, opened, numerics, progress)
     drafter_needs = NO_DRAFTER if opened_drafter is None else opened_drafter.needs
-    limits = limits_for(config, checkpoint.config, numerics, available_bytes(), drafter_needs)
+    limits = limits_for(config, checkpoint.config, numerics, available_bytes(), drafter_needs, checkpoint.stored_types)
 
     from paceline_executor.runner.cpu import CpuModel, checked_threads, have_compiled, instructions, operations_of
     from paceline_executor.runner.device.host_device import HostDevice
@@ -124,6 +124,8 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
         device="cpu",
         num_threads=num_threads,
         has_dummy_weights=config.load_format is LoadFormat.DUMMY,
+        weight_bytes=model.weight_bytes,
+        weights_digest=checkpoint.digest,
     )
     return Loaded(Engine(RowTable(limits), runner), description)
 

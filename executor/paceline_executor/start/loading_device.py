@@ -101,7 +101,7 @@ class DeviceStart:
         self._opened = opened
         self._progress = progress
         self._model = opened.checkpoint.config
-        self._stored = self._stored_types(opened.checkpoint)
+        self._stored = opened.checkpoint.stored_types
         self._numerics = self._choose_numerics(opened.checkpoint, self._stored, config.kv_cache_dtype)
         self._draft = self._open_draft()
         # What is verified together has other bits.
@@ -241,16 +241,13 @@ class DeviceStart:
             num_threads=0,
             has_dummy_weights=self._config.load_format is LoadFormat.DUMMY,
             graphs=graph_sizes(self._sizes),
+            weight_bytes=self._numerics.weight_bytes(self._model, self._stored),
+            weights_digest=checkpoint.digest,
         )
 
     def _limits(self, max_model_len: int, num_blocks: int) -> RowLimits:
         limits = row_limits(self._config, self._model.vocab_size, max_model_len, num_blocks)
         return replace(limits, max_num_draft_tokens=self._max_drafts)
-
-    def _stored_types(self, checkpoint: Checkpoint) -> Mapping[str, StoredType]:
-        if self._config.load_format is LoadFormat.DUMMY:
-            return {}  # asking for one would make its numbers
-        return {name: checkpoint.stored(name).stored for name in checkpoint.config.tensor_shapes()}
 
     def _choose_numerics(
         self, checkpoint: Checkpoint, stored: Mapping[str, StoredType], kv_dtype: KvDtype | None
@@ -270,7 +267,7 @@ class DeviceStart:
                 return DeviceHeadDraft(open_head(config, target, progress), self._numerics)
             case DrafterKind.DRAFT_MODEL:
                 checkpoint = open_draft_model(config, target, progress).checkpoint
-                stored = self._stored_types(checkpoint)
+                stored = checkpoint.stored_types
                 return DeviceDraft(checkpoint, self._choose_numerics(checkpoint, stored, None), stored)
         return None
 

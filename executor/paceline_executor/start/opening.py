@@ -13,8 +13,8 @@ from pathlib import Path
 import structlog
 
 from paceline.bytes_tokenizer import CHAT_TEMPLATE, END_TOKEN_IDS, VOCAB_SIZE, make_bytes_tokenizer
+from paceline.plan.sampling import GenerationDefaults
 from paceline.plan.texts import MAX_NAME_BYTES, readable
-from paceline.plan.values import GenerationDefaults
 from paceline_executor.config import Config, LoadFormat
 from paceline_executor.weights import (
     Checkpoint,

@@ -3,6 +3,7 @@
 `runner.device.memory_plan` has a GPU's sums.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paceline.plan.values import MAX_BLOCKS
@@ -13,6 +14,7 @@ from paceline_executor.numerics import Numerics
 from paceline_executor.runner.device.memory_plan import mib
 from paceline_executor.runner.drafter import MAX_NUM_DRAFT_TOKENS
 from paceline_executor.weights import ModelConfig
+from paceline_executor.weights.stored_tensor import StoredType
 
 MAX_DEFAULT_KV_BYTES = 2 * 2**30
 _DEFAULT_KV_SHARE = 4  # a quarter of what is free
@@ -34,13 +36,19 @@ class DrafterNeeds:
 
 
 NO_DRAFTER = DrafterNeeds()
+NOTHING_STORED: Mapping[str, StoredType] = {}
 
 
 def limits_for(
-    config: Config, model: ModelConfig, numerics: Numerics, free_bytes: int, drafter: DrafterNeeds = NO_DRAFTER
+    config: Config,
+    model: ModelConfig,
+    numerics: Numerics,
+    free_bytes: int,
+    drafter: DrafterNeeds = NO_DRAFTER,
+    stored: Mapping[str, StoredType] = NOTHING_STORED,
 ) -> RowLimits:
     """See `limits_within`."""
-    weight_bytes = numerics.weight_bytes(model, {}) + drafter.weight_bytes
+    weight_bytes = numerics.weight_bytes(model, stored) + drafter.weight_bytes
     bytes_per_token = numerics.bytes_per_token(model) + drafter.bytes_per_token
     needs = ModelNeeds(weight_bytes, bytes_per_token, model.max_model_len, model.vocab_size)
     return limits_within(config, needs, free_bytes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from paceline.bytes_tokenizer import VOCAB_SIZE
-from paceline.plan.values import GenerationDefaults
+from paceline.plan.sampling import GenerationDefaults
 from paceline_executor.config import parse_config
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Loaded

@@ -19,6 +19,7 @@ from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, resolve_model
 from paceline_executor.weights.checkpoint import Activation, Checkpoint, Float32Array, KvScales, LinearScaling, Rope
 from paceline_executor.weights.dummy import DummyCheckpoint
 from paceline_executor.weights.grouped_rows import GroupedRows, Matrix
+from paceline_executor.weights.stored_tensor import FloatType, StoredType
 
 TINY_CONFIG = ModelConfig(
     architecture="llama",
@@ -81,6 +82,10 @@ class RandomCheckpoint(DummyCheckpoint):
     def __init__(self, config: ModelConfig = TINY_CONFIG, seed: int = 0) -> None:
         super().__init__(config)
         self._seed = seed
+
+    @property
+    def stored_types(self) -> Mapping[str, StoredType]:
+        return dict.fromkeys(self.config.tensor_shapes(), FloatType.FLOAT32)
 
     def tensor(self, name: str) -> Float32Array:
         """Matrices have unit gain on average, norms lie around 1."""

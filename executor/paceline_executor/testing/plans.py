@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.plan.sampling import SamplingParams
 from paceline.plan.values import (
     NO_COPIES,
     NO_TAGS,
@@ -16,7 +17,6 @@ from paceline.plan.values import (
     NewRequest,
     RecordId,
     Release,
-    SamplingParams,
 )
 from paceline_executor.runner.interface import Int32Array
 

@@ -3,7 +3,7 @@
 Everything raised is a `paceline_executor.errors.ModelError`.
 """
 
-from paceline.plan.values import GenerationDefaults
+from paceline.plan.sampling import GenerationDefaults
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, RopeScaling
 from paceline_executor.weights.fetch.fetch import resolve_model
 from paceline_executor.weights.fetch.fetching import FetchOptions, FetchPhase, FetchProgress

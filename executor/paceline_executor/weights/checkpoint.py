@@ -5,6 +5,7 @@ Knows Hugging Face's tensor names. Refuses to know file formats, torch, and how 
 
 import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_executor.weights.grouped_rows import GroupedRows, Matrix
+from paceline_executor.weights.stored_tensor import StoredType
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -187,6 +189,18 @@ class Checkpoint(Protocol):
     @property
     def quantization(self) -> str:
         """What most weights are stored as, such as "Q4_1" or "awq-int4"; empty for floats of 16 and 32 bits."""
+        ...
+
+    @property
+    def stored_types(self) -> Mapping[str, StoredType]:
+        """By name; empty where nothing is stored."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of the names, the shapes and the first bytes of all tensors, as they are stored: another format, or other
+        training, has another. Empty for weights that nobody stored. Raises ModelCorruptError.
+        """
         ...
 
     @property

@@ -3,6 +3,7 @@
 Apart from the readers: nothing is read.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
 from paceline_executor.weights.hf.config import read_hf_config
 from paceline_executor.weights.hf.safetensors_folder import CONFIG_FILE
-from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
+from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor, StoredType
 
 
 def dummy_checkpoint(folder: Path) -> "DummyCheckpoint":
@@ -31,6 +32,14 @@ class DummyCheckpoint:
 
     @property
     def quantization(self) -> str:
+        return ""
+
+    @property
+    def stored_types(self) -> Mapping[str, StoredType]:
+        return {}
+
+    @property
+    def digest(self) -> str:
         return ""
 
     @property

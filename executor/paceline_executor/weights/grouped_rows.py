@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from paceline_executor.weights.stored_tensor import ByteSource, GroupedType, StoredTensor
+from paceline_executor.weights.stored_tensor import ByteSource, GroupedType, StoredIntegers, StoredTensor
 
 Float32Array = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.intp]
@@ -78,12 +78,20 @@ class GroupedRows:
 class GroupedTensor:
     """A matrix that several tensors of files make up. Whoever makes it has checked that they are there and fit."""
 
-    name: str  # of the tensor with its codes
+    codes: StoredTensor | StoredIntegers
     stored: GroupedType
     shape: tuple[int, int]  # [out, in]
-    source: ByteSource  # of its codes
     num_bytes: int  # of all its tensors
     read: Callable[[], GroupedRows]  # raises ModelCorruptError
+
+    @property
+    def name(self) -> str:
+        """Of the tensor with its codes."""
+        return self.codes.name
+
+    @property
+    def source(self) -> ByteSource:
+        return self.codes.source
 
     @property
     def num_rows(self) -> int:

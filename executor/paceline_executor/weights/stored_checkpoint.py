@@ -3,6 +3,7 @@
 Dequantising blocks is the gguf library's. Refuses to know file formats and torch.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 
@@ -21,10 +22,12 @@ from paceline_executor.weights.stored_tensor import (
     StoredTensor,
     StoredType,
     block_sizes,
+    first_bytes,
 )
 
 # Longer rows than the model's make fewer, larger groups.
 _TARGET_ROW_ELEMENTS = 8192
+_DIGESTED_BYTES = 4096  # of each tensor: a step of training changes all of them
 _PLAIN = {FloatType.FLOAT32, FloatType.FLOAT16, FloatType.BFLOAT16}
 
 
@@ -50,6 +53,19 @@ class StoredCheckpoint:
         if isinstance(most_common, FloatType):
             return "" if most_common in _PLAIN else most_common.value
         return most_common.name
+
+    @property
+    def stored_types(self) -> Mapping[str, StoredType]:
+        return {name: tensor.stored for name, tensor in self._tensors.items()}
+
+    @property
+    def digest(self) -> str:
+        hashed = hashlib.blake2b(digest_size=16)
+        for name, tensor in self._tensors.items():
+            hashed.update(f"{name} {tensor.num_rows} {tensor.row_numbers} ".encode())
+            part = tensor.codes if isinstance(tensor, GroupedTensor) else tensor
+            hashed.update(first_bytes(part, _DIGESTED_BYTES))
+        return hashed.hexdigest()
 
     @property
     def kv_scales(self) -> KvScales | None:

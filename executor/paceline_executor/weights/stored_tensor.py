@@ -41,6 +41,7 @@ class GroupedType:
 
     name: str  # for people: the format and what its codes are, such as "gptq-int4"
     bits: int  # of a code: 4 or 8
+    is_linear: bool = True  # a code is a number, not the place of one in a table
 
 
 PlainType = FloatType | GGMLQuantizationType
@@ -48,6 +49,13 @@ PlainType = FloatType | GGMLQuantizationType
 StoredType = PlainType | GroupedType
 
 _ITEM_BYTES = {FloatType.FLOAT32: 4, FloatType.FLOAT16: 2, FloatType.BFLOAT16: 2, FloatType.FLOAT8_E4M3FN: 1}
+
+
+def has_linear_4_bits(stored: StoredType) -> bool:
+    """Whether codes of 4 bits, with scales and zeros or minima of groups, are all that a matrix is."""
+    if isinstance(stored, GroupedType):
+        return stored.bits == 4 and stored.is_linear
+    return stored in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_K)
 
 
 def block_sizes(stored: PlainType) -> tuple[int, int]:
@@ -187,3 +195,10 @@ class StoredIntegers:
         if data.size:
             self.source.read_into(data.data, self.start)
         return data.view(self.dtype).reshape(self.shape)
+
+
+def first_bytes(tensor: StoredTensor | StoredIntegers, at_most: int) -> bytes:
+    """Raises ModelCorruptError."""
+    data = bytearray(min(tensor.num_bytes, at_most))
+    tensor.source.read_into(memoryview(data), tensor.start)
+    return bytes(data)

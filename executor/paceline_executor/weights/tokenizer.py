@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paceline.plan.values import GenerationDefaults
+from paceline.plan.sampling import GenerationDefaults
 
 # With these chat models end a turn, a message or a document. A model may emit any of several (SmolLM2: <|im_end|> after
 # a turn, <|endoftext|> after a document), and its file names only one as "eos".

@@ -110,6 +110,13 @@ class DecoderWeights:
             raise KernelArgumentError("decoder", "hidden size, intermediate size and head_dim must be multiples of 32")
 
     @property
+    def num_bytes(self) -> int:
+        """Of its matrices."""
+        matrices = [m for each in self.layers for m in (each.qkv, each.attention_output, each.gate_up, each.down)]
+        ends = [self.embedding] if self.lm_head is self.embedding else [self.embedding, self.lm_head]
+        return sum(matrix.data.nbytes for matrix in (*matrices, *ends))
+
+    @property
     def has_orders(self) -> bool:
         """Of the inputs of any matrix."""
         return any(order is not None for layer in self.layers for order in layer.orders)

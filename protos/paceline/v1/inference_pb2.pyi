@@ -1339,6 +1339,8 @@ class Model(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     HAS_DUMMY_WEIGHTS_FIELD_NUMBER: _builtins.int
     DEFAULT_SYSTEM_TEXT_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name is what requests call it."""
     architecture: _builtins.str
@@ -1361,6 +1363,10 @@ class Model(_message.Message):
     """default_system_text is the system message of a chat that has none, where this model answers better with one; empty:
     its chat template decides. A system message of the caller's own, even an empty one, takes its place.
     """
+    weight_bytes: _builtins.int
+    """weight_bytes is how much of an executor's memory the weights take, the most where executors differ; 0 when unknown."""
+    weights_digest: _builtins.str
+    """weights_digest tells weights apart: executors whose digests differ do not serve a model together. Empty when unknown."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """end_token_ids end a completion unless ignore_eos is set."""
@@ -1389,10 +1395,12 @@ class Model(_message.Message):
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
         has_dummy_weights: _builtins.bool = ...,
         default_system_text: _builtins.str = ...,
+        weight_bytes: _builtins.int = ...,
+        weights_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "has_dummy_weights", b"has_dummy_weights", "max_model_len", b"max_model_len", "name", b"name", "num_executors", b"num_executors", "num_parameters", b"num_parameters", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "has_dummy_weights", b"has_dummy_weights", "max_model_len", b"max_model_len", "name", b"name", "num_executors", b"num_executors", "num_parameters", b"num_parameters", "quantization", b"quantization", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,7 +16,8 @@ from paceline.plan.codec.columns import fields_set
 from paceline.plan.codec.requests import SAMPLING_NUMBERS
 from paceline.plan.durations import read_duration
 from paceline.plan.ranges import Range
-from paceline.plan.values import MAX_LOGIT_BIAS, SAMPLING_RANGES, Int32Array, RecordId, SamplingParams
+from paceline.plan.sampling import MAX_LOGIT_BIAS, SAMPLING_RANGES, SamplingParams
+from paceline.plan.values import Int32Array, RecordId
 from paceline.process.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES
 from paceline.v1 import inference_pb2, sampling_pb2
 from paceline_scheduler.api.limits import EdgeLimits

@@ -153,6 +153,8 @@ def model(served: ServedModel) -> inference_pb2.Model:
         default_sampling=write_defaults(served.tokenizer.defaults),
         has_dummy_weights=served.has_dummy_weights,
         default_system_text=served.tokenizer.default_system_text or "",
+        weight_bytes=served.weight_bytes,
+        weights_digest=served.weights_digest,
     )
 
 

@@ -7,7 +7,8 @@ Knows nothing of text, templates or messages; what a successor of this scheduler
 from dataclasses import dataclass
 
 from paceline.plan.hashes import HASH_START
-from paceline.plan.values import Int32Array, RecordId, SamplingParams
+from paceline.plan.sampling import SamplingParams
+from paceline.plan.values import Int32Array, RecordId
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -93,7 +93,7 @@ class Executors:
 
     def require_alike(self, address: str, model: Model, tokenizer: TokenizerSource) -> None:
         """Raises UnlikeExecutorError. Executors of two releases may read a model's files in two ways, but its
-        vocabulary is one.
+        vocabulary is one, and so are its weights, where both say which.
         """
         for served in served_models(self._serving(lambda other: other == address)):
             if served.name != model.name:
@@ -102,6 +102,8 @@ class Executors:
                 raise UnlikeExecutorError(model.name, f"tokenizer {tokenizer.digest!r}", repr(served.tokenizer.digest))
             if served.vocab_size != model.vocab_size:
                 raise UnlikeExecutorError(model.name, f"{model.vocab_size} token ids", f"{served.vocab_size}")
+            if model.weights_digest and served.weights_digest not in ("", model.weights_digest):
+                raise UnlikeExecutorError(model.name, _weights(model), _weights(served))
 
     def is_expected_back(self, address: str, left_for_s: float) -> bool:
         """Nobody else serves its model, and who comes in its place may not have said so yet."""
@@ -146,3 +148,7 @@ class Executors:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.until(holds)
+
+
+def _weights(model: Model | ServedModel) -> str:
+    return f"{model.quantization or 'unquantised'} weights of digest {model.weights_digest!r}"

@@ -58,6 +58,8 @@ def served_models(executors: Iterable[LinkedExecutor]) -> tuple[ServedModel, ...
             quantization=model.quantization,
             tokenizer=tokenizer if others is None else _newer(tokenizer, others.tokenizer),
             has_dummy_weights=model.has_dummy_weights,
+            weight_bytes=max(model.weight_bytes, others.weight_bytes if others else 0),
+            weights_digest=model.weights_digest or (others.weights_digest if others else ""),
         )
     return tuple(served[name] for name in sorted(served))
 

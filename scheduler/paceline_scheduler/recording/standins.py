@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.sampling import SamplingParams
 from paceline.plan.values import (
     KEY_BYTES,
     FailedStep,
@@ -25,7 +26,6 @@ from paceline.plan.values import (
     Int32Array,
     LogprobColumns,
     RowLogprobs,
-    SamplingParams,
     StepResult,
     UInt64Array,
 )

@@ -12,7 +12,8 @@ from google.protobuf.message import DecodeError
 from paceline.plan.codec.columns import column_bytes
 from paceline.plan.codec.requests import read_plan, write_plan, write_record_id
 from paceline.plan.codec.results import read_result, write_result
-from paceline.plan.values import KEY_BYTES, BatchPlan, BlockTags, Int32Array, NewRequest, SamplingParams, StepResult
+from paceline.plan.sampling import SamplingParams
+from paceline.plan.values import KEY_BYTES, BatchPlan, BlockTags, Int32Array, NewRequest, StepResult
 from paceline.v1 import plan_pb2
 from paceline.v1 import recording_pb2 as pb
 from paceline_scheduler.core.events import Event, StepFinished

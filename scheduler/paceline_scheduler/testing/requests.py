@@ -5,7 +5,8 @@ from itertools import count
 
 import numpy as np
 
-from paceline.plan.values import Int32Array, RecordId, SamplingParams
+from paceline.plan.sampling import SamplingParams
+from paceline.plan.values import Int32Array, RecordId
 from paceline.v1 import inference_pb2
 from paceline_scheduler.core.executors import History, Placement
 from paceline_scheduler.core.request import Request

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from paceline.plan.codec.tokenizers import write_content
 from paceline.plan.codec.welcomes import write_defaults
 from paceline.plan.hashes import tokenizer_digest
-from paceline.plan.values import GenerationDefaults
+from paceline.plan.sampling import GenerationDefaults
 from paceline.v1 import executor_pb2
 from paceline_scheduler.api.text.spelling_file import pack
 from paceline_scheduler.api.text.tokenizer import read_text_model

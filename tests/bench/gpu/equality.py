@@ -17,7 +17,7 @@ from gpu.errors import CheckFailedError
 from gpu.feed import Step, Stream, limits_of, prompts_of
 from gpu.predictor import Predictor
 from gpu.rigs import Place, make_feed, uploaded
-from paceline.plan.values import SamplingParams
+from paceline.plan.sampling import SamplingParams
 from paceline_executor.testing.models import RandomCheckpoint
 from paceline_executor.testing.plans import GREEDY
 from paceline_executor.upload.conversion import TORCH_TYPES

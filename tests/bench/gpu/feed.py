@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gpu.errors import CheckFailedError
-from paceline.plan.values import BatchPlan, NewRequest, RowLogprobs, SamplingParams, StepResult
+from paceline.plan.sampling import SamplingParams
+from paceline.plan.values import BatchPlan, NewRequest, RowLogprobs, StepResult
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine, Ticket
 from paceline_executor.testing.plans import GREEDY, Cell, placement, plan

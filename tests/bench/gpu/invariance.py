@@ -11,7 +11,7 @@ from functools import partial
 from gpu.errors import CheckFailedError
 from gpu.feed import Feed, Stream, limits_of, prompts_of
 from gpu.rigs import Place, make_feed, random_model
-from paceline.plan.values import SamplingParams
+from paceline.plan.sampling import SamplingParams
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.testing.plans import GREEDY
 from paceline_kernels.attention import Splits

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paceline.plan.values import BatchPlan, RecordId, SamplingParams, StepPoint, StepResult, StepTimings
+from paceline.plan.sampling import SamplingParams
+from paceline.plan.values import BatchPlan, RecordId, StepPoint, StepResult, StepTimings
 from paceline.process.metrics import Meter
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import ExecutorAttached, StepFinished, Submit

@@ -14,7 +14,7 @@ from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded, serving
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plan_client import attached, grants, request
 
-CONSTANT = {"executor_info", "executor_kv_blocks", "executor_kv_cache_bytes"}  # once the model is loaded
+CONSTANT = {f"executor_{name}" for name in ("info", "weight_bytes", "kv_blocks", "kv_cache_bytes")}  # once loaded
 
 
 def load():

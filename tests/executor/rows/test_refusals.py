@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.plan.values import BlockTags, RowFinish, SamplingParams
+from paceline.plan.sampling import SamplingParams
+from paceline.plan.values import BlockTags, RowFinish
 from paceline_executor.errors import PlanError, PlanFault, UnsupportedPlanError
 from paceline_executor.limits import MAX_CONTEXT_BYTES, MAX_END_TOKENS, RowLimits
 from paceline_executor.rows.table import RowTable

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from paceline.plan.values import RowFinish, SamplingParams
+from paceline.plan.sampling import SamplingParams
+from paceline.plan.values import RowFinish
 from paceline_executor.errors import NoTokenLeftError
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.rules import rules_of

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from model_inputs import Row, inputs_of
-from paceline.plan.values import SamplingParams
+from paceline.plan.sampling import SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.device.host_model import HostModel

@@ -18,7 +18,8 @@ from structlog.testing import capture_logs
 
 from drafting.serving import RandomRun, serve
 from drafting.targets import HIGH, HOSTS, KINDS, LIMITS, TWINS, Target
-from paceline.plan.values import RowFinish, SamplingParams
+from paceline.plan.sampling import SamplingParams
+from paceline.plan.values import RowFinish
 from paceline_executor.runner.drafter import PromptLookup
 from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
 from paceline_executor.testing.plans import GREEDY, placement

@@ -11,7 +11,7 @@ import model_inputs
 from drafting.serving import Plain, RandomRun
 from drafting.targets import KINDS, LIMITS, MODEL, Place
 from model_inputs import Row
-from paceline.plan.values import SamplingParams
+from paceline.plan.sampling import SamplingParams
 from paceline_executor.link.engine import Engine
 from paceline_executor.models.eagle3 import read_head
 from paceline_executor.models.interface import KvCache

@@ -11,7 +11,7 @@ import pytest
 
 from drafting.serving import serve
 from hash_twin import HostDrafter
-from paceline.plan.values import SamplingParams
+from paceline.plan.sampling import SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics

@@ -16,7 +16,7 @@ import triton
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from paceline.plan.values import SamplingParams
+from paceline.plan.sampling import SamplingParams
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.eagle3 import Eagle3Head

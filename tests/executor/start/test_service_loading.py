@@ -40,8 +40,11 @@ def test_a_quarter_of_what_the_weights_leave_free_goes_to_the_kv_cache(config):
     ("kv", "block_bytes"), [(KvDtype.FLOAT16, BLOCK_BYTES // 2), (KvDtype.INT8, 16 * 2 * 2 * 2 * (16 + 4))]
 )
 def test_smaller_numbers_leave_room_for_more_blocks(config, kv, block_bytes):
-    """A packed weight is counted as a byte and a 32nd of a float16; an int8 slot has a scale of four bytes."""
-    free_bytes = TINY_CONFIG.num_parameters() * 34 // 32 + 40 * MIB
+    """A packed weight is counted as a byte and a 32nd of a float16, norms are float32; an int8 slot has a scale of four
+    bytes.
+    """
+    num_in_norms = sum(shape[0] for shape in TINY_CONFIG.tensor_shapes().values() if len(shape) == 1)
+    free_bytes = (TINY_CONFIG.num_parameters() - num_in_norms) * 34 // 32 + num_in_norms * 4 + 40 * MIB
     wide = replace(config, max_num_seqs=4096)
     limits = limits_for(wide, TINY_CONFIG, Numerics(MatrixKind.PACKED, kv), free_bytes)
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from paceline.plan.values import GenerationDefaults, RecordId
+from paceline.plan.sampling import GenerationDefaults
+from paceline.plan.values import RecordId
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.resumption import body_of, check_resumption

@@ -1,6 +1,7 @@
 """The link keeps executors attached, through every way in which a stream can end. In virtual time."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -84,6 +85,28 @@ async def test_the_tokenizer_is_fetched_once_per_digest():
         assert deployment.network.num_tokenizer_calls == 1
         (model,) = rig.executors.models()
         assert (model.name, model.num_executors) == ("simulated", 2)
+
+
+@scenario
+async def test_executors_with_other_weights_do_not_serve_a_model_together():
+    """Where both say which they have; once the one has left, the other serves it."""
+    kind = make_executor().kind
+    async with Deployment() as deployment:
+        for number, (address, digest) in enumerate([(FIRST, "1st"), (SECOND, "2nd"), ("executor:3", "")], 1):
+            served = ServedExecutor(replace(kind, weights_digest=digest), 1000 * number, 4)
+            deployment.network.add(address, served)
+        async with deployment.rig() as rig:
+            await rig.until_ready(2)
+            (model,) = rig.executors.models()
+            assert (model.num_executors, model.weights_digest) == (2, "1st")
+            second = next(each for each in rig.executors.statuses() if each.address == SECOND)
+            assert second.state is ShownState.CONNECTING
+            assert second.last_error == (
+                "it has unquantised weights of digest '2nd' for model 'simulated', which another executor serves with "
+                "unquantised weights of digest '1st'; start one of them with another --served-model-name"
+            )
+            deployment.network.stop(FIRST)
+            await rig.until(lambda: rig.states()[SECOND] is ShownState.READY)
 
 
 @scenario

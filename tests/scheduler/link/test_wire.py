@@ -8,6 +8,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from paceline.plan.codec import decode_response, encode_request, encode_response
+from paceline.plan.sampling import SamplingParams
 from paceline.plan.values import (
     BatchPlan,
     BlockTags,
@@ -20,7 +21,6 @@ from paceline.plan.values import (
     RecordId,
     RowFinish,
     RowState,
-    SamplingParams,
     SnapshotPart,
     Welcome,
 )

@@ -62,6 +62,7 @@ class Kind:
     acceptance: Acceptance
     step_times: StepTimes
     graphs: GraphSizes | None = None
+    weights_digest: str = ""
 
 
 class AuditedRows(AuditedTable):
@@ -88,7 +89,8 @@ class AuditedRows(AuditedTable):
         self.num_landed = 0
         self._problems = problems
         description = describe_simulated(kind.model, slots, limits, simulated_tokenizer())
-        self.loaded = Loaded(Engine(self, self.device, clock_ns), replace(description, graphs=kind.graphs))
+        description = replace(description, graphs=kind.graphs, weights_digest=kind.weights_digest)
+        self.loaded = Loaded(Engine(self, self.device, clock_ns), description)
 
     def launch(self, plan: BatchPlan, now_ns: int) -> Launched:
         launched = super().launch(plan, now_ns)

@@ -14,7 +14,8 @@ from itertools import count
 import numpy as np
 
 from both_sides.executor import InlineExecutor, load_plain
-from paceline.plan.values import RecordId, SamplingParams, StepResult
+from paceline.plan.sampling import SamplingParams
+from paceline.plan.values import RecordId, StepResult
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner.step_times import StepTimes
 from paceline_scheduler.core.core import Core

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
-from paceline.plan.values import GenerationDefaults
+from paceline.plan.sampling import GenerationDefaults
 from paceline_executor.weights.gguf.header import GgufHeader
 from paceline_executor.weights.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from paceline_executor.weights.refusals import shown, unsupported, wrong

@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from paceline.plan.plain_tokenizer import is_plain
-from paceline.plan.values import GenerationDefaults
+from paceline.plan.sampling import GenerationDefaults
 from paceline_executor.errors import ModelNotFoundError
 from paceline_executor.weights.hf import tokenizer_trial
 from paceline_executor.weights.hf.json_fields import MAX_SMALL_FILE_BYTES, JsonFields, read_bounded

@@ -32,17 +32,9 @@ from paceline.plan.codec.bound_kinds import (
     Whole,
 )
 from paceline.plan.codec.columns import MalformedError
+from paceline.plan.sampling import SAMPLING_RANGES
 from paceline.plan.texts import MAX_NAME_BYTES, MAX_SENTENCE_BYTES
-from paceline.plan.values import (
-    KEY_BYTES,
-    MAX_BLOCKS,
-    MAX_TERM,
-    SAMPLING_RANGES,
-    FinishReason,
-    Float32Array,
-    Int32Array,
-    RowFinish,
-)
+from paceline.plan.values import KEY_BYTES, MAX_BLOCKS, MAX_TERM, FinishReason, Float32Array, Int32Array, RowFinish
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
@@ -153,6 +145,8 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "adapters": Many(1 << 10),
         "has_dummy_weights": _BIT,
         "default_system_text": Text(0, 1 << 16, is_name=False),
+        "weight_bytes": _NUMBER,
+        "weights_digest": Text(0, 128),
     },
     plan_pb2.KvGeometry: {
         "num_blocks": Whole(1, MAX_BLOCKS),

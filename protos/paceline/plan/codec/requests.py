@@ -5,6 +5,7 @@ from typing import Any
 
 from paceline.plan.codec.columns import ColumnError, MalformedError, column_bytes, fields_set, read_column
 from paceline.plan.hashes import seed_of
+from paceline.plan.sampling import SamplingParams
 from paceline.plan.values import (
     KEY_BYTES,
     NO_COPIES,
@@ -22,7 +23,6 @@ from paceline.plan.values import (
     NewRequest,
     RecordId,
     Release,
-    SamplingParams,
 )
 from paceline.plan.versions import ProtocolRange
 from paceline.v1 import inference_pb2, plan_pb2, sampling_pb2

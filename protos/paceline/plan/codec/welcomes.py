@@ -5,12 +5,12 @@ from itertools import pairwise
 
 from paceline.plan.codec.bounds import MAX_INFO_BYTES, check, check_size
 from paceline.plan.codec.columns import MalformedError, fields_set, parse
+from paceline.plan.sampling import GenerationDefaults
 from paceline.plan.texts import readable
 from paceline.plan.values import (
     ExecutorInfo,
     ExecutorLimits,
     FailedStep,
-    GenerationDefaults,
     GraphSizes,
     KvGeometry,
     Model,
@@ -86,6 +86,8 @@ def write_model(model: Model) -> inference_pb2.Model:
         quantization=model.quantization,
         default_sampling=write_defaults(model.default_sampling),
         has_dummy_weights=model.has_dummy_weights,
+        weight_bytes=model.weight_bytes,
+        weights_digest=model.weights_digest,
     )
 
 
@@ -101,6 +103,8 @@ def _read_model(message: inference_pb2.Model) -> Model:
         has_chat_template=message.has_chat_template,
         default_sampling=read_defaults(message.default_sampling),
         has_dummy_weights=message.has_dummy_weights,
+        weight_bytes=message.weight_bytes,
+        weights_digest=message.weights_digest,
     )
 
 

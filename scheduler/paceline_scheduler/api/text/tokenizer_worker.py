@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from paceline.plan.plain_tokenizer import is_plain
-from paceline.plan.values import GenerationDefaults
+from paceline.plan.sampling import GenerationDefaults
 from paceline_scheduler.api.text.confined_worker import Message, SetupFailedError, Work, printable, serve
 from paceline_scheduler.api.text.spelling_file import pack
 from paceline_scheduler.api.text.tokenizer import TextModel, read_text_model

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from paceline.plan.sampling import SamplingParams
 from paceline.plan.values import (
     FINISH_REASONS,
     FinalRelease,
@@ -16,7 +17,6 @@ from paceline.plan.values import (
     Int32Array,
     RecordId,
     RowFinish,
-    SamplingParams,
     TokenLogprobs,
 )
 from paceline_scheduler.core.executor.attachment import Attachment

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.plan.values import SamplingParams
+from paceline.plan.sampling import SamplingParams
 from paceline_executor.errors import DeviceFaultError
 from paceline_executor.link.engine import Engine
 from paceline_executor.models.layers import HostWeights

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.plan.values import GenerationDefaults
+from paceline.plan.sampling import GenerationDefaults
 from paceline.process.options import default_cache_dir
 from paceline_executor.config import parse_config
 from paceline_executor.errors import ModelFetchError, ModelNotFoundError

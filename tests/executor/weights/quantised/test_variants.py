@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.packed_matrix import read_packed
-from paceline_executor.numerics import MatrixKind
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.testing.cpu import cpu_runner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.models import llama_fields
@@ -97,6 +97,24 @@ def test_codes_scales_and_zeros_are_packed_without_rounding(tmp_path, name):
     found = unpack_rows(packed.weight, torch.arange(packed.weight.num_outputs, dtype=torch.int32)).numpy()
     assert (packed.weight.format, packed.in_8_bits) == (PACKED[name], ())
     assert np.array_equal(found, weights[DOWN] if packed.order is None else weights[DOWN][:, packed.order])
+
+
+def test_a_digest_is_of_one_format_and_one_training(tmp_path):
+    """However the files are cut; and no number but the codes need differ."""
+    (tmp_path / "trained").mkdir()
+    digests = {loaded(tmp_path, name)[0].digest for name in ("gptq", "awq", "w4a16", "nf4")}
+    files = written(VARIANTS["gptq"])
+    assert load_checkpoint(files.save(tmp_path)).digest in digests
+    files.tensors["model.layers.1.mlp.down_proj.qweight"][0, 0] ^= 1
+    assert load_checkpoint(files.save(tmp_path / "trained")).digest not in digests
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "w4a16 channel", "w8a8", "nf4"])
+def test_memory_is_planned_for_the_bits_that_are_kept(tmp_path, name):
+    checkpoint, _ = loaded(tmp_path, name)
+    planned = Numerics(MatrixKind.PACKED, KvDtype.INT8).weight_bytes(checkpoint.config, checkpoint.stored_types)
+    assert 1 <= planned / PackedLlamaModel(checkpoint, 64).num_bytes < 1.2
 
 
 @pytest.mark.parametrize("name", ["w8a8 asym", "nvfp4", "fp8 blocks", "nf4", "LLM.int8"])
@@ -190,14 +208,12 @@ def test_greedy_tokens_are_those_of_transformers_with_the_same_weights(tmp_path,
     checkpoint, weights = loaded(tmp_path, name)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama_fields(CONFIG))).eval()
     model.load_state_dict({tensor: torch.from_numpy(values) for tensor, values in weights.items()})
-    driver = Driver(cpu_runner(checkpoint, num_blocks=32, block_size=16))
-    for start in (0, 20, 40):
-        prompt = list(range(start, start + 16))
-        ours = driver.run([driver.add(prompt, max_chunk=8)], 16)[0]
-        options = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        ids = torch.tensor([prompt])
-        theirs = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-        assert ours == theirs[0, 16:].tolist()
+    driver = Driver(cpu_runner(checkpoint, num_blocks=100, block_size=16))
+    prompts = torch.randint(CONFIG.vocab_size, (50, 16), generator=torch.Generator().manual_seed(0))
+    ours = driver.run([driver.add(prompt, max_chunk=8) for prompt in prompts.tolist()], 16)
+    options = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    theirs = model.generate(prompts, attention_mask=torch.ones_like(prompts), **options)
+    assert ours == theirs[:, 16:].tolist()
 
 
 HOSTILE = ["(a+)+$", "(.*)*x", "(", "[" * 10_000]

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, decoders
 
 from paceline.plan.hashes import TOKENIZER_FORM
-from paceline.plan.values import GenerationDefaults
+from paceline.plan.sampling import GenerationDefaults
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_executor.link.tokenizer import tokenizer_content
 from paceline_executor.testing.models import default_model_path

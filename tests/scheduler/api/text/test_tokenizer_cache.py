@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.plan.hashes import TOKENIZER_FORM, tokenizer_digest, tokenizer_form
-from paceline.plan.values import GenerationDefaults, Model
+from paceline.plan.sampling import GenerationDefaults
+from paceline.plan.values import Model
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text import tokenizer
 from paceline_scheduler.api.text.detokenizer import Spelling

@@ -73,7 +73,7 @@ def _four_bits(parts: Parts) -> GroupedTensor:
         of_groups = scales[np.arange(num_numbers // size) * size // block].reshape(rows, -1)
         return GroupedRows(4, codes, of_groups, size, table=_table(table))
 
-    return parts.grouped(f"bitsandbytes-{kind}", 4, "weight", read)
+    return parts.grouped(f"bitsandbytes-{kind}", 4, "weight", read, is_linear=False)
 
 
 def _unnested(parts: Parts, absmax: StoredIntegers, state: JsonFields) -> Float32Array:

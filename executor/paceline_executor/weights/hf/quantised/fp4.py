@@ -29,7 +29,7 @@ def fp4_matrix(parts: Parts) -> GroupedTensor:
     def read() -> GroupedRows:
         return GroupedRows(4, nibbles(octets.as_stored().view(np.uint8)), scales(), size, table=_E2M1)
 
-    return parts.grouped(kind, 4, "weight_packed", read)
+    return parts.grouped(kind, 4, "weight_packed", read, is_linear=False)
 
 
 def _mx_scales(parts: Parts, *shape: int) -> Callable[[], Float32Array]:
