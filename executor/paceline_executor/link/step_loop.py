@@ -1,8 +1,8 @@
 """The step thread: loads the model, then runs plans in the order they come, and answers questions between steps.
 
 Where the runner allows it, a plan is launched before the step before it has landed; a question is answered when all
-that is launched has landed. Nothing else may touch the rows or enter the device. Refuses to know who drives: a plan of an
-epoch that has ended is dropped; and how the thread waits: its work yields what for.
+that is launched has landed. Nothing else may touch the rows or enter the device. Refuses to know who drives: a plan of
+an epoch that has ended is dropped; and how the thread waits: its work yields what for.
 
 What is put into the thread's queue is bounded: at most `max_plans_in_flight` plans of the one stream that drives, and
 one question per caller.

@@ -3,6 +3,8 @@
 Refuses to know requests, plans, and how a step is computed (`device` does).
 """
 
+import contextlib
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,6 +81,8 @@ class CpuModel:
     def read(cls, device: HostDevice, checkpoint: Checkpoint, numerics: Numerics, max_model_len: int) -> "CpuModel":
         """Raises UnsupportedModelError, ModelCorruptError."""
         model = device.run(lambda: build_model(checkpoint, max_model_len, numerics.matrices))
+        with contextlib.suppress(AttributeError, OSError):  # another C library than glibc
+            ctypes.CDLL(None).malloc_trim(0)  # it would keep a quarter of a small model's memory for what was freed
         return cls(device, model, checkpoint.config, numerics)
 
     @property

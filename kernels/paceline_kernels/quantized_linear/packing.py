@@ -28,6 +28,7 @@ INT4_QUADS, INT8_QUADS = GROUP * TILE // 2, GROUP * TILE  # bytes of a group
 INT4_COLUMNS, INT8_COLUMNS = 4 * TILE, 2 * TILE  # bytes of a span beside them
 
 KIND_BITS = 2
+_ROWS_AT_ONCE = 1024  # what is made of them on the way takes several times their memory
 _MAX_INT8 = 127
 # A group all below this has no scale that float16 could hold: it becomes zeros.
 _SMALLEST_SCALE = np.float32(2.0**-24)
@@ -95,6 +96,15 @@ def quantize(weight: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt
 
     A weight is off by at most half a scale, 1/254 of the largest of its group. Raises KernelArgumentError.
     """
+    integers = np.empty(weight.shape, dtype=np.int8)
+    scales = np.empty((weight.shape[0], weight.shape[1] // GROUP), dtype=np.float32)
+    for start in range(0, weight.shape[0], _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        integers[rows], scales[rows] = _quantize(weight[rows])
+    return integers, scales
+
+
+def _quantize(weight: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     groups = weight.reshape(weight.shape[0], -1, GROUP)
     # The scale is rounded to float16 first, up, so that no integer exceeds 127.
     wanted = np.abs(groups).max(axis=2) / np.float32(_MAX_INT8)

@@ -1,5 +1,7 @@
 """The packed Llama model: what it packs is what the file holds, and its logits are near those in float32."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -149,3 +151,39 @@ def test_a_file_of_many_types_is_computed(tmp_path):
     exact = logits_of(LlamaModel(HostWeights(checkpoint), LENGTH), torch.float32)
     packed = logits_of(PackedLlamaModel(checkpoint, LENGTH), torch.float16)
     assert (packed - exact).square().mean().sqrt() < 0.05 * exact.std()
+
+
+# Prints in bytes what the weights are, what more memory they take than before, and took at the most meanwhile.
+LOADING = """
+import sys
+from pathlib import Path
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
+from paceline_executor.runner.cpu import CpuModel
+from paceline_executor.runner.device.host_device import HostDevice
+from paceline_executor.weights import load_checkpoint
+
+def taken(name):
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(name))
+
+small, large = (load_checkpoint(Path(path)) for path in sys.argv[1:])
+device, numerics = HostDevice(1), Numerics(MatrixKind.PACKED, KvDtype.INT8)
+CpuModel.read(device, small, numerics, 64)
+Path("/proc/self/clear_refs").write_text("5")
+before = taken("VmRSS")
+model = CpuModel.read(device, large, numerics, 64)
+print(model.weight_bytes, taken("VmRSS") - before, taken("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells how much memory a process takes")
+def test_loading_takes_the_packed_bytes_and_two_float32_matrices_at_most(tmp_path, monkeypatch):
+    for name in ("small", "large"):
+        (tmp_path / name).mkdir()
+    small = written(tmp_path / "small", F16)
+    monkeypatch.setattr(sys.modules[__name__], "CONFIG", replace(CONFIG, vocab_size=20_000, hidden_size=512))
+    large = written(tmp_path / "large", F16)
+    paths = [str(checkpoint.stored("model.norm.weight").source.path) for checkpoint in (small, large)]
+    printed = subprocess.run([sys.executable, "-c", LOADING, *paths], check=True, capture_output=True, text=True).stdout
+    packed, kept, most = map(int, printed.split())
+    assert packed <= kept < 1.15 * packed
+    assert most < kept + CONFIG.vocab_size * CONFIG.hidden_size * 8

@@ -3,12 +3,15 @@
 Apart from the prompts, as transformers takes seconds to import.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from paceline_executor.weights import TokenizerBundle
 
 
 class Oracle:
@@ -40,3 +43,11 @@ class Oracle:
         logits = self._model(torch.tensor([[*prompt, *output[:-1]]]), logits_to_keep=len(output)).logits[0]
         margins = logits.max(-1).values - logits.gather(1, torch.tensor([output]).T)[:, 0]
         return {i: margin for i, margin in enumerate(margins.tolist()) if logits[i].argmax() != output[i]}
+
+    def save(self, folder: Path, tokenizer: TokenizerBundle) -> None:
+        """As Hugging Face publishes models, in bfloat16: what tools take that quantise."""
+        self._model.to(torch.bfloat16).save_pretrained(folder)
+        (folder / "tokenizer.json").write_bytes(tokenizer.tokenizer_json)
+        names = dict(tokenizer.special_tokens)
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": tokenizer.chat_template, **names}
+        (folder / "tokenizer_config.json").write_text(json.dumps(about))
