@@ -44,7 +44,7 @@ def model_fields(model: Model) -> dict[str, object]:
 def table_of(served: list[Model]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name, justify in _COLUMNS:
-        table.add_column(name, justify="right" if justify == "right" else "left")
+        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
     for model in served:
         size = "" if model.num_parameters is None else f"{model.num_parameters / 1e6:.0f} M"
         form, memory, bits = model.quantization or "unquantised", "", ""

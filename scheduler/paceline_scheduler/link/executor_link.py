@@ -102,7 +102,7 @@ class ExecutorLink:
         assert self._connection is not None, "a stream has a connection"
         assert self._stream is not None, "this is called by the stream"
         listener, description = self._steward.listener, ExecutorDescription.of(self.address, welcome)
-        self._steward.syncing(self.address)
+        self._steward.syncing(self.address, description.incarnation)
         tokenizer = await self._tokenizers.get(welcome.tokenizer_digest, welcome.model.vocab_size, self._connection)
         if self._stream.is_ending:
             return

@@ -167,12 +167,13 @@ class Leadership:
         self.awaited.expect_held(executor)
         return (*lost, InLine(address, holder), *self._yield_if_left_out(now_s))
 
-    def syncing(self, address: str) -> None:
+    def syncing(self, address: str, incarnation: int) -> None:
+        """It has accepted the claim, and may yet be one that does not belong here."""
         self._executors[address].sync()
+        self.claim.is_welcome(incarnation)
 
     def welcomed(self, description: ExecutorDescription, now_s: float) -> None:
         self._executors[description.address].welcome(description, now_s)
-        self.claim.is_welcome(description.incarnation)
         self.is_acting = True
         self.awaited.resolved_by_welcome(now_s)
 

@@ -97,8 +97,8 @@ class Steward:
     def in_line(self, address: str, holder: Claim) -> None:
         self._carry_out(self._leadership.in_line(address, holder, self.clock()))
 
-    def syncing(self, address: str) -> None:
-        self._leadership.syncing(address)
+    def syncing(self, address: str, incarnation: int) -> None:
+        self._leadership.syncing(address, incarnation)
 
     def welcomed(self, description: ExecutorDescription) -> None:
         self._leadership.welcomed(description, self.clock())

@@ -105,6 +105,8 @@ async def test_executors_with_other_weights_do_not_serve_a_model_together():
                 "it has unquantised weights of digest '2nd' for model 'simulated', which another executor serves with "
                 "unquantised weights of digest '1st'; start one of them with another --served-model-name"
             )
+            await asyncio.sleep(60)
+            assert deployment[FIRST].epoch == 1, "who is refused is no trouble of the others"
             deployment.network.stop(FIRST)
             await rig.until(lambda: rig.states()[SECOND] is ShownState.READY)
 
