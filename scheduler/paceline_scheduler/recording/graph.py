@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.plan import values
+from paceline.plan import sampling, values
 from paceline_scheduler import tenant_limits
 from paceline_scheduler.core import (
     events,
@@ -45,7 +45,7 @@ Node = Any  # of JSON
 Replacements = Mapping[type, Callable[[Value], Value]]
 
 _MODULES: tuple[ModuleType, ...] = (
-    *(values, tenant_limits, events, executors, limits, live, outputs, phases, prefix, request, retained),
+    *(sampling, values, tenant_limits, events, executors, limits, live, outputs, phases, prefix, request, retained),
     *(state, suspects, tenants, attachment, group, ledger, growth, speculation, step_time, deadlines, waiting),
     *(request_table, blocks, rows),
 )
