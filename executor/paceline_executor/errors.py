@@ -9,7 +9,6 @@
             ModelFetchError
                 HubUnreachableError
         StartError
-            PortError
             ShortMemoryError
             LimitError
                 DrafterError
@@ -85,10 +84,6 @@ class HubUnreachableError(ModelFetchError):
 
 class StartError(ExecutorError):
     """This configuration cannot start on this machine."""
-
-
-class PortError(StartError):
-    """A port is in use, or the address is not this machine's."""
 
 
 class ShortMemoryError(StartError):

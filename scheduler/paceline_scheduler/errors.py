@@ -37,7 +37,6 @@ SchedulerError
     ConfigError
         TokenFileError
     RecordingError
-    PortError
     DivergenceError
     LinkError
         UnreachableError
@@ -244,10 +243,6 @@ class TokenFileError(ConfigError):
 
 class RecordingError(SchedulerError):
     """A file is no recording, or none that this program can read."""
-
-
-class PortError(SchedulerError):
-    """A port is in use, or the address is not this machine's."""
 
 
 class DivergenceError(SchedulerError):
