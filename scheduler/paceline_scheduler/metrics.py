@@ -10,7 +10,6 @@ from paceline.plan.values import RecordId
 from paceline.process.metrics import Definition, Labels, Meter, Reading
 from paceline.process.metrics_port import MetricsPort
 from paceline_scheduler.api.edge import Edge
-from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.backend import ExecutorStatus
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.errors import SchedulerError
@@ -77,7 +76,7 @@ class Metrics:
 def observe(runtime: Runtime, edge: Edge, log_requests: float) -> Meter:
     """Also logs this share of the requests; returns what counts."""
     meter = Meter(definitions.COUNTED)
-    request_log = RequestLog(log_requests, reason_of)
+    request_log = RequestLog(log_requests)
 
     def refused(key: RecordId, model: str, trace_parent: str, error: SchedulerError) -> None:
         count_refusal(meter, error)
@@ -90,7 +89,7 @@ def observe(runtime: Runtime, edge: Edge, log_requests: float) -> Meter:
 
 
 def count_refusal(meter: Meter, error: SchedulerError) -> None:
-    meter.add("admission_rejections_total", 1, reason_of(error))
+    meter.add("admission_rejections_total", 1, error.reason)
 
 
 def _read_executor(status: ExecutorStatus, gauges: dict[Definition, dict[Labels, float]]) -> None:
