@@ -4,13 +4,13 @@ The rest is imported after signals are listened to and the command line is read,
 moment, and --help and mistakes answer at once.
 """
 
-import enum
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from paceline.process.command import (
+    ExitCode,
     check_address_space,
     check_installed,
     complain,
@@ -23,24 +23,12 @@ _PROGRAM = "paceline-executor"
 _VALIDATIONS = (["validate-base"], ["validate-candidate"])
 
 
-class ExitCode(enum.IntEnum):
-    """`--help` explains them."""
-
-    OK = 0
-    FAILED = 1
-    USAGE = 2
-    MODEL = 3
-    PORT = 4
-    MACHINE = 5
-    DRAIN_TIMEOUT = 6
-    FETCH = 7
-
-
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     open_standard_files()
     end_quietly_on_signals()
     check_address_space(_PROGRAM, ExitCode.MACHINE)
 
+    from paceline.process.ports import PortError
     from paceline_executor import errors
     from paceline_executor.config import RunnerKind, let_waiting_threads_sleep, parse_config
 
@@ -69,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             from paceline_executor import process
 
             code = ExitCode.OK if uvloop.run(process.run(config)) else ExitCode.DRAIN_TIMEOUT
-    except errors.ExecutorError as error:
+    except (errors.ExecutorError, PortError) as error:
         complain(_PROGRAM, str(error))
         code = _code_of(error)
         if code is ExitCode.FAILED:  # its log tells why it ended
@@ -82,12 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _code_of(error: Exception) -> ExitCode:
+    from paceline.process.ports import PortError
     from paceline_executor import errors
 
     codes = (
         (errors.ModelFetchError, ExitCode.FETCH),
         (errors.ModelError, ExitCode.MODEL),
-        (errors.PortError, ExitCode.PORT),
+        (PortError, ExitCode.PORT),
         (errors.LimitError, ExitCode.USAGE),
         (errors.StepTimesError, ExitCode.USAGE),
         (errors.ProbeTextError, ExitCode.USAGE),

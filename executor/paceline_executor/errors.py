@@ -1,4 +1,4 @@
-"""The executor's errors: one tree, mapped once to gRPC status by the service.
+"""The executor's errors: one tree. What a status tells beside code and reason is in `link/status.py`.
 
     ExecutorError
         ModelError
@@ -9,7 +9,6 @@
             ModelFetchError
                 HubUnreachableError
         StartError
-            PortError
             ShortMemoryError
             LimitError
                 DrafterError
@@ -42,16 +41,18 @@
             UnsupportedFieldError
             NumericError
 
-Knows sentences only. Every message names what was wrong and what to do about it, in one line.
+Every message names what was wrong and what to do about it, in one line.
 """
 
 import enum
 from collections.abc import Mapping
 
+from paceline.plan.codes import Code, CodedError
+
 DEVICE_FAILED = "the device failed while it computed a step, so this executor ends; its log says more"
 
 
-class ExecutorError(Exception):
+class ExecutorError(CodedError):
     """Raised on purpose; `str(error)` is one sentence fit for a user."""
 
 
@@ -85,10 +86,6 @@ class HubUnreachableError(ModelFetchError):
 
 class StartError(ExecutorError):
     """This configuration cannot start on this machine."""
-
-
-class PortError(StartError):
-    """A port is in use, or the address is not this machine's."""
 
 
 class ShortMemoryError(StartError):
@@ -126,99 +123,69 @@ class DeviceFaultError(DeviceError):
 class ServiceError(ExecutorError):
     """It ends a call or a plan stream. `reason` and `metadata` travel to the caller beside the sentence."""
 
-    reason = "INTERNAL"
-
     def __init__(self, sentence: str, metadata: Mapping[str, str] | None = None) -> None:
         super().__init__(sentence)
         self.metadata = dict(metadata or {})
 
 
-class NotReadyError(ServiceError):
+class NotReadyError(ServiceError, code=Code.UNAVAILABLE, reason="LOADING"):
     """The model is not loaded yet, or cannot be."""
 
-    reason = "LOADING"
 
-
-class DrainingError(ServiceError):
+class DrainingError(ServiceError, code=Code.UNAVAILABLE, reason="DRAINING"):
     """The executor is going away."""
 
-    reason = "DRAINING"
 
-
-class ProfileRunningError(ServiceError):
+class ProfileRunningError(ServiceError, code=Code.RESOURCE_EXHAUSTED, reason="PROFILE_RUNNING"):
     """One profile is recorded at a time, and one is."""
 
-    reason = "PROFILE_RUNNING"
 
-
-class NoStepsError(ServiceError):
+class NoStepsError(ServiceError, code=Code.UNAVAILABLE, reason="NO_STEPS"):
     """No step ran while a profile was recorded; there is nothing to show."""
 
-    reason = "NO_STEPS"
 
-
-class MalformedMessageError(ServiceError):
+class MalformedMessageError(ServiceError, code=Code.INVALID_ARGUMENT, reason="MALFORMED_MESSAGE"):
     """The bytes are no message of the call's type."""
 
-    reason = "MALFORMED_MESSAGE"
 
-
-class NotAllowedError(ServiceError):
+class NotAllowedError(ServiceError, code=Code.PERMISSION_DENIED, reason="NOT_ALLOWED"):
     """The caller's certificate does not allow this call."""
 
-    reason = "NOT_ALLOWED"
 
-
-class AttachError(ServiceError):
+class AttachError(ServiceError, code=Code.INVALID_ARGUMENT, reason="ATTACH_MALFORMED"):
     """The stream has no valid hello, or a message comes at the wrong time."""
 
-    reason = "ATTACH_MALFORMED"
 
-
-class ProtocolError(ServiceError):
+class ProtocolError(ServiceError, code=Code.FAILED_PRECONDITION, reason="PROTOCOL_MISMATCH"):
     """There is no protocol version in common."""
 
-    reason = "PROTOCOL_MISMATCH"
 
-
-class TermSupersededError(ServiceError):
+class TermSupersededError(ServiceError, code=Code.FAILED_PRECONDITION, reason="TERM_SUPERSEDED"):
     """A scheduler of a higher (term, scheduler_id) holds the executor, or held it last."""
 
-    reason = "TERM_SUPERSEDED"
+
+class TooManySchedulersError(ServiceError, code=Code.RESOURCE_EXHAUSTED, reason="TOO_MANY_SCHEDULERS"):
+    pass
 
 
-class TooManySchedulersError(ServiceError):
-    reason = "TOO_MANY_SCHEDULERS"
-
-
-class EpochEndedError(ServiceError):
+class EpochEndedError(ServiceError, code=Code.ABORTED, reason="EPOCH_ENDED"):
     """A newer Attach was accepted."""
 
-    reason = "EPOCH_ENDED"
 
-
-class StepWedgedError(ServiceError):
+class StepWedgedError(ServiceError, code=Code.UNAVAILABLE, reason="STEP_WEDGED"):
     """The running step does not end within its bound: there is no boundary to take over at."""
 
-    reason = "STEP_WEDGED"
 
-
-class StaleEpochError(ServiceError):
+class StaleEpochError(ServiceError, code=Code.FAILED_PRECONDITION, reason="STALE_EPOCH"):
     """The plan's incarnation or epoch is not the stream's."""
 
-    reason = "STALE_EPOCH"
 
-
-class PlanOrderError(ServiceError):
+class PlanOrderError(ServiceError, code=Code.DATA_LOSS, reason="PLAN_OUT_OF_ORDER"):
     """The plan's step_id is not the next one."""
 
-    reason = "PLAN_OUT_OF_ORDER"
 
-
-class TooManyPlansError(ServiceError):
+class TooManyPlansError(ServiceError, code=Code.RESOURCE_EXHAUSTED, reason="TOO_MANY_PLANS"):
     """More plans are unanswered than the welcome allows."""
-
-    reason = "TOO_MANY_PLANS"
 
 
 class PlanFault(enum.StrEnum):
@@ -244,7 +211,7 @@ class PlanFault(enum.StrEnum):
     RELEASE_BEYOND_OUTPUT = "RELEASE_BEYOND_OUTPUT"
 
 
-class PlanError(ServiceError):
+class PlanError(ServiceError, code=Code.INVALID_ARGUMENT):
     """It changed nothing, and its stream ends."""
 
     def __init__(self, fault: PlanFault, sentence: str) -> None:
@@ -253,49 +220,33 @@ class PlanError(ServiceError):
         self.reason = f"PLAN_{fault.value}"
 
 
-class UnsupportedPlanError(ServiceError):
+class UnsupportedPlanError(ServiceError, code=Code.UNIMPLEMENTED, reason="UNSUPPORTED_FIELD"):
     """`metadata` names a field that this version does not act on."""
 
-    reason = "UNSUPPORTED_FIELD"
 
-
-class StepFailedError(ServiceError):
+class StepFailedError(ServiceError, reason="STEP_FAILED"):
     """No row advanced, and the stream ends."""
-
-    reason = "STEP_FAILED"
 
 
 class RequestError(ExecutorError):
     """Others of its step go on. `field` names the field at fault, if one is."""
-
-    reason = "INTERNAL"
-    code = 13  # of google.rpc.Code, as below: INTERNAL
 
     def __init__(self, sentence: str, field: str | None = None) -> None:
         super().__init__(sentence)
         self.field = field
 
 
-class InvalidFieldError(RequestError):
-    reason = "INVALID_FIELD"
-    code = 3  # INVALID_ARGUMENT
+class InvalidFieldError(RequestError, code=Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+    pass
 
 
-class UnsupportedFieldError(RequestError):
+class UnsupportedFieldError(RequestError, code=Code.UNIMPLEMENTED, reason="UNSUPPORTED_FIELD"):
     """This version does not honour the field."""
 
-    reason = "UNSUPPORTED_FIELD"
-    code = 12  # UNIMPLEMENTED
 
-
-class NumericError(RequestError):
+class NumericError(RequestError, reason="NUMERIC_FAULT"):
     """The model produced no usable number, such as NaN logits."""
 
-    reason = "NUMERIC_FAULT"
 
-
-class NoTokenLeftError(RequestError):
+class NoTokenLeftError(RequestError, code=Code.FAILED_PRECONDITION, reason="NO_TOKEN_LEFT"):
     """Everything that the request allows is masked."""
-
-    reason = "NO_TOKEN_LEFT"
-    code = 9  # FAILED_PRECONDITION

@@ -8,12 +8,10 @@ from typing import NoReturn
 
 import structlog
 
-from paceline.process import ports
 from paceline.process.callbacks import watch_callbacks
 from paceline.process.metrics_port import MetricsPort
 from paceline.process.signals import follow_signals, until_set_or_ended
 from paceline_executor.config import Config
-from paceline_executor.errors import PortError
 from paceline_executor.link.description import Description
 from paceline_executor.link.service import ExecutorService, ServiceConfig
 from paceline_executor.start.loading import load
@@ -31,7 +29,7 @@ async def run(config: Config) -> bool:
     )
     port, health_port = await service.listen()
     metrics = MetricsPort(service.metrics.read)
-    metrics_port = await _show(metrics, config)
+    metrics_port = await metrics.listen(config.host, config.metrics_port)
     where = {"host": config.host, "port": port, "health_port": health_port, "metrics_port": metrics_port}
     _log.info("listening", **where, pid=os.getpid())
     try:
@@ -52,16 +50,6 @@ async def run(config: Config) -> bool:
         metrics.close()
         await service.stop()
         _log.info("stopped")
-
-
-async def _show(metrics: MetricsPort, config: Config) -> int | None:
-    """Returns its number, None if it is off. Raises PortError."""
-    if config.metrics_port is None:
-        return None
-    try:
-        return await metrics.listen(config.host, config.metrics_port)
-    except ports.PortError as error:
-        raise PortError(f"{error}; choose another with --metrics-port") from error
 
 
 async def _drain(

@@ -4,13 +4,13 @@ The rest is imported after signals are listened to and the command line is read,
 moment, and --help and mistakes answer at once.
 """
 
-import enum
 import gc
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from paceline.process.command import (
+    ExitCode,
     check_address_space,
     check_installed,
     complain,
@@ -26,24 +26,15 @@ if TYPE_CHECKING:
 _PROGRAM = "paceline-scheduler"
 
 
-class ExitCode(enum.IntEnum):
-    """`--help` explains them."""
-
-    OK = 0
-    FAILED = 1
-    USAGE = 2
-    PORT = 4
-    DRAIN_TIMEOUT = 6
-
-
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     open_standard_files()
     end_quietly_on_signals()
     check_address_space(_PROGRAM, ExitCode.FAILED)
     gc.disable()  # what is made while the program starts stays
 
+    from paceline.process.ports import PortError
     from paceline_scheduler.config import parse_config, prepare_grpc, prepare_structlog
-    from paceline_scheduler.errors import ConfigError, PortError
+    from paceline_scheduler.errors import ConfigError
 
     try:
         config = parse_config(sys.argv[1:] if arguments is None else arguments)

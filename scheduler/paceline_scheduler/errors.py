@@ -1,4 +1,4 @@
-"""The scheduler's errors: one tree, mapped once to gRPC status in `api/status.py`.
+"""The scheduler's errors: one tree. What a status tells beside code and reason is in `api/status.py`.
 
 SchedulerError
     RequestRefusedError
@@ -37,7 +37,6 @@ SchedulerError
     ConfigError
         TokenFileError
     RecordingError
-    PortError
     DivergenceError
     LinkError
         UnreachableError
@@ -54,19 +53,21 @@ SchedulerError
 
 from typing import TYPE_CHECKING
 
+from paceline.plan.codes import Code, CodedError
+
 if TYPE_CHECKING:  # with numpy, which is not needed before the ports are open
     from paceline.plan.values import Claim
 
 
-class SchedulerError(Exception):
+class SchedulerError(CodedError):
     """The scheduler raises it on purpose."""
 
 
-class RequestRefusedError(SchedulerError):
+class RequestRefusedError(SchedulerError, code=Code.FAILED_PRECONDITION, reason="REFUSED"):
     """Nothing was done for it."""
 
 
-class InvalidRequestError(RequestRefusedError):
+class InvalidRequestError(RequestRefusedError, code=Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
     """`field` is its path in the message, such as `sampling.top_p`."""
 
     def __init__(self, field: str, message: str) -> None:
@@ -75,7 +76,7 @@ class InvalidRequestError(RequestRefusedError):
         self.message = message
 
 
-class UnsupportedError(RequestRefusedError):
+class UnsupportedError(RequestRefusedError, code=Code.UNIMPLEMENTED, reason="UNSUPPORTED"):
     """`feature` names the field or call."""
 
     def __init__(self, feature: str, message: str | None = None) -> None:
@@ -83,51 +84,51 @@ class UnsupportedError(RequestRefusedError):
         self.feature = feature
 
 
-class UnauthenticatedError(RequestRefusedError):
+class UnauthenticatedError(RequestRefusedError, code=Code.UNAUTHENTICATED, reason="UNAUTHENTICATED"):
     """The call shows no token or certificate that is known here."""
 
 
-class TokenRevokedError(UnauthenticatedError):
+class TokenRevokedError(UnauthenticatedError, reason="TOKEN_REVOKED"):
     """The token of a running call was removed. Its requests can be resumed with another one of the same tenant."""
 
 
-class PermissionDeniedError(RequestRefusedError):
+class PermissionDeniedError(RequestRefusedError, code=Code.PERMISSION_DENIED, reason="PERMISSION_DENIED"):
     """The caller may not make this call, or names a tenant that is not its own."""
 
 
-class DuplicateRequestError(RequestRefusedError):
+class DuplicateRequestError(RequestRefusedError, code=Code.ALREADY_EXISTS, reason="DUPLICATE_REQUEST"):
     """A request of the same tenant and id is running."""
 
 
-class StaleAttachmentError(RequestRefusedError):
+class StaleAttachmentError(RequestRefusedError, code=Code.ABORTED, reason="STALE_ATTACHMENT"):
     """A newer attachment of the client has the request, or had it."""
 
 
-class ResumeMismatchError(RequestRefusedError):
+class ResumeMismatchError(RequestRefusedError, reason="RESUME_MISMATCH"):
     """What the client says it holds is not what the request has."""
 
 
-class UnknownRequestError(RequestRefusedError):
+class UnknownRequestError(RequestRefusedError, code=Code.NOT_FOUND, reason="UNKNOWN_REQUEST"):
     pass
 
 
-class UnknownModelError(RequestRefusedError):
+class UnknownModelError(RequestRefusedError, code=Code.NOT_FOUND, reason="UNKNOWN_MODEL"):
     pass
 
 
-class UnknownExecutorError(RequestRefusedError):
+class UnknownExecutorError(RequestRefusedError, code=Code.NOT_FOUND, reason="UNKNOWN_EXECUTOR"):
     pass
 
 
-class NoRecordDirError(RequestRefusedError):
+class NoRecordDirError(RequestRefusedError, reason="NO_RECORD_DIR"):
     """The scheduler was given no folder for recordings."""
 
 
-class TooManyWatchersError(RequestRefusedError):
+class TooManyWatchersError(RequestRefusedError, code=Code.RESOURCE_EXHAUSTED, reason="TOO_MANY_WATCHERS"):
     """As many calls as are allowed watch steps."""
 
 
-class ExecutorLeavingError(RequestRefusedError):
+class ExecutorLeavingError(RequestRefusedError, reason="EXECUTOR_LEAVING"):
     """The executor itself was told to end: no operator drained it here."""
 
 
@@ -137,72 +138,68 @@ class RetryableRefusalError(RequestRefusedError):
         self.retry_after_s = retry_after_s
 
 
-class QueueFullError(RetryableRefusalError):
+class QueueFullError(RetryableRefusalError, code=Code.RESOURCE_EXHAUSTED, reason="QUEUE_FULL"):
     """The queue is at its bound, in requests or in tokens."""
 
 
-class TenantLimitError(QueueFullError):
+class TenantLimitError(QueueFullError, reason="TENANT_LIMIT"):
     """Others are not refused for it."""
 
 
-class NoExecutorError(RetryableRefusalError):
+class NoExecutorError(RetryableRefusalError, code=Code.UNAVAILABLE, reason="NO_EXECUTOR"):
     pass
 
 
-class StandbyError(NoExecutorError):
+class StandbyError(NoExecutorError, reason="STANDBY"):
     def __init__(self, active: "Claim", retry_after_s: float) -> None:
         where = active.address or f"scheduler {active.scheduler_id}, whose address is not known,"
         super().__init__(f"this scheduler stands by; {where} serves (term {active.term})", retry_after_s)
         self.active = active
 
 
-class DrainingError(RetryableRefusalError):
+class DrainingError(RetryableRefusalError, code=Code.UNAVAILABLE, reason="DRAINING"):
     pass
 
 
-class RequestFailedError(SchedulerError):
+class RequestFailedError(SchedulerError, reason="FAILED"):
     """It was taken, and ended without its output being complete."""
 
 
-class DeadlineExceededError(RequestFailedError):
+class DeadlineExceededError(RequestFailedError, code=Code.DEADLINE_EXCEEDED, reason="DEADLINE_EXCEEDED"):
     pass
 
 
-class DeadlineUnreachableError(DeadlineExceededError):
+class DeadlineUnreachableError(DeadlineExceededError, reason="DEADLINE_UNREACHABLE"):
     """Nothing was computed for it: it could not have ended in time, whatever else was to do."""
 
 
-class ExecutorFailedError(RequestFailedError):
-    """`reason` is the executor's upper-case reason."""
+class ExecutorFailedError(RequestFailedError, reason="EXECUTOR_FAILED"):
+    """`executor_reason` is the executor's upper-case reason."""
 
-    def __init__(self, message: str, reason: str) -> None:
+    def __init__(self, message: str, executor_reason: str) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.executor_reason = executor_reason
 
 
-class NoTokenLeftError(ExecutorFailedError):
+class NoTokenLeftError(ExecutorFailedError, code=Code.FAILED_PRECONDITION, reason="NO_TOKEN_LEFT"):
     """The request's own rules mask every token; sent again it fails again."""
 
-    EXECUTOR_REASON = "NO_TOKEN_LEFT"
-
     def __init__(self, message: str) -> None:
-        super().__init__(message, self.EXECUTOR_REASON)
+        super().__init__(message, self.reason)
 
 
-class StepFailedError(ExecutorFailedError):
+class StepFailedError(ExecutorFailedError, reason="STEP_FAILED"):
     """A step failed while it ran nothing else: memory ran out, or worse."""
 
-    EXECUTOR_REASON = "STEP_FAILED"
-
     def __init__(self, message: str) -> None:
-        super().__init__(message, self.EXECUTOR_REASON)
+        super().__init__(message, self.reason)
 
 
-class NoLongerServedError(RequestFailedError):
+class NoLongerServedError(RequestFailedError, code=Code.FAILED_PRECONDITION, reason="NO_LONGER_SERVED"):
     """The executors that could have held it are gone, and what is left never can."""
 
 
-class OutageError(RequestFailedError):
+class OutageError(RequestFailedError, code=Code.UNAVAILABLE, reason="NO_EXECUTOR"):
     """It has waited for an executor of its model for as long as it may. Sent again it waits anew."""
 
     def __init__(self, model: str, max_outage_s: float) -> None:
@@ -210,19 +207,19 @@ class OutageError(RequestFailedError):
         super().__init__(f"no executor{of_model} came within {max_outage_s:g} s; start one, or allow more time")
 
 
-class QuarantinedError(RequestFailedError):
+class QuarantinedError(RequestFailedError, reason="EXECUTORS_DIED"):
     """Executors died while running it, the last one while it ran nothing else."""
 
 
-class SupersededError(RequestFailedError):
+class SupersededError(RequestFailedError, code=Code.ABORTED, reason="STALE_ATTACHMENT"):
     """The client attached anew: only this stream of the request has ended."""
 
 
-class SlowConsumerError(RequestFailedError):
+class SlowConsumerError(RequestFailedError, code=Code.RESOURCE_EXHAUSTED, reason="SLOW_CONSUMER"):
     """The client left more output unread than may wait."""
 
 
-class GivenUpError(RequestFailedError):
+class GivenUpError(RequestFailedError, code=Code.UNAVAILABLE, reason="GIVEN_UP"):
     """This scheduler shuts down, or another one, `active`, has taken over.
 
     Sent again after `retry_after_s` the request is served by whoever is in charge then.
@@ -246,11 +243,7 @@ class RecordingError(SchedulerError):
     """A file is no recording, or none that this program can read."""
 
 
-class PortError(SchedulerError):
-    """A port is in use, or the address is not this machine's."""
-
-
-class DivergenceError(SchedulerError):
+class DivergenceError(SchedulerError, reason="DIVERGENCE"):
     """A result does not fit the plans that were sent. Attaching again repairs it."""
 
 

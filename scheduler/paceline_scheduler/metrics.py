@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from paceline.plan.values import RecordId
-from paceline.process import ports
 from paceline.process.metrics import Definition, Labels, Meter, Reading
 from paceline.process.metrics_port import MetricsPort
 from paceline_scheduler.api.edge import Edge
-from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.backend import ExecutorStatus
 from paceline_scheduler.core.views import CoreViews
-from paceline_scheduler.errors import PortError, SchedulerError
+from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.observers import definitions
@@ -43,19 +41,7 @@ class Metrics:
         self._num_lost_log_lines = num_lost_log_lines
         self._span_counts = span_counts
         self._idle_ns = idle_ns
-        self._port = MetricsPort(self.read)
-
-    async def listen(self, host: str, port: int | None) -> int | None:
-        """Port 0 is any port, None no port at all. Returns its number, raises PortError."""
-        if port is None:
-            return None
-        try:
-            return await self._port.listen(host, port)
-        except ports.PortError as error:
-            raise PortError(f"{error}; choose another with --metrics-port") from error
-
-    def close(self) -> None:
-        self._port.close()
+        self.port = MetricsPort(self.read)
 
     def read(self) -> list[Reading]:
         statuses = self._executors.statuses()
@@ -90,7 +76,7 @@ class Metrics:
 def observe(runtime: Runtime, edge: Edge, log_requests: float) -> Meter:
     """Also logs this share of the requests; returns what counts."""
     meter = Meter(definitions.COUNTED)
-    request_log = RequestLog(log_requests, reason_of)
+    request_log = RequestLog(log_requests)
 
     def refused(key: RecordId, model: str, trace_parent: str, error: SchedulerError) -> None:
         count_refusal(meter, error)
@@ -103,7 +89,7 @@ def observe(runtime: Runtime, edge: Edge, log_requests: float) -> Meter:
 
 
 def count_refusal(meter: Meter, error: SchedulerError) -> None:
-    meter.add("admission_rejections_total", 1, reason_of(error))
+    meter.add("admission_rejections_total", 1, error.reason)
 
 
 def _read_executor(status: ExecutorStatus, gauges: dict[Definition, dict[Labels, float]]) -> None:

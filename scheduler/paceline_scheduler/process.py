@@ -84,7 +84,7 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
     parts = _assemble(config, log, ports)
     edge, executors, services, fleet = parts.edge, parts.executors, parts.services, parts.fleet
     numbers = ports.numbers
-    metrics_port = await parts.metrics.listen(config.host, config.metrics_port)
+    metrics_port = await parts.metrics.port.listen(config.host, config.metrics_port)
     where = {
         "host": config.host,
         "port": numbers.port,
@@ -121,7 +121,7 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
         for task in beside:
             task.cancel()
         await _end(links)
-        parts.metrics.close()
+        parts.metrics.port.close()
         if parts.recorder is not None:
             parts.recorder.close()
         await ports.stop()

@@ -18,7 +18,7 @@ from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.config import Config
-from paceline_scheduler.errors import PortError, SchedulerError
+from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.tenant_limits import TenantBounds
 from paceline_scheduler.tokens import TokenFile
 
@@ -110,9 +110,9 @@ class SchedulerPorts:
             of_clients = server_credentials(config.tls_dir, asks_callers=self.tokens is None)
             of_operators = server_credentials(config.tls_dir, asks_callers=True)
         self.numbers = Ports(
-            port=_bind(clients, config.host, config.port, "--port", of_clients),
-            admin_port=_bind(operators, config.admin_host, config.admin_port, "--admin-port", of_operators),
-            health_port=_bind(probes, config.host, config.health_port, "--health-port"),
+            port=ports.bind(clients, config.host, config.port, of_clients, "--port"),
+            admin_port=ports.bind(operators, config.admin_host, config.admin_port, of_operators, "--admin-port"),
+            health_port=ports.bind(probes, config.host, config.health_port, option="--health-port"),
         )
         for server in (probes, operators, clients):  # clients last: then hardly a call is held
             await server.start()
@@ -135,12 +135,3 @@ class SchedulerPorts:
     async def stop(self) -> None:
         """Open calls get a moment to end, then are cut."""
         await asyncio.gather(*(server.stop(_GOODBYE_S) for server in self._servers))
-
-
-def _bind(
-    server: grpc.aio.Server, host: str, port: int, option: str, credentials: grpc.ServerCredentials | None = None
-) -> int:
-    try:
-        return ports.bind(server, host, port, credentials)
-    except ports.PortError as error:
-        raise PortError(f"{error}; choose another with {option}") from error

@@ -15,7 +15,6 @@ from paceline.process.trace_ids import SpanContext, context_below
 from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.request_spans import RequestSpans
-from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.config import Config, Traces
 from paceline_scheduler.observers.traces import TraceObserver
 from paceline_scheduler.runtime import Runtime
@@ -119,6 +118,6 @@ def trace(
         return "" if live is None else live.request.trace_parent
 
     runtime.show_plans(TraceObserver(runtime.views, spans))
-    edge.trace_with(RequestSpans(spans, clock, known, reason_of))
+    edge.trace_with(RequestSpans(spans, clock, known))
     calls.show(spans, clock)
     return spans

@@ -9,16 +9,15 @@ import subprocess
 
 import pytest
 
+from paceline.process.command import ExitCode
 from paceline_cli.supervisor.restart_policy import FINAL_EXIT_CODES, GiveUp, RestartAt, RestartPolicy
-from paceline_executor.__main__ import ExitCode as ExecutorCode
 from paceline_executor.config import parse_config as parse_executor
-from paceline_scheduler.__main__ import ExitCode as SchedulerCode
 from repository_checks.programs import BIN
 from repository_checks.sources import ROOT
 
 CRASH = 1
 KILLED = -9
-FINAL = {ExecutorCode.USAGE, ExecutorCode.MODEL, ExecutorCode.MACHINE}
+FINAL = {ExitCode.USAGE, ExitCode.MODEL, ExitCode.MACHINE}
 UNIT = re.search(r"```text\n(\[Unit\].*?)```", (ROOT / "OPERATING.md").read_text(encoding="utf-8"), re.DOTALL)[1]
 
 
@@ -99,18 +98,12 @@ def test_what_has_worked_is_never_given_up():
 # Exit codes
 
 
-def test_the_services_agree_on_their_codes():
-    assert {code.name: code.value for code in SchedulerCode}.items() <= {
-        code.name: code.value for code in ExecutorCode
-    }.items()
-
-
-@pytest.mark.parametrize("code", list(ExecutorCode), ids=lambda code: code.name)
+@pytest.mark.parametrize("code", list(ExitCode), ids=lambda code: code.name)
 def test_what_is_final_is_said_where_it_counts(code):
     assert (code in FINAL_EXIT_CODES) is (code in FINAL)
     first, later = RestartPolicy(), RestartPolicy()
     later.became_ready(0.0)
-    ends_first_start = code in FINAL | {ExecutorCode.PORT, ExecutorCode.FETCH}
+    ends_first_start = code in FINAL | {ExitCode.PORT, ExitCode.FETCH}
     assert isinstance(first.exited(code, 10.0), GiveUp if ends_first_start else RestartAt)
     assert later.exited(code, 10.0) == RestartAt(10.0)
 

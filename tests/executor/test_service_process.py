@@ -18,9 +18,9 @@ import pytest
 import structlog
 
 from paceline.bytes_tokenizer import PRINTABLE
+from paceline.process.command import ExitCode
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_executor import __main__ as program
-from paceline_executor.__main__ import ExitCode
 from paceline_executor.config import let_waiting_threads_sleep, parse_config
 from paceline_executor.errors import DeviceError
 from paceline_executor.testing.cpu import cpu_runner

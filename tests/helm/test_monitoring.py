@@ -1,5 +1,6 @@
 """Scraping, alerts, dashboard and autoscaling: all ask for metrics that there are, and each alert has its section."""
 
+import inspect
 import itertools
 import json
 import re
@@ -13,9 +14,10 @@ from chart_checks.cluster import Cluster
 from chart_checks.helm import CHART, VALUES_FILES, named, of_kind, pod_spec, render, selects
 from chart_checks.pods import no_pods_left
 from chart_checks.promql import problems_of, selectors
+from paceline.plan.codes import CodedError
 from paceline.process.metrics_port import PREFIX
 from paceline_executor.link import metrics as executor
-from paceline_scheduler.api.status import _CODES
+from paceline_scheduler import errors
 from paceline_scheduler.observers import definitions as scheduler
 from repository_checks.readme import broken_links
 from repository_checks.sources import ROOT
@@ -32,7 +34,7 @@ PANELS = DASHBOARD["panels"]
 VARIABLES = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
 VALUES_OF_LABELS = {
     "phase": {"prepare", "forward", "sample"},
-    "reason": {reason for _, reason in _CODES.values()},
+    "reason": {kind.reason for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, CodedError)},
 }
 
 

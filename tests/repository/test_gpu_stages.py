@@ -37,8 +37,8 @@ from gpu.report import Figure, Report
 from gpu.rigs import LLAMA_8B, find_place, make_feed, random_model, timed_numbers
 from gpu.stage import NEEDED, Stage, Task, run_stage
 from gpu.wheels import install_wheels, missing_modules
+from paceline.process.command import ExitCode
 from paceline.process.options import default_cache_dir
-from paceline_executor.__main__ import ExitCode
 from paceline_executor.link import servicer_views
 from paceline_executor.start import kernel_compiling
 from paceline_executor.testing.models import TINY_CONFIG

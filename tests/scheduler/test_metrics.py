@@ -21,7 +21,6 @@ from paceline.process.metrics import Histogram, Meter
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.events import Cancel, Effects, End, ExecutorAttached, ExecutorRemoved, StepFinished, Tick
@@ -371,7 +370,7 @@ def test_a_request_that_failed_has_no_part_in_latencies():
 
 def lines_of(share, *requests):
     """The lines of a log that sees these requests end."""
-    log = RequestLog(share, reason_of)
+    log = RequestLog(share)
     with capture_logs() as lines:
         log.saw(Tick(), 0.0, Effects(None, (), None, ended=tuple(map(ended, requests))))
     return lines
@@ -399,7 +398,7 @@ def test_the_sample_goes_by_the_id():
 
 
 def test_a_refused_request_has_a_line_with_the_reason():
-    log = RequestLog(1.0, reason_of)
+    log = RequestLog(1.0)
     with capture_logs() as lines:
         log.refused(RecordId("t", "r\udc80"), "m", TRACE_PARENT, InvalidRequestError("text", "is too long"))
         log.refused(RecordId("t", "r"), "m", "no trace", InvalidRequestError("text", "is too long"))

@@ -18,7 +18,6 @@ from paceline.process.trace_ids import SpanContext, read_trace_parent, trace_fie
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.request_spans import RequestSpans
-from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.config import Traces, wanted_traces
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import DeadlineExceededError
@@ -156,7 +155,7 @@ def called(trace_parent, error=None):
 def test_a_call_of_somebody_who_is_traced_is_below_his_span():
     (span,) = called(write_trace_parent(SAMPLED), DeadlineExceededError("too late"))
     assert (span.name, span.parent, span.start_s, span.end_s) == ("Tokenize", SAMPLED, 1.0, 3.0)
-    assert span.error == span.attributes[names.ERROR_TYPE] == reason_of(DeadlineExceededError(""))
+    assert span.error == span.attributes[names.ERROR_TYPE] == DeadlineExceededError.reason
     assert not called(write_trace_parent(SAMPLED))[0].error
     assert not called("")
     assert not called(write_trace_parent(SAMPLED._replace(is_sampled=False)))
@@ -200,7 +199,7 @@ def test_the_sampler_decides_as_opentelemetrys_does(name, ratio, trace_id, paren
 def begun(known="", **fields):
     """The only span of a request that ends at once; None for none. With the request as it goes on."""
     sink, request = SpanList(), GenerateRequest(request_id="r", **fields)
-    spans = RequestSpans(sink, lambda: 2.0, lambda _: known, reason_of)
+    spans = RequestSpans(sink, lambda: 2.0, lambda _: known)
     spans.begin(request, None, 1.0).end(DeadlineExceededError("too late"))
     return (sink.spans or [None])[0], request
 

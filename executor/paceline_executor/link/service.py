@@ -19,7 +19,6 @@ from paceline.process.callers import server_credentials
 from paceline.process.health import SERVICE_NAME as HEALTH_SERVICE
 from paceline.process.health import HealthServicer, HealthStatus
 from paceline.process.tls_folder import TlsFolder
-from paceline_executor.errors import PortError
 from paceline_executor.link import servicer as executor_service
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.fence import FenceTimes
@@ -149,10 +148,7 @@ class ExecutorService:
     async def _serve(
         self, server: grpc.aio.Server, port: int, credentials: grpc.ServerCredentials | None = None
     ) -> int:
-        try:
-            bound = ports.bind(server, self._config.host, port, credentials)
-        except ports.PortError as error:
-            raise PortError(str(error)) from error
+        bound = ports.bind(server, self._config.host, port, credentials)
         await server.start()
         self._servers.append(server)
         return bound

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import structlog
@@ -18,6 +17,7 @@ from paceline.plan.codec.columns import ColumnError, MalformedError
 from paceline.plan.codec.tokenizers import write_parts
 from paceline.plan.values import FromExecutor, Hello, StepResult, ToExecutor
 from paceline.process.callers import Role, caller_of
+from paceline.process.rpc import OPEN_TO_ALL, Context
 from paceline.v1 import executor_pb2, executor_pb2_grpc
 from paceline_executor.errors import AttachError, NotReadyError, PlanError, PlanFault
 from paceline_executor.link.description import Description
@@ -31,7 +31,6 @@ SERVICE_NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_
 BYTES_METHODS = frozenset({f"/{SERVICE_NAME}/Attach"})
 """The plan protocol's codec reads their messages, and not gRPC."""
 
-_OPEN_TO_ALL = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 _OF_OPERATORS = frozenset(f"/{SERVICE_NAME}/{name}" for name in ("GetInfo", "GetState", "Profile"))
 
 _BEFORE_PLANS = ("hello.", "heartbeat.")
@@ -41,7 +40,6 @@ _LOADING = "the model is still loading; wait until the health service says SERVI
 _log = structlog.get_logger()
 
 _AttachContext = grpc.aio.ServicerContext[bytes, bytes]
-_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
@@ -68,14 +66,14 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def GetInfo(  # noqa: N802
         self,
         request: executor_pb2.GetInfoRequest,  # noqa: ARG002
-        context: _Context,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
     ) -> executor_pb2.GetInfoResponse:
         return info_of(self._plan_streams, *self._require_loaded())
 
     async def GetState(  # noqa: N802
         self,
         request: executor_pb2.GetStateRequest,
-        context: _Context,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
     ) -> executor_pb2.GetStateResponse:
         steps, _ = self._require_loaded()
         check_state_request(request)
@@ -89,7 +87,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def GetTokenizer(  # noqa: N802
         self,
         request: executor_pb2.GetTokenizerRequest,  # noqa: ARG002
-        context: _Context,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
     ) -> AsyncIterator[executor_pb2.GetTokenizerResponse]:
         _, description = self._require_loaded()
         for part in write_parts(tokenizer_content(description.tokenizer)):
@@ -98,7 +96,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def Profile(  # noqa: N802
         self,
         request: executor_pb2.ProfileRequest,
-        context: _Context,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
     ) -> AsyncIterator[executor_pb2.ProfileResponse]:
         steps, _ = self._require_loaded()
         async with contextlib.aclosing(self._profiles.record(steps, request.num_steps)) as parts:
@@ -146,7 +144,7 @@ def _decode(data: bytes) -> list[ToExecutor]:
 
 def who_may_call(method: str) -> frozenset[Role] | None:
     """Operators only look. Returns None for health and reflection."""
-    if method.startswith(_OPEN_TO_ALL):
+    if method.startswith(OPEN_TO_ALL):
         return None
     return frozenset({Role.SCHEDULER, Role.OPERATOR} if method in _OF_OPERATORS else {Role.SCHEDULER})
 

@@ -4,6 +4,7 @@ Apart from `signals`, because it imports next to nothing: a stop may come at any
 """
 
 import contextlib
+import enum
 import os
 import resource
 import signal
@@ -15,9 +16,21 @@ if TYPE_CHECKING:
     from paceline.process.line_writer import LineWriter
 
 _STANDARD_FILES = ("stdin", "stdout", "stderr")
-_USAGE = 2
 _LEAST_ADDRESSES = 1 << 30  # what libraries and their threads take, without a model
 _LAST_LINES_S = 0.5  # for a log that takes no more lines
+
+
+class ExitCode(enum.IntEnum):
+    """Why a program ended; `--help` explains those that it has."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    MODEL = 3
+    PORT = 4
+    MACHINE = 5
+    DRAIN_TIMEOUT = 6
+    FETCH = 7
 
 
 def open_standard_files() -> None:
@@ -43,7 +56,7 @@ def complain(program: str, sentence: str) -> None:
         print(f"{program}: error: {sentence}", file=sys.stderr, flush=True)
 
 
-def check_address_space(program: str, code: int) -> None:
+def check_address_space(program: str, code: ExitCode) -> None:
     """End with this exit code and a sentence where libraries would abort, or wait for ever, for want of addresses."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if resource.RLIM_INFINITY != limit < _LEAST_ADDRESSES:
@@ -60,10 +73,10 @@ def check_installed(program: str, *modules: str) -> None:
         complain(
             program, f"{', '.join(missing)} not installed: in the checkout, pip install ./protos ./clients '.[{extra}]'"
         )
-        sys.exit(_USAGE)
+        sys.exit(ExitCode.USAGE)
 
 
-def end(log: "LineWriter", code: int) -> NoReturn:
+def end(log: "LineWriter", code: ExitCode) -> NoReturn:
     """End the process with its last lines written, and without waiting for anything else.
 
     Threads of libraries, and one that is inside native code, would keep it, and so would exit handlers.

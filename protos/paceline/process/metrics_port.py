@@ -31,13 +31,14 @@ class MetricsPort:
         self._num_connections = 0
         self._rendering = asyncio.Lock()
 
-    async def listen(self, host: str, port: int) -> int:
-        """Answer from now on; port 0 takes a free one. Returns its number, raises PortError."""
+    async def listen(self, host: str, port: int | None) -> int | None:
+        """Answer from now on; port 0 takes a free one, None none at all. Returns its number, raises PortError."""
+        if port is None:
+            return None
         try:
             self._server = await asyncio.start_server(self._answer, host, port, limit=MAX_REQUEST_BYTES)
         except OSError as error:
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            raise PortError(f"cannot listen on {address}: {error.strerror or error}") from error
+            raise PortError(host, port, error.strerror or str(error), "--metrics-port") from error
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 

@@ -1,9 +1,11 @@
 """Ports for gRPC servers: what all of them allow, and how one is bound."""
 
 import socket
+from typing import TYPE_CHECKING
 
-import grpc
-import grpc.aio
+if TYPE_CHECKING:
+    import grpc
+    import grpc.aio
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Each may cost 64 KiB, also without a call.
@@ -20,18 +22,28 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class PortError(Exception):
-    """A port cannot be listened on; the sentence says why."""
+    """A port cannot be listened on; the sentence says why, and which `option` names another one."""
+
+    def __init__(self, host: str, port: int, why: str, option: str | None = None) -> None:
+        advice = "" if option is None else f"; choose another with {option}"
+        super().__init__(f"cannot listen on {_address(host, port)}: {why}{advice}")
 
 
-def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
+def bind(
+    server: "grpc.aio.Server",
+    host: str,
+    port: int,
+    credentials: "grpc.ServerCredentials | None" = None,
+    option: str | None = None,
+) -> int:
     """Let a server listen on a port once it starts, 0 for a free one; returns its number. Raises PortError."""
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = _address(host, port)
     try:
         _try_port(host, port)  # gRPC would print lines of its own, and not say why
     except OSError as error:
-        raise PortError(f"cannot listen on {address}: {error.strerror}") from error
+        raise PortError(host, port, error.strerror or str(error), option) from error
     except UnicodeError as error:
-        raise PortError(f"cannot listen on {address}: this is not the name of a host") from error
+        raise PortError(host, port, "this is not the name of a host", option) from error
     try:
         if credentials is None:
             bound = server.add_insecure_port(address)
@@ -40,8 +52,12 @@ def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.Server
     except RuntimeError:  # somebody else was faster
         bound = 0
     if bound == 0:
-        raise PortError(f"cannot listen on {address}: the port is in use")
+        raise PortError(host, port, "the port is in use", option)
     return bound
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _try_port(host: str, port: int) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from paceline.process.trace_ids import read_trace_parent
-from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.spans import names
 from paceline_scheduler.spans.values import Span, SpanSink
@@ -40,7 +39,7 @@ class CallSpans:
         try:
             yield
         except SchedulerError as failure:
-            error = reason_of(failure)
+            error = failure.reason
             raise
         except BaseException as failure:
             error = type(failure).__name__

@@ -45,19 +45,17 @@ _MAX_INTEGER = 2**63 - 1  # of an attribute
 
 
 class RequestSpans:
-    """`known` is the traceparent that an open request has here, "" for others; `reason_of` names errors for clients."""
+    """`known` is the traceparent that an open request has here, "" for others."""
 
     def __init__(
         self,
         sink: SpanSink,
         clock: Callable[[], float],
         known: Callable[[RecordId], str],
-        reason_of: Callable[[SchedulerError], str],
     ) -> None:
         self._sink = sink
         self._clock = clock
         self._known = known
-        self._reason_of = reason_of
 
     def begin(self, request: GenerateRequest, key: RecordId, came_s: float) -> RequestSpan:
         """Says in the request's traceparent whether it is followed."""
@@ -74,7 +72,7 @@ class RequestSpans:
         request.trace_parent = write_trace_parent(context)
         links = () if before is None or before == parent else (before,)
         begun = Span(operation, context, parent, came_s, came_s, _of_request(request, operation), links)
-        return _Followed(self._sink, self._clock, self._reason_of, request, begun)
+        return _Followed(self._sink, self._clock, request, begun)
 
 
 class _Followed(RequestSpan):
@@ -82,13 +80,11 @@ class _Followed(RequestSpan):
         self,
         sink: SpanSink,
         clock: Callable[[], float],
-        reason_of: Callable[[SchedulerError], str],
         request: GenerateRequest,
         begun: Span,
     ) -> None:
         self._sink = sink
         self._clock = clock
-        self._reason_of = reason_of
         self._begun = begun
         self._trace_state = request.trace_state
         self._model = request.model
@@ -120,7 +116,7 @@ class _Followed(RequestSpan):
         if self._is_over:
             return
         self._is_over = True
-        reason = "" if error is None else self._reason_of(error)
+        reason = "" if error is None else error.reason
         if reason:
             self._attributes[names.ERROR_TYPE] = reason
         if self._finishes:

@@ -11,11 +11,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import grpc.aio
 import structlog
 
 from paceline.process.callers import ANYBODY, NOBODY, Caller, Role, caller_of
 from paceline.process.log_bounds import OPERATOR
+from paceline.process.rpc import OPEN_TO_ALL, Context
 from paceline.process.trace_ids import trace_fields
 from paceline_scheduler.errors import (
     PermissionDeniedError,
@@ -25,9 +25,7 @@ from paceline_scheduler.errors import (
     UnauthenticatedError,
 )
 
-_Context = grpc.aio.ServicerContext[Any, Any]
 _METADATA_KEY, _SCHEME = "authorization", "bearer "
-_OPEN_TO_ALL = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 # Their modules take long to import, and this is needed before the ports open.
 _INFERENCE, _ADMIN = "/paceline.v1.InferenceService/", "/paceline.v1.AdminService/"
 _STREAMS = frozenset({f"{_INFERENCE}Generate", f"{_INFERENCE}Session"})
@@ -79,7 +77,7 @@ class Access:
         self._num_streams: Counter[str] = Counter()
 
     @contextmanager
-    def admitted(self, method: str, context: _Context) -> Iterator[None]:
+    def admitted(self, method: str, context: Context) -> Iterator[None]:
         """Raises UnauthenticatedError, PermissionDeniedError; and TokenRevokedError out of a call whose token is
         removed meanwhile.
         """
@@ -100,7 +98,7 @@ class Access:
         with self._counted(method, context, caller), self._until_revoked(found):
             yield
 
-    def _refused(self, method: str, context: _Context, caller: Caller, error: SchedulerError) -> None:
+    def _refused(self, method: str, context: Context, caller: Caller, error: SchedulerError) -> None:
         trace = trace_fields(next(_metadata(context, "traceparent"), ""))
         _log.info("call_refused", method=method, caller=caller.name, peer=context.peer(), error=str(error), **trace)
         if method in _STREAMS:
@@ -112,9 +110,9 @@ class Access:
             call.task.cancel()
 
     def _is_open(self, method: str) -> bool:
-        return (self._find is None and not self._has_certificates) or method.startswith(_OPEN_TO_ALL)
+        return (self._find is None and not self._has_certificates) or method.startswith(OPEN_TO_ALL)
 
-    def _token(self, context: _Context) -> FoundToken | None:
+    def _token(self, context: Context) -> FoundToken | None:
         if self._find is None:
             return None
         values = (value for value in _metadata(context, _METADATA_KEY) if value.lower().startswith(_SCHEME))
@@ -127,7 +125,7 @@ class Access:
         return found
 
     @contextmanager
-    def _counted(self, method: str, context: _Context, caller: Caller) -> Iterator[None]:
+    def _counted(self, method: str, context: Context, caller: Caller) -> Iterator[None]:
         tenant = caller.tenant
         if tenant is None or method not in _STREAMS:
             yield
@@ -220,7 +218,7 @@ def _check(method: str, caller: Caller) -> None:
         raise PermissionDeniedError(f"{method} is not for this caller; it may be for an operator, or a tenant's client")
 
 
-def _metadata(context: _Context, name: str) -> Iterator[str]:
+def _metadata(context: Context, name: str) -> Iterator[str]:
     for key, value in context.invocation_metadata() or ():
         if key == name and isinstance(value, str):
             yield value

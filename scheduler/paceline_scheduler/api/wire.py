@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from paceline.plan.codec.welcomes import write_defaults
 from paceline.plan.durations import write_duration
 from paceline.plan.values import TokenLogprobs
+from paceline.process.statuses import rpc_status
 from paceline.v1 import admin_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.api import status
 from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
@@ -87,7 +88,7 @@ def _session_failure(failure: FailedRequest, draw: status.Draw) -> inference_pb2
 
 def _request_error(error: Exception, draw: status.Draw = status.DRAW) -> sampling_pb2.RequestError:
     # It has the fields and numbers of google.rpc.Status.
-    data = status.rpc_status(status.describe(error, draw)).SerializeToString()
+    data = rpc_status(status.describe(error, draw)).SerializeToString()
     return sampling_pb2.RequestError.FromString(data)
 
 

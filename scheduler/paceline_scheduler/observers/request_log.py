@@ -4,7 +4,6 @@ The sample goes by the request's id: schedulers that see the same request agree,
 """
 
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -20,11 +19,10 @@ _log = structlog.get_logger(__name__)
 
 
 class RequestLog:
-    """`share` of the requests has lines, 0 to 1; `reason_of` names an error for clients."""
+    """`share` of the requests has lines, 0 to 1."""
 
-    def __init__(self, share: float, reason_of: Callable[[SchedulerError], str]) -> None:
+    def __init__(self, share: float) -> None:
         self._share = share
-        self._reason_of = reason_of
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
         del event, now
@@ -34,13 +32,13 @@ class RequestLog:
         for ended in effects.ended:
             if self._is_told(ended.request.key):
                 error = errors.get(ended.request.handle)
-                self._tell(ended, end_name(ended) if error is None else self._reason_of(error))
+                self._tell(ended, end_name(ended) if error is None else error.reason)
 
     def refused(self, key: RecordId, model: str, trace_parent: str, error: SchedulerError) -> None:
         """Nothing that the request says was checked."""
         if self._share and self._is_told(key):
             names = {"request_id": key.request_id, "tenant": key.tenant, "model": model, **trace_fields(trace_parent)}
-            _log.info("request_refused", **names, reason=self._reason_of(error))
+            _log.info("request_refused", **names, reason=error.reason)
 
     def _is_told(self, key: RecordId) -> bool:
         return zlib.crc32(key.request_id.encode(errors="replace")) < self._share * 2**32

@@ -10,8 +10,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.plan.codec.tokenizers import TokenizerParts
 from paceline.plan.hashes import tokenizer_digest
+from paceline.process.ports import PortError
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
-from paceline_executor.errors import DeviceError, ModelCorruptError, PortError
+from paceline_executor.errors import DeviceError, ModelCorruptError
 from paceline_executor.link import servicer_views
 from paceline_executor.link.service import ExecutorService, ServiceConfig
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, loaded

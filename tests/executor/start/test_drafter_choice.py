@@ -7,8 +7,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from drafting.serving import serve
+from paceline.process.command import ExitCode
 from paceline_executor import errors
-from paceline_executor.__main__ import ExitCode, _code_of
+from paceline_executor.__main__ import _code_of
 from paceline_executor.config import DrafterKind, SpeculationChoice, parse_config
 from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.start.loading import load

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_executor.__main__ import ExitCode
+from paceline.process.command import ExitCode
 from paceline_executor.config import RunnerKind, parse_config
 from paceline_executor.errors import LimitError, MissingDeviceError
 from paceline_executor.start.runner_choice import THIS_MACHINE, Gpu, Machine, choose_runner

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from paceline_executor.__main__ import ExitCode
+from paceline.process.command import ExitCode
 from paceline_executor.errors import ModelCorruptError, ModelError
 from paceline_executor.testing.models import BYTE_LETTERS, TINY_CONFIG, RandomCheckpoint, gguf_parts, llama_fields
 from paceline_executor.weights import load_model

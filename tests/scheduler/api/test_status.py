@@ -8,6 +8,7 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 
 from paceline.plan.values import Claim
+from paceline.process.statuses import rpc_status, trailing_metadata
 from paceline_scheduler import errors
 from paceline_scheduler.api import status
 from paceline_scheduler.testing.refusals import details_of
@@ -49,7 +50,7 @@ REFUSALS_AND_FAILURES = [
 
 def details(error):
     """The google.rpc details of an error, by kind, as a client unpacks them."""
-    return details_of(status.trailing_metadata(status.describe(error)))
+    return details_of(trailing_metadata(status.describe(error)))
 
 
 @pytest.mark.parametrize(("error", "code", "reason"), REFUSALS_AND_FAILURES)
@@ -95,8 +96,8 @@ def test_a_refusal_that_may_not_last_says_when_to_come_back(kind):
     error = kind("x", 0.5)
     delays_ms = set()
     for described in (status.describe(error) for _ in range(50)):
-        pushback_ms = int(dict(status.trailing_metadata(described))["grpc-retry-pushback-ms"])
-        packed = status.rpc_status(described).details[1]
+        pushback_ms = int(dict(trailing_metadata(described))["grpc-retry-pushback-ms"])
+        packed = rpc_status(described).details[1]
         assert RetryInfo.FromString(packed.value).retry_delay.ToMilliseconds() == pytest.approx(pushback_ms, abs=1)
         delays_ms.add(pushback_ms)
     assert 400 <= min(delays_ms) < 500 < max(delays_ms) <= 600
@@ -111,13 +112,13 @@ def test_when_to_come_back_is_drawn_from_the_chance_that_is_given():
 def test_a_lasting_refusal_says_nothing_of_coming_back():
     error = errors.InvalidRequestError("text", "is empty")
     assert RetryInfo not in details(error)
-    assert "grpc-retry-pushback-ms" not in dict(status.trailing_metadata(status.describe(error)))
+    assert "grpc-retry-pushback-ms" not in dict(trailing_metadata(status.describe(error)))
 
 
 def test_an_unexpected_exception_shows_nothing_of_itself():
     described = status.describe(KeyError("secret"))
     assert described.code is grpc.StatusCode.INTERNAL
-    assert "secret" not in str(status.rpc_status(described))
+    assert "secret" not in str(rpc_status(described))
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\U0010ffff", "%", "\ud800"])
@@ -126,9 +127,7 @@ def test_a_text_of_any_length_makes_a_status_that_grpc_can_carry(letter):
     long = letter * 1_000_000
     for error in (errors.UnknownExecutorError(long), errors.InvalidRequestError(long, long)):
         described = status.describe(error)
-        carried = len(quote(described.message)) + sum(
-            len(value) * 4 // 3 for _, value in status.trailing_metadata(described)
-        )
+        carried = len(quote(described.message)) + sum(len(value) * 4 // 3 for _, value in trailing_metadata(described))
         assert carried < 8 * 1024
         assert described.message.endswith("…")
 

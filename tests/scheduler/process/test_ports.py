@@ -6,8 +6,8 @@ import socket
 import grpc.aio
 import pytest
 
+from paceline.process.ports import PortError
 from paceline_scheduler.config import parse_config
-from paceline_scheduler.errors import PortError
 from paceline_scheduler.servicer_ports import SchedulerPorts
 
 _ANY_PORT = ("--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0")

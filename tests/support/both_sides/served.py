@@ -23,6 +23,7 @@ from paceline.plan.values import (
     ToExecutor,
 )
 from paceline.plan.versions import PROTOCOLS
+from paceline.process.statuses import rpc_status
 from paceline.v1 import executor_pb2
 from paceline_executor.errors import (
     AttachError,
@@ -36,7 +37,7 @@ from paceline_executor.link.fence import Fence, FenceTimes
 from paceline_executor.link.plan_streams import Identity, PlanStreams
 from paceline_executor.link.profiles import Profiles
 from paceline_executor.link.servicer import ExecutorServicer
-from paceline_executor.link.status import status_of
+from paceline_executor.link.status import describe
 from paceline_executor.link.step_loop import StepLoop
 from paceline_scheduler.errors import LinkError, StreamEndedError
 from paceline_scheduler.link import wire
@@ -212,7 +213,7 @@ class ServedExecutor(WithRows):
         except ServiceError as error:
             if isinstance(error, _BREACHES):
                 self.violations.append(str(error))
-            status = status_of(error)
+            status = rpc_status(describe(error))
             call.end(wire.decode_refusal(status.message, status.SerializeToString()))
         except Exception as error:
             self.violations.append(repr(error))

@@ -1,9 +1,8 @@
 """Messages in a few words, for the story of a run and for its hash."""
 
-from google.rpc import status_pb2
-
 from paceline.plan.codec.bounds import BoundError
 from paceline.plan.values import BatchPlan, Heartbeat, RecordId, RowState, SnapshotPart, StepResult, Welcome
+from paceline.process.statuses import ErrorStatus
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import plan_pb2
 from simulation.executors import ATTACH, GET_INFO
@@ -64,7 +63,7 @@ def _words(message: object) -> str:
             return f"welcome, incarnation {incarnation & 0xFFFF:04x}, epoch {epoch}"
         case SnapshotPart(rows):
             return "snapshot: " + ", ".join(_row(row) for row in rows)
-        case status_pb2.Status():
+        case ErrorStatus():
             return f"ends: {message.message}"
     return str(message)[:_SHORT]
 

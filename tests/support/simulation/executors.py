@@ -43,7 +43,7 @@ from paceline_executor.link.plan_streams import MAX_PART_BYTES, Identity, PlanSt
 from paceline_executor.link.profiles import Profiles
 from paceline_executor.link.servicer import ExecutorServicer, GrpcTransport
 from paceline_executor.link.servicer_views import look_at
-from paceline_executor.link.status import status_of
+from paceline_executor.link.status import describe
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
@@ -316,7 +316,7 @@ class ExecutorHost(Host):
                     await self._process.attach(call)
             call.finish()
         except ServiceError as error:
-            call.finish(status_of(error))
+            call.finish(describe(error))
 
 
 def _as_seen(slots: SlotRunner, config: ModelConfig, seed: int, num_right: Callable[[int], int]) -> Runner:

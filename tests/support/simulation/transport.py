@@ -5,20 +5,16 @@ from typing import cast
 
 import grpc
 import grpc.aio
-from google.rpc import status_pb2
 
 from paceline.plan.codec.tokenizers import TokenizerParts
 from paceline.plan.values import ExecutorInfo
-from paceline_scheduler.api import status
+from paceline.process.statuses import ErrorStatus, trailing_metadata
 from paceline_scheduler.errors import StreamEndedError, UnreachableError
 from paceline_scheduler.link import wire
 from paceline_scheduler.link.transport_grpc import GrpcPlanCall
 from simulation.executors import ATTACH, GET_INFO, GET_TOKENIZER
 from simulation.loop import Node
 from simulation.network import Call, CallEndedError, End, Network
-
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
-_DETAILS_KEY = "grpc-status-details-bin"
 
 
 class SimulatedTransport:
@@ -113,12 +109,9 @@ def _rpc_error(end: object) -> grpc.aio.AioRpcError:
     """Return what gRPC raises; servers end calls with a status, networks with an End."""
     code, trailing, details = grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), f"the call is {end}"
     match end:
-        case status_pb2.Status():  # of an executor
-            code, details = _CODES[end.code], end.message
-            trailing.add(_DETAILS_KEY, end.SerializeToString())
-        case status.ErrorStatus():  # of a scheduler
+        case ErrorStatus():
             code, details = end.code, end.message
-            trailing = grpc.aio.Metadata(*status.trailing_metadata(end))
+            trailing = grpc.aio.Metadata(*trailing_metadata(end))
         case End.CANCELLED:
             code = grpc.StatusCode.CANCELLED
         case End.FINISHED | End.HALF_CLOSED:

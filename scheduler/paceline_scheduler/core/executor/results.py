@@ -257,7 +257,7 @@ def _end_finished(
         if reason is FinishReason.ERROR:
             error = _row_error(landed, row)
             failures.append(Failure(live.request.handle, error))
-            if error.reason == NUMERIC_FAULT:
+            if error.executor_reason == NUMERIC_FAULT:
                 executor.ledger.distrust(row)
             continue
         stop_token_id = int(columns.token_ids(row)[-1]) if finish == RowFinish.END_TOKEN else None
@@ -269,7 +269,7 @@ def _row_error(result: StepResult, row: int) -> ExecutorFailedError:
     error = next((error for error in result.errors if error.row == row), None)
     if error is None:
         return ExecutorFailedError("the executor gave up this request without a reason", "UNKNOWN")
-    if error.reason == NoTokenLeftError.EXECUTOR_REASON:
+    if error.reason == NoTokenLeftError.reason:
         return NoTokenLeftError(error.message)
     return ExecutorFailedError(error.message, error.reason)
 

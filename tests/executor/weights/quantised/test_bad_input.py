@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_executor.__main__ import ExitCode
+from paceline.process.command import ExitCode
 from paceline_executor.errors import ModelCorruptError, ModelError, UnsupportedModelError
 from paceline_executor.weights import load_checkpoint
 from quantised_files import VARIANTS, written
