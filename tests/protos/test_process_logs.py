@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import threading
 import time
 
@@ -110,6 +111,16 @@ def test_what_is_written_need_not_end_a_line(pipe, new_writer):
     writer.write("\r100 % ä☃")
     writer.finish(GENEROUS_S)
     assert os.read(reading, PIPE_BYTES) == b"\r50 %\r100 % \xe4\\u2603"
+
+
+def test_a_line_that_is_held_while_nothing_else_happens_is_written_all_the_same(pipe, new_writer):
+    """The thread waits already, for nothing."""
+    reading, writing = pipe
+    writer = new_writer(writing, lost)
+    time.sleep(0.05)
+    writer.hold("cause", time.monotonic() + 0.01, "due\n")
+    assert select.select([reading], [], [], GENEROUS_S)[0]
+    assert os.read(reading, PIPE_BYTES) == b"due\n"
 
 
 def events_in(reading):

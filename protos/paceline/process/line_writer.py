@@ -78,7 +78,8 @@ class LineWriter:
         while True:
             self._release(time.monotonic())
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed, self._until_due())
+                if not self._waiting and not self._is_closed:
+                    self._changed.wait(self._until_due())  # a line that is held meanwhile may be due earlier
                 if not self._waiting and self._is_closed:
                     return
                 if not self._waiting:
