@@ -95,10 +95,10 @@ def test_the_upper_end_of_every_interval_decides(texts, verdict):
 @pytest.mark.parametrize(
     ("changes", "code", "said"),
     [
-        ({}, 0, ["Good enough: perplexity increases by 2 % at most", "float8, W8A8, W4A16"]),
+        ({}, 0, ["Good enough: perplexity increases by at most +1.50%", "2 % is allowed", "float8, W8A8, W4A16"]),
         (BEYOND, 1, ["Not good enough: perplexity increases by more than 2 %", "one step back", "--kv-cache-dtype"]),
         (ACROSS, 10, ["Undecided", "holds the bound; about 120,000 tokens would tell"]),
-        (SHORT, 10, ["prose is too short to tell: at least 2,000 tokens in 16 windows"]),
+        (SHORT, 10, ["prose has 1 of 16 windows", "184 of 2,000 predicted", "--tokens"]),
         ({"increase": 0.02, "lower": 0.01, "upper": 0.03}, 10, ["lies on the bound"]),
     ],
 )
@@ -112,7 +112,7 @@ def test_the_table_ends_with_the_verdict_and_what_to_try_next(validated, changes
 def test_the_table_has_every_figure_of_every_text(validated):
     _, shown, _ = validated(data=FIGURES | SHORT | {"first_difference": None}, prose=FIGURES)
     lines = [" ".join(line.split()) for line in shown.out.splitlines()]
-    assert "candidate tiny [W4A16] (Q4_1, computed by --quantization auto, KV cache int8, cpu)" in lines
+    assert "candidate tiny [W4A16] (Q4_1, run with --quantization auto, KV cache int8, cpu)" in lines
     for line in (
         "your data prose",
         "perplexity of the base 10.000 10.000",
@@ -120,10 +120,10 @@ def test_the_table_has_every_figure_of_every_text(validated):
         "increase +1.00% +1.00%",
         "95 % interval of the increase none +0.50% to +1.50%",
         "KL divergence in nats, mean 0.0123 0.0123",
-        "99 % of the places are below 0.2500 0.2500",
+        "KL divergence, 99th percentile 0.2500 0.2500",
         "same likeliest token 95.1% 95.1%",
         "same greedy answers, up to 64 tokens 6 of 8 6 of 8",
-        "first difference among them none token 12",
+        "earliest difference among them none token 12",
         "tokens predicted 184 in 1 windows 30,000 in 60 windows",
     ):
         assert line in lines

@@ -182,7 +182,7 @@ def _show(found: dict[str, Any], verdict: Verdict, bound: float) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for role in ("candidate", "base"):
         side = found[role]
-        how = f"computed by --quantization {side['computed']}, KV cache {side['kv_cache']}, {side['device']}"
+        how = f"run with --quantization {side['computed']}, KV cache {side['kv_cache']}, {side['device']}"
         console.print(f"{role:<10} {side['model']} ({side['quantization'] or 'not quantised'}, {how})", markup=False)
     console.print()
     console.print(table)
@@ -198,10 +198,10 @@ def _rows(text: dict[str, Any]) -> dict[str, str]:
         "increase": f"{text['increase']:+.2%}",
         "95 % interval of the increase": interval,
         "KL divergence in nats, mean": f"{text['mean_divergence']:.4f}",
-        "99 % of the places are below": f"{text['p99_divergence']:.4f}",
+        "KL divergence, 99th percentile": f"{text['p99_divergence']:.4f}",
         "same likeliest token": f"{text['same_best']:.1%}",
         "same greedy answers, up to 64 tokens": f"{text['num_same_answers']} of {text['num_answers']}",
-        "first difference among them": "none" if first is None else f"token {first + 1}",
+        "earliest difference among them": "none" if first is None else f"token {first + 1}",
         "tokens predicted": f"{text['num_predicted']:,} in {text['num_windows']} windows",
     }
 
@@ -210,7 +210,9 @@ def _sentence(texts: Texts, verdict: Verdict, bound: float) -> str:
     """The verdict, why, and what to try next."""
     within = f"{bound * 100:.4g} %"
     if verdict is Verdict.WITHIN:
-        return f"Good enough: perplexity increases by {within} at most. To try next, from safe to small: {_LADDER}."
+        most = max(text["upper"] for text in texts.values())
+        pair = f"{most:+.2%} (the upper end of the interval), and {within} is allowed"
+        return f"Good enough: perplexity increases by at most {pair}. Other formats, from safe to small: {_LADDER}."
     if verdict is Verdict.BEYOND:
         return (
             f"Not good enough: perplexity increases by more than {within}. To try next, one step back: from small to"
@@ -223,8 +225,9 @@ def _what_is_missing(name: str, text: dict[str, Any], bound: float) -> str:
     if _verdict_of(text, bound) is not Verdict.UNDECIDED:
         return ""
     if _is_short(text):
-        least = f"{_LEAST_PREDICTED:,} tokens in {_LEAST_WINDOWS} windows of up to 512"
-        return f"{_TITLES[name]} is too short to tell: at least {least} must be predicted."
+        windows = f"{text['num_windows']} of {_LEAST_WINDOWS} windows of up to 512 tokens"
+        tokens = f"{text['num_predicted']:,} of {_LEAST_PREDICTED:,} predicted ones"
+        return f"{_TITLES[name]} has {windows} that are needed, and {tokens}: raise --tokens, or give more --data."
     half, gap = (text["upper"] - text["lower"]) / 2, abs(bound - text["increase"])
     needed = text["num_predicted"] * (half / gap) ** 2 if gap else math.inf
     if needed > _MAX_ADVISED_TOKENS:
