@@ -17,7 +17,8 @@ from paceline_scheduler.testing.processes import SchedulerTestProcess
 
 PORTS = ("--port", "0", "--health-port", "0", "--metrics-port", "0")
 SMALL = ("--max-num-seqs", "8", "--max-model-len", "512", "--kv-cache-memory", "2MiB")
-CONSTANT = {"cache_config_info", "executor_info", "executor_kv_blocks", "executor_kv_cache_bytes"}
+CONSTANT = {"cache_config_info", "executor_info", "executor_weight_bytes"}
+CONSTANT |= {"executor_kv_blocks", "executor_kv_cache_bytes"}
 # What no client and no operator can do to a sound system; their own tests show them.
 NOT_HERE = {"executor_refused_plans", "executor_failed_steps"}
 LETTER = "The harbour was built in 1743 by fishermen who had lost their boats in the great storm. "

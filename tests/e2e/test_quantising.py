@@ -23,7 +23,7 @@ PROMPTS = [f"{topic}: tell in some sentences what {topic} is, and what for." * 4
 
 def recipe(name):
     """The block of OPERATING.md that imports the tool."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "OPERATING.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```text\n(.*?)```", (ROOT / "OPERATING.md").read_text(encoding="utf-8"), re.DOTALL)
     (block,) = [block for block in blocks if f"from {name} import" in block]
     return block
 

@@ -55,6 +55,7 @@ def find(leadership, address, incarnation=1, term=0, holder="", now_s=0.0):
 
 def drive(leadership, address, incarnation=1, now_s=0.0, **info):
     assert find(leadership, address, incarnation, now_s=now_s, **info)
+    leadership.syncing(address, incarnation)
     leadership.welcomed(description(address, incarnation), now_s)
 
 

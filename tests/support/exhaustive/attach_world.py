@@ -249,6 +249,7 @@ class SchedulersSide:
         assert leadership is not None, "its streams end with it"
         self._world.tell(f"{stream.scheduler.name} drives {stream.executor.address} in epoch {epoch}")
         described = replace(_DESCRIPTION, address=stream.executor.address, incarnation=stream.incarnation, epoch=epoch)
+        leadership.syncing(described.address, described.incarnation)
         leadership.welcomed(described, self._world.now_s)
 
 
