@@ -35,7 +35,6 @@ class PackedLlamaModel:
     def __init__(self, checkpoint: Checkpoint, max_model_len: int) -> None:
         config, weights, in_8_bits = checkpoint.config, HostWeights(checkpoint), list[str]()
         embedding = _in_own_order(checkpoint, "model.embed_tokens.weight", in_8_bits)
-        self._embedding = embedding
         tables, table_of_layer = rope_tables(config, max_model_len)
         layers = [
             _read_layer(checkpoint, LayerReader(weights, layer), table, in_8_bits)
@@ -77,7 +76,7 @@ class PackedLlamaModel:
         return self._weights.num_bytes
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return unpack_rows(self._embedding, token_ids)
+        return unpack_rows(self._weights.embedding, token_ids)
 
 
 def _in_own_order(checkpoint: Checkpoint, name: str, in_8_bits: list[str]) -> PackedWeight:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
-from paceline_kernels.quantized_linear.packing import PackedWeight
 
 
 class PhaseTime(NamedTuple):
@@ -36,7 +35,7 @@ def phase_times(
             for index, layer in enumerate(weights.layers)
             for name, count in _of(layer, batch, keys)
         ),
-        ("logits", len(weights.layers) - 1, _size(weights.lm_head)),
+        ("logits", len(weights.layers) - 1, weights.lm_head.num_bytes),
     ]
     start_ns = ends_ns[0]
     for end_ns, (name, layer_index, num_bytes) in zip(ends_ns[1:], phases, strict=True):
@@ -48,13 +47,13 @@ def phase_times(
 def _of(layer: DecoderLayer, batch: DecoderBatch, keys: torch.Tensor) -> tuple[tuple[str, int], ...]:
     """keys: of all layers, as the decoder takes them."""
     return (
-        ("qkv", _size(layer.qkv)),
+        ("qkv", layer.qkv.num_bytes),
         ("attention", _context_bytes(layer, batch, keys)),
         ("reorder", 0),
-        ("attention_output", _size(layer.attention_output)),
+        ("attention_output", layer.attention_output.num_bytes),
         ("norm", 0),
-        ("gate_up", _size(layer.gate_up)),
-        ("down", _size(layer.down)),
+        ("gate_up", layer.gate_up.num_bytes),
+        ("down", layer.down.num_bytes),
         ("norm", 0),
     )
 
@@ -65,7 +64,3 @@ def _context_bytes(layer: DecoderLayer, batch: DecoderBatch, keys: torch.Tensor)
     seen = lens if layer.window is None else np.minimum(lens, num_tokens + layer.window - 1)
     slot_bytes = keys.shape[2] * keys.shape[4] * keys.element_size()
     return 2 * slot_bytes * int(seen.sum())
-
-
-def _size(weight: PackedWeight) -> int:
-    return weight.data.numel() * weight.data.element_size()

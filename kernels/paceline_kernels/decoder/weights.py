@@ -114,7 +114,7 @@ class DecoderWeights:
         """Of its matrices."""
         matrices = [m for each in self.layers for m in (each.qkv, each.attention_output, each.gate_up, each.down)]
         ends = [self.embedding] if self.lm_head is self.embedding else [self.embedding, self.lm_head]
-        return sum(matrix.data.nbytes for matrix in (*matrices, *ends))
+        return sum(matrix.num_bytes for matrix in (*matrices, *ends))
 
     @property
     def has_orders(self) -> bool:

@@ -53,6 +53,10 @@ class PackedWeight:
     span: int = 1  # groups under one scale: a power of two
 
     @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes
+
+    @property
     def code(self) -> int:
         """Format and span in one number, for compiled code."""
         return int(self.format) | (self.span.bit_length() - 1) << KIND_BITS
