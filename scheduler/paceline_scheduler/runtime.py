@@ -106,13 +106,17 @@ class Runtime:
         if effects.tokens or effects.failures:
             assert self._outputs is not None, "the edge is joined before anything happens"
             self._outputs.deliver(effects.tokens, effects.failures)
-        if isinstance(event, _PLANNED_AT_ONCE):
+        if isinstance(event, _PLANNED_AT_ONCE) and not self._is_idle_after(event):
             for address in effects.executors_to_plan:
                 self._plan(address)
         elif effects.executors_to_plan and not self._is_turn_ending:
             self._is_turn_ending = True
             self._loop.call_soon(self._end_turn)
         return effects.reply
+
+    def _is_idle_after(self, event: Event[Any]) -> bool:
+        """A plan would compute nothing: it can wait until those who got the last tokens are told."""
+        return isinstance(event, StepFinished) and self.views.is_idle(event.address)
 
     def after_turn(self, work: Callable[[], None]) -> None:
         """Nothing that the core decides waits for it."""

@@ -93,6 +93,7 @@ class RuntimeBench:
         await asyncio.sleep(0)
         while self.plans:
             await self.step()
+            await asyncio.sleep(0)
 
 
 async def attached_bench(**options):

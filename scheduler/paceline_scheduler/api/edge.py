@@ -199,7 +199,8 @@ class Edge:
             if stream.state is StreamState.ENDED:
                 return
             first, model, resumption = await self._prepare(stream.request, came_s, max_seconds)
-            first = replace(first, waited_s=first.waited_s + waited_s)
+            if waited_s:
+                first = replace(first, waited_s=first.waited_s + waited_s)
             text_model = await self.texts.model(model)
             await self.executors.until_synced(arrival)  # lost meanwhile, perhaps
             if stream.state is StreamState.PREPARING:

@@ -10,17 +10,18 @@ from paceline_scheduler.core.request import Request, ResumePoint
 
 
 def core_requests(first: Request, handles: tuple[int, ...], points: tuple[ResumePoint, ...]) -> tuple[Request, ...]:
-    return tuple(
+    others = (
         replace(
             first,
             handle=handle,
             key=replace(first.key, index=index),
             sampling=replace(first.sampling, seed=completion_seed(first.sampling.seed, index)),
-            num_prompt_logprobs=None if index else first.num_prompt_logprobs,  # the prompt is the same for all
+            num_prompt_logprobs=None,  # the prompt is the same for all
             point=point,
         )
-        for index, (handle, point) in enumerate(zip(handles, points, strict=True))
+        for index, (handle, point) in enumerate(zip(handles[1:], points[1:], strict=True), 1)
     )
+    return replace(first, handle=handles[0], point=points[0]), *others
 
 
 def completion_seed(seed: int, index: int) -> int:

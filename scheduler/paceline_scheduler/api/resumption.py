@@ -137,6 +137,8 @@ class _Claim:
         return len(self.prior) if self.resume_from is None else self.resume_from
 
     def check(self, max_tokens: int, vocab_size: int) -> ResumePoint:
+        if not self.num_held and self.resume_hash is None and not self.last_attempt and not self.prior:
+            return NOTHING_HELD
         check_range(f"{self.path}resume_from", self.resume_from, Range(0, max_tokens))
         check_range(f"{self.path}last_attempt", self.last_attempt, Range(0, MAX_LAST_ATTEMPT))
         field = f"{self.path}prior_output_token_ids"

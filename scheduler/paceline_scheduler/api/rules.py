@@ -49,7 +49,8 @@ def check_token_ids(field: str, token_ids: Int32Array, vocab_size: int) -> None:
 
 def check_ids(field: str, token_ids: Sequence[int], at_most: int, vocab_size: int) -> Sequence[int]:
     check_count(field, len(token_ids), 0, at_most)
-    check_token_ids(field, np.array(token_ids, dtype=np.int32), vocab_size)
+    if token_ids:
+        check_token_ids(field, np.array(token_ids, dtype=np.int32), vocab_size)
     return token_ids
 
 

@@ -51,8 +51,10 @@ class Unserved:
         return self._backend.now_s() - came_s
 
     def _is_decided(self, name: str) -> bool:
+        if not self._executors.may_come:
+            return True
         known = [model.name for model in self._executors.known_models()]
-        if name in known or (known and not name) or not self._executors.may_come:
+        if name in known or (known and not name):
             return True
         self._require_serving()
         return False

@@ -16,7 +16,7 @@ from paceline.plan.codec.columns import fields_set
 from paceline.plan.codec.requests import SAMPLING_NUMBERS
 from paceline.plan.durations import read_duration
 from paceline.plan.ranges import Range
-from paceline.plan.sampling import MAX_LOGIT_BIAS, SAMPLING_RANGES, SamplingParams
+from paceline.plan.sampling import MAX_LOGIT_BIAS, SAMPLING_RANGES, GenerationDefaults, SamplingParams
 from paceline.plan.values import Int32Array, RecordId
 from paceline.process.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES
 from paceline.v1 import inference_pb2, sampling_pb2
@@ -93,6 +93,8 @@ _BOUNDS = {
 }
 """By path; each may be unset."""
 
+_BOUNDED_PARTS = tuple(dict.fromkeys(path.split(".")[0] for path in _BOUNDS if "." in path))
+
 _UNSUPPORTED = (
     "structured",
     "adapter",
@@ -109,8 +111,10 @@ def check_alone(message: inference_pb2.GenerateRequest) -> None:
     check_num_bytes("cache_salt", message.cache_salt, MAX_KEY_BYTES)
     check_num_bytes("trace_parent", message.trace_parent, MAX_TRACE_PARENT_BYTES)
     check_num_bytes("trace_state", message.trace_state, MAX_TRACE_STATE_BYTES)
-    for path, allowed in _BOUNDS.items():
-        check_range(path, _number(message, path), allowed)
+    for prefix, part in (("", message), *((f"{name}.", getattr(message, name)) for name in _BOUNDED_PARTS)):
+        for field, value in part.ListFields():
+            if allowed := _BOUNDS.get(path := prefix + field.name):
+                check_range(path, read_duration(value) if isinstance(value, Duration) else value, allowed)
     _check_supported(message, "", _UNSUPPORTED)
 
 
@@ -255,16 +259,6 @@ def derived_seed(key: RecordId) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def _number(request: Message, path: str) -> float | None:
-    """A duration gives its seconds; an unset field None."""
-    *parts, name = path.split(".")
-    part = functools.reduce(getattr, parts, request)
-    if not part.HasField(name):
-        return None
-    value: Duration | float = getattr(part, name)
-    return read_duration(value) if isinstance(value, Duration) else value
-
-
 def _check_supported(message: Message, prefix: str, paths: Iterable[str]) -> None:
     """They may ask for what happens anyway."""
     for path in paths:
@@ -311,10 +305,15 @@ def _fill_in_sampling(sent: sampling_pb2.SamplingParams, model: ServedModel, key
 
 
 def _recommended(model: ServedModel) -> dict[str, float]:
-    named = asdict(model.tokenizer.defaults)
+    return _values_of(model.tokenizer.defaults, model.vocab_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _values_of(defaults: GenerationDefaults, vocab_size: int) -> dict[str, float]:
+    named = asdict(defaults)
     if named["top_k"] is not None:
         # Models write 0 for unlimited, and some name more tokens than there are.
-        named["top_k"] = min(max(named["top_k"], 0), model.vocab_size)
+        named["top_k"] = min(max(named["top_k"], 0), vocab_size)
     return {name: value for name, value in named.items() if value is not None}
 
 

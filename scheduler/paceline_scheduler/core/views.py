@@ -134,6 +134,11 @@ class CoreViews:
             return None
         return executor.in_flight[0]
 
+    def is_idle(self, address: str) -> bool:
+        """Nothing runs there, and nothing waits for an executor."""
+        executor = self._state.executors.by_address[address]
+        return not (executor.ledger.rows.num_running or self._state.waiting.all_ahead.num_requests)
+
     def counts(self, address: str) -> ExecutorCounts:
         """Raises KeyError before the first attachment."""
         executor = self.executor(address)

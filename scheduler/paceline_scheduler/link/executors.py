@@ -117,9 +117,8 @@ class Executors:
 
     def known_models(self) -> tuple[ServedModel, ...]:
         served = {model.name: model for model in self.models()}
-        return tuple(
-            served.get(model.name, replace(model, num_executors=0)) for model in served_models(self.by_address.values())
-        )
+        known = served_models(self.by_address.values())
+        return tuple(served.get(model.name) or replace(model, num_executors=0) for model in known)
 
     @property
     def may_come(self) -> bool:

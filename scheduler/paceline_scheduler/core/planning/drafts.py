@@ -50,6 +50,8 @@ def fit_drafts(
     most = np.minimum(rows.max_drafts[decode_rows], rows.limit[decode_rows] - positions - 1)
     most = np.minimum(most, limits.max_num_draft_tokens)
     most[positions + 1 < rows.num_known[decode_rows]] = 0  # what comes next is known
+    if most.max() <= 0:
+        return NO_DRAFTING
     drafts, min_chance = best_drafts(view, decode_rows, most, budget)
     num_free = rows.num_slots[decode_rows] + block_size * np.isin(decode_rows, growing_rows) - positions - 1
     lacking = _blocks(drafts - num_free, block_size)
@@ -66,9 +68,9 @@ def fit_drafts(
 def best_drafts(
     view: ExecutorView, decode_rows: RowIndex, most: Int32Array, budget: StepBudget
 ) -> tuple[Int32Array, float]:
-    """Also returns how likely a draft must be right to pay, from 0 to 1."""
-    num_places = int(most.max(initial=0))
-    if num_places <= 0 or view.speculation.is_plain_due:
+    """`most` is above 0 for one row at least. Also returns how likely a draft must be right to pay, from 0 to 1."""
+    num_places = int(most.max())
+    if view.speculation.is_plain_due:
         return np.zeros_like(most), 0.0
     place, positions = np.arange(num_places), view.rows.num_scheduled[decode_rows]
     costs = budget.draft_costs(positions, num_places)

@@ -235,7 +235,7 @@ def _drafting(view: ExecutorView, room: Room, work: Work, limits: CoreLimits) ->
     if not (limits.max_num_draft_tokens and np.count_nonzero(view.rows.max_drafts)):
         return NO_DRAFTING
     is_busy = room.preemptions or room.share_preemptions or view.suspect_rows or view.is_doubted
-    if is_busy or not _all_decode(room, work):
+    if is_busy or not (len(room.decode_rows) and _all_decode(room, work)):
         return NO_DRAFTING
     # A block for each row's next token stays, and all that somebody waits for.
     num_spare = 0 if room.queue else max(0, min(room.num_available - len(room.decode_rows), room.shares.least_room()))
