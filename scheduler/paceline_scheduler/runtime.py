@@ -25,6 +25,9 @@ from paceline_scheduler.errors import SchedulerError
 _PLANNED_AT_ONCE = (StepFinished, ExecutorAttached, ExecutorLost, ExecutorRemoved, Tick)
 """After other events what arrives in the same turn of the loop is planned together."""
 
+_TOLD_WITHIN_S = 0.01
+"""An executor with nothing to do is told what has ended so long after its step, or with the next request."""
+
 _SETTLE_POLL_S = 0.01
 
 
@@ -106,17 +109,15 @@ class Runtime:
         if effects.tokens or effects.failures:
             assert self._outputs is not None, "the edge is joined before anything happens"
             self._outputs.deliver(effects.tokens, effects.failures)
-        if isinstance(event, _PLANNED_AT_ONCE) and not self._is_idle_after(event):
+        if isinstance(event, StepFinished) and self.views.is_idle(event.address):
+            self._loop.call_later(_TOLD_WITHIN_S, self.feed, Tick())
+        elif isinstance(event, _PLANNED_AT_ONCE):
             for address in effects.executors_to_plan:
                 self._plan(address)
         elif effects.executors_to_plan and not self._is_turn_ending:
             self._is_turn_ending = True
             self._loop.call_soon(self._end_turn)
         return effects.reply
-
-    def _is_idle_after(self, event: Event[Any]) -> bool:
-        """A plan would compute nothing: it can wait until those who got the last tokens are told."""
-        return isinstance(event, StepFinished) and self.views.is_idle(event.address)
 
     def after_turn(self, work: Callable[[], None]) -> None:
         """Nothing that the core decides waits for it."""

@@ -93,7 +93,6 @@ class RuntimeBench:
         await asyncio.sleep(0)
         while self.plans:
             await self.step()
-            await asyncio.sleep(0)
 
 
 async def attached_bench(**options):
@@ -122,6 +121,26 @@ async def test_as_many_plans_are_on_their_way_as_the_executor_takes():
     assert len(bench.plans) == 4
     bench.listener.finished_step(ADDRESS, bench.executor.execute(bench.plans.pop(0)))
     assert len(bench.plans) == 4
+
+
+async def test_an_idle_executor_is_told_of_an_end_with_the_next_request_or_soon():
+    """A message of its own would cost more than the rest of a short step."""
+    bench = await attached_bench()
+    bench.submit(make_request(3, 1))
+    await bench.finish()
+    assert bench.plans == []
+    bench.submit(make_request(3, 1))
+    await asyncio.sleep(0)
+    (plan,) = bench.plans
+    assert (len(plan.releases), len(plan.new_requests)) == (1, 1)
+    await bench.finish()
+    await asyncio.wait_for(until(lambda: bench.plans), 1)
+    assert [len(plan.releases) for plan in bench.plans] == [1]
+
+
+async def until(holds):
+    while not holds():
+        await asyncio.sleep(0.001)
 
 
 async def test_without_an_executor_requests_are_refused_with_a_time_to_try_again():

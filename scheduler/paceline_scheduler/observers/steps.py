@@ -175,7 +175,7 @@ class StepObserver:
             case StepFinished(address, result):
                 executor = self._executors[address]
                 planning = executor.plannings.popleft()
-                executor.has_just_ended = True
+                executor.has_just_ended = not self._views.is_idle(address)
                 executor.free_s, executor.open_idle_ns, executor.cut_idle_ns = now, 0, 0
                 _count(executor.totals, planning, result)
                 if self.watch.sinks:
