@@ -28,6 +28,9 @@ _PLANNED_AT_ONCE = (StepFinished, ExecutorAttached, ExecutorLost, ExecutorRemove
 _TOLD_WITHIN_S = 0.01
 """An executor with nothing to do is told what has ended so long after its step, or with the next request."""
 
+_EARLY_S = 0.001
+"""A plan is not put off for less."""
+
 _SETTLE_POLL_S = 0.01
 
 
@@ -72,6 +75,8 @@ class Runtime:
         self._outputs: OutputSink | None = None
         self._plans: PlanSink | None = None
         self._is_turn_ending = False
+        self._busy_since_s: dict[str, float] = {}  # when the step at an executor began, at the latest
+        self._delayed: dict[str, asyncio.TimerHandle] = {}
 
     def deliver_to(self, sink: OutputSink) -> None:
         """Before anything happens."""
@@ -105,6 +110,10 @@ class Runtime:
             raise
         for observer in self._observers:
             observer.saw(event, now, effects)
+        if isinstance(event, StepFinished):
+            self._busy_since_s[event.address] = now
+        elif isinstance(event, ExecutorRemoved):
+            self._busy_since_s.pop(event.address, None)
         self._alarm.set(effects.wake_at)  # first: what is delivered may feed something that wakes earlier
         if effects.tokens or effects.failures:
             assert self._outputs is not None, "the edge is joined before anything happens"
@@ -134,8 +143,17 @@ class Runtime:
         self.feed(Tick())
 
     def _plan(self, address: str) -> None:
+        """A plan waits while the steps in flight are long: requests that come until then are in it."""
+        if (timer := self._delayed.pop(address, None)) is not None:
+            timer.cancel()
         while True:
             started_s = self._clock()
+            if self.views.due_step(address) is None:
+                self._busy_since_s[address] = started_s
+            early_s = self.views.busy_beyond_s(address) - (started_s - self._busy_since_s[address])
+            if early_s > _EARLY_S:
+                self._delayed[address] = self._loop.call_later(early_s, self._plan, address)
+                return
             plan = self._core.plan(address, started_s)
             planning_ns = round((self._clock() - started_s) * 1e9)
             for observer in self._plan_observers:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from both_sides.audited import expected_output, make_executor
-from paceline.plan.values import Claim, ExecutorInfo, Model, StepTimings
+from paceline.plan.values import Claim, ExecutorInfo, Model, StepPoint, StepTimings
 from paceline_scheduler import errors
 from paceline_scheduler.core import events
 from paceline_scheduler.core.core import Core
@@ -136,6 +136,18 @@ async def test_an_idle_executor_is_told_of_an_end_with_the_next_request_or_soon(
     await bench.finish()
     await asyncio.wait_for(until(lambda: bench.plans), 1)
     assert [len(plan.releases) for plan in bench.plans] == [1]
+
+
+async def test_a_plan_behind_a_long_step_waits_and_takes_requests_along_that_come_meanwhile():
+    """Two steps of 40 ms would be planned at once otherwise, and who comes behind them waits for both."""
+    bench = await attached_bench(step_points=[StepPoint(1, 40_000_000), StepPoint(64, 41_000_000)])
+    bench.submit(make_request(3, 10))
+    await asyncio.sleep(0)
+    assert len(bench.plans) == 1
+    bench.submit(make_request(3, 10))
+    bench.clock.advance(0.020)
+    await asyncio.wait_for(until(lambda: len(bench.plans) > 1), 1)
+    assert [len(plan.new_requests) for plan in bench.plans] == [1, 1]
 
 
 async def until(holds):

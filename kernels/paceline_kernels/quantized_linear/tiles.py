@@ -16,6 +16,7 @@ That chain is the same for every tile size and every processor, so an output has
 number of rows.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -90,6 +91,14 @@ class _Columns:
             pairs = zip(self.scales, self.minima, strict=True)
             self.minima = [builder.fneg(builder.fmul(scale, zero)) for scale, zero in pairs]
 
+    def added(self, builder: Ir, total: Ir, place: int, exact: Ir, row_sum: Ir, row_scale: Ir) -> Ir:
+        """The total of a vector of outputs after a group's sums: see the chain above."""
+        product = builder.fmul(self.scales[place], exact)
+        if self.minima:
+            below = builder.fmul(self.minima[place], row_sum)
+            product = fma(builder, self.scales[place], exact, below)
+        return fma(builder, product, row_scale, total)
+
 
 def _ask_for(builder: Ir, tiles: list[Ir], start: Ir, ahead_bytes: int, count: int) -> None:
     """Ask for so many bytes of every tile, so far ahead; not at all if that is 0."""
@@ -144,31 +153,25 @@ def dot_tile(num_rows: int, num_tiles: int, weight_format: WeightFormat, process
             columns = _Columns(builder, tiles, columns_at, floats, weight_format)
             following = []
             for i in range(num_rows):
-                scale, row_sum = (
-                    splat(builder, load(builder, of_rows[i], group, FLOAT), floats)
-                    for of_rows in (row_scales, row_sums)
-                )
+                of_row = (load(builder, each[i], group, FLOAT) for each in (row_scales, row_sums))
+                scale, row_sum = (splat(builder, number, floats) for number in of_row)
                 for j in range(per_row):
                     exact = builder.sitofp(integers[per_row * i + j], floats)
                     if group_sums.excess:
                         exact = fma(builder, row_sum, excess, exact)
-                    product = builder.fmul(columns.scales[j], exact)
-                    if columns.minima:
-                        below = builder.fmul(columns.minima[j], row_sum)
-                        product = fma(builder, columns.scales[j], exact, below)
-                    following.append(fma(builder, product, scale, totals[per_row * i + j]))
+                    following.append(columns.added(builder, totals[per_row * i + j], j, exact, row_sum, scale))
             return following
 
         def add_groups(span: Ir) -> None:
             zeros = [ir.Constant(floats, [0.0] * floats.count)] * (per_row * num_rows)
-            totals = loop(builder, constant(0), num_groups, 1, zeros, lambda *of_group: add_group(*of_group, span))
+            totals = loop(builder, constant(0), num_groups, 1, zeros, partial(add_group, span=span))
             for i, row in enumerate(pointers(builder, out, out_stride, num_rows)):
                 for j in range(per_row):
                     store(builder, totals[per_row * i + j], row, constant(floats.count * j))
 
         one_group = constant(0)
         with builder.if_else(builder.icmp_signed("==", span, one_group)) as (spans_of_one, longer_spans):
-            with spans_of_one:  # a loop of its own: its addresses are steps of one number, which is 2 to 4 % of a step
+            with spans_of_one:  # a loop of its own: its addresses are steps of one number, which is 2 % of a step
                 add_groups(one_group)
             with longer_spans:
                 add_groups(span)

@@ -193,7 +193,7 @@ def _outranks_always(seen: SeenRow, live: LiveRequest, output: Int32Array) -> bo
 ABLATIONS: dict[str, Ablation] = {
     "epoch": Ablation(
         "plans of another epoch have no effect",
-        128,
+        155,
         ((StreamOfPlans, "take", _take_any_epoch), (StepLoop, "_is_wanted", _is_wanted_in_any_epoch)),
         FaultKind.REPLAY,
     ),
@@ -203,7 +203,7 @@ ABLATIONS: dict[str, Ablation] = {
     "line": Ablation("who comes second waits", 0, ((Fence, "_goes_first", lambda *_: True),)),
     "queued-plans": Ablation(
         "plans that were not launched are dropped at an acceptance",
-        101,
+        148,
         ((StepLoop, "_is_wanted", _is_wanted_in_any_epoch),),
     ),
     "told-rows": Ablation(
@@ -213,7 +213,7 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "frozen-executor": Ablation(
         "an executor that stood still takes nobody for silent",
-        66,
+        117,
         ((Fence, "renew", lambda *_: None),),
         FaultKind.FREEZE_EXECUTOR,
     ),
