@@ -112,6 +112,10 @@ def _compressed(form: str, *schemes: _Fields) -> _Fields:
     return {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"], "config_groups": groups}
 
 
+def _modelopt(algorithm: str, **changes: object) -> _Fields:
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"]} | changes
+
+
 _FP8: _Fields = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _BNB: _Fields = {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": None}
 _PACK, _DENSE8 = "pack-quantized", "float-quantized"
@@ -182,9 +186,9 @@ VARIANTS: Mapping[str, Variant] = {
         compressed(is_symmetric=False),
         {"layers.1.mlp.down_proj": plain, "k_proj": compressed(is_symmetric=False), "self_attn": float8("rows")},
     ),
-    "mxfp4": Variant(_compressed("mxfp4-pack-quantized", _scheme(type="float")), fp4(is_nv=False)),
+    "mxfp4": Variant(_compressed("mxfp4-pack-quantized", _scheme(type="float")), fp4("mx")),
     "nvfp4": Variant(
-        _compressed("nvfp4-pack-quantized", _scheme(group=16, type="float", strategy="tensor_group")), fp4(is_nv=True)
+        _compressed("nvfp4-pack-quantized", _scheme(group=16, type="float", strategy="tensor_group")), fp4("nv")
     ),
     "fp8 blocks": Variant(_FP8 | {"weight_block_size": [128, 128]}, float8("blocks", name="weight_scale_inv")),
     "fp8 blocks, bfloat16 scales, some left as they were": Variant(
@@ -198,7 +202,13 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "fp8 of one scale": Variant(_FP8, float8("all", name="weight_scale_inv")),
     "fbgemm_fp8": Variant({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, float8("rows")),
-    "modelopt": Variant({"quant_method": "modelopt", "quant_algo": "FP8"}, float8("all")),
+    "modelopt": Variant(_modelopt("FP8"), float8("all")),
+    "modelopt nvfp4": Variant(_modelopt("NVFP4", group_size=16), fp4("modelopt")),
+    "modelopt mixed": Variant(
+        _modelopt("MIXED_PRECISION", quantized_layers={"model.layers.0.mlp.down_proj": {"quant_algo": "W4A16_NVFP4"}}),
+        float8("rows"),
+        {"mlp": fp4("modelopt"), "lm_head": fp4("modelopt"), "q_proj": float8("all"), "k_proj": plain},
+    ),
     "modelopt of 2024": Variant(
         {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}},
         float8("all"),

@@ -120,7 +120,11 @@ BAD = {
         "awq", key(version="gemv_fast"), UNSUPPORTED, "its weights are awq in the layout 'gemv_fast'", "config.json"
     ),
     "another algorithm": Bad(
-        "modelopt", key(quant_algo="W4A8_AWQ"), UNSUPPORTED, "its weights are modelopt 'W4A8_AWQ'", "config.json"
+        "modelopt",
+        key(quant_algo="W4A8_AWQ"),
+        UNSUPPORTED,
+        "its weights are modelopt 'W4A8_AWQ'; FP8, FP8_PER",
+        "config.json",
     ),
     "a format of nobody": Bad(
         "w4a16", key(format="marlin-24"), UNSUPPORTED, "its weights are compressed-tensors 'marlin-24'", "config.json"
@@ -306,6 +310,18 @@ BAD = {
     ),
     "a divisor of 0": Bad(
         "nvfp4", holding("weight_global_scale", 0), DAMAGED, named("weight_global_scale", "has no scale")
+    ),
+    "factors of no whole": Bad(
+        "modelopt nvfp4",
+        put("weight_scale_2", lambda _: torch.ones(2)),
+        WRONG,
+        named("weight_scale_2", "has shape (2,) where one number is needed"),
+    ),
+    "no factor of the whole": Bad(
+        "modelopt nvfp4",
+        without("weight_scale_2"),
+        DAMAGED,
+        named("weight_scale_2", "is missing beside its input_scale, weight, weight_scale"),
     ),
     "a float8 that is no number": Bad(
         "fp8 blocks",

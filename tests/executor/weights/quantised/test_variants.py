@@ -58,6 +58,7 @@ FORMATS = {
     "w4a16 asym": "compressed-tensors-int4",
     "w8a8": "compressed-tensors-int8",
     "nvfp4": "compressed-tensors-nvfp4",
+    "modelopt nvfp4": "modelopt-nvfp4",
     "ct float8 rows": "float8_e4m3fn",
     "fp8 blocks": "float8_e4m3fn-blocks",
     "nf4 nested": "bitsandbytes-nf4",
@@ -117,7 +118,7 @@ def test_memory_is_planned_for_the_bits_that_are_kept(tmp_path, name):
     assert 1 <= planned / PackedLlamaModel(checkpoint, 64).num_bytes < 1.2
 
 
-@pytest.mark.parametrize("name", ["w8a8 asym", "nvfp4", "fp8 blocks", "nf4", "LLM.int8"])
+@pytest.mark.parametrize("name", ["w8a8 asym", "nvfp4", "modelopt nvfp4", "fp8 blocks", "nf4", "LLM.int8"])
 def test_what_products_have_no_form_for_is_rounded_to_8_bits(tmp_path, name):
     """Codes beyond 8 bits, tables, blocks of rows, scales that are multiplied twice."""
     checkpoint, weights = loaded(tmp_path, name)
@@ -198,7 +199,7 @@ def test_biases_of_zeros_are_ignored(tmp_path):
     assert load_checkpoint(files.save(tmp_path)).config == CONFIG
 
 
-SERVED = ["gptq asym act order g64", "awq", "ct mixed", "fp8 blocks", "nf4 nested", "LLM.int8"]
+SERVED = ["gptq asym act order g64", "awq", "ct mixed", "modelopt mixed", "fp8 blocks", "nf4 nested", "LLM.int8"]
 
 
 @pytest.mark.parametrize(

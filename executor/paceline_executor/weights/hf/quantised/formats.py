@@ -8,8 +8,9 @@ from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.awq import awq_format
 from paceline_executor.weights.hf.quantised.bitsandbytes import bitsandbytes_matrix
 from paceline_executor.weights.hf.quantised.compressed_tensors import compressed_tensors_format
-from paceline_executor.weights.hf.quantised.float8 import float8_format, float8_matrix, modelopt_format
+from paceline_executor.weights.hf.quantised.float8 import float8_format, float8_matrix
 from paceline_executor.weights.hf.quantised.gptq import Gptq
+from paceline_executor.weights.hf.quantised.modelopt import modelopt_format
 from paceline_executor.weights.hf.quantised.parts import Format, Parts
 from paceline_executor.weights.refusals import shown, unsupported
 from paceline_executor.weights.stored_tensor import StoredTensor
