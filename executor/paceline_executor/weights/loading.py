@@ -92,7 +92,7 @@ def _gguf_file(path: Path) -> Path:
     unsafe = next((file for file in files if file.suffix in UNSAFE_SUFFIXES), None)
     if unsafe is not None:
         raise _convert(unsafe)
-    files_are = unexplained(file.name for file in files)
+    files_are = unexplained(file.name for file in files if file.is_file())
     raise unsupported(path, f"it is a folder with neither a model.safetensors nor a GGUF file{files_are}")
 
 

@@ -154,10 +154,13 @@ VARIANTS: Mapping[str, Variant] = {
     "gptq by auto-round": Variant(
         _gptq(quant_method="auto-round", packing_format="auto_round:auto_gptq", checkpoint_format=None), gptq()
     ),
-    "awq": Variant(_awq(), awq()),
+    "awq": Variant(_awq(quant_method="AWQ"), awq()),
     "awq bfloat16 scales": Variant(_awq(), awq(dtype=torch.bfloat16)),
     "awq whole rows": Variant(_awq(group_size=-1), awq(-1)),
     "awq gemv": Variant(_awq(version="gemv"), awq(is_gemv=True)),
+    "awq of 2023, in capitals": Variant(
+        {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}, awq(), file="quant_config.json"
+    ),
     "awq, half of it in floats": Variant(
         _awq(modules_to_not_convert=["k_proj", "mlp"]), awq(), {"k_proj": plain, "mlp": plain}
     ),
@@ -167,7 +170,9 @@ VARIANTS: Mapping[str, Variant] = {
     "w4a16 asym act order": Variant(
         _compressed(_PACK, _scheme(actorder="group", symmetric=False)), compressed(act_order=True, is_symmetric=False)
     ),
-    "w4a16 channel": Variant(_compressed(_PACK, _scheme(group=None)), compressed(group=-1)),
+    "w4a16 channel": Variant(
+        _compressed(_PACK, _scheme(group=None)) | {"quant_method": "compressed_tensors"}, compressed(group=-1)
+    ),
     "w4a16 with a g_idx of nothing": Variant(_compressed(_PACK, _scheme(actorder="weight")), compressed(g_idx="unset")),
     "w4a16, zeros in some": Variant(
         _compressed(_PACK, _scheme(), _scheme(symmetric=False)), compressed(), {"mlp": compressed(is_symmetric=False)}

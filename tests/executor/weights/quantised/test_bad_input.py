@@ -103,12 +103,18 @@ BAD = {
         "config.json",
     ),
     "no method": Bad(
-        "gptq", key(quant_method=None), UNSUPPORTED, "its weights are quantised by 'None';", "config.json"
+        "gptq", key(quant_method=None), WRONG, "quantization_config.quant_method is missing", "config.json"
     ),
     "3 bits": Bad(
         "gptq", key(bits=3), UNSUPPORTED, "its weights are gptq of 3 bits; 4 and 8 bits are read", "config.json"
     ),
     "5 bits": Bad("awq", key(bits=5), UNSUPPORTED, "its weights are awq of 5 bits; 4 bits are read", "config.json"),
+    **{
+        f"bits in quotes of {variant}": Bad(
+            variant, key(bits="4"), WRONG, "quantization_config.bits is not an integer", "config.json"
+        )
+        for variant in ("gptq", "awq gemv")
+    },
     "another layout": Bad(
         "gptq",
         key(checkpoint_format="marlin"),
@@ -160,7 +166,7 @@ BAD = {
         "gptq",
         lambda files: files.fields["config.json"].pop("quantization_config"),
         UNSUPPORTED,
-        f"{DOWN} is quantised, and neither config.json nor quantize_config.json nor hf_quant_config.json says how",
+        f"{DOWN} is quantised, and neither config.json nor quantize_config.json nor quant_config.json nor hf_quant_config.json says how",
     ),
     "gptq called awq": Bad(
         "gptq",
@@ -397,7 +403,7 @@ def spoil_tensor(draw, tensors):
 def test_whatever_else_is_wrong_is_refused_in_a_line_or_read(folder, data, name):
     """No other exception, and no warning."""
     files = written(VARIANTS[name])
-    for file in ("quantize_config.json", "hf_quant_config.json"):
+    for file in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
         (folder / file).unlink(missing_ok=True)
     for _ in range(data.draw(st.integers(1, 2))):
         if data.draw(st.booleans()):
