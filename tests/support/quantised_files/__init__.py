@@ -112,7 +112,7 @@ def _compressed(form: str, *schemes: _Fields) -> _Fields:
     return {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"], "config_groups": groups}
 
 
-def _modelopt(algorithm: str, **changes: object) -> _Fields:
+def _modelopt(algorithm: str | None, **changes: object) -> _Fields:
     return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"]} | changes
 
 
@@ -207,7 +207,8 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "fp8 of one scale": Variant(_FP8, float8("all", name="weight_scale_inv")),
     "fbgemm_fp8": Variant({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, float8("rows")),
-    "modelopt": Variant(_modelopt("FP8"), float8("all")),
+    "modelopt": Variant(_modelopt("fp8"), float8("all")),
+    "modelopt, keys and values only": Variant(_modelopt(None, kv_cache_scheme="FP8"), plain),
     "modelopt nvfp4": Variant(_modelopt("NVFP4", group_size=16), fp4("modelopt")),
     "modelopt mixed": Variant(
         _modelopt("MIXED_PRECISION", quantized_layers={"model.layers.0.mlp.down_proj": {"quant_algo": "W4A16_NVFP4"}}),

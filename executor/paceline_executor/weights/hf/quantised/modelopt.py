@@ -1,4 +1,7 @@
-"""ModelOpt: float8 with a scale for all weights or each output, and NVFP4, also side by side."""
+"""ModelOpt: float8 with a scale for all weights or each output, and NVFP4, also side by side.
+
+Where keys and values alone are quantised, no algorithm is named.
+"""
 
 from paceline_executor.weights.grouped_rows import Matrix
 from paceline_executor.weights.hf.json_fields import JsonFields
@@ -14,9 +17,9 @@ _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "W4A16_NVFP4", "MIXE
 def modelopt_format(config: JsonFields) -> Format:
     """Raises ModelCorruptError or UnsupportedModelError."""
     algorithm = config.text("quant_algo")
-    if algorithm not in _ALGORITHMS:
+    if algorithm is not None and algorithm.upper() not in _ALGORITHMS:
         known = ", ".join(_ALGORITHMS)
-        raise unsupported(config.path, f"its weights are modelopt {shown(str(algorithm))}; {known} are read")
+        raise unsupported(config.path, f"its weights are modelopt {shown(algorithm)}; {known} are read")
     return _read_matrix
 
 
