@@ -166,7 +166,7 @@ BAD = {
         "gptq",
         lambda files: files.fields["config.json"].pop("quantization_config"),
         UNSUPPORTED,
-        f"{DOWN} is quantised, and neither config.json nor quantize_config.json nor quant_config.json nor hf_quant_config.json says how",
+        f"{DOWN} is quantised, and neither config.json nor quantize_config.json nor quant_config.json nor hf_quant",
     ),
     "gptq called awq": Bad(
         "gptq",
