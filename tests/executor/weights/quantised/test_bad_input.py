@@ -329,6 +329,17 @@ BAD = {
         DAMAGED,
         named("weight_scale_2", "is missing beside its input_scale, weight, weight_scale"),
     ),
+    **{
+        f"a product of {variant} that is too large": Bad(
+            variant, holding(end, 3e38), DAMAGED, named(codes, "holds values")
+        )
+        for variant, end, codes in (
+            ("ct float8 rows", "weight_scale", "weight"),
+            ("fp8 blocks", "weight_scale_inv", "weight"),
+            ("modelopt nvfp4", "weight_scale_2", "weight"),
+            ("w4a16", "weight_scale", "weight_packed"),
+        )
+    },
     "a float8 that is no number": Bad(
         "fp8 blocks",
         holding("weight", torch.nan),

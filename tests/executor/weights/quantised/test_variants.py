@@ -6,6 +6,7 @@ import torch
 import transformers
 from structlog.testing import capture_logs
 
+from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.packed_matrix import read_packed
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
@@ -98,6 +99,32 @@ def test_codes_scales_and_zeros_are_packed_without_rounding(tmp_path, name):
     found = unpack_rows(packed.weight, torch.arange(packed.weight.num_outputs, dtype=torch.int32)).numpy()
     assert (packed.weight.format, packed.in_8_bits) == (PACKED[name], ())
     assert np.array_equal(found, weights[DOWN] if packed.order is None else weights[DOWN][:, packed.order])
+
+
+def with_a_scale(folder, name, end, scale):
+    """The variant, one of whose scales is large."""
+    files = written(VARIANTS[name])
+    files.tensors[DOWN.replace("weight", end)].view(-1)[0] = scale
+    return load_checkpoint(files.save(folder))
+
+
+def test_minima_beyond_16_bits_are_kept_as_zeros(tmp_path):
+    checkpoint = with_a_scale(tmp_path, "gptq", "scales", 30_000)
+    weight = read_packed(checkpoint, (DOWN,)).weight
+    assert weight.format is ZEROS
+    found = unpack_rows(weight, torch.arange(weight.num_outputs, dtype=torch.int32)).numpy()
+    assert np.array_equal(found, checkpoint.tensor(DOWN))
+
+
+@pytest.mark.parametrize(
+    ("name", "end"), [("w8a8", "weight_scale"), ("nf4", "weight.absmax"), ("w4a16", "weight_scale")]
+)
+def test_weights_beyond_what_8_bits_hold_are_refused_with_the_way_out(tmp_path, name, end):
+    checkpoint = with_a_scale(tmp_path, name, end, 1e30)
+    with pytest.raises(
+        UnsupportedModelError, match=rf"tensor {DOWN} has weights of up to \S+e\+3., .*--quantization none"
+    ):
+        read_packed(checkpoint, (DOWN,))
 
 
 def test_a_digest_is_of_one_format_and_one_training(tmp_path):
