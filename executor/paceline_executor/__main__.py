@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     from paceline_executor.config import RunnerKind, let_waiting_threads_sleep, parse_config
 
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # `paceline validate` starts `paceline-executor validate-base FOLDER [OPTIONS]`, and then validate-candidate.
+    # `paceline validate` starts `paceline-executor validate-base FOLDER [OPTIONS]`, and validate-candidate around it.
     validation = [arguments.pop(0), arguments.pop(0)] if arguments[:1] in _VALIDATIONS and len(arguments) > 1 else None
     config = parse_config(arguments)
     check_installed(_PROGRAM, "structlog", "uvloop", "numpy", "tokenizers", "torch", "prometheus_client")

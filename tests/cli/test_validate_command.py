@@ -28,6 +28,7 @@ BEYOND = {"increase": 0.03, "lower": 0.025, "upper": 0.035}
 ACROSS = {"increase": 0.017, "lower": 0.011, "upper": 0.023}
 SHORT = {"num_windows": 1, "num_predicted": 184, "lower": None, "upper": None}
 SIDE = {"model": "tiny [W4A16]", "quantization": "Q4_1", "computed": "auto", "kv_cache": "int8", "device": "cpu"}
+LOOKED = ["validate-candidate"] * 2  # begun and ended
 STAND_IN = """\
 import json, os, pathlib, sys, time
 role, folder, *options = sys.argv[1:]
@@ -143,12 +144,12 @@ def test_the_base_has_ended_before_the_candidate_is_started_and_nothing_is_left(
     (tmp_path / "mine.jsonl").write_text("{}")
     options = ["--data", str(tmp_path / "mine.jsonl"), "--tokens", "99", "--runner", "cpu", "--num-threads", "1"]
     _, _, told = validated(*options, "--quantization", "auto", "--kv-cache-dtype", "float16")
-    base, base_ended, candidate, _ = told
+    looked, _, base, base_ended, candidate, _ = told
     shared = ["--runner", "cpu", "--num-threads", "1"]
     own = ["--model", "small", "--quantization", "auto", "--kv-cache-dtype", "float16"]
     assert base[:2] == ["validate-base", ["--model", "large", "--quantization", "none", *shared]]
     assert base_ended[0] == "validate-base"
-    assert candidate == ["validate-candidate", own + shared, base[2]]
+    assert looked == candidate == ["validate-candidate", own + shared, base[2]]
     assert base[2].items() > {"data": str(tmp_path / "mine.jsonl"), "num_tokens": 99}.items()
     assert list(tmp_path.glob("paceline-validate-*")) == []
 
@@ -159,7 +160,13 @@ def test_an_executor_that_fails_says_why_and_its_code_is_no_verdict(validated, e
     how = f"ended with exit code {exit_code}" if exit_code > 0 else "was killed by signal 9"
     assert shown.err.splitlines()[-1] == f"error: base {how}: it is damaged"
     assert code == expected
-    assert [role for role, *_ in told] == ["validate-base"]
+    assert [role for role, *_ in told] == [*LOOKED, "validate-base"]
+
+
+def test_a_candidate_that_cannot_be_read_is_told_before_the_base_is_loaded(validated):
+    code, shown, told = validated(failing={"validate-candidate": 3})
+    assert shown.err.splitlines()[-1] == "error: candidate ended with exit code 3: it is damaged"
+    assert (code, [role for role, *_ in told]) == (3, ["validate-candidate"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -167,7 +174,7 @@ def test_a_signal_ends_it_and_nothing_is_left(validated, tmp_path, monkeypatch, 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code, shown, told = validated(failing={"validate-base": 0}, signal_number=number)
     assert (code, shown.out) == (128 + number, "")
-    assert [role for role, *_ in told] == ["validate-base"]
+    assert [role for role, *_ in told] == [*LOOKED, "validate-base"]
     assert list(tmp_path.glob("paceline-validate-*")) == []
 
 

@@ -109,3 +109,12 @@ def test_what_cannot_be_compared_is_a_sentence(models, predicted, candidate, opt
     assert ended.returncode == code
     assert message in ended.stderr
     assert not (predicted / "result.json").exists()
+
+
+def test_before_there_is_a_base_a_candidate_is_only_opened(models, tmp_path):
+    """So that a wrong path costs a second, not the base's minutes."""
+    program = [sys.executable, "-m", "paceline_executor", "validate-candidate", tmp_path, *CPU]
+    (tmp_path / "request.json").write_text(json.dumps(REQUEST))
+    assert run(*program, "--model", models["near"]).returncode == 0
+    assert run(*program, "--model", tmp_path / "none").returncode == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["request.json"]

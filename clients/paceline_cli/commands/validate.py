@@ -106,11 +106,10 @@ def validate(
     request = {"data": None if data is None else str(data.absolute()), "num_tokens": tokens}
     with reported(), tempfile.TemporaryDirectory(prefix="paceline-validate-") as name:
         script = find_script("paceline-executor")
-        programs = [
-            Program("base", (script, "validate-base", name, *of_base, *shared)),
-            Program("candidate", (script, "validate-candidate", name, *of_candidate, *shared)),
-        ]
-        found = _found(Path(name), request, programs)
+        base = Program("base", (script, "validate-base", name, *of_base, *shared))
+        compared = Program("candidate", (script, "validate-candidate", name, *of_candidate, *shared))
+        # The first of the three only opens the candidate's files.
+        found = _found(Path(name), request, [compared, base, compared])
         verdict = verdict_of(found["texts"], max_perplexity_increase)
         if as_json:
             bound = {"verdict": verdict.name.lower(), "max_perplexity_increase": max_perplexity_increase}

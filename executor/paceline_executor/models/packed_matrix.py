@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, IntArray
 from paceline_kernels.quantized_linear import PackedWeight, pack_int4, pack_int8, quantize
 from paceline_kernels.quantized_linear.packing import GROUP, WHOLE_ROW
 
+_LARGEST = 127 * float(np.finfo(np.float16).max)  # of weights in 8 bits, whose scales are float16
 _MAX_ROUNDING = np.float32(1 / 4096)  # of scales to float16, by their largest
 
 
@@ -30,6 +32,8 @@ def read_packed(
 ) -> PackedMatrix:
     """The matrices take the same inputs; their outputs are side by side. rows: in which order those of each are.
     keeps_order: of inputs.
+
+    Raises ModelCorruptError, or UnsupportedModelError for weights that are too large.
     """
     stored = [checkpoint.quantized(name) for name in names]
     parts = [part for part in stored if part is not None]
@@ -41,12 +45,21 @@ def read_packed(
     columns, in_8_bits = [], []
     for name, part in zip(names, stored, strict=True):
         exact = None if part is None else _int8(part)
-        integers, scales = exact or quantize(checkpoint.tensor(name))
+        integers, scales = exact or _rounded(name, checkpoint.tensor(name))
         columns.append((integers, scales) if rows is None else (integers[rows], scales[rows]))
         if part is not None and (exact is None or part.num_bits < 8):
             in_8_bits.append(name)
     integers, scales = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     return PackedMatrix(pack_int8(integers, scales), None, tuple(in_8_bits))
+
+
+def _rounded(name: str, weights: Float32Array) -> tuple[npt.NDArray[np.int8], Float32Array]:
+    largest = max(weights.max(), -weights.min())
+    if largest > _LARGEST:
+        raise UnsupportedModelError(
+            f"tensor {name} has weights of up to {largest:.0e}, which 8 bits cannot hold: take --quantization none"
+        )
+    return quantize(weights)
 
 
 def _as_stored(parts: Sequence[GroupedRows]) -> PackedMatrix | None:
@@ -104,7 +117,9 @@ def _pack(rows: GroupedRows, span: int) -> PackedWeight | None:
     codes, minima = rows.codes.view(np.uint8), rows.minima
     if minima is None:
         minima = -_zeros(rows) * rows.scales
-        if not np.array_equal(minima.astype(np.float16), minima):
+        with np.errstate(over="ignore"):
+            is_exact = np.array_equal(minima.astype(np.float16), minima)
+        if not is_exact:
             return pack_int4(codes, rows.scales, zeros=_zeros(rows), span=span)
     return pack_int4(codes, rows.scales, minima, span=span)
 

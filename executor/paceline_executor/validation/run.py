@@ -45,6 +45,8 @@ class Role(enum.Enum):
 def validate(config: Config, role: Role, folder: Path) -> None:
     """Reads request.json there: `data`, a path or null; `num_tokens` of each text at most; `now`.
 
+    Before there is a base a candidate is only opened: one that cannot be read need not wait for the base.
+
     Raises what loading does, ProbeTextError, NotComparableError.
     """
     if config.runner is RunnerKind.SIMULATED:
@@ -52,6 +54,8 @@ def validate(config: Config, role: Role, folder: Path) -> None:
     config = replace(config, max_num_seqs=MAX_ANSWERS, max_num_batched_tokens=_WINDOW_TOKENS)
     progress = ProgressLog()
     opened = open_model(config, progress)
+    if role is Role.CANDIDATE and not (folder / _BASE).exists():
+        return
     base = None if role is Role.BASE else json.loads((folder / _BASE).read_text())
     size = min(_WINDOW_TOKENS, opened.checkpoint.config.max_model_len)
     if base is not None:

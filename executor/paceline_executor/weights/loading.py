@@ -9,7 +9,7 @@ from paceline_executor.weights.gguf.file import checkpoint_from_gguf
 from paceline_executor.weights.gguf.header import MAGIC, GgufHeader, read_gguf_header
 from paceline_executor.weights.gguf.tokenizer import tokenizer_from_gguf
 from paceline_executor.weights.hf.json_fields import JsonFields
-from paceline_executor.weights.hf.safetensors_folder import checkpoint_from_folder, is_safetensors_folder
+from paceline_executor.weights.hf.safetensors_folder import checkpoint_from_folder, is_safetensors_folder, unexplained
 from paceline_executor.weights.hf.tokenizer import tokenizer_from_folder
 from paceline_executor.weights.refusals import CONVERT, UNSAFE_SUFFIXES, begins_with, shown, unreadable, unsupported
 from paceline_executor.weights.tokenizer import TokenizerBundle
@@ -92,7 +92,8 @@ def _gguf_file(path: Path) -> Path:
     unsafe = next((file for file in files if file.suffix in UNSAFE_SUFFIXES), None)
     if unsafe is not None:
         raise _convert(unsafe)
-    raise unsupported(path, "it is a folder with neither a model.safetensors nor a GGUF file")
+    files_are = unexplained(file.name for file in files if file.is_file())
+    raise unsupported(path, f"it is a folder with neither a model.safetensors nor a GGUF file{files_are}")
 
 
 def _convert(path: Path) -> UnsupportedModelError:

@@ -93,7 +93,8 @@ def as_float32(tensor: Matrix) -> Float32Array:
     else:
         values = floats_of(tensor.read(), tensor.stored).reshape(tensor.num_rows, -1)
         if tensor.scales is not None:
-            values *= as_float32(tensor.scales).reshape(-1, 1)
+            with np.errstate(all="ignore"):  # whether the products are finite is asked below
+                values *= as_float32(tensor.scales).reshape(-1, 1)
         values = _in_order(values, tensor)
     if not np.isfinite(values).all():
         raise not_finite(tensor)

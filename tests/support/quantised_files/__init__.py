@@ -112,6 +112,10 @@ def _compressed(form: str, *schemes: _Fields) -> _Fields:
     return {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"], "config_groups": groups}
 
 
+def _modelopt(algorithm: str | None, **changes: object) -> _Fields:
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"]} | changes
+
+
 _FP8: _Fields = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _BNB: _Fields = {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": None}
 _PACK, _DENSE8 = "pack-quantized", "float-quantized"
@@ -150,10 +154,13 @@ VARIANTS: Mapping[str, Variant] = {
     "gptq by auto-round": Variant(
         _gptq(quant_method="auto-round", packing_format="auto_round:auto_gptq", checkpoint_format=None), gptq()
     ),
-    "awq": Variant(_awq(), awq()),
+    "awq": Variant(_awq(quant_method="AWQ"), awq()),
     "awq bfloat16 scales": Variant(_awq(), awq(dtype=torch.bfloat16)),
     "awq whole rows": Variant(_awq(group_size=-1), awq(-1)),
     "awq gemv": Variant(_awq(version="gemv"), awq(is_gemv=True)),
+    "awq of 2023, in capitals": Variant(
+        {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}, awq(), file="quant_config.json"
+    ),
     "awq, half of it in floats": Variant(
         _awq(modules_to_not_convert=["k_proj", "mlp"]), awq(), {"k_proj": plain, "mlp": plain}
     ),
@@ -163,7 +170,9 @@ VARIANTS: Mapping[str, Variant] = {
     "w4a16 asym act order": Variant(
         _compressed(_PACK, _scheme(actorder="group", symmetric=False)), compressed(act_order=True, is_symmetric=False)
     ),
-    "w4a16 channel": Variant(_compressed(_PACK, _scheme(group=None)), compressed(group=-1)),
+    "w4a16 channel": Variant(
+        _compressed(_PACK, _scheme(group=None)) | {"quant_method": "compressed_tensors"}, compressed(group=-1)
+    ),
     "w4a16 with a g_idx of nothing": Variant(_compressed(_PACK, _scheme(actorder="weight")), compressed(g_idx="unset")),
     "w4a16, zeros in some": Variant(
         _compressed(_PACK, _scheme(), _scheme(symmetric=False)), compressed(), {"mlp": compressed(is_symmetric=False)}
@@ -182,9 +191,9 @@ VARIANTS: Mapping[str, Variant] = {
         compressed(is_symmetric=False),
         {"layers.1.mlp.down_proj": plain, "k_proj": compressed(is_symmetric=False), "self_attn": float8("rows")},
     ),
-    "mxfp4": Variant(_compressed("mxfp4-pack-quantized", _scheme(type="float")), fp4(is_nv=False)),
+    "mxfp4": Variant(_compressed("mxfp4-pack-quantized", _scheme(type="float")), fp4("mx")),
     "nvfp4": Variant(
-        _compressed("nvfp4-pack-quantized", _scheme(group=16, type="float", strategy="tensor_group")), fp4(is_nv=True)
+        _compressed("nvfp4-pack-quantized", _scheme(group=16, type="float", strategy="tensor_group")), fp4("nv")
     ),
     "fp8 blocks": Variant(_FP8 | {"weight_block_size": [128, 128]}, float8("blocks", name="weight_scale_inv")),
     "fp8 blocks, bfloat16 scales, some left as they were": Variant(
@@ -198,7 +207,14 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "fp8 of one scale": Variant(_FP8, float8("all", name="weight_scale_inv")),
     "fbgemm_fp8": Variant({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, float8("rows")),
-    "modelopt": Variant({"quant_method": "modelopt", "quant_algo": "FP8"}, float8("all")),
+    "modelopt": Variant(_modelopt("fp8"), float8("all")),
+    "modelopt, keys and values only": Variant(_modelopt(None, kv_cache_scheme="FP8"), plain),
+    "modelopt nvfp4": Variant(_modelopt("NVFP4", group_size=16), fp4("modelopt")),
+    "modelopt mixed": Variant(
+        _modelopt("MIXED_PRECISION", quantized_layers={"model.layers.0.mlp.down_proj": {"quant_algo": "W4A16_NVFP4"}}),
+        float8("rows"),
+        {"mlp": fp4("modelopt"), "lm_head": fp4("modelopt"), "q_proj": float8("all"), "k_proj": plain},
+    ),
     "modelopt of 2024": Variant(
         {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}},
         float8("all"),

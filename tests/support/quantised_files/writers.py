@@ -201,25 +201,35 @@ def _blocks(block: tuple[int, int], outputs: int, inputs: int) -> tuple[int, int
     return -(-outputs // block[0]), -(-inputs // block[1])
 
 
-def fp4(*, is_nv: bool) -> Writer:
-    """E2M1: a sign, two bits of exponent, one of mantissa; two to a byte, the first in the low half."""
+def fp4(kind: str) -> Writer:
+    """E2M1: a sign, two bits of exponent, one of mantissa; two to a byte, the first in the low half.
+
+    kind: "mx"; "nv" of compressed-tensors, whose scale of the whole divides, or "modelopt", whose multiplies.
+    """
     sizes = [bits / 2 if bits < 2 else 2.0 ** (bits // 2 - 1) * (1 + bits % 2 / 2) for bits in range(8)]
     numbers = np.array([*sizes, *(-size for size in sizes)], np.float32)
 
     def write(rng: np.random.Generator, outputs: int, inputs: int) -> tuple[Tensors, Float32Array]:
         codes = rng.integers(0, 16, (outputs, inputs))
-        tensors = {"weight_packed": torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))}
-        group = 16 if is_nv else 32
+        octets = torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))
+        group = 32 if kind == "mx" else 16
         shape = (outputs, inputs // group)
-        if is_nv:
-            stored = torch.from_numpy(rng.uniform(50, 400, shape)).to(torch.float8_e4m3fn)
-            divisor = torch.tensor([4321.0])
-            tensors |= {"weight_scale": stored, "weight_global_scale": divisor}
-            scales = (stored.float() / divisor).numpy()
-        else:
+        if kind == "mx":
             exponents = rng.integers(118, 124, shape)
-            tensors["weight_scale"] = torch.from_numpy(exponents.astype(np.uint8))
+            stored = torch.from_numpy(exponents.astype(np.uint8))
             scales = np.float32(2.0) ** (exponents - 127).astype(np.float32)
+            tensors = {"weight_packed": octets, "weight_scale": stored}
+        else:
+            stored = torch.from_numpy(rng.uniform(50, 400, shape)).to(torch.float8_e4m3fn)
+            if kind == "nv":
+                divisor = torch.tensor([4321.0])
+                scales = (stored.float() / divisor).numpy()
+                tensors = {"weight_packed": octets, "weight_scale": stored, "weight_global_scale": divisor}
+            else:
+                factor = torch.tensor(0.00023)
+                scales = (stored.float() * factor).numpy()
+                tensors = {"weight": octets, "weight_scale": stored, "weight_scale_2": factor}
+                tensors["input_scale"] = torch.tensor(0.01)
         return tensors, numbers[codes] * np.repeat(scales, group, axis=1)
 
     return write

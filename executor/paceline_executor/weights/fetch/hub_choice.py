@@ -10,7 +10,13 @@ from pathlib import Path
 from paceline_executor.errors import ModelNotFoundError, UnsupportedModelError
 from paceline_executor.weights.fetch.hub_id import HubId
 from paceline_executor.weights.hf.quantised.formats import OLDER_FILES
-from paceline_executor.weights.hf.safetensors_folder import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, shard_names
+from paceline_executor.weights.hf.safetensors_folder import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    shard_names,
+    unexplained,
+    weights_file,
+)
 from paceline_executor.weights.refusals import UNSAFE_SUFFIXES, shown
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
@@ -27,10 +33,8 @@ def first_files(hub_id: HubId, names: Iterable[str]) -> list[str]:
 
     Raises ModelNotFoundError for a choice that is not there, UnsupportedModelError for weights that are not read.
     """
-    plain = sorted(name for name in names if _PLAIN_NAME.fullmatch(name))
-    if hub_id.choice is None and (INDEX_FILE in plain or WEIGHTS_FILE in plain):
-        return [INDEX_FILE] if INDEX_FILE in plain else []
-    return [_gguf_file(hub_id, plain)]
+    weights = _weights(hub_id, names)
+    return [] if weights.endswith(".safetensors") else [weights]
 
 
 def all_files(hub_id: HubId, names: Iterable[str], folder: Path, *, has_tokenizer: bool = True) -> list[str]:
@@ -40,19 +44,26 @@ def all_files(hub_id: HubId, names: Iterable[str], folder: Path, *, has_tokenize
 
     Raises UnsupportedModelError where a needed one is missing, and ModelCorruptError for an index that is none.
     """
-    first = first_files(hub_id, names)
-    if first and first != [INDEX_FILE]:
-        return first
+    weights = _weights(hub_id, names)
+    if weights.endswith(".gguf"):
+        return [weights]
     present = {name for name in names if _PLAIN_NAME.fullmatch(name)}
     tokenizer = [_TOKENIZER_FILE] if has_tokenizer else []
-    needed = [CONFIG_FILE, *tokenizer, *(shard_names(folder) if first else [WEIGHTS_FILE])]
+    index = [weights] if weights.endswith(".json") else []
+    needed = [CONFIG_FILE, *tokenizer, *(shard_names(folder) if index else [weights])]
     missing = [name for name in needed if name not in present]
     if missing:
         raise UnsupportedModelError(
             f"{hub_id} cannot be served by this version: it has no {shown(missing[0])}; choose another model"
         )
     companions = _COMPANIONS if has_tokenizer else ()
-    return [*first, *(name for name in companions if name in present), *needed]
+    return [*index, *(name for name in companions if name in present), *needed]
+
+
+def _weights(hub_id: HubId, names: Iterable[str]) -> str:
+    """The GGUF file, index or only file."""
+    plain = sorted(name for name in names if _PLAIN_NAME.fullmatch(name))
+    return (weights_file(plain) if hub_id.choice is None else None) or _gguf_file(hub_id, plain)
 
 
 def _gguf_file(hub_id: HubId, names: list[str]) -> str:
@@ -84,5 +95,5 @@ def _without_weights(hub_id: HubId, names: list[str]) -> UnsupportedModelError:
     if unsafe is not None:
         reason = f"its weights are in {unsafe}, a kind of file that may contain code: convert it to safetensors, or"
     else:
-        reason = f"it has neither {WEIGHTS_FILE} nor a GGUF file:"
+        reason = f"it has neither {WEIGHTS_FILE} nor a GGUF file{unexplained(names)}:"
     return UnsupportedModelError(f"{hub_id} cannot be served by this version: {reason} choose another model")

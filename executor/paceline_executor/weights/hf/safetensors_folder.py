@@ -1,11 +1,13 @@
 """A model out of a Hugging Face folder: config.json and safetensors files, one or several with an index.
 
+Whatever the only one is called, it is the model's: older tools name it after its bits.
+
 The safetensors library checks the headers: every tensor inside its file, no two on the same bytes, none left over.
 Refuses to know tokenizers, and how a model computes.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +29,14 @@ from paceline_executor.weights.stored_tensor import FileBytes, FloatType, Stored
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_ENDINGS = (".safetensors.index.json", ".safetensors")
+# Hidden, the same weights in Mistral's format, what is added to others, and one of several files.
+_NOT_ALL = re.compile(r"\.|consolidated|adapter_|.*-\d+-of-0*([2-9]|1\d)")
 MAX_INDEX_BYTES = 64 << 20
 MAX_HEADER_BYTES = 32 << 20  # the largest models in use need a twentieth of it
 MAX_FILES = 1 << 12
 _LENGTH_BYTES = 8  # the header's length, little-endian, comes first in a file
+_MAX_LISTED = 8
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 _DTYPES = {
     "F32": FloatType.FLOAT32,
@@ -55,7 +61,32 @@ _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # older files carry this table an
 
 
 def is_safetensors_folder(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (INDEX_FILE, WEIGHTS_FILE))
+    return _weights_file_in(folder) is not None
+
+
+def weights_file(names: Iterable[str]) -> str | None:
+    """Of those in a folder: the index of a model's weights, or the file with them all; None where it is not clear."""
+    present = sorted(names)
+    known = [name for name in (INDEX_FILE, WEIGHTS_FILE) if name in present]
+    if not known and not any(name.endswith(".gguf") for name in present):
+        for ending in _ENDINGS:
+            found = [name for name in present if name.endswith(ending) and not _NOT_ALL.match(name)]
+            known += found if len(found) == 1 else []
+    return next(iter(known), None)
+
+
+def unexplained(names: Iterable[str]) -> str:
+    """What to say of the safetensors files of a folder in which it is not clear."""
+    found = [shown(name) for name in sorted(names) if name.endswith(_ENDINGS[1])]
+    few = ", ".join(found[:_MAX_LISTED]) + (" …" if len(found) > _MAX_LISTED else "")
+    return f", and no index says what its {few} hold" if found else ""
+
+
+def _weights_file_in(folder: Path) -> str | None:
+    try:
+        return weights_file(path.name for path in folder.iterdir() if path.is_file())
+    except OSError:
+        return None
 
 
 def checkpoint_from_folder(folder: Path) -> StoredCheckpoint:
@@ -98,9 +129,9 @@ def shard_names(folder: Path) -> list[str]:
 
     Raises ModelCorruptError for an index that names anything else.
     """
-    path = folder / INDEX_FILE
-    if not path.is_file():
-        return [WEIGHTS_FILE]
+    path = folder / (_weights_file_in(folder) or WEIGHTS_FILE)
+    if path.suffix != ".json":
+        return [path.name]
     places = JsonFields.read(path, MAX_INDEX_BYTES).get("weight_map")
     names = set(places.values()) if isinstance(places, dict) and _are_texts(places) else set()
     if not 1 <= len(names) <= MAX_FILES:

@@ -142,6 +142,19 @@ def test_what_an_earlier_version_fetched_is_used_until_it_is_gone(place):
     assert place.resolve().is_relative_to(place.cache)
 
 
+@pytest.mark.parametrize("index", ["", "gptq_model-4bit.safetensors.index.json"])
+def test_weights_are_fetched_whatever_an_older_tool_called_them(place, index):
+    names = {"config.json", "tokenizer.json", "quantize_config.json", "part-1.safetensors"}
+    files = dict.fromkeys((*names, "consolidated.safetensors"), b"{}")
+    if index:
+        names |= {index, "part-2.safetensors"}
+        files |= {index: INDEX, "part-2.safetensors": b"weights"}
+    place.hub.repositories["org/old"] = files
+    path = place.resolve("org/old")
+    assert place.contents(path).keys() == names
+    assert place.resolve("org/old", offline=True) == path
+
+
 def test_a_head_is_fetched_without_a_tokenizer(place):
     options = FetchOptions(None, place.hub.endpoint, has_tokenizer=False)
     names = ("config.json", "model.safetensors")
@@ -371,6 +384,7 @@ def test_a_choice_that_is_not_clear_is_refused_with_the_choices(place):
         ({"model.safetensors": b"", "tokenizer.json": b""}, r"it has no 'config\.json'"),
         ({"model.safetensors": b"", "config.json": b""}, r"it has no 'tokenizer\.json'"),
         ({"sub/model.safetensors": b"", "../../x.gguf": b""}, "neither"),
+        ({"a.safetensors": b"", "b.safetensors": b""}, r"neither .* its 'a\.safetensors', 'b\.safetensors' hold"),
     ],
 )
 def test_a_repository_without_a_model_says_what_is_missing(place, files, message):

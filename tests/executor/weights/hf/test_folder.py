@@ -318,6 +318,36 @@ def test_an_index_names_only_files_beside_it(tmp_path, places):
         load_checkpoint(tmp_path)
 
 
+OTHERS = ("consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("index", ["", "gptq_model-4bit-128g.safetensors.index.json"])
+@pytest.mark.parametrize("name", ["gptq_model-4bit-128g.safetensors", "model-00001-of-00001.safetensors"])
+def test_the_only_file_of_weights_is_read_whatever_its_name(tmp_path, name, index):
+    """AutoGPTQ names it, or its index, after the bits. Other formats of the same weights and adapters do not count."""
+    small_folder(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / name)
+    for other in OTHERS:
+        (tmp_path / other).write_bytes(b"")
+    if index:
+        (tmp_path / "more.safetensors").write_bytes(b"")
+        (tmp_path / index).write_text(json.dumps({"weight_map": {"a": name}}))
+    write_tokenizer(tmp_path)
+    assert load_model(tmp_path)[0].config == SMALL.config
+
+
+@pytest.mark.parametrize("names", [("a.safetensors", "b.safetensors"), ("m-00002-of-00010.safetensors",), OTHERS])
+def test_files_of_which_none_must_be_the_models_are_named(tmp_path, names):
+    small_folder(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(
+        UnsupportedModelError, match=f"neither a model.safetensors nor .*{str(sorted(names))[1:-1]} hold"
+    ):
+        load_checkpoint(tmp_path)
+
+
 def test_an_absent_part_is_named(tmp_path):
     small_folder(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "part-2.safetensors"}}))

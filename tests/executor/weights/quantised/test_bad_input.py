@@ -103,12 +103,18 @@ BAD = {
         "config.json",
     ),
     "no method": Bad(
-        "gptq", key(quant_method=None), UNSUPPORTED, "its weights are quantised by 'None';", "config.json"
+        "gptq", key(quant_method=None), WRONG, "quantization_config.quant_method is missing", "config.json"
     ),
     "3 bits": Bad(
         "gptq", key(bits=3), UNSUPPORTED, "its weights are gptq of 3 bits; 4 and 8 bits are read", "config.json"
     ),
     "5 bits": Bad("awq", key(bits=5), UNSUPPORTED, "its weights are awq of 5 bits; 4 bits are read", "config.json"),
+    **{
+        f"bits in quotes of {variant}": Bad(
+            variant, key(bits="4"), WRONG, "quantization_config.bits is not an integer", "config.json"
+        )
+        for variant in ("gptq", "awq gemv")
+    },
     "another layout": Bad(
         "gptq",
         key(checkpoint_format="marlin"),
@@ -120,7 +126,11 @@ BAD = {
         "awq", key(version="gemv_fast"), UNSUPPORTED, "its weights are awq in the layout 'gemv_fast'", "config.json"
     ),
     "another algorithm": Bad(
-        "modelopt", key(quant_algo="W4A8_AWQ"), UNSUPPORTED, "its weights are modelopt 'W4A8_AWQ'", "config.json"
+        "modelopt",
+        key(quant_algo="W4A8_AWQ"),
+        UNSUPPORTED,
+        "its weights are modelopt 'W4A8_AWQ'; FP8, FP8_PER",
+        "config.json",
     ),
     "a format of nobody": Bad(
         "w4a16", key(format="marlin-24"), UNSUPPORTED, "its weights are compressed-tensors 'marlin-24'", "config.json"
@@ -156,7 +166,7 @@ BAD = {
         "gptq",
         lambda files: files.fields["config.json"].pop("quantization_config"),
         UNSUPPORTED,
-        f"{DOWN} is quantised, and neither config.json nor quantize_config.json nor hf_quant_config.json says how",
+        f"{DOWN} is quantised, and neither config.json nor quantize_config.json nor quant_config.json nor hf_quant",
     ),
     "gptq called awq": Bad(
         "gptq",
@@ -307,6 +317,29 @@ BAD = {
     "a divisor of 0": Bad(
         "nvfp4", holding("weight_global_scale", 0), DAMAGED, named("weight_global_scale", "has no scale")
     ),
+    "factors of no whole": Bad(
+        "modelopt nvfp4",
+        put("weight_scale_2", lambda _: torch.ones(2)),
+        WRONG,
+        named("weight_scale_2", "has shape (2,) where one number is needed"),
+    ),
+    "no factor of the whole": Bad(
+        "modelopt nvfp4",
+        without("weight_scale_2"),
+        DAMAGED,
+        named("weight_scale_2", "is missing beside its input_scale, weight, weight_scale"),
+    ),
+    **{
+        f"a product of {variant} that is too large": Bad(
+            variant, holding(end, 3e38), DAMAGED, named(codes, "holds values")
+        )
+        for variant, end, codes in (
+            ("ct float8 rows", "weight_scale", "weight"),
+            ("fp8 blocks", "weight_scale_inv", "weight"),
+            ("modelopt nvfp4", "weight_scale_2", "weight"),
+            ("w4a16", "weight_scale", "weight_packed"),
+        )
+    },
     "a float8 that is no number": Bad(
         "fp8 blocks",
         holding("weight", torch.nan),
@@ -381,7 +414,7 @@ def spoil_tensor(draw, tensors):
 def test_whatever_else_is_wrong_is_refused_in_a_line_or_read(folder, data, name):
     """No other exception, and no warning."""
     files = written(VARIANTS[name])
-    for file in ("quantize_config.json", "hf_quant_config.json"):
+    for file in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
         (folder / file).unlink(missing_ok=True)
     for _ in range(data.draw(st.integers(1, 2))):
         if data.draw(st.booleans()):

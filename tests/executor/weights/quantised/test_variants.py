@@ -6,6 +6,7 @@ import torch
 import transformers
 from structlog.testing import capture_logs
 
+from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.packed_matrix import read_packed
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
@@ -58,6 +59,7 @@ FORMATS = {
     "w4a16 asym": "compressed-tensors-int4",
     "w8a8": "compressed-tensors-int8",
     "nvfp4": "compressed-tensors-nvfp4",
+    "modelopt nvfp4": "modelopt-nvfp4",
     "ct float8 rows": "float8_e4m3fn",
     "fp8 blocks": "float8_e4m3fn-blocks",
     "nf4 nested": "bitsandbytes-nf4",
@@ -99,6 +101,32 @@ def test_codes_scales_and_zeros_are_packed_without_rounding(tmp_path, name):
     assert np.array_equal(found, weights[DOWN] if packed.order is None else weights[DOWN][:, packed.order])
 
 
+def with_a_scale(folder, name, end, scale):
+    """The variant, one of whose scales is large."""
+    files = written(VARIANTS[name])
+    files.tensors[DOWN.replace("weight", end)].view(-1)[0] = scale
+    return load_checkpoint(files.save(folder))
+
+
+def test_minima_beyond_16_bits_are_kept_as_zeros(tmp_path):
+    checkpoint = with_a_scale(tmp_path, "gptq", "scales", 30_000)
+    weight = read_packed(checkpoint, (DOWN,)).weight
+    assert weight.format is ZEROS
+    found = unpack_rows(weight, torch.arange(weight.num_outputs, dtype=torch.int32)).numpy()
+    assert np.array_equal(found, checkpoint.tensor(DOWN))
+
+
+@pytest.mark.parametrize(
+    ("name", "end"), [("w8a8", "weight_scale"), ("nf4", "weight.absmax"), ("w4a16", "weight_scale")]
+)
+def test_weights_beyond_what_8_bits_hold_are_refused_with_the_way_out(tmp_path, name, end):
+    checkpoint = with_a_scale(tmp_path, name, end, 1e30)
+    with pytest.raises(
+        UnsupportedModelError, match=rf"tensor {DOWN} has weights of up to \S+e\+3., .*--quantization none"
+    ):
+        read_packed(checkpoint, (DOWN,))
+
+
 def test_a_digest_is_of_one_format_and_one_training(tmp_path):
     """However the files are cut; and no number but the codes need differ."""
     (tmp_path / "trained").mkdir()
@@ -117,7 +145,7 @@ def test_memory_is_planned_for_the_bits_that_are_kept(tmp_path, name):
     assert 1 <= planned / PackedLlamaModel(checkpoint, 64).num_bytes < 1.2
 
 
-@pytest.mark.parametrize("name", ["w8a8 asym", "nvfp4", "fp8 blocks", "nf4", "LLM.int8"])
+@pytest.mark.parametrize("name", ["w8a8 asym", "nvfp4", "modelopt nvfp4", "fp8 blocks", "nf4", "LLM.int8"])
 def test_what_products_have_no_form_for_is_rounded_to_8_bits(tmp_path, name):
     """Codes beyond 8 bits, tables, blocks of rows, scales that are multiplied twice."""
     checkpoint, weights = loaded(tmp_path, name)
@@ -198,7 +226,7 @@ def test_biases_of_zeros_are_ignored(tmp_path):
     assert load_checkpoint(files.save(tmp_path)).config == CONFIG
 
 
-SERVED = ["gptq asym act order g64", "awq", "ct mixed", "fp8 blocks", "nf4 nested", "LLM.int8"]
+SERVED = ["gptq asym act order g64", "awq", "ct mixed", "modelopt mixed", "fp8 blocks", "nf4 nested", "LLM.int8"]
 
 
 @pytest.mark.parametrize(

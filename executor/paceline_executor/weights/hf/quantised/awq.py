@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline_executor.weights.grouped_rows import GroupedRows, GroupedTensor
 from paceline_executor.weights.hf.json_fields import JsonFields
-from paceline_executor.weights.hf.quantised.gptq import group_size
+from paceline_executor.weights.hf.quantised.gptq import group_size, read_bits
 from paceline_executor.weights.hf.quantised.parts import Format, Parts, scales_of, unpack
 from paceline_executor.weights.refusals import shown, unsupported
 from paceline_executor.weights.stored_tensor import ByteArray, StoredIntegers
@@ -26,8 +26,9 @@ def awq_format(config: JsonFields) -> Format:
     version = (config.text("version") or config.text("checkpoint_format") or "gemm").lower()
     if version not in _VERSIONS:
         raise unsupported(config.path, f"its weights are awq in the layout {shown(version)}; gemm and gemv are read")
-    if config.get("bits") not in (None, 4):
-        raise unsupported(config.path, f"its weights are awq of {config.get('bits')} bits; 4 bits are read")
+    # The second names are those of 2023.
+    config = config.with_defaults({"bits": config.get("w_bit"), "group_size": config.get("q_group_size")})
+    read_bits(config, "bits", "awq", (4,), default=4)
     return partial(_read_matrix, group_size(config))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, GroupedTensor, Matrix
 from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.parts import Format, Part, Parts, scales_of
-from paceline_executor.weights.refusals import damaged, shown, unsupported, wrong
+from paceline_executor.weights.refusals import damaged, shown, wrong
 from paceline_executor.weights.stored_checkpoint import FLOAT8_NUMBERS
 from paceline_executor.weights.stored_tensor import FloatType, StoredIntegers, StoredTensor
 
@@ -25,14 +25,6 @@ def float8_format(config: JsonFields) -> Format:
     """Raises ModelCorruptError."""
     block = read_block(config, "weight_block_size")
     return lambda parts: float8_matrix(parts, block)
-
-
-def modelopt_format(config: JsonFields) -> Format:
-    """Raises ModelCorruptError or UnsupportedModelError."""
-    kind = config.text("quant_algo")
-    if kind != "FP8":
-        raise unsupported(config.path, f"its weights are modelopt {shown(str(kind))}; modelopt 'FP8' is read")
-    return lambda parts: float8_matrix(parts, None)
 
 
 def read_block(config: JsonFields, field: str) -> Block | None:

@@ -8,15 +8,16 @@ from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.awq import awq_format
 from paceline_executor.weights.hf.quantised.bitsandbytes import bitsandbytes_matrix
 from paceline_executor.weights.hf.quantised.compressed_tensors import compressed_tensors_format
-from paceline_executor.weights.hf.quantised.float8 import float8_format, float8_matrix, modelopt_format
+from paceline_executor.weights.hf.quantised.float8 import float8_format, float8_matrix
 from paceline_executor.weights.hf.quantised.gptq import Gptq
+from paceline_executor.weights.hf.quantised.modelopt import modelopt_format
 from paceline_executor.weights.hf.quantised.parts import Format, Parts
 from paceline_executor.weights.refusals import shown, unsupported
 from paceline_executor.weights.stored_tensor import StoredTensor
 
 _KEYS = ("quantization_config", "compression_config")
-OLDER_FILES = ("quantize_config.json", "hf_quant_config.json")
-"""Of AutoGPTQ and of ModelOpt, beside a config.json without any of these keys."""
+OLDER_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+"""Of AutoGPTQ, AutoAWQ and ModelOpt, beside a config.json without any of these keys."""
 _FORMATS: Mapping[str, Callable[[JsonFields], Format]] = MappingProxyType(
     {
         "gptq": Gptq,
@@ -35,7 +36,9 @@ def read_format(config: JsonFields) -> Format:
     found = _find(config)
     if found is None:
         return _unexplained
-    method = str(found.text("quant_method"))
+    if (method := found.text("quant_method")) is None:
+        raise found.fault("quant_method", "missing")
+    method = method.lower().replace("_tensors", "-tensors")  # tools write both
     packing = found.text("packing_format") or ""
     if method == "auto-round":  # it names the tool; the tensors are of one of the others
         method = next((known for known in ("gptq", "awq") if packing.endswith(f"auto_{known}")), method)
@@ -58,12 +61,12 @@ def _find(config: JsonFields) -> JsonFields | None:
         for key in _KEYS:
             if (found := fields.object(key)) is not None:
                 return found
-    gptq, modelopt = (config.path.parent / name for name in OLDER_FILES)
+    gptq, awq, modelopt = (config.path.parent / name for name in OLDER_FILES)
     if gptq.exists():
         return JsonFields.read(gptq).with_defaults({"quant_method": "gptq"})
+    if awq.exists():
+        return JsonFields.read(awq).with_defaults({"quant_method": "awq"})
     if modelopt.exists():
-        return (JsonFields.read(modelopt).object("quantization") or config.empty()).with_defaults(_MODELOPT)
+        inner = JsonFields.read(modelopt).object("quantization") or config.empty()
+        return inner.with_defaults({"quant_method": "modelopt"})
     return None
-
-
-_MODELOPT = {"quant_method": "modelopt"}

@@ -1,9 +1,11 @@
-"""Four-bit floats of compressed-tensors: NVFP4 and MXFP4, multiplied with inputs of 16 bits.
+"""Four-bit floats, NVFP4 and MXFP4; inputs of products are not rounded to four bits.
 
-`weight_packed` [out, in / 2] bytes of E2M1 numbers, the low half first. MXFP4: `weight_scale` [out, in / 32] of powers
-of two. NVFP4: `weight_scale` [out, in / 16] of float8, and `weight_global_scale`, which divides.
+`weight_packed` [out, in / 2] bytes of E2M1 numbers, the low half first; ModelOpt calls it `weight`. MXFP4:
+`weight_scale` [out, in / 32] of powers of two. NVFP4: `weight_scale` [out, in / 16] of float8, and a number for the
+whole: `weight_global_scale` of compressed-tensors divides, `weight_scale_2` of ModelOpt multiplies.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -13,23 +15,36 @@ from paceline_executor.weights.hf.quantised.float8 import powers_of_two
 from paceline_executor.weights.hf.quantised.parts import Parts, nibbles, scales_of
 
 _E2M1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6), np.float32)
+_DIVISOR, _FACTOR = "weight_global_scale", "weight_scale_2"
 
 
 def fp4_matrix(parts: Parts) -> GroupedTensor:
-    """Raises ModelCorruptError or UnsupportedModelError."""
-    is_nv = parts.has("weight_global_scale")
-    kind, size = ("compressed-tensors-nvfp4", 16) if is_nv else ("compressed-tensors-mxfp4", 32)
-    parts.check_ends(kind, "weight_packed", "weight_scale", "weight_global_scale")
+    """Of compressed-tensors. Raises ModelCorruptError or UnsupportedModelError."""
+    if parts.has(_DIVISOR):
+        return _read_matrix(parts, "compressed-tensors-nvfp4", "weight_packed", _DIVISOR)
+    return _read_matrix(parts, "compressed-tensors-mxfp4", "weight_packed", None)
+
+
+def modelopt_fp4_matrix(parts: Parts) -> GroupedTensor:
+    """Raises as `fp4_matrix` does."""
+    return _read_matrix(parts, "modelopt-nvfp4", "weight", _FACTOR)
+
+
+def _read_matrix(parts: Parts, kind: str, end: str, of_whole: str | None) -> GroupedTensor:
+    """of_whole: None for MXFP4."""
+    parts.check_ends(kind, end, "weight_scale", *filter(None, (of_whole,)))
     outputs, inputs = parts.shape
-    octets = parts.integers("weight_packed", "u1", outputs, inputs // 2)
+    octets = parts.integers(end, "u1", outputs, inputs // 2)
+    size = 16 if of_whole else 32
     if inputs % size:
-        raise parts.wrong("weight_packed", f"cannot be {kind}: {size} does not divide {inputs} inputs")
-    scales = _nv_scales(parts, outputs, inputs // size) if is_nv else _mx_scales(parts, outputs, inputs // size)
+        raise parts.wrong(end, f"cannot be {kind}: {size} does not divide {inputs} inputs")
+    shape = (outputs, inputs // size)
+    scales = _nv_scales(parts, of_whole, *shape) if of_whole else _mx_scales(parts, *shape)
 
     def read() -> GroupedRows:
         return GroupedRows(4, nibbles(octets.as_stored().view(np.uint8)), scales(), size, table=_E2M1)
 
-    return parts.grouped(kind, 4, "weight_packed", read, is_linear=False)
+    return parts.grouped(kind, 4, end, read, is_linear=False)
 
 
 def _mx_scales(parts: Parts, *shape: int) -> Callable[[], Float32Array]:
@@ -37,6 +52,9 @@ def _mx_scales(parts: Parts, *shape: int) -> Callable[[], Float32Array]:
     return lambda: powers_of_two(parts, exponents)
 
 
-def _nv_scales(parts: Parts, *shape: int) -> Callable[[], Float32Array]:
-    of_groups, of_all = parts.floats("weight_scale", *shape), parts.floats("weight_global_scale", 1)
-    return lambda: scales_of(of_groups) / scales_of(of_all)
+def _nv_scales(parts: Parts, of_whole: str, *shape: int) -> Callable[[], Float32Array]:
+    of_groups, whole = parts.floats("weight_scale", *shape), parts.floats(of_whole)
+    if math.prod(whole.shape) != 1:
+        raise parts.wrong(of_whole, f"has shape {whole.shape} where one number is needed")
+    combined = np.divide if of_whole == _DIVISOR else np.multiply
+    return lambda: combined(scales_of(of_groups), scales_of(whole).reshape(()))

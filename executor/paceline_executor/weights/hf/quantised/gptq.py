@@ -29,8 +29,7 @@ class Gptq:
             raise unsupported(
                 config.path, f"its weights are gptq in the layout {shown(layout)}; gptq, gptq_v2 are read"
             )
-        if config.get("bits") not in (None, *_BITS):
-            raise unsupported(config.path, f"its weights are gptq of {config.get('bits')} bits; 4 and 8 bits are read")
+        read_bits(config, "bits", "gptq", _BITS, default=4)
         self._group = group_size(config)
         self._is_ordered = bool(config.flag("desc_act"))
         self._may_be_symmetric = config.flag("sym") is not False
@@ -103,3 +102,12 @@ def group_size(config: JsonFields) -> int | None:
     if config.get("group_size") in (None, -1):
         return None
     return config.positive_integer("group_size", 1 << 24)
+
+
+def read_bits(config: JsonFields, field: str, kind: str, known: tuple[int, ...], default: int | None = None) -> int:
+    """Raises ModelCorruptError or UnsupportedModelError."""
+    bits = config.positive_integer(field, 64, default)
+    if bits not in known:
+        few = " and ".join(map(str, known))
+        raise unsupported(config.path, f"its weights are {kind} of {bits} bits; {few} bits are read")
+    return bits

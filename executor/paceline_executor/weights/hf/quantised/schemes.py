@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.float8 import Block, read_block
-from paceline_executor.weights.hf.quantised.gptq import group_size
+from paceline_executor.weights.hf.quantised.gptq import group_size, read_bits
 from paceline_executor.weights.refusals import shown, unsupported
 
 _FORMATS = (
@@ -47,11 +47,8 @@ def read_schemes(config: JsonFields) -> frozenset[Scheme]:
 
 
 def _read_scheme(weights: JsonFields) -> Scheme:
-    bits = weights.positive_integer("num_bits", 64)
-    if bits not in (4, 8):
-        raise unsupported(weights.path, f"its weights are compressed-tensors of {bits} bits; 4 and 8 bits are read")
     return Scheme(
-        bits=bits,
+        bits=read_bits(weights, "num_bits", "compressed-tensors", (4, 8)),
         is_float=weights.text("type") == "float",
         group=group_size(weights) if weights.text("strategy") in (None, "group", "tensor_group") else None,
         is_symmetric=weights.flag("symmetric") is not False,
