@@ -137,6 +137,7 @@ class Runtime:
         self.feed(Tick())
         while self.views.has_plans_in_flight():  # noqa: ASYNC110
             await asyncio.sleep(_SETTLE_POLL_S)
+            self.feed(Tick())
 
     def _end_turn(self) -> None:
         self._is_turn_ending = False
@@ -148,9 +149,7 @@ class Runtime:
             timer.cancel()
         while True:
             started_s = self._clock()
-            if self.views.due_step(address) is None:
-                self._busy_since_s[address] = started_s
-            early_s = self.views.busy_beyond_s(address) - (started_s - self._busy_since_s[address])
+            early_s = self._early_s(address, started_s)
             if early_s > _EARLY_S:
                 self._delayed[address] = self._loop.call_later(early_s, self._plan, address)
                 return
@@ -162,6 +161,16 @@ class Runtime:
                 return
             assert self._plans is not None, "the links are joined before anything happens"
             self._plans.send_plan(address, plan)
+
+    def _early_s(self, address: str, now: float) -> float:
+        """How long the steps in flight are expected to take yet, less `run_ahead_s`."""
+        executor = self._core.state.executors.by_address.get(address)
+        if executor is None:
+            return 0.0
+        if not executor.in_flight:
+            self._busy_since_s[address] = now
+        busy_s = sum(step.predicted_ns for step in executor.in_flight) / 1e9
+        return self._busy_since_s[address] + busy_s - self._core.state.limits.run_ahead_s - now
 
 
 class Alarm:

@@ -118,8 +118,7 @@ def _places(builder: Ir, group: Ir, span: Ir, quads: int, columns_bytes: int) ->
 def dot_tile(num_rows: int, num_tiles: int, weight_format: WeightFormat, processor: Processor) -> Any:  # noqa: ANN401
     """An operation out[i, :16 * num_tiles] = x[i] · w for `num_rows` rows and some tiles.
 
-    Its arguments: x and its stride, the rows' scales and sums and their stride, w, the bytes from tile to tile, the
-    number of groups, out and its stride, the logarithm of a span; addresses in bytes, other strides in elements.
+    w_stride: bytes from tile to tile; other strides are in elements. span: the logarithm of its groups.
     """
     bits, quads, columns_bytes = _SIZES[weight_format]
 
@@ -151,10 +150,10 @@ def dot_tile(num_rows: int, num_tiles: int, weight_format: WeightFormat, process
             _ask_for(builder, tiles, start, _PLANS[processor].ahead_bytes, quads + columns_bytes)
             integers = group_sums.emit(tiles, start, xs, builder.mul(group, constant(GROUP)))
             columns = _Columns(builder, tiles, columns_at, floats, weight_format)
-            following = []
+            following: list[Ir] = []
             for i in range(num_rows):
-                of_row = (load(builder, each[i], group, FLOAT) for each in (row_scales, row_sums))
-                scale, row_sum = (splat(builder, number, floats) for number in of_row)
+                numbers = (load(builder, each[i], group, FLOAT) for each in (row_scales, row_sums))
+                scale, row_sum = (splat(builder, number, floats) for number in numbers)
                 for j in range(per_row):
                     exact = builder.sitofp(integers[per_row * i + j], floats)
                     if group_sums.excess:
@@ -169,11 +168,10 @@ def dot_tile(num_rows: int, num_tiles: int, weight_format: WeightFormat, process
                 for j in range(per_row):
                     store(builder, totals[per_row * i + j], row, constant(floats.count * j))
 
-        one_group = constant(0)
-        with builder.if_else(builder.icmp_signed("==", span, one_group)) as (spans_of_one, longer_spans):
-            with spans_of_one:  # a loop of its own: its addresses are steps of one number, which is 2 % of a step
-                add_groups(one_group)
-            with longer_spans:
+        with builder.if_else(builder.icmp_signed("==", span, constant(0))) as (one_group, more):
+            with one_group:  # a loop of its own: its addresses are steps of one number, which is 2 % of a step
+                add_groups(constant(0))
+            with more:
                 add_groups(span)
 
     return tile

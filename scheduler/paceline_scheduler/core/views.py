@@ -134,12 +134,6 @@ class CoreViews:
             return None
         return executor.in_flight[0]
 
-    def busy_beyond_s(self, address: str) -> float:
-        """How long its steps in flight are expected to take, less `run_ahead_s`."""
-        executor = self._state.executors.by_address.get(address)
-        in_flight = () if executor is None else executor.in_flight
-        return sum(step.predicted_ns for step in in_flight) / 1e9 - self._state.limits.run_ahead_s
-
     def is_idle(self, address: str) -> bool:
         """Nothing runs there, and nothing waits for an executor."""
         executor = self._state.executors.by_address[address]
