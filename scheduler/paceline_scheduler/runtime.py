@@ -135,7 +135,7 @@ class Runtime:
     async def until_settled(self) -> None:
         """No plan is in flight and no row waits for its release."""
         self.feed(Tick())
-        while self.views.has_plans_in_flight():  # noqa: ASYNC110
+        while self.views.has_plans_in_flight():
             await asyncio.sleep(_SETTLE_POLL_S)
             self.feed(Tick())
 
