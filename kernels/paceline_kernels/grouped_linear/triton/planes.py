@@ -1,0 +1,80 @@
+"""Of a tile of words and some rows of x: what a product adds to its sums. Knows tiles, codes and groups, not programs.
+
+Apart, because products of few rows and of tiles, and the widening of weights, are made with it.
+
+A plane's 16 numbers are one step of a matrix instruction, whose operand has them where their words are: no number
+changes its thread. What takes the time with 4 bits is to make numbers of codes, hence two at a time in three
+instructions, where a compiler would take seven.
+"""
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+TILE_OUTPUTS, WORDS = tl.constexpr(16), tl.constexpr(16)
+TILE_WORDS = tl.constexpr(256)
+_TWO_TO_120 = tl.constexpr(2.0**120)
+_IS_INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+
+
+@triton.constexpr_function
+def bits_of(codes):
+    return 4 if codes in ("INT4", "TABLE") else 8
+
+
+@triton.constexpr_function
+def code_of_pair(plane, middle, is_bfloat16):
+    """Two words -> two numbers of 16 bits: the codes put into 128 + code or 1024 + code, less 128 or 1024 + middle."""
+    kind, one, base = ("bf16x2", 0x3F80, 0x4300) if is_bfloat16 else ("f16x2", 0x3C00, 0x6400)
+    # The numbers from base to twice that are one unit in the last place apart; minus sets the highest bit.
+    magic, ones, less = (half << 16 | half for half in (base, one, base + middle | 0x8000))
+    return f"""{{
+    .reg .b32 pair, ones, less;
+    prmt.b32 pair, $1, $2, {0x5410 if plane < 4 else 0x7632:#x};
+    shr.u32 pair, pair, {plane % 4 * 4};
+    lop3.b32 pair, pair, 0x000f000f, {magic:#x}, 0xea;
+    mov.b32 ones, {ones:#x};
+    mov.b32 less, {less:#x};
+    fma.rn.{kind} $0, pair, ones, less;
+    }}"""
+
+
+@triton.jit
+def numbers_of_plane(words, table, PLANE: tl.constexpr, CODES: tl.constexpr, MIDDLE: tl.constexpr, TYPE: tl.constexpr):
+    """Of words [..., 16]: the numbers less the middle [..., 16] of x's type, exactly."""
+    BITS: tl.constexpr = bits_of(CODES)
+    if CODES == "INT4" and not _IS_INTERPRETED:
+        code: tl.constexpr = code_of_pair(PLANE, MIDDLE, tl.bfloat16 == TYPE)
+        if tl.bfloat16 == TYPE:  # as a constant argument the type itself is not taken
+            return tl.inline_asm_elementwise(code, "=r,r,r", [words], tl.bfloat16, True, 2)
+        else:
+            return tl.inline_asm_elementwise(code, "=r,r,r", [words], tl.float16, True, 2)
+    codes = (words >> PLANE * BITS) & ((1 << BITS) - 1)
+    if CODES == "TABLE":
+        return tl.load(table + codes)
+    elif CODES == "FLOAT8":
+        # A float32's exponent begins 120 further down, and it has no fewer numbers there.
+        bits = ((codes & 127) << 20) | ((codes & 128) << 24)
+        return (bits.to(tl.float32, bitcast=True) * _TWO_TO_120).to(TYPE)
+    else:
+        # The bits of 2**23 as a float, plus n, are those of 2**23 + n.
+        return ((codes | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + MIDDLE)).to(TYPE)
+
+
+@triton.jit
+def of_spans(
+    numbers, places, first_input, num_groups, inside, SPAN: tl.constexpr, SPANS: tl.constexpr, GROUP: tl.constexpr
+):
+    """Scales or the like of the SPANS groups that inputs from `first_input` on lie in, a tuple; none where there are no
+    numbers. A group of 0 is a row's only one.
+
+    places: of the outputs' numbers of the first group. They are loaded a step before they are needed, because nothing
+    else keeps the reads of what is added after a product in flight.
+    """
+    found = ()
+    if numbers is not None:
+        for span in tl.static_range(SPANS):
+            group = (first_input + span * SPAN) // GROUP if GROUP else first_input * 0
+            places_now = numbers + places + group * 16
+            found += (tl.load(places_now, mask=inside & (group < num_groups), other=0),)  # type: ignore[assignment]
+    return found
