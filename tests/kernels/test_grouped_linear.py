@@ -212,11 +212,6 @@ def test_few_rows_have_a_launch_of_their_own(architecture, num_tokens, num_outpu
     assert (launch is None) == (kind == "tiles")
 
 
-def half(bits, kind):
-    """The number that 16 bits are."""
-    return torch.tensor(bits, dtype=torch.uint16).view(kind).double().item()
-
-
 def run_ptx(code, registers, kind):
     """What the few instructions of a pair's code leave in $0, by the manual of PTX."""
     for line in re.sub(r"[{};]", "\n", code).split("\n"):
@@ -225,36 +220,55 @@ def run_ptx(code, registers, kind):
             continue
         to, *names = [part.strip() for part in rest.split(",")]
         values = [registers[each] if each in registers else int(each, 0) for each in names]
-        match name.split(".")[0]:
-            case "prmt":
-                octets = [values[i // 4] >> 8 * (i % 4) & 255 for i in range(8)]
-                made = sum(octets[values[2] >> 4 * i & 7] << 8 * i for i in range(4))
-            case "shr":
-                made = values[0] >> values[1]
-            case "mov":
-                made = values[0]
-            case "lop3":
-                made = sum(
-                    (values[3] >> ((values[0] >> i & 1) << 2 | (values[1] >> i & 1) << 1 | values[2] >> i & 1) & 1) << i
-                    for i in range(32)
-                )
-            case "fma":
-                a, b, c = ([half(value >> shift & 0xFFFF, kind) for shift in (0, 16)] for value in values)
-                made = [x * y + z for x, y, z in zip(a, b, c, strict=True)]
-        registers[to] = made
+        registers[to] = INSTRUCTIONS[name.split(".")[0]](*values, kind)
     return registers["$0"]
 
 
+def permuted(a, b, selector, _kind):
+    octets = [value >> 8 * place & 255 for value in (a, b) for place in range(4)]
+    return sum(octets[selector >> 4 * place & 7] << 8 * place for place in range(4))
+
+
+def looked_up(a, b, c, table, _kind):
+    """lop3: each bit by the three at its place."""
+    return sum((table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32))
+
+
+def multiplied(a, b, c, kind):
+    """fma of two numbers of 16 bits each."""
+    pairs = [torch.tensor([value & 0xFFFF, value >> 16], dtype=torch.uint16).view(kind).double() for value in (a, b, c)]
+    return pairs[0] * pairs[1] + pairs[2]
+
+
+INSTRUCTIONS = {
+    "prmt": permuted,
+    "lop3": looked_up,
+    "fma": multiplied,
+    "shr": lambda a, count, _kind: a >> count,
+    "and": lambda a, b, _kind: a & b,
+    "mov": lambda a, _kind: a,
+}
+
+
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("middle", [0, 8])
-def test_two_words_become_two_numbers_of_a_plane(kind, middle):
-    """What the interpreter leaves out: code of the GPU's own."""
+@pytest.mark.parametrize("codes", [Codes.INT4, Codes.FLOAT8], ids=str)
+def test_two_words_become_two_numbers_of_a_plane(kind, codes):
+    """What the interpreter leaves out: code of the GPU's own, for every code at every place of both words."""
     planes = pytest.importorskip("paceline_kernels.grouped_linear.triton.planes")
-    words = [0x76543210, 0x8FEDCBA9]
-    for plane in range(8):
-        code = planes.code_of_pair(plane, middle, kind == torch.bfloat16)
-        made = run_ptx(code, {"$1": words[0], "$2": words[1]}, kind)
-        assert made == [(word >> 4 * plane & 15) - middle for word in words]
+    num_bits, num_codes = codes.num_bits, 1 << codes.num_bits
+    middle = 8 if codes is Codes.INT4 else 0
+    numbers = torch.arange(num_codes, dtype=torch.uint8)
+    numbers = numbers.double() - middle if codes is Codes.INT4 else numbers.view(torch.float8_e4m3fn).double()
+    for plane in range(32 // num_bits):
+        code = planes.code_of_pair(codes.name, plane, middle, kind == torch.bfloat16)
+        for first, second in zip(range(num_codes), reversed(range(num_codes)), strict=True):
+            if not numbers[[first, second]].isnan().any():
+                words = (
+                    0xA5A5A5A5 & ~(num_codes - 1 << plane * num_bits) | value << plane * num_bits
+                    for value in (first, second)
+                )
+                made = run_ptx(code, dict(zip(("$1", "$2"), words, strict=True)), kind)
+                assert torch.equal(made, numbers[[first, second]])
 
 
 @pytest.mark.parametrize(

@@ -23,28 +23,41 @@ def bits_of(codes):
 
 
 @triton.constexpr_function
-def code_of_pair(plane, middle, is_bfloat16):
-    """Two words -> two numbers of 16 bits: the codes put into 128 + code or 1024 + code, less 128 or 1024 + middle."""
-    kind, one, base = ("bf16x2", 0x3F80, 0x4300) if is_bfloat16 else ("f16x2", 0x3C00, 0x6400)
-    # The numbers from base to twice that are one unit in the last place apart; minus sets the highest bit.
-    magic, ones, less = (half << 16 | half for half in (base, one, base + middle | 0x8000))
-    return f"""{{
-    .reg .b32 pair, ones, less;
+def code_of_pair(codes, plane, middle, is_bfloat16):
+    """Two words -> two numbers of 16 bits, of the codes at one place.
+
+    INT4: the bits of 128 or 1024 with the code in the lowest ones, less 128 or 1024 + middle. FLOAT8: its bits but the
+    sign where those of the type begin, which makes a number 2**120 or 2**8 times too small, and none is too small.
+    """
+    if codes == "INT4":
+        kind, one, base = ("bf16x2", 0x3F80, 0x4300) if is_bfloat16 else ("f16x2", 0x3C00, 0x6400)
+        factor, summand = one, base + middle | 0x8000
+        steps = f"""
     prmt.b32 pair, $1, $2, {0x5410 if plane < 4 else 0x7632:#x};
     shr.u32 pair, pair, {plane % 4 * 4};
-    lop3.b32 pair, pair, 0x000f000f, {magic:#x}, 0xea;
-    mov.b32 ones, {ones:#x};
-    mov.b32 less, {less:#x};
-    fma.rn.{kind} $0, pair, ones, less;
+    lop3.b32 pair, pair, 0x000f000f, {base << 16 | base:#x}, 0xea;"""
+    else:
+        kind, factor, shift, bits = ("bf16x2", 0x7B80, 4, 0x07F0) if is_bfloat16 else ("f16x2", 0x5C00, 1, 0x3F80)
+        summand = 0x8000  # which changes nothing, not even a zero's sign
+        steps = f"""
+    prmt.b32 twice, $1, $2, {0x4400 + 0x1111 * plane:#x};
+    shr.u32 pair, twice, {shift};
+    and.b32 pair, pair, {bits << 16 | bits:#x};
+    lop3.b32 pair, twice, 0x80008000, pair, 0xea;"""
+    return f"""{{
+    .reg .b32 pair, twice, factor, summand;{steps}
+    mov.b32 factor, {factor << 16 | factor:#x};
+    mov.b32 summand, {summand << 16 | summand:#x};
+    fma.rn.{kind} $0, pair, factor, summand;
     }}"""
 
 
 @triton.jit
 def numbers_of_plane(words, table, PLANE: tl.constexpr, CODES: tl.constexpr, MIDDLE: tl.constexpr, TYPE: tl.constexpr):
-    """Of words [..., 16]: the numbers less the middle [..., 16] of x's type, exactly."""
+    """Of words [..., 16]: the numbers less the middle [..., 16] of x's type, exactly. No float8 is NaN."""
     BITS: tl.constexpr = bits_of(CODES)
-    if CODES == "INT4" and not _IS_INTERPRETED:
-        code: tl.constexpr = code_of_pair(PLANE, MIDDLE, tl.bfloat16 == TYPE)
+    if (CODES == "INT4" or CODES == "FLOAT8") and not _IS_INTERPRETED:
+        code: tl.constexpr = code_of_pair(CODES, PLANE, MIDDLE, tl.bfloat16 == TYPE)
         if tl.bfloat16 == TYPE:  # as a constant argument the type itself is not taken
             return tl.inline_asm_elementwise(code, "=r,r,r", [words], tl.bfloat16, True, 2)
         else:
@@ -53,7 +66,6 @@ def numbers_of_plane(words, table, PLANE: tl.constexpr, CODES: tl.constexpr, MID
     if CODES == "TABLE":
         return tl.load(table + codes)
     elif CODES == "FLOAT8":
-        # A float32's exponent begins 120 further down, and it has no fewer numbers there.
         bits = ((codes & 127) << 20) | ((codes & 128) << 24)
         return (bits.to(tl.float32, bitcast=True) * _TWO_TO_120).to(TYPE)
     else:
