@@ -212,7 +212,7 @@ def test_few_rows_have_a_launch_of_their_own(architecture, num_tokens, num_outpu
     assert (launch is None) == (kind == "tiles")
 
 
-def run_ptx(code, registers, kind):
+def run_ptx(code, registers):
     """What the few instructions of a pair's code leave in $0, by the manual of PTX."""
     for line in re.sub(r"[{};]", "\n", code).split("\n"):
         name, _, rest = line.strip().partition(" ")
@@ -220,55 +220,71 @@ def run_ptx(code, registers, kind):
             continue
         to, *names = [part.strip() for part in rest.split(",")]
         values = [registers[each] if each in registers else int(each, 0) for each in names]
-        registers[to] = INSTRUCTIONS[name.split(".")[0]](*values, kind)
+        registers[to] = INSTRUCTIONS[name](*values)
     return registers["$0"]
 
 
-def permuted(a, b, selector, _kind):
+def permuted(a, b, selector):
     octets = [value >> 8 * place & 255 for value in (a, b) for place in range(4)]
     return sum(octets[selector >> 4 * place & 7] << 8 * place for place in range(4))
 
 
-def looked_up(a, b, c, table, _kind):
+def looked_up(a, b, c, table):
     """lop3: each bit by the three at its place."""
     return sum((table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32))
 
 
-def multiplied(a, b, c, kind):
+def multiplied(kind):
     """fma of two numbers of 16 bits each."""
-    pairs = [torch.tensor([value & 0xFFFF, value >> 16], dtype=torch.uint16).view(kind).double() for value in (a, b, c)]
-    return pairs[0] * pairs[1] + pairs[2]
+
+    def fma(*values):
+        halves = [torch.tensor([value & 0xFFFF, value >> 16], dtype=torch.uint16) for value in values]
+        a, b, c = (pair.view(kind).double() for pair in halves)
+        low, high = (a * b + c).to(kind).view(torch.uint16).tolist()
+        return high << 16 | low
+
+    return fma
 
 
 INSTRUCTIONS = {
-    "prmt": permuted,
-    "lop3": looked_up,
-    "fma": multiplied,
-    "shr": lambda a, count, _kind: a >> count,
-    "and": lambda a, b, _kind: a & b,
-    "mov": lambda a, _kind: a,
+    "prmt.b32": permuted,
+    "lop3.b32": looked_up,
+    "fma.rn.bf16x2": multiplied(torch.bfloat16),
+    "fma.rn.f16x2": multiplied(torch.float16),
+    "shr.u32": lambda a, count: a >> count,
+    "and.b32": lambda a, b: a & b,
+    "mov.b32": lambda a: a,
 }
 
 
+def registers_of(table):
+    """What stands for it, each twice, for two words: low bytes of four numbers, then high ones."""
+    octets = table.view(torch.uint8).view(4, 4, 2).permute(2, 0, 1).contiguous().view(torch.int32)
+    return {
+        f"${3 + place}": int(value) & 0xFFFFFFFF for place, value in enumerate(octets.flatten().repeat_interleave(2))
+    }
+
+
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("codes", [Codes.INT4, Codes.FLOAT8], ids=str)
+@pytest.mark.parametrize("codes", [Codes.INT4, Codes.FLOAT8, Codes.TABLE], ids=str)
 def test_two_words_become_two_numbers_of_a_plane(kind, codes):
     """What the interpreter leaves out: code of the GPU's own, for every code at every place of both words."""
     planes = pytest.importorskip("paceline_kernels.grouped_linear.triton.planes")
     num_bits, num_codes = codes.num_bits, 1 << codes.num_bits
-    middle = 8 if codes is Codes.INT4 else 0
-    numbers = torch.arange(num_codes, dtype=torch.uint8)
-    numbers = numbers.double() - middle if codes is Codes.INT4 else numbers.view(torch.float8_e4m3fn).double()
+    middle, table, all_codes = 0, normal(16).to(kind), torch.arange(num_codes, dtype=torch.uint8)
+    if codes is Codes.INT4:
+        middle, numbers = 8, all_codes.double() - 8
+    else:
+        numbers = (table if codes is Codes.TABLE else all_codes.view(torch.float8_e4m3fn)).double()
     for plane in range(32 // num_bits):
         code = planes.code_of_pair(codes.name, plane, middle, kind == torch.bfloat16)
-        for first, second in zip(range(num_codes), reversed(range(num_codes)), strict=True):
-            if not numbers[[first, second]].isnan().any():
-                words = (
-                    0xA5A5A5A5 & ~(num_codes - 1 << plane * num_bits) | value << plane * num_bits
-                    for value in (first, second)
-                )
-                made = run_ptx(code, dict(zip(("$1", "$2"), words, strict=True)), kind)
-                assert torch.equal(made, numbers[[first, second]])
+        for pair in zip(range(num_codes), reversed(range(num_codes)), strict=True):
+            others = 0xA5A5A5A5 & ~(num_codes - 1 << plane * num_bits)
+            words = {name: others | value << plane * num_bits for name, value in zip(("$1", "$2"), pair, strict=True)}
+            made = run_ptx(code, words | registers_of(table))
+            made = torch.tensor([made & 0xFFFF, made >> 16], dtype=torch.uint16).view(kind).double()
+            expected = numbers[list(pair)]
+            assert torch.equal(made[~expected.isnan()], expected[~expected.isnan()])
 
 
 @pytest.mark.parametrize(

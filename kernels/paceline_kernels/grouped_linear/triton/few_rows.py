@@ -9,7 +9,14 @@ import triton
 import triton.language as tl
 
 from paceline_kernels.grouped_linear.triton.launches import FewGroupsLaunch
-from paceline_kernels.grouped_linear.triton.planes import TILE_WORDS, WORDS, bits_of, numbers_of_plane, of_spans
+from paceline_kernels.grouped_linear.triton.planes import (
+    TILE_WORDS,
+    WORDS,
+    bits_of,
+    bytes_of_table,
+    numbers_of_plane,
+    of_spans,
+)
 from paceline_kernels.grouped_linear.weights import GroupedWeight
 from paceline_kernels.linear.triton.weights import store_products
 
@@ -95,6 +102,7 @@ def multiply_few_groups(
     scales_next = of_spans(scales, of_groups, first, num_groups, output_inside, SPAN, SPANS, GROUP)
     zeros_next = of_spans(zeros, of_groups, first, num_groups, output_inside, SPAN, SPANS, GROUP)
     minima_next = of_spans(minima, of_groups, first, num_groups, output_inside, SPAN, SPANS, GROUP)
+    of_table = bytes_of_table(table, CODES)
     for start in range(0, num_tiles, SLICES):
         scales_now, zeros_now, minima_now = scales_next, zeros_next, minima_next
         first = (start + SLICES + slices)[:, None] * TILE
@@ -112,7 +120,7 @@ def multiply_few_groups(
                 rows_x = tl.load(rows + plane_input, mask=token_inside & x_inside, other=0.0)
                 if zeros is not None or minima is not None:
                     of_x = tl.dot(ones, rows_x, of_x)
-                part = tl.dot(numbers_of_plane(tile, table, plane, CODES, MIDDLE, x.dtype.element_ty), rows_x, part)
+                part = tl.dot(numbers_of_plane(tile, of_table, plane, CODES, MIDDLE, x.dtype.element_ty), rows_x, part)
             if zeros is not None:
                 part += (MIDDLE - zeros_now[span].to(tl.float32))[:, :, None] * of_x
             sums += part * scales_now[span].to(tl.float32)[:, :, None]

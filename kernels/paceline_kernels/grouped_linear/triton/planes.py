@@ -28,7 +28,11 @@ def code_of_pair(codes, plane, middle, is_bfloat16):
 
     INT4: the bits of 128 or 1024 with the code in the lowest ones, less 128 or 1024 + middle. FLOAT8: its bits but the
     sign where those of the type begin, which makes a number 2**120 or 2**8 times too small, and none is too small.
+    TABLE: the bytes of eight registers (`bytes_of_table`), found by four codes of a word at a time. The assembler does
+    once what the codes of several planes have in common.
     """
+    if codes == "TABLE":
+        return _code_of_places(plane)
     if codes == "INT4":
         kind, one, base = ("bf16x2", 0x3F80, 0x4300) if is_bfloat16 else ("f16x2", 0x3C00, 0x6400)
         factor, summand = one, base + middle | 0x8000
@@ -52,25 +56,83 @@ def code_of_pair(codes, plane, middle, is_bfloat16):
     }}"""
 
 
+@triton.constexpr_function
+def _code_of_places(plane):
+    both = f"{0x5410 if plane % 2 == 0 else 0x7632:#x}"
+    return f"""{{
+    .reg .b32 codes, within, upper, low, high, other, first, second;
+    {_numbers_of_places("first", "$1", plane)}
+    {_numbers_of_places("second", "$2", plane)}
+    prmt.b32 $0, first, second, {both};
+    }}"""
+
+
+@triton.constexpr_function
+def _numbers_of_places(to, word, plane):
+    """Low and high bytes of the numbers of four codes, of one or the other half of the table by the codes' highest bits;
+    then the two numbers among which the plane's is.
+    """
+    return f"""
+    shr.u32 codes, {word}, {plane // 4 * 16};
+    and.b32 within, codes, 0x7777;
+    shr.u32 codes, codes, 1;
+    and.b32 codes, codes, 0x4444;
+    prmt.b32 upper, 0, 0xffffffff, codes;
+    prmt.b32 low, $3, $5, within;
+    prmt.b32 other, $7, $9, within;
+    lop3.b32 low, other, low, upper, 0xe4;
+    prmt.b32 high, $11, $13, within;
+    prmt.b32 other, $15, $17, within;
+    lop3.b32 high, other, high, upper, 0xe4;
+    prmt.b32 {to}, low, high, {0x5140 if plane % 4 < 2 else 0x7362:#x};"""
+
+
+@triton.jit
+def bytes_of_table(table, CODES: tl.constexpr):
+    """Where codes are places in a table: its low bytes and its high bytes, four in a register, a tuple."""
+    if CODES == "TABLE" and not _IS_INTERPRETED:
+        found = ()
+        for byte in tl.static_range(2):
+            for first in tl.static_range(0, 16, 4):
+                register = 0
+                for place in tl.static_range(4):
+                    number = tl.load(table + first + place).to(tl.int16, bitcast=True).to(tl.int32)
+                    register |= (number >> 8 * byte & 255) << 8 * place
+                found += (register,)  # type: ignore[assignment]
+        return found
+    else:
+        return table
+
+
 @triton.jit
 def numbers_of_plane(words, table, PLANE: tl.constexpr, CODES: tl.constexpr, MIDDLE: tl.constexpr, TYPE: tl.constexpr):
-    """Of words [..., 16]: the numbers less the middle [..., 16] of x's type, exactly. No float8 is NaN."""
+    """Of words [..., 16]: the numbers less the middle [..., 16] of x's type, exactly. No float8 is NaN.
+
+    table: what `bytes_of_table` makes of it.
+    """
     BITS: tl.constexpr = bits_of(CODES)
-    if (CODES == "INT4" or CODES == "FLOAT8") and not _IS_INTERPRETED:
+    if CODES == "INT8":
+        # The bits of 2**23 as a float, plus n, are those of 2**23 + n.
+        bits = (words >> PLANE * BITS & 255) | 0x4B000000
+        return (bits.to(tl.float32, bitcast=True) - (8388608.0 + MIDDLE)).to(TYPE)
+    elif not _IS_INTERPRETED:
         code: tl.constexpr = code_of_pair(CODES, PLANE, MIDDLE, tl.bfloat16 == TYPE)
+        operands: tl.constexpr = "=r" + ",r" * (18 if CODES == "TABLE" else 2)
+        registers = (words,)
+        if CODES == "TABLE":
+            registers += table
         if tl.bfloat16 == TYPE:  # as a constant argument the type itself is not taken
-            return tl.inline_asm_elementwise(code, "=r,r,r", [words], tl.bfloat16, True, 2)
+            return tl.inline_asm_elementwise(code, operands, registers, tl.bfloat16, True, 2)
         else:
-            return tl.inline_asm_elementwise(code, "=r,r,r", [words], tl.float16, True, 2)
-    codes = (words >> PLANE * BITS) & ((1 << BITS) - 1)
-    if CODES == "TABLE":
-        return tl.load(table + codes)
+            return tl.inline_asm_elementwise(code, operands, registers, tl.float16, True, 2)
+    elif CODES == "TABLE":
+        return tl.load(table + (words >> PLANE * BITS & 15))
     elif CODES == "FLOAT8":
+        codes = words >> PLANE * BITS
         bits = ((codes & 127) << 20) | ((codes & 128) << 24)
         return (bits.to(tl.float32, bitcast=True) * _TWO_TO_120).to(TYPE)
     else:
-        # The bits of 2**23 as a float, plus n, are those of 2**23 + n.
-        return ((codes | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + MIDDLE)).to(TYPE)
+        return ((words >> PLANE * BITS & 15) - MIDDLE).to(TYPE)
 
 
 @triton.jit

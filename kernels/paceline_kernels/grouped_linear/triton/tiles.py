@@ -10,7 +10,14 @@ import triton.language as tl
 
 from paceline_kernels.gpu import architecture
 from paceline_kernels.grouped_linear.triton.launches import tiles_launch
-from paceline_kernels.grouped_linear.triton.planes import TILE_WORDS, WORDS, bits_of, numbers_of_plane, of_spans
+from paceline_kernels.grouped_linear.triton.planes import (
+    TILE_WORDS,
+    WORDS,
+    bits_of,
+    bytes_of_table,
+    numbers_of_plane,
+    of_spans,
+)
 from paceline_kernels.grouped_linear.weights import GroupedWeight
 from paceline_kernels.linear.triton.launches import OUTPUT_TILES_TOGETHER
 from paceline_kernels.linear.triton.tiles import tile_of
@@ -94,6 +101,7 @@ def multiply_group_tiles(
     scales_next = of_spans(scales, of_groups, 0, num_groups, output_inside, SPAN, SPANS, GROUP)
     zeros_next = of_spans(zeros, of_groups, 0, num_groups, output_inside, SPAN, SPANS, GROUP)
     minima_next = of_spans(minima, of_groups, 0, num_groups, output_inside, SPAN, SPANS, GROUP)
+    of_table = bytes_of_table(table, CODES)
     for number in range(num_tiles):
         scales_now, zeros_now, minima_now = scales_next, zeros_next, minima_next
         first = (number + 1) * TILE
@@ -110,7 +118,7 @@ def multiply_group_tiles(
                 rows_x = tl.load(rows + start, mask=inside, other=0.0)
                 if zeros is not None or minima is not None:
                     of_x = tl.dot(ones, rows_x, of_x)
-                part = tl.dot(numbers_of_plane(tile, table, plane, CODES, MIDDLE, x.dtype.element_ty), rows_x, part)
+                part = tl.dot(numbers_of_plane(tile, of_table, plane, CODES, MIDDLE, x.dtype.element_ty), rows_x, part)
             if zeros is not None:
                 part += (MIDDLE - zeros_now[span].to(tl.float32))[:, None] * of_x
             sums += part * scales_now[span].to(tl.float32)[:, None]

@@ -7,7 +7,14 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline_kernels.grouped_linear.triton.planes import TILE_WORDS, WORDS, bits_of, numbers_of_plane, of_spans
+from paceline_kernels.grouped_linear.triton.planes import (
+    TILE_WORDS,
+    WORDS,
+    bits_of,
+    bytes_of_table,
+    numbers_of_plane,
+    of_spans,
+)
 from paceline_kernels.grouped_linear.weights import GroupedWeight
 
 # Tiles of inputs of a program of four warps: with 4 bits a KiB of each output's numbers.
@@ -73,8 +80,9 @@ def widen_groups(
     all_zeros = of_spans(zeros, of_groups, first, num_groups, output_inside, SPAN, SPANS, GROUP)
     all_minima = of_spans(minima, of_groups, first, num_groups, output_inside, SPAN, SPANS, GROUP)
     rows = out + (of_16 * 16 + outputs)[None, :, None] * num_inputs
+    of_table = bytes_of_table(table, CODES)
     for plane in tl.static_range(PLANES):
-        numbers = numbers_of_plane(tile, table, plane, CODES, MIDDLE, out.dtype.element_ty).to(tl.float32)
+        numbers = numbers_of_plane(tile, of_table, plane, CODES, MIDDLE, out.dtype.element_ty).to(tl.float32)
         if zeros is not None:
             numbers += (MIDDLE - all_zeros[plane * WORDS // SPAN].to(tl.float32))[:, :, None]
         numbers *= all_scales[plane * WORDS // SPAN].to(tl.float32)[:, :, None]
