@@ -102,7 +102,7 @@ def multiply_few_groups(
     scales_next = of_spans(scales, of_groups, first, num_groups, output_inside, SPAN, SPANS, GROUP)
     zeros_next = of_spans(zeros, of_groups, first, num_groups, output_inside, SPAN, SPANS, GROUP)
     minima_next = of_spans(minima, of_groups, first, num_groups, output_inside, SPAN, SPANS, GROUP)
-    of_table = bytes_of_table(table, CODES)
+    of_table = bytes_of_table(table) if CODES == "TABLE" else None
     for start in range(0, num_tiles, SLICES):
         scales_now, zeros_now, minima_now = scales_next, zeros_next, minima_next
         first = (start + SLICES + slices)[:, None] * TILE

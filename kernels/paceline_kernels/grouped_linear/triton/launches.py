@@ -6,9 +6,10 @@ cycle of 1.75 GHz, a KiB of words in 55, in which its schedulers issue 221 instr
 
 Few rows. A KiB of words takes a warp 199 instructions, of 32 outputs 163, because rows of x are read for both tiles:
 three quarters of what can be issued. So 28672 x 4096 in 19 us for one row, a third of bfloat16's time. Sums of x, for
-zeros and minima, are 8 more; float8 takes 128 to 157, numbers of a table 375. Where there are few outputs, eight slices keep as many warps busy as a multiprocessor has
-room for: 4096 x 4096 in 5 us. Every program reads all of x from the second level, for 8 rows twice the bytes of its
-words with 16 outputs; so from 9 rows on programs have 32, and from 33, with many outputs from 17, they are tiles.
+zeros and minima, are 8 more; float8 takes 128 to 157, numbers of a table 375. Where there are few outputs, eight slices
+keep as many warps busy as a multiprocessor has room for: 4096 x 4096 in 5 us. Every program reads all of x from the
+second level, for 8 rows twice the bytes of its words with 16 outputs; so from 9 rows on programs have 32, and from 33,
+with many outputs from 17, they are tiles.
 
 Tiles. A tile of 64 by 64 issues 272 instructions in 512 cycles of its matrix instructions, one of 128 by 128 305 in
 1,024, which two groups of warps share: 48 us of 28672 x 4096 by 128 rows. Sums of x are as many matrix instructions

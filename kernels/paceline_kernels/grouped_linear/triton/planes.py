@@ -69,8 +69,8 @@ def _code_of_places(plane):
 
 @triton.constexpr_function
 def _numbers_of_places(to, word, plane):
-    """Low and high bytes of the numbers of four codes, of one or the other half of the table by the codes' highest bits;
-    then the two numbers among which the plane's is.
+    """Low and high bytes of four codes' numbers, of one or the other half of the table by the codes' highest bits; then
+    the two numbers among which the plane's is.
     """
     return f"""
     shr.u32 codes, {word}, {plane // 4 * 16};
@@ -88,9 +88,11 @@ def _numbers_of_places(to, word, plane):
 
 
 @triton.jit
-def bytes_of_table(table, CODES: tl.constexpr):
-    """Where codes are places in a table: its low bytes and its high bytes, four in a register, a tuple."""
-    if CODES == "TABLE" and not _IS_INTERPRETED:
+def bytes_of_table(table):
+    """Its low bytes and its high bytes, four in a register, a tuple; where it is interpreted, the table itself."""
+    if _IS_INTERPRETED:
+        return table
+    else:
         found = ()
         for byte in tl.static_range(2):
             for first in tl.static_range(0, 16, 4):
@@ -100,8 +102,6 @@ def bytes_of_table(table, CODES: tl.constexpr):
                     register |= (number >> 8 * byte & 255) << 8 * place
                 found += (register,)  # type: ignore[assignment]
         return found
-    else:
-        return table
 
 
 @triton.jit

@@ -101,7 +101,7 @@ def multiply_group_tiles(
     scales_next = of_spans(scales, of_groups, 0, num_groups, output_inside, SPAN, SPANS, GROUP)
     zeros_next = of_spans(zeros, of_groups, 0, num_groups, output_inside, SPAN, SPANS, GROUP)
     minima_next = of_spans(minima, of_groups, 0, num_groups, output_inside, SPAN, SPANS, GROUP)
-    of_table = bytes_of_table(table, CODES)
+    of_table = bytes_of_table(table) if CODES == "TABLE" else None
     for number in range(num_tiles):
         scales_now, zeros_now, minima_now = scales_next, zeros_next, minima_next
         first = (number + 1) * TILE

@@ -80,7 +80,7 @@ def widen_groups(
     all_zeros = of_spans(zeros, of_groups, first, num_groups, output_inside, SPAN, SPANS, GROUP)
     all_minima = of_spans(minima, of_groups, first, num_groups, output_inside, SPAN, SPANS, GROUP)
     rows = out + (of_16 * 16 + outputs)[None, :, None] * num_inputs
-    of_table = bytes_of_table(table, CODES)
+    of_table = bytes_of_table(table) if CODES == "TABLE" else None
     for plane in tl.static_range(PLANES):
         numbers = numbers_of_plane(tile, of_table, plane, CODES, MIDDLE, out.dtype.element_ty).to(tl.float32)
         if zeros is not None:
