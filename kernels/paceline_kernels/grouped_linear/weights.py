@@ -115,6 +115,13 @@ class GroupedWeight:
         """Whether a tile of words is in one group, without offsets."""
         return not self.has_offsets and self.layout.group >= min(self.layout.codes.tile_inputs, self.layout.num_inputs)
 
+    def is_finite(self) -> torch.Tensor:
+        """Whether all numbers are: one, on the device."""
+        found = [each.isfinite().all() for each in self._tensors() if each.is_floating_point()]
+        if self.layout.codes is Codes.FLOAT8:
+            found.append(((self.words.view(torch.uint8) & 127) != 127).all())
+        return torch.stack(found).all()
+
     @property
     def num_bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())

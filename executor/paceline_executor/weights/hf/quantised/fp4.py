@@ -11,6 +11,7 @@ import numpy as np
 from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, GroupedTensor
 from paceline_executor.weights.hf.quantised.float8 import powers_of_two
 from paceline_executor.weights.hf.quantised.parts import Parts, nibbles, scales_of
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType
 
 _E2M1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6), np.float32)
 
@@ -29,7 +30,10 @@ def fp4_matrix(parts: Parts) -> GroupedTensor:
     def read() -> GroupedRows:
         return GroupedRows(4, nibbles(octets.as_stored().view(np.uint8)), scales(), size, table=_E2M1)
 
-    return parts.grouped(kind, 4, "weight_packed", read, is_linear=False)
+    stored = GroupedType(
+        kind, 4, is_linear=False, group=size, scales=FloatType.FLOAT32 if is_nv else FloatType.BFLOAT16
+    )
+    return parts.grouped(stored, "weight_packed", read)
 
 
 def _mx_scales(parts: Parts, *shape: int) -> Callable[[], Float32Array]:
