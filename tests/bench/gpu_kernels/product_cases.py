@@ -87,9 +87,10 @@ def _grouped(scale: Scale, place: Place) -> Iterator[Case]:
     if scale is Scale.ODD:
         yield from (grouped_linear_case(place, 3, 63, 200, form) for form in FORMS)
         return
-    for layer in _GROUPED_LAYERS[:1] if scale is Scale.QUICK else _GROUPED_LAYERS:
-        for num_rows in (1, 16, 2048) if scale is Scale.QUICK else _GROUPED_ROWS:
-            forms = FORMS if layer == _GROUPED_LAYERS[0] and num_rows in (1, 16) else (W4A16, AWQ, BLOCKS)
+    for layer in _GROUPED_LAYERS:
+        is_first = layer == _GROUPED_LAYERS[0]
+        for num_rows in _GROUPED_ROWS if is_first or scale is Scale.FULL else _GROUPED_ROWS[:1]:
+            forms = FORMS if is_first and num_rows in (1, 16) else (W4A16, AWQ, BLOCKS)
             yield from (grouped_linear_case(place, num_rows, *layer, form) for form in forms)
 
 
