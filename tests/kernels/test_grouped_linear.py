@@ -126,6 +126,15 @@ def test_signed_codes_are_numbers_under_a_middle_of_128():
     assert torch.equal(unpack_grouped(weight, torch.float32), codes.float())
 
 
+@pytest.mark.parametrize("name", ["W4A16", "float8 blocks"])
+def test_a_number_that_is_not_finite_shows(name):
+    """In a scale, or as the code of a float8."""
+    weight = canonical(FORMS[name], 16, 128, torch.float32).weight
+    assert weight.is_finite()
+    (weight.scales.fill_(torch.inf) if name == "W4A16" else weight.words[0, 0, 3, 5].fill_(0x7F0000))
+    assert not weight.is_finite()
+
+
 @EVERY
 @SPLITS
 def test_every_form_equals_the_reference(place, dtype, form, splits):

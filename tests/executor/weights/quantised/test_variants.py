@@ -1,5 +1,7 @@
 """Every quantised format is read as its definition says, bit for bit in float32, and served so."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,12 +16,12 @@ from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.testing.cpu import cpu_runner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.models import llama_fields
-from paceline_executor.upload.grouping import expected_weight
+from paceline_executor.upload.grouping import expected_weight, grouped_weight
 from paceline_executor.upload.matrices import Uploader
 from paceline_executor.upload.staging import HostTransfer, Staging
 from paceline_executor.weights import load_checkpoint
-from paceline_executor.weights.grouped_rows import GroupedTensor
-from paceline_executor.weights.stored_tensor import FloatType
+from paceline_executor.weights.grouped_rows import GroupedRows, GroupedTensor
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType
 from paceline_kernels.grouped_linear import GroupedWeight, unpack_grouped
 from paceline_kernels.linear import Splits
 from paceline_kernels.quantized_linear import WeightFormat, unpack_rows
@@ -185,6 +187,22 @@ def test_kernels_are_compiled_for_the_weights_that_arrive(tmp_path, name):
                 (each.layout, each.words.dtype, each.zeros is None, each.scales.dtype) for each in (expected, *parts)
             ]
             assert kinds[0] == kinds[1], matrix
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"zeros": np.full((2, 2), 256, np.float32)},
+        {"order": np.array([0] * 33 + [1] * 31)},
+        {"table": np.arange(256, dtype=np.float32)},
+        {"group": 24},
+    ],
+)
+def test_kernels_have_no_form_for_zeros_beyond_a_byte_uneven_groups_and_other_tables(change):
+    rows = GroupedRows(8, np.ones((2, 64), np.uint8), np.ones((2, 2), np.float32), 32)
+    kind, device = GroupedType("of a test", 8), torch.device("cpu")
+    assert grouped_weight(rows, kind, torch.float32, device) is not None
+    assert grouped_weight(replace(rows, **change), kind, torch.float32, device) is None
 
 
 def test_a_matrix_that_kernels_have_no_form_for_is_widened_and_named(tmp_path, monkeypatch):
