@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from paceline_executor.errors import DrafterError, LimitError, UnsupportedModelError
 from paceline_executor.weights import ModelConfig
-from paceline_executor.weights.stored_tensor import FloatType, StoredType, has_linear_4_bits
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType, StoredType, has_linear_4_bits
 
 _GROUP = 32
 _SCALE_BYTES = 4
@@ -35,7 +35,7 @@ class MatrixKind(enum.Enum):
 
     DENSE = "dense"  # floats of the type that is computed with
     PACKED = "packed"  # 4 or 8 bits each, as stored; multiplied with int8 activations
-    AS_STORED = "as stored"  # float8_e4m3fn stays so, all others become dense
+    AS_STORED = "as stored"  # float8_e4m3fn and groups of 4 or 8 bits stay so, all others become dense
     FLOAT8 = "float8"  # float8_e4m3fn; others are rounded, with a scale for each row
 
 
@@ -93,18 +93,31 @@ class Numerics:
         if self.matrices is MatrixKind.PACKED and len(shape) > 1:
             is_small = stored is not None and has_linear_4_bits(stored)
             return math.ceil(math.prod(shape) * (_INT4_BYTES if is_small else self.max_bytes_per_weight()))
+        if self.matrices is MatrixKind.AS_STORED and isinstance(stored, GroupedType):
+            return _grouped_bytes(stored, shape, self.dtype)
         stays_float8 = self.matrices is MatrixKind.AS_STORED and stored is FloatType.FLOAT8_E4M3FN
         is_multiplied = name.endswith(("_proj.weight", "lm_head.weight"))
         if is_multiplied and (stays_float8 or self.matrices is MatrixKind.FLOAT8):
             return math.prod(shape) + _SCALE_BYTES * shape[0]
         return math.prod(shape) * self.dtype.itemsize
 
+    def widened_bytes(self, model: ModelConfig, stored: Mapping[str, StoredType]) -> int:
+        """What a step of many tokens takes for weights of 4 or 8 bits: one product's, such as gates', in 16 bits."""
+        if self.matrices is not MatrixKind.AS_STORED:
+            return 0
+        sizes = [
+            math.prod(shape)
+            for name, shape in model.tensor_shapes().items()
+            if isinstance(stored.get(name), GroupedType)
+        ]
+        return 2 * max(sizes, default=0) * self.dtype.itemsize
+
     def rounded(self, stored: Mapping[str, StoredType], capability: tuple[int, int]) -> "Numerics":
         """Of a float8 copy. Raises DrafterError where that is no smaller, or not multiplied with."""
-        is_float8 = FloatType.FLOAT8_E4M3FN in stored.values() and self.matrices is MatrixKind.AS_STORED
-        if is_float8 or self.matrices is MatrixKind.FLOAT8:
+        is_small = any(kind is FloatType.FLOAT8_E4M3FN or isinstance(kind, GroupedType) for kind in stored.values())
+        if (is_small and self.matrices is MatrixKind.AS_STORED) or self.matrices is MatrixKind.FLOAT8:
             raise DrafterError(
-                f"--speculation target_copy: the model's own matrices are float8 already: {_OTHER_DRAFTER}"
+                f"--speculation target_copy: the model's own matrices are of 4 or 8 bits already: {_OTHER_DRAFTER}"
             )
         if capability < _FIRST_WITH_FP8:
             raise DrafterError(f"--speculation target_copy {_needs_fp8(capability)}: {_OTHER_DRAFTER}")
@@ -113,6 +126,16 @@ class Numerics:
 
 FLOAT32_NUMERICS = Numerics(MatrixKind.DENSE, KvDtype.FLOAT32)
 """Also the twin's."""
+
+
+def _grouped_bytes(stored: GroupedType, shape: tuple[int, ...], dtype: FloatType) -> int:
+    """Of whole tiles of 16 outputs and 128 inputs; of groups that no tile is made of, dense."""
+    outputs, inputs = -(-shape[0] // 16) * 16, -(-shape[1] // 128) * 128
+    group = stored.group or shape[1]
+    if group % 16 and group < shape[1]:
+        return math.prod(shape) * dtype.itemsize
+    of_group = stored.scales.itemsize + stored.has_zeros
+    return outputs * (inputs * stored.bits // 8 + -(-shape[1] // group) * of_group)
 
 
 def choose_cpu_numerics(
@@ -164,7 +187,7 @@ def choose_gpu_numerics(
     if quantization is Quantization.FP8 and not has_fp8:
         raise LimitError(f"--quantization fp8 {_needs_fp8(capability)}: choose auto or none")
     dtype = _dtype_of(model, stored)
-    return Numerics(_gpu_matrices(quantization, has_fp8), _gpu_kv(kv_dtype, dtype, capability), dtype)
+    return Numerics(_gpu_matrices(quantization, stored, has_fp8=has_fp8), _gpu_kv(kv_dtype, dtype, capability), dtype)
 
 
 def choose_twin_numerics(quantization: Quantization, kv_dtype: KvDtype | None) -> Numerics:
@@ -176,10 +199,11 @@ def choose_twin_numerics(quantization: Quantization, kv_dtype: KvDtype | None) -
     return FLOAT32_NUMERICS
 
 
-def _gpu_matrices(quantization: Quantization, has_fp8: bool) -> MatrixKind:
+def _gpu_matrices(quantization: Quantization, stored: Mapping[str, StoredType], *, has_fp8: bool) -> MatrixKind:
     if quantization is Quantization.FP8:
         return MatrixKind.FLOAT8
-    return MatrixKind.AS_STORED if quantization is Quantization.AUTO and has_fp8 else MatrixKind.DENSE
+    is_possible = has_fp8 or FloatType.FLOAT8_E4M3FN not in stored.values()
+    return MatrixKind.AS_STORED if quantization is Quantization.AUTO and is_possible else MatrixKind.DENSE
 
 
 def _dtype_of(model: ModelConfig, stored: Mapping[str, StoredType]) -> FloatType:

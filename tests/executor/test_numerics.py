@@ -149,7 +149,7 @@ def test_a_copy_of_a_model_has_float8_matrices_where_that_is_smaller_and_multipl
     assert copy == Numerics(MatrixKind.FLOAT8, KvDtype.BFLOAT16, FloatType.BFLOAT16)
     assert copy.weight_bytes(WIDE, BFLOAT16) < 0.7 * target.weight_bytes(WIDE, BFLOAT16)
     for quantization, stored in ((Quantization.FP8, BFLOAT16), (Quantization.AUTO, FLOAT8)):
-        with pytest.raises(DrafterError, match="matrices are float8 already: name a smaller model"):
+        with pytest.raises(DrafterError, match="matrices are of 4 or 8 bits already: name a smaller model"):
             choose(quantization, stored=stored).rounded(stored, H100)
     with pytest.raises(DrafterError, match=r"target_copy needs compute capability 8\.9, and this GPU has 8\.0"):
         choose(capability=A100).rounded(BFLOAT16, A100)

@@ -4,13 +4,16 @@ Refuses to know what the layers are put together to, and how weights come to a d
 CPU, `uploaded` has those of other devices.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from paceline_executor.upload.grouping import joined
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
+from paceline_kernels.grouped_linear import GroupedWeight, grouped_linear
 from paceline_kernels.linear import Splits, linear
 from paceline_kernels.quantized_linear import PackedWeight, quantized_linear
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows, scaled_linear
@@ -71,6 +74,51 @@ class ScaledLinear:
 
     def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
         return scaled_linear(x, self.weight, self.bias, splits=splits)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLinear:
+    """Weights of 4 or 8 bits with scales of groups of inputs, for GPUs, a bias [out] or none."""
+
+    weight: GroupedWeight
+    bias: torch.Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.num_bytes
+
+    def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
+        return grouped_linear(x, self.weight, self.bias, splits=splits)
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateLinears:
+    """Several side by side, whose weights are not of one kind or take their inputs in different orders."""
+
+    parts: tuple[Linear, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
+        return torch.cat([part(x, splits) for part in self.parts], dim=1)
+
+
+def linears_of(weights: Sequence[torch.Tensor | GroupedWeight], bias: torch.Tensor | None) -> Linear:
+    """Grouped weights side by side, or dense ones among them: one product where that is possible."""
+    grouped = [weight for weight in weights if isinstance(weight, GroupedWeight)]
+    whole = joined(grouped) if len(grouped) == len(weights) else None
+    if whole is not None:
+        return GroupedLinear(whole, bias)
+    sizes = [each.layout.num_outputs if isinstance(each, GroupedWeight) else each.shape[0] for each in weights]
+    biases = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
+    return SeparateLinears(
+        tuple(
+            GroupedLinear(each, part) if isinstance(each, GroupedWeight) else DenseLinear(each, part)
+            for each, part in zip(weights, biases, strict=True)
+        )
+    )
 
 
 class Weights(Protocol):

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline_executor.models.layers import DenseLinear, Linear, ScaledLinear
+from paceline_executor.models.layers import DenseLinear, Linear, ScaledLinear, linears_of
 from paceline_executor.numerics import MatrixKind
+from paceline_executor.upload.grouping import expected_weight
 from paceline_executor.weights.checkpoint import ModelConfig
-from paceline_executor.weights.stored_tensor import FloatType, StoredType
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType, StoredType
+from paceline_kernels.grouped_linear import GroupedWeight
 from paceline_kernels.scaled_linear import ScaledWeight
 
 META = torch.device("meta")
@@ -39,11 +41,21 @@ class ShapeWeights:
         """See `upload.matrices.Uploader.matrix` for which ones become 8-bit numbers."""
         shapes = [self.config.tensor_shapes()[name] for name in names]
         shape = sum(shape[0] for shape in shapes), shapes[0][1]
+        types = [self.stored.get(name) for name in names]
+        if self.kind is MatrixKind.AS_STORED and any(isinstance(stored, GroupedType) for stored in types):
+            return linears_of([self._matrix(*each) for each in zip(types, shapes, strict=True)], bias)
         is_float8 = any(self.stored.get(name) is FloatType.FLOAT8_E4M3FN for name in names)
         if self.kind is MatrixKind.DENSE or (self.kind is MatrixKind.AS_STORED and not is_float8):
             return DenseLinear(self._tensor(*shape), bias)
         values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=META)
         return ScaledLinear(ScaledWeight(values, torch.empty(shape[0], device=META)), bias)
+
+    def _matrix(self, stored: StoredType | None, shape: tuple[int, ...]) -> torch.Tensor | GroupedWeight:
+        if isinstance(stored, GroupedType):
+            weight = expected_weight(stored, (shape[0], shape[1]), self.dtype, META)
+            if weight is not None:
+                return weight
+        return self._tensor(*shape)
 
     def _tensor(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self.dtype, device=META)

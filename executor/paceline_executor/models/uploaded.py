@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline_executor.models.layers import DenseLinear, Linear, ScaledLinear
+from paceline_executor.models.layers import DenseLinear, Linear, ScaledLinear, linears_of
 from paceline_executor.numerics import MatrixKind
 from paceline_executor.upload.matrices import Uploader
 from paceline_executor.weights.checkpoint import ModelConfig
@@ -40,4 +40,6 @@ class UploadedWeights:
 
     def linear(self, names: tuple[str, ...], bias: torch.Tensor | None = None) -> Linear:
         weight = self.uploader.matrix(*names, kind=self.kind)
+        if isinstance(weight, list):
+            return linears_of(weight, bias)
         return ScaledLinear(weight, bias) if isinstance(weight, ScaledWeight) else DenseLinear(weight, bias)

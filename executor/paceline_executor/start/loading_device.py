@@ -152,7 +152,7 @@ class DeviceStart:
             weights=numerics.weight_bytes(model, self._stored)
             + rotation_bytes(model, max_model_len)
             + drafting.weights,
-            activations=max(activations, drafting.activations),
+            activations=max(activations, drafting.activations) + numerics.widened_bytes(model, self._stored),
             rows=most.num_rows * most.device_row_bytes,
             rings=0,  # in the host's memory
             graphs=graph_bytes(

@@ -14,11 +14,13 @@ import torch
 
 from paceline_executor.numerics import MatrixKind
 from paceline_executor.upload.conversion import check_convertible, numbers_of, numbers_of_groups
+from paceline_executor.upload.grouping import grouped_weight
 from paceline_executor.upload.staging import Staging
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 from paceline_executor.weights.grouped_rows import GroupedTensor, Matrix
 from paceline_executor.weights.stored_checkpoint import as_float32, not_finite
 from paceline_executor.weights.stored_tensor import FloatType
+from paceline_kernels.grouped_linear import GroupedWeight
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
 
 # Converted at a time; that takes a few times as many float32 beside them.
@@ -49,7 +51,6 @@ class Uploader:
         for tensor in tensors:
             check_convertible(tensor)
         self._num_bytes, self._total_bytes = 0, sum(tensor.num_bytes for tensor in tensors)
-        _tell_of_widened(tensors, dtype)
         self._checked: list[tuple[Matrix, torch.Tensor]] = []  # on the device: whether all numbers are finite
 
     @property
@@ -75,15 +76,15 @@ class Uploader:
             first += tensor.num_rows
         return out
 
-    def matrix(self, *names: str, kind: MatrixKind) -> torch.Tensor | ScaledWeight:
-        """One below the other: one product instead of several.
+    def matrix(self, *names: str, kind: MatrixKind) -> torch.Tensor | ScaledWeight | list[torch.Tensor | GroupedWeight]:
+        """One below the other: one product instead of several. Apart, where any is quantised in groups and stays so.
 
         Raises ModelCorruptError.
         """
         tensors = [self._checkpoint.stored(name) for name in names]
+        if kind is MatrixKind.AS_STORED and any(isinstance(tensor, GroupedTensor) for tensor in tensors):
+            return [self._as_stored(tensor) for tensor in tensors]
         stays_float8 = any(tensor.stored is FloatType.FLOAT8_E4M3FN for tensor in tensors)
-        # Groups of inputs with scales of their own would lose most of their bits to a scale for each row.
-        stays_float8 = stays_float8 and not any(isinstance(tensor, GroupedTensor) for tensor in tensors)
         if kind is MatrixKind.DENSE or (kind is MatrixKind.AS_STORED and not stays_float8):
             return self.dense(*names)
         num_rows, width = sum(tensor.num_rows for tensor in tensors), tensors[0].shape[1]
@@ -95,6 +96,19 @@ class Uploader:
             self._write_float8(tensor, ScaledWeight(values[rows], scales[rows]))
             first = rows.stop
         return ScaledWeight(values, scales)
+
+    def _as_stored(self, tensor: Matrix) -> torch.Tensor | GroupedWeight:
+        if isinstance(tensor, GroupedTensor):
+            rows = tensor.read()
+            weight = grouped_weight(rows, tensor.stored, self._dtype, self._device)
+            if weight is not None:
+                self._tell(tensor.num_bytes)
+                self._note(tensor, weight.is_finite())
+                return weight
+            structlog.get_logger().info("weights_widened", tensor=tensor.name, stored=tensor.stored.name)
+        out = torch.empty((tensor.num_rows, tensor.row_numbers), dtype=self._dtype, device=self._device)
+        self._write_dense(tensor, out)
+        return out
 
     def check(self) -> None:
         """Waits for the device. Raises ModelCorruptError for the first tensor that holds other than finite numbers."""
@@ -160,20 +174,6 @@ class Uploader:
 
     def _note(self, tensor: Matrix, is_finite: torch.Tensor) -> None:
         self._checked.append((tensor, is_finite))
-
-
-def _tell_of_widened(tensors: list[Matrix], dtype: torch.dtype) -> None:
-    """Once for a model: quantised matrices have no product of their own on a device yet."""
-    widened = [tensor for tensor in tensors if isinstance(tensor, GroupedTensor)]
-    if widened:
-        structlog.get_logger().info(
-            "weights_widened",
-            stored=", ".join(sorted({tensor.stored.name for tensor in widened})),
-            to=str(dtype).removeprefix("torch."),
-            matrices=len(widened),
-            stored_bytes=sum(tensor.num_bytes for tensor in widened),
-            device_bytes=sum(tensor.num_rows * tensor.row_numbers for tensor in widened) * dtype.itemsize,
-        )
 
 
 def _put_rows(out: torch.Tensor, rows: torch.Tensor, places: slice | torch.Tensor) -> None:

@@ -41,7 +41,12 @@ class GroupedType:
 
     name: str  # for people: the format and what its codes are, such as "gptq-int4"
     bits: int  # of a code: 4 or 8
-    is_linear: bool = True  # a code is a number, not the place of one in a table
+    is_linear: bool = True  # a code is a whole number, not a float or the place of a number in a table
+    # What kernels are compiled for before the matrix is read, which is to be expected.
+    group: int = 0  # inputs that share a scale; 0: all
+    scales: FloatType = FloatType.FLOAT32
+    has_zeros: bool = False
+    is_ordered: bool = False  # inputs that share a scale may be anywhere in a row
 
 
 PlainType = FloatType | GGMLQuantizationType

@@ -23,9 +23,9 @@ def random_logits(num_rows: int, vocab_size: int, seed: int = 0, spread: float =
 
 
 def placed(place: Callable[[torch.Tensor], torch.Tensor], columns: Any) -> Any:  # noqa: ANN401  of its type
-    """The same columns where `place` puts each, nested ones too; None stays."""
-    if columns is None:
-        return None
+    """The same columns where `place` puts each, nested ones too; what is no column stays."""
     if isinstance(columns, torch.Tensor):
         return place(columns)
+    if not dataclasses.is_dataclass(columns) or isinstance(columns, type):
+        return columns
     return type(columns)(*(placed(place, getattr(columns, field.name)) for field in dataclasses.fields(columns)))

@@ -11,6 +11,9 @@ from paceline_kernels.attention.triton import chunks, splits
 from paceline_kernels.block_copy import triton as block_copy
 from paceline_kernels.clock import triton as clock
 from paceline_kernels.draws import triton as draws
+from paceline_kernels.grouped_linear.triton import few_rows as few_groups
+from paceline_kernels.grouped_linear.triton import tiles as group_tiles
+from paceline_kernels.grouped_linear.triton import widening
 from paceline_kernels.linear.triton import few_rows, tiles
 from paceline_kernels.plan_ring import triton as plan_ring
 from paceline_kernels.prompt_lookup import triton as prompt_lookup
@@ -32,6 +35,9 @@ _KERNELS: tuple[Any, ...] = (
     clock.stamp_kernel,
     draws.draw_inputs_kernel,
     draws.advance_rows_kernel,
+    few_groups.multiply_few_groups,
+    group_tiles.multiply_group_tiles,
+    widening.widen_groups,
     few_rows.multiply_few_rows,
     tiles.multiply_tiles,
     plan_ring.read_plan_kernel,

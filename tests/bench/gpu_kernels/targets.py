@@ -14,6 +14,7 @@ class Measure(enum.Enum):
     """A figure of a result."""
 
     ANCHOR = "x of the best anchor"  # its time over ours
+    OTHER = "x of the other"  # the same of what it is timed beside
     COPY_SHARE = "of a copy"
     TBPS = "TB/s"
     US = "us"  # the one of which less is better
@@ -42,6 +43,7 @@ class Target:
     def figure(self, result: Result) -> float | None:
         figures = {
             Measure.ANCHOR: result.anchor_ratio,
+            Measure.OTHER: result.torch_ratio,
             Measure.COPY_SHARE: result.share_of_ceiling,
             Measure.TBPS: result.rate,
             Measure.US: result.us,
@@ -81,6 +83,22 @@ def _is_within(value: int | str | None, bounds: tuple[float, float] | str) -> bo
 
 
 _SMALL = (1, 16)
+# Of weights of 4 bits: at most so much of the time of our product by weights of 16.
+_SHARES: tuple[tuple[float, Mapping[str, tuple[float, float] | str]], ...] = (
+    (0.38, {"m": (1, 8), "n": (28_672, 28_672)}),
+    (0.38, {"m": (1, 8), "k": (14_336, 14_336)}),
+    (0.58, {"m": (1, 8), "n": (4096, 6144), "k": (4096, 4096)}),
+    (0.45, {"m": (16, 16)}),
+    (0.6, {"m": (32, 32)}),
+    (0.85, {"m": (64, 64)}),
+    (1.05, {"m": (128, 128)}),
+    (1.1, {"m": (256, math.inf)}),
+)
+_GROUPED = tuple(
+    Target("grouped linear", Measure.OTHER, round(1 / share, 2), {"weight": weight, **within})
+    for weight in ("int4 g128", "int4 g128 zeros")
+    for share, within in _SHARES
+)
 # Of several that apply to one result all count.
 TARGETS = (
     Target("decode attention", Measure.ANCHOR, 1.0, {"b": (8, math.inf), "ctx": (2048, math.inf)}),
@@ -92,4 +110,7 @@ TARGETS = (
     Target("rope + kv", Measure.COPY_SHARE, 0.85, {"tokens": (4096, 4096)}),
     Target("silu", Measure.COPY_SHARE, 0.85, {"tokens": (4096, 4096)}),
     Target("sample", Measure.US, 60, {"rows": (256, 256)}),
+    *_GROUPED,
+    Target("grouped linear", Measure.OTHER, round(1 / 1.08, 2), {"m": (1, 64), "weight": "fp8 g128"}),
+    Target("grouped linear", Measure.OTHER, round(1 / 1.2, 2), {"m": (2048, 2048), "weight": "fp8 g128"}),
 )

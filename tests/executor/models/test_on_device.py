@@ -19,11 +19,13 @@ from paceline_executor.models.interface import KvCache
 from paceline_executor.models.registry import build_model, upload_model
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.testing.models import FAMILY_CONFIGS, RandomCheckpoint, tiny_checkpoint
+from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
 from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
 from paceline_kernels.devices import cpu_stands_for_gpu
 from paceline_kernels.linear import Splits
 from paceline_kernels.scaled_linear import quantize_rows
+from quantised_files import VARIANTS, written
 
 if importlib.util.find_spec("triton") is None:  # it is for Linux
     pytest.skip("needs Triton", allow_module_level=True)
@@ -176,6 +178,16 @@ def test_stored_float8_is_computed_with(kind):
     """As float8, or made dense: the CPU reads the same numbers, so float32 agrees. Layers of a Llama are alike."""
     checkpoint, batches = float8_checkpoint(replace(config_of("llama"), num_layers=1)), two_steps()
     assert_close(on_device(checkpoint, torch.float32, batches, kind), on_cpu(checkpoint, batches), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "name", ["gptq asym act order g64", "awq", "w8a8", "nf4", "fp8 blocks, scales by their exponents"]
+)
+def test_a_model_of_grouped_weights_computes_what_the_cpu_does(tmp_path, name):
+    """The same numbers in float32, by the kernels of a GPU."""
+    checkpoint = load_checkpoint(written(VARIANTS[name]).save(tmp_path))
+    batches = [replace(step, token_ids=step.token_ids % checkpoint.config.vocab_size) for step in two_steps()]
+    assert_close(on_device(checkpoint, torch.float32, batches), on_cpu(checkpoint, batches), torch.float32)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from gpu_kernels import attention_cases, product_cases, row_cases, sampling_case
 from gpu_kernels.attention_cases import Batch
 from gpu_kernels.case import Case as TimedCase
 from gpu_kernels.case import Place
+from gpu_kernels.product_cases import AWQ, BLOCKS, Q4_K, W4A16, Grouped
 from gpu_kernels.sampling_cases import DrawWay
 from kernel_resources import draws_cases
 from kernel_resources.case import Case, meta, type_name
@@ -22,6 +23,10 @@ from paceline_kernels.activation import Gate, softcap
 from paceline_kernels.attention.triton.launches import BULK_SPLITS
 from paceline_kernels.gpu.architecture import Architecture, table_of
 from paceline_kernels.gpu.splits import Splits
+from paceline_kernels.grouped_linear import Codes
+from paceline_kernels.grouped_linear.triton.launches import FEW_ROWS, MANY_OUTPUTS
+from paceline_kernels.grouped_linear.triton.launches import TILES as GROUP_TILES
+from paceline_kernels.grouped_linear.triton.widening import widened
 from paceline_kernels.linear.triton.launches import TILES, TilesLaunch
 from paceline_kernels.rms_norm.triton import NUM_WARPS
 from paceline_kernels.sampling import PENALTIES, LogitRules, TokenLists, sample
@@ -45,6 +50,7 @@ def cases(capability: int) -> Iterator[Case]:
     yield from draws_cases.cases()
     yield from _attention(architecture, has_fp8=has_fp8)
     yield from _products(architecture, has_fp8=has_fp8)
+    yield from _grouped_products(architecture)
     yield from _sampling()
 
 
@@ -147,6 +153,30 @@ def _products(architecture: Architecture, *, has_fp8: bool) -> Iterator[Case]:
         yield _product(32, 28_672, _FP8, Splits.EVEN)
         yield _product(2048, 4096, _FP8, Splits.FIXED)
         yield Case("round rows", partial(round_rows, meta(2048, _INPUTS)))
+
+
+def _grouped_products(architecture: Architecture) -> Iterator[Case]:
+    """Each line of both kernels, with plain weights and with those that take most registers; each kind of codes."""
+    int8, table = Grouped(Codes.INT8, 32), Grouped(Codes.TABLE, 64)
+    few = {form: FEW_ROWS[architecture, is_plain] for form, is_plain in ((W4A16, True), (Q4_K, False))}
+    tiles = {form: GROUP_TILES[architecture, is_plain] for form, is_plain in ((W4A16, True), (Q4_K, False))}
+    for form in few:
+        for rows, launches in few[form].items():
+            yield _grouped(rows, 4096, form, Splits.EVEN)
+            if launches[1] is not None:
+                yield _grouped(rows, MANY_OUTPUTS, form, Splits.EVEN)
+        for rows in tiles[form]:
+            yield _grouped(min(rows, 1024), 4096, form, Splits.FIXED)
+    for form in (AWQ, BLOCKS, int8, table):
+        yield _grouped(8, 4096, form, Splits.EVEN, _SMALLEST)
+        yield _grouped(1024, 4096, form, Splits.FIXED)
+    for form in (Q4_K, BLOCKS, int8, table):
+        yield Case(f"widened {form}", partial(widened, form.weight(_NARROW, 4096, _INPUTS, 0), _NARROW.dtype))
+
+
+def _grouped(num_tokens: int, num_outputs: int, form: Grouped, splits: Splits, place: Place = _NARROW) -> Case:
+    name = f"linear {num_tokens} by {num_outputs} {form} {type_name(place.dtype)} {splits.value}"
+    return _launched(name, product_cases.grouped_linear_case(place, num_tokens, num_outputs, _INPUTS, form, splits))
 
 
 def _rows_for(launch: TilesLaunch) -> int:

@@ -61,7 +61,7 @@ def multiply_tiles(
     TOGETHER: tl.constexpr,
 ):
     """A tile of out, OUTPUTS columns by TOKENS rows; a program each."""
-    output_tile, token_tile = _tile_of(tl.program_id(0), num_outputs, num_tokens, OUTPUTS, TOKENS, TOGETHER)
+    output_tile, token_tile = tile_of(tl.program_id(0), num_outputs, num_tokens, OUTPUTS, TOKENS, TOGETHER)
     outputs = output_tile * OUTPUTS + tl.arange(0, OUTPUTS)
     tokens = token_tile * TOKENS + tl.arange(0, TOKENS)
     inputs = tl.arange(0, WIDTH)
@@ -78,7 +78,7 @@ def multiply_tiles(
 
 
 @triton.jit
-def _tile_of(
+def tile_of(
     program,
     num_outputs,
     num_tokens,

@@ -1,5 +1,7 @@
 """Every quantised format is read as its definition says, bit for bit in float32, and served so."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,15 +9,22 @@ import transformers
 from structlog.testing import capture_logs
 
 from paceline_executor.errors import UnsupportedModelError
+from paceline_executor.models.layers import GroupedLinear, SeparateLinears
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.packed_matrix import read_packed
+from paceline_executor.models.uploaded import UploadedWeights
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.testing.cpu import cpu_runner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.models import llama_fields
+from paceline_executor.upload.grouping import expected_weight, grouped_weight
 from paceline_executor.upload.matrices import Uploader
 from paceline_executor.upload.staging import HostTransfer, Staging
 from paceline_executor.weights import load_checkpoint
+from paceline_executor.weights.grouped_rows import GroupedRows, GroupedTensor
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType
+from paceline_kernels.grouped_linear import GroupedWeight, unpack_grouped
+from paceline_kernels.linear import Splits
 from paceline_kernels.quantized_linear import WeightFormat, unpack_rows
 from quantised_files import CONFIG, VARIANTS, written
 
@@ -172,14 +181,64 @@ def test_what_does_not_keep_its_bits_on_a_cpu_is_said_once(tmp_path, name, matri
     assert told == ([(checkpoint.quantization, matrices)] if matrices else [])
 
 
-def test_what_is_widened_on_a_device_is_said_once(tmp_path):
-    checkpoint, _ = loaded(tmp_path, "gptq")
-    with capture_logs() as events, Staging(HostTransfer(), 1 << 16) as staging:
-        Uploader(checkpoint, torch.device("cpu"), torch.bfloat16, staging)
-    (line,) = lines(events, "weights_widened")
-    weights = sum(np.prod(shape) for name, shape in CONFIG.tensor_shapes().items() if "_proj" in name)
-    assert (line["stored"], line["to"], line["matrices"]) == ("gptq-int4", "bfloat16", 14)
-    assert line["device_bytes"] == 2 * weights > 3 * line["stored_bytes"]
+def matrices_of(folder, name, dtype=torch.float32):
+    """(checkpoint, the weights that stand in its files, what a device has of a matrix by its name)."""
+    checkpoint, weights = loaded(folder, name)
+    with Staging(HostTransfer(), 1 << 16) as staging:
+        uploader = Uploader(checkpoint, torch.device("cpu"), dtype, staging)
+        found = {each: uploader.matrix(each, kind=MatrixKind.AS_STORED) for each in weights if "_proj" in each}
+        uploader.check()
+    return checkpoint, weights, found
+
+
+@EACH
+def test_a_device_keeps_the_bits_of_what_is_quantised_in_groups(tmp_path, name):
+    """In float32 the weights are those of the file; a number that is multiplied twice is off by a rounding."""
+    checkpoint, weights, found = matrices_of(tmp_path, name)
+    for matrix, parts in found.items():
+        if isinstance(checkpoint.stored(matrix), GroupedTensor):
+            (weight,) = parts
+            assert isinstance(weight, GroupedWeight), matrix
+            ours = unpack_grouped(weight, torch.float32).numpy()
+            np.testing.assert_allclose(ours, weights[matrix], rtol=2e-7 if name == "LLM.int8" else 0)
+
+
+@EACH
+def test_kernels_are_compiled_for_the_weights_that_arrive(tmp_path, name):
+    """By types alone, before the file is read; a file may say that zeros or an order are there, and they are not."""
+    checkpoint, _, found = matrices_of(tmp_path, name, torch.bfloat16)
+    for matrix, parts in found.items():
+        stored = checkpoint.stored(matrix)
+        if isinstance(stored, GroupedTensor):
+            expected = expected_weight(stored.stored, stored.shape, torch.bfloat16, torch.device("meta"))
+            kinds = [
+                (each.layout, each.words.dtype, each.zeros is None, each.scales.dtype) for each in (expected, *parts)
+            ]
+            assert kinds[0] == kinds[1], matrix
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"zeros": np.full((2, 2), 256, np.float32)},
+        {"order": np.array([0] * 33 + [1] * 31)},
+        {"table": np.arange(256, dtype=np.float32)},
+        {"group": 24},
+    ],
+)
+def test_kernels_have_no_form_for_zeros_beyond_a_byte_uneven_groups_and_other_tables(change):
+    rows = GroupedRows(8, np.ones((2, 64), np.uint8), np.ones((2, 2), np.float32), 32)
+    kind, device = GroupedType("of a test", 8), torch.device("cpu")
+    assert grouped_weight(rows, kind, torch.float32, device) is not None
+    assert grouped_weight(replace(rows, **change), kind, torch.float32, device) is None
+
+
+def test_a_matrix_that_kernels_have_no_form_for_is_widened_and_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline_executor.upload.matrices.grouped_weight", lambda *_: None)
+    with capture_logs() as events:
+        _, weights, found = matrices_of(tmp_path, "gptq")
+    assert {line["stored"] for line in lines(events, "weights_widened")} == {"gptq-int4"}
+    assert np.array_equal(found[DOWN][0].numpy(), weights[DOWN])
 
 
 @pytest.mark.parametrize(
@@ -200,13 +259,40 @@ def test_which_version_the_zeros_are_of_is_said_once(tmp_path, name, version, de
     assert (line["version"], line["decided_by"]) == (version, decided_by)
 
 
-def test_matrices_fused_of_float8_and_groups_keep_both(tmp_path):
-    """One scale for each row would round what has one for each group."""
-    checkpoint, weights = loaded(tmp_path, "ct mixed")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("gptq", GroupedLinear),
+        ("gptq act order", SeparateLinears),
+        ("ct mixed", SeparateLinears),
+    ],
+)
+def test_products_are_one_where_scheme_and_order_agree(tmp_path, name, kind):
+    """Either way the outputs are those of all matrices, side by side, each with its part of the bias."""
+    checkpoint, weights = loaded(tmp_path, name)
     with Staging(HostTransfer(), 1 << 16) as staging:
         uploader = Uploader(checkpoint, torch.device("cpu"), torch.float32, staging)
-        fused = uploader.matrix(*QKV, kind=MatrixKind.AS_STORED)
-    assert np.array_equal(fused.numpy(), np.concatenate([weights[part] for part in QKV]))
+        matrix = np.concatenate([weights[part] for part in QKV])
+        bias = torch.arange(len(matrix)).float()
+        linear = UploadedWeights(uploader, MatrixKind.AS_STORED).linear(QKV, bias)
+    x = torch.ones(2, matrix.shape[1])
+    assert isinstance(linear, kind)
+    expected = x @ torch.from_numpy(matrix).T + bias
+    torch.testing.assert_close(linear(x, Splits.EVEN), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "w4a16 channel", "nf4", "mxfp4"])
+def test_memory_of_a_device_is_planned_for_the_bits_that_are_kept(tmp_path, name):
+    checkpoint, _, found = matrices_of(tmp_path, name)
+    types = {each: stored for each, stored in checkpoint.stored_types.items() if each in found}
+    as_stored = Numerics(MatrixKind.AS_STORED, KvDtype.BFLOAT16, FloatType.BFLOAT16)
+    others = as_stored.weight_bytes(checkpoint.config, {}) - sum(
+        2 * np.prod(checkpoint.config.tensor_shapes()[each]) for each in found
+    )
+    planned = as_stored.weight_bytes(checkpoint.config, types) - others
+    taken = sum(part.num_bytes for parts in found.values() for part in parts)
+    assert 0.95 <= planned / taken < 1.2
+    assert as_stored.widened_bytes(checkpoint.config, types) == 4 * CONFIG.hidden_size * CONFIG.intermediate_size
 
 
 def test_progress_counts_the_bytes_of_all_parts(tmp_path):

@@ -14,11 +14,10 @@ from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.gptq import group_size, read_bits
 from paceline_executor.weights.hf.quantised.parts import Format, Parts, scales_of, unpack
 from paceline_executor.weights.refusals import shown, unsupported
-from paceline_executor.weights.stored_tensor import ByteArray, StoredIntegers
+from paceline_executor.weights.stored_tensor import ByteArray, FloatType, GroupedType, StoredIntegers, StoredTensor
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0 to 7 in a word
 _VERSIONS = ("gemm", "gemv")
-_KIND = "awq-int4"
 
 
 def awq_format(config: JsonFields) -> Format:
@@ -52,7 +51,11 @@ def _gemm(parts: Parts, size: int) -> GroupedTensor:
         numbers = _of_outputs(zeros).astype(np.float32)
         return GroupedRows(4, _of_outputs(words), scales_of(scales, may_be_negative=True).T, size, numbers)
 
-    return parts.grouped(_KIND, 4, "qweight", read)
+    return parts.grouped(_stored(size, scales), "qweight", read)
+
+
+def _stored(size: int, scales: StoredTensor) -> GroupedType:
+    return GroupedType("awq-int4", 4, group=size, scales=FloatType(scales.stored), has_zeros=True)
 
 
 def _of_outputs(words: StoredIntegers) -> ByteArray:
@@ -79,4 +82,4 @@ def _gemv(parts: Parts, size: int) -> GroupedTensor:
         factors = scales_of(scales, may_be_negative=True)[:, :num_groups]
         return GroupedRows(4, unpack(words.as_stored(), 4), factors, size, numbers)
 
-    return parts.grouped(_KIND, 4, "qweight", read)
+    return parts.grouped(_stored(size, scales), "qweight", read)

@@ -13,7 +13,7 @@ from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, Gr
 from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.parts import Parts, nibbles, scales_of
 from paceline_executor.weights.refusals import damaged, shown, unsupported
-from paceline_executor.weights.stored_tensor import StoredIntegers, StoredTensor
+from paceline_executor.weights.stored_tensor import GroupedType, StoredIntegers, StoredTensor
 
 _STATE = "weight.quant_state.bitsandbytes__"
 _KINDS = ("nf4", "fp4")
@@ -38,7 +38,7 @@ def _int8(parts: Parts) -> GroupedTensor:
             8, weight.as_stored().view(np.int8), scales_of(scales)[:, None], parts.shape[1], factor=_ONE_127TH
         )
 
-    return parts.grouped("bitsandbytes-int8", 8, "weight", read)
+    return parts.grouped(GroupedType("bitsandbytes-int8", 8), "weight", read)
 
 
 def _four_bits(parts: Parts) -> GroupedTensor:
@@ -73,7 +73,8 @@ def _four_bits(parts: Parts) -> GroupedTensor:
         of_groups = scales[np.arange(num_numbers // size) * size // block].reshape(rows, -1)
         return GroupedRows(4, codes, of_groups, size, table=_table(table))
 
-    return parts.grouped(f"bitsandbytes-{kind}", 4, "weight", read, is_linear=False)
+    stored = GroupedType(f"bitsandbytes-{kind}", 4, is_linear=False, group=math.gcd(inputs, block))
+    return parts.grouped(stored, "weight", read)
 
 
 def _unnested(parts: Parts, absmax: StoredIntegers, state: JsonFields) -> Float32Array:

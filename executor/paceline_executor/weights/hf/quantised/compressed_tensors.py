@@ -19,7 +19,7 @@ from paceline_executor.weights.hf.quantised.fp4 import fp4_matrix
 from paceline_executor.weights.hf.quantised.parts import Format, Parts, order_of, scales_of, unpack
 from paceline_executor.weights.hf.quantised.schemes import Scheme, read_schemes
 from paceline_executor.weights.refusals import damaged, shown
-from paceline_executor.weights.stored_tensor import StoredIntegers
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType, StoredIntegers
 
 _PACKED, _ZEROS, _ORDER = "weight_packed", "weight_zero_point", "weight_g_idx"
 
@@ -70,7 +70,15 @@ def _integers(schemes: list[Scheme], parts: Parts) -> GroupedTensor:
         codes = unpack(words.as_stored(), bits)[:, :inputs] if is_packed else words.as_stored().view(np.int8)
         return GroupedRows(bits, codes, scales(), size, zeros() + middle, order=order)
 
-    return parts.grouped(f"compressed-tensors-int{bits}", bits, end, read)
+    stored = GroupedType(
+        f"compressed-tensors-int{bits}",
+        bits,
+        group=inputs // num_groups,
+        scales=FloatType(parts.floats("weight_scale").stored),
+        has_zeros=parts.has(_ZEROS),
+        is_ordered=parts.has(_ORDER),
+    )
+    return parts.grouped(stored, end, read)
 
 
 def _check_scheme(schemes: list[Scheme], parts: Parts) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.parts import Format, Part, Parts, scales_of
 from paceline_executor.weights.refusals import damaged, shown, wrong
 from paceline_executor.weights.stored_checkpoint import FLOAT8_NUMBERS
-from paceline_executor.weights.stored_tensor import FloatType, StoredIntegers, StoredTensor
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType, StoredIntegers, StoredTensor
 
 Block = tuple[int, int]  # outputs, inputs
 _MAX_BLOCK = 1 << 20
@@ -68,7 +68,10 @@ def _blocks(parts: Parts, weight: StoredTensor, scale: Part, block: Block | None
         of_rows = _numbers(parts, scale)[np.arange(rows) // block[0]]
         return GroupedRows(8, weight.read(), of_rows, block[1], table=FLOAT8_NUMBERS)
 
-    return parts.grouped("float8_e4m3fn-blocks", 8, "weight", read)
+    # Powers of two are bfloat16, too.
+    kept = FloatType(scale.stored) if isinstance(scale, StoredTensor) else FloatType.BFLOAT16
+    stored = GroupedType("float8_e4m3fn-blocks", 8, is_linear=False, group=block[1], scales=kept)
+    return parts.grouped(stored, "weight", read)
 
 
 def _numbers(parts: Parts, scale: Part) -> Float32Array:

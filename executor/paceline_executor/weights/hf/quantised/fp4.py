@@ -13,6 +13,7 @@ import numpy as np
 from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, GroupedTensor
 from paceline_executor.weights.hf.quantised.float8 import powers_of_two
 from paceline_executor.weights.hf.quantised.parts import Parts, nibbles, scales_of
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType
 
 _E2M1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6), np.float32)
 _DIVISOR, _FACTOR = "weight_global_scale", "weight_scale_2"
@@ -44,7 +45,9 @@ def _read_matrix(parts: Parts, kind: str, end: str, of_whole: str | None) -> Gro
     def read() -> GroupedRows:
         return GroupedRows(4, nibbles(octets.as_stored().view(np.uint8)), scales(), size, table=_E2M1)
 
-    return parts.grouped(kind, 4, end, read, is_linear=False)
+    kept = FloatType.FLOAT32 if of_whole else FloatType.BFLOAT16
+    stored = GroupedType(kind, 4, is_linear=False, group=size, scales=kept)
+    return parts.grouped(stored, end, read)
 
 
 def _mx_scales(parts: Parts, *shape: int) -> Callable[[], Float32Array]:

@@ -11,9 +11,10 @@ from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, Gr
 from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.parts import Parts, order_of, scales_of, unpack
 from paceline_executor.weights.refusals import shown, unsupported
-from paceline_executor.weights.stored_tensor import ByteArray, StoredIntegers
+from paceline_executor.weights.stored_tensor import ByteArray, FloatType, GroupedType, StoredIntegers
 
 _BITS = (4, 8)
+_SIZES = (32, 64, 128, 256, 512, 1024)
 _ONES = {4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}
 # The mean of trained weights is a small part of a step of 4 bits; one of a whole step says that zeros are off by one.
 _OFF_BY_ONE = (0.75, 1.25)
@@ -64,7 +65,16 @@ class Gptq:
             # AutoRound writes scales below 0.
             return GroupedRows(bits, codes, scales_of(scales, may_be_negative=True).T, size, numbers, order=order)
 
-        return parts.grouped(f"gptq-int{bits}", bits, "qweight", read)
+        stored = GroupedType(
+            f"gptq-int{bits}",
+            bits,
+            # Of matrices with a size of their own the numbers of groups tell it, mostly.
+            group=next((size for size in (group, *_SIZES) if -(-inputs // size) == num_groups), group),
+            scales=FloatType(scales.stored),
+            has_zeros=not self._may_be_symmetric,
+            is_ordered=self._is_ordered,
+        )
+        return parts.grouped(stored, "qweight", read)
 
     def _zeros(
         self, parts: Parts, stored: StoredIntegers | None, bits: int, codes: ByteArray, of_input: IntArray

@@ -81,9 +81,7 @@ class Parts:
         part = self.tensors[end]
         return wrong(part.source.path, f"tensor {shown(part.name)} {state}")
 
-    def grouped(
-        self, kind: str, bits: int, codes: str, read: Callable[[], GroupedRows], *, is_linear: bool = True
-    ) -> GroupedTensor:
+    def grouped(self, stored: GroupedType, codes: str, read: Callable[[], GroupedRows]) -> GroupedTensor:
         part = self.tensors[codes]
         num_bytes = sum(each.num_bytes for each in self.tensors.values())
 
@@ -91,7 +89,7 @@ class Parts:
             with np.errstate(all="ignore"):  # garbage overflows, and whoever takes the numbers looks at what came out
                 return read()
 
-        return GroupedTensor(part, GroupedType(kind, bits, is_linear), self.shape, num_bytes, quietly)
+        return GroupedTensor(part, stored, self.shape, num_bytes, quietly)
 
     def _mistyped(self, part: Part, needed: str) -> ModelCorruptError:
         found = part.dtype.name if isinstance(part, StoredIntegers) else getattr(part.stored, "value", "")

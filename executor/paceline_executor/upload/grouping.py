@@ -1,0 +1,136 @@
+"""Quantised matrices as `grouped_linear` wants them: from rows that were read, or, without numbers, from their types.
+
+Knows what kernels have a form for: of other matrices there is none, and they become dense. Refuses to know formats.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline_executor.upload.conversion import TORCH_TYPES
+from paceline_executor.weights.grouped_rows import GroupedRows
+from paceline_executor.weights.stored_checkpoint import FLOAT8_NUMBERS
+from paceline_executor.weights.stored_tensor import GroupedType
+from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.grouped_linear import Codes, GroupedLayout, GroupedWeight, new_grouped, pack_grouped
+
+_LARGEST_ZERO = 255
+
+
+def expected_weight(
+    stored: GroupedType, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> GroupedWeight | None:
+    """One without numbers, for torch's device `meta`; what is read may turn out plainer."""
+    num_outputs, num_inputs = shape
+    codes = _CODES[stored.bits, stored.is_linear]
+    middle = 1 << stored.bits - 1 if stored.is_linear else 0
+    return _new(
+        GroupedLayout(num_outputs, num_inputs, stored.group or num_inputs, codes, middle),
+        device,
+        TORCH_TYPES[stored.scales],
+        has_zeros=stored.has_zeros,
+        table=torch.empty(16, dtype=dtype, device=device) if codes is Codes.TABLE else None,
+        order=torch.empty(num_inputs, dtype=torch.int64, device=device) if stored.is_ordered else None,
+    )
+
+
+def grouped_weight(
+    rows: GroupedRows, stored: GroupedType, dtype: torch.dtype, device: torch.device
+) -> GroupedWeight | None:
+    """dtype: that is computed with; numbers of a table are rounded to it. None where kernels have no form for it."""
+    num_outputs, num_inputs = rows.codes.shape
+    codes, table = _CODES[rows.num_bits, rows.table is None], None
+    if codes is Codes.TABLE:
+        table = _moved(np.asarray(rows.table), device).to(dtype)
+    if codes is Codes.FLOAT8 and not np.array_equal(np.asarray(rows.table), FLOAT8_NUMBERS, equal_nan=True):
+        return None
+    middle, zeros = 0, rows.zeros
+    if rows.codes.dtype == np.int8:
+        middle, zeros = 128, None if zeros is None else zeros + 128
+    elif zeros is not None:
+        middle = 1 << rows.num_bits - 1
+    if zeros is not None and (zeros == middle).all():
+        zeros = None
+    order, is_even = _order(rows)
+    if not is_even or (zeros is not None and (zeros.min() < 0 or zeros.max() > _LARGEST_ZERO)):
+        return None
+    scales = np.asarray(rows.scales * np.float32(rows.factor))
+    scales_type = TORCH_TYPES[stored.scales] if rows.factor == 1 else torch.float32
+    weight = _new(
+        GroupedLayout(num_outputs, num_inputs, rows.group, codes, middle),
+        device,
+        scales_type,
+        has_zeros=zeros is not None,
+        minima_type=None if rows.minima is None else torch.float32,
+        table=table,
+        order=None if order is None else _moved(order, device),
+    )
+    if weight is None:
+        return None
+    for first, part in replace(rows, scales=scales, zeros=zeros).parts():
+        of_groups = [None if each is None else _moved(each, device) for each in (part.zeros, part.minima)]
+        pack_grouped(weight, first, _moved(part.codes, device), _moved(part.scales, device), *of_groups)
+    return weight
+
+
+def joined(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
+    """One below the other, where they have one scheme and one order of inputs; None where not."""
+    first, layout = weights[0], weights[0].layout
+    for weight in weights[1:]:
+        if replace(weight.layout, num_outputs=layout.num_outputs) != layout or not _is_alike(first, weight):
+            return None
+    if any(weight.layout.num_outputs % 16 for weight in weights[:-1]):
+        return None
+    num_outputs = sum(weight.layout.num_outputs for weight in weights)
+    stacked = {
+        name: torch.cat([getattr(weight, name) for weight in weights])
+        for name in ("words", "scales", "zeros", "minima")
+        if getattr(first, name) is not None
+    }
+    return replace(first, layout=replace(layout, num_outputs=num_outputs), **stacked)
+
+
+def _is_alike(one: GroupedWeight, other: GroupedWeight) -> bool:
+    for field in fields(one)[1:]:
+        ours, theirs = getattr(one, field.name), getattr(other, field.name)
+        if (ours is None) != (theirs is None) or (ours is not None and ours.dtype != theirs.dtype):
+            return False
+        if ours is not None and field.name in ("table", "order") and not (ours.is_meta or torch.equal(ours, theirs)):
+            return False
+    return True
+
+
+def _new(
+    layout: GroupedLayout,
+    device: torch.device,
+    scales_type: torch.dtype,
+    *,
+    has_zeros: bool,
+    table: torch.Tensor | None,
+    order: torch.Tensor | None,
+    minima_type: torch.dtype | None = None,
+) -> GroupedWeight | None:
+    try:
+        return new_grouped(
+            layout, device, scales_type, has_zeros=has_zeros, minima_type=minima_type, table=table, order=order
+        )
+    except KernelArgumentError:  # groups that lie across tiles
+        return None
+
+
+def _order(rows: GroupedRows) -> tuple[npt.NDArray[np.intp] | None, bool]:
+    """(which input each code is for, sorted by groups; whether groups are then of one size)."""
+    if rows.order is None:
+        return None, True
+    order = np.argsort(rows.order, kind="stable")
+    return order, np.array_equal(rows.order[order], np.arange(len(order)) // rows.group)
+
+
+def _moved(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.require(array, requirements=("C", "W"))).to(device)
+
+
+_CODES = {(4, True): Codes.INT4, (8, True): Codes.INT8, (4, False): Codes.TABLE, (8, False): Codes.FLOAT8}
