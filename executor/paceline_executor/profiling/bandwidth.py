@@ -15,7 +15,8 @@ _LAST_KERNEL = "write_results"  # of each step, once
 # Parts of the names that kernels of a GPU have: ours, and those of the vendor's libraries.
 _KINDS: Mapping[str, tuple[str, ...]] = {
     ATTENTION: ("attend_", "fold_partials"),
-    LINEAR: ("multiply_tiles", "multiply_few", "gemm", "gemv", "nvjet", "cutlass", "splitk"),
+    LINEAR: ("multiply_tiles", "multiply_few", "multiply_group", "widen_groups", "gemm", "gemv", "nvjet", "cutlass")
+    + ("splitk",),
 }
 
 

@@ -34,7 +34,7 @@ def test_bytes_per_second_are_of_all_kernels_of_a_kind():
     assert rates == pytest.approx({ATTENTION: 8_000 / 40e-6, LINEAR: 300_000 / 100e-6})
 
 
-@pytest.mark.parametrize(("folder", "kind"), [("attention", ATTENTION), ("linear", LINEAR)])
+@pytest.mark.parametrize(("folder", "kind"), [("attention", ATTENTION), ("linear", LINEAR), ("grouped_linear", LINEAR)])
 def test_the_kernels_that_are_launched_here_are_known_by_name(folder, kind):
     """Those of the operation, as they stand in its files; a new one has to be of its kind, too."""
     sources = "".join(file.read_text() for file in (KERNELS / folder / "triton").glob("*.py"))
@@ -44,7 +44,8 @@ def test_the_kernels_that_are_launched_here_are_known_by_name(folder, kind):
 
 
 def test_no_other_kernel_is_taken_for_one_of_these():
-    others = [name.rpartition(".")[2] for name in KERNELS_BY_NAME if not re.search(r"\.(attention|linear)\.", name)]
+    ours = r"\.(attention|(grouped_)?linear)\."
+    others = [name.rpartition(".")[2] for name in KERNELS_BY_NAME if not re.search(ours, name)]
     assert "gate_and_multiply_kernel" in others
     assert {kind_of(name) for name in others} == {None}
 
