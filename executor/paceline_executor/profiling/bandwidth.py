@@ -13,10 +13,10 @@ LINEAR, ATTENTION = "linear", "attention"
 _LAST_KERNEL = "write_results"  # of each step, once
 
 # Parts of the names that kernels of a GPU have: ours, and those of the vendor's libraries.
+_OF_LIBRARIES = ("gemm", "gemv", "nvjet", "cutlass", "splitk")
 _KINDS: Mapping[str, tuple[str, ...]] = {
     ATTENTION: ("attend_", "fold_partials"),
-    LINEAR: ("multiply_tiles", "multiply_few", "multiply_group", "widen_groups", "gemm", "gemv", "nvjet", "cutlass")
-    + ("splitk",),
+    LINEAR: ("multiply_tiles", "multiply_few", "multiply_group", "widen_groups", *_OF_LIBRARIES),
 }
 
 
