@@ -4,6 +4,7 @@ executors right after. Decides nothing.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paceline.plan.values import BatchPlan
@@ -75,8 +76,7 @@ class Runtime:
         self._outputs: OutputSink | None = None
         self._plans: PlanSink | None = None
         self._is_turn_ending = False
-        self._busy_since_s: dict[str, float] = {}  # when the step at an executor began, at the latest
-        self._delayed: dict[str, asyncio.TimerHandle] = {}
+        self._paces: dict[str, _Pace] = {}
 
     def deliver_to(self, sink: OutputSink) -> None:
         """Before anything happens."""
@@ -111,18 +111,19 @@ class Runtime:
         for observer in self._observers:
             observer.saw(event, now, effects)
         if isinstance(event, StepFinished):
-            self._busy_since_s[event.address] = now
-        elif isinstance(event, ExecutorRemoved):
-            self._busy_since_s.pop(event.address, None)
+            self._pace(event.address).busy_since_s = now
+        elif isinstance(event, ExecutorRemoved) and (pace := self._paces.pop(event.address, None)) is not None:
+            pace.alarm.set(None)
         self._alarm.set(effects.wake_at)  # first: what is delivered may feed something that wakes earlier
         if effects.tokens or effects.failures:
             assert self._outputs is not None, "the edge is joined before anything happens"
             self._outputs.deliver(effects.tokens, effects.failures)
-        if isinstance(event, StepFinished) and self.views.is_idle(event.address):
-            self._loop.call_later(_TOLD_WITHIN_S, self.feed, Tick())
-        elif isinstance(event, _PLANNED_AT_ONCE):
+        if isinstance(event, _PLANNED_AT_ONCE):
             for address in effects.executors_to_plan:
-                self._plan(address)
+                if isinstance(event, StepFinished) and self.views.is_idle(address):
+                    self._pace(address).alarm.set(now + _TOLD_WITHIN_S)
+                else:
+                    self._plan(address)
         elif effects.executors_to_plan and not self._is_turn_ending:
             self._is_turn_ending = True
             self._loop.call_soon(self._end_turn)
@@ -145,13 +146,14 @@ class Runtime:
 
     def _plan(self, address: str) -> None:
         """A plan waits while the steps in flight are long: requests that come until then are in it."""
-        if (timer := self._delayed.pop(address, None)) is not None:
-            timer.cancel()
+        pace = self._pace(address)
+        pace.alarm.set(None)
         while True:
             started_s = self._clock()
-            early_s = self._early_s(address, started_s)
-            if early_s > _EARLY_S:
-                self._delayed[address] = self._loop.call_later(early_s, self._plan, address)
+            if self.views.due_step(address) is None:
+                pace.busy_since_s = started_s
+            elif (plan_s := pace.busy_since_s + self._core.busy_beyond_ahead_s(address)) > started_s + _EARLY_S:
+                pace.alarm.set(plan_s)
                 return
             plan = self._core.plan(address, started_s)
             planning_ns = round((self._clock() - started_s) * 1e9)
@@ -162,15 +164,10 @@ class Runtime:
             assert self._plans is not None, "the links are joined before anything happens"
             self._plans.send_plan(address, plan)
 
-    def _early_s(self, address: str, now: float) -> float:
-        """How long the steps in flight are expected to take yet, less `run_ahead_s`."""
-        executor = self._core.state.executors.by_address.get(address)
-        if executor is None:
-            return 0.0
-        if not executor.in_flight:
-            self._busy_since_s[address] = now
-        busy_s = sum(step.predicted_ns for step in executor.in_flight) / 1e9
-        return self._busy_since_s[address] + busy_s - self._core.state.limits.run_ahead_s - now
+    def _pace(self, address: str) -> "_Pace":
+        if address not in self._paces:
+            self._paces[address] = _Pace(Alarm(self._loop, self._clock, lambda _: self._plan(address)))
+        return self._paces[address]
 
 
 class Alarm:
@@ -201,3 +198,11 @@ class Alarm:
     def _go_off(self, at_s: float) -> None:
         self._at_s = self._timer = None
         self._ring(at_s)
+
+
+@dataclass(slots=True)
+class _Pace:
+    """When an executor is planned for next, unless something happens there before."""
+
+    alarm: Alarm
+    busy_since_s: float = 0.0  # when the oldest step in flight began, at the latest

@@ -160,6 +160,11 @@ class Core:
             ending.end_detached(state, executor, now)
         return plan
 
+    def busy_beyond_ahead_s(self, address: str) -> float:
+        """How long the steps in flight take, as expected, less `run_ahead_s`."""
+        in_flight = self._state.executors.by_address[address].in_flight
+        return sum(step.predicted_ns for step in in_flight) / 1e9 - self._state.limits.run_ahead_s
+
     def _finish_step(
         self, address: str, result: StepResult, now: float
     ) -> tuple[StepInFlight, tuple[TokenOutputs, ...], tuple[Failure, ...]]:

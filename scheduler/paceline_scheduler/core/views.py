@@ -135,9 +135,9 @@ class CoreViews:
         return executor.in_flight[0]
 
     def is_idle(self, address: str) -> bool:
-        """Nothing runs there, and nothing waits for an executor."""
+        """Nothing runs there, and nothing waits for an executor of its model."""
         executor = self._state.executors.by_address[address]
-        return not (executor.ledger.rows.num_running or self._state.waiting.all_ahead.num_requests)
+        return not (executor.ledger.rows.num_running or self._state.waiting.of_model(executor.description.model))
 
     def counts(self, address: str) -> ExecutorCounts:
         """Raises KeyError before the first attachment."""
