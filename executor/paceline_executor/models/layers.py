@@ -108,7 +108,10 @@ class SeparateLinears:
 def linears_of(weights: Sequence[torch.Tensor | GroupedWeight], bias: torch.Tensor | None) -> Linear:
     """Grouped weights side by side, or dense ones among them: one product where that is possible."""
     grouped = [weight for weight in weights if isinstance(weight, GroupedWeight)]
-    whole = joined(grouped) if len(grouped) == len(weights) else None
+    dense = [weight for weight in weights if isinstance(weight, torch.Tensor)]
+    if not grouped:
+        return DenseLinear(torch.cat(dense), bias)
+    whole = None if dense else joined(grouped)
     if whole is not None:
         return GroupedLinear(whole, bias)
     sizes = [each.layout.num_outputs if isinstance(each, GroupedWeight) else each.shape[0] for each in weights]

@@ -79,6 +79,8 @@ def grouped_weight(
 def joined(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
     """One below the other, where they have one scheme and one order of inputs; None where not."""
     first, layout = weights[0], weights[0].layout
+    if len(weights) == 1:
+        return first  # no copy of it
     for weight in weights[1:]:
         if replace(weight.layout, num_outputs=layout.num_outputs) != layout or not _is_alike(first, weight):
             return None

@@ -9,7 +9,7 @@ import transformers
 from structlog.testing import capture_logs
 
 from paceline_executor.errors import UnsupportedModelError
-from paceline_executor.models.layers import GroupedLinear, SeparateLinears
+from paceline_executor.models.layers import DenseLinear, GroupedLinear, SeparateLinears
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.packed_matrix import read_packed
 from paceline_executor.models.uploaded import UploadedWeights
@@ -260,15 +260,18 @@ def test_which_version_the_zeros_are_of_is_said_once(tmp_path, name, version, de
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "has_form", "kind"),
     [
-        ("gptq", GroupedLinear),
-        ("gptq act order", SeparateLinears),
-        ("ct mixed", SeparateLinears),
+        ("gptq", True, GroupedLinear),
+        ("gptq act order", True, SeparateLinears),
+        ("ct mixed", True, SeparateLinears),
+        ("gptq", False, DenseLinear),
     ],
 )
-def test_products_are_one_where_scheme_and_order_agree(tmp_path, name, kind):
+def test_products_are_one_where_scheme_and_order_agree(tmp_path, monkeypatch, name, has_form, kind):
     """Either way the outputs are those of all matrices, side by side, each with its part of the bias."""
+    if not has_form:
+        monkeypatch.setattr("paceline_executor.upload.matrices.grouped_weight", lambda *_: None)
     checkpoint, weights = loaded(tmp_path, name)
     with Staging(HostTransfer(), 1 << 16) as staging:
         uploader = Uploader(checkpoint, torch.device("cpu"), torch.float32, staging)
