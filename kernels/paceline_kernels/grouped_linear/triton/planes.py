@@ -7,14 +7,37 @@ changes its thread. What takes the time with 4 bits is to make numbers of codes,
 instructions, where a compiler would take seven.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from triton import knobs
+
+from paceline_kernels.grouped_linear.weights import GroupedWeight
 
 TILE_OUTPUTS, WORDS = tl.constexpr(16), tl.constexpr(16)
 TILE_WORDS = tl.constexpr(256)
 _TWO_TO_120 = tl.constexpr(2.0**120)
 _IS_INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+
+
+def arguments_of(weight: GroupedWeight) -> dict[str, Any]:
+    """What all kernels take of a weight, by their names for it."""
+    layout = weight.layout
+    return {
+        "words": weight.words,
+        "scales": weight.scales,
+        "zeros": weight.zeros,
+        "minima": weight.minima,
+        "table": weight.table,
+        "num_inputs": layout.num_inputs,
+        "num_outputs": layout.num_outputs,
+        "num_tiles": layout.num_tiles,
+        "num_groups": layout.num_groups,
+        "CODES": layout.codes.name,
+        "MIDDLE": layout.middle,
+        "GROUP": layout.group if layout.num_groups > 1 else 0,
+    }
 
 
 @triton.constexpr_function

@@ -10,6 +10,7 @@ import triton.language as tl
 from paceline_kernels.grouped_linear.triton.planes import (
     TILE_WORDS,
     WORDS,
+    arguments_of,
     bits_of,
     bytes_of_table,
     numbers_of_plane,
@@ -27,18 +28,7 @@ def widened(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
     out = torch.empty((layout.num_outputs, layout.num_inputs), dtype=dtype, device=weight.words.device)
     widen_groups[(weight.words.shape[0], triton.cdiv(layout.num_tiles, _TILES))](
         out,
-        weight.words,
-        weight.scales,
-        weight.zeros,
-        weight.minima,
-        weight.table,
-        layout.num_inputs,
-        layout.num_outputs,
-        layout.num_tiles,
-        layout.num_groups,
-        CODES=layout.codes.name,
-        MIDDLE=layout.middle,
-        GROUP=layout.group if layout.num_groups > 1 else 0,
+        **arguments_of(weight),
         TILES=_TILES,
         num_warps=4,
     )
