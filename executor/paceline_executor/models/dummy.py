@@ -3,12 +3,17 @@
 Apart from `weights.dummy`, whose numbers the host makes for a CPU: 16 GB of them would take it most of a minute.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from paceline_executor.models.layers import DenseLinear, Linear, ScaledLinear
+from paceline_executor.models.layers import DenseLinear, Linear, ScaledLinear, linears_of
+from paceline_executor.upload.grouping import expected_weight
 from paceline_executor.weights.checkpoint import ModelConfig
+from paceline_executor.weights.dummy import spread_of_codes
+from paceline_executor.weights.stored_tensor import GroupedType, StoredType
+from paceline_kernels.grouped_linear import GroupedWeight
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
 
 # So that float8 weights need no copy of theirs in float32.
@@ -23,6 +28,7 @@ class DummyWeights:
     device: torch.device
     dtype: torch.dtype  # computed with
     is_float8: bool  # matrices that products are made with; a tied embedding is dense
+    stored: Mapping[str, StoredType]  # as of a checkpoint; empty: all dense or float8
     seed: int = 0
 
     def embedding(self, name: str) -> torch.Tensor:
@@ -37,12 +43,34 @@ class DummyWeights:
         return torch.zeros(sum(shapes[name][0] for name in names), dtype=self.dtype, device=self.device)
 
     def linear(self, names: tuple[str, ...], bias: torch.Tensor | None = None) -> Linear:
-        return ScaledLinear(self._scaled(names), bias) if self.is_float8 else DenseLinear(self._matrix(names), bias)
+        if self.is_float8:
+            return ScaledLinear(self._scaled(names), bias)
+        stored = [self.stored.get(name) for name in names]
+        if any(isinstance(kind, GroupedType) for kind in stored):
+            return linears_of([self._as_stored(*each) for each in zip(names, stored, strict=True)], bias)
+        return DenseLinear(self._matrix(names), bias)
 
     def _matrix(self, names: tuple[str, ...]) -> torch.Tensor:
         num_rows, width = self._shape(names)
         out = torch.empty((num_rows, width), dtype=self.dtype, device=self.device)
         return out.normal_(0.0, width**-0.5, generator=self._generator(names))
+
+    def _as_stored(self, name: str, stored: StoredType | None) -> torch.Tensor | GroupedWeight:
+        """In groups where kernels have a form for such; zeros are the middle of the codes, and inputs in any order."""
+        shape = self._shape((name,))
+        weight = None
+        if isinstance(stored, GroupedType) and stored.is_linear:
+            weight = expected_weight(stored, shape, self.dtype, self.device)
+        if weight is None:
+            return self._matrix((name,))
+        generator, num_bits = self._generator((name,)), weight.layout.codes.num_bits
+        weight.words.random_(-(1 << 31), 1 << 31, generator=generator)
+        weight.scales.fill_(shape[1] ** -0.5 / spread_of_codes(num_bits))
+        if weight.zeros is not None:
+            weight.zeros.fill_(1 << num_bits - 1)
+        if weight.order is not None:
+            torch.randperm(shape[1], generator=generator, out=weight.order)
+        return weight
 
     def _scaled(self, names: tuple[str, ...]) -> ScaledWeight:
         num_rows, width = self._shape(names)

@@ -19,6 +19,7 @@ from paceline_executor.upload.conversion import TORCH_TYPES
 from paceline_executor.upload.matrices import Uploader
 from paceline_executor.upload.staging import Staging, transfer_to
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
+from paceline_executor.weights.stored_tensor import StoredType
 
 _Builder = Callable[[Checkpoint, int], LanguageModel]
 
@@ -71,11 +72,18 @@ def twin_model(checkpoint: Checkpoint, max_model_len: int, *, is_rounded: bool =
     return LlamaModel(HostWeights(checkpoint, is_rounded), max_model_len)
 
 
-def dummy_model(config: ModelConfig, device: torch.device, max_model_len: int, numerics: Numerics) -> LlamaModel:
-    """The device makes random weights. Raises UnsupportedModelError."""
+def dummy_model(
+    config: ModelConfig,
+    stored: Mapping[str, StoredType],
+    device: torch.device,
+    max_model_len: int,
+    numerics: Numerics,
+) -> LlamaModel:
+    """The device makes random weights, in groups those that are stored so. Raises UnsupportedModelError."""
     _builders(config.architecture)
     is_float8 = numerics.matrices is MatrixKind.FLOAT8
-    weights = DummyWeights(config, device, TORCH_TYPES[numerics.dtype], is_float8)
+    stays = stored if numerics.matrices is MatrixKind.AS_STORED else {}
+    weights = DummyWeights(config, device, TORCH_TYPES[numerics.dtype], is_float8, stays)
     return LlamaModel(weights, max_model_len)
 
 

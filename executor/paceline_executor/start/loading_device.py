@@ -306,7 +306,7 @@ class DeviceStart:
 
         device = self._place.device
         if self._config.load_format is LoadFormat.DUMMY:
-            return dummy_model(checkpoint.config, device, max_model_len, numerics)
+            return dummy_model(checkpoint.config, checkpoint.stored_types, device, max_model_len, numerics)
         if self._place.is_twin:
             return twin_model(checkpoint, max_model_len, is_rounded=is_rounded)
         return upload_model(checkpoint, device, max_model_len, numerics, on_progress)

@@ -12,9 +12,8 @@ import torch
 
 from gpu.cells import FULL, TINY, Shapes
 from gpu.drafting_models import DrafterConfig, drafters_of_8b, tiny_drafters
-from gpu.rigs import LLAMA_8B, Place
+from gpu.rigs import LLAMA_8B, Place, quantised_fields, stored_types
 from paceline_executor.limits import RowLimits
-from paceline_executor.numerics import Numerics
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights.checkpoint import ModelConfig
 
@@ -32,11 +31,12 @@ class Timed:
     max_tokens: int  # of a step
     drafters: Mapping[str, DrafterConfig]
 
-    def limits(self, place: Place, numerics: Numerics) -> RowLimits:
+    def limits(self, place: Place, numbers: str) -> RowLimits:
         """As many blocks as the cells need, or as fit beside weights and graphs."""
         num_blocks = -(-self.shapes.max_slots // self.block_size)
         if place.is_cuda:
-            free = torch.cuda.mem_get_info()[0] - numerics.weight_bytes(self.config, {}) - _RESERVED_BYTES
+            numerics, stored = place.numerics[numbers], stored_types(self.config, numbers)
+            free = torch.cuda.mem_get_info()[0] - numerics.weight_bytes(self.config, stored) - _RESERVED_BYTES
             num_blocks = min(num_blocks, free // (numerics.bytes_per_token(self.config) * self.block_size))
         shapes = self.shapes
         return RowLimits(
@@ -56,7 +56,7 @@ class Timed:
         """The command line of an executor with the same sizes. folder: gets the model's config.json."""
         return [
             *("--load-format", "dummy"),
-            *("--model", str(write_config(self.config, folder))),
+            *("--model", str(write_config(self.config, folder, numbers))),
             *("--runner", "twin" if is_twin else "cuda"),
             *("--max-num-seqs", str(self.shapes.max_rows)),
             *("--max-num-batched-tokens", str(self.max_tokens)),
@@ -74,9 +74,9 @@ def timed(*, rehearses: bool) -> Timed:
     return Timed(LLAMA_8B, FULL, block_size=64, max_tokens=2048, drafters=drafters_of_8b())
 
 
-def write_config(config: ModelConfig, folder: Path) -> Path:
+def write_config(config: ModelConfig, folder: Path, numbers: str = "") -> Path:
     """A folder with a config.json of this Llama's shape."""
-    model = folder / "model"
+    model = folder / f"model-{numbers}"
     model.mkdir(exist_ok=True)
     values = {
         "architectures": ["LlamaForCausalLM"],
@@ -96,5 +96,6 @@ def write_config(config: ModelConfig, folder: Path) -> Path:
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
+    values |= quantised_fields(numbers)
     (model / "config.json").write_text(json.dumps(values), encoding="utf-8")
     return model

@@ -10,10 +10,11 @@ from dataclasses import replace
 import torch
 
 from gpu.cells import HEAD, MODEL
-from gpu.rigs import LLAMA_8B, Place, random_model
+from gpu.rigs import LLAMA_8B, Place
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.llama import LlamaModel
+from paceline_executor.models.registry import dummy_model
 from paceline_executor.numerics import Numerics
 from paceline_executor.runner.device.draft_model import drafting_by_model
 from paceline_executor.runner.device.drafts import MakeDrafting
@@ -68,7 +69,8 @@ def timed_drafter(
     own = _own(numerics)
     if isinstance(config, Eagle3Config):
         return _head(config, place, own, limits, target)
-    model, device = random_model(place, config, own, limits.max_model_len), place.device.torch_device
+    device = place.device.torch_device
+    model = dummy_model(config, {}, device, limits.max_model_len, own)
     return drafting_by_model(model, config, own, limits, limits.max_model_len, Splits.EVEN, device)
 
 

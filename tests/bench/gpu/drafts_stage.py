@@ -17,7 +17,7 @@ from gpu.config import kernels_folder
 from gpu.drafted_cells import DraftedCells, ScriptedDrafter, overwriting, tell_nothing_apart
 from gpu.drafting_models import shape_of, timed_drafter
 from gpu.report import Report
-from gpu.rigs import Place, find_place, free_unused_memory, make_feed, random_model, timed_numbers
+from gpu.rigs import Place, find_place, free_unused_memory, make_feed, random_model, stored_types, timed_numbers
 from gpu.stage import Task, run_stage
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.llama import LlamaModel
@@ -37,7 +37,7 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     print(f"drafts on {place.name}", flush=True)
     try:
         for numbers in names:
-            model = random_model(place, what.config, place.numerics[numbers], what.drafted_limits().max_model_len)
+            model = random_model(place, what.config, numbers, what.drafted_limits().max_model_len)
             tell_nothing_apart(model)
             plain_ms: dict[int, float] = {}
             for drafter in ("", *what.drafters):
@@ -64,7 +64,7 @@ def _measure(
     """The cells of one engine are checks of their own. drafter: empty for none."""
     begun, limits, numerics = time.monotonic(), what.drafted_limits(), place.numerics[numbers]
     if place.is_cuda:
-        _compile(what, numerics, limits, drafter)
+        _compile(what, numbers, numerics, limits, drafter)
     cells = scripted_cells(place, what, numbers, model, plain_ms, drafter)
     seconds = time.monotonic() - begun
     for num_rows, num_drafts in what.shapes.modelled if drafter else what.shapes.drafted:
@@ -87,11 +87,11 @@ def scripted_cells(
     return DraftedCells(numbers, feed, script, what.shapes, plain_ms, drafter)
 
 
-def _compile(what: Timed, numerics: Numerics, limits: RowLimits, drafter: str) -> None:
+def _compile(what: Timed, numbers: str, numerics: Numerics, limits: RowLimits, drafter: str) -> None:
     """By all cores at once, as an executor does when it starts."""
     buckets = buckets_of(limits.num_rows, limits.max_num_batched_tokens, limits.max_num_draft_tokens)
     shape = shape_of(what.drafters[drafter], numerics) if drafter else None
-    steps = Steps(what.config, numerics, {}, limits, buckets, Splits.EVEN, shape)
+    steps = Steps(what.config, numerics, stored_types(what.config, numbers), limits, buckets, Splits.EVEN, shape)
     have_compiled(steps, torch.cuda.get_device_capability(), kernels_folder(), lambda _phase, _fraction: None)
 
 

@@ -23,9 +23,8 @@ def goes_on(place: Place, num_rows: int, num_steps: int) -> str:
     """So many steps with streams that come and go; memory after a tenth of them and at the end. Raises
     CheckFailedError.
     """
-    numerics = next(iter(place.numerics.values()))
     limits = limits_of(TINY_CONFIG, num_rows, _MAX_LEN)
-    feed = make_feed(place, random_model(place, TINY_CONFIG, numerics, _MAX_LEN), TINY_CONFIG, limits)
+    feed = make_feed(place, random_model(place, TINY_CONFIG, next(iter(place.numerics)), _MAX_LEN), TINY_CONFIG, limits)
     prompts = itertools.cycle(prompts_of(TINY_CONFIG, range(1, 20)))
     num_landed, streams = 0, [feed.add(next(prompts), _NUM_TOKENS) for _ in range(num_rows)]
 

@@ -20,8 +20,8 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     place, what, numbers = find_place(rehearses=task.rehearses), timed(rehearses=task.rehearses), task.numbers or ""
     report, numerics, begun = report_on(place.name), place.numerics[numbers], time.perf_counter()
     report.file = task.folder / f"engine-{numbers}.json"
-    limits = what.limits(place, numerics)  # by what is free before the weights are there
-    model = random_model(place, what.config, numerics, limits.max_model_len)
+    limits = what.limits(place, numbers)  # by what is free before the weights are there
+    model = random_model(place, what.config, numbers, limits.max_model_len)
     feed = make_feed(place, model, what.config, limits, numerics)
     print(f"{numbers}: engine ready after {time.perf_counter() - begun:.1f} s", flush=True)
     cells = EngineCells(numbers, feed, what.config, what.shapes)

@@ -38,7 +38,7 @@ class Variants:
         self._num_tokens = num_tokens
         limits = limits_of(config, _NUM_ROWS, max(lengths) + num_tokens, max_tokens)
         numerics = place.numerics[numbers]
-        model = random_model(place, config, numerics, limits.max_model_len)
+        model = random_model(place, config, numbers, limits.max_model_len)
         self._make_feed = partial(make_feed, place, model, config, limits, numerics, splits=Splits.FIXED)
         self._prompts = prompts_of(config, lengths)
         self._mates = prompts_of(config, [1 + 5 * index % max(lengths) for index in range(_NUM_MATES)], seed=1)

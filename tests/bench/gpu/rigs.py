@@ -4,7 +4,9 @@ Knows how a runner is put together, and which numbers there are. It refuses to k
 """
 
 import gc
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -24,7 +26,9 @@ from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, Rope
-from paceline_executor.weights.stored_tensor import FloatType
+from paceline_executor.weights.dummy import dummy_types
+from paceline_executor.weights.hf.json_fields import JsonFields
+from paceline_executor.weights.stored_tensor import FloatType, StoredType
 from paceline_kernels.attention import Splits
 from paceline_kernels.warm_up.triton_kernels import settle_keys
 
@@ -44,6 +48,11 @@ LLAMA_8B = ModelConfig(
 )
 _BF16 = Numerics(MatrixKind.DENSE, KvDtype.BFLOAT16, FloatType.BFLOAT16)
 _FP8 = Numerics(MatrixKind.FLOAT8, KvDtype.FP8_E4M3, FloatType.BFLOAT16)
+_AS_STORED = replace(_BF16, matrices=MatrixKind.AS_STORED)
+_QUANTISED = {
+    "int4": {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,7 @@ def find_place(*, rehearses: bool) -> Place:
     numerics = {"bf16": _BF16}
     if torch.cuda.get_device_capability() >= (8, 9):
         numerics["fp8"] = _FP8
+    numerics |= dict.fromkeys(_QUANTISED, _AS_STORED)
     return Place(CudaDevice(), torch.cuda.get_device_name(), numerics)
 
 
@@ -98,8 +108,19 @@ def uploaded(place: Place, checkpoint: Checkpoint, max_model_len: int) -> Device
     return upload_model(checkpoint, place.device.torch_device, max_model_len, numerics)
 
 
-def random_model(place: Place, config: ModelConfig, numerics: Numerics, max_model_len: int) -> LlamaModel:
-    return dummy_model(config, place.device.torch_device, max_model_len, numerics)
+def quantised_fields(numbers: str) -> dict[str, object]:
+    """Those of a config.json, besides a shape."""
+    return {"quantization_config": _QUANTISED[numbers]} if numbers in _QUANTISED else {}
+
+
+def stored_types(config: ModelConfig, numbers: str) -> Mapping[str, StoredType]:
+    """As of a checkpoint of such numbers; empty for floats."""
+    return dummy_types(config, JsonFields(Path("config.json"), quantised_fields(numbers)))
+
+
+def random_model(place: Place, config: ModelConfig, numbers: str, max_model_len: int) -> LlamaModel:
+    stored, device = stored_types(config, numbers), place.device.torch_device
+    return dummy_model(config, stored, device, max_model_len, place.numerics[numbers])
 
 
 def make_feed(

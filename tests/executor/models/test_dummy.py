@@ -12,15 +12,20 @@ from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, LayerReader
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.testing.models import FAMILY_CONFIGS
+from paceline_executor.upload.grouping import expected_weight
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType
+from paceline_kernels.grouped_linear import unpack_grouped
+from paceline_kernels.linear import Splits
 
 CPU = torch.device("cpu")
 CONFIG = replace(FAMILY_CONFIGS["llama"], num_layers=3)
 NUM_TOKENS = 30
 
 
-def weights_of(config=CONFIG, *, is_float8=False, dtype=torch.bfloat16, seed=0):
-    """Random weights on the CPU."""
-    return DummyWeights(config, CPU, dtype, is_float8, seed)
+def weights_of(config=CONFIG, *, is_float8=False, dtype=torch.bfloat16, stored=None, seed=0):
+    """Random weights on the CPU. stored: how all matrices are."""
+    kinds = dict.fromkeys(config.tensor_shapes(), stored) if stored else {}
+    return DummyWeights(config, CPU, dtype, is_float8, kinds, seed)
 
 
 def logits_of(config):
@@ -52,6 +57,36 @@ def test_matrices_that_take_the_same_input_are_one(parts, shape, is_float8):
         assert (layer.weight.scales.shape, layer.weight.scales.dtype) == (shape[:1], torch.float32)
     else:
         assert (layer.weight.shape, layer.weight.dtype) == (shape, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        GroupedType("plain", 4, group=32, scales=FloatType.BFLOAT16),
+        GroupedType("zeros", 4, group=64, scales=FloatType.BFLOAT16, has_zeros=True),
+        GroupedType("ordered", 8, has_zeros=True, is_ordered=True),
+    ],
+    ids=lambda stored: stored.name,
+)
+def test_groups_have_unit_gain_and_all_that_a_checkpoint_says(stored):
+    weights = weights_of(dtype=torch.float32, stored=stored)
+    names = [LayerReader(weights, 0).names(part)[0] for part in QKV]
+    expected = expected_weight(stored, (128, 64), torch.bfloat16, torch.device("meta"))
+    for name in names:
+        weight = weights.linear((name,)).weight
+        assert replace(weight.layout, num_outputs=128) == expected.layout
+        assert [part is None for part in fields_of(weight)] == [part is None for part in fields_of(expected)]
+        numbers = unpack_grouped(weight, torch.float32)
+        assert 0.8 < numbers.std() * 64**0.5 < 1.2
+        assert numbers.mean().abs() * 64**0.5 < 0.3
+        assert weight.order is None or sorted(weight.order.tolist()) == list(range(64))
+    x = torch.randn(3, 64)
+    whole = LayerReader(weights, 0).linear(*QKV)(x, Splits.EVEN)
+    assert torch.equal(whole, torch.cat([weights.linear((name,))(x, Splits.EVEN) for name in names], dim=1))
+
+
+def fields_of(weight):
+    return weight.words, weight.scales, weight.zeros, weight.minima, weight.table, weight.order
 
 
 def test_every_matrix_and_every_seed_has_numbers_of_its_own():

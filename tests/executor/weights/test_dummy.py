@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from paceline_executor.config import parse_config
-from paceline_executor.errors import ModelNotFoundError
+from paceline_executor.errors import ModelNotFoundError, UnsupportedModelError
 from paceline_executor.start.loading import load
 from paceline_executor.testing.models import TINY_CONFIG, llama_fields
 from paceline_executor.weights import load_dummy
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType
 
 CONFIG = replace(TINY_CONFIG, head_dim=32, vocab_size=300, max_model_len=512)
 SHAPE = llama_fields(CONFIG) | {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
@@ -38,14 +39,48 @@ def test_weights_have_the_shapes_of_the_configuration(folder):
         checkpoint.quantized("lm_head.bias")
 
 
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": False, "desc_act": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        (AWQ, GroupedType("awq-int4", 4, group=32, scales=FloatType.BFLOAT16, has_zeros=True)),
+        (GPTQ, GroupedType("gptq-int8", 8, scales=FloatType.BFLOAT16, has_zeros=True, is_ordered=True)),
+    ],
+    ids=["awq", "gptq"],
+)
+def test_matrices_are_quantised_as_the_configuration_says(folder, method, kind):
+    (folder / "config.json").write_text(json.dumps(SHAPE | {"quantization_config": method}))
+    checkpoint, _ = load_dummy(folder)
+    assert checkpoint.quantization == kind.name
+    for name, (outputs, *rest) in checkpoint.config.tensor_shapes().items():
+        rows = checkpoint.quantized(name)
+        assert (rows is not None) == name.endswith("_proj.weight")
+        assert checkpoint.stored_types[name] == (kind if rows else FloatType.BFLOAT16)
+        if rows:
+            assert np.array_equal(checkpoint.tensor(name), rows.floats())
+            assert rows.scales.shape == (outputs, -(-rest[0] // (kind.group or rest[0])))
+            assert 0.8 < checkpoint.tensor(name).std() * rest[0] ** 0.5 < 1.2
+
+
+def test_what_the_configuration_alone_does_not_say_is_refused(folder):
+    (folder / "config.json").write_text(json.dumps(SHAPE | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(UnsupportedModelError, match="weights of fp8 cannot be made without its files"):
+        load_dummy(folder)
+
+
 def test_a_folder_without_a_configuration_is_named(tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"cannot read .*config\.json"):
         load_dummy(tmp_path)
 
 
+@pytest.mark.parametrize("method", [None, AWQ])
 @pytest.mark.parametrize("numbers", ["auto", "none"])
-def test_an_executor_serves_them_and_says_what_they_are(folder, numbers):
+def test_an_executor_serves_them_and_says_what_they_are(folder, numbers, method):
     """With a tokenizer of bytes, as large as the vocabulary."""
+    (folder / "config.json").write_text(json.dumps(SHAPE | {"quantization_config": method}))
     arguments = ["--model", str(folder), "--load-format", "dummy", "--quantization", numbers, "--num-threads", "1"]
     loaded = load(parse_config([*arguments, "--max-num-seqs", "2", "--kv-cache-memory", "4MiB"]))
     model = loaded.description.served_model()

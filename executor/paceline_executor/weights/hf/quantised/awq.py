@@ -14,7 +14,7 @@ from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.gptq import group_size, read_bits
 from paceline_executor.weights.hf.quantised.parts import Format, Parts, scales_of, unpack
 from paceline_executor.weights.refusals import shown, unsupported
-from paceline_executor.weights.stored_tensor import ByteArray, FloatType, GroupedType, StoredIntegers, StoredTensor
+from paceline_executor.weights.stored_tensor import ByteArray, FloatType, GroupedType, StoredIntegers
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0 to 7 in a word
 _VERSIONS = ("gemm", "gemv")
@@ -25,10 +25,19 @@ def awq_format(config: JsonFields) -> Format:
     version = (config.text("version") or config.text("checkpoint_format") or "gemm").lower()
     if version not in _VERSIONS:
         raise unsupported(config.path, f"its weights are awq in the layout {shown(version)}; gemm and gemv are read")
-    # The second names are those of 2023.
-    config = config.with_defaults({"bits": config.get("w_bit"), "group_size": config.get("q_group_size")})
+    config = _with_newer_names(config)
     read_bits(config, "bits", "awq", (4,), default=4)
     return partial(_read_matrix, group_size(config))
+
+
+def awq_type(config: JsonFields) -> GroupedType:
+    """Of all matrices. Raises ModelCorruptError."""
+    return _stored(group_size(_with_newer_names(config)) or 0, FloatType.BFLOAT16)
+
+
+def _with_newer_names(config: JsonFields) -> JsonFields:
+    """Of settings that were called otherwise in 2023."""
+    return config.with_defaults({"bits": config.get("w_bit"), "group_size": config.get("q_group_size")})
 
 
 def _read_matrix(group: int | None, parts: Parts) -> GroupedTensor:
@@ -51,11 +60,11 @@ def _gemm(parts: Parts, size: int) -> GroupedTensor:
         numbers = _of_outputs(zeros).astype(np.float32)
         return GroupedRows(4, _of_outputs(words), scales_of(scales, may_be_negative=True).T, size, numbers)
 
-    return parts.grouped(_stored(size, scales), "qweight", read)
+    return parts.grouped(_stored(size, FloatType(scales.stored)), "qweight", read)
 
 
-def _stored(size: int, scales: StoredTensor) -> GroupedType:
-    return GroupedType("awq-int4", 4, group=size, scales=FloatType(scales.stored), has_zeros=True)
+def _stored(size: int, scales: FloatType) -> GroupedType:
+    return GroupedType("awq-int4", 4, group=size, scales=scales, has_zeros=True)
 
 
 def _of_outputs(words: StoredIntegers) -> ByteArray:
@@ -82,4 +91,4 @@ def _gemv(parts: Parts, size: int) -> GroupedTensor:
         factors = scales_of(scales, may_be_negative=True)[:, :num_groups]
         return GroupedRows(4, unpack(words.as_stored(), 4), factors, size, numbers)
 
-    return parts.grouped(_stored(size, scales), "qweight", read)
+    return parts.grouped(_stored(size, FloatType(scales.stored)), "qweight", read)

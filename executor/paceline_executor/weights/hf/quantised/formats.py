@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from paceline_executor.weights.grouped_rows import Matrix
 from paceline_executor.weights.hf.json_fields import JsonFields
-from paceline_executor.weights.hf.quantised.awq import awq_format
+from paceline_executor.weights.hf.quantised.awq import awq_format, awq_type
 from paceline_executor.weights.hf.quantised.bitsandbytes import bitsandbytes_matrix
 from paceline_executor.weights.hf.quantised.compressed_tensors import compressed_tensors_format
 from paceline_executor.weights.hf.quantised.float8 import float8_format, float8_matrix
@@ -13,7 +13,7 @@ from paceline_executor.weights.hf.quantised.gptq import Gptq
 from paceline_executor.weights.hf.quantised.modelopt import modelopt_format
 from paceline_executor.weights.hf.quantised.parts import Format, Parts
 from paceline_executor.weights.refusals import shown, unsupported
-from paceline_executor.weights.stored_tensor import StoredTensor
+from paceline_executor.weights.stored_tensor import GroupedType, StoredTensor
 
 _KEYS = ("quantization_config", "compression_config")
 OLDER_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
@@ -29,13 +29,33 @@ _FORMATS: Mapping[str, Callable[[JsonFields], Format]] = MappingProxyType(
         "bitsandbytes": lambda _: bitsandbytes_matrix,
     }
 )
+_TYPES: Mapping[str, Callable[[JsonFields], GroupedType]] = MappingProxyType(
+    {"awq": awq_type, "gptq": lambda config: Gptq(config).type()}
+)
 
 
 def read_format(config: JsonFields) -> Format:
     """config: config.json. Raises ModelCorruptError, or UnsupportedModelError with the methods that are read."""
     found = _find(config)
+    return _unexplained if found is None else _FORMATS[_method(found)](found)
+
+
+def read_type(config: JsonFields) -> GroupedType | None:
+    """That of every matrix, as far as the configuration alone says, scales in bfloat16; None where they are floats.
+
+    Raises ModelCorruptError, or UnsupportedModelError where it says too little.
+    """
+    found = _find(config)
     if found is None:
-        return _unexplained
+        return None
+    method = _method(found)
+    if method not in _TYPES:
+        reason = f"weights of {method} cannot be made without its files; those of {', '.join(_TYPES)} can"
+        raise unsupported(found.path, f"{reason}, and floats without {_KEYS[0]}")
+    return _TYPES[method](found)
+
+
+def _method(found: JsonFields) -> str:
     if (method := found.text("quant_method")) is None:
         raise found.fault("quant_method", "missing")
     method = method.lower().replace("_tensors", "-tensors")  # tools write both
@@ -45,7 +65,7 @@ def read_format(config: JsonFields) -> Format:
     if method not in _FORMATS:
         reason = f"its weights are quantised by {shown(method)}; floats are read, and what is quantised by"
         raise unsupported(found.path, f"{reason} {', '.join(_FORMATS)}")
-    return _FORMATS[method](found)
+    return method
 
 
 def _unexplained(parts: Parts) -> Matrix:

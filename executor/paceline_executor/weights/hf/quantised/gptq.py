@@ -30,7 +30,7 @@ class Gptq:
             raise unsupported(
                 config.path, f"its weights are gptq in the layout {shown(layout)}; gptq, gptq_v2 are read"
             )
-        read_bits(config, "bits", "gptq", _BITS, default=4)
+        self._bits = read_bits(config, "bits", "gptq", _BITS, default=4)
         self._group = group_size(config)
         self._is_ordered = bool(config.flag("desc_act"))
         self._may_be_symmetric = config.flag("sym") is not False
@@ -65,16 +65,19 @@ class Gptq:
             # AutoRound writes scales below 0.
             return GroupedRows(bits, codes, scales_of(scales, may_be_negative=True).T, size, numbers, order=order)
 
-        stored = GroupedType(
-            f"gptq-int{bits}",
-            bits,
-            # Of matrices with a size of their own the numbers of groups tell it, mostly.
-            group=next((size for size in (group, *_SIZES) if -(-inputs // size) == num_groups), group),
-            scales=FloatType(scales.stored),
-            has_zeros=not self._may_be_symmetric,
-            is_ordered=self._is_ordered,
+        # Of matrices with a size of their own the numbers of groups tell it, mostly.
+        size = next((size for size in (group, *_SIZES) if -(-inputs // size) == num_groups), group)
+        return parts.grouped(self._stored(bits, size, FloatType(scales.stored)), "qweight", read)
+
+    def type(self) -> GroupedType:
+        """Of matrices that have no settings of their own."""
+        return self._stored(self._bits, self._group or 0, FloatType.BFLOAT16)
+
+    def _stored(self, bits: int, group: int, scales: FloatType) -> GroupedType:
+        zeros = not self._may_be_symmetric
+        return GroupedType(
+            f"gptq-int{bits}", bits, group=group, scales=scales, has_zeros=zeros, is_ordered=self._is_ordered
         )
-        return parts.grouped(stored, "qweight", read)
 
     def _zeros(
         self, parts: Parts, stored: StoredIntegers | None, bits: int, codes: ByteArray, of_input: IntArray
