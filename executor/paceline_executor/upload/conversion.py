@@ -12,7 +12,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from paceline_executor.errors import UnsupportedModelError
-from paceline_executor.weights.grouped_rows import GroupedRows, GroupedTensor, Matrix
+from paceline_executor.weights.grouped_rows import GroupedRows, GroupedTensor, Matrix, StoredCodes
 from paceline_executor.weights.stored_tensor import FloatType, PlainType, block_sizes
 
 TORCH_TYPES: Mapping[FloatType, torch.dtype] = {
@@ -44,6 +44,26 @@ def numbers_of(rows: torch.Tensor, stored: PlainType) -> torch.Tensor:
         return rows.view(TORCH_TYPES[stored])
     blocks = rows.view(-1, block_sizes(stored)[1])
     return _BLOCKS[stored](blocks).view(rows.shape[0], -1)
+
+
+def codes_of(octets: torch.Tensor, codes: StoredCodes) -> torch.Tensor:
+    """[out, in] uint8, or int8 where they are signed, as `StoredCodes.read` has them.
+
+    octets: [rows of the file, bytes per row] uint8, contiguous.
+    """
+    if codes.num_bits == 8 and not codes.is_transposed:
+        return codes.trimmed(octets.view(torch.int8) if codes.is_signed else octets)
+    size = 4 if codes.is_transposed else 1
+    words = octets.view(torch.int32 if size == 4 else torch.uint8)
+    words = words.t() if codes.is_transposed else words
+    places = range(8 * size // codes.num_bits)
+    found = torch.empty(*words.shape, len(places), dtype=torch.uint8, device=octets.device)
+    for place in places:
+        found[..., place] = words >> codes.num_bits * place & (1 << codes.num_bits) - 1
+    if codes.outputs_of_word:
+        places_of_outputs = torch.tensor(codes.outputs_of_word, device=octets.device).argsort()
+        return found[..., places_of_outputs].transpose(1, 2).reshape(codes.shape)
+    return codes.trimmed((found.flip(-1) if codes.high_first else found).flatten(1))
 
 
 def numbers_of_groups(rows: GroupedRows, device: torch.device) -> torch.Tensor:

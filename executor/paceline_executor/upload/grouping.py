@@ -38,17 +38,19 @@ def expected_weight(
 
 
 def grouped_weight(
-    rows: GroupedRows, stored: GroupedType, dtype: torch.dtype, device: torch.device
+    rows: GroupedRows, codes: torch.Tensor, stored: GroupedType, dtype: torch.dtype
 ) -> GroupedWeight | None:
-    """dtype: that is computed with; numbers of a table are rounded to it. None where kernels have no form for it."""
-    num_outputs, num_inputs = rows.codes.shape
-    codes, table = _CODES[rows.num_bits, rows.table is None], None
-    if codes is Codes.TABLE:
+    """codes: on the device, instead of those of the rows. dtype: that is computed with; numbers of a table are rounded
+    to it. None where kernels have no form for it.
+    """
+    (num_outputs, num_inputs), device = codes.shape, codes.device
+    kind, table = _CODES[rows.num_bits, rows.table is None], None
+    if kind is Codes.TABLE:
         table = _moved(np.asarray(rows.table), device).to(dtype)
-    if codes is Codes.FLOAT8 and not np.array_equal(np.asarray(rows.table), FLOAT8_NUMBERS, equal_nan=True):
+    if kind is Codes.FLOAT8 and not np.array_equal(np.asarray(rows.table), FLOAT8_NUMBERS, equal_nan=True):
         return None
     middle, zeros = 0, rows.zeros
-    if rows.codes.dtype == np.int8:
+    if codes.dtype == torch.int8:
         middle, zeros = 128, None if zeros is None else zeros + 128
     elif zeros is not None:
         middle = 1 << rows.num_bits - 1
@@ -60,7 +62,7 @@ def grouped_weight(
     scales = np.asarray(rows.scales * np.float32(rows.factor))
     scales_type = TORCH_TYPES[stored.scales] if rows.factor == 1 else torch.float32
     weight = _new(
-        GroupedLayout(num_outputs, num_inputs, rows.group, codes, middle),
+        GroupedLayout(num_outputs, num_inputs, rows.group, kind, middle),
         device,
         scales_type,
         has_zeros=zeros is not None,
@@ -72,7 +74,8 @@ def grouped_weight(
         return None
     for first, part in replace(rows, scales=scales, zeros=zeros).parts():
         of_groups = [None if each is None else _moved(each, device) for each in (part.zeros, part.minima)]
-        pack_grouped(weight, first, _moved(part.codes, device), _moved(part.scales, device), *of_groups)
+        of_part = codes[first : first + len(part.codes)]
+        pack_grouped(weight, first, of_part, _moved(part.scales, device), *of_groups)
     return weight
 
 

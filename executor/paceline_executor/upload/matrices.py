@@ -13,13 +13,13 @@ import structlog
 import torch
 
 from paceline_executor.numerics import MatrixKind
-from paceline_executor.upload.conversion import check_convertible, numbers_of, numbers_of_groups
+from paceline_executor.upload.conversion import check_convertible, codes_of, numbers_of, numbers_of_groups
 from paceline_executor.upload.grouping import grouped_weight
 from paceline_executor.upload.staging import Staging
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 from paceline_executor.weights.grouped_rows import GroupedTensor, Matrix
 from paceline_executor.weights.stored_checkpoint import as_float32, not_finite
-from paceline_executor.weights.stored_tensor import FloatType
+from paceline_executor.weights.stored_tensor import FloatType, Stored
 from paceline_kernels.grouped_linear import GroupedWeight
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
 
@@ -99,8 +99,8 @@ class Uploader:
 
     def _as_stored(self, tensor: Matrix) -> torch.Tensor | GroupedWeight:
         if isinstance(tensor, GroupedTensor):
-            rows = tensor.read()
-            weight = grouped_weight(rows, tensor.stored, self._dtype, self._device)
+            codes = codes_of(self._octets(tensor.codes.part), tensor.codes)
+            weight = grouped_weight(tensor.read_scales(), codes, tensor.stored, self._dtype)
             if weight is not None:
                 self._tell(tensor.num_bytes)
                 self._note(tensor, weight.is_finite())
@@ -108,6 +108,13 @@ class Uploader:
             structlog.get_logger().info("weights_widened", tensor=tensor.name, stored=tensor.stored.name)
         out = torch.empty((tensor.num_rows, tensor.row_numbers), dtype=self._dtype, device=self._device)
         self._write_dense(tensor, out)
+        return out
+
+    def _octets(self, part: Stored) -> torch.Tensor:
+        """All of them: [rows, bytes per row]."""
+        out = torch.empty((part.num_rows, part.row_bytes), dtype=torch.uint8, device=self._device)
+        for first, rows in self._staging.stream(part):
+            out[first : first + rows.shape[0]] = rows
         return out
 
     def check(self) -> None:

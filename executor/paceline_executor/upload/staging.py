@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from paceline_executor.weights.stored_tensor import StoredTensor
+from paceline_executor.weights.stored_tensor import Stored, read_rows_into
 
 BUFFER_BYTES = 64 << 20
 # A system call copies 6 GB/s out of the page cache; 16 at a time keep up with a PCIe 5 link.
@@ -92,7 +92,7 @@ class Staging:
                 sent.synchronize()
         self._buffers.clear()
 
-    def stream(self, tensor: StoredTensor) -> Iterator[tuple[int, torch.Tensor]]:
+    def stream(self, tensor: Stored) -> Iterator[tuple[int, torch.Tensor]]:
         """In the order of the file: (first row, bytes [rows, bytes per row] on the device).
 
         A part is used before the next one is asked for; on a device of its own that means that the work is launched.
@@ -105,7 +105,7 @@ class Staging:
             num_rows = min(rows_at_once, tensor.num_rows - first)
             yield first, self._send(tensor, first, num_rows).view(num_rows, tensor.row_bytes)
 
-    def _send(self, tensor: StoredTensor, first: int, num_rows: int) -> torch.Tensor:
+    def _send(self, tensor: Stored, first: int, num_rows: int) -> torch.Tensor:
         index, self._next = self._next, 1 - self._next
         taken = self._sent[index]
         if taken is not None:
@@ -115,7 +115,7 @@ class Staging:
         sent, self._sent[index] = self._transfer.send(part)
         return sent
 
-    def _fill(self, part: torch.Tensor, tensor: StoredTensor, first: int, num_rows: int) -> None:
+    def _fill(self, part: torch.Tensor, tensor: Stored, first: int, num_rows: int) -> None:
         row_bytes = tensor.row_bytes
         least_rows = math.ceil(_LEAST_PIECE_BYTES / row_bytes)
         rows = max(math.ceil(num_rows / self._num_readers), least_rows)
@@ -123,7 +123,7 @@ class Staging:
 
         def read(start: int) -> None:
             stop = min(start + rows, num_rows)
-            tensor.read_rows_into(memory[start * row_bytes : stop * row_bytes], first + start)
+            read_rows_into(tensor, memory[start * row_bytes : stop * row_bytes], first + start)
 
         run: Callable[..., Iterator[None]] = map if rows >= num_rows else self._readers.map
         for _ in run(read, range(0, num_rows, rows)):

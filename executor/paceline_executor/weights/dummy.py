@@ -6,6 +6,7 @@ Apart from the readers: nothing is read.
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def dummy_types(config: ModelConfig, fields: JsonFields) -> Mapping[str, StoredT
 class DummyCheckpoint:
     """The same for the same shape, whatever is read first."""
 
-    def __init__(self, config: ModelConfig, stored_types: Mapping[str, StoredType]) -> None:
+    def __init__(self, config: ModelConfig, stored_types: Mapping[str, StoredType] = MappingProxyType({})) -> None:
         """stored_types: see `dummy_types`."""
         self._config = config
         self._stored_types = stored_types

@@ -7,15 +7,28 @@ numbers.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline_executor.weights.stored_tensor import ByteSource, GroupedType, StoredIntegers, StoredTensor
+from paceline_executor.weights.stored_tensor import (
+    ByteArray,
+    ByteSource,
+    GroupedType,
+    Stored,
+    StoredIntegers,
+    StoredTensor,
+)
+
+if TYPE_CHECKING:
+    import torch
 
 Float32Array = npt.NDArray[np.float32]
+CodeArray = npt.NDArray[np.uint8] | npt.NDArray[np.int8]
 IntArray = npt.NDArray[np.intp]
 _NUMBERS_AT_ONCE = 16 << 20
+_Codes = TypeVar("_Codes", npt.NDArray[np.uint8], "torch.Tensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +38,7 @@ class GroupedRows:
     """
 
     num_bits: int  # of a code: 4 or 8
-    codes: npt.NDArray[np.uint8] | npt.NDArray[np.int8]  # [rows, inputs]
+    codes: CodeArray  # [rows, inputs]
     scales: Float32Array  # [rows, groups]
     group: int  # inputs of a group; the last one may have fewer
     zeros: Float32Array | None = None  # [rows, groups] whole numbers
@@ -75,23 +88,83 @@ class GroupedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredCodes:
+    """A matrix's codes as a file has them: rows of words, each of several codes, those in its lowest bits first."""
+
+    part: Stored
+    num_bits: int
+    shape: tuple[int, int]  # [out, in]
+    is_transposed: bool = False  # rows are of inputs, or of words of inputs
+    outputs_of_word: tuple[int, ...] = ()  # the output of each of its codes; none where a word is of inputs
+    high_first: bool = False  # of the two codes of a byte
+
+    @property
+    def is_signed(self) -> bool:
+        return isinstance(self.part, StoredIntegers) and self.part.dtype == np.int8
+
+    def read(self) -> CodeArray:
+        """[out, in]. Raises ModelCorruptError."""
+        words: npt.NDArray[np.generic]
+        words = self.part.as_stored() if isinstance(self.part, StoredIntegers) else self.part.read()
+        if self.is_signed:
+            return words.view(np.int8)
+        words = words.view(f"u{words.itemsize}")
+        words = np.ascontiguousarray(words.T if self.is_transposed else words)
+        if not self.outputs_of_word:
+            octets = words.view(np.uint8)
+            codes = octets if self.num_bits == 8 else nibbles(octets, high_first=self.high_first)
+            return self.trimmed(codes)
+        numbers = np.empty((words.shape[0], len(self.outputs_of_word), words.shape[1]), np.uint8)
+        for place, output in enumerate(self.outputs_of_word):
+            numbers[:, output] = words >> np.uint32(self.num_bits * place) & 15
+        return numbers.reshape(self.shape)
+
+    def trimmed(self, codes: _Codes) -> _Codes:
+        """Without what fills the last word of each row up, or of all where rows lie side by side without."""
+        outputs, inputs = self.shape
+        if self.part.num_rows != outputs and not self.is_transposed:
+            return codes.reshape(-1)[: outputs * inputs].reshape(outputs, inputs)
+        return codes[:, :inputs]
+
+
+def nibbles(octets: ByteArray, *, high_first: bool = False) -> ByteArray:
+    numbers = np.empty((*octets.shape[:-1], 2 * octets.shape[-1]), np.uint8)
+    numbers[..., int(high_first) :: 2] = octets & 15
+    numbers[..., int(not high_first) :: 2] = octets >> 4
+    return numbers
+
+
+@dataclass(frozen=True, slots=True)
 class GroupedTensor:
     """A matrix that several tensors of files make up. Whoever makes it has checked that they are there and fit."""
 
-    codes: StoredTensor | StoredIntegers
+    codes: StoredCodes
     stored: GroupedType
-    shape: tuple[int, int]  # [out, in]
     num_bytes: int  # of all its tensors
-    read: Callable[[], GroupedRows]  # raises ModelCorruptError
+    scaled: Callable[[CodeArray], GroupedRows]  # reads all but the codes
+
+    def read(self) -> GroupedRows:
+        """Raises ModelCorruptError."""
+        return self.scaled(self.codes.read())
+
+    def read_scales(self) -> GroupedRows:
+        """With codes that are 0, which take no memory. Raises ModelCorruptError."""
+        zero = np.zeros((), np.int8 if self.codes.is_signed else np.uint8)
+        return self.scaled(np.broadcast_to(zero, self.shape))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]"""
+        return self.codes.shape
 
     @property
     def name(self) -> str:
         """Of the tensor with its codes."""
-        return self.codes.name
+        return self.codes.part.name
 
     @property
     def source(self) -> ByteSource:
-        return self.codes.source
+        return self.codes.part.source
 
     @property
     def num_rows(self) -> int:

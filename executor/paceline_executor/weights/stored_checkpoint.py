@@ -63,7 +63,7 @@ class StoredCheckpoint:
         hashed = hashlib.blake2b(digest_size=16)
         for name, tensor in self._tensors.items():
             hashed.update(f"{name} {tensor.num_rows} {tensor.row_numbers} ".encode())
-            part = tensor.codes if isinstance(tensor, GroupedTensor) else tensor
+            part = tensor.codes.part if isinstance(tensor, GroupedTensor) else tensor
             hashed.update(first_bytes(part, _DIGESTED_BYTES))
         return hashed.hexdigest()
 

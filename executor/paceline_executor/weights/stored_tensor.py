@@ -149,21 +149,11 @@ class StoredTensor:
     def num_bytes(self) -> int:
         return self.num_rows * self.row_bytes
 
-    def read_rows_into(self, buffer: memoryview, first_row: int) -> None:
-        """Rows are in the order of the file.
-
-        Raises ModelCorruptError, and ValueError for more than there is.
-        """
-        start = first_row * self.row_bytes
-        if not 0 <= start <= start + buffer.nbytes <= self.num_bytes:
-            raise ValueError(f"{buffer.nbytes} bytes from row {first_row} on are not all of {self.name}")
-        self.source.read_into(buffer, self.start + start)
-
     def read(self) -> ByteArray:
         """[rows, bytes per row], in the order of the file. Raises ModelCorruptError."""
         rows = np.empty((self.num_rows, self.row_bytes), np.uint8)
         if rows.size:
-            self.read_rows_into(rows.reshape(-1).data, 0)
+            read_rows_into(self, rows.reshape(-1).data, 0)
         return rows
 
     def place_of_row(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -187,8 +177,16 @@ class StoredIntegers:
     start: int  # of the bytes in the source
 
     @property
+    def num_rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.num_rows * self.row_bytes
 
     def read(self) -> Int64Array:
         """All of them; a flag is 0 or 1. Raises ModelCorruptError."""
@@ -202,7 +200,21 @@ class StoredIntegers:
         return data.view(self.dtype).reshape(self.shape)
 
 
-def first_bytes(tensor: StoredTensor | StoredIntegers, at_most: int) -> bytes:
+Stored = StoredTensor | StoredIntegers
+
+
+def read_rows_into(tensor: Stored, buffer: memoryview, first_row: int) -> None:
+    """Rows are in the order of the file.
+
+    Raises ModelCorruptError, and ValueError for more than there is.
+    """
+    start = first_row * tensor.row_bytes
+    if not 0 <= start <= start + buffer.nbytes <= tensor.num_bytes:
+        raise ValueError(f"{buffer.nbytes} bytes from row {first_row} on are not all of {tensor.name}")
+    tensor.source.read_into(buffer, tensor.start + start)
+
+
+def first_bytes(tensor: Stored, at_most: int) -> bytes:
     """Raises ModelCorruptError."""
     data = bytearray(min(tensor.num_bytes, at_most))
     tensor.source.read_into(memoryview(data), tensor.start)

@@ -79,7 +79,9 @@ def add_options(parser: argparse.ArgumentParser, seconds: float | None = None, o
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU; times mean nothing")
     parser.add_argument("--model", metavar="PATH", help="a real small model for e2e; without it weights are random")
     parser.add_argument("--peer", type=Path, metavar="FILE", help="CSV of another engine's figures on this GPU")
-    parser.add_argument("--numbers", metavar="TYPE", help="bf16, fp8, int4 or awq, the only type that drafts and bench time")
+    parser.add_argument(
+        "--numbers", metavar="TYPE", help="bf16, fp8, int4 or awq, the only type that drafts and bench time"
+    )
 
 
 def run_stage(name: str, work: Callable[[Task, Callable[[str], Report]], Report]) -> int:

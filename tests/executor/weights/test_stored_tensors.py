@@ -18,7 +18,7 @@ from paceline_executor.weights.gguf.header import read_gguf_header
 from paceline_executor.weights.hf.safetensors_folder import _read_header
 from paceline_executor.weights.loading import load_checkpoint
 from paceline_executor.weights.stored_checkpoint import FLOAT8_NUMBERS, as_float32
-from paceline_executor.weights.stored_tensor import FileBytes, FloatType, MemoryBytes, StoredTensor
+from paceline_executor.weights.stored_tensor import FileBytes, FloatType, MemoryBytes, StoredTensor, read_rows_into
 
 CONFIG = replace(TINY_CONFIG, head_dim=32, tie_word_embeddings=False)
 NAMES = tuple(CONFIG.tensor_shapes())
@@ -81,9 +81,9 @@ def test_any_rows_can_be_read_by_themselves(rows, row_numbers, first, count):
     buffer = bytearray(count * tensor.row_bytes)
     if first + count > rows:
         with pytest.raises(ValueError, match="are not all of t"):
-            tensor.read_rows_into(memoryview(buffer), first)
+            read_rows_into(tensor, memoryview(buffer), first)
         return
-    tensor.read_rows_into(memoryview(buffer), first)
+    read_rows_into(tensor, memoryview(buffer), first)
     assert bytes(buffer) == tensor.read()[first : first + count].tobytes()
 
 
@@ -92,7 +92,7 @@ def test_rows_are_read_into_the_memory_that_is_given(tmp_path):
     (tmp_path / "file").write_bytes(bytes(range(200)))
     tensor = StoredTensor("t", FloatType.FLOAT16, (100,), FileBytes(tmp_path / "file"), 0)
     staging = np.full(300, 255, np.uint8)
-    tensor.read_rows_into(memoryview(staging)[100:160], 10)
+    read_rows_into(tensor, memoryview(staging)[100:160], 10)
     assert staging[100:160].tolist() == list(range(20, 80))
     assert (staging[:100] == 255).all()
     assert (staging[160:] == 255).all()
@@ -102,10 +102,10 @@ def test_a_file_cut_between_two_reads_is_noticed(tmp_path):
     """Reading raises; a mapping would have killed the process."""
     path = gguf_parts(RandomCheckpoint(CONFIG)).write(tmp_path / "tiny.gguf")
     stored = load_checkpoint(path).stored("lm_head.weight")
-    stored.read_rows_into(memoryview(bytearray(stored.row_bytes)), 0)
+    read_rows_into(stored, memoryview(bytearray(stored.row_bytes)), 0)
     os.truncate(path, stored.start + stored.row_bytes // 2)
     with pytest.raises(ModelCorruptError, match=r"tiny\.gguf is damaged: it became shorter"):
-        stored.read_rows_into(memoryview(bytearray(stored.row_bytes)), 0)
+        read_rows_into(stored, memoryview(bytearray(stored.row_bytes)), 0)
 
 
 def test_every_float8_number_is_what_torch_has():

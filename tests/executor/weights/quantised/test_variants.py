@@ -21,7 +21,7 @@ from paceline_executor.upload.grouping import expected_weight, grouped_weight
 from paceline_executor.upload.matrices import Uploader
 from paceline_executor.upload.staging import HostTransfer, Staging
 from paceline_executor.weights import load_checkpoint
-from paceline_executor.weights.grouped_rows import GroupedRows, GroupedTensor
+from paceline_executor.weights.grouped_rows import GroupedRows, GroupedTensor, StoredCodes
 from paceline_executor.weights.stored_tensor import FloatType, GroupedType
 from paceline_kernels.grouped_linear import GroupedWeight, unpack_grouped
 from paceline_kernels.linear import Splits
@@ -204,6 +204,21 @@ def test_a_device_keeps_the_bits_of_what_is_quantised_in_groups(tmp_path, name):
 
 
 @EACH
+def test_codes_are_unpacked_on_the_device_alone(tmp_path, name, monkeypatch):
+    """But for those of one matrix by which the version of GPTQ zeros is decided: the host needs no memory for more."""
+    shapes, read = [], StoredCodes.read
+
+    def noted(codes):
+        shapes.append(codes.shape)
+        return read(codes)
+
+    monkeypatch.setattr(StoredCodes, "read", noted)
+    checkpoint, _, _ = matrices_of(tmp_path, name)
+    whole = {shape for shape in checkpoint.config.tensor_shapes().values() if len(shape) == 2}
+    assert len([shape for shape in shapes if shape in whole]) <= ("gptq" in name)
+
+
+@EACH
 def test_kernels_are_compiled_for_the_weights_that_arrive(tmp_path, name):
     """By types alone, before the file is read; a file may say that zeros or an order are there, and they are not."""
     checkpoint, _, found = matrices_of(tmp_path, name, torch.bfloat16)
@@ -228,9 +243,9 @@ def test_kernels_are_compiled_for_the_weights_that_arrive(tmp_path, name):
 )
 def test_kernels_have_no_form_for_zeros_beyond_a_byte_uneven_groups_and_other_tables(change):
     rows = GroupedRows(8, np.ones((2, 64), np.uint8), np.ones((2, 2), np.float32), 32)
-    kind, device = GroupedType("of a test", 8), torch.device("cpu")
-    assert grouped_weight(rows, kind, torch.float32, device) is not None
-    assert grouped_weight(replace(rows, **change), kind, torch.float32, device) is None
+    kind, codes = GroupedType("of a test", 8), torch.ones(2, 64, dtype=torch.uint8)
+    assert grouped_weight(rows, codes, kind, torch.float32) is not None
+    assert grouped_weight(replace(rows, **change), codes, kind, torch.float32) is None
 
 
 def test_a_matrix_that_kernels_have_no_form_for_is_widened_and_named(tmp_path, monkeypatch):

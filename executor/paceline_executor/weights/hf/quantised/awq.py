@@ -9,14 +9,14 @@ from functools import partial
 
 import numpy as np
 
-from paceline_executor.weights.grouped_rows import GroupedRows, GroupedTensor
+from paceline_executor.weights.grouped_rows import CodeArray, GroupedRows, GroupedTensor, StoredCodes
 from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.gptq import group_size, read_bits
 from paceline_executor.weights.hf.quantised.parts import Format, Parts, scales_of, unpack
 from paceline_executor.weights.refusals import shown, unsupported
-from paceline_executor.weights.stored_tensor import ByteArray, FloatType, GroupedType, StoredIntegers
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType
 
-_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0 to 7 in a word
+_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)  # of a word, those in its lowest bits first
 _VERSIONS = ("gemm", "gemv")
 
 
@@ -56,24 +56,16 @@ def _gemm(parts: Parts, size: int) -> GroupedTensor:
     zeros = parts.integers("qzeros", "<i4", inputs // size, outputs // 8)
     scales = parts.floats("scales", inputs // size, outputs)
 
-    def read() -> GroupedRows:
-        numbers = _of_outputs(zeros).astype(np.float32)
-        return GroupedRows(4, _of_outputs(words), scales_of(scales, may_be_negative=True).T, size, numbers)
+    def scaled(codes: CodeArray) -> GroupedRows:
+        numbers = packed(zeros, shape=(outputs, inputs // size)).read().astype(np.float32)
+        return GroupedRows(4, codes, scales_of(scales, may_be_negative=True).T, size, numbers)
 
-    return parts.grouped(_stored(size, FloatType(scales.stored)), "qweight", read)
+    packed = partial(StoredCodes, num_bits=4, is_transposed=True, outputs_of_word=_OUTPUTS)
+    return parts.grouped(_stored(size, FloatType(scales.stored)), packed(words, shape=parts.shape), scaled)
 
 
 def _stored(size: int, scales: FloatType) -> GroupedType:
     return GroupedType("awq-int4", 4, group=size, scales=scales, has_zeros=True)
-
-
-def _of_outputs(words: StoredIntegers) -> ByteArray:
-    """[in or groups, out / 8] words -> [out, in or groups]."""
-    columns = np.ascontiguousarray(words.as_stored().T).view(np.uint32)
-    numbers = np.empty((columns.shape[0], 8, columns.shape[1]), np.uint8)
-    for output, place in enumerate(_PLACES):
-        numbers[:, output] = columns >> np.uint32(4 * place) & 15
-    return numbers.reshape(-1, columns.shape[1])
 
 
 def _gemv(parts: Parts, size: int) -> GroupedTensor:
@@ -86,9 +78,9 @@ def _gemv(parts: Parts, size: int) -> GroupedTensor:
         if columns < num_groups:
             raise parts.wrong(end, f"has {columns} columns for {num_groups} groups")
 
-    def read() -> GroupedRows:
+    def scaled(codes: CodeArray) -> GroupedRows:
         numbers = unpack(zeros.as_stored(), 4)[:, :num_groups].astype(np.float32)
         factors = scales_of(scales, may_be_negative=True)[:, :num_groups]
-        return GroupedRows(4, unpack(words.as_stored(), 4), factors, size, numbers)
+        return GroupedRows(4, codes, factors, size, numbers)
 
-    return parts.grouped(_stored(size, FloatType(scales.stored)), "qweight", read)
+    return parts.grouped(_stored(size, FloatType(scales.stored)), StoredCodes(words, 4, parts.shape), scaled)

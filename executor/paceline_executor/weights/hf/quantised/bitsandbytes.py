@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
-from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, GroupedTensor
+from paceline_executor.weights.grouped_rows import CodeArray, Float32Array, GroupedRows, GroupedTensor, StoredCodes
 from paceline_executor.weights.hf.json_fields import JsonFields
-from paceline_executor.weights.hf.quantised.parts import Parts, nibbles, scales_of
+from paceline_executor.weights.hf.quantised.parts import Parts, scales_of
 from paceline_executor.weights.refusals import damaged, shown, unsupported
 from paceline_executor.weights.stored_tensor import GroupedType, StoredIntegers, StoredTensor
 
@@ -33,12 +33,10 @@ def _int8(parts: Parts) -> GroupedTensor:
     if parts.has("weight_format") and parts.integers("weight_format", "u1").read().any():
         raise unsupported(parts.path, f"{parts.module} has its rows in an order of some GPU; plain ones are read")
 
-    def read() -> GroupedRows:
-        return GroupedRows(
-            8, weight.as_stored().view(np.int8), scales_of(scales)[:, None], parts.shape[1], factor=_ONE_127TH
-        )
+    def scaled(codes: CodeArray) -> GroupedRows:
+        return GroupedRows(8, codes, scales_of(scales)[:, None], parts.shape[1], factor=_ONE_127TH)
 
-    return parts.grouped(GroupedType("bitsandbytes-int8", 8), "weight", read)
+    return parts.grouped(GroupedType("bitsandbytes-int8", 8), StoredCodes(weight, 8, parts.shape), scaled)
 
 
 def _four_bits(parts: Parts) -> GroupedTensor:
@@ -65,16 +63,14 @@ def _four_bits(parts: Parts) -> GroupedTensor:
         parts.integers("weight.absmax", "u1", num_blocks) if is_nested else parts.floats("weight.absmax", num_blocks)
     )
 
-    def read() -> GroupedRows:
-        octets = weight.as_stored().view(np.uint8) if isinstance(weight, StoredIntegers) else weight.read()
-        codes = nibbles(octets.reshape(-1), high_first=True)[:num_numbers].reshape(rows, inputs)
+    def scaled(codes: CodeArray) -> GroupedRows:
         scales = scales_of(absmax) if isinstance(absmax, StoredTensor) else _unnested(parts, absmax, state)
         size = math.gcd(inputs, block)  # no group ends within a block, nor beyond a row
         of_groups = scales[np.arange(num_numbers // size) * size // block].reshape(rows, -1)
         return GroupedRows(4, codes, of_groups, size, table=_table(table))
 
     stored = GroupedType(f"bitsandbytes-{kind}", 4, is_linear=False, group=math.gcd(inputs, block))
-    return parts.grouped(stored, "weight", read)
+    return parts.grouped(stored, StoredCodes(weight, 4, parts.shape, high_first=True), scaled)
 
 
 def _unnested(parts: Parts, absmax: StoredIntegers, state: JsonFields) -> Float32Array:

@@ -12,7 +12,14 @@ from functools import partial
 
 import numpy as np
 
-from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, GroupedTensor, Matrix
+from paceline_executor.weights.grouped_rows import (
+    CodeArray,
+    Float32Array,
+    GroupedRows,
+    GroupedTensor,
+    Matrix,
+    StoredCodes,
+)
 from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.float8 import Block, float8_matrix
 from paceline_executor.weights.hf.quantised.fp4 import fp4_matrix
@@ -63,11 +70,10 @@ def _integers(schemes: list[Scheme], parts: Parts) -> GroupedTensor:
     middle = np.float32(2 ** (bits - 1) if is_packed else 0)
     scales, zeros = _scales(parts), _zeros(parts, bits, num_groups)
 
-    def read() -> GroupedRows:
+    def scaled(codes: CodeArray) -> GroupedRows:
         order, size = None, inputs // num_groups
         if parts.has(_ORDER) and (parts.integers(_ORDER, "<i4", inputs).read() != -1).any():  # of nothing, older files
             order, size = order_of(parts, _ORDER, num_groups, size)
-        codes = unpack(words.as_stored(), bits)[:, :inputs] if is_packed else words.as_stored().view(np.int8)
         return GroupedRows(bits, codes, scales(), size, zeros() + middle, order=order)
 
     stored = GroupedType(
@@ -78,7 +84,7 @@ def _integers(schemes: list[Scheme], parts: Parts) -> GroupedTensor:
         has_zeros=parts.has(_ZEROS),
         is_ordered=parts.has(_ORDER),
     )
-    return parts.grouped(stored, end, read)
+    return parts.grouped(stored, StoredCodes(words, bits, parts.shape), scaled)
 
 
 def _check_scheme(schemes: list[Scheme], parts: Parts) -> tuple[int, int]:

@@ -9,7 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, GroupedTensor, Matrix
+from paceline_executor.weights.grouped_rows import (
+    CodeArray,
+    Float32Array,
+    GroupedRows,
+    GroupedTensor,
+    Matrix,
+    StoredCodes,
+)
 from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.parts import Format, Part, Parts, scales_of
 from paceline_executor.weights.refusals import damaged, shown, wrong
@@ -64,14 +71,14 @@ def _blocks(parts: Parts, weight: StoredTensor, scale: Part, block: Block | None
     if scale.shape != (-(-rows // block[0]), -(-columns // block[1])):
         raise wrong(scale.source.path, f"{kind} or block of {block[0]} x {block[1]}")
 
-    def read() -> GroupedRows:
+    def scaled(codes: CodeArray) -> GroupedRows:
         of_rows = _numbers(parts, scale)[np.arange(rows) // block[0]]
-        return GroupedRows(8, weight.read(), of_rows, block[1], table=FLOAT8_NUMBERS)
+        return GroupedRows(8, codes, of_rows, block[1], table=FLOAT8_NUMBERS)
 
     # Powers of two are bfloat16, too.
     kept = FloatType(scale.stored) if isinstance(scale, StoredTensor) else FloatType.BFLOAT16
     stored = GroupedType("float8_e4m3fn-blocks", 8, is_linear=False, group=block[1], scales=kept)
-    return parts.grouped(stored, "weight", read)
+    return parts.grouped(stored, StoredCodes(weight, 8, parts.shape), scaled)
 
 
 def _numbers(parts: Parts, scale: Part) -> Float32Array:

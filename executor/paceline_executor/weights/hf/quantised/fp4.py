@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, GroupedTensor
+from paceline_executor.weights.grouped_rows import CodeArray, Float32Array, GroupedRows, GroupedTensor, StoredCodes
 from paceline_executor.weights.hf.quantised.float8 import powers_of_two
-from paceline_executor.weights.hf.quantised.parts import Parts, nibbles, scales_of
+from paceline_executor.weights.hf.quantised.parts import Parts, scales_of
 from paceline_executor.weights.stored_tensor import FloatType, GroupedType
 
 _E2M1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6), np.float32)
@@ -42,12 +42,12 @@ def _read_matrix(parts: Parts, kind: str, end: str, of_whole: str | None) -> Gro
     shape = (outputs, inputs // size)
     scales = _nv_scales(parts, of_whole, *shape) if of_whole else _mx_scales(parts, *shape)
 
-    def read() -> GroupedRows:
-        return GroupedRows(4, nibbles(octets.as_stored().view(np.uint8)), scales(), size, table=_E2M1)
+    def scaled(codes: CodeArray) -> GroupedRows:
+        return GroupedRows(4, codes, scales(), size, table=_E2M1)
 
     kept = FloatType.FLOAT32 if of_whole else FloatType.BFLOAT16
     stored = GroupedType(kind, 4, is_linear=False, group=size, scales=kept)
-    return parts.grouped(stored, end, read)
+    return parts.grouped(stored, StoredCodes(octets, 4, parts.shape), scaled)
 
 
 def _mx_scales(parts: Parts, *shape: int) -> Callable[[], Float32Array]:

@@ -7,11 +7,18 @@ whole words, so that a zero of 0 borrows from its neighbour; version 2 stores th
 
 import numpy as np
 
-from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, GroupedTensor, IntArray
+from paceline_executor.weights.grouped_rows import (
+    CodeArray,
+    Float32Array,
+    GroupedRows,
+    GroupedTensor,
+    IntArray,
+    StoredCodes,
+)
 from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.quantised.parts import Parts, order_of, scales_of, unpack
 from paceline_executor.weights.refusals import shown, unsupported
-from paceline_executor.weights.stored_tensor import ByteArray, FloatType, GroupedType, StoredIntegers
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType, StoredIntegers
 
 _BITS = (4, 8)
 _SIZES = (32, 64, 128, 256, 512, 1024)
@@ -55,19 +62,19 @@ class Gptq:
         if parts.has("qzeros") or not self._may_be_symmetric:
             zeros = parts.integers("qzeros", "<i4", num_groups, -(-outputs * bits // 32))
 
-        def read() -> GroupedRows:
+        def scaled(codes: CodeArray) -> GroupedRows:
             order, size = order_of(parts, "g_idx", num_groups, group) if parts.has("g_idx") else (None, group)
             if order is None and num_groups != -(-inputs // size):
                 raise parts.wrong("scales", f"has {num_groups} groups, and group_size {size} makes others of {inputs}")
-            codes = unpack(words.as_stored().T, bits)
             of_input = np.arange(inputs) // size if order is None else order
-            numbers = self._zeros(parts, zeros, bits, codes, of_input)
+            numbers = self._zeros(zeros, packed, of_input)
             # AutoRound writes scales below 0.
             return GroupedRows(bits, codes, scales_of(scales, may_be_negative=True).T, size, numbers, order=order)
 
         # Of matrices with a size of their own the numbers of groups tell it, mostly.
         size = next((size for size in (group, *_SIZES) if -(-inputs // size) == num_groups), group)
-        return parts.grouped(self._stored(bits, size, FloatType(scales.stored)), "qweight", read)
+        packed = StoredCodes(words, bits, parts.shape, is_transposed=True)
+        return parts.grouped(self._stored(bits, size, FloatType(scales.stored)), packed, scaled)
 
     def type(self) -> GroupedType:
         """Of matrices that have no settings of their own."""
@@ -79,11 +86,9 @@ class Gptq:
             f"gptq-int{bits}", bits, group=group, scales=scales, has_zeros=zeros, is_ordered=self._is_ordered
         )
 
-    def _zeros(
-        self, parts: Parts, stored: StoredIntegers | None, bits: int, codes: ByteArray, of_input: IntArray
-    ) -> Float32Array:
+    def _zeros(self, stored: StoredIntegers | None, codes: StoredCodes, of_input: IntArray) -> Float32Array:
         """[out, groups]."""
-        num_outputs, num_groups = codes.shape[0], int(of_input.max()) + 1
+        bits, num_outputs, num_groups = codes.num_bits, codes.shape[0], int(of_input.max()) + 1
         middle = np.float32(2 ** (bits - 1))
         if stored is None:
             return np.broadcast_to(middle, (num_outputs, num_groups))
@@ -95,7 +100,8 @@ class Gptq:
         if self._version is None:
             sizes = np.bincount(of_input, minlength=num_groups)
             meant = versions[self._key_says]
-            off = codes.mean(dtype=np.float64) - (sizes @ meant).sum(dtype=np.float64) / codes.size
+            numbers = codes.read()
+            off = numbers.mean(dtype=np.float64) - (sizes @ meant).sum(dtype=np.float64) / numbers.size
             is_off = bits == 4 and _OFF_BY_ONE[0] < abs(off) < _OFF_BY_ONE[1]
             is_other = is_off and (off < 0) == (self._key_says == 1)
             self._version = 3 - self._key_says if is_other else self._key_says
@@ -105,7 +111,7 @@ class Gptq:
                 "gptq_zeros",
                 version=self._version,
                 decided_by="weights" if is_other else "checkpoint_format",
-                path=str(parts.path),
+                path=str(codes.part.source.path),
             )
         return versions[self._version].T.astype(np.float32)
 

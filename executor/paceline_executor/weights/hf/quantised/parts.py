@@ -11,7 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_executor.errors import ModelCorruptError
-from paceline_executor.weights.grouped_rows import Float32Array, GroupedRows, GroupedTensor, IntArray, Matrix
+from paceline_executor.weights.grouped_rows import (
+    CodeArray,
+    Float32Array,
+    GroupedRows,
+    GroupedTensor,
+    IntArray,
+    Matrix,
+    StoredCodes,
+    nibbles,
+)
 from paceline_executor.weights.refusals import damaged, shown, unsupported, wrong
 from paceline_executor.weights.stored_checkpoint import as_float32
 from paceline_executor.weights.stored_tensor import ByteArray, FloatType, GroupedType, StoredIntegers, StoredTensor
@@ -81,15 +90,16 @@ class Parts:
         part = self.tensors[end]
         return wrong(part.source.path, f"tensor {shown(part.name)} {state}")
 
-    def grouped(self, stored: GroupedType, codes: str, read: Callable[[], GroupedRows]) -> GroupedTensor:
-        part = self.tensors[codes]
+    def grouped(
+        self, stored: GroupedType, codes: StoredCodes, scaled: Callable[[CodeArray], GroupedRows]
+    ) -> GroupedTensor:
         num_bytes = sum(each.num_bytes for each in self.tensors.values())
 
-        def quietly() -> GroupedRows:
+        def quietly(numbers: CodeArray) -> GroupedRows:
             with np.errstate(all="ignore"):  # garbage overflows, and whoever takes the numbers looks at what came out
-                return read()
+                return scaled(numbers)
 
-        return GroupedTensor(part, stored, self.shape, num_bytes, quietly)
+        return GroupedTensor(codes, stored, num_bytes, quietly)
 
     def _mistyped(self, part: Part, needed: str) -> ModelCorruptError:
         found = part.dtype.name if isinstance(part, StoredIntegers) else getattr(part.stored, "value", "")
@@ -141,10 +151,3 @@ def unpack(words: npt.NDArray[np.generic], bits: int) -> ByteArray:
     """Numbers of 4 or 8 bits along the last axis, those in the lowest bits of a word first."""
     octets = np.ascontiguousarray(words).view(np.uint8)
     return octets if bits == 8 else nibbles(octets)
-
-
-def nibbles(octets: ByteArray, *, high_first: bool = False) -> ByteArray:
-    numbers = np.empty((*octets.shape[:-1], 2 * octets.shape[-1]), np.uint8)
-    numbers[..., int(high_first) :: 2] = octets & 15
-    numbers[..., int(not high_first) :: 2] = octets >> 4
-    return numbers
