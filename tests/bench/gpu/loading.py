@@ -5,31 +5,32 @@ Knows files and their places in memory. It refuses to know what a model computes
 
 import gc
 import json
+import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from gpu.bench_models import write_config
 from gpu.cells import LOADING, LOADING_SHARE
 from gpu.errors import DoesNotFitError
 from gpu.report import Figure
-from gpu.rigs import Place
+from gpu.rigs import AWQ, GROUP_SIZE, Place, quantised_fields
 from paceline_executor.models.registry import upload_model
 from paceline_executor.upload.staging import HostTransfer, Staging
 from paceline_executor.weights.checkpoint import ModelConfig
+from paceline_executor.weights.grouped_rows import GroupedTensor
 from paceline_executor.weights.hf.safetensors_folder import WEIGHTS_FILE, checkpoint_from_folder
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
-from paceline_executor.weights.stored_tensor import StoredTensor
 
-_PART_NUMBERS = 16 << 20  # written at a time
-_BYTES_PER_NUMBER = 2
+_PART_BYTES = 32 << 20  # written at a time
+_ITEM_BYTES = {"BF16": 2, "I32": 4}
 _FREE_DISK = 1.2  # times the file
 _SEED = 0
 _MAX_LEN = 4096  # tables of rotations are no weights
@@ -37,73 +38,97 @@ _TIMES = 2  # out of the page cache; the faster one counts, since the first meet
 
 
 def loading_figures(place: Place, config: ModelConfig, folder: Path) -> list[Figure]:
-    """GB/s of a file in bfloat16: read before, which leaves it in the page cache, and not; and that of the disk alone.
+    """GB/s of files of each type: read before, which leaves them in the page cache, and of the first type also not
+    before; and that of the disk alone.
 
     Raises DoesNotFitError.
     """
-    num_bytes = _num_bytes(config)
+    first, figures = next(iter(place.numerics)), []
+    floats = [numbers for numbers in place.numerics if not quantised_fields(numbers)]
+    for kinds in (floats, [numbers for numbers in place.numerics if numbers == AWQ]):
+        for numbers in kinds[:1]:
+            with _written(config, numbers, folder) as (checkpoint, file):
+                figures += _figures_of(place, checkpoint, file, kinds, is_first=numbers == first)
+    return figures
+
+
+def _figures_of(
+    place: Place, checkpoint: StoredCheckpoint, file: Path, kinds: Sequence[str], *, is_first: bool
+) -> Iterator[Figure]:
+    def rate(read: Callable[[], object]) -> float:
+        begun = time.perf_counter()
+        read()
+        seconds = time.perf_counter() - begun
+        gc.collect()  # a model's memory, before the next one takes its own
+        return file.stat().st_size / seconds / 1e9
+
+    if is_first:
+        rates = []
+        for read in (partial(_read_all, checkpoint), partial(_upload, place, checkpoint, kinds[0])):
+            _forget(file)
+            rates.append(rate(read))
+        yield Figure(kinds[0], LOADING, "from the disk", "GB/s", engine=rates[1])
+        yield Figure(kinds[0], LOADING_SHARE, "", "x", engine=rates[1] / rates[0])
+    _read_all(checkpoint)
+    for numbers in kinds:
+        best = max(rate(partial(_upload, place, checkpoint, numbers)) for _ in range(_TIMES))
+        yield Figure(numbers, LOADING, "from the page cache", "GB/s", engine=best)
+
+
+@contextmanager
+def _written(config: ModelConfig, numbers: str, folder: Path) -> Iterator[tuple[StoredCheckpoint, Path]]:
+    num_bytes = sum(_num_bytes(kind, shape) for _, kind, shape in _tensors(config, numbers))
     if shutil.disk_usage(folder).free < _FREE_DISK * num_bytes:
         raise DoesNotFitError(f"a file of {num_bytes / 1e9:.1f} GB does not fit onto the disk of {folder}")
     with tempfile.TemporaryDirectory(dir=folder, prefix="weights-") as name:
-        model = write_weights(config, Path(name))
-        checkpoint, file = checkpoint_from_folder(model), model / WEIGHTS_FILE
-
-        def rate(read: Callable[[], object], *, is_cached: bool) -> float:
-            if is_cached:
-                _read_all(checkpoint)
-            else:
-                _forget(file)
-            begun = time.perf_counter()
-            read()
-            seconds = time.perf_counter() - begun
-            gc.collect()  # a model's memory, before the next one takes its own
-            return num_bytes / seconds / 1e9
-
-        first = next(iter(place.numerics))
-        disk = rate(partial(_read_all, checkpoint), is_cached=False)
-        cold = rate(partial(_upload, place, checkpoint, first), is_cached=False)
-        cached = {
-            numbers: max(rate(partial(_upload, place, checkpoint, numbers), is_cached=True) for _ in range(_TIMES))
-            for numbers in place.numerics
-        }
-    return [
-        Figure(first, LOADING, "from the disk", "GB/s", engine=cold),
-        Figure(first, LOADING_SHARE, "", "x", engine=cold / disk),
-        *(Figure(numbers, LOADING, "from the page cache", "GB/s", engine=one) for numbers, one in cached.items()),
-    ]
+        model = write_weights(config, Path(name), numbers)
+        yield checkpoint_from_folder(model), model / WEIGHTS_FILE
 
 
-def write_weights(config: ModelConfig, folder: Path) -> Path:
+def write_weights(config: ModelConfig, folder: Path, numbers: str = "") -> Path:
     """A folder as Hugging Face's, of random numbers; they are on the disk when it returns."""
-    model = write_config(config, folder)
+    model = write_config(config, folder, numbers)
     offset, header = 0, {}
-    for name, shape in config.tensor_shapes().items():
-        end = offset + _BYTES_PER_NUMBER * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
+    for name, kind, shape in _tensors(config, numbers):
+        end = offset + _num_bytes(kind, shape)
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with (model / WEIGHTS_FILE).open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for part in _numbers(offset // _BYTES_PER_NUMBER):
+        for part in _numbers(offset):
             file.write(part)
         file.flush()
         os.fsync(file.fileno())
     return model
 
 
-def _numbers(count: int) -> Iterator[memoryview]:
-    """The same ones again and again: making them takes longer than writing."""
+def _tensors(config: ModelConfig, numbers: str) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Name, type and shape."""
+    for name, shape in config.tensor_shapes().items():
+        if numbers != AWQ or not name.endswith("_proj.weight"):
+            yield name, "BF16", shape
+            continue
+        (outputs, inputs), module = shape, name.removesuffix("weight")
+        groups = inputs // GROUP_SIZE
+        yield f"{module}qweight", "I32", (inputs, outputs // 8)
+        yield f"{module}qzeros", "I32", (groups, outputs // 8)
+        yield f"{module}scales", "BF16", (groups, outputs)
+
+
+def _numbers(num_bytes: int) -> Iterator[memoryview]:
+    """The same of bfloat16 again and again: making them takes longer than writing. As integers they are any."""
     generator = torch.Generator().manual_seed(_SEED)
-    numbers = torch.randn(min(count, _PART_NUMBERS), generator=generator).mul_(0.02).to(torch.bfloat16)
+    numbers = torch.randn(min(num_bytes, _PART_BYTES) // 2, generator=generator).mul_(0.02).to(torch.bfloat16)
     data = numbers.view(torch.uint8).numpy().data
-    while count > 0:
-        yield data[: _BYTES_PER_NUMBER * min(count, _PART_NUMBERS)]
-        count -= _PART_NUMBERS
+    while num_bytes > 0:
+        yield data[:num_bytes]
+        num_bytes -= _PART_BYTES
 
 
-def _num_bytes(config: ModelConfig) -> int:
-    return sum(_BYTES_PER_NUMBER * int(np.prod(shape)) for shape in config.tensor_shapes().values())
+def _num_bytes(kind: str, shape: tuple[int, ...]) -> int:
+    return _ITEM_BYTES[kind] * math.prod(shape)
 
 
 def _upload(place: Place, checkpoint: StoredCheckpoint, numbers: str) -> None:
@@ -117,8 +142,7 @@ def _read_all(checkpoint: StoredCheckpoint) -> None:
     with Staging(HostTransfer()) as staging:
         for name in checkpoint.config.tensor_shapes():
             tensor = checkpoint.stored(name)
-            assert isinstance(tensor, StoredTensor)
-            for _first, _rows in staging.stream(tensor):
+            for _first, _rows in staging.stream(tensor.codes.part if isinstance(tensor, GroupedTensor) else tensor):
                 pass
 
 

@@ -49,9 +49,10 @@ LLAMA_8B = ModelConfig(
 _BF16 = Numerics(MatrixKind.DENSE, KvDtype.BFLOAT16, FloatType.BFLOAT16)
 _FP8 = Numerics(MatrixKind.FLOAT8, KvDtype.FP8_E4M3, FloatType.BFLOAT16)
 _AS_STORED = replace(_BF16, matrices=MatrixKind.AS_STORED)
+AWQ, GROUP_SIZE = "awq", 128
 _QUANTISED = {
-    "int4": {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
+    "int4": {"quant_method": "gptq", "bits": 4, "group_size": GROUP_SIZE, "sym": True},
+    AWQ: {"quant_method": AWQ, "bits": 4, "group_size": GROUP_SIZE, "zero_point": True},
 }
 
 
