@@ -33,8 +33,8 @@ def dummy_types(config: ModelConfig, fields: JsonFields) -> Mapping[str, StoredT
     of_matrices = read_type(fields)
     if of_matrices is None:
         return {}
-    kinds = {True: of_matrices, False: FloatType.BFLOAT16}
-    return {name: kinds[name.endswith("_proj.weight")] for name in config.tensor_shapes()}
+    matrices = [name for name in config.tensor_shapes() if name.endswith("_proj.weight")]
+    return {**dict.fromkeys(config.tensor_shapes(), FloatType.BFLOAT16), **dict.fromkeys(matrices, of_matrices)}
 
 
 class DummyCheckpoint:

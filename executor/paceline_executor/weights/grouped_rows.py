@@ -7,7 +7,7 @@ numbers.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ Float32Array = npt.NDArray[np.float32]
 CodeArray = npt.NDArray[np.uint8] | npt.NDArray[np.int8]
 IntArray = npt.NDArray[np.intp]
 _NUMBERS_AT_ONCE = 16 << 20
+_Integer = TypeVar("_Integer", np.uint8, np.int8)
 _Codes = TypeVar("_Codes", npt.NDArray[np.uint8], "torch.Tensor")
 
 
@@ -104,7 +105,7 @@ class StoredCodes:
 
     def read(self) -> CodeArray:
         """[out, in]. Raises ModelCorruptError."""
-        words: npt.NDArray[np.generic]
+        words: npt.NDArray[Any]
         words = self.part.as_stored() if isinstance(self.part, StoredIntegers) else self.part.read()
         if self.is_signed:
             return words.view(np.int8)
@@ -134,6 +135,10 @@ def nibbles(octets: ByteArray, *, high_first: bool = False) -> ByteArray:
     return numbers
 
 
+def _zeros(dtype: type[_Integer], shape: tuple[int, int]) -> npt.NDArray[_Integer]:
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
 @dataclass(frozen=True, slots=True)
 class GroupedTensor:
     """A matrix that several tensors of files make up. Whoever makes it has checked that they are there and fit."""
@@ -149,8 +154,7 @@ class GroupedTensor:
 
     def read_scales(self) -> GroupedRows:
         """With codes that are 0, which take no memory. Raises ModelCorruptError."""
-        zero = np.zeros((), np.int8 if self.codes.is_signed else np.uint8)
-        return self.scaled(np.broadcast_to(zero, self.shape))
+        return self.scaled(_zeros(np.int8, self.shape) if self.codes.is_signed else _zeros(np.uint8, self.shape))
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -43,7 +43,8 @@ def loading_figures(place: Place, config: ModelConfig, folder: Path) -> list[Fig
 
     Raises DoesNotFitError.
     """
-    first, figures = next(iter(place.numerics)), []
+    first = next(iter(place.numerics))
+    figures: list[Figure] = []
     floats = [numbers for numbers in place.numerics if not quantised_fields(numbers)]
     for kinds in (floats, [numbers for numbers in place.numerics if numbers == AWQ]):
         for numbers in kinds[:1]:
