@@ -261,8 +261,8 @@ async def test_a_client_that_stands_still_is_noticed_and_its_requests_end_with_t
     """Its connection stays open; nobody else is held up."""
     async with deployment(step_ms=20.0) as (executor, process, channel), contextlib.AsyncExitStack() as stack:
         port = (await process.event("listening"))["port"]
-        load = module_process("paceline_client.testing.stream_load", f"127.0.0.1:{port}", "--num-streams", "4")
-        other = await stack.enter_async_context(load)
+        asking = ("generate", "--raw", "-n", "4", "--max-tokens", "2000", "--target", f"127.0.0.1:{port}", "Tell me")
+        other = await stack.enter_async_context(module_process("paceline_cli", *asking))
         table = executor.table
         await wait_until(lambda: table.num_rows_in_use == 4, GENEROUS_S)
         await asyncio.sleep(1)  # for its first heartbeat: of one that never sends any only the transport decides
