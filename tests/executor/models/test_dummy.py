@@ -11,7 +11,7 @@ from paceline_executor.models.dummy import DummyWeights
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, LayerReader
 from paceline_executor.models.llama import LlamaModel
-from paceline_executor.testing.models import FAMILY_CONFIGS
+from random_models import FAMILY_CONFIGS
 
 CPU = torch.device("cpu")
 CONFIG = replace(FAMILY_CONFIGS["llama"], num_layers=3)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from executor_rig.hash_runner import HashRunner
+from executor_rig.plans import GREEDY, int32, placement, plan
+from executor_rig.stepping import SteppingEngine
 from paceline.plan.values import NO_TAGS, BlockTags, LogprobColumns, RecordId, RowFinish, RowState
 from paceline_executor.errors import PlanError
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.snapshot import Snapshot, parts_of
 from paceline_executor.rows.table import RowTable
-from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.plans import GREEDY, int32, placement, plan
-from paceline_executor.testing.stepping import SteppingEngine
 
 pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 

@@ -14,15 +14,15 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from edge_rig.edge_server import wait_until
+from executor_rig.hash_executor import simulated_executor
+from executor_rig.hash_runner import continuation
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline.plan.values import Drain
 from paceline.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, sampling_pb2
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN
-from paceline_executor.testing.hash_executor import simulated_executor
-from paceline_executor.testing.hash_runner import continuation
-from paceline_scheduler.testing.edge_server import wait_until
-from paceline_scheduler.testing.measured_processes import module_process
-from paceline_scheduler.testing.processes import SchedulerTestProcess
+from service_processes.logged import SchedulerTestProcess
+from service_processes.measured import module_process
 
 GENEROUS_S = 60
 ANEW = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own

@@ -1,4 +1,4 @@
-"""A clock that moves only when a test says so. Apart from `harness`, because tests without a core set one too."""
+"""A clock that moves only when a test says so."""
 
 
 class ManualClock:
