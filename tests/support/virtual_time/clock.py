@@ -2,7 +2,7 @@
 
 
 class ManualClock:
-    """Monotonic seconds; call it for the time."""
+    """Monotonic seconds, or what a test counts by; call it for the time."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
