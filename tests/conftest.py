@@ -202,7 +202,7 @@ def running_system(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """A GGUF file of random weights: what it says means nothing, is the same whenever it is asked, and soon repeats."""
-    from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts  # imports torch
+    from random_models import TINY_CONFIG, RandomCheckpoint, gguf_parts  # imports torch
 
     checkpoint = RandomCheckpoint(replace(TINY_CONFIG, head_dim=32, num_layers=8, max_model_len=1024))
     return gguf_parts(checkpoint).write(tmp_path_factory.mktemp("model") / "tiny.gguf")

@@ -10,17 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 from both_sides.chrome_trace import check_steps, read_trace, steps_of
+from edge_rig.edge_server import serve_edge
+from edge_rig.scripted_backend import ScriptedBackend
+from edge_rig.tokenizers import served_model
+from executor_rig.hash_executor import hash_executor
+from executor_rig.plan_client import attached, grants, request
 from paceline.v1 import plan_pb2
 from paceline_cli.app import app
 from paceline_cli.wire_profile import trace_parts
 from paceline_client.credentials import Credentials
-from paceline_executor.testing.hash_executor import hash_executor
-from paceline_executor.testing.plan_client import attached, grants, request
 from paceline_scheduler.backend import ExecutorStatus
 from paceline_scheduler.observers.steps import StepTotals
-from paceline_scheduler.testing.edge_server import serve_edge
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import served_model
 
 EXECUTOR = ExecutorStatus("10.0.0.1:50061", 3, 7, 2, "tiny", 1, 100, 60, 10, 30, 0, 3, 4, 2, "", StepTotals())
 COMMAND = """

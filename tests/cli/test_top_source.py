@@ -8,6 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from edge_rig.edge_server import serve_edge, wait_until
+from edge_rig.scripted_backend import ScriptedBackend
+from edge_rig.tokenizers import served_model
 from paceline.plan.values import Claim
 from paceline_cli.chaos.proxy import FaultProxy, LinkState
 from paceline_cli.top import wire
@@ -17,9 +20,6 @@ from paceline_client.errors import AccessDeniedError, InvalidRequestError
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.backend import ExecutorStatus
 from paceline_scheduler.observers.steps import StepRecord, StepTotals
-from paceline_scheduler.testing.edge_server import serve_edge, wait_until
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import served_model
 
 CHANCE = random.SystemRandom()
 NUM_STEPS = 20_000

@@ -16,15 +16,15 @@ import pyte
 import pytest
 from typer.testing import CliRunner
 
+from edge_rig.edge_server import serve_edge
+from edge_rig.scripted_backend import ScriptedBackend
+from edge_rig.tokenizers import served_model
 from paceline_cli.app import app
 from paceline_client import AsyncClient, FinishReason, Stopping
 from paceline_client.testing import FakeServer, say
 from paceline_scheduler.backend import ExecutorStatus
 from paceline_scheduler.observers.steps import StepTotals
-from paceline_scheduler.testing.edge_server import serve_edge
-from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import served_model
+from service_processes.measured import scheduler_of, simulated_executor
 
 PACELINE = (sys.executable, "-m", "paceline_cli")
 UP, HOME, END, ESCAPE, BACKSPACE = "\x1b[A", "\x1b[H", "\x1b[F", "\x1b", "\x7f"

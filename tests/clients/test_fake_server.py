@@ -10,7 +10,7 @@ from paceline_client import ConflictError
 from paceline_client.hashing import EMPTY_HASH, rolling_hash
 from paceline_client.testing import End, Hold, Tokens
 from paceline_client.testing.rig import MemoryRig
-from paceline_scheduler.testing.virtual_time import in_virtual_time
+from virtual_time import in_virtual_time
 
 
 def _raw_session(rig):

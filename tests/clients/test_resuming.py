@@ -15,7 +15,7 @@ from paceline_client import FinishReason, Limits, Result, Retry, TokenLogprobs, 
 from paceline_client.hashing import rolling_hash
 from paceline_client.testing import Break, Die, Drain, End, Fail, Hold, Tokens, say
 from paceline_client.testing.rig import MemoryRig
-from paceline_scheduler.testing.virtual_time import in_virtual_time, now
+from virtual_time import in_virtual_time, now
 
 GIVEN_UP = Fail(grpc.StatusCode.UNAVAILABLE, "the executor is gone", "GIVEN_UP", retry_after_seconds=1)
 NO_EXECUTOR = Fail(grpc.StatusCode.UNAVAILABLE, "no executor serves the model", "NO_EXECUTOR", retry_after_seconds=7)

@@ -14,7 +14,7 @@ from paceline_client import AsyncClient, Retry, Timeout, errors, wire
 from paceline_client.testing import Break, Drain, End, Fail, FakeServer, Hold, Tokens, say, standby
 from paceline_client.testing.rig import MemoryRig
 from paceline_client.testing.servicer import FakeServicer
-from paceline_scheduler.testing.virtual_time import in_virtual_time, now
+from virtual_time import in_virtual_time, now
 
 LETTERS = [*(Tokens((number,), letter) for number, letter in enumerate("abcdef", start=1)), End()]
 HALF = [Tokens((1,), "a"), Hold(), Tokens((2,), "b"), End()]

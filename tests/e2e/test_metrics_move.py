@@ -12,8 +12,8 @@ from paceline.v1.executor_pb2 import ProfileRequest
 from paceline.v1.executor_pb2_grpc import ExecutorServiceStub
 from paceline_client import AsyncClient, Sampling, Stopping
 from paceline_client.errors import PacelineError
-from paceline_scheduler.testing.measured_processes import event, module_process
-from paceline_scheduler.testing.processes import SchedulerTestProcess
+from service_processes.logged import SchedulerTestProcess
+from service_processes.measured import event, module_process
 
 PORTS = ("--port", "0", "--health-port", "0", "--metrics-port", "0")
 SMALL = ("--max-num-seqs", "8", "--max-model-len", "512", "--kv-cache-memory", "2MiB")

@@ -13,7 +13,7 @@ from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.v1.executor_pb2 import GetStateRequest, ProfileRequest
 from paceline.v1.executor_pb2_grpc import ExecutorServiceStub
 from paceline_client import AsyncClient, InvalidRequestError, Message, Sampling, Stopping
-from paceline_scheduler.testing.measured_processes import event, module_process
+from service_processes.measured import event, module_process
 
 MARK = "Zq7!kW9#vX3-pL5"
 NUM_OUTPUT, NUM_SEEN = 60, 12

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline_executor.testing.models import default_model_path
 from paceline_executor.weights import load_checkpoint, load_tokenizer
+from random_models import default_model_path
 
 ROOT = Path(__file__).parents[2]
 RECIPES = {  # what is imported, installed and comes out

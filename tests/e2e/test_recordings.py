@@ -7,8 +7,8 @@ import grpc
 from paceline.v1.admin_pb2 import SetPlanRecordingRequest
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline_client import AsyncClient, Sampling, Stopping
-from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
 from repository_checks.programs import run
+from service_processes.measured import scheduler_of, simulated_executor
 
 NUM_REQUESTS = 40
 

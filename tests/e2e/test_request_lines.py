@@ -6,11 +6,11 @@ import json
 import grpc.aio
 from structlog.testing import capture_logs
 
+from executor_rig.hash_executor import simulated_executor
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_executor.runner.simulated import SimulatedRunner
-from paceline_executor.testing.hash_executor import simulated_executor
-from paceline_scheduler.testing.processes import SchedulerTestProcess
+from service_processes.logged import SchedulerTestProcess
 
 MAX_WAIT_S = 60
 TRACE_IDS = {"finished": "1" * 32, "cancelled": "2" * 32, "refused": "3" * 32, "failed": "4" * 32, "untraced": ""}

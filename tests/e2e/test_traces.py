@@ -15,13 +15,13 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.sdk.trace import TracerProvider
 
+from executor_rig.hash_executor import simulated_executor
+from executor_rig.hash_runner import continuation
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_client import AsyncClient, Client, Stopping
-from paceline_executor.testing.hash_executor import simulated_executor
-from paceline_executor.testing.hash_runner import continuation
-from paceline_scheduler.testing.processes import SchedulerTestProcess
+from service_processes.logged import SchedulerTestProcess
 
 MAX_WAIT_S = 60
 TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, byte_level_metadata, gguf_parts
+from random_models import TINY_CONFIG, RandomCheckpoint, byte_level_metadata, gguf_parts
 
 COMMAND = [sys.executable, "-m", "paceline_cli", "validate"]
 CPU = ["--runner", "cpu", "--num-threads", "1"]

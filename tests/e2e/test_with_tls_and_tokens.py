@@ -15,12 +15,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from both_sides.calls import DENIED, UNAUTHENTICATED, message_about, methods_of, outcome, tenant_fields
 from both_sides.certificates import Authority
+from executor_rig.hash_runner import continuation
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline.v1 import admin_pb2, inference_pb2
 from paceline_client import AccessDeniedError, AsyncClient, OverloadedError, Retry, Sampling, Stopping, Tls
-from paceline_executor.testing.hash_runner import continuation
-from paceline_scheduler.testing.measured_processes import event, module_process, scheduler_of, simulated_executor
 from repository_checks.programs import BIN, run
+from service_processes.measured import event, module_process, scheduler_of, simulated_executor
 
 NUM_STREAMS = 4
 NUM_TOKENS = 200

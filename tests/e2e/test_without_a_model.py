@@ -12,15 +12,15 @@ from pathlib import Path
 import grpc
 import pytest
 
+from client_loads.rapid_reset import RapidReset
+from executor_rig.hash_runner import continuation
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_cli.supervisor.programs import free_ports
 from paceline_client import AsyncClient, Sampling, Stopping
-from paceline_executor.testing.hash_runner import continuation
-from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
-from paceline_scheduler.testing.rapid_reset import RapidReset
 from repository_checks.programs import BIN, run
+from service_processes.measured import scheduler_of, simulated_executor
 
 MANY_RESETS = [pytest.param("Generate", 100_000, marks=pytest.mark.slow)]
 

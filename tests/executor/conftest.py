@@ -9,11 +9,11 @@ import pytest
 from numba.core.registry import CPUDispatcher
 
 import real_model
+from executor_rig.stepping import hidden, runners_seen_as
 from hash_twin import TwinHashRunner
 from paceline_executor.runner.device import host_device
-from paceline_executor.testing.models import default_model_path
-from paceline_executor.testing.stepping import hidden, runners_seen_as
 from paceline_kernels.compiler.jit import _Inner
+from random_models import default_model_path
 
 
 @pytest.fixture(scope="module", params=["seen", "hidden", "twin"])

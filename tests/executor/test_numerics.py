@@ -23,9 +23,9 @@ from paceline_executor.numerics import (
     choose_gpu_numerics,
     choose_twin_numerics,
 )
-from paceline_executor.testing.models import FAMILY_CONFIGS, TINY_CONFIG, RandomCheckpoint
 from paceline_executor.weights.checkpoint import Rope
 from paceline_executor.weights.stored_tensor import FloatType
+from random_models import FAMILY_CONFIGS, TINY_CONFIG, RandomCheckpoint
 
 A100, L4, H100 = (8, 0), (8, 9), (9, 0)
 # Sizes that groups of 32 divide, as those of all common models; the tiny one's heads have 16 dimensions.

@@ -17,17 +17,17 @@ import grpc
 import pytest
 import structlog
 
+from executor_rig.cpu import cpu_runner
+from executor_rig.driving import Driver
+from executor_rig.hash_runner import continuation
+from executor_rig.plan_client import attached, grants, request, tokens_by_row
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline.process.command import ExitCode
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_executor import __main__ as program
 from paceline_executor.config import let_waiting_threads_sleep, parse_config
 from paceline_executor.errors import DeviceError
-from paceline_executor.testing.cpu import cpu_runner
-from paceline_executor.testing.driving import Driver
-from paceline_executor.testing.hash_runner import continuation
-from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
-from paceline_executor.testing.plan_client import attached, grants, request, tokens_by_row
+from random_models import RandomCheckpoint, gguf_parts
 
 PYTHON = [sys.executable, "-c"]
 COMMAND = [sys.executable, "-m", "paceline_executor"]

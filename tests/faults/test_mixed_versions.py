@@ -21,6 +21,7 @@ import pytest_asyncio
 from safetensors.numpy import save_file
 from tokenizers import processors
 
+from edge_rig.tokenizers import CHAT_TEMPLATE, sentence_piece_tokenizer
 from paceline_cli.chaos.comparison import StreamComparison
 from paceline_cli.chaos.load import undisturbed_results
 from paceline_cli.chaos.requests import chaos_requests
@@ -30,8 +31,7 @@ from paceline_cli.supervisor.programs import Deployment, free_ports
 from paceline_client.async_client import AsyncClient
 from paceline_client.config import Retry
 from paceline_client.errors import PacelineError
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, llama_fields
-from paceline_scheduler.testing.tokenizers import CHAT_TEMPLATE, sentence_piece_tokenizer
+from random_models import TINY_CONFIG, RandomCheckpoint, llama_fields
 
 ROOT = Path(__file__).parents[2]
 FORM = ("-G", "^TOKENIZER_FORM = ", "--", "protos/paceline/plan/hashes.py")

@@ -14,11 +14,11 @@ from both_sides import certificates
 from chart_checks.cluster import Cluster
 from chart_checks.helm import CHART, of_kind, render
 from chart_checks.pods import Pod, PodError, addresses, expanded, no_pods_left
+from executor_rig.hash_runner import continuation
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline_client import AsyncClient, Sampling, Stopping
-from paceline_executor.testing.hash_runner import continuation
-from paceline_executor.testing.models import default_model_path
 from paceline_kernels.compiler import jit
+from random_models import default_model_path
 from repository_checks.programs import run
 
 MINIMAL = CHART / "ci" / "minimal.yaml"

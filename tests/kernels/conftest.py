@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from kernel_rig import poisoned
+from kernel_rig.bounds import BoundedMemory
 from paceline_kernels.devices import cpu_stands_for_gpu
-from paceline_kernels.testing import poisoned
-from paceline_kernels.testing.bounds import BoundedMemory
 
 CPU = torch.device("cpu")
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # it is for Linux

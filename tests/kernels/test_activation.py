@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from kernel_rig.tensors import normal
 from paceline_kernels.activation import Gate, gate_and_multiply, reference, softcap
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.testing.tensors import normal
 
 slow = pytest.mark.slow
 GATES = pytest.mark.parametrize("gate", Gate)

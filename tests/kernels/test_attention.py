@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernel_rig import paged_batch, random_context
+from kernel_rig.tensors import int32
 from paceline_kernels.attention import Splits, paged_attention, reference
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.gpu import architecture
-from paceline_kernels.testing import paged_batch, random_context
-from paceline_kernels.testing.tensors import int32
 
 slow = pytest.mark.slow
 HEADS = (4, 2, 16)

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_rig.tensors import int32, normal
 from paceline_kernels import gpu as gpus
 from paceline_kernels.block_copy import block_copy, reference
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.testing.tensors import int32, normal
 
 slow = pytest.mark.slow
 

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_rig.tensors import int32, placed
 from paceline_kernels.draws import RowDraws, RowFinish, advance_rows, draw_inputs, reference
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.sampling import SampleOutcome, Samples
 from paceline_kernels.step_inputs import PlanColumns, RowState
 from paceline_kernels.step_inputs import reference as step_inputs_reference
-from paceline_kernels.testing.tensors import int32, placed
 
 MAX_TOKENS, BLOCK_SIZE, END = 20, 4, 99
 

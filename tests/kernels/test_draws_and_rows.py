@@ -12,6 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from executor_rig.plans import int32, placement, plan
+from kernel_rig.tensors import placed
 from paceline.plan.sampling import SamplingParams
 from paceline.plan.values import RowFinish as ExecutorsRowFinish
 from paceline_executor.limits import RowLimits
@@ -20,7 +22,6 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.drafter import NoDrafter, TimedDrafter
 from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.interface import RowProblem, StepOutput
-from paceline_executor.testing.plans import int32, placement, plan
 from paceline_kernels.draws import RowDraws, RowFinish, advance_rows, draw_inputs
 from paceline_kernels.gpu import architecture
 from paceline_kernels.sampling import (
@@ -36,7 +37,6 @@ from paceline_kernels.sampling import (
 from paceline_kernels.sampling import reference as sampling_reference
 from paceline_kernels.sampling.draw_rules import rules_of_draws
 from paceline_kernels.step_inputs import PlanColumns, RowState, reference, step_inputs
-from paceline_kernels.testing.tensors import placed
 
 LIMITS = RowLimits(num_rows=5, max_model_len=12, max_num_batched_tokens=64, num_blocks=20, block_size=4, vocab_size=9)
 END = 8

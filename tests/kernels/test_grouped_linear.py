@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from kernel_rig.tensors import normal, placed
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.gpu.architecture import Architecture
 from paceline_kernels.grouped_linear import (
@@ -18,7 +19,6 @@ from paceline_kernels.grouped_linear import (
     pack_grouped,
     unpack_grouped,
 )
-from paceline_kernels.testing.tensors import normal, placed
 
 slow = pytest.mark.slow
 SPLITS = pytest.mark.parametrize("splits", Splits)

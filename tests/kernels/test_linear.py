@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernel_rig.tensors import normal, placed
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.gpu import architecture
 from paceline_kernels.gpu.architecture import Architecture
@@ -10,7 +11,6 @@ from paceline_kernels.linear import Splits, linear
 from paceline_kernels.linear import reference as linear_reference
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows, scaled_linear
 from paceline_kernels.scaled_linear import reference as scaled_reference
-from paceline_kernels.testing.tensors import normal, placed
 
 slow = pytest.mark.slow
 # (tokens, out, in): around the sizes of tiles, vectors, steps and row blocks. Of few rows, tiles and the library, and

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_rig.tensors import placed
 from paceline_kernels.clock import CLOCK_SIZE, new_clock, stamp
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.plan_ring import PlanRing, PlanWriter, new_plan_ring, read_plan, reference, write_words
-from paceline_kernels.testing.tensors import placed
 
 MAX_PLANNED, MAX_WORDS, NUM_WORDS = 20, 40, 50
 

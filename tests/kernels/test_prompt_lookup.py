@@ -6,12 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_rig.tensors import int32, placed
 from paceline_executor.runner.drafter import PromptLookup
 from paceline_kernels.draws import RowDraws, RowFinish
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.prompt_lookup import lookup_drafts, reference
 from paceline_kernels.step_inputs import PlanColumns, RowState
-from paceline_kernels.testing.tensors import int32, placed
 
 MAX_TOKENS = 40
 

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_rig.tensors import int32, placed
 from paceline_kernels.draws import Advanced, DrawInputs, RowFinish
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.result_ring import ResultRing, RingReader, new_ring, reference, write_results
 from paceline_kernels.sampling import SampleOutcome, Samples, SamplingParameters
-from paceline_kernels.testing.tensors import int32, placed
 
 MAX_PLANNED, MAX_DRAWS, MAX_LOGPROBS = 20, 60, 3
 CLOCK = torch.tensor([11, 2**40, 5])

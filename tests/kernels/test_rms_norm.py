@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from kernel_rig.tensors import normal
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.rms_norm import reference, rms_norm, rms_norm_heads
-from paceline_kernels.testing.tensors import normal
 
 slow = pytest.mark.slow
 # Half a unit in the last place of each type, with a little for float32's own sums.

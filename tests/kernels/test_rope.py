@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
+from kernel_rig.tensors import int32
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.gpu import architecture
 from paceline_kernels.rms_norm import reference as rms_norm_reference
 from paceline_kernels.rms_norm import rms_norm_heads
 from paceline_kernels.rope import HeadNorms, reference, rope_and_write_kv, rope_frequencies, rope_table
-from paceline_kernels.testing.tensors import int32
 
 slow = pytest.mark.slow
 CACHES = ("key_cache", "value_cache")

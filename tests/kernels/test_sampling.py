@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_rig.tensors import int32, placed, random_logits
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.gpu import architecture
 from paceline_kernels.sampling import (
@@ -24,7 +25,6 @@ from paceline_kernels.sampling import (
     sample,
     token_logprobs,
 )
-from paceline_kernels.testing.tensors import int32, placed, random_logits
 
 slow = pytest.mark.slow
 CLOSE = 1e-5

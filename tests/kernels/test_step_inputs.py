@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_rig.tensors import int32, placed
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.step_inputs import PlanColumns, RowState, reference, step_inputs
-from paceline_kernels.testing.tensors import int32, placed
 
 NUM_ROWS, MAX_TOKENS, BLOCK_SIZE = 5, 600, 4
 MAX_BLOCKS = MAX_TOKENS // BLOCK_SIZE

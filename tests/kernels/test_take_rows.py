@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from kernel_rig.tensors import int32, normal
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.take_rows import reference, take_rows
-from paceline_kernels.testing.tensors import int32, normal
 
 
 @pytest.mark.parametrize("width", [1, pytest.param(63, marks=pytest.mark.slow), 2049])

@@ -14,7 +14,7 @@ from paceline.plan.codec.columns import ColumnError, MalformedError
 from paceline.plan.codec.welcomes import decode_info
 from paceline.plan.texts import MAX_SENTENCE_BYTES, readable
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
-from paceline_scheduler.testing.lies import bound_of, name_of, paths, sound, values_beyond, values_within, with_value
+from rogues.lies import bound_of, name_of, paths, sound, values_beyond, values_within, with_value
 
 ROOTS = (
     plan_pb2.AttachRequest,

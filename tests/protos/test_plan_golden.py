@@ -11,7 +11,7 @@ from paceline.plan.codec import decode_request, decode_response, encode_request,
 from paceline.plan.codec.columns import column_bytes, read_column
 from paceline.plan.versions import ProtocolRange
 from paceline.v1.plan_pb2 import AttachRequest, AttachResponse
-from paceline_scheduler.testing.requests import column
+from scheduler_rig.requests import column
 
 
 def logprobs(offset, drawn, top_token_ids, top_logprobs):

@@ -11,7 +11,7 @@ from paceline.plan.hashes import HASH_START, grant_hash, rolling_hash, rolling_h
 from paceline.plan.versions import ProtocolRange
 from paceline.v1 import plan_pb2, sampling_pb2
 from paceline_client import hashing
-from paceline_scheduler.testing.requests import column
+from scheduler_rig.requests import column
 
 NO_TOKENS = np.zeros(0, dtype=np.int32)
 

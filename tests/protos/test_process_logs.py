@@ -12,7 +12,7 @@ import structlog
 from paceline.process.line_writer import LineWriter
 from paceline.process.log_bounds import BURST, MAX_CAUSES, MAX_LINE_BYTES, OPERATOR, CauseLimit, shortened
 from paceline.process.logs import set_up_logs
-from paceline_scheduler.testing.clock import ManualClock
+from virtual_time.clock import ManualClock
 
 GENEROUS_S = 30.0
 PIPE_BYTES = 65536

@@ -41,15 +41,15 @@ from paceline.process.command import ExitCode
 from paceline.process.options import default_cache_dir
 from paceline_executor.link import servicer_views
 from paceline_executor.start import kernel_compiling
-from paceline_executor.testing.models import TINY_CONFIG
 from process_groups import run_program
+from random_models import TINY_CONFIG
 from repository_checks.sources import ROOT
 
 
 @pytest.fixture
 def task(tmp_path, monkeypatch):
     """What a stage is asked in a rehearsal; its processes find the stages' modules."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "bench"))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}/tests/bench:{ROOT}/tests/support")
     return Task(tmp_path, time.monotonic() + 300, rehearses=True)
 
 

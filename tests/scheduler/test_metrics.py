@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from both_sides.deployment import Deployment, scenario
+from edge_rig.tokenizers import try_here
 from paceline.plan.values import FinishReason, RecordId, StepTimings
 from paceline.process.callers import ANYBODY
 from paceline.process.metrics import Histogram, Meter
@@ -34,9 +35,8 @@ from paceline_scheduler.observers.request_log import RequestLog
 from paceline_scheduler.observers.serving import MAX_TENANTS, OTHER_TENANTS, ServingObserver
 from paceline_scheduler.observers.steps import DraftTotals
 from paceline_scheduler.statistics import Statistics
-from paceline_scheduler.testing.requests import make_request
-from paceline_scheduler.testing.tokenizers import try_here
-from paceline_scheduler.testing.virtual_time import in_virtual_time, now
+from scheduler_rig.requests import make_request
+from virtual_time import in_virtual_time, now
 
 ADDRESS = "executor:1"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from both_sides.audited import expected_output, make_executor
+from edge_rig.tokenizers import byte_level_tokenizer, tokenizer_source
 from paceline.plan.values import Claim, ExecutorInfo, Model, StepPoint, StepTimings
 from paceline_scheduler import errors
 from paceline_scheduler.core import events
@@ -26,10 +27,9 @@ from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.steward import Steward
 from paceline_scheduler.observers.steps import DraftTotals, StepObserver, StepTotals, _count, _gaps
 from paceline_scheduler.runtime import Runtime
-from paceline_scheduler.testing.clock import ManualClock
-from paceline_scheduler.testing.collector import OutputCollector
-from paceline_scheduler.testing.requests import column, make_request
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, tokenizer_source
+from scheduler_rig.collector import OutputCollector
+from scheduler_rig.requests import column, make_request
+from virtual_time.clock import ManualClock
 
 ADDRESS = "executor:1"
 TOKENIZER = tokenizer_source(byte_level_tokenizer())

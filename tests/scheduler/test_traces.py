@@ -26,8 +26,8 @@ from paceline_scheduler.observers.traces import TraceObserver
 from paceline_scheduler.spans import names
 from paceline_scheduler.spans.sampler import TraceSampler, trace_sampler
 from paceline_scheduler.spans.values import Span
-from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.tracing import LateSpans
+from scheduler_rig.requests import make_request
 
 ADDRESS = "executor:1"
 ROOT_SAMPLERS = ("always_on", "always_off", "traceidratio")

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from both_sides.audited import AuditedRows, Kind
+from executor_rig.hash_runner import HashRule
+from executor_rig.plans import int32, placement, plan
 from paceline.plan.values import RecordId
 from paceline_executor.errors import PlanError, StepFailedError
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner.step_times import StepTimes
-from paceline_executor.testing.hash_runner import HashRule
-from paceline_executor.testing.plans import int32, placement, plan
 
 LIMITS = RowLimits(
     num_rows=3,

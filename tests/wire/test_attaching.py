@@ -2,16 +2,16 @@
 
 import pytest
 
+from executor_rig.hash_executor import HASH_LIMITS, hash_executor
+from executor_rig.hash_runner import continuation
 from paceline.plan.values import Approach, Claim
 from paceline.plan.versions import ProtocolRange
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.service import ServiceConfig
-from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
-from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
-from paceline_scheduler.testing.requests import make_request
-from paceline_scheduler.testing.rig import SchedulerRig
+from scheduler_rig.requests import make_request
+from scheduler_rig.rig import SchedulerRig
 
 NEVER_SILENT = FenceTimes(lease_ns=60_000_000_000)  # a busy machine is no reason to lose an executor here
 

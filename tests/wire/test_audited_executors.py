@@ -6,8 +6,8 @@ import pytest
 
 from both_sides.audited import make_executor
 from both_sides.deployment import Deployment, scenario
+from executor_rig.plans import placement, plan
 from paceline.plan.values import BatchPlan
-from paceline_executor.testing.plans import placement, plan
 from paceline_scheduler.errors import StreamEndedError
 
 KEY = bytes(range(16))

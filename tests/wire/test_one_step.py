@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from edge_rig.tokenizers import served_model
 from paceline.plan.codec import decode_request, decode_response, encode_request, encode_response
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline_client import Output, Sampling, Scheduling, Stopping, Timeout
@@ -20,7 +21,6 @@ from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import ExecutorAttached, StepFinished, Submit
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.testing.tokenizers import served_model
 
 PROMPT = np.array([72, 105], dtype=np.int32)
 SETTINGS = {"sampling": Sampling(), "stopping": Stopping(), "output": Output(), "scheduling": Scheduling()}

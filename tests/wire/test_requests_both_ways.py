@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
+from edge_rig.tokenizers import served_model
 from paceline.plan import values
 from paceline.plan.durations import read_duration
 from paceline.plan.hashes import TOKENIZER_FORM
@@ -26,7 +27,6 @@ from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent,
 from paceline_scheduler.api.resumption import body_of, check_resumption, is_begun, number_of
 from paceline_scheduler.errors import SlowConsumerError
 from paceline_scheduler.link.wire import decode_tokenizer
-from paceline_scheduler.testing.tokenizers import served_model
 
 
 def sent(prompt=None, attachment=(), **parts):

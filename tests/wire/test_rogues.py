@@ -21,13 +21,19 @@ import structlog
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from edge_rig.tokenizers import (
+    byte_level_tokenizer,
+    sentence_piece_tokenizer,
+    served_model,
+    tokenizer_source,
+)
+from executor_rig.hash_executor import HASH_LIMITS, hash_executor, loaded
+from executor_rig.hash_runner import HashRunner, continuation
+from executor_rig.plan_client import attached, hello
 from paceline.process.log_bounds import BURST, MAX_LINE_BYTES
 from paceline.process.logs import set_up_logs
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_executor.link.tokenizer import tokenizer_digest
-from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, loaded
-from paceline_executor.testing.hash_runner import HashRunner, continuation
-from paceline_executor.testing.plan_client import attached, hello
 from paceline_scheduler.api import wire as api_wire
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text import tokenizer
@@ -38,16 +44,10 @@ from paceline_scheduler.errors import InvalidRequestError, QueueFullError, Unsup
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport_grpc import GrpcTransport
-from paceline_scheduler.testing.lies import name_of, paths, values_beyond, with_value
-from paceline_scheduler.testing.requests import make_request
-from paceline_scheduler.testing.rig import SchedulerRig
-from paceline_scheduler.testing.rogue_executor import NUM_ADDRESSES, Script, rogue_executor, welcome
-from paceline_scheduler.testing.tokenizers import (
-    byte_level_tokenizer,
-    sentence_piece_tokenizer,
-    served_model,
-    tokenizer_source,
-)
+from rogues.lies import name_of, paths, values_beyond, with_value
+from rogues.rogue_executor import NUM_ADDRESSES, Script, rogue_executor, welcome
+from scheduler_rig.requests import make_request
+from scheduler_rig.rig import SchedulerRig
 
 GENEROUS_S = 60.0
 MAX_GROWTH_BYTES = 384 * 1024 * 1024

@@ -13,7 +13,7 @@ from paceline_scheduler.api.text import texts
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
 from paceline_scheduler.link import transport_grpc
 from paceline_scheduler.link.wire_contexts import with_contexts
-from paceline_scheduler.testing.requests import make_placement, make_request
+from scheduler_rig.requests import make_placement, make_request
 
 
 def test_a_plan_may_be_as_large_as_the_scheduler_sends_it():

@@ -14,8 +14,8 @@ from gpu.cells import FULL, TINY, Shapes
 from gpu.drafting_models import DrafterConfig, drafters_of_8b, tiny_drafters
 from gpu.rigs import LLAMA_8B, Place, quantised_fields, stored_types
 from paceline_executor.limits import RowLimits
-from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights.checkpoint import ModelConfig
+from random_models import TINY_CONFIG
 
 _RESERVED_BYTES = 8 << 30  # graphs, activations, libraries
 _OPTIONS = {"fp8": ("--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3")}

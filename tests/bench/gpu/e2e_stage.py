@@ -24,7 +24,7 @@ from paceline_cli.chaos.ledger import UNDISTURBED, Ledger, Window
 from paceline_cli.chaos.report import KindFigures, figures_by_kind
 from paceline_cli.supervisor.events import ChildEvent, Exited
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports
-from paceline_executor.testing.models import TINY_CONFIG
+from random_models import TINY_CONFIG
 
 _LAST_FAULT_S = 40.0  # before the deadline: it may take so long until all is whole again
 # Two executors share the GPU, so that there is one while the other comes back.

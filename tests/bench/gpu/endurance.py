@@ -11,7 +11,7 @@ import torch
 from gpu.errors import CheckFailedError
 from gpu.feed import Step, limits_of, prompts_of
 from gpu.rigs import Place, make_feed, random_model
-from paceline_executor.testing.models import TINY_CONFIG
+from random_models import TINY_CONFIG
 
 _MIB = 2**20
 _ALLOWED_HOST_MIB, _ALLOWED_DEVICE_MIB = 16.0, 1.0

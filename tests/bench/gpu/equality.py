@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from executor_rig.plans import GREEDY
 from gpu.errors import CheckFailedError
 from gpu.feed import Step, Stream, limits_of, prompts_of
 from gpu.predictor import Predictor
 from gpu.rigs import Place, make_feed, uploaded
 from paceline.plan.sampling import SamplingParams
-from paceline_executor.testing.models import RandomCheckpoint
-from paceline_executor.testing.plans import GREEDY
 from paceline_executor.upload.conversion import TORCH_TYPES
 from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
 from paceline_kernels.sampling.reference import gumbel_noise
+from random_models import RandomCheckpoint
 
 _LENGTHS = (1, 5, 17, 40, 64, 33)  # of prompts
 GREEDY_ALONE = [GREEDY] * len(_LENGTHS)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from executor_rig.plans import GREEDY, Cell, placement, plan
 from gpu.errors import CheckFailedError
 from paceline.plan.sampling import SamplingParams
 from paceline.plan.values import BatchPlan, NewRequest, RowLogprobs, StepResult
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine, Ticket
-from paceline_executor.testing.plans import GREEDY, Cell, placement, plan
 from paceline_executor.weights.checkpoint import ModelConfig
 
 _WAITING = -1

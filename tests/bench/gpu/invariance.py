@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from executor_rig.plans import GREEDY
 from gpu.errors import CheckFailedError
 from gpu.feed import Feed, Stream, limits_of, prompts_of
 from gpu.rigs import Place, make_feed, random_model
 from paceline.plan.sampling import SamplingParams
-from paceline_executor.testing.models import TINY_CONFIG
-from paceline_executor.testing.plans import GREEDY
 from paceline_kernels.attention import Splits
+from random_models import TINY_CONFIG
 
 # Large enough for every product and every way to attend that full sizes have.
 _GPU_CONFIG = replace(

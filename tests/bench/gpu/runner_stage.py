@@ -14,7 +14,7 @@ from gpu.invariance import Variants
 from gpu.report import Report
 from gpu.rigs import Place, find_place
 from gpu.stage import Task, run_stage
-from paceline_executor.testing.models import FAMILY_CONFIGS, TINY_CONFIG
+from random_models import FAMILY_CONFIGS, TINY_CONFIG
 
 _MAX_DRAFTS = 7
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline_executor.testing.hash_executor import hash_executor
+from executor_rig.hash_executor import hash_executor
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import pytest
 import structlog
 from grpc_status import rpc_status
 
+from executor_rig.hash_executor import loaded
+from executor_rig.hash_runner import HashRunner
+from executor_rig.plan_client import attach_until, attached, hello, info_of, read
 from paceline.v1 import executor_pb2_grpc, inference_pb2, plan_pb2
 from paceline_executor.link.service import ExecutorService, ServiceConfig
-from paceline_executor.testing.hash_executor import loaded
-from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.plan_client import attach_until, attached, hello, info_of, read
 
 EXECUTOR = "/paceline.v1.ExecutorService"
 HEALTH = "/grpc.health.v1.Health"

@@ -5,6 +5,9 @@ import contextlib
 
 import pytest
 
+from executor_rig.hash_executor import HASH_LIMITS, loaded
+from executor_rig.hash_runner import HashRunner
+from executor_rig.plans import placement, plan, record
 from paceline.plan.values import (
     Approach,
     Claim,
@@ -22,9 +25,6 @@ from paceline_executor.errors import AttachError, DrainingError, EpochEndedError
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.plan_streams import Identity, PlanStreams
 from paceline_executor.link.step_loop import StepLoop, StepRefused
-from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded
-from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.plans import placement, plan, record
 
 pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 

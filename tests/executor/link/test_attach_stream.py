@@ -7,11 +7,9 @@ import grpc
 import numpy as np
 import pytest
 
-from paceline.plan.hashes import HASH_START
-from paceline.v1 import plan_pb2, sampling_pb2
-from paceline_executor.testing.hash_executor import HASH_LIMITS
-from paceline_executor.testing.hash_runner import continuation
-from paceline_executor.testing.plan_client import (
+from executor_rig.hash_executor import HASH_LIMITS
+from executor_rig.hash_runner import continuation
+from executor_rig.plan_client import (
     attach_until,
     attached,
     beating,
@@ -24,6 +22,8 @@ from paceline_executor.testing.plan_client import (
     tokens_by_row,
     values_of,
 )
+from paceline.plan.hashes import HASH_START
+from paceline.v1 import plan_pb2, sampling_pb2
 
 # On the twin `test_attach_order` and all of `rows` have a step's fates.
 SEEN = ["seen", "hidden", pytest.param("twin", marks=pytest.mark.slow)]

@@ -7,12 +7,12 @@ from structlog.testing import capture_logs
 
 from both_sides.calls import methods_of, outcome
 from both_sides.certificates import Authority
+from executor_rig.hash_executor import hash_executor
+from executor_rig.plan_client import hello
 from paceline.process.tls_folder import TlsFolder
 from paceline.v1 import executor_pb2, plan_pb2
 from paceline_executor.config import parse_config
 from paceline_executor.link.service import ServiceConfig
-from paceline_executor.testing.hash_executor import hash_executor
-from paceline_executor.testing.plan_client import hello
 
 METHODS = methods_of(executor_pb2.DESCRIPTOR)
 OF_OPERATORS = {"GetInfo", "GetState", "Profile"}

@@ -4,15 +4,15 @@ import asyncio
 
 import numpy as np
 
+from executor_rig.hash_executor import HASH_LIMITS, loaded, serving
+from executor_rig.hash_runner import HashRunner
+from executor_rig.plan_client import attached, grants, request
 from paceline.plan.values import FailedStep, StepResult, StepTimings
 from paceline.process.metrics import Histogram
 from paceline.v1 import plan_pb2
 from paceline_executor.errors import PlanOrderError, StepFailedError
 from paceline_executor.link.metrics import COUNTED, READ
 from paceline_executor.link.step_loop import StepRefused
-from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded, serving
-from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.plan_client import attached, grants, request
 
 CONSTANT = {f"executor_{name}" for name in ("info", "weight_bytes", "kv_blocks", "kv_cache_bytes")}  # once loaded
 

@@ -6,15 +6,15 @@ import grpc
 import numpy as np
 import pytest
 
+from executor_rig.cpu import cpu_runner
+from executor_rig.driving import Driver
+from executor_rig.hash_executor import hash_executor, loaded, serving
+from executor_rig.plan_client import attached, grants, info_of, request, tokens_by_row, values_of
 from paceline.v1 import plan_pb2, sampling_pb2
 from paceline_executor.errors import DeviceError
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner.device.host_model import HostModel
-from paceline_executor.testing.cpu import cpu_runner
-from paceline_executor.testing.driving import Driver
-from paceline_executor.testing.hash_executor import hash_executor, loaded, serving
-from paceline_executor.testing.models import RandomCheckpoint, tiny_checkpoint
-from paceline_executor.testing.plan_client import attached, grants, info_of, request, tokens_by_row, values_of
+from random_models import RandomCheckpoint, tiny_checkpoint
 
 LIMITS = RowLimits(
     num_rows=4, max_model_len=128, max_num_batched_tokens=64, num_blocks=24, block_size=8, vocab_size=512

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor_rig.plans import placement, plan
 from paceline_executor.errors import DeviceError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.failure_attribution import MAX_BLAMED, FailureAttribution
 from paceline_executor.rows.table import RowTable
-from paceline_executor.testing.plans import placement, plan
 
 LIMITS = RowLimits(
     num_rows=5, max_model_len=16, max_num_batched_tokens=20, num_blocks=12, block_size=4, vocab_size=1000

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from executor_rig.hash_runner import HashRunner, continuation
+from executor_rig.hiding_runner import MAX_IN_FLIGHT, HidingRunner
+from executor_rig.plans import int32, placement, plan
+from executor_rig.random_plans import LIMITS, FragileRunner, Request, Scheduler
+from executor_rig.stepping import SteppingEngine, outcome_of
 from paceline_executor.errors import PlanError, PlanFault, StepFailedError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.table import RowTable
-from paceline_executor.testing.hash_runner import HashRunner, continuation
-from paceline_executor.testing.hiding_runner import MAX_IN_FLIGHT, HidingRunner
-from paceline_executor.testing.plans import int32, placement, plan
-from paceline_executor.testing.random_plans import LIMITS, FragileRunner, Request, Scheduler
-from paceline_executor.testing.stepping import SteppingEngine, outcome_of
 
 WIDE = RowLimits(num_rows=4, max_model_len=24, max_num_batched_tokens=32, num_blocks=24, block_size=4, vocab_size=1000)
 KEY = bytes(range(16))

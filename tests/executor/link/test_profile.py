@@ -8,13 +8,13 @@ import grpc
 import pytest
 
 from both_sides.chrome_trace import NoTraceError, check_steps, read_trace, steps_of
+from executor_rig.hash_executor import hash_executor
+from executor_rig.plan_client import attached, grants, info_of, request
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_executor.errors import ProfileRunningError
 from paceline_executor.link.metrics import PROFILED_RATE
 from paceline_executor.link.profiles import Profiles
 from paceline_executor.profiling import host_trace
-from paceline_executor.testing.hash_executor import hash_executor
-from paceline_executor.testing.plan_client import attached, grants, info_of, request
 
 SECRET = 977  # a token of the prompt
 PLACING = plan_pb2.BatchPlan(new_requests=[request(0, [SECRET] * 3)], grants=grants([(0, i, i) for i in range(8)]))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor_rig.plans import int32, plan
 from paceline_executor.link.result_batcher import ResultBatcher
-from paceline_executor.testing.plans import int32, plan
 
 DECODE, OTHERS, CHUNK = [(0, 1), (3, 1)], [(0, 1)], [(0, 1), (3, 5)]
 

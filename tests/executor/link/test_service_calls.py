@@ -8,6 +8,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from executor_rig.hash_executor import HASH_LIMITS, hash_executor, loaded
+from executor_rig.hash_runner import HashRunner
+from executor_rig.plan_client import attach_until, attached, column, grants, hello, info_of, request
 from paceline.plan.codec.tokenizers import TokenizerParts
 from paceline.plan.hashes import tokenizer_digest
 from paceline.process.ports import PortError
@@ -15,9 +18,6 @@ from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_executor.errors import DeviceError, ModelCorruptError
 from paceline_executor.link import servicer_views
 from paceline_executor.link.service import ExecutorService, ServiceConfig
-from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, loaded
-from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.plan_client import attach_until, attached, column, grants, hello, info_of, request
 
 # On the twin `test_attach_order` and all of `rows` have a step's fates.
 SEEN = ["seen", "hidden", pytest.param("twin", marks=pytest.mark.slow)]

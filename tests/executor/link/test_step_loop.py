@@ -8,17 +8,17 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from executor_rig.hash_executor import HASH_LIMITS, loaded, serving
+from executor_rig.hash_runner import HashRunner, continuation
+from executor_rig.hiding_runner import HidingRunner
+from executor_rig.plan_client import attached, grants, info_of, request
+from executor_rig.plans import placement, plan
 from paceline.plan.values import StepResult
 from paceline.v1 import plan_pb2
 from paceline_executor.errors import DeviceFaultError, PlanError, StepFailedError
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.step_loop import MIN_STEP_BOUND_NS, StepLoop, StepRefused
 from paceline_executor.rows.table import RowTable
-from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded, serving
-from paceline_executor.testing.hash_runner import HashRunner, continuation
-from paceline_executor.testing.hiding_runner import HidingRunner
-from paceline_executor.testing.plan_client import attached, grants, info_of, request
-from paceline_executor.testing.plans import placement, plan
 
 PROMPT = [5, 6, 7]
 CELLS = [(0, index, index) for index in range(4)]

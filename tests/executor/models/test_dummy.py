@@ -11,11 +11,11 @@ from paceline_executor.models.dummy import DummyWeights
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, LayerReader
 from paceline_executor.models.llama import LlamaModel
-from paceline_executor.testing.models import FAMILY_CONFIGS
 from paceline_executor.upload.grouping import expected_weight
 from paceline_executor.weights.stored_tensor import FloatType, GroupedType
 from paceline_kernels.grouped_linear import unpack_grouped
 from paceline_kernels.linear import Splits
+from random_models import FAMILY_CONFIGS
 
 CPU = torch.device("cpu")
 CONFIG = replace(FAMILY_CONFIGS["llama"], num_layers=3)

@@ -12,9 +12,9 @@ from model_inputs import Row
 from paceline_executor.models.eagle3 import read_head
 from paceline_executor.models.interface import KvCache
 from paceline_executor.numerics import MatrixKind
-from paceline_executor.testing.eagle3 import Dialect, random_head
-from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
+from random_models import TINY_CONFIG
+from random_models.eagle3 import Dialect, random_head
 
 TARGET = replace(TINY_CONFIG, num_layers=4, vocab_size=100)
 AUX_LAYERS = (2, 3, 1)

@@ -7,6 +7,8 @@ import pytest
 import torch
 import transformers
 
+from executor_rig.cpu import cpu_runner
+from executor_rig.driving import Driver
 from model_inputs import Row, inputs_of
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.models.interface import KvCache
@@ -15,11 +17,9 @@ from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.registry import ARCHITECTURES, build_model
 from paceline_executor.numerics import MatrixKind
-from paceline_executor.testing.cpu import cpu_runner
-from paceline_executor.testing.driving import Driver
-from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.weights import load_checkpoint
 from paceline_kernels.decoder import AuxHidden
+from random_models import tiny_checkpoint
 
 VOCAB, LENGTH, BLOCK_SIZE, NUM_BLOCKS = 256, 90, 16, 20
 SIZES = {

@@ -18,7 +18,6 @@ from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.registry import build_model, upload_model
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
-from paceline_executor.testing.models import FAMILY_CONFIGS, RandomCheckpoint, tiny_checkpoint
 from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
 from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
@@ -26,6 +25,7 @@ from paceline_kernels.devices import cpu_stands_for_gpu
 from paceline_kernels.linear import Splits
 from paceline_kernels.scaled_linear import quantize_rows
 from quantised_files import VARIANTS, written
+from random_models import FAMILY_CONFIGS, RandomCheckpoint, tiny_checkpoint
 
 if importlib.util.find_spec("triton") is None:  # it is for Linux
     pytest.skip("needs Triton", allow_module_level=True)

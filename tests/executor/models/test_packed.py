@@ -16,10 +16,10 @@ from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.packed_matrix import read_packed
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_name, gguf_parts
 from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.grouped_rows import GroupedRows
 from paceline_kernels.quantized_linear import WeightFormat, unpack_rows
+from random_models import TINY_CONFIG, RandomCheckpoint, gguf_name, gguf_parts
 
 Q4_0, Q4_1, Q8_0, F16 = (GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q8_0", "F16"))
 CONFIG = replace(TINY_CONFIG, head_dim=32, tie_word_embeddings=False)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from executor_rig.cpu import cpu_runner
+from executor_rig.driving import Draw, Driver
 from model_inputs import Row, inputs_of
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
-from paceline_executor.testing.cpu import cpu_runner
-from paceline_executor.testing.driving import Draw, Driver
 from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.fetch.fetching import sha256_of
 from real_model import GREEDY_TOKENS, NUM_TOKENS, TEN, greedy_tokens_text

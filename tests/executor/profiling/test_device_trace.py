@@ -10,6 +10,9 @@ import grpc
 import pytest
 
 from both_sides.chrome_trace import read_trace
+from executor_rig.cpu import cpu_runner
+from executor_rig.hash_executor import HASH_LIMITS, loaded, serving
+from executor_rig.plan_client import attached, grants, request
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
@@ -20,10 +23,7 @@ from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
-from paceline_executor.testing.cpu import cpu_runner
-from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded, serving
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, tiny_checkpoint
-from paceline_executor.testing.plan_client import attached, grants, request
+from random_models import TINY_CONFIG, RandomCheckpoint, tiny_checkpoint
 
 LIMITS = replace(HASH_LIMITS, num_rows=2, vocab_size=TINY_CONFIG.vocab_size, block_size=16)
 PACKED = Numerics(MatrixKind.PACKED, KvDtype.INT8)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from executor_rig.hash_runner import HashRunner, continuation
+from executor_rig.plans import int32, placement, plan
+from executor_rig.stepping import SteppingEngine
 from paceline_executor.errors import PlanError, StepFailedError
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.simulated import logprobs_of
-from paceline_executor.testing.hash_runner import HashRunner, continuation
-from paceline_executor.testing.plans import int32, placement, plan
-from paceline_executor.testing.stepping import SteppingEngine
 
 pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 

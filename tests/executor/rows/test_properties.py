@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drafting.drafters import KnowingDrafter, UselessDrafter
+from executor_rig.plans import int32
+from executor_rig.random_plans import LIMITS, FragileRunner, Request, Scheduler
+from executor_rig.spoilt_plans import Spoiler
+from executor_rig.stepping import SteppingEngine, are_seen
 from paceline_executor.errors import PlanError, PlanFault, StepFailedError
 from paceline_executor.rows.table import RowTable
-from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
-from paceline_executor.testing.plans import int32
-from paceline_executor.testing.random_plans import LIMITS, FragileRunner, Request, Scheduler
-from paceline_executor.testing.spoilt_plans import Spoiler
-from paceline_executor.testing.stepping import SteppingEngine, are_seen
 
 
 @pytest.fixture(scope="module", autouse=True)

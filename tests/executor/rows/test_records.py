@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from executor_rig.hash_runner import HashRunner
+from executor_rig.plans import GREEDY, int32, placement, plan
+from executor_rig.stepping import SteppingEngine
 from paceline.plan.values import NO_TAGS, BlockTags, LogprobColumns, RecordId, RowFinish, RowState
 from paceline_executor.errors import PlanError
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.snapshot import Snapshot, parts_of
 from paceline_executor.rows.table import RowTable
-from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.plans import GREEDY, int32, placement, plan
-from paceline_executor.testing.stepping import SteppingEngine
+from virtual_time.clock import ManualClock
 
 pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 
@@ -32,21 +33,10 @@ LIMITS = RowLimits(
 )
 
 
-class Clock:
-    """Time in nanoseconds that passes when it is told to."""
-
-    def __init__(self):
-        self.now_ns = 0
-
-    def __call__(self):
-        """The time."""
-        return self.now_ns
-
-
 @pytest.fixture
 def clock():
-    """Time zero."""
-    return Clock()
+    """In nanoseconds."""
+    return ManualClock(0)
 
 
 @pytest.fixture
@@ -71,7 +61,7 @@ def _names(engine):
 def test_a_refused_plan_leaves_the_order_of_records_as_it_was(engine, clock):
     """What it would have forgotten is the oldest again, and goes first."""
     _released(engine, 0, "older", 1)
-    clock.now_ns = SECOND
+    clock.advance(SECOND)
     _released(engine, 0, "younger", 3)
     with pytest.raises(PlanError):
         engine.execute(plan([(0, 1)], step_id=5, forget=["older"]))
@@ -83,10 +73,10 @@ def test_a_finished_requests_record_goes_a_minute_after_its_finish(engine, clock
     """A preempted one's stays: the request is not over."""
     _released(engine, 0, "finished", 1)
     _released(engine, 1, "preempted", 3, preempt=True)
-    clock.now_ns = 59 * SECOND
+    clock.advance(59 * SECOND)
     engine.execute(plan(step_id=5))
     kept = _names(engine)
-    clock.now_ns = 60 * SECOND
+    clock.advance(SECOND)
     engine.execute(plan(step_id=6))
 
     assert kept == ["finished", "preempted"]
@@ -112,7 +102,7 @@ def test_forgetting_does_not_touch_a_request_on_a_row(engine):
 def test_the_oldest_records_go_when_they_exceed_their_memory(engine, clock):
     """Three do not fit into 3,000 bytes."""
     for number in range(50):
-        clock.now_ns += SECOND
+        clock.advance(SECOND)
         _released(engine, 0, f"request-{number}", 2 * number + 1)
 
     assert _names(engine) == ["request-48", "request-49"]

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from executor_rig.hash_runner import HashRunner
+from executor_rig.plans import GREEDY, cells, int32, placement, plan
+from executor_rig.stepping import SteppingEngine
 from paceline.plan.sampling import SamplingParams
 from paceline.plan.values import BlockTags, RowFinish
 from paceline_executor.errors import PlanError, PlanFault, UnsupportedPlanError
 from paceline_executor.limits import MAX_CONTEXT_BYTES, MAX_END_TOKENS, RowLimits
 from paceline_executor.rows.table import RowTable
-from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.plans import GREEDY, cells, int32, placement, plan
-from paceline_executor.testing.stepping import SteppingEngine
 
 # What is refused comes to no runner.
 SEEN = ["seen", "hidden", pytest.param("twin", marks=pytest.mark.slow)]

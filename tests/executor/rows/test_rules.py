@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from executor_rig.hash_runner import HashRunner
+from executor_rig.plans import int32, placement, plan
+from executor_rig.stepping import SteppingEngine
 from paceline.plan.sampling import SamplingParams
 from paceline.plan.values import RowFinish
 from paceline_executor.errors import NoTokenLeftError
@@ -12,9 +15,6 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.drafter import NoDrafter, TimedDrafter
 from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.interface import StepOutput
-from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.plans import int32, placement, plan
-from paceline_executor.testing.stepping import SteppingEngine
 
 pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 

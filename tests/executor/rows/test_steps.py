@@ -7,15 +7,15 @@ plans of `test_properties`; here is what these do not tell.
 import numpy as np
 import pytest
 
+from executor_rig.hash_runner import HashRunner, continuation, next_token
+from executor_rig.plans import placement, plan, record
+from executor_rig.stepping import SteppingEngine
 from paceline.plan.hashes import HASH_START
 from paceline.plan.values import RowFinish, StepResult
 from paceline_executor.errors import StepFailedError
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows import outcome
 from paceline_executor.rows.table import RowTable
-from paceline_executor.testing.hash_runner import HashRunner, continuation, next_token
-from paceline_executor.testing.plans import placement, plan, record
-from paceline_executor.testing.stepping import SteppingEngine
 
 pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 

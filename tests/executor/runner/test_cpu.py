@@ -10,6 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafting.serving import serve
+from executor_rig.cpu import cpu_rig, shared_device
+from executor_rig.driving import Draw, Driver
+from executor_rig.plans import GREEDY as PLAIN
+from executor_rig.plans import placement
+from kernel_rig import poisoned
 from paceline_executor.errors import StartError
 from paceline_executor.link.engine import Engine
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
@@ -17,14 +22,9 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import checked_threads, have_compiled, operations_of
 from paceline_executor.runner.interface import RowProblem
 from paceline_executor.runner.measuring import fastest_ns
-from paceline_executor.testing.cpu import cpu_rig, shared_device
-from paceline_executor.testing.driving import Draw, Driver
-from paceline_executor.testing.models import tiny_checkpoint
-from paceline_executor.testing.plans import GREEDY as PLAIN
-from paceline_executor.testing.plans import placement
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels.compiler import jit
-from paceline_kernels.testing import poisoned
+from random_models import tiny_checkpoint
 
 GREEDY = Draw(num_logprobs=4)
 SEEDED = Draw(temperature=0.9, top_p=0.95, seed=123456789012345678, num_logprobs=4)

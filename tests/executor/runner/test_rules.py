@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from executor_rig.cpu import cpu_runner
+from executor_rig.plans import GREEDY, placement, plan
+from executor_rig.stepping import SteppingEngine
 from model_inputs import Row, inputs_of
 from paceline.plan.sampling import SamplingParams
 from paceline_executor.limits import RowLimits
@@ -11,10 +14,7 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.device.host_model import HostModel
 from paceline_executor.runner.interface import RowProblem
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
-from paceline_executor.testing.cpu import cpu_runner
-from paceline_executor.testing.models import tiny_checkpoint
-from paceline_executor.testing.plans import GREEDY, placement, plan
-from paceline_executor.testing.stepping import SteppingEngine
+from random_models import tiny_checkpoint
 
 LIMITS = RowLimits(
     num_rows=4, max_model_len=256, max_num_batched_tokens=256, num_blocks=48, block_size=16, vocab_size=512

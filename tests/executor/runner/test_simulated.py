@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from executor_rig.driving import Draw, DrivenRow, Driver, step_batch
+from executor_rig.hash_runner import HashRule, HashRunner, continuation, next_token
 from paceline_executor.errors import StepTimesError
 from paceline_executor.runner.interface import CacheGeometry
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes, read_step_times
-from paceline_executor.testing.driving import Draw, DrivenRow, Driver, step_batch
-from paceline_executor.testing.hash_runner import HashRule, HashRunner, continuation, next_token
 
 VOCAB_SIZE = 1000
 LINE = StepTimes(((1, 2000.0), (11, 12000.0)))  # 1 us, and 1 us per token

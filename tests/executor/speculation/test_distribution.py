@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from drafting.drafters import KnowingDrafter
+from executor_rig.cpu import NUM_ROWS, cpu_rig
+from executor_rig.driving import Draw, DrivenRow, step_batch
 from hash_twin import HostDrafter
 from model_inputs import Row, inputs_of
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.device.drafts import launching
-from paceline_executor.testing.cpu import NUM_ROWS, cpu_rig
-from paceline_executor.testing.drafters import KnowingDrafter
-from paceline_executor.testing.driving import Draw, DrivenRow, step_batch
-from paceline_executor.testing.models import tiny_checkpoint
+from random_models import tiny_checkpoint
 
 NUM_STEPS, NUM_GROUPS, TEMPERATURE = 24, 8, 0.3
 PROMPT = [1, 2, 3]

@@ -5,12 +5,9 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from paceline.v1 import plan_pb2
-from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.interface import StepOutput
-from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, simulated_executor
-from paceline_executor.testing.hash_runner import continuation
-from paceline_executor.testing.plan_client import (
+from executor_rig.hash_executor import HASH_LIMITS, hash_executor, simulated_executor
+from executor_rig.hash_runner import continuation
+from executor_rig.plan_client import (
     attached,
     column,
     grants,
@@ -19,7 +16,10 @@ from paceline_executor.testing.plan_client import (
     tokens_by_row,
     values_of,
 )
-from paceline_executor.testing.plans import int32, placement, plan
+from executor_rig.plans import int32, placement, plan
+from paceline.v1 import plan_pb2
+from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.interface import StepOutput
 
 LIMITS = replace(HASH_LIMITS, max_num_draft_tokens=3)
 PROMPT = [5, 6, 7, 5, 6]

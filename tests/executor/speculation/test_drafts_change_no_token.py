@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from drafting.drafters import KnowingDrafter, UselessDrafter
 from drafting.serving import RandomRun, serve
 from drafting.targets import HIGH, HOSTS, KINDS, LIMITS, TWINS, Target
+from executor_rig.plans import GREEDY, placement
+from kernel_rig import poisoned
 from paceline.plan.sampling import SamplingParams
 from paceline.plan.values import RowFinish
 from paceline_executor.runner.drafter import PromptLookup
-from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
-from paceline_executor.testing.plans import GREEDY, placement
-from paceline_kernels.testing import poisoned
 
 MOST = LIMITS.max_num_draft_tokens
 DRAFTERS = ("right", "erring", "wrong", "useless", "lookup", "itself", "copy", "model", "head", "large head")

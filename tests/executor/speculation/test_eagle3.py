@@ -10,6 +10,7 @@ from hypothesis import settings
 import model_inputs
 from drafting.serving import Plain, RandomRun
 from drafting.targets import KINDS, LIMITS, MODEL, Place
+from executor_rig.plans import placement, plan
 from model_inputs import Row
 from paceline.plan.sampling import SamplingParams
 from paceline_executor.link.engine import Engine
@@ -19,12 +20,11 @@ from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.device.draft_model import DeviceDraftModel
-from paceline_executor.testing.eagle3 import random_head
-from paceline_executor.testing.plans import placement, plan
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_kernels.attention import Splits
 from paceline_kernels.decoder import AuxHidden
 from paceline_kernels.sampling.reference import gumbel_noise
+from random_models.eagle3 import random_head
 
 AUX_LAYERS = (2, 1)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from both_sides.playback import Answer, Costs, play
+from executor_rig.plans import int32
 from paceline_executor.runner.drafter import PromptLookup
-from paceline_executor.testing.plans import int32
 
 MEASURED = Costs(
     (1, 4, 32),

@@ -9,7 +9,10 @@ from random import Random
 
 import pytest
 
+from drafting.drafters import KnowingDrafter, UselessDrafter
 from drafting.serving import serve
+from executor_rig.cpu import shared_device
+from executor_rig.plans import placement
 from hash_twin import HostDrafter
 from paceline.plan.sampling import SamplingParams
 from paceline_executor.limits import RowLimits
@@ -20,13 +23,10 @@ from paceline_executor.runner.cpu import CpuModel
 from paceline_executor.runner.device.drafts import launching
 from paceline_executor.start.drafter_choice import OpenedDrafter, OpenedHead
 from paceline_executor.start.opening import ProgressLog
-from paceline_executor.testing.cpu import shared_device
-from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
-from paceline_executor.testing.eagle3 import random_head
-from paceline_executor.testing.models import FirstLayers
-from paceline_executor.testing.plans import placement
 from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
+from random_models import FirstLayers
+from random_models.eagle3 import random_head
 
 pytestmark = pytest.mark.slow  # tiny models show the same in `test_drafts_change_no_token`
 

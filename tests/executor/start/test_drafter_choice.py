@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from drafting.serving import serve
+from executor_rig.plans import placement
 from paceline.process.command import ExitCode
 from paceline_executor import errors
 from paceline_executor.__main__ import _code_of
@@ -15,15 +16,14 @@ from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.start.loading import load
 from paceline_executor.start.runner_choice import choose_runner
 from paceline_executor.start.sizing import DrafterNeeds, limits_for
-from paceline_executor.testing.eagle3 import Dialect, random_head
-from paceline_executor.testing.models import (
+from random_models import (
     TINY_CONFIG,
     RandomCheckpoint,
     byte_level_metadata,
     gguf_parts,
     llama_fields,
 )
-from paceline_executor.testing.plans import placement
+from random_models.eagle3 import Dialect, random_head
 
 WIDE_CONFIG = replace(TINY_CONFIG, head_dim=32)  # of sizes that can be packed
 DEEP_CONFIG = replace(WIDE_CONFIG, num_layers=4)

@@ -16,6 +16,8 @@ import triton
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from executor_rig.plans import GREEDY, placement, plan
+from executor_rig.stepping import SteppingEngine
 from paceline.plan.sampling import SamplingParams
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
@@ -30,9 +32,6 @@ from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.start import kernel_compiling
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
-from paceline_executor.testing.plans import GREEDY, placement, plan
-from paceline_executor.testing.stepping import SteppingEngine
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.devices import cpu_stands_for_gpu
@@ -42,6 +41,7 @@ from paceline_kernels.linear import Splits
 from paceline_kernels.warm_up import triton_processes
 from paceline_kernels.warm_up.triton_launches import Launch
 from paceline_kernels.warm_up.triton_processes import Compiled, compile_launches
+from random_models import TINY_CONFIG, RandomCheckpoint
 
 LIMITS = RowLimits(
     num_rows=2,
@@ -70,7 +70,7 @@ from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner.device import rehearsal
 from paceline_executor.runner.device.buckets import buckets_of
-from paceline_executor.testing.models import TINY_CONFIG
+from random_models import TINY_CONFIG
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.gpu.no_gpu import compile_for

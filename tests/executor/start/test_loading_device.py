@@ -27,14 +27,14 @@ from paceline_executor.start import kernel_compiling, loading_device
 from paceline_executor.start.device_drafts import DeviceHeadDraft
 from paceline_executor.start.loading_device import DeviceStart, Place, load_on_device
 from paceline_executor.start.opening import Opened, ProgressLog, open_model, simulated_tokenizer
-from paceline_executor.testing.eagle3 import random_head
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, llama_fields, tiny_checkpoint
 from paceline_executor.weights.checkpoint import KvScales
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.linear import Splits
 from paceline_kernels.scaled_linear import ScaledWeight
 from paceline_kernels.warm_up.triton_processes import Compiled
+from random_models import TINY_CONFIG, RandomCheckpoint, llama_fields, tiny_checkpoint
+from random_models.eagle3 import random_head
 
 GIB = 2**30
 CPU = torch.device("cpu")

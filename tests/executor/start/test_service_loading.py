@@ -12,8 +12,8 @@ from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.start.opening import ProgressLog, served_name
 from paceline_executor.start.sizing import limits_for
-from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights import FetchPhase, FetchProgress
+from random_models import TINY_CONFIG
 
 MIB = 2**20
 GIB = 2**30

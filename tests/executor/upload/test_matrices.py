@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
 from paceline_executor.numerics import MatrixKind
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts
 from paceline_executor.upload import matrices
 from paceline_executor.upload import staging as staging_module
 from paceline_executor.upload.matrices import Uploader
@@ -21,6 +20,7 @@ from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
 from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
 from paceline_kernels.scaled_linear import quantize_rows
+from random_models import TINY_CONFIG, RandomCheckpoint, gguf_parts
 
 CPU = torch.device("cpu")
 CONFIG = replace(TINY_CONFIG, hidden_size=256, intermediate_size=256, num_heads=8, head_dim=32, qkv_bias=True)

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from executor_rig.cpu import cpu_runner
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
-from paceline_executor.testing.cpu import cpu_runner
-from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.validation.scores import (
     NUM_GIVEN,
     Comparison,
@@ -19,6 +18,7 @@ from paceline_executor.validation.scores import (
     first_difference,
     predict,
 )
+from random_models import tiny_checkpoint
 
 PACKED = Numerics(MatrixKind.PACKED, KvDtype.INT8)
 SIZES = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 32, "intermediate_size": 96}

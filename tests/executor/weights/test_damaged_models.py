@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from paceline.process.command import ExitCode
 from paceline_executor.errors import ModelCorruptError, ModelError
-from paceline_executor.testing.models import BYTE_LETTERS, TINY_CONFIG, RandomCheckpoint, gguf_parts, llama_fields
 from paceline_executor.weights import load_model
+from random_models import BYTE_LETTERS, TINY_CONFIG, RandomCheckpoint, gguf_parts, llama_fields
 
 SCALING = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}
 CONFIG = llama_fields(TINY_CONFIG) | {"rope_scaling": SCALING, "hidden_act": "silu"}

@@ -9,9 +9,9 @@ import pytest
 from paceline_executor.config import parse_config
 from paceline_executor.errors import ModelNotFoundError, UnsupportedModelError
 from paceline_executor.start.loading import load
-from paceline_executor.testing.models import TINY_CONFIG, llama_fields
 from paceline_executor.weights import load_dummy
 from paceline_executor.weights.stored_tensor import FloatType, GroupedType
+from random_models import TINY_CONFIG, llama_fields
 
 CONFIG = replace(TINY_CONFIG, head_dim=32, vocab_size=300, max_model_len=512)
 SHAPE = llama_fields(CONFIG) | {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}

@@ -11,8 +11,8 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from paceline_executor.errors import HubUnreachableError, ModelCorruptError, ModelError, ModelNotFoundError
-from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
 from paceline_executor.weights import FetchOptions, load_checkpoint, load_model, resolve_model
+from random_models import RandomCheckpoint, gguf_parts
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4665\nsize 135\n"
 CONFIG = transformers.LlamaConfig(

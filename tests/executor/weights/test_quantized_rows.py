@@ -6,9 +6,9 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from paceline_executor.errors import ModelCorruptError
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_name, gguf_parts
 from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.quantized_rows import take_apart
+from random_models import TINY_CONFIG, RandomCheckpoint, gguf_name, gguf_parts
 
 Q4_0, Q4_1, Q8_0, Q4_K = (GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q8_0", "Q4_K"))
 KINDS = {Q4_0: 4, Q4_1: 4, Q8_0: 8}

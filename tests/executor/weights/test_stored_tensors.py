@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from paceline_executor.errors import ModelCorruptError
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_name, gguf_parts
 from paceline_executor.weights.gguf.header import read_gguf_header
 from paceline_executor.weights.hf.safetensors_folder import _read_header
 from paceline_executor.weights.loading import load_checkpoint
 from paceline_executor.weights.stored_checkpoint import FLOAT8_NUMBERS, as_float32
 from paceline_executor.weights.stored_tensor import FileBytes, FloatType, MemoryBytes, StoredTensor, read_rows_into
+from random_models import TINY_CONFIG, RandomCheckpoint, gguf_name, gguf_parts
 
 CONFIG = replace(TINY_CONFIG, head_dim=32, tie_word_embeddings=False)
 NAMES = tuple(CONFIG.tensor_shapes())

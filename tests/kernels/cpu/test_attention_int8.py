@@ -4,8 +4,8 @@ import numba
 import numpy as np
 import pytest
 
+from kernel_rig.processors import usable_processors
 from paceline_kernels.attention import int8, int8_tiles
-from paceline_kernels.testing.processors import usable_processors
 from paceline_kernels.vector.integers import this_processor
 from paceline_kernels.vector.simd import address
 

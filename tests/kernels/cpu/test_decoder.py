@@ -12,10 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_kernels.decoder import AuxHidden, Decoder, DecoderBatch, reference
-from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
-from paceline_kernels.quantized_linear import WeightFormat
-from paceline_kernels.testing.decoders import (
+from kernel_rig.decoders import (
     HEAD_DIM,
     HIDDEN,
     NUM_KV_HEADS,
@@ -25,8 +22,11 @@ from paceline_kernels.testing.decoders import (
     llama_weights,
     weights_with_everything,
 )
-from paceline_kernels.testing.packed import random_packed_weight
-from paceline_kernels.testing.tensors import int32
+from kernel_rig.packed import random_packed_weight
+from kernel_rig.tensors import int32
+from paceline_kernels.decoder import AuxHidden, Decoder, DecoderBatch, reference
+from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
+from paceline_kernels.quantized_linear import WeightFormat
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 16
 WEIGHTS = llama_weights()

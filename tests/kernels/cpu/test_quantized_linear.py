@@ -7,6 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_rig.packed import random_packed_weight
+from kernel_rig.processors import usable_processors
 from paceline_kernels.compiler import jit
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.quantized_linear import (
@@ -21,8 +23,6 @@ from paceline_kernels.quantized_linear import (
     unpack_rows,
 )
 from paceline_kernels.quantized_linear.cpu import quantize_groups
-from paceline_kernels.testing.packed import random_packed_weight
-from paceline_kernels.testing.processors import usable_processors
 from paceline_kernels.vector.simd import address
 
 FORMATS = pytest.mark.parametrize("weight_format", list(WeightFormat), ids=lambda kind: kind.name)

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernel_rig import paged_batch, random_context
 from paceline_kernels.attention import Splits, reference
 from paceline_kernels.attention import triton as attention
 from paceline_kernels.attention.triton import launches
 from paceline_kernels.attention.triton.launches import splits_launch
 from paceline_kernels.gpu.architecture import Architecture
-from paceline_kernels.testing import paged_batch, random_context
 
 SAME, FP8, INT8 = None, torch.float8_e4m3fn, torch.int8  # what a cache is made of: the type of queries, or 8 bits
 KINDS = pytest.mark.parametrize("kind", [SAME, FP8, INT8], ids=["as queries", "float8", "int8"])

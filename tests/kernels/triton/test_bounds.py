@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline_kernels.testing.bounds import BoundedMemory
+from kernel_rig.bounds import BoundedMemory
 
 
 def test_a_reference_on_another_device_makes_its_own_memory(gpu, place):

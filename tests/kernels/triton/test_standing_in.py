@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from kernel_rig.tensors import normal
 from paceline_kernels.devices import cpu_stands_for_gpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.linear import linear
 from paceline_kernels.scaled_linear import quantize_rows, scaled_linear
-from paceline_kernels.testing.tensors import normal
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,12 @@
 import grpc
 import pytest
 
+from edge_rig import tiny
+from edge_rig.edge_client import EdgeClient, scripted_edge
+from edge_rig.edge_server import serve_edge
+from edge_rig.scripted_backend import ScriptedBackend
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.testing import tiny
-from paceline_scheduler.testing.edge_client import EdgeClient, scripted_edge
-from paceline_scheduler.testing.edge_server import serve_edge
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ from structlog.testing import capture_logs
 
 import paceline.v1
 from both_sides.calls import DENIED, UNAUTHENTICATED, ended, message_about, methods_of, outcome, tenant_fields
+from edge_rig.edge_server import serve_edge, wait_until
+from edge_rig.scripted_backend import ScriptedBackend
+from edge_rig.tiny import LONG_MODEL
 from paceline.plan.hashes import HASH_START, fold
 from paceline.plan.values import RecordId
 from paceline.process.callers import ANYBODY, NOBODY, Role, caller_of_uris
@@ -19,9 +22,6 @@ from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.errors import PermissionDeniedError, TenantLimitError, UnauthenticatedError
-from paceline_scheduler.testing.edge_server import serve_edge, wait_until
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tiny import LONG_MODEL
 from paceline_scheduler.tokens import Token, parse_tokens
 
 METHODS = methods_of(inference_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)

@@ -7,6 +7,10 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
+from edge_rig.edge_server import serve_edge, wait_until
+from edge_rig.refusals import refusal_of
+from edge_rig.scripted_backend import ScriptedBackend
+from edge_rig.tokenizers import served_model
 from paceline.process.metrics import Meter
 from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
@@ -19,11 +23,7 @@ from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.observers.definitions import COUNTED
 from paceline_scheduler.observers.steps import MAX_WATCHERS, DraftTotals, StepRecord, StepTotals
 from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
-from paceline_scheduler.testing.edge_server import serve_edge, wait_until
-from paceline_scheduler.testing.refusals import refusal_of
-from paceline_scheduler.testing.requests import make_request
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import served_model
+from scheduler_rig.requests import make_request
 
 STEPS = StepTotals(
     9,

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
+from edge_rig.edge_client import EdgeClient
+from edge_rig.returning_client import ReturningClient
+from edge_rig.tiny import END, LONG_MODEL, encode
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler import errors
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.testing.edge_client import EdgeClient
-from paceline_scheduler.testing.returning_client import ReturningClient
-from paceline_scheduler.testing.tiny import END, LONG_MODEL, encode
 
 MODEL = LONG_MODEL
 LIMITS = EdgeLimits(max_stream_bytes=4096, max_session_requests=8)

@@ -8,13 +8,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from structlog.testing import capture_logs
 
+from edge_rig.edge_server import wait_until
+from edge_rig.refusals import refusal_of
+from edge_rig.tiny import END, TOKENIZER, encode
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_scheduler.errors import DeadlineExceededError
-from paceline_scheduler.testing.edge_server import wait_until
-from paceline_scheduler.testing.refusals import refusal_of
-from paceline_scheduler.testing.tiny import END, TOKENIZER, encode
 
 
 async def rest_of(call):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline_executor.testing.hash_executor import simulated_executor
+from client_loads.stream_ends import leave_often, ways
+from edge_rig.edge_server import wait_until
+from executor_rig.hash_executor import simulated_executor
 from paceline_scheduler.core.events import Acknowledge
-from paceline_scheduler.testing.edge_server import wait_until
-from paceline_scheduler.testing.measured_processes import event, module_process, scheduler_of
-from paceline_scheduler.testing.stream_ends import leave_often, ways
-from paceline_scheduler.testing.whole_scheduler import serve_scheduler
+from scheduler_rig.whole_scheduler import serve_scheduler
+from service_processes.measured import event, module_process, scheduler_of
 
 NUM_STREAMS_PER_WAY = 12
 NUM_STREAMS = NUM_STREAMS_PER_WAY * len(ways())

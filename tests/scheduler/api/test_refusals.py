@@ -7,6 +7,8 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from structlog.testing import capture_logs
 
+from edge_rig.refusals import refusal_of
+from edge_rig.tiny import MODEL
 from paceline.plan.values import Claim, FinishReason, RecordId
 from paceline.process.callers import Caller, Role
 from paceline.v1 import inference_pb2 as pb
@@ -15,8 +17,6 @@ from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.servicer_guard import Guard
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, PermissionDeniedError, UnknownModelError
-from paceline_scheduler.testing.refusals import refusal_of
-from paceline_scheduler.testing.tiny import MODEL
 
 A_MILLION_UNKNOWN_FIELDS = b"\xf8\x07\x01" * 1_000_000
 

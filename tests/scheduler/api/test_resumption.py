@@ -2,13 +2,13 @@
 
 import pytest
 
+from edge_rig.tokenizers import served_model
 from paceline.plan.durations import write_duration
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.resumption import body_of, check_resumption, claimed_end
 from paceline_scheduler.api.validation import check_context, validate
 from paceline_scheduler.errors import DeadlineExceededError, InvalidRequestError
-from paceline_scheduler.testing.tokenizers import served_model
 
 MODEL = served_model()
 NOTHING = 0xCBF29CE484222325

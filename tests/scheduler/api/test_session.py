@@ -12,6 +12,11 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 from structlog.testing import capture_logs
 
+from edge_rig.edge_server import NOON, SLOW_CHANNEL, wait_until
+from edge_rig.refusals import refusal_of
+from edge_rig.scripted_backend import ScriptedBackend
+from edge_rig.tiny import END, LONG_MODEL, encode
+from edge_rig.tokenizers import try_here
 from paceline.plan.values import FinishReason, RecordId
 from paceline.process.callers import ANYBODY
 from paceline.v1 import inference_pb2 as pb
@@ -22,12 +27,7 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_session import serve_session
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.errors import DeadlineExceededError
-from paceline_scheduler.testing.edge_server import NOON, SLOW_CHANNEL, wait_until
-from paceline_scheduler.testing.refusals import refusal_of
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tiny import END, LONG_MODEL, encode
-from paceline_scheduler.testing.tokenizers import try_here
-from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+from virtual_time import run_in_virtual_time
 
 MODEL = LONG_MODEL
 LIMITS = EdgeLimits(max_stream_bytes=16 * 1024, max_session_requests=100, heartbeat_s=0.05)

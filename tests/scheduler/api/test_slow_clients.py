@@ -6,14 +6,14 @@ from contextlib import AsyncExitStack
 import grpc
 import grpc.aio
 
+from edge_rig.edge_server import SLOW_CHANNEL, serve_edge
+from edge_rig.scripted_backend import ScriptedBackend
+from edge_rig.tiny import MODEL, encode
+from edge_rig.tokenizers import served_model
 from paceline.plan.values import FinishReason, TokenLogprobs
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, serve_edge
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tiny import MODEL, encode
-from paceline_scheduler.testing.tokenizers import served_model
 
 NUM_SLOW, NUM_FAST = 100, 8
 MAX_STREAM_BYTES = 16 * 1024

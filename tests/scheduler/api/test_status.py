@@ -7,11 +7,11 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 
+from edge_rig.refusals import details_of
 from paceline.plan.values import Claim
 from paceline.process.statuses import rpc_status, trailing_metadata
 from paceline_scheduler import errors
 from paceline_scheduler.api import status
-from paceline_scheduler.testing.refusals import details_of
 
 REFUSALS_AND_FAILURES = [
     (errors.InvalidRequestError("sampling.top_p", "is 2"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"),

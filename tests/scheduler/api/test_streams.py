@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edge_rig.edge_client import EdgeClient
+from edge_rig.tiny import END, LONG_MODEL, TOKENIZER, encode
 from paceline.plan.hashes import HASH_START, fold
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline.process.callers import ANYBODY
@@ -17,8 +19,6 @@ from paceline_scheduler import errors
 from paceline_scheduler.api.fan_out import completion_seed
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.core.answers import Estimate, RequestState
-from paceline_scheduler.testing.edge_client import EdgeClient
-from paceline_scheduler.testing.tiny import END, LONG_MODEL, TOKENIZER, encode
 
 MODEL = LONG_MODEL
 LIMITS = EdgeLimits(max_stream_bytes=4096, max_session_requests=16, max_held_tokens=8)

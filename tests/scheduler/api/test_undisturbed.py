@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_rig.edge_client import scripted_edge
+from edge_rig.returning_client import ReturningClient
+from edge_rig.tiny import END, MODEL, TOKENIZER, encode
 from paceline.plan.values import FinishReason
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.testing.edge_client import scripted_edge
-from paceline_scheduler.testing.returning_client import ReturningClient
-from paceline_scheduler.testing.tiny import END, MODEL, TOKENIZER, encode
 
 # Tokens that make characters, stop texts, special tokens and ends lie across every border.
 LETTERS = (*encode("ab€ab€ab"), TOKENIZER.token_to_id("<|im_start|>"), END)

@@ -6,6 +6,8 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from edge_rig import tiny
+from edge_rig.edge_client import EdgeClient
 from paceline.plan.values import Claim, FinishReason, RecordId
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.core.answers import RequestState
@@ -19,8 +21,6 @@ from paceline_scheduler.errors import (
     StandbyError,
     UnknownModelError,
 )
-from paceline_scheduler.testing import tiny
-from paceline_scheduler.testing.edge_client import EdgeClient
 
 
 def request(name="a", *, model=tiny.MODEL.name, **fields):

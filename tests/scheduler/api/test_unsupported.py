@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from edge_rig.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.resumption import check_resumption
 from paceline_scheduler.api.validation import check_prompt, num_completions, text_options, validate
 from paceline_scheduler.errors import InvalidRequestError, RequestRefusedError, SchedulerError, UnsupportedError
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 from repository_checks.messages import leaves, with_leaf
 
 MODEL = served_model(tokenizer_source(byte_level_tokenizer(), eos_token="<|im_start|>"))

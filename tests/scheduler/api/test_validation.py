@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from edge_rig.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 from paceline.plan.sampling import GenerationDefaults
 from paceline.plan.values import RecordId
 from paceline.v1 import inference_pb2 as pb
@@ -21,7 +22,6 @@ from paceline_scheduler.api.validation import (
     validate,
 )
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 
 SOURCE = tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>")
 MODEL = served_model(SOURCE)

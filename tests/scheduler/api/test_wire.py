@@ -14,8 +14,8 @@ from paceline_scheduler.core.answers import Explanation, RequestState
 from paceline_scheduler.core.outputs import DraftCounts
 from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.link.wire_contexts import write_context
-from paceline_scheduler.testing.requests import make_placement, make_request
 from paceline_scheduler.wire_phases import read_times, write_times
+from scheduler_rig.requests import make_placement, make_request
 
 TIMES = PhaseTimes(0.5, 0.25, 2.0, 0.125)
 TOLD = [("queued", 500), ("prefill", 250), ("decode", 2000), ("preempted", 125)]

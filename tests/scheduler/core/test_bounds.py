@@ -12,7 +12,7 @@ from paceline.plan.values import StepPoint
 from paceline_scheduler.core.events import StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import DivergenceError
-from paceline_scheduler.testing.requests import column, make_request
+from scheduler_rig.requests import column, make_request
 
 FIRST = "executor-0"
 MAX_DRAFTS = 9

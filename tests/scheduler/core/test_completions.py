@@ -8,7 +8,7 @@ from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness, running
 from paceline.plan.values import RecordId
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 
 def completions(prompt, max_tokens, count, **options):

@@ -20,7 +20,7 @@ from paceline_scheduler.core.planning.forecast import prefill_rate
 from paceline_scheduler.core.planning.step_time import num_chunk_pairs
 from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.recording.graph import read_value, write_value
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 
 class Oracle:

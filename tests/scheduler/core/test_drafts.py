@@ -18,7 +18,7 @@ from paceline_scheduler.core.planning.drafts import best_drafts, most_per_time
 from paceline_scheduler.core.planning.speculation import Acceptance, Speculation
 from paceline_scheduler.core.planning.step_budget import StepBudget
 from paceline_scheduler.core.planning.step_time import StepTimeModel
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 FIRST = "executor-0"
 MS = 1e6

@@ -17,8 +17,8 @@ from paceline_scheduler.core import events
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.planner import decide
 from paceline_scheduler.core.request import ResumePoint
-from paceline_scheduler.testing.fingerprint import fingerprint
-from paceline_scheduler.testing.requests import column, make_request
+from scheduler_rig.fingerprint import fingerprint
+from scheduler_rig.requests import column, make_request
 
 FIRST, SECOND = "executor-0", "executor-1"
 RUNNING = make_request(3, 30, handle=1, request_id="runs", is_resumable=True, attachment=2)

@@ -12,7 +12,7 @@ from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import MAX_LEFT_S
 from paceline_scheduler.core.planning.forecast import load_of
 from paceline_scheduler.errors import ExecutorLeavingError, InvalidRequestError, NoLongerServedError
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 FIRST, SECOND = "executor-0", "executor-1"
 BOTH = (FIRST, SECOND)

@@ -14,7 +14,7 @@ from paceline_scheduler.core.events import End, StreamEnded
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.queue.listing import Selection
 from paceline_scheduler.errors import QueueFullError, UnknownRequestError
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 
 def test_a_running_request_names_its_executor_and_how_far_it_is():

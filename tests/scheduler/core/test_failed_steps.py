@@ -13,7 +13,7 @@ from paceline_executor import errors as executor_errors
 from paceline_executor.runner.interface import RowProblem
 from paceline_scheduler.core.events import ExecutorAttached
 from paceline_scheduler.errors import ExecutorFailedError, NoTokenLeftError, QuarantinedError, StepFailedError
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 FIRST = "executor-0"
 

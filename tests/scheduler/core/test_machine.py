@@ -18,7 +18,7 @@ from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.suspects import MAX_EXECUTOR_DEATHS
 from paceline_scheduler.core.tables.rows import RUNNING
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 END_PROBABILITY = 0.05
 REFUSALS = (errors.QueueFullError, errors.InvalidRequestError, errors.NoExecutorError)

@@ -10,7 +10,7 @@ from paceline_scheduler.core.answers import RequestState
 from paceline_scheduler.core.events import DrainExecutor, StreamEnded, UndrainExecutor
 from paceline_scheduler.core.request import MAX_OUTAGE_S
 from paceline_scheduler.errors import DeadlineExceededError, NoExecutorError, OutageError
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 FIRST, SECOND = "executor-0", "executor-1"
 

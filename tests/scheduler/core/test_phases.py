@@ -13,7 +13,7 @@ from both_sides.harness import CoreHarness
 from paceline.plan.values import FinishReason
 from paceline_scheduler.core.events import StreamEnded
 from paceline_scheduler.core.phases import PhaseTimes
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 
 class Diary:

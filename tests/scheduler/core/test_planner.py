@@ -15,7 +15,7 @@ from paceline_scheduler.core.events import SetLimits, StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.step_budget import MIN_CHUNK, StepBudget
 from paceline_scheduler.core.planning.step_time import StepTimeModel, num_chunk_pairs
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_running_decodes():

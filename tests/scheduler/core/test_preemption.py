@@ -6,7 +6,7 @@ from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness, preempted_rows, running
 from paceline_scheduler.core.planning.capacity import MAX_PREEMPTIONS
 from paceline_scheduler.core.planning.growth import Growth, OutputLengths
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 
 def test_no_request_is_preempted_more_than_three_times():

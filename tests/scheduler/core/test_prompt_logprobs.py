@@ -12,7 +12,7 @@ from both_sides.harness import CoreHarness, running
 from paceline.plan.values import LogprobColumns
 from paceline_scheduler.core.events import StepFinished
 from paceline_scheduler.errors import DivergenceError
-from paceline_scheduler.testing.requests import column, make_request
+from scheduler_rig.requests import column, make_request
 
 
 def logprobs_of_prompt(request):

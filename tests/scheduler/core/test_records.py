@@ -10,7 +10,7 @@ from both_sides.harness import CoreHarness, preempted_rows
 from paceline.plan.values import FinishReason, LogprobColumns, RowFinish
 from paceline_scheduler.core.events import Acknowledge, ExecutorAttached, StreamEnded
 from paceline_scheduler.errors import DuplicateRequestError
-from paceline_scheduler.testing.requests import column, make_request
+from scheduler_rig.requests import column, make_request
 
 
 def run_until_ended(harness, handle):

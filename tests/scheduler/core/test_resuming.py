@@ -19,7 +19,7 @@ from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import ABANDONED_AFTER_S, RESUME_WINDOW_S
 from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.core.requests.request_table import RETAIN_S
-from paceline_scheduler.testing.requests import column, make_request
+from scheduler_rig.requests import column, make_request
 
 
 def resumable(max_tokens=12, **options):

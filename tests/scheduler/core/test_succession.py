@@ -17,7 +17,7 @@ from paceline_scheduler.core.events import (
 )
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.core.live import RESUME_WINDOW_S
-from paceline_scheduler.testing.requests import column, make_request
+from scheduler_rig.requests import column, make_request
 
 FIRST, SECOND = "executor-0", "executor-1"
 

@@ -12,7 +12,7 @@ from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.core.tenants import Tenants
 from paceline_scheduler.errors import InvalidRequestError, TenantLimitError
 from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 
 def bounds(**own):

@@ -13,7 +13,7 @@ from paceline_scheduler.core.live import LiveRequest, queue_key_of
 from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.core.queue.waiting import WaitingQueue
 from paceline_scheduler.errors import QueueFullError
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 TENANTS = "abc"
 

@@ -11,7 +11,7 @@ from paceline_scheduler.core.events import Tick
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import PATIENCE_S
 from paceline_scheduler.errors import DeadlineUnreachableError, QueueFullError
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 
 def order_of_placement(harness):

@@ -18,9 +18,9 @@ from paceline_scheduler.errors import ExecutorLeavingError, NoExecutorError, NoL
 from paceline_scheduler.link.executors import REPLACED_S
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
-from paceline_scheduler.testing.requests import make_request
-from paceline_scheduler.testing.rig import SchedulerRig
-from paceline_scheduler.testing.virtual_time import now
+from scheduler_rig.requests import make_request
+from scheduler_rig.rig import SchedulerRig
+from virtual_time import now
 
 FIRST, SECOND = "executor:1", "executor:2"
 

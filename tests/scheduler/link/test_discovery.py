@@ -3,9 +3,9 @@
 import pytest
 
 from both_sides.certificates import Authority
+from executor_rig.hash_executor import hash_executor
 from paceline.process.tls_folder import TlsFolder
 from paceline_executor.link.service import ServiceConfig
-from paceline_executor.testing.hash_executor import hash_executor
 from paceline_scheduler.errors import LinkError, UnreachableError
 from paceline_scheduler.link.discovery import Discovery, Endpoint, parse_executors
 from paceline_scheduler.link.transport_grpc import GrpcTransport

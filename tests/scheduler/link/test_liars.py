@@ -14,9 +14,9 @@ from paceline_scheduler.errors import StreamEndedError, TermSupersededError
 from paceline_scheduler.link.claim import MAX_RISE
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
-from paceline_scheduler.testing.requests import make_request
-from paceline_scheduler.testing.rig import SchedulerRig
-from paceline_scheduler.testing.virtual_time import in_virtual_time
+from scheduler_rig.requests import make_request
+from scheduler_rig.rig import SchedulerRig
+from virtual_time import in_virtual_time
 
 HONEST, OTHER, LIAR = "executor:1", "executor:2", "liar:1"
 MADE_UP = "evil.example:1"

@@ -10,8 +10,8 @@ from paceline.plan import values
 from paceline.plan.versions import ProtocolRange
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.plan_stream import PlanStream, Steps
-from paceline_scheduler.testing.requests import column
-from paceline_scheduler.testing.virtual_time import in_virtual_time, now
+from scheduler_rig.requests import column
+from virtual_time import in_virtual_time, now
 
 MODEL = values.Model("simulated", "simulated", 256, 300)
 HELLO = values.Hello(values.Claim(1, "scheduler"))

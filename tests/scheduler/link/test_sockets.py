@@ -5,14 +5,14 @@ import contextlib
 import pytest
 from structlog.testing import capture_logs
 
+from executor_rig.hash_executor import simulated_executor
+from executor_rig.hash_runner import continuation
+from executor_rig.plan_client import attached, hello
 from paceline.bytes_tokenizer import PRINTABLE, make_bytes_tokenizer
-from paceline_executor.testing.hash_executor import simulated_executor
-from paceline_executor.testing.hash_runner import continuation
-from paceline_executor.testing.plan_client import attached, hello
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
-from paceline_scheduler.testing.requests import make_request
-from paceline_scheduler.testing.rig import SchedulerRig
+from scheduler_rig.requests import make_request
+from scheduler_rig.rig import SchedulerRig
 
 VOCAB_SIZE = 1000  # prompts of `make_request` are from it
 ROOM = ("--max-num-seqs", "16", "--max-model-len", "2048")

@@ -13,7 +13,7 @@ from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StandbyError
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
-from paceline_scheduler.testing.virtual_time import now
+from virtual_time import now
 
 FIRST, SECOND = "executor:1", "executor:2"
 ACTIVE = Claim(1, "scheduler-a", "scheduler-a:50051")

@@ -11,8 +11,8 @@ from paceline_scheduler import process
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import GivenUpError, StandbyError
 from paceline_scheduler.link.leadership import ServingStatus
-from paceline_scheduler.testing.requests import make_request
-from paceline_scheduler.testing.virtual_time import now
+from scheduler_rig.requests import make_request
+from virtual_time import now
 
 FIRST, SECOND = "executor:1", "executor:2"
 LONG = 200  # tokens: more than are computed before anybody gives up here

@@ -32,7 +32,7 @@ from paceline_scheduler.link import wire
 from paceline_scheduler.link.snapshots import MAX_SNAPSHOT_BYTES, SnapshotJoiner
 from paceline_scheduler.link.transport_grpc import GrpcPlanCall
 from paceline_scheduler.link.wire_contexts import read_context, with_contexts, write_context
-from paceline_scheduler.testing.requests import column, make_placement, make_request
+from scheduler_rig.requests import column, make_placement, make_request
 
 
 def test_the_context_holds_the_request_and_what_is_left_of_its_time():

@@ -16,12 +16,12 @@ import pytest
 import pytest_asyncio
 
 from both_sides.certificates import Authority
+from client_loads.raw_http2 import RawConnection
+from edge_rig.edge_server import wait_until
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.servicer_guard import MAX_MESSAGE_BYTES
-from paceline_scheduler.testing.edge_server import wait_until
-from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
-from paceline_scheduler.testing.raw_http2 import RawConnection
+from service_processes.measured import scheduler_of, simulated_executor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

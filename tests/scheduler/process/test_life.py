@@ -14,15 +14,15 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from edge_rig.edge_server import wait_until
+from executor_rig.hash_executor import simulated_executor
+from executor_rig.hash_runner import continuation
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline.plan.values import Drain
 from paceline.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, sampling_pb2
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN
-from paceline_executor.testing.hash_executor import simulated_executor
-from paceline_executor.testing.hash_runner import continuation
-from paceline_scheduler.testing.edge_server import wait_until
-from paceline_scheduler.testing.measured_processes import module_process
-from paceline_scheduler.testing.processes import SchedulerTestProcess
+from service_processes.logged import SchedulerTestProcess
+from service_processes.measured import module_process
 
 GENEROUS_S = 60
 ANEW = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own
@@ -261,8 +261,8 @@ async def test_a_client_that_stands_still_is_noticed_and_its_requests_end_with_t
     """Its connection stays open; nobody else is held up."""
     async with deployment(step_ms=20.0) as (executor, process, channel), contextlib.AsyncExitStack() as stack:
         port = (await process.event("listening"))["port"]
-        load = module_process("paceline_client.testing.stream_load", f"127.0.0.1:{port}", "--num-streams", "4")
-        other = await stack.enter_async_context(load)
+        asking = ("generate", "--raw", "-n", "4", "--max-tokens", "2000", "--target", f"127.0.0.1:{port}", "Tell me")
+        other = await stack.enter_async_context(module_process("paceline_cli", *asking))
         table = executor.table
         await wait_until(lambda: table.num_rows_in_use == 4, GENEROUS_S)
         await asyncio.sleep(1)  # for its first heartbeat: of one that never sends any only the transport decides

@@ -9,12 +9,12 @@ import grpc.aio
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from edge_rig.refusals import refusal_of
+from executor_rig.hash_executor import simulated_executor
+from executor_rig.hash_runner import continuation
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline.v1 import admin_pb2, admin_pb2_grpc, executor_pb2, executor_pb2_grpc, inference_pb2, inference_pb2_grpc
-from paceline_executor.testing.hash_executor import simulated_executor
-from paceline_executor.testing.hash_runner import continuation
-from paceline_scheduler.testing.processes import SchedulerTestProcess
-from paceline_scheduler.testing.refusals import refusal_of
+from service_processes.logged import SchedulerTestProcess
 
 PROMPT, MAX_TOKENS = (5, 1, 2), 120
 EXPECTED = continuation(PROMPT, MAX_TOKENS, PRINTABLE, seed=7)

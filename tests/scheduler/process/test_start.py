@@ -10,8 +10,8 @@ import pytest
 
 from paceline_scheduler.config import parse_config
 from paceline_scheduler.errors import ConfigError
-from paceline_scheduler.testing.processes import SchedulerTestProcess
 from repository_checks.knobs import MAX_KNOBS, options
+from service_processes.logged import SchedulerTestProcess
 
 
 def run_scheduler(*arguments):

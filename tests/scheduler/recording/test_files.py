@@ -28,7 +28,7 @@ from paceline_scheduler.recording.masking import Plain
 from paceline_scheduler.recording.recorder import Recorder
 from paceline_scheduler.recording.replay import read_recording, replay
 from paceline_scheduler.recording.standins import StandIns
-from paceline_scheduler.testing.requests import column, make_request
+from scheduler_rig.requests import column, make_request
 
 MARK = [31_001, 17, 31_003, 29_999, 23_456, 30_007]
 SOME_TOKENS = st.lists(st.integers(0, 6), max_size=12)

@@ -17,7 +17,7 @@ from paceline_scheduler.core.planning.growth import OutputLengths
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.recording.replay import Recording, replay
 from paceline_scheduler.recording.wire import RecordedEvent, RecordedKeys, RecordedPlanning
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 FORMS = pytest.mark.parametrize("is_raw", [True, False], ids=["raw", "stand-ins"])
 SMALL_FILE = 6_000

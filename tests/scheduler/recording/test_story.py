@@ -9,7 +9,7 @@ from both_sides.recorded import RecordedHarness, Recordings
 from paceline_scheduler.errors import RecordingError
 from paceline_scheduler.recording.replay import follow
 from paceline_scheduler.recording.story import Requests, Story
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 NUM_TOKENS = 40
 

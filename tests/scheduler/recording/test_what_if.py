@@ -18,7 +18,7 @@ from paceline_scheduler.recording.replay import replay
 from paceline_scheduler.recording.simulation import simulate
 from paceline_scheduler.recording.tally import Tally
 from paceline_scheduler.recording.what_if import compare, read_policy
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 BASE_S, TOKEN_S = 0.004, 0.0002
 NUM_REQUESTS = 60

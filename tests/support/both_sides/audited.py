@@ -9,6 +9,7 @@ from functools import lru_cache
 from random import Random
 
 from both_sides.executor import InlineExecutor
+from executor_rig.hash_runner import HashRule
 from paceline.plan.values import (
     BatchPlan,
     GraphSizes,
@@ -28,7 +29,6 @@ from paceline_executor.runner.simulated import logprobs_of
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.start.loading import describe_simulated
 from paceline_executor.start.opening import simulated_tokenizer
-from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.core.request import Request
 from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import InjectedError, SlotRunner, TimedRunner

@@ -18,8 +18,8 @@ from paceline_scheduler.backend import Arrival
 from paceline_scheduler.core.events import Resume
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request, ResumePoint
-from paceline_scheduler.testing.rig import SchedulerRig
-from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+from scheduler_rig.rig import SchedulerRig
+from virtual_time import run_in_virtual_time
 
 _MAX_VIRTUAL_S = 600
 

@@ -40,8 +40,8 @@ from paceline_scheduler.core.planning.step_budget import StepBudget
 from paceline_scheduler.core.request import Request, ResumePoint
 from paceline_scheduler.core.tables.rows import RowIndex
 from paceline_scheduler.core.views import CoreViews
-from paceline_scheduler.testing.clock import ManualClock
-from paceline_scheduler.testing.collector import OutputCollector
+from scheduler_rig.collector import OutputCollector
+from virtual_time.clock import ManualClock
 
 _MAX_TURNS = 20_000
 

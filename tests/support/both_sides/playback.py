@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 from both_sides.executor import InlineExecutor, loaded_on
 from both_sides.harness import CoreHarness
+from executor_rig.plans import int32
 from paceline.plan.values import StepPoint, StepResult, StepTimings
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner.drafter import MAX_NUM_DRAFT_TOKENS, PromptLookup
 from paceline_executor.runner.interface import FlatBatch, Int32Array, StepOutput
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes
-from paceline_executor.testing.plans import int32
 from paceline_scheduler.core.request import Request
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 _FIRST = "executor-0"
 _MAX_TOKENS = 160

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from executor_rig.plans import plan
+from executor_rig.random_plans import Request, Scheduler
 from paceline.plan.values import BatchPlan, NewRequest, StepResult
 from paceline_executor.errors import StepFailedError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine, Ticket
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
-from paceline_executor.testing.plans import plan
-from paceline_executor.testing.random_plans import Request, Scheduler
 
 OF_THE_TEST = "of the test"  # in the message of every failure that a test makes
 FAILURES = 0.15  # how often a launch fails

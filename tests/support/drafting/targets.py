@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from drafting.serving import Plain
+from executor_rig.random_plans import LIMITS as PLAIN_LIMITS
 from hash_twin import HostDrafter
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
@@ -33,12 +34,11 @@ from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.drafter import Drafter, NoDrafter
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
-from paceline_executor.testing.eagle3 import random_head
-from paceline_executor.testing.models import tiny_checkpoint
-from paceline_executor.testing.random_plans import LIMITS as PLAIN_LIMITS
 from paceline_executor.weights import Checkpoint
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_kernels.attention import Splits
+from random_models import tiny_checkpoint
+from random_models.eagle3 import random_head
 
 T = TypeVar("T")
 

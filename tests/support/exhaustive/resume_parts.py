@@ -8,7 +8,7 @@ from exhaustive.clockwork import Do
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 LENGTH = 3
 REQUEST = make_request([5], LENGTH, handle=1, request_id="r", seed=3, is_resumable=True)

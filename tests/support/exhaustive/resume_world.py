@@ -13,12 +13,12 @@ from functools import partial
 import numpy as np
 
 from both_sides.audited import VOCAB_SIZE, make_executor
+from executor_rig.hash_runner import HashRule
 from exhaustive.clockwork import LATE, Budget, Clockwork, Do
 from exhaustive.gen import Gen
 from exhaustive.resume_parts import LENGTH, REQUEST, Call, Client, End, Host, Link, Scheduler, World
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import BatchPlan, FinishReason, StepResult
-from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.core.events import (
     Cancel,
     Detach,

@@ -14,6 +14,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from edge_rig.scripted_backend import ScriptedBackend
+from edge_rig.tokenizers import byte_level_tokenizer, served_model, tokenizer_source, try_here
 from fuzzing.target import Target, framed, unframed
 from paceline.process.metrics import Meter
 from paceline.v1 import admin_pb2, sampling_pb2
@@ -30,8 +32,6 @@ from paceline_scheduler.api.servicer_guard import Guard
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.observers.definitions import COUNTED
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source, try_here
 
 _CALLS_PER_EDGE = 1000
 _TURNS = 30

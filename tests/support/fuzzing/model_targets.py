@@ -13,18 +13,10 @@ from huggingface_hub import set_client_factory
 from huggingface_hub.utils._http import default_client_factory
 from safetensors.numpy import save
 
+from edge_rig.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer
 from fuzzing.target import Target, scratch, tokenizer
 from paceline_executor.errors import ModelError, StepTimesError
 from paceline_executor.runner.step_times import read_step_times
-from paceline_executor.testing.eagle3 import Dialect, random_head
-from paceline_executor.testing.models import (
-    TINY_CONFIG,
-    GgufParts,
-    MetadataInput,
-    RandomCheckpoint,
-    byte_level_metadata,
-    gguf_parts,
-)
 from paceline_executor.weights import load_checkpoint, load_tokenizer
 from paceline_executor.weights.fetch.hub_client import HubClient
 from paceline_executor.weights.gguf.header import read_gguf_header
@@ -32,7 +24,15 @@ from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_executor.weights.hf.tokenizer import tokenizer_from_folder
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer
+from random_models import (
+    TINY_CONFIG,
+    GgufParts,
+    MetadataInput,
+    RandomCheckpoint,
+    byte_level_metadata,
+    gguf_parts,
+)
+from random_models.eagle3 import Dialect, random_head
 
 # As few numbers as a model may have, so that most of an input is what the parser decides by.
 _SMALLEST = replace(

@@ -8,6 +8,10 @@ from google.rpc import error_details_pb2, status_pb2
 
 from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
+from executor_rig.hash_executor import HASH_LIMITS
+from executor_rig.hash_runner import HashRunner
+from executor_rig.plans import placement, plan
+from executor_rig.stepping import SteppingEngine
 from fuzzing.target import Target, framed, unframed
 from paceline.plan.codec import decode_request, decode_response, encode_request, encode_response
 from paceline.plan.codec.columns import MalformedError
@@ -29,16 +33,12 @@ from paceline.v1 import executor_pb2
 from paceline_executor.errors import RequestError, ServiceError, StepFailedError
 from paceline_executor.link.servicer_views import check_state_request
 from paceline_executor.rows.table import RowTable
-from paceline_executor.testing.hash_executor import HASH_LIMITS
-from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.plans import placement, plan
-from paceline_executor.testing.stepping import SteppingEngine
 from paceline_scheduler.core.events import ExecutorAttached, StepFinished, Submit
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.errors import DivergenceError, LinkError, RequestRefusedError
 from paceline_scheduler.link import wire
 from paceline_scheduler.link.snapshots import SnapshotJoiner
-from paceline_scheduler.testing.requests import make_request
+from scheduler_rig.requests import make_request
 
 _ADDRESS = "executor-0"
 _MAX_MESSAGES = 4

@@ -6,6 +6,7 @@ from typing import Any
 
 from both_sides.audited import make_executor
 from both_sides.recorded import RecordedHarness, Recordings
+from edge_rig.tokenizers import content_of
 from fuzzing.target import Target, event_loop, scratch, tokenizer
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.backend import TokenizerSource
@@ -16,8 +17,7 @@ from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.recording.replay import Recording, read_recording, replay
 from paceline_scheduler.recording.story import Requests
 from paceline_scheduler.recording.what_if import read_policy
-from paceline_scheduler.testing.requests import make_request
-from paceline_scheduler.testing.tokenizers import content_of
+from scheduler_rig.requests import make_request
 
 # So that a later file begins with a cache that is written as columns.
 _NUM_CACHED_TOKENS, _MAX_FILE_BYTES = 400, 2_000

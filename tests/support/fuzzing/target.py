@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from edge_rig.tokenizers import byte_level_tokenizer, tokenizer_source
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, tokenizer_source
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from datetime import datetime
 from types import FrameType
 from typing import NoReturn
 
+from edge_rig.tokenizers import CHAT_TEMPLATE
 from fuzzing.target import Target, scratch, tokenizer
 from paceline.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
 from paceline_cli.bench.errors import TraceError
@@ -17,7 +18,6 @@ from paceline_scheduler.api.text.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.config import read_speculation
 from paceline_scheduler.errors import TokenFileError
-from paceline_scheduler.testing.tokenizers import CHAT_TEMPLATE
 from paceline_scheduler.tokens import parse_tokens
 
 _NOON = datetime(2026, 11, 21, 12, 0)  # noqa: DTZ001 - templates are told the local time

@@ -11,6 +11,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from drafting.drafters import row_of
+from executor_rig.hash_runner import HashRunner
+from executor_rig.random_plans import FragileRunner
 from paceline_executor.limits import RowLimits
 from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.runner.device.buckets import buckets_of
@@ -28,9 +31,6 @@ from paceline_executor.runner.interface import (
     StepOutput,
 )
 from paceline_executor.runner.simulated import logprobs_of, prompt_logprobs_of
-from paceline_executor.testing.drafters import row_of
-from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.random_plans import FragileRunner
 from paceline_kernels.attention import Splits
 from paceline_kernels.decoder import AuxHidden
 from paceline_kernels.step_inputs import PlanColumns

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from paceline_executor.testing.models import TINY_CONFIG, llama_fields
 from quantised_files.writers import (
     Float32Array,
     Tensors,
@@ -29,6 +28,7 @@ from quantised_files.writers import (
     left_beside,
     plain,
 )
+from random_models import TINY_CONFIG, llama_fields
 
 # Neither 64 nor 128 divides the inputs of any matrix: last groups and blocks are cut off.
 CONFIG = replace(

@@ -2,7 +2,7 @@
 
 import os
 
-from paceline_executor.testing.models import default_model_path
+from random_models import default_model_path
 from real_model import GREEDY_TOKENS, NUM_TOKENS, TEN, fifty_prompts, greedy_tokens_text
 from real_model.oracle import Oracle
 

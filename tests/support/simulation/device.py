@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from executor_rig.hash_runner import HashRule, HashRunner
 from paceline_executor.link.engine import Ticket
 from paceline_executor.link.step_loop import Command
 from paceline_executor.link.step_thread import Wait, Work
@@ -23,7 +24,6 @@ from paceline_executor.runner.interface import (
 )
 from paceline_executor.runner.simulated import EMPTY_SLOT
 from paceline_executor.runner.step_times import StepTimes
-from paceline_executor.testing.hash_runner import HashRule, HashRunner
 
 _NO_TIME = StepTimes()
 _ROUNDING_S = 1e-6

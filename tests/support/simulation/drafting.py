@@ -5,11 +5,11 @@ Apart from the device, because it knows how tokens are drawn and refuses to know
 
 from collections.abc import Callable
 
+from drafting.drafters import row_of
+from executor_rig.hash_runner import HashRule
+from executor_rig.plans import int32
 from paceline_executor.runner.interface import Int32Array
 from paceline_executor.runner.simulated import SimulatedRunner
-from paceline_executor.testing.drafters import row_of
-from paceline_executor.testing.hash_runner import HashRule
-from paceline_executor.testing.plans import int32
 
 KeyOf = Callable[[Int32Array], tuple[int, int]]
 """Of the row whose tokens these are, a view of the runner's own: its seed, and how long its prompt is."""

@@ -12,6 +12,8 @@ from typing import Any, cast
 
 import grpc.aio
 
+from executor_rig.hash_runner import HashRule
+from executor_rig.hiding_runner import HidingRunner
 from paceline.plan.values import (
     BatchPlan,
     Claim,
@@ -47,8 +49,6 @@ from paceline_executor.link.status import describe
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
-from paceline_executor.testing.hash_runner import HashRule
-from paceline_executor.testing.hiding_runner import HidingRunner
 from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import NANOSECONDS, InlineThread, SlotRunner, TimedRunner
 from simulation.drafting import HashDrafter, keys_in

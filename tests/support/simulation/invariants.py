@@ -8,11 +8,11 @@ import codecs
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
+from executor_rig.hash_runner import HashRule
 from paceline.bytes_tokenizer import END_TOKEN_IDS
 from paceline.plan.values import BatchPlan, Claim, RecordId
 from paceline_client.errors import PacelineError, RequestTimeoutError, UnavailableError
 from paceline_client.results import Completion, Delta, FinishReason, Result
-from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.api.fan_out import completion_seed
 from simulation.model import NUM_BYTE_TOKENS
 from simulation.scenario import PlannedRequest

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from executor_rig.hash_runner import HashRule
 from paceline.bytes_tokenizer import END_TOKEN_IDS, VOCAB_SIZE
 from paceline.plan.values import GraphSizes
 from paceline_executor.limits import RowLimits
@@ -9,7 +10,6 @@ from paceline_executor.link.description import Description
 from paceline_executor.runner.interface import Runner
 from paceline_executor.start.loading import describe_simulated
 from paceline_executor.start.opening import simulated_tokenizer
-from paceline_executor.testing.hash_runner import HashRule
 from simulation.device import StepFailure
 
 NUM_BYTE_TOKENS = 256

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
+from executor_rig.hash_runner import HashRule
 from paceline.bytes_tokenizer import END_TOKEN_IDS, VOCAB_SIZE
 from paceline.plan.versions import ProtocolRange
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner.simulated import NOTHING_LEFT, nearest_left
-from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.link.leadership import ServingStatus
 from simulation.device import StepFailure
 from simulation.model import NUM_BYTE_TOKENS, ModelConfig, make_rule

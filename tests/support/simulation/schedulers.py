@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from edge_rig.tokenizers import try_here
 from paceline.plan.values import Approach, BatchPlan, RecordId
 from paceline.plan.versions import ProtocolRange
 from paceline.process.callers import ANYBODY
@@ -34,7 +35,6 @@ from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
-from paceline_scheduler.testing.tokenizers import try_here
 from simulation.loop import Node, NodeState, keep_failure
 from simulation.network import Call, CallEndedError, Host, Site
 from simulation.transport import SimulatedTransport

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
+from executor_rig.hash_runner import HashRule
 from paceline.plan.values import Approach, RecordId
 from paceline_client.errors import PacelineError
 from paceline_client.results import Delta, Result
-from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
 from simulation.clients import ClientHost

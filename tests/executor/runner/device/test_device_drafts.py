@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from drafting.serving import serve
 from drafting.targets import BUCKETS, KINDS, LIMITS, Kind, Place, Target
+from executor_rig.plans import GREEDY, placement, plan
 from paceline_executor.link.engine import Engine
 from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.rows.batch import granted_drafts
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.device.draft_model import _CatchUpTime, _shares
 from paceline_executor.runner.device.drafts import LookupDrafter
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
-from paceline_executor.testing.plans import GREEDY, placement, plan
+from random_models import TINY_CONFIG, RandomCheckpoint
 
 LONG_LIMITS = replace(LIMITS, max_model_len=48)
 CONFIG = replace(TINY_CONFIG, vocab_size=LIMITS.vocab_size)

@@ -15,6 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from executor_rig.cpu import cpu_runner
+from executor_rig.plans import placement, plan
+from executor_rig.random_plans import LIMITS, Request, Scheduler
+from executor_rig.stepping import outcome_of
 from paceline.plan.sampling import SamplingParams
 from paceline_executor.errors import DeviceFaultError
 from paceline_executor.link.engine import Engine
@@ -27,12 +31,8 @@ from paceline_executor.runner.device.buckets import Buckets, buckets_of
 from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
-from paceline_executor.testing.cpu import cpu_runner
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
-from paceline_executor.testing.plans import placement, plan
-from paceline_executor.testing.random_plans import LIMITS, Request, Scheduler
-from paceline_executor.testing.stepping import outcome_of
 from paceline_kernels.devices import cpu_stands_for_gpu
+from random_models import TINY_CONFIG, RandomCheckpoint
 
 CONFIG = replace(TINY_CONFIG, vocab_size=LIMITS.vocab_size)
 CHECKPOINT = RandomCheckpoint(CONFIG)

@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from drafting.targets import HOSTS, LIMITS, Place
+from executor_rig.plans import GREEDY, placement, plan
 from paceline.plan.values import RowFinish
 from paceline_executor.errors import DeviceFaultError, StepFailedError
 from paceline_executor.link.engine import Engine
@@ -15,7 +16,6 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.device import runner as runners
 from paceline_executor.runner.device.host_device import HostDevice
 from paceline_executor.runner.interface import StepLostError
-from paceline_executor.testing.plans import GREEDY, placement, plan
 
 
 @pytest.fixture

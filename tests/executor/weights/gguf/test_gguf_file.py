@@ -9,14 +9,14 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from paceline_executor.errors import ModelCorruptError, ModelNotFoundError, UnsupportedModelError
-from paceline_executor.testing.models import (
+from paceline_executor.weights import load_checkpoint
+from random_models import (
     TINY_CONFIG,
     RandomCheckpoint,
     default_model_path,
     gguf_name,
     gguf_parts,
 )
-from paceline_executor.weights import load_checkpoint
 
 WIDE_CONFIG = replace(TINY_CONFIG, hidden_size=256, num_layers=1, head_dim=64)  # K-quants come in rows of 256
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
-from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
 from paceline_executor.weights import load_checkpoint, load_tokenizer
 from paceline_executor.weights.gguf.header import read_gguf_header
+from random_models import RandomCheckpoint, gguf_parts
 
 UINT32, STRING, ARRAY, F32 = 4, 8, 9, 0
 

@@ -13,14 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
 from paceline_executor.link.tokenizer import tokenizer_digest
-from paceline_executor.testing.models import (
+from paceline_executor.weights import GenerationDefaults, load_tokenizer
+from random_models import (
     BYTE_LETTERS,
     RandomCheckpoint,
     byte_level_metadata,
     default_model_path,
     gguf_parts,
 )
-from paceline_executor.weights import GenerationDefaults, load_tokenizer
 
 TEXTS = [
     "",

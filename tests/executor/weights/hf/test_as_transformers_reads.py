@@ -11,16 +11,16 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import processors
 
+from edge_rig.tokenizers import sentence_piece_tokenizer
+from executor_rig.cpu import cpu_runner
+from executor_rig.driving import Draw, Driver
 from paceline.plan.hashes import TOKENIZER_FORM
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.link.tokenizer import tokenizer_content
-from paceline_executor.testing.cpu import cpu_runner
-from paceline_executor.testing.driving import Draw, Driver
-from paceline_executor.testing.models import BYTE_LETTERS
 from paceline_executor.weights import load_checkpoint, load_tokenizer
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.link.wire import decode_tokenizer
-from paceline_scheduler.testing.tokenizers import sentence_piece_tokenizer
+from random_models import BYTE_LETTERS
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",

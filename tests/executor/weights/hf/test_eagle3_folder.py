@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from paceline_executor.errors import ModelCorruptError, ModelNotFoundError, UnsupportedModelError
-from paceline_executor.testing.eagle3 import Dialect, random_head
-from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights.checkpoint import Llama3Scaling
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
+from random_models import TINY_CONFIG
+from random_models.eagle3 import Dialect, random_head
 
 TARGET = replace(TINY_CONFIG, num_layers=8, vocab_size=60)
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"

@@ -13,10 +13,9 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from executor_rig.cpu import cpu_runner
+from executor_rig.driving import Driver
 from paceline_executor.errors import ModelCorruptError, ModelNotFoundError, UnsupportedModelError
-from paceline_executor.testing.cpu import cpu_runner
-from paceline_executor.testing.driving import Driver
-from paceline_executor.testing.models import llama_fields, tiny_checkpoint
 from paceline_executor.weights import load_checkpoint, load_model
 from paceline_executor.weights.checkpoint import (
     DynamicScaling,
@@ -29,6 +28,7 @@ from paceline_executor.weights.checkpoint import (
 from paceline_executor.weights.hf.config import read_hf_config
 from paceline_executor.weights.stored_checkpoint import floats_of
 from paceline_executor.weights.stored_tensor import FloatType
+from random_models import llama_fields, tiny_checkpoint
 
 SIZES = {
     "vocab_size": 96,

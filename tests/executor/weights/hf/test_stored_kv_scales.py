@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from paceline_executor.errors import ModelCorruptError
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
 from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.hf.kv_scales import take_kv_scales
 from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
+from random_models import TINY_CONFIG, RandomCheckpoint
 
 LAYERS, HEADS = TINY_CONFIG.num_layers, TINY_CONFIG.num_kv_heads
 

@@ -6,9 +6,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
-from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
 from paceline_executor.weights import GenerationDefaults, load_checkpoint, load_model, load_tokenizer
 from paceline_executor.weights.hf import tokenizer
+from random_models import RandomCheckpoint, gguf_parts
 
 SPECIAL = ["<s>", "<|eot_id|>", "<pad>"]
 

@@ -8,15 +8,14 @@ import torch
 import transformers
 from structlog.testing import capture_logs
 
+from executor_rig.cpu import cpu_runner
+from executor_rig.driving import Driver
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.models.layers import DenseLinear, GroupedLinear, SeparateLinears
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.packed_matrix import read_packed
 from paceline_executor.models.uploaded import UploadedWeights
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
-from paceline_executor.testing.cpu import cpu_runner
-from paceline_executor.testing.driving import Driver
-from paceline_executor.testing.models import llama_fields
 from paceline_executor.upload.grouping import expected_weight, grouped_weight
 from paceline_executor.upload.matrices import Uploader
 from paceline_executor.upload.staging import HostTransfer, Staging
@@ -27,6 +26,7 @@ from paceline_kernels.grouped_linear import GroupedWeight, unpack_grouped
 from paceline_kernels.linear import Splits
 from paceline_kernels.quantized_linear import WeightFormat, unpack_rows
 from quantised_files import CONFIG, VARIANTS, written
+from random_models import llama_fields
 
 EACH = pytest.mark.parametrize("name", VARIANTS)
 QKV = tuple(f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv")

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from edge_rig.tokenizers import byte_level_tokenizer
 from paceline.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
-from paceline_executor.testing.models import default_model_path
 from paceline_executor.weights import load_tokenizer
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text.chat_renderer import ChatRenderers, TemplateSource
 from paceline_scheduler.api.text.confined import Confinement
 from paceline_scheduler.errors import InvalidRequestError, QueueFullError
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer
+from random_models import default_model_path
 
 NOON = datetime(2026, 11, 21, 12, 0)  # noqa: DTZ001 (templates are told the local time)
 CONVERSATION = [

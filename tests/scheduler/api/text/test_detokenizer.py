@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from edge_rig.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer
 from paceline_scheduler.api.text.detokenizer import Detokenizer, read_spelling
 from paceline_scheduler.errors import UnsupportedError
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()
 SENTENCE_PIECE = sentence_piece_tokenizer()

@@ -8,6 +8,15 @@ from dataclasses import replace
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
+from edge_rig.edge_server import NOON
+from edge_rig.tokenizers import (
+    CHAT_TEMPLATE,
+    byte_level_tokenizer,
+    sentence_piece_tokenizer,
+    served_model,
+    tokenizer_source,
+    try_here,
+)
 from paceline.plan.plain_tokenizer import is_plain
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_executor.weights.gguf.pretokenizers import PRE_TOKENIZERS
@@ -17,15 +26,6 @@ from paceline_scheduler.api.text.confined import Confinement
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.disk_cache import AsyncDiskCache, DiskCache
 from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
-from paceline_scheduler.testing.edge_server import NOON
-from paceline_scheduler.testing.tokenizers import (
-    CHAT_TEMPLATE,
-    byte_level_tokenizer,
-    sentence_piece_tokenizer,
-    served_model,
-    tokenizer_source,
-    try_here,
-)
 
 CHAT = {"messages": [{"role": "user", "content": "Hello<|im_end|> there, 12 naïve snowmen ☃"}]}
 

@@ -10,13 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 
-from paceline.chat_template import ChatTemplate
-from paceline.v1.inference_pb2 import GenerateRequest
-from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.text.texts import Texts
-from paceline_scheduler.api.text.tokenizer import read_text_model
-from paceline_scheduler.errors import InvalidRequestError
-from paceline_scheduler.testing.tokenizers import (
+from edge_rig.tokenizers import (
     SPECIAL_TOKENS,
     byte_level_tokenizer,
     sentence_piece_tokenizer,
@@ -24,6 +18,12 @@ from paceline_scheduler.testing.tokenizers import (
     tokenizer_source,
     try_here,
 )
+from paceline.chat_template import ChatTemplate
+from paceline.v1.inference_pb2 import GenerateRequest
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.text.texts import Texts
+from paceline_scheduler.api.text.tokenizer import read_text_model
+from paceline_scheduler.errors import InvalidRequestError
 
 NOON = datetime(2026, 11, 21, 12, 0)  # noqa: DTZ001 (templates are told the local time)
 TOKENIZER = byte_level_tokenizer()

@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders
 
+from edge_rig.tokenizers import (
+    byte_level_tokenizer,
+    sentence_piece_tokenizer,
+    served_model,
+    tokenizer_source,
+    try_here,
+)
 from paceline.plan.hashes import TOKENIZER_FORM
 from paceline.plan.sampling import GenerationDefaults
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_executor.link.tokenizer import tokenizer_content
-from paceline_executor.testing.models import default_model_path
 from paceline_executor.weights import load_tokenizer
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text.texts import Texts
@@ -24,13 +30,7 @@ from paceline_scheduler.api.text.tokenizer import TextThreads
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import InvalidRequestError, QueueFullError, UnsupportedError
 from paceline_scheduler.link.wire import decode_tokenizer
-from paceline_scheduler.testing.tokenizers import (
-    byte_level_tokenizer,
-    sentence_piece_tokenizer,
-    served_model,
-    tokenizer_source,
-    try_here,
-)
+from random_models import default_model_path
 
 BYTE_LEVEL = byte_level_tokenizer()
 SENTENCE_PIECE = sentence_piece_tokenizer()

@@ -9,6 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_rig.tokenizers import (
+    byte_level_tokenizer,
+    content_of,
+    sentence_piece_tokenizer,
+    tokenizer_source,
+    try_here,
+)
 from paceline.plan.hashes import TOKENIZER_FORM, tokenizer_digest, tokenizer_form
 from paceline.plan.sampling import GenerationDefaults
 from paceline.plan.values import Model
@@ -21,13 +28,6 @@ from paceline_scheduler.disk_cache import AsyncDiskCache, DiskCache
 from paceline_scheduler.errors import DivergenceError, LinkError, UnsupportedError
 from paceline_scheduler.link.linked_executor import LinkedExecutor, served_models
 from paceline_scheduler.link.tokenizers import TokenizerStore
-from paceline_scheduler.testing.tokenizers import (
-    byte_level_tokenizer,
-    content_of,
-    sentence_piece_tokenizer,
-    tokenizer_source,
-    try_here,
-)
 
 TextModels = partial(tokenizer.TextModels, trial=try_here)
 BYTE_LEVEL = tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>")

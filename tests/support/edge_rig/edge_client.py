@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 
+from edge_rig.scripted_backend import ScriptedBackend
+from edge_rig.tokenizers import try_here
 from paceline.process.callers import ANYBODY
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.edge import Edge
@@ -11,8 +13,6 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.outbox import MessageContent, PendingDelta
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.backend import ServedModel
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import try_here
 
 _EVERYTHING = 1 << 30
 

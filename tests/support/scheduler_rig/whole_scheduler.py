@@ -7,6 +7,7 @@ from datetime import datetime
 
 import grpc.aio
 
+from edge_rig.tokenizers import try_here
 from paceline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
@@ -16,8 +17,7 @@ from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.runtime import Runtime
-from paceline_scheduler.testing.rig import SchedulerRig
-from paceline_scheduler.testing.tokenizers import try_here
+from scheduler_rig.rig import SchedulerRig
 
 
 @dataclass(frozen=True, slots=True)

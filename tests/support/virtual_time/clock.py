@@ -1,8 +1,8 @@
-"""A clock that moves only when a test says so. Apart from `harness`, because tests without a core set one too."""
+"""A clock that moves only when a test says so."""
 
 
 class ManualClock:
-    """Monotonic seconds; call it for the time."""
+    """Monotonic seconds, or what a test counts by; call it for the time."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s

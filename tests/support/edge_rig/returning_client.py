@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from edge_rig.edge_client import EdgeClient
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import TokenLogprobs
 from paceline.v1.inference_pb2 import GenerateRequest, ResumePoint
@@ -9,7 +10,6 @@ from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.outbox import Finish, PendingDelta
 from paceline_scheduler.api.resumption import number_of
 from paceline_scheduler.api.validation import num_completions
-from paceline_scheduler.testing.edge_client import EdgeClient
 
 
 class OutputCopy:

@@ -7,11 +7,11 @@ import dataclasses
 
 import torch
 
+from kernel_rig.packed import random_packed_weight
 from paceline_kernels.activation import Gate
 from paceline_kernels.decoder import DecoderLayer, DecoderWeights, HeadNorms, InputOrders, PostNorms
 from paceline_kernels.quantized_linear import WeightFormat
 from paceline_kernels.rope import rope_frequencies, rope_table
-from paceline_kernels.testing.packed import random_packed_weight
 
 HIDDEN, INTERMEDIATE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VOCAB = 96, 64, 3, 1, 32, 100
 NUM_LAYERS, NUM_POSITIONS = 2, 600

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from paceline_executor.testing.models import llama_fields
 from paceline_executor.weights import ModelConfig
 from paceline_executor.weights.checkpoint import Rope
+from random_models import llama_fields
 
 _LAYER_FIELDS = (
     *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),

@@ -5,8 +5,8 @@ from random import Random
 
 import numpy as np
 
+from executor_rig.plans import int32
 from paceline_executor.runner.interface import Int32Array
-from paceline_executor.testing.plans import int32
 
 
 def row_of(token_ids: Int32Array, tokens: Int32Array) -> int:

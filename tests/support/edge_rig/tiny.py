@@ -1,6 +1,6 @@
 """The edge's usual model. Apart from `tokenizers`: importing this trains its tokenizer."""
 
-from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+from edge_rig.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 
 TOKENIZER = byte_level_tokenizer()
 END = TOKENIZER.token_to_id("<|im_end|>")

@@ -8,6 +8,8 @@ from datetime import datetime
 
 import grpc.aio
 
+from edge_rig.scripted_backend import ScriptedBackend
+from edge_rig.tokenizers import try_here
 from paceline.process.metrics import Meter
 from paceline.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from paceline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
@@ -20,8 +22,6 @@ from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.backend import PlanRecording
 from paceline_scheduler.observers.definitions import COUNTED
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
-from paceline_scheduler.testing.tokenizers import try_here
 
 # For clients that read nothing: streams that share a connection share its flow control, and small windows are soon
 # filled.

@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 
-from paceline_scheduler.testing.raw_http2 import DATA, HEADERS, RST_STREAM, SETTINGS, call_headers, frame
+from client_loads.raw_http2 import DATA, HEADERS, RST_STREAM, SETTINGS, call_headers, frame
 
 _END_HEADERS = 4
 _CANCEL = struct.pack(">I", 8)

@@ -22,7 +22,7 @@ from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport import Transport
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
-from paceline_scheduler.testing.collector import OutputCollector
+from scheduler_rig.collector import OutputCollector
 
 
 class SchedulerRig:

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from executor_rig.hash_runner import HashRunner
+from executor_rig.hiding_runner import HidingRunner
 from paceline.plan.values import BatchPlan, StepResult, StepTimings
 from paceline_executor.errors import StepFailedError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
-from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.hiding_runner import HidingRunner
 
 View = Callable[[HashRunner, RowLimits], Runner]
 _seen_as: list[View] = []

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from executor_rig.hash_runner import HashRunner, next_token
+from executor_rig.plans import Cell, placement, plan
 from paceline.plan.hashes import HASH_START, grant_hash
 from paceline.plan.values import BatchPlan, NewRequest, RowFinish, RowState, StepResult
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner.interface import Int32Array, StepBatch, StepOutput
-from paceline_executor.testing.hash_runner import HashRunner, next_token
-from paceline_executor.testing.plans import Cell, placement, plan
 
 LIMITS = RowLimits(num_rows=3, max_model_len=24, max_num_batched_tokens=16, num_blocks=14, block_size=4, vocab_size=50)
 

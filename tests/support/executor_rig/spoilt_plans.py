@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from executor_rig.plans import int32, placement, record
 from paceline.plan.values import (
     BatchPlan,
     BlockCopies,
@@ -19,7 +20,6 @@ from paceline.plan.values import (
 )
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner.interface import Int32Array
-from paceline_executor.testing.plans import int32, placement, record
 
 _NAMES = ("", "request-0", "request-1", "request-2")
 

@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from executor_rig.hash_runner import HashRunner
+from executor_rig.stepping import as_seen
 from paceline.bytes_tokenizer import VOCAB_SIZE
 from paceline.plan.sampling import GenerationDefaults
 from paceline_executor.config import parse_config
@@ -16,8 +18,6 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.start.loading import describe_simulated, load_simulated
-from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.stepping import as_seen
 from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
 
 HASH_LIMITS = RowLimits(

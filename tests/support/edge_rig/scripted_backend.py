@@ -42,7 +42,7 @@ from paceline_scheduler.errors import (
     UnknownRequestError,
 )
 from paceline_scheduler.observers.steps import StepWatch
-from paceline_scheduler.testing.clock import ManualClock
+from virtual_time.clock import ManualClock
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""What tests of the executor build on: runners, engines, plans; no assertions."""

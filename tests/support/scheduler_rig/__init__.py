@@ -1,0 +1,1 @@
+"""What tests of the scheduler are made of: requests, outputs, schedulers without an edge or with one."""

@@ -1,0 +1,1 @@
+"""Schedulers and executors as processes of their own, and what they log."""
