@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from paceline_executor.errors import DrafterError, LimitError, UnsupportedModelError
 from paceline_executor.weights import ModelConfig
-from paceline_executor.weights.stored_tensor import FloatType, GroupedType, StoredType, has_linear_4_bits
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType, StoredType, grouped_type, has_linear_4_bits
 
 _GROUP = 32
 _SCALE_BYTES = 4
@@ -93,29 +93,32 @@ class Numerics:
         if self.matrices is MatrixKind.PACKED and len(shape) > 1:
             is_small = stored is not None and has_linear_4_bits(stored)
             return math.ceil(math.prod(shape) * (_INT4_BYTES if is_small else self.max_bytes_per_weight()))
-        if self.matrices is MatrixKind.AS_STORED and isinstance(stored, GroupedType):
-            return _grouped_bytes(stored, shape, self.dtype)
+        grouped = self._stays_grouped(name, stored)
+        if grouped is not None:
+            return _grouped_bytes(grouped, shape, self.dtype)
         stays_float8 = self.matrices is MatrixKind.AS_STORED and stored is FloatType.FLOAT8_E4M3FN
-        is_multiplied = name.endswith(("_proj.weight", "lm_head.weight"))
-        if is_multiplied and (stays_float8 or self.matrices is MatrixKind.FLOAT8):
+        if _is_multiplied(name) and (stays_float8 or self.matrices is MatrixKind.FLOAT8):
             return math.prod(shape) + _SCALE_BYTES * shape[0]
         return math.prod(shape) * self.dtype.itemsize
 
+    def _stays_grouped(self, name: str, stored: StoredType | None) -> GroupedType | None:
+        return grouped_type(stored) if self.matrices is MatrixKind.AS_STORED and _is_multiplied(name) else None
+
     def widened_bytes(self, model: ModelConfig, stored: Mapping[str, StoredType]) -> int:
         """What a step of many tokens takes for weights of 4 or 8 bits: one product's, such as gates', in 16 bits."""
-        if self.matrices is not MatrixKind.AS_STORED:
-            return 0
         sizes = [
-            math.prod(shape)
+            math.prod(shape) * (1 if name.startswith("lm_head") else 2)
             for name, shape in model.tensor_shapes().items()
-            if isinstance(stored.get(name), GroupedType)
+            if self._stays_grouped(name, stored.get(name))
         ]
-        return 2 * max(sizes, default=0) * self.dtype.itemsize
+        return max(sizes, default=0) * self.dtype.itemsize
 
     def rounded(self, stored: Mapping[str, StoredType], capability: tuple[int, int]) -> "Numerics":
         """Of a float8 copy. Raises DrafterError where that is no smaller, or not multiplied with."""
-        is_small = any(kind is FloatType.FLOAT8_E4M3FN or isinstance(kind, GroupedType) for kind in stored.values())
-        if (is_small and self.matrices is MatrixKind.AS_STORED) or self.matrices is MatrixKind.FLOAT8:
+        stays_small = self.matrices is MatrixKind.AS_STORED and any(
+            kind is FloatType.FLOAT8_E4M3FN or self._stays_grouped(name, kind) for name, kind in stored.items()
+        )
+        if stays_small or self.matrices is MatrixKind.FLOAT8:
             raise DrafterError(
                 f"--speculation target_copy: the model's own matrices are of 4 or 8 bits already: {_OTHER_DRAFTER}"
             )
@@ -128,13 +131,18 @@ FLOAT32_NUMERICS = Numerics(MatrixKind.DENSE, KvDtype.FLOAT32)
 """Also the twin's."""
 
 
+def _is_multiplied(name: str) -> bool:
+    """Rows are taken of an embedding, which is dense, whatever its type in the file."""
+    return name.endswith(("_proj.weight", "lm_head.weight"))
+
+
 def _grouped_bytes(stored: GroupedType, shape: tuple[int, ...], dtype: FloatType) -> int:
     """Of whole tiles of 16 outputs and 128 inputs; of groups that no tile is made of, dense."""
     outputs, inputs = -(-shape[0] // 16) * 16, -(-shape[1] // 128) * 128
     group = stored.group or shape[1]
     if group % 16 and group < shape[1]:
         return math.prod(shape) * dtype.itemsize
-    of_group = stored.scales.itemsize + stored.has_zeros
+    of_group = stored.scales.itemsize * (1 + stored.has_minima) + stored.has_zeros
     return outputs * (inputs * stored.bits // 8 + -(-shape[1] // group) * of_group)
 
 

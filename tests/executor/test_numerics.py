@@ -3,10 +3,12 @@
 On a CPU, and on a GPU by checkpoint and capability.
 """
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
 
 from paceline_executor.config import parse_config
 from paceline_executor.errors import DrafterError, LimitError, UnsupportedModelError
@@ -140,7 +142,7 @@ def stored_as(kind):
 
 
 BFLOAT16, FLOAT16 = stored_as(FloatType.BFLOAT16), stored_as(FloatType.FLOAT16)
-FLOAT8 = stored_as(FloatType.FLOAT8_E4M3FN)
+FLOAT8, Q4_K = stored_as(FloatType.FLOAT8_E4M3FN), stored_as(GGMLQuantizationType.Q4_K)
 
 
 def test_a_copy_of_a_model_has_float8_matrices_where_that_is_smaller_and_multiplied():
@@ -148,11 +150,12 @@ def test_a_copy_of_a_model_has_float8_matrices_where_that_is_smaller_and_multipl
     copy = target.rounded(BFLOAT16, H100)
     assert copy == Numerics(MatrixKind.FLOAT8, KvDtype.BFLOAT16, FloatType.BFLOAT16)
     assert copy.weight_bytes(WIDE, BFLOAT16) < 0.7 * target.weight_bytes(WIDE, BFLOAT16)
-    for quantization, stored in ((Quantization.FP8, BFLOAT16), (Quantization.AUTO, FLOAT8)):
+    for quantization, stored in ((Quantization.FP8, BFLOAT16), (Quantization.AUTO, FLOAT8), (Quantization.AUTO, Q4_K)):
         with pytest.raises(DrafterError, match="matrices are of 4 or 8 bits already: name a smaller model"):
             choose(quantization, stored=stored).rounded(stored, H100)
     with pytest.raises(DrafterError, match=r"target_copy needs compute capability 8\.9, and this GPU has 8\.0"):
         choose(capability=A100).rounded(BFLOAT16, A100)
+    assert choose(Quantization.NONE, stored=Q4_K).rounded(Q4_K, H100).matrices is MatrixKind.FLOAT8
 
 
 def choose(quantization=Quantization.AUTO, kv=None, model=WIDE, stored=BFLOAT16, capability=H100):
@@ -280,3 +283,17 @@ def test_float8_that_stays_so_counts_a_byte_and_a_scale_for_each_row():
     assert as_stored.weight_bytes(WIDE, BFLOAT16) == 2 * sum(
         HostWeights(RandomCheckpoint(WIDE)).checkpoint.tensor(name).size for name in WIDE.tensor_shapes()
     )
+
+
+def test_blocks_of_a_file_count_their_bits_but_where_rows_are_taken_of_them():
+    """A step of many tokens widens gates and what is beside them, or the output matrix."""
+    model = replace(WIDE, hidden_size=256, intermediate_size=512, tie_word_embeddings=False)
+    matrices = {name: math.prod(shape) for name, shape in model.tensor_shapes().items() if len(shape) == 2}
+    embedding, norms = matrices.pop("model.embed_tokens.weight"), 5 * 256
+    stored = dict.fromkeys(model.tensor_shapes(), GGMLQuantizationType.Q4_K)
+    as_stored, dense = (choose(each, model=model, stored=stored) for each in (Quantization.AUTO, Quantization.NONE))
+    assert as_stored.weight_bytes(model, stored) == sum(matrices.values()) * 6 / 8 + 2 * (embedding + norms)
+    assert dense.weight_bytes(model, stored) == 2 * (sum(matrices.values()) + embedding + norms)
+    assert as_stored.widened_bytes(model, stored) == 2 * 2 * 256 * 512
+    assert as_stored.widened_bytes(replace(model, vocab_size=4096), stored) == 2 * 256 * 4096
+    assert dense.widened_bytes(model, stored) == 0

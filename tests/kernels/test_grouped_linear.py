@@ -103,7 +103,7 @@ def canonical(form, num_out, num_in, dtype, rows_at_once=7):
     for first in range(0, num_out, rows_at_once):
         rows = slice(first, first + rows_at_once)
         of_groups = [None if each is None else each[rows] for each in (scales, zeros, minima)]
-        pack_grouped(weight, first, codes[rows], *of_groups)
+        pack_grouped(weight, rows, codes[rows], *of_groups)
     return Canonical(weight, matrix if minima is None else matrix + minima.double()[:, groups])
 
 
@@ -122,7 +122,7 @@ def test_what_was_packed_some_rows_at_a_time_is_what_was_given(form):
 def test_signed_codes_are_numbers_under_a_middle_of_128():
     weight = new_grouped(GroupedLayout(3, 40, 40, Codes.INT8, 128), torch.device("cpu"), torch.float32)
     codes = torch.randint(-128, 128, (3, 40), dtype=torch.int8)
-    pack_grouped(weight, 0, codes, torch.ones(3, 1))
+    pack_grouped(weight, slice(3), codes, torch.ones(3, 1))
     assert torch.equal(unpack_grouped(weight, torch.float32), codes.float())
 
 

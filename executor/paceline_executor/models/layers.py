@@ -106,22 +106,28 @@ class SeparateLinears:
 
 
 def linears_of(weights: Sequence[torch.Tensor | GroupedWeight], bias: torch.Tensor | None) -> Linear:
-    """Grouped weights side by side, or dense ones among them: one product where that is possible."""
-    grouped = [weight for weight in weights if isinstance(weight, GroupedWeight)]
-    dense = [weight for weight in weights if isinstance(weight, torch.Tensor)]
-    if not grouped:
-        return DenseLinear(torch.cat(dense), bias)
-    whole = None if dense else joined(grouped)
-    if whole is not None:
-        return GroupedLinear(whole, bias)
-    sizes = [each.layout.num_outputs if isinstance(each, GroupedWeight) else each.shape[0] for each in weights]
+    """Grouped weights side by side, or dense ones among them: neighbours are one product where that is possible."""
+    parts = list(weights[:1])
+    for weight in weights[1:]:
+        both = _together(parts[-1], weight)
+        parts[-1:] = [parts[-1], weight] if both is None else [both]
+    sizes = [each.layout.num_outputs if isinstance(each, GroupedWeight) else each.shape[0] for each in parts]
     biases = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
-    return SeparateLinears(
-        tuple(
-            GroupedLinear(each, part) if isinstance(each, GroupedWeight) else DenseLinear(each, part)
-            for each, part in zip(weights, biases, strict=True)
-        )
-    )
+    linears: list[Linear] = [
+        GroupedLinear(each, of_part) if isinstance(each, GroupedWeight) else DenseLinear(each, of_part)
+        for each, of_part in zip(parts, biases, strict=True)
+    ]
+    return linears[0] if len(linears) == 1 else SeparateLinears(tuple(linears))
+
+
+def _together(
+    one: torch.Tensor | GroupedWeight, other: torch.Tensor | GroupedWeight
+) -> torch.Tensor | GroupedWeight | None:
+    if isinstance(one, GroupedWeight) and isinstance(other, GroupedWeight):
+        return joined(one, other)
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.cat((one, other))
+    return None
 
 
 class Weights(Protocol):

@@ -1,10 +1,11 @@
-"""From stored bytes to numbers by torch operations, which run on any device.
+"""From stored bytes to numbers, or to integers in groups, by torch operations, which run on any device.
 
 Knows the blocks of ggml's types, as ggml-common.h of the ggml project defines them. The arithmetic is float32, in the
 order of the gguf library, so that the values have the same bits.
 """
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,14 @@ TORCH_TYPES: Mapping[FloatType, torch.dtype] = {
 }
 
 
+class Groups(NamedTuple):
+    """Weight = code * scale + minimum."""
+
+    codes: torch.Tensor  # [rows, inputs] int8, or uint8 where there are minima
+    scales: torch.Tensor  # [rows, groups] float16 or float32
+    minima: torch.Tensor | None = None  # of the same shape and type
+
+
 def check_convertible(tensor: Matrix) -> None:
     """Raises UnsupportedModelError for a type that `numbers_of` does not know."""
     if isinstance(tensor, GroupedTensor):
@@ -31,7 +40,7 @@ def check_convertible(tensor: Matrix) -> None:
         known = ", ".join(sorted(kind.name for kind in _BLOCKS))
         raise UnsupportedModelError(
             f"{tensor.source.path} cannot be served from this device: tensor {tensor.name} is stored as "
-            f"{tensor.stored.name}, and {known} are dequantised there; choose another file of the model"
+            f"{tensor.stored.name}, and {known} are read there; choose another file of the model"
         )
 
 
@@ -42,8 +51,18 @@ def numbers_of(rows: torch.Tensor, stored: PlainType) -> torch.Tensor:
     """
     if isinstance(stored, FloatType):
         return rows.view(TORCH_TYPES[stored])
-    blocks = rows.view(-1, block_sizes(stored)[1])
-    return _BLOCKS[stored](blocks).view(rows.shape[0], -1)
+    codes, scales, minima = groups_of(rows, stored)
+    numbers = codes.view(*scales.shape, -1) * scales.float()[:, :, None]
+    if minima is not None:
+        numbers += minima[:, :, None]
+    return numbers.flatten(1)
+
+
+def groups_of(rows: torch.Tensor, stored: PlainType) -> Groups:
+    """Of blocks. rows: [rows, bytes per row] uint8, contiguous, on any device."""
+    codes, scales, minima = _BLOCKS[stored](rows.view(-1, block_sizes(stored)[1]))
+    shape = rows.shape[0], -1
+    return Groups(codes.reshape(shape), scales.reshape(shape), None if minima is None else minima.reshape(shape))
 
 
 def codes_of(octets: torch.Tensor, codes: StoredCodes) -> torch.Tensor:
@@ -80,8 +99,8 @@ def numbers_of_groups(rows: GroupedRows, device: torch.device) -> torch.Tensor:
 
 
 def _halves(columns: torch.Tensor) -> torch.Tensor:
-    """float16 numbers [blocks, 2 * n] as float32 [blocks, n]."""
-    return columns.contiguous().view(torch.float16).float()
+    """float16 numbers [blocks, 2 * n] as they are: [blocks, n]."""
+    return columns.contiguous().view(torch.float16)
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
@@ -89,20 +108,20 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     return torch.cat((packed & 15, packed >> 4), dim=-1)
 
 
-def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _halves(blocks[:, :2]) * (_nibbles(blocks[:, 2:]).float() - 8)
+def _q4_0(blocks: torch.Tensor) -> Groups:
+    return Groups(_nibbles(blocks[:, 2:]).to(torch.int8) - 8, _halves(blocks[:, :2]))
 
 
-def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    return _halves(blocks[:, :2]) * _nibbles(blocks[:, 4:]).float() + _halves(blocks[:, 2:4])
+def _q4_1(blocks: torch.Tensor) -> Groups:
+    return Groups(_nibbles(blocks[:, 4:]), _halves(blocks[:, :2]), _halves(blocks[:, 2:4]))
 
 
-def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _halves(blocks[:, :2]) * (_five_bits(blocks[:, 2:6], blocks[:, 6:]).float() - 16)
+def _q5_0(blocks: torch.Tensor) -> Groups:
+    return Groups(_five_bits(blocks[:, 2:6], blocks[:, 6:]).to(torch.int8) - 16, _halves(blocks[:, :2]))
 
 
-def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
-    return _halves(blocks[:, :2]) * _five_bits(blocks[:, 4:8], blocks[:, 8:]).float() + _halves(blocks[:, 2:4])
+def _q5_1(blocks: torch.Tensor) -> Groups:
+    return Groups(_five_bits(blocks[:, 4:8], blocks[:, 8:]), _halves(blocks[:, :2]), _halves(blocks[:, 2:4]))
 
 
 def _five_bits(fifth: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
@@ -111,50 +130,41 @@ def _five_bits(fifth: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     return _nibbles(packed) | (fifth[:, :, None] >> eight & 1).flatten(1) << 4
 
 
-def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    return blocks[:, 2:].contiguous().view(torch.int8).float() * _halves(blocks[:, :2])
+def _q8_0(blocks: torch.Tensor) -> Groups:
+    return Groups(blocks[:, 2:].contiguous().view(torch.int8), _halves(blocks[:, :2]))
 
 
-def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q4_k(blocks: torch.Tensor) -> Groups:
     """144 bytes: scale, scale of minima, 12 bytes of eight 6-bit scales and minima, 128 of integers."""
-    scales, minima = _six_bits(blocks[:, 4:16])
-    integers = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32)
-    return _scaled(blocks, scales, minima, integers)
+    return Groups(_nibbles(blocks[:, 16:].reshape(-1, 4, 32)), *_six_bits(blocks[:, :16]))
 
 
-def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q5_k(blocks: torch.Tensor) -> Groups:
     """176 bytes: as of Q4_K, with 32 of the integers' fifth bits before the integers."""
-    scales, minima = _six_bits(blocks[:, 4:16])
     low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
     eight = torch.arange(8, dtype=torch.uint8, device=blocks.device)[None, :, None]
     fifth = blocks[:, 16:48].reshape(-1, 1, 32) >> eight & 1
-    return _scaled(blocks, scales, minima, low | fifth << 4)
-
-
-def _scaled(blocks: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
-    """integers: [blocks, 8, 32] by scales and minima [blocks, 8], which have a scale of their own for each block."""
-    multiplied = (_halves(blocks[:, :2]) * scales.float())[:, :, None] * integers.float()
-    return multiplied - (_halves(blocks[:, 2:4]) * minima.float())[:, :, None]
+    return Groups(low | fifth << 4, *_six_bits(blocks[:, :16]))
 
 
 def _six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight scales and eight minima out of 12 bytes: [blocks, 8] each."""
-    first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    """Scales and minima [blocks, 8]: eight each of 6 bits in 12 bytes, after what they are multiplied with."""
+    first, second, rest = packed[:, 4:8], packed[:, 8:12], packed[:, 12:]
     scales = torch.cat((first & 63, rest & 15 | first >> 2 & 48), dim=1)
-    return scales, torch.cat((second & 63, rest >> 4 | second >> 2 & 48), dim=1)
+    minima = torch.cat((second & 63, rest >> 4 | second >> 2 & 48), dim=1)
+    return _halves(packed[:, :2]).float() * scales, -(_halves(packed[:, 2:4]).float() * minima)
 
 
-def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q6_k(blocks: torch.Tensor) -> Groups:
     """210 bytes: 128 of lower four bits, 64 of upper two, sixteen scales of 8 bits, a scale."""
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 8, 32)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[None, None, :, None]
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3).view(-1, 8, 32)
-    integers = (low | high << 4).view(-1, 16, 16).float() - 32
-    scales = _halves(blocks[:, 208:]) * blocks[:, 192:208].contiguous().view(torch.int8).float()
-    return scales[:, :, None] * integers
+    scales = _halves(blocks[:, 208:]).float() * blocks[:, 192:208].contiguous().view(torch.int8)
+    return Groups((low | high << 4).to(torch.int8) - 32, scales)
 
 
-_BLOCKS: Mapping[GGMLQuantizationType, Callable[[torch.Tensor], torch.Tensor]] = {
+_BLOCKS: Mapping[PlainType, Callable[[torch.Tensor], Groups]] = {
     GGMLQuantizationType.Q4_0: _q4_0,
     GGMLQuantizationType.Q4_1: _q4_1,
     GGMLQuantizationType.Q5_0: _q5_0,

@@ -3,7 +3,6 @@
 Knows what kernels have a form for: of other matrices there is none, and they become dense. Refuses to know formats.
 """
 
-from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -23,15 +22,17 @@ _LARGEST_ZERO = 255
 def expected_weight(
     stored: GroupedType, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> GroupedWeight | None:
-    """One without numbers, for torch's device `meta`; what is read may turn out plainer."""
+    """One without numbers, to write them into or for torch's device `meta`; what is read may turn out plainer."""
     num_outputs, num_inputs = shape
     codes = _CODES[stored.bits, stored.is_linear]
-    middle = 1 << stored.bits - 1 if stored.is_linear else 0
+    middle = 1 << stored.bits - 1 if stored.is_linear and not stored.has_minima else 0
+    scales = TORCH_TYPES[stored.scales]
     return _new(
         GroupedLayout(num_outputs, num_inputs, stored.group or num_inputs, codes, middle),
         device,
-        TORCH_TYPES[stored.scales],
+        scales,
         has_zeros=stored.has_zeros,
+        minima_type=scales if stored.has_minima else None,
         table=torch.empty(16, dtype=dtype, device=device) if codes is Codes.TABLE else None,
         order=torch.empty(num_inputs, dtype=torch.int64, device=device) if stored.is_ordered else None,
     )
@@ -66,36 +67,30 @@ def grouped_weight(
         device,
         scales_type,
         has_zeros=zeros is not None,
-        minima_type=None if rows.minima is None else torch.float32,
         table=table,
         order=None if order is None else _moved(order, device),
     )
     if weight is None:
         return None
     for first, part in replace(rows, scales=scales, zeros=zeros).parts():
-        of_groups = [None if each is None else _moved(each, device) for each in (part.zeros, part.minima)]
-        of_part = codes[first : first + len(part.codes)]
-        pack_grouped(weight, first, of_part, _moved(part.scales, device), *of_groups)
+        zeros_here = None if part.zeros is None else _moved(part.zeros, device)
+        places = slice(first, first + len(part.codes))
+        pack_grouped(weight, places, codes[places], _moved(part.scales, device), zeros_here)
     return weight
 
 
-def joined(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
+def joined(first: GroupedWeight, second: GroupedWeight) -> GroupedWeight | None:
     """One below the other, where they have one scheme and one order of inputs; None where not."""
-    first, layout = weights[0], weights[0].layout
-    if len(weights) == 1:
-        return first  # no copy of it
-    for weight in weights[1:]:
-        if replace(weight.layout, num_outputs=layout.num_outputs) != layout or not _is_alike(first, weight):
-            return None
-    if any(weight.layout.num_outputs % 16 for weight in weights[:-1]):
+    layout, num_outputs = first.layout, second.layout.num_outputs
+    has_whole_tiles = layout.num_outputs % 16 == 0
+    if not has_whole_tiles or replace(layout, num_outputs=num_outputs) != second.layout or not _is_alike(first, second):
         return None
-    num_outputs = sum(weight.layout.num_outputs for weight in weights)
     stacked = {
-        name: torch.cat([getattr(weight, name) for weight in weights])
+        name: torch.cat((getattr(first, name), getattr(second, name)))
         for name in ("words", "scales", "zeros", "minima")
         if getattr(first, name) is not None
     }
-    return replace(first, layout=replace(layout, num_outputs=num_outputs), **stacked)
+    return replace(first, layout=replace(layout, num_outputs=layout.num_outputs + num_outputs), **stacked)
 
 
 def _is_alike(one: GroupedWeight, other: GroupedWeight) -> bool:

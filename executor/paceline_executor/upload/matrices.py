@@ -3,7 +3,7 @@
 Refuses to know what a model does with them, and how bytes come to the device.
 
 Everything is allocated once, in its last type and shape: matrices that take the same input are written into one, and a
-part of a matrix becomes 8-bit numbers as it arrives. So a model takes its own size of the device, and a little.
+part of a matrix becomes 4 or 8 bits a number as it arrives. So a model takes its own size of the device, and a little.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,14 +13,14 @@ import structlog
 import torch
 
 from paceline_executor.numerics import MatrixKind
-from paceline_executor.upload.conversion import check_convertible, codes_of, numbers_of, numbers_of_groups
-from paceline_executor.upload.grouping import grouped_weight
+from paceline_executor.upload.conversion import check_convertible, codes_of, groups_of, numbers_of, numbers_of_groups
+from paceline_executor.upload.grouping import expected_weight, grouped_weight
 from paceline_executor.upload.staging import Staging
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 from paceline_executor.weights.grouped_rows import GroupedTensor, Matrix
 from paceline_executor.weights.stored_checkpoint import as_float32, not_finite
-from paceline_executor.weights.stored_tensor import FloatType, Stored
-from paceline_kernels.grouped_linear import GroupedWeight
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType, Stored, StoredTensor, grouped_type
+from paceline_kernels.grouped_linear import GroupedWeight, pack_grouped
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
 
 # Converted at a time; that takes a few times as many float32 beside them.
@@ -82,7 +82,7 @@ class Uploader:
         Raises ModelCorruptError.
         """
         tensors = [self._checkpoint.stored(name) for name in names]
-        if kind is MatrixKind.AS_STORED and any(isinstance(tensor, GroupedTensor) for tensor in tensors):
+        if kind is MatrixKind.AS_STORED and any(grouped_type(tensor.stored) for tensor in tensors):
             return [self._as_stored(tensor) for tensor in tensors]
         stays_float8 = any(tensor.stored is FloatType.FLOAT8_E4M3FN for tensor in tensors)
         if kind is MatrixKind.DENSE or (kind is MatrixKind.AS_STORED and not stays_float8):
@@ -98,17 +98,30 @@ class Uploader:
         return ScaledWeight(values, scales)
 
     def _as_stored(self, tensor: Matrix) -> torch.Tensor | GroupedWeight:
-        if isinstance(tensor, GroupedTensor):
-            codes = codes_of(self._octets(tensor.codes.part), tensor.codes)
-            weight = grouped_weight(tensor.read_scales(), codes, tensor.stored, self._dtype)
+        grouped = grouped_type(tensor.stored)
+        if grouped is not None:
+            weight = self._grouped(tensor, grouped)
             if weight is not None:
-                self._tell(tensor.num_bytes)
                 self._note(tensor, weight.is_finite())
                 return weight
-            structlog.get_logger().info("weights_widened", tensor=tensor.name, stored=tensor.stored.name)
+            structlog.get_logger().info("weights_widened", tensor=tensor.name, stored=grouped.name)
         out = torch.empty((tensor.num_rows, tensor.row_numbers), dtype=self._dtype, device=self._device)
         self._write_dense(tensor, out)
         return out
+
+    def _grouped(self, tensor: Matrix, kind: GroupedType) -> GroupedWeight | None:
+        if isinstance(tensor, GroupedTensor):
+            codes = codes_of(self._octets(tensor.codes.part), tensor.codes)
+            weight = grouped_weight(tensor.read_scales(), codes, kind, self._dtype)
+            if weight is not None:
+                self._tell(tensor.num_bytes)
+            return weight
+        weight = expected_weight(kind, (tensor.num_rows, tensor.row_numbers), self._dtype, self._device)
+        if weight is not None:
+            for first, rows in self._rows(tensor):
+                codes, scales, minima = groups_of(rows, tensor.stored)
+                pack_grouped(weight, self._places(tensor, first, len(rows)), codes, scales, minima=minima)
+        return weight
 
     def _octets(self, part: Stored) -> torch.Tensor:
         """All of them: [rows, bytes per row]."""
@@ -155,10 +168,15 @@ class Uploader:
                 yield first, numbers_of_groups(part, self._device)
             self._tell(tensor.num_bytes)
             return
+        for first, rows in self._rows(tensor):
+            yield first, numbers_of(rows, tensor.stored)
+
+    def _rows(self, tensor: StoredTensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first row, bytes [rows, bytes per row]), in the order of the file."""
         rows_at_once = max(1, _NUMBERS_AT_ONCE // tensor.row_numbers)
         for first, rows in self._staging.stream(tensor):
             for start in range(0, rows.shape[0], rows_at_once):
-                yield first + start, numbers_of(rows[start : start + rows_at_once], tensor.stored)
+                yield first + start, rows[start : start + rows_at_once]
             self._tell(rows.numel())
 
     def _tell(self, num_bytes: int) -> None:

@@ -43,7 +43,7 @@ class GroupedRows:
     scales: Float32Array  # [rows, groups]
     group: int  # inputs of a group; the last one may have fewer
     zeros: Float32Array | None = None  # [rows, groups] whole numbers
-    minima: Float32Array | None = None  # [rows, groups], of blocks of GGUF files
+    minima: Float32Array | None = None  # [rows, groups], of blocks of GGUF files, on a CPU
     table: Float32Array | None = None  # [16] or [256], the number of each code
     order: IntArray | None = None  # [inputs] the group of each; None where neighbours share one
     factor: float = 1.0  # of LLM.int8, which multiplies twice

@@ -9,6 +9,7 @@ instead of raising, and a device takes bytes faster from pinned memory.
 import enum
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -37,7 +38,7 @@ class FloatType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupedType:
-    """Of a matrix that several tensors make up: see `grouped_rows`."""
+    """Of a matrix whose numbers share scales in groups of inputs: several tensors (`grouped_rows`), or blocks."""
 
     name: str  # for people: the format and what its codes are, such as "gptq-int4"
     bits: int  # of a code: 4 or 8
@@ -46,6 +47,7 @@ class GroupedType:
     group: int = 0  # inputs that share a scale; 0: all
     scales: FloatType = FloatType.FLOAT32
     has_zeros: bool = False
+    has_minima: bool = False  # of the scales' type
     is_ordered: bool = False  # inputs that share a scale may be anywhere in a row
 
 
@@ -56,11 +58,31 @@ StoredType = PlainType | GroupedType
 _ITEM_BYTES = {FloatType.FLOAT32: 4, FloatType.FLOAT16: 2, FloatType.BFLOAT16: 2, FloatType.FLOAT8_E4M3FN: 1}
 
 
+# Those of 5 and 6 bits have codes of 8. K's scales are products of two numbers.
+_BLOCKS: Mapping[StoredType | None, GroupedType] = {
+    GGMLQuantizationType[name]: GroupedType(name, bits, group=group, scales=scales, has_minima=has_minima)
+    for name, bits, group, scales, has_minima in (
+        ("Q4_0", 4, 32, FloatType.FLOAT16, False),
+        ("Q4_1", 4, 32, FloatType.FLOAT16, True),
+        ("Q5_0", 8, 32, FloatType.FLOAT16, False),
+        ("Q5_1", 8, 32, FloatType.FLOAT16, True),
+        ("Q8_0", 8, 32, FloatType.FLOAT16, False),
+        ("Q4_K", 4, 32, FloatType.FLOAT32, True),
+        ("Q5_K", 8, 32, FloatType.FLOAT32, True),
+        ("Q6_K", 8, 16, FloatType.FLOAT32, False),
+    )
+}
+
+
+def grouped_type(stored: StoredType | None) -> GroupedType | None:
+    """None for floats, and for blocks that are not integers in groups."""
+    return stored if isinstance(stored, GroupedType) else _BLOCKS.get(stored)
+
+
 def has_linear_4_bits(stored: StoredType) -> bool:
     """Whether codes of 4 bits, with scales and zeros or minima of groups, are all that a matrix is."""
-    if isinstance(stored, GroupedType):
-        return stored.bits == 4 and stored.is_linear
-    return stored in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_K)
+    grouped = grouped_type(stored)
+    return grouped is not None and grouped.bits == 4 and grouped.is_linear
 
 
 def block_sizes(stored: PlainType) -> tuple[int, int]:

@@ -161,7 +161,7 @@ def new_grouped(
 
 def pack_grouped(
     weight: GroupedWeight,
-    first_row: int,
+    places: slice | torch.Tensor,
     codes: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor | None = None,
@@ -169,14 +169,15 @@ def pack_grouped(
 ) -> None:
     """Write some rows of a weight, on its device: rows of several matrices can be put one below the other.
 
-    codes: [rows, in] uint8, or int8 under a middle of 128; inputs in the order of the model. scales, zeros, minima:
-    [rows, groups], of any types whose numbers those of the weight hold. Takes four times the codes' memory for a while.
+    places: which rows. codes: [rows, in] uint8, or int8, which are less the middle; inputs in the order of the model.
+    scales, zeros, minima: [rows, groups], of any types whose numbers those of the weight hold. Takes four times the
+    codes' memory for a while.
     """
     layout = weight.layout
-    rows = torch.arange(first_row, first_row + codes.shape[0], device=codes.device)
+    rows = torch.arange(layout.num_outputs, device=codes.device)[places]
     tiles, within = rows // TILE_OUTPUTS, rows % TILE_OUTPUTS
     if codes.dtype == torch.int8:
-        codes = codes.view(torch.uint8) ^ 128
+        codes = codes.view(torch.uint8) + layout.middle
     if weight.order is not None:
         codes = codes[:, weight.order]
     num_tiles, num_bits = weight.words.shape[1], layout.codes.num_bits

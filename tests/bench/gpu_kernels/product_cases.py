@@ -46,9 +46,9 @@ class Grouped:
         made = new_grouped(
             GroupedLayout(num_outputs, num_inputs, self.group, self.codes, middle),
             place.device,
-            place.dtype,
+            torch.float32 if self.has_minima else place.dtype,  # of K-quants, products of two numbers
             has_zeros=self.has_zeros,
-            minima_type=place.dtype if self.has_minima else None,
+            minima_type=torch.float32 if self.has_minima else None,
             table=place.normal(16, seed=seed) if self.codes is Codes.TABLE else None,
         )
         if place.device.type != "meta":

@@ -9,9 +9,11 @@ bfloat16 is what Triton's interpreter cannot compute.
 import importlib.util
 from dataclasses import replace
 
+import gguf
 import numpy as np
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
 
 from model_inputs import Row, inputs_of
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
@@ -25,7 +27,7 @@ from paceline_kernels.devices import cpu_stands_for_gpu
 from paceline_kernels.linear import Splits
 from paceline_kernels.scaled_linear import quantize_rows
 from quantised_files import VARIANTS, written
-from random_models import FAMILY_CONFIGS, RandomCheckpoint, tiny_checkpoint
+from random_models import FAMILY_CONFIGS, RandomCheckpoint, gguf_parts, tiny_checkpoint
 
 if importlib.util.find_spec("triton") is None:  # it is for Linux
     pytest.skip("needs Triton", allow_module_level=True)
@@ -188,6 +190,15 @@ def test_a_model_of_grouped_weights_computes_what_the_cpu_does(tmp_path, name):
     checkpoint = load_checkpoint(written(VARIANTS[name]).save(tmp_path))
     batches = [replace(step, token_ids=step.token_ids % checkpoint.config.vocab_size) for step in two_steps()]
     assert_close(on_device(checkpoint, torch.float32, batches), on_cpu(checkpoint, batches), torch.float32)
+
+
+def test_a_model_of_blocks_computes_what_the_cpu_does(tmp_path):
+    """Of two types side by side; rows of queries and keys are interleaved in the file."""
+    parts, q8_0 = gguf_parts(RandomCheckpoint(), GGMLQuantizationType.Q4_1), GGMLQuantizationType.Q8_0
+    values = RandomCheckpoint().tensor("model.layers.1.self_attn.v_proj.weight")
+    parts.tensors["blk.1.attn_v.weight"] = gguf.quantize(values, q8_0), q8_0
+    checkpoint = load_checkpoint(parts.write(tmp_path / "tiny.gguf"))
+    assert_close(on_device(checkpoint, torch.float32, two_steps()), on_cpu(checkpoint, two_steps()), torch.float32)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
 
 pytest.importorskip("triton")
 
@@ -32,6 +33,7 @@ from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.start import kernel_compiling
+from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.devices import cpu_stands_for_gpu
@@ -41,7 +43,7 @@ from paceline_kernels.linear import Splits
 from paceline_kernels.warm_up import triton_processes
 from paceline_kernels.warm_up.triton_launches import Launch
 from paceline_kernels.warm_up.triton_processes import Compiled, compile_launches
-from random_models import TINY_CONFIG, RandomCheckpoint
+from random_models import TINY_CONFIG, RandomCheckpoint, gguf_parts
 
 LIMITS = RowLimits(
     num_rows=2,
@@ -63,6 +65,7 @@ import json
 import sys
 from dataclasses import replace
 import torch
+from gguf.constants import GGMLQuantizationType
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from paceline_executor.start.kernel_compiling import DraftModelShape, HeadShape, Steps, launches_of_steps
@@ -107,11 +110,16 @@ numerics = Numerics(MatrixKind.DENSE, KvDtype.FLOAT16, FloatType.FLOAT16)
 small = replace(TINY_CONFIG, hidden_size=32, num_layers=1)
 drafts_by = {
     "nothing": None,
+    "blocks": None,
     "draft model": DraftModelShape(small, numerics, {}),
     "copy": DraftModelShape(TINY_CONFIG, replace(numerics, matrices=MatrixKind.FLOAT8), {}),
     "head": HeadShape(Eagle3Config(small, 100, 64, (1,), False), numerics, True, True),
 }[sys.argv[-1]]
-steps = Steps(TINY_CONFIG, numerics, {}, limits, buckets_of(2, 16, 5), Splits.EVEN, draft_model=drafts_by)
+stored = {}
+if sys.argv[-1] == "blocks":
+    numerics = replace(numerics, matrices=MatrixKind.AS_STORED)
+    stored = dict.fromkeys(TINY_CONFIG.tensor_shapes(), GGMLQuantizationType.Q4_1)
+steps = Steps(TINY_CONFIG, numerics, stored, limits, buckets_of(2, 16, 5), Splits.EVEN, draft_model=drafts_by)
 found = launches_of_steps(steps)
 if drafts_by is None:  # how many blocks there are depends on the memory that is free
     assert launches_of_steps(replace(steps, limits=more_blocks)) == found
@@ -255,13 +263,13 @@ def head():
     return drafting_by_head(of_head, torch.arange(100), NUMERICS, LIMITS, Splits.EVEN)
 
 
-def run_whole_model(drafting=None):
+def run_whole_model(drafting=None, checkpoint=None, numerics=NUMERICS):
     """Prompts in chunks beside decodes, with rules, and with log-probabilities of output and prompt; drafts of every
     depth, some beside a chunk; copies of blocks.
     """
     geometry = kv_geometry(TINY_CONFIG, LIMITS.num_blocks, LIMITS.block_size, NUMERICS)
     cache = allocate_on_device(geometry, NUMERICS.kv, CPU)
-    model = upload_model(RandomCheckpoint(), CPU, LIMITS.max_model_len, NUMERICS)
+    model = upload_model(checkpoint or RandomCheckpoint(), CPU, LIMITS.max_model_len, numerics)
     sizes = buckets_of(2, 16, 5)
     runner = DeviceRunner(TwinDevice(), model, cache, geometry, LIMITS, buckets=sizes, drafting=drafting)
     engine = SteppingEngine(RowTable(LIMITS), runner)
@@ -296,6 +304,18 @@ def test_whatever_a_whole_model_launches_was_compiled_before(said, monkeypatch, 
     assert kernels >= {"attend_splits", "attend_chunks", "apply_rules_kernel", "take_logprobs_kernel"}
     assert "block_copy_kernel" in kernels
     assert ("lookup_drafts_kernel" in kernels) == (drafts_by == "nothing")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+def test_whatever_a_model_of_blocks_launches_was_compiled_before(tmp_path, monkeypatch):
+    parts = gguf_parts(RandomCheckpoint(), GGMLQuantizationType.Q4_1)
+    checkpoint, found = load_checkpoint(parts.write(tmp_path / "tiny.gguf")), found_in(run(FIND, "blocks").splitlines())
+    recorder = Recorder(monkeypatch)
+    with cpu_stands_for_gpu():
+        run_whole_model(checkpoint=checkpoint, numerics=replace(NUMERICS, matrices=MatrixKind.AS_STORED))
+    assert recorder.seen <= found
+    assert {name.rpartition(".")[2] for name, _ in recorder.seen} >= {"multiply_few_groups"}
 
 
 @pytest.mark.slow

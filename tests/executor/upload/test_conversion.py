@@ -43,6 +43,6 @@ def test_another_type_is_refused_by_name(kind):
     if kind in DEQUANTISED:
         check_convertible(tensor)
         return
-    known = "Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0 are dequantised there"
+    known = "Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0 are read there"
     with pytest.raises(UnsupportedModelError, match=rf"blk\.0\.ffn_down\.weight is stored as {kind.name}, and {known}"):
         check_convertible(tensor)

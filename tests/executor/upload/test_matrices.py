@@ -175,12 +175,13 @@ def test_a_type_that_no_device_dequantises_is_refused_before_anything_is_read(tm
         Uploader(written(tmp_path, "MXFP4"), CPU, torch.bfloat16, staging)
 
 
-def test_progress_counts_every_byte(tmp_path, staging):
+@pytest.mark.parametrize("kind", [MatrixKind.DENSE, MatrixKind.AS_STORED])
+def test_progress_counts_every_byte(tmp_path, staging, kind):
     """Up to all of them, never back."""
     checkpoint, told = written(tmp_path, "Q8_0"), []
     uploader = Uploader(checkpoint, CPU, torch.float32, staging, lambda done, total: told.append((done, total)))
     for name in checkpoint.config.tensor_shapes():
-        uploader.dense(name)
+        _ = uploader.matrix(name, kind=kind) if "_proj" in name else uploader.dense(name)
     total = sum(checkpoint.stored(name).num_bytes for name in checkpoint.config.tensor_shapes())
     done = [done for done, _ in told]
     assert {total for _, total in told} == {total}
@@ -249,8 +250,9 @@ def test_whatever_is_streamed_arrives_whole_and_in_order(shapes, spare, num_read
     assert all(fence.is_taken for fence, _, _ in transfer.in_transfer[-2:])
 
 
-def test_the_host_holds_two_buffers_and_no_second_copy_of_the_model(tmp_path):
-    path = written(tmp_path, "F16")._tensors[QKV[0]].source.path
+@pytest.mark.parametrize("stored", ["F16", "Q8_0"])
+def test_the_host_holds_two_buffers_and_no_second_copy_of_the_model(tmp_path, stored):
+    path = written(tmp_path, stored)._tensors[QKV[0]].source.path
     buffer_bytes, transfer = 8 << 10, DistantTransfer()
     assert path.stat().st_size > 100 * buffer_bytes
     checkpoint = load_checkpoint(path)
@@ -261,7 +263,7 @@ def test_the_host_holds_two_buffers_and_no_second_copy_of_the_model(tmp_path):
             transfer.in_transfer = NoMemory()
             before = tracemalloc.get_traced_memory()[0]
             tracemalloc.reset_peak()
-            uploader.dense(*QKV)
+            uploader.matrix(*QKV, kind=MatrixKind.AS_STORED)
             peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
