@@ -1,5 +1,6 @@
 """linear and scaled_linear: right against float64 at odd sizes, the same bits for a row whatever stands around it."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,7 +8,7 @@ from kernel_rig.tensors import normal, placed
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.gpu import architecture
 from paceline_kernels.gpu.architecture import Architecture
-from paceline_kernels.linear import Splits, linear
+from paceline_kernels.linear import Splits, linear, sum_of_slices
 from paceline_kernels.linear import reference as linear_reference
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows, scaled_linear
 from paceline_kernels.scaled_linear import reference as scaled_reference
@@ -142,23 +143,71 @@ def test_with_fixed_splits_a_row_has_the_same_bits_in_any_batch(gpu, place, weig
         assert torch.equal(out[-1], outs[0][-1])
 
 
-@pytest.mark.parametrize(("num_out", "num_in"), [(96, 576), (57, 100), (64, 1536)])
-def test_on_a_cpu_a_row_has_the_same_bits_alone_and_at_any_place_of_any_batch(threads, num_out, num_in):
+@pytest.mark.parametrize(
+    ("num_out", "num_in", "slices"), [(96, 576, 1), (57, 100, 1), (64, 1536, 1), (96, 576, 3), (57, 1000, 8)]
+)
+def test_on_a_cpu_a_row_has_the_same_bits_alone_and_at_any_place_of_any_batch(threads, num_out, num_in, slices):
     x, weight, bias = problem((150, num_out, num_in), torch.float32)
-    alone = torch.cat([linear(x[i : i + 1], weight) for i in range(150)])
+    alone = torch.cat([linear(x[i : i + 1], weight, slices=slices) for i in range(150)])
     for size in (2, 3, 4, 5, 7, 8, 16, 31, 33, 84, 85, 150):
         for start in {0, 1, 150 - size}:
             rows = slice(start, start + size)
-            assert torch.equal(linear(x[rows].clone(), weight), alone[rows])
-    assert torch.equal(linear(x, weight, bias), alone + bias), "the bias is added after the product"
+            assert torch.equal(linear(x[rows].clone(), weight, slices=slices), alone[rows])
+    assert torch.equal(linear(x, weight, bias, slices=slices), alone + bias), "the bias is added after the product"
+
+
+def halves_sum(partials):
+    """The tree told from its top: the left half is the largest power of two that leaves something for the right one."""
+    if len(partials) == 1:
+        return partials[0]
+    left = 2 ** ((len(partials) - 1).bit_length() - 1)
+    return halves_sum(partials[:left]) + halves_sum(partials[left:])
+
+
+def slice_product(x, weight):
+    """Of numbers whose products float32 has: eight lanes, which are then added, and one by one what is beyond them."""
+    lanes, full = np.zeros((8, len(x), len(weight)), np.float32), x.shape[1] // 8 * 8
+    for i in range(full):
+        lanes[i % 8] += np.outer(x[:, i], weight[:, i])
+    total = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]))
+    for i in range(full, x.shape[1]):
+        total += np.outer(x[:, i], weight[:, i])
+    return total
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3, 4, 5, 7, 8])
+def test_the_order_of_a_sum_in_slices_is_the_one_that_is_written_down(threads, slices):
+    """Bit for bit, for tiles of one to three rows and one or four columns."""
+    x, weight, bias = problem((5, 9, 29 * slices), torch.float32)
+    x, weight = x.half().float(), weight.half().float()
+    cuts = [np.split(each.numpy(), slices, axis=1) for each in (x, weight)]
+    partials = [slice_product(*parts) for parts in zip(*cuts, strict=True)]
+    expected = halves_sum(partials)
+    assert np.array_equal(linear(x, weight, slices=slices).numpy(), expected)
+    assert np.array_equal(sum_of_slices(torch.from_numpy(np.stack(partials))).numpy(), expected)
+    assert_close(linear(x, weight, bias, slices=slices), linear_reference.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3, 4, 8])
+def test_equal_parts_of_the_slices_summed_apart_give_the_bits_of_all_at_once(threads, slices):
+    """However many parts, in shapes at random."""
+    chance = np.random.default_rng(slices)
+    for num_tokens in (1, 2, 300, *chance.integers(3, 300, 3)):
+        num_out, length = chance.integers(1, 70), chance.integers(1, 90)
+        x, weight, _ = problem((num_tokens, num_out, slices * length), torch.float32)
+        whole = linear(x, weight, slices=slices)
+        for num_parts in (count for count in range(1, slices + 1) if slices % count == 0):
+            parts = zip(*(each.chunk(num_parts, dim=1) for each in (x, weight)), strict=True)
+            sums = [linear(*map(torch.Tensor.contiguous, part), slices=slices // num_parts) for part in parts]
+            assert torch.equal(sum_of_slices(torch.stack(sums)), whole)
 
 
 def test_the_number_of_threads_does_not_change_a_bit(threads):
     """Threads share columns out, never a sum."""
     x, weight, _ = problem((21, 77, 130), torch.float32)
-    one = linear(x, weight)
+    one = [linear(x, weight, slices=slices) for slices in (1, 2)]
     threads(2)
-    assert torch.equal(linear(x, weight), one)
+    assert all(torch.equal(linear(x, weight, slices=slices), one[slices - 1]) for slices in (1, 2))
 
 
 @SPLITS
@@ -218,6 +267,12 @@ def test_what_the_docstring_of_linear_rules_out_is_refused(x, weight, bias, wron
     """Compiled code never sees it."""
     with pytest.raises(KernelArgumentError, match=wrong):
         linear(x, weight, bias)
+
+
+@pytest.mark.parametrize("slices", [0, 5, 9, 18])
+def test_only_so_many_slices_as_divide_the_inputs_are_taken(slices):
+    with pytest.raises(KernelArgumentError, match=f"18 inputs have 1 to 8 equal slices, not {slices}"):
+        linear(torch.zeros(1, 18), torch.zeros(2, 18), slices=slices)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ CPU, `uploaded` has those of other devices.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -33,17 +33,18 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DenseLinear:
-    """Weights [out, in] of the type that is computed with, a bias [out] or none."""
+    """Weights [out, in] of the type that is computed with, a bias [out] or none. slices: as `linear` takes them."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
+    slices: int = 1
 
     @property
     def num_bytes(self) -> int:
         return self.weight.numel() * self.weight.element_size()
 
     def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
-        return linear(x, self.weight, self.bias, splits=splits)
+        return linear(x, self.weight, self.bias, splits=splits, slices=self.slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,15 @@ class HostWeights:
         return DenseLinear(weight, bias)
 
 
+def num_slices(config: ModelConfig) -> int:
+    """Of the inputs of `OUTPUT` and `DOWN`: the most ranks that could share them out and sum them with the same bits.
+
+    Each has whole KV heads, and a subtree of `sum_of_slices`. Of a model alone, so that no result depends on the ranks.
+    """
+    sizes = config.num_kv_heads, config.intermediate_size
+    return next(count for count in (8, 4, 2, 7, 5, 3, 1) if not any(size % count for size in sizes))
+
+
 # The matrices of a layer that take the same input.
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 OUTPUT = ("self_attn.o_proj",)
@@ -217,7 +227,9 @@ class LayerReader:
         return self.weights.bias(tuple(self._name(part, "bias") for part in parts))
 
     def linear(self, *parts: str) -> Linear:
-        return self.weights.linear(self.names(*parts), self.bias(*parts))
+        linear = self.weights.linear(self.names(*parts), self.bias(*parts))
+        is_sliced = parts in (OUTPUT, DOWN) and isinstance(linear, DenseLinear)
+        return replace(linear, slices=num_slices(self.weights.config)) if is_sliced else linear
 
     def _name(self, part: str, kind: str) -> str:
         return f"model.layers.{self.layer}.{part}.{kind}"

@@ -9,4 +9,4 @@ from paceline_kernels.linear import cpu
 
 
 def grouped_linear(x: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    return cpu.linear(x, unpack_grouped(weight, torch.float32), bias)
+    return cpu.linear(x, unpack_grouped(weight, torch.float32), bias, slices=1)

@@ -3,16 +3,21 @@
 import torch
 
 from paceline_kernels import gpu
-from paceline_kernels.arguments import check_tensor, float_type
+from paceline_kernels.arguments import MAX_SLICES, check_tensor, float_type
 from paceline_kernels.devices import is_cpu
-from paceline_kernels.errors import UnsupportedDeviceError
+from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.gpu.splits import Splits
 
-__all__ = ["Splits", "linear"]
+__all__ = ["MAX_SLICES", "Splits", "linear", "sum_of_slices"]
 
 
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, splits: Splits = Splits.EVEN
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    splits: Splits = Splits.EVEN,
+    slices: int = 1,
 ) -> torch.Tensor:
     """x times the transpose of weight, plus the bias.
 
@@ -21,6 +26,8 @@ def linear(
     library round before (`allow_bf16_reduced_precision_reduction`). Returns [num_tokens, out] of that type, new.
     Batch-invariant on a CPU: a row of the result depends on that row of x alone, bit for bit. On a GPU that holds with
     Splits.FIXED; with Splits.EVEN the product is whichever is fastest for as many rows.
+    slices: 1 to MAX_SLICES of equal length. A CPU sums each of them and adds these sums as `sum_of_slices` does; a GPU
+    sums as it does without.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
     if not is_cpu(x.device) and not gpu.has_kernels(x.device):
@@ -30,10 +37,25 @@ def linear(
     check_tensor("linear", "x", x, dtype, (None, weight.shape[1]))
     if bias is not None:
         check_tensor("linear", "bias", bias, dtype, (weight.shape[0],))
+    if not 1 <= slices <= MAX_SLICES or x.shape[1] % slices:
+        raise KernelArgumentError("linear", f"{x.shape[1]} inputs have 1 to {MAX_SLICES} equal slices, not {slices}")
     if is_cpu(x.device):
         from paceline_kernels.linear import cpu
 
-        return cpu.linear(x, weight, bias)
+        return cpu.linear(x, weight, bias, slices)
     from paceline_kernels.linear import triton
 
     return triton.linear(x, weight, bias, splits)
+
+
+def sum_of_slices(partials: torch.Tensor) -> torch.Tensor:
+    """Adds neighbours, then neighbouring sums; one without a neighbour waits for the next round.
+
+    partials: [num_slices, num_tokens, out], float32, on a CPU. Returns [num_tokens, out]. If their number is a power
+    of two, 2, 4 or 8 equal parts may be summed first, and then the parts' sums, with the same bits. Raises
+    KernelArgumentError.
+    """
+    check_tensor("sum_of_slices", "partials", partials, torch.float32, (None, None, None))
+    from paceline_kernels.linear import cpu
+
+    return cpu.sum_of_slices(partials)

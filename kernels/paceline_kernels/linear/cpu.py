@@ -1,8 +1,8 @@
 """linear for CPUs: weights are streamed once, in the order they are stored, past a block of rows held in the cache.
 
-Knows nothing but the two matrices. Batch-invariant by construction: every output element is one `simd` dot product,
-and neither tiles nor threads split it. (The library behind torch's product is not: it picks another kernel, hence
-another order of summation, for every few rows more.)
+Knows nothing but the two matrices. Batch-invariant by construction: every output element is one `simd` dot product, or
+a tree of those of its slices, and neither tiles nor threads split it. (The library behind torch's product is not: it
+picks another kernel, hence another order of summation, for every few rows more.)
 """
 
 import numba
@@ -18,17 +18,29 @@ from paceline_kernels.vector import simd
 _ROW_BLOCK_FLOATS = 48 * 1024
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slices: int) -> torch.Tensor:
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
-    multiply(x.numpy(), weight.numpy(), out.numpy(), jit.num_threads())
+    multiply(x.numpy(), weight.numpy(), out.numpy(), slices, jit.num_threads())
     if bias is not None:
         np.add(out.numpy(), bias.numpy(), out=out.numpy())
     return out
 
 
+def sum_of_slices(partials: torch.Tensor) -> torch.Tensor:
+    sums = list(partials.numpy())
+    while len(sums) > 1:
+        pairs = [one + other for one, other in zip(sums[::2], sums[1::2], strict=False)]
+        sums = pairs + sums[2 * len(pairs) :]
+    return torch.from_numpy(sums[0])
+
+
 @jit.compiled_parallel
 def multiply(
-    x: npt.NDArray[np.float32], weight: npt.NDArray[np.float32], out: npt.NDArray[np.float32], num_workers: int
+    x: npt.NDArray[np.float32],
+    weight: npt.NDArray[np.float32],
+    out: npt.NDArray[np.float32],
+    slices: int,
+    num_workers: int,
 ) -> None:
     """out = x times the transpose of weight; each worker takes a range of the output columns."""
     num_rows, length = x.shape
@@ -48,7 +60,8 @@ def multiply(
                 w_start + simd.FLOAT_BYTES * first * length,
                 length,
                 columns,
-                length,
+                length // slices,
+                slices,
                 out_start + simd.FLOAT_BYTES * (row * num_columns + first),
                 num_columns,
                 weight,

@@ -9,6 +9,8 @@ the same chain of fused multiply-adds per output element; rows and columns of a 
 
 Order of a dot product: lane l of 8 adds the products of elements l, l + 8, l + 16, … one after the other; the lanes are
 added as ((0+1)+(2+3))+((4+5)+(6+7)); the elements after the last full 8 follow one by one.
+Order of a dot product in slices: each slice so, then neighbouring slices' sums are added, then neighbours among those,
+until there is one; a sum without a neighbour waits for the next round.
 Order of a weighted sum: each output element adds its products one by one, in ascending order of the rows summed over.
 
 Addresses are in bytes, as int64; strides and lengths are in elements. Bounds are the caller's to keep. `like` is any
@@ -22,8 +24,10 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
+from paceline_kernels.arguments import MAX_SLICES
 from paceline_kernels.compiler.jit import compiled
 from paceline_kernels.compiler.llvm import (
     FLOAT,
@@ -107,19 +111,55 @@ def _emit_dots(builder: Ir, xs: list[Ir], ws: list[Ir], length: Ir) -> list[Ir]:
     return loop(builder, full, length, 1, totals, add_rest)
 
 
+def _emit_sliced_dots(builder: Ir, xs: list[Ir], ws: list[Ir], length: Ir, slices: Ir) -> list[Ir]:
+    """The same for rows of `slices` times `length` elements, in slices."""
+    kind = FLOAT if len(ws) == 1 else ir.VectorType(FLOAT, len(ws))
+    sums = [cgutils.alloca_once(builder, kind, MAX_SLICES) for _ in xs]
+
+    def add_slice(index: Ir, carried: list[Ir]) -> list[Ir]:
+        start = [builder.mul(index, length)]
+        rows, columns = ([builder.gep(each, start) for each in side] for side in (xs, ws))
+        _store_each(builder, _emit_dots(builder, rows, columns, length), sums, index)
+        return carried
+
+    def add_neighbours(distance: Ir) -> Callable[[Ir, list[Ir]], list[Ir]]:
+        def add(index: Ir, carried: list[Ir]) -> list[Ir]:
+            ones, others = (
+                [load(builder, each, at, kind) for each in sums] for at in (index, builder.add(index, distance))
+            )
+            _store_each(builder, [builder.fadd(*pair) for pair in zip(ones, others, strict=True)], sums, index)
+            return carried
+
+        return add
+
+    loop(builder, constant(0), slices, 1, [], add_slice)
+    for distance in (1, 2, 4):
+        last = builder.sub(slices, constant(distance))
+        loop(builder, constant(0), last, 2 * distance, [], add_neighbours(constant(distance)))
+    return [load(builder, each, constant(0), kind) for each in sums]
+
+
+def _store_each(builder: Ir, values: list[Ir], targets: list[Ir], index: Ir) -> None:
+    for value, target in zip(values, targets, strict=True):
+        store(builder, value, target, index)
+
+
 def _dot_tile(num_rows: int, num_columns: int) -> Any:  # noqa: ANN401
     """An operation out[i, j] = x[i] · w[j] for a tile of `num_rows` by `num_columns`, which are one or four."""
 
-    def typed(_context: Ir, _a: Ir, _sa: Ir, _b: Ir, _sb: Ir, _n: Ir, _out: Ir, _so: Ir, like: Ir) -> Ir:
-        signature = types.void(*[types.int64] * 7, like)
+    def typed(_context: Ir, _a: Ir, _sa: Ir, _b: Ir, _sb: Ir, _n: Ir, _s: Ir, _out: Ir, _so: Ir, like: Ir) -> Ir:
+        signature = types.void(*[types.int64] * 8, like)
 
         def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-            x, x_stride, w, w_stride, length, out, out_stride, _ = args
+            x, x_stride, w, w_stride, length, slices, out, out_stride, _ = args
             xs = pointers(builder, x, x_stride, num_rows)
             ws = pointers(builder, w, w_stride, num_columns, _STORED[like.dtype])
-            totals = _emit_dots(builder, xs, ws, length)
-            for total, row in zip(totals, pointers(builder, out, out_stride, num_rows), strict=True):
-                store(builder, total, row, constant(0))
+            outs = pointers(builder, out, out_stride, num_rows)
+            with builder.if_else(builder.icmp_signed("==", slices, constant(1))) as (at_once, sliced):
+                with at_once:
+                    _store_each(builder, _emit_dots(builder, xs, ws, length), outs, constant(0))
+                with sliced:
+                    _store_each(builder, _emit_sliced_dots(builder, xs, ws, length, slices), outs, constant(0))
             return context.get_dummy_value()
 
         return signature, generate
@@ -268,6 +308,7 @@ def _dot_columns(
     w_stride: int,
     num_columns: int,
     length: int,
+    slices: int,
     out: int,
     out_stride: int,
     like: Stored,
@@ -278,17 +319,17 @@ def _dot_columns(
         rest = num_rows - row
         if num_columns == 4:
             if rest >= 3:
-                _dot_3x4(x_row, x_stride, w, w_stride, length, out_row, out_stride, like)
+                _dot_3x4(x_row, x_stride, w, w_stride, length, slices, out_row, out_stride, like)
             elif rest == 2:
-                _dot_2x4(x_row, x_stride, w, w_stride, length, out_row, out_stride, like)
+                _dot_2x4(x_row, x_stride, w, w_stride, length, slices, out_row, out_stride, like)
             else:
-                _dot_1x4(x_row, x_stride, w, w_stride, length, out_row, out_stride, like)
+                _dot_1x4(x_row, x_stride, w, w_stride, length, slices, out_row, out_stride, like)
         elif rest >= 3:
-            _dot_3x1(x_row, x_stride, w, w_stride, length, out_row, out_stride, like)
+            _dot_3x1(x_row, x_stride, w, w_stride, length, slices, out_row, out_stride, like)
         elif rest == 2:
-            _dot_2x1(x_row, x_stride, w, w_stride, length, out_row, out_stride, like)
+            _dot_2x1(x_row, x_stride, w, w_stride, length, slices, out_row, out_stride, like)
         else:
-            _dot_1x1(x_row, x_stride, w, w_stride, length, out_row, out_stride, like)
+            _dot_1x1(x_row, x_stride, w, w_stride, length, slices, out_row, out_stride, like)
         row += 3
 
 
@@ -301,16 +342,17 @@ def dot_rows(
     w_stride: int,
     num_columns: int,
     length: int,
+    slices: int,
     out: int,
     out_stride: int,
     like: Stored,
 ) -> None:
-    """out[i, j] = x[i] · w[j] for `num_rows` rows x and `num_columns` rows w of `length` elements."""
+    """out[i, j] = x[i] · w[j] for `num_rows` rows x and `num_columns` rows w of `slices` times `length` elements."""
     column = 0
     while column < num_columns:
         columns = 4 if column + 4 <= num_columns else 1
         w_row, target = w + like.itemsize * w_stride * column, out + FLOAT_BYTES * column
-        _dot_columns(x, x_stride, num_rows, w_row, w_stride, columns, length, target, out_stride, like)
+        _dot_columns(x, x_stride, num_rows, w_row, w_stride, columns, length, slices, target, out_stride, like)
         column += columns
 
 
