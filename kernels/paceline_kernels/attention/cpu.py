@@ -181,7 +181,7 @@ def _score(keys: Cache, head: int, table: _Int32Array, first_row: int, scratch: 
         slots = block_address(keys, table[begin // block_size], head)
         columns = min(block_size, count - begin)
         target = scores + simd.FLOAT_BYTES * begin
-        simd.dot_rows(queries, head_dim, num_rows, slots, stride, columns, head_dim, 1, target, width, keys)
+        simd.dot_rows(queries, head_dim, num_rows, slots, stride, columns, head_dim, None, target, width, keys)
 
 
 @jit.compiled

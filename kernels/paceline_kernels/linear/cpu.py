@@ -20,7 +20,7 @@ _ROW_BLOCK_FLOATS = 48 * 1024
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slices: int) -> torch.Tensor:
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
-    multiply(x.numpy(), weight.numpy(), out.numpy(), slices, jit.num_threads())
+    multiply(x.numpy(), weight.numpy(), out.numpy(), None if slices == 1 else slices, jit.num_threads())
     if bias is not None:
         np.add(out.numpy(), bias.numpy(), out=out.numpy())
     return out
@@ -39,7 +39,7 @@ def multiply(
     x: npt.NDArray[np.float32],
     weight: npt.NDArray[np.float32],
     out: npt.NDArray[np.float32],
-    slices: int,
+    slices: int | None,
     num_workers: int,
 ) -> None:
     """out = x times the transpose of weight; each worker takes a range of the output columns."""
@@ -60,7 +60,7 @@ def multiply(
                 w_start + simd.FLOAT_BYTES * first * length,
                 length,
                 columns,
-                length // slices,
+                length if slices is None else length // slices,
                 slices,
                 out_start + simd.FLOAT_BYTES * (row * num_columns + first),
                 num_columns,

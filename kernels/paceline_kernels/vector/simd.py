@@ -145,21 +145,24 @@ def _store_each(builder: Ir, values: list[Ir], targets: list[Ir], index: Ir) -> 
 
 
 def _dot_tile(num_rows: int, num_columns: int) -> Any:  # noqa: ANN401
-    """An operation out[i, j] = x[i] · w[j] for a tile of `num_rows` by `num_columns`, which are one or four."""
+    """An operation out[i, j] = x[i] · w[j] for a tile of `num_rows` by `num_columns`, which are one or four.
 
-    def typed(_context: Ir, _a: Ir, _sa: Ir, _b: Ir, _sb: Ir, _n: Ir, _s: Ir, _out: Ir, _so: Ir, like: Ir) -> Ir:
-        signature = types.void(*[types.int64] * 8, like)
+    Without slices (None) it has no code for them, which costs where a tile is one short loop.
+    """
+
+    def typed(_context: Ir, _a: Ir, _sa: Ir, _b: Ir, _sb: Ir, _n: Ir, slices: Ir, _out: Ir, _so: Ir, like: Ir) -> Ir:
+        is_whole = isinstance(slices, types.NoneType)
+        signature = types.void(*[types.int64] * 5, slices if is_whole else types.int64, *[types.int64] * 2, like)
 
         def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-            x, x_stride, w, w_stride, length, slices, out, out_stride, _ = args
+            x, x_stride, w, w_stride, length, count, out, out_stride, _ = args
             xs = pointers(builder, x, x_stride, num_rows)
             ws = pointers(builder, w, w_stride, num_columns, _STORED[like.dtype])
             outs = pointers(builder, out, out_stride, num_rows)
-            with builder.if_else(builder.icmp_signed("==", slices, constant(1))) as (at_once, sliced):
-                with at_once:
-                    _store_each(builder, _emit_dots(builder, xs, ws, length), outs, constant(0))
-                with sliced:
-                    _store_each(builder, _emit_sliced_dots(builder, xs, ws, length, slices), outs, constant(0))
+            totals = (
+                _emit_dots(builder, xs, ws, length) if is_whole else _emit_sliced_dots(builder, xs, ws, length, count)
+            )
+            _store_each(builder, totals, outs, constant(0))
             return context.get_dummy_value()
 
         return signature, generate
@@ -308,7 +311,7 @@ def _dot_columns(
     w_stride: int,
     num_columns: int,
     length: int,
-    slices: int,
+    slices: int | None,
     out: int,
     out_stride: int,
     like: Stored,
@@ -342,12 +345,12 @@ def dot_rows(
     w_stride: int,
     num_columns: int,
     length: int,
-    slices: int,
+    slices: int | None,
     out: int,
     out_stride: int,
     like: Stored,
 ) -> None:
-    """out[i, j] = x[i] · w[j] for `num_rows` rows x and `num_columns` rows w of `slices` times `length` elements."""
+    """out[i, j] = x[i] · w[j] for `num_rows` rows x and `num_columns` rows w of `length` elements, or of such slices."""
     column = 0
     while column < num_columns:
         columns = 4 if column + 4 <= num_columns else 1

@@ -96,7 +96,7 @@ def _zeros(num_outputs: int) -> PackedWeight:
 
 # The calls enter parallel regions, so they belong into the thread that will run the operations.
 CPU_CALLS: Mapping[str, Callable[[], object]] = {
-    "linear": lambda: linear(torch.ones(1, 8), torch.ones(3, 8)),
+    "linear": lambda: [linear(torch.ones(1, 8), torch.ones(3, 8), slices=slices) for slices in (1, 2)],
     "rms_norm": lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5),
     "add_rms_norm": lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5, residual=torch.ones(1, 8)),
     "rms_norm_heads": lambda: rms_norm_heads(torch.ones(1, 3, 8), torch.ones(8), torch.ones(8), 1, 1e-5),
