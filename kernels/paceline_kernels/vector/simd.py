@@ -350,7 +350,7 @@ def dot_rows(
     out_stride: int,
     like: Stored,
 ) -> None:
-    """out[i, j] = x[i] · w[j] for `num_rows` rows x and `num_columns` rows w of `length` elements, or of such slices."""
+    """out[i, j] = x[i] · w[j] for `num_rows` x and `num_columns` w of `length` elements, or `slices` times so many."""
     column = 0
     while column < num_columns:
         columns = 4 if column + 4 <= num_columns else 1
