@@ -8,8 +8,6 @@ import torch
 from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError
 
-MAX_SLICES = 8  # that a dot product is summed in
-
 
 def check_tensor(op: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
     """Refuse a tensor that has another type or shape (None: any size) or that is not contiguous."""

@@ -228,8 +228,9 @@ class LayerReader:
 
     def linear(self, *parts: str) -> Linear:
         linear = self.weights.linear(self.names(*parts), self.bias(*parts))
-        is_sliced = parts in (OUTPUT, DOWN) and isinstance(linear, DenseLinear)
-        return replace(linear, slices=num_slices(self.weights.config)) if is_sliced else linear
+        if parts in (OUTPUT, DOWN) and isinstance(linear, DenseLinear):
+            return replace(linear, slices=num_slices(self.weights.config))
+        return linear
 
     def _name(self, part: str, kind: str) -> str:
         return f"model.layers.{self.layer}.{part}.{kind}"

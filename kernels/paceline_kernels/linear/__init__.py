@@ -3,12 +3,13 @@
 import torch
 
 from paceline_kernels import gpu
-from paceline_kernels.arguments import MAX_SLICES, check_tensor, float_type
+from paceline_kernels.arguments import check_tensor, float_type
 from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.gpu.splits import Splits
+from paceline_kernels.vector import MAX_SLICES
 
-__all__ = ["MAX_SLICES", "Splits", "linear", "sum_of_slices"]
+__all__ = ["Splits", "linear", "sum_of_slices"]
 
 
 def linear(

@@ -27,7 +27,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from paceline_kernels.arguments import MAX_SLICES
 from paceline_kernels.compiler.jit import compiled
 from paceline_kernels.compiler.llvm import (
     FLOAT,
@@ -50,6 +49,7 @@ from paceline_kernels.compiler.llvm import (
     store,
 )
 from paceline_kernels.compiler.llvm import FLOAT_BYTES as FLOAT_BYTES
+from paceline_kernels.vector import MAX_SLICES
 
 # An array that says how the elements of an operand are stored.
 Stored = npt.NDArray[Any]
