@@ -99,6 +99,9 @@ TILES = {
         MANY: TilesLaunch(128, 128, 64, 8, 4),
     },
 }
+# Of int8 by int8, from 65 rows on: 96 KiB in flight and 128 registers, so that two programs share a multiprocessor of
+# sm_90. Twice the rows spill on sm_100. Predicted, not measured.
+ROUNDED_TILES = TilesLaunch(128, 128, 128, 8, 3)
 # Tiles of outputs that see all rows before the next ones: 1,024 outputs and 2,048 rows run at the same time.
 OUTPUT_TILES_TOGETHER = 8
 # Of 16 bits: by the number of rows up to which it holds, the product of ours, and from how many weights on the library
