@@ -17,6 +17,7 @@
             ProbeTextError
         DeviceError
             DeviceFaultError
+            RankError
         ServiceError
             NotReadyError
             DrainingError
@@ -118,6 +119,10 @@ class DeviceError(ExecutorError):
 
 class DeviceFaultError(DeviceError):
     """The device failed while it computed: nothing that it holds can be trusted or taken back."""
+
+
+class RankError(DeviceError):
+    """One of several ranks did not start, has ended, stands still or has drawn something else: all of them end."""
 
 
 class ServiceError(ExecutorError):

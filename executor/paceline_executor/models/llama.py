@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline_executor.models.collectives import Collectives, summed
 from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.models.layers import (
     DOWN,
@@ -56,15 +57,15 @@ class LlamaLayer:
 class LlamaModel:
     """See `LanguageModel`."""
 
-    def __init__(self, weights: Weights, max_model_len: int) -> None:
-        """Serves positions below `max_model_len`."""
+    def __init__(self, weights: Weights, max_model_len: int, collectives: Collectives | None = None) -> None:
+        """Serves positions below `max_model_len`. collectives: of ranks, each with its part of the layers' weights."""
         config = weights.config
         self._config = config
         self._embedding = weights.embedding("model.embed_tokens.weight")
         tables, table_of_layer = rope_tables(config, max_model_len)
         self._rope_tables = tables.to(self._embedding.device)
         self._layers = [
-            _read_layer(LayerReader(weights, layer), self._rope_tables[table])
+            _read_layer(LayerReader(weights, layer), self._rope_tables[table], collectives)
             for layer, table in enumerate(table_of_layer)
         ]
         self._final_norm = weights.norm("model.norm.weight")
@@ -162,7 +163,7 @@ def _put_states(states: torch.Tensor, stream: torch.Tensor) -> None:
         states.copy_(stream)
 
 
-def _read_layer(reader: LayerReader, rope_table: torch.Tensor) -> LlamaLayer:
+def _read_layer(reader: LayerReader, rope_table: torch.Tensor, collectives: Collectives | None) -> LlamaLayer:
     config = reader.weights.config
     post_norms = config.post_norms
     return LlamaLayer(
@@ -171,11 +172,11 @@ def _read_layer(reader: LayerReader, rope_table: torch.Tensor) -> LlamaLayer:
         head_norms=_head_norms(reader) if config.qk_norm else None,
         rope_table=rope_table,
         window=config.window(reader.layer),
-        attention_output=reader.linear(*OUTPUT),
+        attention_output=summed(reader, OUTPUT, collectives),
         attention_post_norm=reader.norm("post_attention_layernorm") if post_norms else None,
         feed_forward_norm=reader.feed_forward_norm(),
         gate_up=reader.linear(*GATE_UP),
-        down=reader.linear(*DOWN),
+        down=summed(reader, DOWN, collectives),
         feed_forward_post_norm=reader.norm("post_feedforward_layernorm") if post_norms else None,
     )
 

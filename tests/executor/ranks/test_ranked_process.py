@@ -1,0 +1,101 @@
+"""Executors of two ranks, as processes: the tokens of one, and all end where one is killed or stands still."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from executor_rig.cpu import cpu_runner
+from executor_rig.driving import Driver
+from executor_rig.plan_client import attached, grants, request, tokens_by_row
+from paceline.process.command import ExitCode
+from paceline.v1 import plan_pb2
+from random_models import RandomCheckpoint, gguf_parts
+
+COMMAND = [sys.executable, "-m", "paceline_executor", "--quantization", "none", "--max-num-seqs", "4"]
+ANY_PORTS = ["--port", "0", "--health-port", "0", "--metrics-port", "0"]
+PLACING = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
+GENEROUS_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny random model as a GGUF file."""
+    return gguf_parts(RandomCheckpoint()).write(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@contextmanager
+def ranks(model, degree):
+    """The process of rank 0 once it is ready, its port, and the process ids of the others."""
+    command = [*COMMAND, "--model", str(model), "--tensor-parallel-size", str(degree), *ANY_PORTS]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        for line in process.stdout:
+            if (event := json.loads(line))["event"] == "ready":
+                yield process, event["port"], children_of(process.pid)
+                break
+        else:
+            raise AssertionError(process.stderr.read())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def children_of(pid):
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+
+
+def until_gone(pids):
+    """Fails where one of them lives on."""
+    last_s = time.monotonic() + GENEROUS_S
+    while any(
+        Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text() for pid in pids
+    ):
+        assert time.monotonic() < last_s, pids
+        time.sleep(0.01)
+
+
+async def test_two_ranks_serve_the_tokens_of_one_and_end_in_good_order(model):
+    with ranks(model, 2) as (process, port, followers):
+        async with attached(f"127.0.0.1:{port}") as client:
+            results = [await client.run([(0, 3)], PLACING)]
+            results += [await client.run([(0, 1)]) for _ in range(5)]
+        process.send_signal(signal.SIGTERM)
+        _, complaint = process.communicate(timeout=GENEROUS_S)
+        until_gone(followers)
+    driver = Driver(cpu_runner(RandomCheckpoint(), num_blocks=4, block_size=16))
+    expected = driver.run([driver.add([5, 6, 7], max_chunk=8)], 6)[0]
+
+    assert [token for result in results for token in tokens_by_row(result)[0]] == expected
+    assert (len(followers), process.returncode, complaint) == (1, ExitCode.OK, "")
+
+
+FAULTS = {"killed": (signal.SIGKILL, "was ended by signal 9"), "frozen": (signal.SIGSTOP, "stands still")}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_whatever_happens_to_one_rank_ends_all_of_them(model, fault):
+    number, said = FAULTS[fault]
+    with ranks(model, 2) as (process, _, followers):
+        os.kill(followers[0], number)
+        log, complaint = process.communicate(timeout=GENEROUS_S)
+        until_gone(followers)
+
+    assert process.returncode == ExitCode.FAILED
+    assert complaint.startswith("paceline-executor: error: rank 1 ")
+    assert said in complaint
+    assert json.loads(log.splitlines()[-1])["reason"] in complaint
+
+
+def test_no_rank_outlives_the_first(model):
+    with ranks(model, 2) as (process, _, followers):
+        process.kill()
+        until_gone(followers)
