@@ -23,7 +23,7 @@ from paceline_executor.ranks.order import Order
 
 _LOOK_MS = 100
 # So many looks without a beat: a follower that starts imports libraries and reads files.
-_STARTING_LOOKS, _RUNNING_LOOKS = 600, 12
+_STARTING_LOOKS, _RUNNING_LOOKS = 600, 10
 
 OnLost = Callable[[RankError], None]
 """Called by the thread that watches; what it does must not wait for a step, which may never end."""

@@ -1,5 +1,6 @@
 """Executors of two ranks, as processes: the tokens of one, and all end where one is killed or stands still."""
 
+import asyncio
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 from executor_rig.cpu import cpu_runner
@@ -82,10 +84,14 @@ FAULTS = {"killed": (signal.SIGKILL, "was ended by signal 9"), "frozen": (signal
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_whatever_happens_to_one_rank_ends_all_of_them(model, fault):
+async def test_what_happens_to_one_rank_ends_all(model, fault):
+    """Also where a step waits for it, for ever."""
     number, said = FAULTS[fault]
-    with ranks(model, 2) as (process, _, followers):
-        os.kill(followers[0], number)
+    with ranks(model, 2) as (process, port, followers):
+        async with attached(f"127.0.0.1:{port}") as client:
+            os.kill(followers[0], number)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await client.run([(0, 3)], PLACING)
         log, complaint = process.communicate(timeout=GENEROUS_S)
         until_gone(followers)
 
@@ -95,7 +101,15 @@ async def test_whatever_happens_to_one_rank_ends_all_of_them(model, fault):
     assert json.loads(log.splitlines()[-1])["reason"] in complaint
 
 
-def test_no_rank_outlives_the_first(model):
-    with ranks(model, 2) as (process, _, followers):
-        process.kill()
-        until_gone(followers)
+@pytest.mark.parametrize("degree", [2, pytest.param(4, marks=pytest.mark.slow)])
+async def test_no_rank_outlives_the_first(model, degree):
+    """Not even one that stands still, which the others wait for."""
+    with ranks(model, degree) as (process, port, followers):
+        async with attached(f"127.0.0.1:{port}") as client:
+            os.kill(followers[0], signal.SIGSTOP)
+            running = asyncio.create_task(client.run([(0, 3)], PLACING))
+            await asyncio.sleep(0.2)
+            process.kill()
+            until_gone(followers)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await running
