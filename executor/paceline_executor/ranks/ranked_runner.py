@@ -64,7 +64,8 @@ class RankedRunner:
     def warm_up(self) -> tuple[tuple[int, int], ...]:
         """How many steps are measured depends on what the first take, so rank 0 alone decides."""
         self._tell(Prepare())
-        return self._own.warm_up(lambda batch: self.wait(self.launch(batch)))
+        self._own.capture()
+        return self._own.measure(lambda batch: self.wait(self.launch(batch)))
 
     def launch(self, batch: StepBatch) -> StepHandle:
         self._tell(batch)

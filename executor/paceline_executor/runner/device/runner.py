@@ -127,24 +127,26 @@ class DeviceRunner:
     def profiler(self) -> Profiler:
         return self._device.profiler
 
-    def warm_up(self, run: Callable[[StepBatch], StepOutput] | None = None) -> tuple[tuple[int, int], ...]:
-        """run: measured steps go through it; None is this runner alone."""
+    def warm_up(self) -> tuple[tuple[int, int], ...]:
         self.capture()
-        block_size, sizes = self._geometry.block_size, self._measured_sizes
-        points: list[tuple[int, int]] = []
-        for size in sizes:
-            self._tell(f"measure a step of {size} tokens", len(list(self._buckets)) + len(points))
-            batch = prompt(np.zeros(size, dtype=np.int32), block_size)
-            points.append((size, fastest_ns(partial(run or self._run, batch))))
-            if len(points) > 1 and points[-1][1] > _LONG_NS:
-                break
-        return tuple(points)
+        return self.measure(self._run)
 
     def capture(self) -> None:
-        """What a warm-up begins with."""
+        """The first part of a warm-up."""
         for index, bucket in enumerate(self._steps.capture(self._buckets)):
             self._tell(f"capture {bucket.num_tokens} tokens of {bucket.num_rows} rows", index)
         self._next_step = self._steps.num_steps
+
+    def measure(self, run: Callable[[StepBatch], StepOutput]) -> tuple[tuple[int, int], ...]:
+        """The second, whose steps go through `run`."""
+        points: list[tuple[int, int]] = []
+        for index, size in enumerate(self._measured_sizes, start=len(list(self._buckets))):
+            self._tell(f"measure a step of {size} tokens", index)
+            batch = prompt(np.zeros(size, dtype=np.int32), self._geometry.block_size)
+            points.append((size, fastest_ns(partial(run, batch))))
+            if len(points) > 1 and points[-1][1] > _LONG_NS:
+                break
+        return tuple(points)
 
     @property
     def _measured_sizes(self) -> list[int]:
