@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         else:
             from paceline_executor import process
 
-            code = ExitCode.OK if uvloop.run(process.run(config, on_lost=fail)) else ExitCode.DRAIN_TIMEOUT
+            code = ExitCode.OK if uvloop.run(process.run(config, fail)) else ExitCode.DRAIN_TIMEOUT
     except (errors.ExecutorError, PortError) as error:
         fail(error)
     except Exception:
