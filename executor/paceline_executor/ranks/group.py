@@ -73,8 +73,10 @@ class RankGroup:
                 child.control.sendall(b"\n")
 
     def until_ready(self) -> None:
-        """From now on one that stands still is lost soon."""
         self._collect()
+
+    def has_warmed_up(self) -> None:
+        """From now on nothing keeps a rank from its beats, so one that stands still is lost soon."""
         self._max_still = _RUNNING_LOOKS
 
     def close(self) -> None:

@@ -116,6 +116,8 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, on_lost:
     own = model.runner(limits, drafting, on_warm_up)
     runner = own if group is None else joined(group, own, whole)
     step_points = runner.warm_up()
+    if group is not None:
+        group.has_warmed_up()
     progress.log("warm_up", "done", 1.0)
     structlog.get_logger().info(
         "numerics",

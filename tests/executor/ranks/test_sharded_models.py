@@ -5,10 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from executor_rig.cpu import cpu_runner
+from drafting.serving import serve
+from executor_rig.cpu import cpu_rig, cpu_runner
 from executor_rig.driving import Draw, Driver
+from executor_rig.plans import GREEDY as PLAIN
+from executor_rig.plans import placement
 from joined_ranks import joined_ranks
 from paceline_executor.errors import LimitError
+from paceline_executor.link.engine import Engine
+from paceline_executor.rows.table import RowTable
 from paceline_executor.weights.sharded import ShardedCheckpoint, check_degree
 from random_models import FAMILY_CONFIGS, TINY_CONFIG, RandomCheckpoint
 
@@ -40,6 +45,31 @@ def test_ranks_draw_the_tokens_of_one(family):
             chosen, alone = ([drawn.chosen for drawn in each.logprobs] for each in (row, one))
             assert chosen == pytest.approx(alone, abs=1e-5)
         assert all(drawn == [drawn[0]] * degree for drawn in steps())
+
+
+def test_rules_drafts_and_log_probabilities_are_those_of_one():
+    """What rows of an engine ask for, of their prompts, too; the drafts are right where the text repeats itself."""
+    checkpoint, sizes = RandomCheckpoint(TINY_CONFIG), {"num_blocks": 64, "block_size": 16, "max_drafts": 4}
+    alone, (runner, steps) = cpu_rig(checkpoint, **sizes), joined_ranks(checkpoint, 2, **sizes)
+    ruled = replace(PLAIN, temperature=0.5, frequency_penalty=0.5, repetition_penalty=1.2, logit_bias=((3, 1.0),))
+    asked = (
+        {"num_logprobs": 3},
+        {"num_prompt_logprobs": 1},
+        {"sampling": ruled, "bad_words": [[7], [5, 6], [1, 2, 3]]},
+    )
+    requests = [placement(row, [5, 6] * (2 + 9 * row), max_tokens=24, **more) for row, more in enumerate(asked)]
+
+    def served(runner):
+        return serve(Engine(RowTable(alone.limits), runner), requests, lambda _, step: 4 if step else 0)
+
+    (expected, verified), (found, also) = served(alone.runner), served(runner)
+    assert sum(step.accepted for step in verified) > 0
+    assert also == verified
+    for one, other in zip(expected, found, strict=True):
+        assert (other.tokens, other.finish) == (one.tokens, one.finish)
+        assert other.prompt_logprobs == pytest.approx(one.prompt_logprobs, abs=1e-5)
+        assert [each[1] for each in other.logprobs] == pytest.approx([each[1] for each in one.logprobs], abs=1e-5)
+    assert all(drawn == [drawn[0]] * 2 for drawn in steps())
 
 
 def test_parts_are_the_whole_when_put_together():
