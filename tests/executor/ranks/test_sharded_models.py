@@ -22,12 +22,15 @@ GREEDY = Draw(num_logprobs=4)
 
 
 def drawn_by(runner):
-    """Rows in chunks, greedy and seeded, together, then one that shares the blocks of the first."""
+    """Rows in chunks, greedy and seeded, together, then one that has copies of the blocks of the first."""
     driver = Driver(runner, seed=1)
     prompts = [np.random.default_rng(size).integers(0, 272, size).tolist() for size in (40, 17, 3)]
     rows = [driver.add(each, draw, max_chunk=11) for each, draw in zip(prompts, (GREEDY, SEEDED, GREEDY), strict=True)]
     driver.run(rows, 12)
     rows.append(driver.add([*prompts[0][:33], 5, 6, 7], SEEDED, max_chunk=9, shares=rows[0]))
+    copies = [driver._free.pop() for _ in rows[-1].blocks]
+    runner.copy_blocks(np.array(rows[-1].blocks, np.int32), np.array(copies, np.int32))
+    rows[-1].blocks = copies
     driver.run(rows[-1:], 6)
     return rows
 
