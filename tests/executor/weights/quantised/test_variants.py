@@ -99,6 +99,7 @@ PACKED = {
     "w4a16 asym act order": ZEROS,
     "w8a16 channel": INT8,
     "w8a8": INT8,
+    "w4a8, a byte each": INT8,
 }
 
 
