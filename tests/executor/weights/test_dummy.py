@@ -65,9 +65,18 @@ def test_matrices_are_quantised_as_the_configuration_says(folder, method, kind):
             assert 0.8 < checkpoint.tensor(name).std() * rest[0] ** 0.5 < 1.2
 
 
-def test_what_the_configuration_alone_does_not_say_is_refused(folder):
-    (folder / "config.json").write_text(json.dumps(SHAPE | {"quantization_config": {"quant_method": "fp8"}}))
-    with pytest.raises(UnsupportedModelError, match="weights of fp8 cannot be made without its files"):
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        ({"quant_method": "fp8"}, "weights of fp8 cannot be made without its files"),
+        (AWQ | {"bits": 8}, "its weights are awq of 8 bits; 4 bits are read"),
+        (AWQ | {"version": "gemv_fast"}, "its weights are awq in the layout 'gemv_fast'"),
+        (GPTQ | {"bits": 3}, "its weights are gptq of 3 bits; 4 and 8 bits are read"),
+    ],
+)
+def test_what_no_file_or_the_configuration_alone_cannot_say_is_refused(folder, method, sentence):
+    (folder / "config.json").write_text(json.dumps(SHAPE | {"quantization_config": method}))
+    with pytest.raises(UnsupportedModelError, match=sentence):
         load_dummy(folder)
 
 
