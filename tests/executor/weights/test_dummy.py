@@ -8,6 +8,8 @@ import pytest
 
 from paceline_executor.config import parse_config
 from paceline_executor.errors import ModelNotFoundError, UnsupportedModelError
+from paceline_executor.models.packed_llama import PackedLlamaModel
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.start.loading import load
 from paceline_executor.weights import load_dummy
 from paceline_executor.weights.stored_tensor import FloatType, GroupedType
@@ -63,6 +65,16 @@ def test_matrices_are_quantised_as_the_configuration_says(folder, method, kind):
             assert np.array_equal(checkpoint.tensor(name), rows.floats())
             assert rows.scales.shape == (outputs, -(-rest[0] // (kind.group or rest[0])))
             assert 0.8 < checkpoint.tensor(name).std() * rest[0] ** 0.5 < 1.2
+
+
+@pytest.mark.parametrize("hidden_size", [256, 512])
+def test_a_cpu_keeps_them_in_4_bits(folder, hidden_size):
+    """Whatever scale unit gain asks for."""
+    fields = SHAPE | {"hidden_size": hidden_size, "intermediate_size": 1024, "quantization_config": AWQ}
+    (folder / "config.json").write_text(json.dumps(fields))
+    checkpoint, _ = load_dummy(folder)
+    planned = Numerics(MatrixKind.PACKED, KvDtype.INT8).weight_bytes(checkpoint.config, checkpoint.stored_types)
+    assert 1 <= planned / PackedLlamaModel(checkpoint, 64).num_bytes < 1.1
 
 
 @pytest.mark.parametrize(
