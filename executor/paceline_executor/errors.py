@@ -19,7 +19,7 @@
             DeviceFaultError
         ServiceError
             NotReadyError
-            DrainingError
+            ExecutorDrainingError
             ProfileRunningError
             NoStepsError
             MalformedMessageError
@@ -132,7 +132,7 @@ class NotReadyError(ServiceError, code=Code.UNAVAILABLE, reason="LOADING"):
     """The model is not loaded yet, or cannot be."""
 
 
-class DrainingError(ServiceError, code=Code.UNAVAILABLE, reason="DRAINING"):
+class ExecutorDrainingError(ServiceError, code=Code.UNAVAILABLE, reason="DRAINING"):
     """The executor is going away."""
 
 

@@ -19,7 +19,7 @@ from paceline_executor.runner.drafter import PromptLookup
 from paceline_executor.runner.interface import CacheGeometry, Runner, WarmUpProgress
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
 from paceline_executor.runner.simulated import SimulatedRunner
-from paceline_executor.runner.step_times import StepTimes, read_step_times
+from paceline_executor.runner.step_times import StepTimeCurve, read_step_times
 from paceline_executor.start.drafter_choice import open_drafter
 from paceline_executor.start.opening import (
     Opened,
@@ -39,7 +39,7 @@ def load(config: Config) -> Loaded:
     """Raises ModelError for the model's faults, StartError for the configuration's."""
     kind = choose_runner(config)
     if kind is RunnerKind.SIMULATED:
-        return load_simulated(config, read_step_times(config.step_times) if config.step_times else StepTimes())
+        return load_simulated(config, read_step_times(config.step_times) if config.step_times else StepTimeCurve())
     progress = ProgressLog()
     opened = open_model(config, progress)
     if kind is RunnerKind.CPU:
@@ -52,7 +52,7 @@ def load(config: Config) -> Loaded:
 
 
 def load_simulated(
-    config: Config, step_times: StepTimes, vocab_size: int = VOCAB_SIZE, engine: type[Engine] = Engine
+    config: Config, step_times: StepTimeCurve, vocab_size: int = VOCAB_SIZE, engine: type[Engine] = Engine
 ) -> Loaded:
     """The tokenizer is one of bytes, and of words if the vocabulary is larger."""
     max_model_len = config.max_model_len or _SIMULATED_MODEL_LEN
