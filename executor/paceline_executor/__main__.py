@@ -57,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     try:
         if validation is not None:
-            from paceline_executor.validation.run import Role, validate
+            from paceline_executor.validation.run import ValidationRole, validate
 
-            validate(config, Role(validation[0]), Path(validation[1]))
+            validate(config, ValidationRole(validation[0]), Path(validation[1]))
             code = ExitCode.OK
         else:
             from paceline_executor import process

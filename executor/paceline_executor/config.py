@@ -192,7 +192,7 @@ class Config:
         "FORMAT",
         LoadFormat.AUTO,
         text="Where weights come from. auto: from the model's files; dummy: they are random, of the shape in its"
-        " config.json, for benchmarks. [default: auto]",
+        " config.json, quantised where that says awq or gptq, for benchmarks. [default: auto]",
     )
     quantization: Quantization = option(
         _MODEL,

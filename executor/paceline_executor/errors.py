@@ -20,7 +20,7 @@
             RankError
         ServiceError
             NotReadyError
-            DrainingError
+            ExecutorDrainingError
             ProfileRunningError
             NoStepsError
             MalformedMessageError
@@ -137,7 +137,7 @@ class NotReadyError(ServiceError, code=Code.UNAVAILABLE, reason="LOADING"):
     """The model is not loaded yet, or cannot be."""
 
 
-class DrainingError(ServiceError, code=Code.UNAVAILABLE, reason="DRAINING"):
+class ExecutorDrainingError(ServiceError, code=Code.UNAVAILABLE, reason="DRAINING"):
     """The executor is going away."""
 
 

@@ -147,12 +147,12 @@ def _is_multiplied(name: str) -> bool:
 
 
 def _grouped_bytes(stored: GroupedType, shape: tuple[int, ...], dtype: FloatType) -> int:
-    """Of whole tiles of 16 outputs and 128 inputs; of groups that no tile is made of, dense."""
+    """Of whole tiles of 16 outputs and 128 inputs; of groups that do not lie in tiles, nor these in them, dense."""
     if stored.is_w8a8:
         return math.prod(shape) + _SCALE_BYTES * shape[0]
     outputs, inputs = -(-shape[0] // 16) * 16, -(-shape[1] // 128) * 128
-    group = stored.group or shape[1]
-    if group % 16 and group < shape[1]:
+    group, tile = stored.group or shape[1], 512 // stored.bits
+    if group < shape[1] and (group % 16 or (group % tile and tile % group)):
         return math.prod(shape) * dtype.itemsize
     of_group = stored.scales.itemsize * (1 + stored.has_minima) + stored.has_zeros
     return outputs * (inputs * stored.bits // 8 + -(-shape[1] // group) * of_group)

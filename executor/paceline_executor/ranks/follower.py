@@ -26,7 +26,7 @@ from paceline_executor.ranks.guard import Posts
 from paceline_executor.ranks.memory import Descriptors, GroupMemory
 from paceline_executor.ranks.messages import Message, decode
 from paceline_executor.ranks.order import Order, identity_of
-from paceline_executor.ranks.ring import RingReader
+from paceline_executor.ranks.ring import BatchRingReader
 from paceline_executor.weights.sharded import ShardedCheckpoint
 
 _BEAT_MS = 100
@@ -70,7 +70,7 @@ def _follow(order: Order, memory: GroupMemory, control: socket.socket) -> NoRetu
     whole = order.open()
     _tell(control, identity_of(whole))
 
-    from paceline_executor.ranks.ranked_runner import Follower  # with torch, which takes seconds to import
+    from paceline_executor.ranks.ranked_runner import FollowingRank  # with torch, which takes seconds to import
     from paceline_executor.ranks.sums import SharedMemorySums
     from paceline_executor.runner.cpu import CpuModel, have_compiled, operations_of
     from paceline_executor.runner.device.host_device import HostDevice
@@ -80,11 +80,11 @@ def _follow(order: Order, memory: GroupMemory, control: socket.socket) -> NoRetu
     model = CpuModel.read(device, checkpoint, FLOAT32_NUMERICS, order.limits.max_model_len, collectives)
     _line_of(control)
     have_compiled(device, operations_of(FLOAT32_NUMERICS), lambda _: None)
-    follower = Follower(model.runner(order.limits), Posts(memory))
+    follower = FollowingRank(model.runner(order.limits), Posts(memory))
     gc.collect()
     gc.freeze()
     _tell(control, {})
-    reader = RingReader(memory)
+    reader = BatchRingReader(memory)
 
     def read(timeout_s: float | None) -> Message | None:
         message = reader.read(timeout_s)

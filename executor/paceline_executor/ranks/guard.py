@@ -34,7 +34,7 @@ class Posts:
         self._memory.follower_wake.give()
 
 
-class Guard:
+class DrawGuard:
     """Rank 0's."""
 
     def __init__(self, memory: GroupMemory) -> None:

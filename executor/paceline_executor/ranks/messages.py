@@ -16,12 +16,12 @@ import numpy as np
 from paceline_executor.errors import RankError
 from paceline_executor.runner.interface import (
     BlockCells,
+    HostTokenLists,
     Int32Array,
     PromptTargets,
     RowDescriptions,
     SamplingColumns,
     StepBatch,
-    TokenLists,
 )
 from paceline_executor.runner.row_rules import RowRules
 
@@ -46,7 +46,7 @@ _NONE, _INT, _FLOAT, _TUPLE, _MAPPING, _ARRAY, _CLASS = 0, 1, 2, 3, 4, 8, 16
 _DTYPES = tuple(np.dtype(kind) for kind in ("<i4", "<f4", "<u8"))
 _CLASSES: tuple[type[Any], ...] = (
     *_MESSAGES,
-    *(RowDescriptions, SamplingColumns, TokenLists, BlockCells, PromptTargets, RowRules),
+    *(RowDescriptions, SamplingColumns, HostTokenLists, BlockCells, PromptTargets, RowRules),
 )
 _CODES = {
     kind: code for start, kinds in ((_ARRAY, _DTYPES), (_CLASS, _CLASSES)) for code, kind in enumerate(kinds, start)
@@ -55,7 +55,7 @@ _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in _CLASSES}
 
 
 def encode(message: Message) -> bytes:
-    writer = _Writer()
+    writer = _MessageWriter()
     writer.put(message)
     return b"".join((struct.pack(f"<{1 + len(writer.words)}q", len(writer.words), *writer.words), *writer.arrays))
 
@@ -63,7 +63,7 @@ def encode(message: Message) -> bytes:
 def decode(data: bytearray) -> Message:
     """Its arrays lie in `data`. Raises RankError for bytes that are no message."""
     try:
-        reader = _Reader(data)
+        reader = _MessageReader(data)
         message = reader.take()
         reader.check_end()
     except (ValueError, LookupError, StopIteration, TypeError, OverflowError, RecursionError, struct.error) as error:
@@ -73,7 +73,7 @@ def decode(data: bytearray) -> Message:
     return message
 
 
-class _Writer:
+class _MessageWriter:
     def __init__(self) -> None:
         self.words: list[int] = []
         self.arrays: list[bytes] = []  # padded to whole words
@@ -100,7 +100,7 @@ class _Writer:
             words += (_INT, int(value))  # type: ignore[call-overload]
 
 
-class _Reader:
+class _MessageReader:
     def __init__(self, data: bytearray) -> None:
         (num_words,) = struct.unpack_from("<q", data)
         self._words: Iterator[int] = iter(struct.unpack_from(f"<{num_words}q", data, _WORD))

@@ -31,7 +31,7 @@ class Checks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _RankedStep:
     number: int  # of the group's, from 0 on
     handle: StepHandle
 
@@ -70,7 +70,7 @@ class RankedRunner:
     def launch(self, batch: StepBatch) -> StepHandle:
         self._tell(batch)
         with _for_all():
-            step = _Step(self._num_steps, self._own.launch(batch))
+            step = _RankedStep(self._num_steps, self._own.launch(batch))
         self._num_steps += 1
         return step
 
@@ -90,13 +90,13 @@ class RankedRunner:
             self._own.copy_blocks(sources, destinations)
 
 
-class Follower:
+class FollowingRank:
     """Any other rank."""
 
     def __init__(self, own: DeviceRunner, checks: Checks) -> None:
         self._own = own
         self._checks = checks
-        self._in_flight: deque[_Step] = deque()
+        self._in_flight: deque[_RankedStep] = deque()
         self._num_steps = 0
 
     @property
@@ -121,7 +121,7 @@ class Follower:
             case StepBatch():
                 if len(self._in_flight) == self._own.max_in_flight:
                     self.land()
-                self._in_flight.append(_Step(self._num_steps, self._own.launch(message)))
+                self._in_flight.append(_RankedStep(self._num_steps, self._own.launch(message)))
                 self._num_steps += 1
 
     def land(self) -> None:
@@ -140,7 +140,7 @@ def _for_all() -> Iterator[None]:
         raise DeviceFaultError(DEVICE_FAILED) from cause
 
 
-def _step(handle: StepHandle) -> _Step:
-    if not isinstance(handle, _Step):
+def _step(handle: StepHandle) -> _RankedStep:
+    if not isinstance(handle, _RankedStep):
         raise TypeError(f"a step is waited for by the handle of its launch, not by {handle!r}")
     return handle

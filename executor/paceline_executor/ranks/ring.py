@@ -13,7 +13,7 @@ _LENGTH_BYTES = 8
 _PIECE_BYTES = RING_BYTES // 4
 
 
-class RingWriter:
+class BatchRingWriter:
     def __init__(self, memory: GroupMemory) -> None:
         self._memory = memory
 
@@ -35,7 +35,7 @@ class RingWriter:
         return end - int(self._memory.read[1:].min()) <= RING_BYTES
 
 
-class RingReader:
+class BatchRingReader:
     def __init__(self, memory: GroupMemory) -> None:
         self._memory = memory
 

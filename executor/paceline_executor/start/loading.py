@@ -22,7 +22,7 @@ from paceline_executor.runner.drafter import PromptLookup
 from paceline_executor.runner.interface import CacheGeometry, Runner, WarmUpProgress
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
 from paceline_executor.runner.simulated import SimulatedRunner
-from paceline_executor.runner.step_times import StepTimes, read_step_times
+from paceline_executor.runner.step_times import StepTimeCurve, read_step_times
 from paceline_executor.start.drafter_choice import open_drafter
 from paceline_executor.start.opening import (
     Opened,
@@ -45,7 +45,7 @@ def load(config: Config, on_lost: OnLost = lambda _: os._exit(ExitCode.FAILED)) 
     """
     kind = choose_runner(config)
     if kind is RunnerKind.SIMULATED:
-        return load_simulated(config, read_step_times(config.step_times) if config.step_times else StepTimes())
+        return load_simulated(config, read_step_times(config.step_times) if config.step_times else StepTimeCurve())
     progress = ProgressLog()
     opened = open_model(config, progress)
     check_degree(opened.checkpoint.config, config.tensor_parallel_size)
@@ -59,7 +59,7 @@ def load(config: Config, on_lost: OnLost = lambda _: os._exit(ExitCode.FAILED)) 
 
 
 def load_simulated(
-    config: Config, step_times: StepTimes, vocab_size: int = VOCAB_SIZE, engine: type[Engine] = Engine
+    config: Config, step_times: StepTimeCurve, vocab_size: int = VOCAB_SIZE, engine: type[Engine] = Engine
 ) -> Loaded:
     """The tokenizer is one of bytes, and of words if the vocabulary is larger."""
     max_model_len = config.max_model_len or _SIMULATED_MODEL_LEN

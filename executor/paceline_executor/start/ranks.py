@@ -5,11 +5,11 @@ from dataclasses import replace
 from paceline_executor.config import Config, LoadFormat
 from paceline_executor.limits import RowLimits
 from paceline_executor.ranks.group import OnLost, RankGroup
-from paceline_executor.ranks.guard import Guard
+from paceline_executor.ranks.guard import DrawGuard
 from paceline_executor.ranks.messages import encode
 from paceline_executor.ranks.order import Order, identity_of
 from paceline_executor.ranks.ranked_runner import RankedRunner
-from paceline_executor.ranks.ring import RingWriter
+from paceline_executor.ranks.ring import BatchRingWriter
 from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.start.opening import Opened
 from paceline_executor.weights import Checkpoint
@@ -31,7 +31,7 @@ def joined(group: RankGroup, own: DeviceRunner, whole: Checkpoint) -> RankedRunn
     group.agree(identity_of(whole))
     group.begin()
     group.until_ready()
-    writer, degree = RingWriter(group.memory), group.memory.degree
+    writer, degree = BatchRingWriter(group.memory), group.memory.degree
     bytes_per_block = own.kv_geometry.bytes_per_block * degree
     geometry = replace(own.kv_geometry, num_kv_heads=whole.config.num_kv_heads, bytes_per_block=bytes_per_block)
-    return RankedRunner(own, geometry, lambda message: writer.write(encode(message)), Guard(group.memory))
+    return RankedRunner(own, geometry, lambda message: writer.write(encode(message)), DrawGuard(group.memory))

@@ -9,9 +9,9 @@ import torch
 
 from paceline_executor.errors import RankError
 from paceline_executor.models.collectives import add_up
-from paceline_executor.ranks.guard import Guard, Posts
+from paceline_executor.ranks.guard import DrawGuard, Posts
 from paceline_executor.ranks.memory import NUM_POSTS, PART_BYTES, RING_BYTES, Descriptors, GroupMemory
-from paceline_executor.ranks.ring import RingReader, RingWriter
+from paceline_executor.ranks.ring import BatchRingReader, BatchRingWriter
 from paceline_executor.ranks.sums import SharedMemorySums
 from paceline_executor.runner.interface import StepOutput
 
@@ -44,7 +44,7 @@ def test_all_followers_read_every_message_in_order(memories):
     random = np.random.default_rng(0)
     sizes = [0, 1, 7, 1000, RING_BYTES // 2, RING_BYTES - 8, RING_BYTES, 3 * RING_BYTES + 5, *range(100)]
     messages = [random.bytes(size) for size in sizes]
-    writer, readers = RingWriter(memories[0]), [RingReader(memory) for memory in memories[1:]]
+    writer, readers = BatchRingWriter(memories[0]), [BatchRingReader(memory) for memory in memories[1:]]
 
     def reading(reader):
         return lambda: [bytes(reader.read()) for _ in messages]
@@ -54,9 +54,9 @@ def test_all_followers_read_every_message_in_order(memories):
 
 
 def test_who_waits_for_a_message_goes_on_without(memories):
-    reader = RingReader(memories[1])
+    reader = BatchRingReader(memories[1])
     assert reader.read(0.01) is None
-    RingWriter(memories[0]).write(b"late")
+    BatchRingWriter(memories[0]).write(b"late")
     assert reader.read(0.01) == b"late"
 
 
@@ -86,7 +86,7 @@ def post(memories, step, drawn):
 
 
 def test_steps_are_compared_when_all_have_posted(memories):
-    guard = Guard(memories[0])
+    guard = DrawGuard(memories[0])
     for step in range(3 * NUM_POSTS):
         post(memories[:2], step, output(step))
         guard.landed(step, output(step)) if step < 2 else None
@@ -99,7 +99,7 @@ DIFFERENCES = {"token": output(1, 3), "number of tokens": output(1), "row": outp
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
 def test_the_first_step_that_differs_is_named(memories, difference):
-    guard = Guard(memories[0])
+    guard = DrawGuard(memories[0])
     for step in range(2):
         post(memories, step, output(1, 2))
         guard.landed(step, output(1, 2))

@@ -13,7 +13,7 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.models.collectives import add_up
 from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.ranks.messages import Message, decode, encode
-from paceline_executor.ranks.ranked_runner import Follower, RankedRunner
+from paceline_executor.ranks.ranked_runner import FollowingRank, RankedRunner
 from paceline_executor.runner.cpu import CpuModel
 from paceline_executor.runner.device.host_device import HostDevice
 from paceline_executor.runner.device.runner import DeviceRunner
@@ -89,7 +89,7 @@ def joined_ranks(
         return model.runner(limits)
 
     own, *others = map(of_rank, range(degree))
-    followers = [Follower(other, compared) for other in others]
+    followers = [FollowingRank(other, compared) for other in others]
 
     def tell(message: Message) -> None:
         data = encode(message)

@@ -150,7 +150,7 @@ def _products(architecture: Architecture, *, has_fp8: bool) -> Iterator[Case]:
     for num_tokens, num_outputs in ((8, 4096), (16, 6144)):
         yield _product(num_tokens, num_outputs, torch.bfloat16, Splits.EVEN)
     yield _product(8, 2048, _INT8, Splits.EVEN, _SMALLEST)
-    for num_tokens, num_outputs in ((8, 4096), (32, 4096), (32, 16_384)):
+    for num_tokens, num_outputs in ((8, 4096), (16, 4096), (32, 4096), (32, 16_384)):
         yield _product(num_tokens, num_outputs, _INT8, Splits.EVEN)
     for weight_type in (torch.bfloat16, _INT8):
         for launch in TILES[architecture, weight_type.itemsize].values():
@@ -160,7 +160,7 @@ def _products(architecture: Architecture, *, has_fp8: bool) -> Iterator[Case]:
     yield _product(2048, 4096, _INT8, Splits.EVEN)  # with rows rounded to int8
     if has_fp8:
         yield _product(8, 4096, _FP8, Splits.EVEN, _SMALLEST)
-        yield _product(32, 28_672, _FP8, Splits.EVEN)
+        yield from (_product(num_tokens, 28_672, _FP8, Splits.EVEN) for num_tokens in (16, 32))
         yield _product(2048, 4096, _FP8, Splits.FIXED)
         yield Case("round rows", partial(round_rows, meta(2048, _INPUTS), _FP8))
 

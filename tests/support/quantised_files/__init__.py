@@ -188,6 +188,7 @@ VARIANTS: Mapping[str, Variant] = {
         _compressed("int-quantized", _w8a8(symmetric=False)),
         compressed(8, -1, form="int8", is_symmetric=False),
     ),
+    "w4a8, a byte each": Variant(_compressed("int-quantized", _scheme()), compressed(form="int8")),
     "ct float8 rows": Variant(_compressed(_DENSE8, _FLOAT8), float8("rows", dtype=torch.bfloat16)),
     "ct float8 static": Variant(_compressed(_DENSE8, _FLOAT8), float8("one", dtype=torch.bfloat16)),
     "ct float8 blocks": Variant(_compressed(_DENSE8, _BLOCKS), float8("blocks", (64, 64), dtype=torch.bfloat16)),
