@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -130,6 +131,16 @@ def pytest_collection_modifyitems(config, items):
     left_out = [item for item in items if any(mark.name in unwanted for mark in item.iter_markers())]
     items[:] = [item for item in items if all(mark.name not in unwanted for mark in item.iter_markers())]
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Torch computes on one thread: others wait for each other, spinning, longer than they compute on a busy machine.
+
+    Before each test, because numba's threads set the number anew when they start.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 def pytest_collection_finish():

@@ -279,6 +279,7 @@ HANDED_OPTIONS = (
     HandedOption("--kv-cache-memory", "SIZE", "Each executor's KV cache, such as 512MiB."),
     HandedOption("--kv-cache-dtype", "DTYPE", "Keys and values as int8 (auto) or float16."),
     HandedOption("--gpu-memory-utilization", "SHARE", "How much of a GPU's memory an executor takes; unset, 0.9."),
+    HandedOption("--tensor-parallel-size", "RANKS", "Processes of each executor that share a model's layers."),
     HandedOption("--cache-dir", "FOLDER", "Where known models and tokenizers are kept.", (_SCHEDULER, _EXECUTOR)),
     HandedOption(
         "--speculation",

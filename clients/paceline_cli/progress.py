@@ -24,7 +24,7 @@ _LINE_STEP = 0.25
 _NEARLY_ALL = 0.999
 
 
-class View(Protocol):
+class ProgressView(Protocol):
     """Hears what the children do, and shows it inside a `with` block."""
 
     def on_event(self, event: ChildEvent) -> None:
@@ -38,7 +38,7 @@ class View(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def make_view() -> View:
+def make_view() -> ProgressView:
     """Bars where stderr is a terminal, else lines."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     return BarView(console) if console.is_terminal else LineView(console)

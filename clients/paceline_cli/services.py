@@ -10,8 +10,8 @@ from typing import Any
 import typer
 
 from paceline_cli.failures import print_error
-from paceline_cli.progress import View, make_view
-from paceline_cli.supervisor.events import ChildEvent, Listener, Progressed
+from paceline_cli.progress import ProgressView, make_view
+from paceline_cli.supervisor.events import ChildEvent, ChildListener, Progressed
 from paceline_cli.supervisor.log_files import LogFiles
 from paceline_cli.supervisor.programs import Deployment, programs_of
 from paceline_cli.supervisor.signals import StopSignals
@@ -50,7 +50,7 @@ def run_deployment(
     return signals.received
 
 
-def _supervisor(deployment: Deployment, view: View, restarts: Restarts, log_dir: Path | None) -> Supervisor:
+def _supervisor(deployment: Deployment, view: ProgressView, restarts: Restarts, log_dir: Path | None) -> Supervisor:
     return Supervisor(
         programs_of(deployment),
         _listeners(view, log_dir),
@@ -59,7 +59,9 @@ def _supervisor(deployment: Deployment, view: View, restarts: Restarts, log_dir:
     )
 
 
-async def _run(deployment: Deployment, supervisor: Supervisor, view: View, use: Use, signals: StopSignals) -> None:
+async def _run(
+    deployment: Deployment, supervisor: Supervisor, view: ProgressView, use: Use, signals: StopSignals
+) -> None:
     with signals.cancelling_this_task(on_second=supervisor.kill), view:
         async with supervisor:
             try:
@@ -73,7 +75,7 @@ async def _run(deployment: Deployment, supervisor: Supervisor, view: View, use: 
                 raise
 
 
-async def _serving(deployment: Deployment, view: View) -> list[Model]:
+async def _serving(deployment: Deployment, view: ProgressView) -> list[Model]:
     """The models, once the scheduler has attached to every executor.
 
     However long that takes: one that died after it had become ready is loading again, and the supervisor knows when
@@ -89,12 +91,12 @@ async def _serving(deployment: Deployment, view: View) -> list[Model]:
                 view.on_event(Progressed(deployment.scheduler_names[0], "waiting for its executors", None))
 
 
-def _listeners(view: View, log_dir: Path | None) -> Listener:
+def _listeners(view: ProgressView, log_dir: Path | None) -> ChildListener:
     return _Tee([view] if log_dir is None else [LogFiles(log_dir, warn=print_error), view])
 
 
 class _Tee:
-    def __init__(self, listeners: Sequence[Listener]) -> None:
+    def __init__(self, listeners: Sequence[ChildListener]) -> None:
         self._listeners = listeners
 
     def on_event(self, event: ChildEvent) -> None:

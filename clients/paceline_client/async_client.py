@@ -18,7 +18,7 @@ from paceline_client.channel import GrpcChannel
 from paceline_client.config import Keepalive, Limits, Retry, Timeout, Tls
 from paceline_client.connection import Connection
 from paceline_client.credentials import Credentials
-from paceline_client.dialler import Endpoint
+from paceline_client.dialler import SharedChannel
 from paceline_client.errors import (
     ConnectionLostError,
     PacelineError,
@@ -28,10 +28,10 @@ from paceline_client.errors import (
 )
 from paceline_client.request_run import RequestRun
 from paceline_client.requests import (
+    GenerationRequest,
     MessageLike,
     OutputLike,
     Prompt,
-    Request,
     SamplingLike,
     SchedulingLike,
     StoppingLike,
@@ -59,7 +59,7 @@ class AsyncStream:
     to one of them.
     """
 
-    def __init__(self, run: RequestRun, request: Request) -> None:
+    def __init__(self, run: RequestRun, request: GenerationRequest) -> None:
         self._run = run
         self._request = request
         self._deltas = run.deltas()
@@ -417,7 +417,7 @@ class AsyncClient:
                 raise error
             endpoint = await self._endpoint(deadline - loop.time())
 
-    async def _endpoint(self, at_most_seconds: float = math.inf) -> Endpoint[GrpcChannel]:
+    async def _endpoint(self, at_most_seconds: float = math.inf) -> SharedChannel[GrpcChannel]:
         return await self._connection.endpoint(
             connect_seconds=min(self._timeout.connect_seconds, at_most_seconds),
             refused_seconds=self._timeout.refused_seconds,

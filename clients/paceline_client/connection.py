@@ -13,7 +13,7 @@ from typing import Generic
 
 from paceline_client.addresses import Addresses
 from paceline_client.config import Keepalive, Limits, Retry
-from paceline_client.dialler import ChannelT_co, Dialler, Endpoint
+from paceline_client.dialler import ChannelT_co, Dialler, SharedChannel
 from paceline_client.errors import PacelineError, UnsupportedError, WrongServerError
 from paceline_client.session import EndCause, Session, SessionEnd, SessionState
 
@@ -40,8 +40,8 @@ class Connection(Generic[ChannelT_co]):
         self._keepalive = keepalive
         self._limits = limits
         self._session: Session | None = None
-        self._session_endpoint: Endpoint[ChannelT_co] | None = None
-        self._draining: list[tuple[Session, Endpoint[ChannelT_co]]] = []
+        self._session_endpoint: SharedChannel[ChannelT_co] | None = None
+        self._draining: list[tuple[Session, SharedChannel[ChannelT_co]]] = []
         self._left: dict[tuple[str, str], float] = {}  # tenant and id of requests to cancel, and since when
         self._connecting = asyncio.Lock()
 
@@ -53,7 +53,9 @@ class Connection(Generic[ChannelT_co]):
     def trouble(self) -> str:
         return self._dialler.trouble
 
-    async def endpoint(self, *, connect_seconds: float, refused_seconds: float = math.inf) -> Endpoint[ChannelT_co]:
+    async def endpoint(
+        self, *, connect_seconds: float, refused_seconds: float = math.inf
+    ) -> SharedChannel[ChannelT_co]:
         """A channel that is connected. `ConnectFailedError` when none can be made in time.
 
         `refused_seconds` is that time where every address answers that nothing is there.
@@ -62,7 +64,7 @@ class Connection(Generic[ChannelT_co]):
         async with self._turn(connect_seconds) as deadline:
             return await self._dialler.connect(deadline, refused_deadline_s=refused_deadline)
 
-    def use(self, endpoint: Endpoint[ChannelT_co]) -> AbstractContextManager[ChannelT_co]:
+    def use(self, endpoint: SharedChannel[ChannelT_co]) -> AbstractContextManager[ChannelT_co]:
         """Make a short call on the channel: it stays open meanwhile, whatever becomes of its server."""
         return self._dialler.use(endpoint)
 
@@ -74,7 +76,9 @@ class Connection(Generic[ChannelT_co]):
         async with self._turn(connect_seconds) as deadline:
             return await self._open_session(deadline, refused_deadline)
 
-    async def explained(self, error: PacelineError, endpoint: Endpoint[ChannelT_co] | None = None) -> PacelineError:
+    async def explained(
+        self, error: PacelineError, endpoint: SharedChannel[ChannelT_co] | None = None
+    ) -> PacelineError:
         """A refusal that is gRPC's own, as an error that says whose port it is; any other error as it is."""
         asked = endpoint or self._session_endpoint
         if type(error) is not UnsupportedError or error.reason is not None or error.violations or asked is None:
@@ -82,10 +86,10 @@ class Connection(Generic[ChannelT_co]):
         what = await asked.channel.what_serves()
         return WrongServerError(f"{asked.address} is {what}", reason="WRONG_SERVER") if what else error
 
-    def served(self, endpoint: Endpoint[ChannelT_co]) -> None:
+    def served(self, endpoint: SharedChannel[ChannelT_co]) -> None:
         self._dialler.served(endpoint)
 
-    def turned_away(self, endpoint: Endpoint[ChannelT_co], error: PacelineError) -> None:
+    def turned_away(self, endpoint: SharedChannel[ChannelT_co], error: PacelineError) -> None:
         """Leave a server that did not answer, or names another one."""
         self._dialler.turned_away(endpoint, error)
 

@@ -19,7 +19,7 @@ _MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Certificates:
+class ChannelCertificates:
     """In PEM, as gRPC takes them; None: the system's roots, and no certificate of one's own."""
 
     roots: bytes | None
@@ -48,7 +48,7 @@ class Credentials:
         """Whose certificate is expected, wherever the server is; None: that of whom is dialled."""
         return None if self._tls is None else self._tls.server_name
 
-    def certificates(self) -> Certificates | None:
+    def certificates(self) -> ChannelCertificates | None:
         """For one connection; None: it is not encrypted."""
         if self._tls is not None:
             with contextlib.suppress(OSError):
@@ -68,13 +68,13 @@ class Credentials:
         return lambda: self.metadata() != shown
 
 
-def _read(tls: Tls) -> Certificates:
+def _read(tls: Tls) -> ChannelCertificates:
     if tls.folder is None:
-        return Certificates(tls.root_certificates, tls.private_key, tls.certificate_chain)
+        return ChannelCertificates(tls.root_certificates, tls.private_key, tls.certificate_chain)
     folder = Path(tls.folder)
     if not (folder / _CHAIN).exists():
-        return Certificates(_content(folder / _ROOTS), None, None)
-    return Certificates(*(_content(folder / name) for name in (_ROOTS, _KEY, _CHAIN)))
+        return ChannelCertificates(_content(folder / _ROOTS), None, None)
+    return ChannelCertificates(*(_content(folder / name) for name in (_ROOTS, _KEY, _CHAIN)))
 
 
 def _content(path: Path) -> bytes:

@@ -25,7 +25,7 @@ ChannelT_co = TypeVar("ChannelT_co", bound=Channel, covariant=True)
 
 
 @dataclass(slots=True, eq=False)
-class Endpoint(Generic[ChannelT_co]):
+class SharedChannel(Generic[ChannelT_co]):
     """Its channel is closed when it was left and nobody uses it."""
 
     address: str
@@ -43,8 +43,8 @@ class Dialler(Generic[ChannelT_co]):
         self._addresses = addresses
         self._dial = dial
         self._picker = AddressPicker(retry)
-        self._endpoint: Endpoint[ChannelT_co] | None = None
-        self._endpoints: dict[Endpoint[ChannelT_co], None] = {}  # all whose channels are not closed yet
+        self._endpoint: SharedChannel[ChannelT_co] | None = None
+        self._endpoints: dict[SharedChannel[ChannelT_co], None] = {}  # all whose channels are not closed yet
         self._closing: set[asyncio.Task[None]] = set()
         self._whys: dict[str, str] = {}  # what was the matter with an address since it last connected
         self._outside: str | None = None  # the address that a server of the target named last, and it has not
@@ -57,7 +57,7 @@ class Dialler(Generic[ChannelT_co]):
         """Empty when something is connected, or nothing was tried yet."""
         return str(self.failure()) if self._endpoint is None and self._whys else ""
 
-    async def connect(self, deadline_s: float, *, refused_deadline_s: float = math.inf) -> Endpoint[ChannelT_co]:
+    async def connect(self, deadline_s: float, *, refused_deadline_s: float = math.inf) -> SharedChannel[ChannelT_co]:
         """`ConnectFailedError` when none can be made before this time of the loop; the second time counts where every
         address refuses.
         """
@@ -118,7 +118,7 @@ class Dialler(Generic[ChannelT_co]):
     # Who uses a channel
 
     @contextlib.contextmanager
-    def use(self, endpoint: Endpoint[ChannelT_co]) -> Iterator[ChannelT_co]:
+    def use(self, endpoint: SharedChannel[ChannelT_co]) -> Iterator[ChannelT_co]:
         """Keep the channel open meanwhile, also when it is left."""
         self.hold(endpoint)
         try:
@@ -126,16 +126,16 @@ class Dialler(Generic[ChannelT_co]):
         finally:
             self.release(endpoint)
 
-    def hold(self, endpoint: Endpoint[ChannelT_co]) -> None:
+    def hold(self, endpoint: SharedChannel[ChannelT_co]) -> None:
         """Keep the channel open until `release`."""
         endpoint.num_users += 1
 
-    def release(self, endpoint: Endpoint[ChannelT_co]) -> None:
+    def release(self, endpoint: SharedChannel[ChannelT_co]) -> None:
         endpoint.num_users -= 1
         if endpoint.is_left and not endpoint.num_users:
             self._close(endpoint)
 
-    def leave(self, endpoint: Endpoint[ChannelT_co]) -> None:
+    def leave(self, endpoint: SharedChannel[ChannelT_co]) -> None:
         """Use it for nothing new; it is closed once nobody uses it."""
         if self._endpoint is endpoint:
             self._endpoint = None
@@ -143,7 +143,7 @@ class Dialler(Generic[ChannelT_co]):
         if not endpoint.num_users:
             self._close(endpoint)
 
-    def _close(self, endpoint: Endpoint[ChannelT_co]) -> None:
+    def _close(self, endpoint: SharedChannel[ChannelT_co]) -> None:
         # In a task of its own: whoever is cancelled meanwhile must not leave it open.
         if endpoint in self._endpoints:
             del self._endpoints[endpoint]
@@ -153,11 +153,11 @@ class Dialler(Generic[ChannelT_co]):
 
     # What became of an address
 
-    def served(self, endpoint: Endpoint[ChannelT_co]) -> None:
+    def served(self, endpoint: SharedChannel[ChannelT_co]) -> None:
         if self._endpoint is endpoint:
             self._picker.served(endpoint.address)
 
-    def turned_away(self, endpoint: Endpoint[ChannelT_co], error: PacelineError) -> None:
+    def turned_away(self, endpoint: SharedChannel[ChannelT_co], error: PacelineError) -> None:
         """Another server is to be asked, or this one cannot be reached. What still runs there may end."""
         if self._endpoint is endpoint:
             self.leave(endpoint)
@@ -192,10 +192,10 @@ class Dialler(Generic[ChannelT_co]):
 
     # One attempt after another, and beside those that are silent
 
-    async def _go_round(self, deadline_s: float, refused_deadline_s: float) -> Endpoint[ChannelT_co] | None:
+    async def _go_round(self, deadline_s: float, refused_deadline_s: float) -> SharedChannel[ChannelT_co] | None:
         """`ConnectFailedError` when nobody took the client in and no time is left."""
         loop, known = asyncio.get_running_loop(), self._addresses.known
-        dialled: list[Endpoint[ChannelT_co]] = []
+        dialled: list[SharedChannel[ChannelT_co]] = []
         try:
             if (endpoint := await self._race(known, dialled)) is not None:
                 dialled.remove(endpoint)
@@ -209,9 +209,11 @@ class Dialler(Generic[ChannelT_co]):
             for endpoint in dialled:
                 self.leave(endpoint)
 
-    async def _race(self, known: tuple[str, ...], dialled: list[Endpoint[ChannelT_co]]) -> Endpoint[ChannelT_co] | None:
+    async def _race(
+        self, known: tuple[str, ...], dialled: list[SharedChannel[ChannelT_co]]
+    ) -> SharedChannel[ChannelT_co] | None:
         """Each gets a head start. All that were made are in `dialled` afterwards."""
-        under_way: dict[asyncio.Task[bool], Endpoint[ChannelT_co]] = {}
+        under_way: dict[asyncio.Task[bool], SharedChannel[ChannelT_co]] = {}
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             while True:
@@ -237,14 +239,16 @@ class Dialler(Generic[ChannelT_co]):
             for task in (stopped, *under_way):
                 task.cancel()
 
-    def _new_endpoint(self, address: str) -> Endpoint[ChannelT_co]:
-        endpoint = Endpoint(address, self._dial(address))
+    def _new_endpoint(self, address: str) -> SharedChannel[ChannelT_co]:
+        endpoint = SharedChannel(address, self._dial(address))
         self._endpoints[endpoint] = None
         return endpoint
 
-    def _winner(self, under_way: dict[asyncio.Task[bool], Endpoint[ChannelT_co]]) -> Endpoint[ChannelT_co] | None:
+    def _winner(
+        self, under_way: dict[asyncio.Task[bool], SharedChannel[ChannelT_co]]
+    ) -> SharedChannel[ChannelT_co] | None:
         """Those that failed are taken out, and so are those it overtook."""
-        silent: list[Endpoint[ChannelT_co]] = []
+        silent: list[SharedChannel[ChannelT_co]] = []
         for task, endpoint in tuple(under_way.items()):
             if not task.done():
                 silent.append(endpoint)
@@ -258,7 +262,7 @@ class Dialler(Generic[ChannelT_co]):
                 self.failed(endpoint.address, why, asyncio.get_running_loop().time())
         return None
 
-    def _note_silent(self, endpoints: Iterable[Endpoint[ChannelT_co]]) -> None:
+    def _note_silent(self, endpoints: Iterable[SharedChannel[ChannelT_co]]) -> None:
         """Others are tried first from now on; these were given too little time to say what is the matter with them."""
         for endpoint in endpoints:
             self._refusing.discard(endpoint.address)

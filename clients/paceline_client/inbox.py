@@ -11,7 +11,7 @@ from dataclasses import replace
 from paceline_client.errors import PacelineError, SlowConsumerError, StreamCorruptedError, StreamError
 from paceline_client.hashing import EMPTY_HASH, rolling_hash
 from paceline_client.results import Completion, Delta, FinishReason, Result, TokenLogprobs
-from paceline_client.wire import Finish, ReceivedDelta
+from paceline_client.wire import ReceivedDelta, ReceivedFinish
 from paceline_client.wire_requests import Held
 
 
@@ -57,7 +57,7 @@ class Transcript:
         if received.finish is not None and received.finish.reason is not None:
             self._end(received.finish, received.finish.reason)
 
-    def _end(self, finish: Finish, reason: FinishReason) -> None:
+    def _end(self, finish: ReceivedFinish, reason: FinishReason) -> None:
         self.completion = Completion(
             index=self._index,
             text="".join(self._texts),

@@ -18,7 +18,7 @@ _JOIN_SECONDS = 5.0
 _CANCEL_SECONDS = 5.0
 
 
-class _Call(Generic[Answer]):
+class _LoopCall(Generic[Answer]):
     """The outcome comes when the work has really ended."""
 
     def __init__(self, work: Coroutine[Any, Any, Answer]) -> None:
@@ -69,7 +69,7 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         """An interrupt of the caller cancels it. `ClientClosedError` after `close`."""
-        call = _Call(work)
+        call = _LoopCall(work)
         loop = None
         try:
             with self._lock:

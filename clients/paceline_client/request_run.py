@@ -16,7 +16,7 @@ from paceline_client.connection import Connection
 from paceline_client.errors import PacelineError, RequestCancelledError, RequestTimeoutError
 from paceline_client.inbox import Inbox, Interrupted
 from paceline_client.recovery import FailureContext, Recovery, is_final, may_be_known_after
-from paceline_client.requests import Request
+from paceline_client.requests import GenerationRequest
 from paceline_client.results import Delta, Result
 from paceline_client.session import Session
 
@@ -43,7 +43,7 @@ class RequestRun:
     It goes on elsewhere when more output is asked for, and not before: who does not read needs no more.
     """
 
-    def __init__(self, connection: Connection[Channel], request: Request, retry: Retry) -> None:
+    def __init__(self, connection: Connection[Channel], request: GenerationRequest, retry: Retry) -> None:
         self._connection = connection
         max_outage_seconds = request.timeout.total_seconds or retry.max_outage_seconds
         self._request = replace(request, max_outage_seconds=max_outage_seconds)

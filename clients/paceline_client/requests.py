@@ -131,7 +131,7 @@ Value = TypeVar("Value", Sampling, Stopping, Output, Scheduling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class GenerationRequest:
     """One request in full. `(tenant, request_id)` is its identity."""
 
     prompt: Prompt
@@ -165,10 +165,10 @@ def make_request(
     tenant: str,
     timeout: Timeout,
     request_id: str | None = None,
-) -> Request:
+) -> GenerationRequest:
     """`InvalidRequestError` for what is of another type."""
     trace = _current_trace()
-    return Request(
+    return GenerationRequest(
         prompt=prompt,
         request_id=request_id or new_request_id(),
         tenant=tenant,

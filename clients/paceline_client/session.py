@@ -27,7 +27,7 @@ from paceline_client.errors import (
     UnavailableError,
 )
 from paceline_client.inbox import Inbox
-from paceline_client.requests import Request, invalid
+from paceline_client.requests import GenerationRequest, invalid
 
 # Statuses that say nothing about a request, only that the stream is gone.
 _CONNECTION_STATUSES = frozenset(
@@ -83,7 +83,7 @@ class SessionEnd:
 class _Running:
     """Its end has not arrived; these completions still owe theirs."""
 
-    request: Request
+    request: GenerationRequest
     inbox: Inbox
     owed_finishes: set[int]
 
@@ -133,7 +133,7 @@ class Session:
     def num_running(self) -> int:
         return len(self._running)
 
-    def submit(self, request: Request, inbox: Inbox, number: int, waited_seconds: float) -> None:
+    def submit(self, request: GenerationRequest, inbox: Inbox, number: int, waited_seconds: float) -> None:
         """As the attachment of this number, with what the inbox holds. `OverloadedError` at the limit of running
         requests or of unsent messages, `InvalidRequestError` for an id that runs here already or has just been left,
         and for what no message can hold.

@@ -20,7 +20,7 @@ from paceline.v1 import sampling_pb2 as sampling_pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_client.credentials import Credentials
 from paceline_client.errors import ConnectionLostError, Detail, PacelineError, error_from_status
-from paceline_client.requests import Prompt, Request, Sampling
+from paceline_client.requests import GenerationRequest, Prompt, Sampling
 from paceline_client.results import (
     Delta,
     Estimate,
@@ -75,7 +75,7 @@ class SessionCall(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class ReceivedFinish:
     """`reason` is None when the server says that it failed."""
 
     reason: FinishReason | None
@@ -90,7 +90,7 @@ class ReceivedDelta(NamedTuple):
     request_id: str
     delta: Delta
     rolling_hash: int
-    finish: Finish | None
+    finish: ReceivedFinish | None
 
 
 # A method of each other service that a port of ours may have, and what the port is then.
@@ -207,7 +207,12 @@ def _details(metadata: Iterable[tuple[str, str | bytes]] | None) -> Sequence[Det
 
 
 def generate_message(
-    request: Request, held: tuple[Held, ...] = (), number: int = 1, waited_seconds: float = 0.0, *, max_bytes: int
+    request: GenerationRequest,
+    held: tuple[Held, ...] = (),
+    number: int = 1,
+    waited_seconds: float = 0.0,
+    *,
+    max_bytes: int,
 ) -> pb.SessionRequest:
     """`InvalidRequestError` for what has no place in a message, or is too large."""
     message = generate_request(request, max_bytes=max_bytes)
@@ -258,7 +263,7 @@ def drain_reason(response: pb.SessionResponse) -> str | None:
     return response.drain.reason or "the server is going away" if response.HasField("drain") else None
 
 
-def _read_finish(finish: pb.Finish) -> Finish:
+def _read_finish(finish: pb.Finish) -> ReceivedFinish:
     which = finish.WhichOneof("matched")
     matched = None if which is None else finish.stop_text if which == "stop_text" else finish.stop_token_id
     usage = Usage(
@@ -269,7 +274,7 @@ def _read_finish(finish: pb.Finish) -> Finish:
         num_accepted_draft_tokens=finish.usage.num_accepted_draft_tokens,
     )
     times = _read_times(finish.times) if finish.HasField("times") else None
-    return Finish(_FINISH_REASONS.get(finish.reason), matched, usage, times)
+    return ReceivedFinish(_FINISH_REASONS.get(finish.reason), matched, usage, times)
 
 
 def _read_times(times: pb.PhaseTimes) -> Times:
@@ -320,7 +325,7 @@ def read_explanation(response: pb.ExplainResponse) -> Explanation:
     )
 
 
-async def estimate(on: CallChannel, request: Request, *, max_bytes: int, timeout_seconds: float) -> Estimate:
+async def estimate(on: CallChannel, request: GenerationRequest, *, max_bytes: int, timeout_seconds: float) -> Estimate:
     message = pb.EstimateRequest(request=generate_request(request, max_bytes=max_bytes))
     response = await InferenceServiceStub(on.channel).Estimate(message, timeout=timeout_seconds, metadata=on.metadata())
     is_refused = response.HasField("would_be_refused")

@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import EncodeError, Message
 
 from paceline.v1 import inference_pb2 as pb
-from paceline_client.requests import Chat, Output, Prompt, Request, Sampling, Stopping, Text, invalid
+from paceline_client.requests import Chat, GenerationRequest, Output, Prompt, Sampling, Stopping, Text, invalid
 
 # A year, as good as for ever: servers take 366 days at most, and clocks and messages cannot hold every float.
 _LONGEST_SECONDS = 365 * 86400.0
@@ -30,7 +30,7 @@ class Held:
     """Whether its finish has arrived too."""
 
 
-def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
+def generate_request(request: GenerationRequest, *, max_bytes: int) -> pb.GenerateRequest:
     """`InvalidRequestError` for what has no place in a message, or is too large."""
     message = pb.GenerateRequest()
     set_field(message, "model", request.model)

@@ -47,21 +47,26 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     from paceline.process.logs import set_up_logs
 
     log = set_up_logs(config.log_level)
-    try:
-        if validation is not None:
-            from paceline_executor.validation.run import Role, validate
 
-            validate(config, Role(validation[0]), Path(validation[1]))
-            code = ExitCode.OK
-        else:
-            from paceline_executor import process
-
-            code = ExitCode.OK if uvloop.run(process.run(config)) else ExitCode.DRAIN_TIMEOUT
-    except (errors.ExecutorError, PortError) as error:
+    def fail(error: errors.ExecutorError | PortError) -> NoReturn:
         complain(_PROGRAM, str(error))
         code = _code_of(error)
         if code is ExitCode.FAILED:  # its log tells why it ended
             structlog.get_logger().error("failed", reason=str(error))
+        end(log, code)
+
+    try:
+        if validation is not None:
+            from paceline_executor.validation.run import ValidationRole, validate
+
+            validate(config, ValidationRole(validation[0]), Path(validation[1]))
+            code = ExitCode.OK
+        else:
+            from paceline_executor import process
+
+            code = ExitCode.OK if uvloop.run(process.run(config, fail)) else ExitCode.DRAIN_TIMEOUT
+    except (errors.ExecutorError, PortError) as error:
+        fail(error)
     except Exception:
         structlog.get_logger().exception("failed")
         complain(_PROGRAM, "unexpected failure; its log says more")

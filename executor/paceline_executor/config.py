@@ -192,7 +192,7 @@ class Config:
         "FORMAT",
         LoadFormat.AUTO,
         text="Where weights come from. auto: from the model's files; dummy: they are random, of the shape in its"
-        " config.json, for benchmarks. [default: auto]",
+        " config.json, quantised where that says awq or gptq, for benchmarks. [default: auto]",
     )
     quantization: Quantization = option(
         _MODEL,
@@ -292,8 +292,19 @@ class Config:
     batch_invariant: bool = flag(
         _LIMITS, text="On a GPU, too, no result depends on what else runs: slower. On a CPU none ever does."
     )
+    tensor_parallel_size: int = option(
+        _LIMITS,
+        number(1, 64),
+        "RANKS",
+        1,
+        text="Processes that share each layer of the model, on a CPU with --quantization none. [default: %(default)s]",
+    )
     num_threads: int | None = option(
-        _LIMITS, number(1, 1024), "N", None, text="Threads of a CPU device. [default: its usable CPUs]"
+        _LIMITS,
+        number(1, 1024),
+        "N",
+        None,
+        text="Threads of a CPU device, of all ranks together. [default: its usable CPUs]",
     )
     shutdown_timeout: float = option(
         _PROCESS, _SECONDS, "SECONDS", 30.0, text="How long a drain waits for running work. [default: %(default)g]"

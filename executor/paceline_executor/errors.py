@@ -17,9 +17,10 @@
             ProbeTextError
         DeviceError
             DeviceFaultError
+            RankError
         ServiceError
             NotReadyError
-            DrainingError
+            ExecutorDrainingError
             ProfileRunningError
             NoStepsError
             MalformedMessageError
@@ -120,6 +121,10 @@ class DeviceFaultError(DeviceError):
     """The device failed while it computed: nothing that it holds can be trusted or taken back."""
 
 
+class RankError(DeviceError):
+    """One of several ranks did not start, has ended, stands still or has drawn something else: all of them end."""
+
+
 class ServiceError(ExecutorError):
     """It ends a call or a plan stream. `reason` and `metadata` travel to the caller beside the sentence."""
 
@@ -132,7 +137,7 @@ class NotReadyError(ServiceError, code=Code.UNAVAILABLE, reason="LOADING"):
     """The model is not loaded yet, or cannot be."""
 
 
-class DrainingError(ServiceError, code=Code.UNAVAILABLE, reason="DRAINING"):
+class ExecutorDrainingError(ServiceError, code=Code.UNAVAILABLE, reason="DRAINING"):
     """The executor is going away."""
 
 

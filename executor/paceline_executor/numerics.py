@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 
 from paceline_executor.errors import DrafterError, LimitError, UnsupportedModelError
 from paceline_executor.weights import ModelConfig
-from paceline_executor.weights.stored_tensor import FloatType, GroupedType, StoredType, grouped_type, has_linear_4_bits
+from paceline_executor.weights.stored_tensor import (
+    FloatType,
+    GroupedType,
+    StoredType,
+    are_w8a8,
+    grouped_type,
+    has_linear_4_bits,
+)
 
 _GROUP = 32
 _SCALE_BYTES = 4
@@ -35,7 +42,7 @@ class MatrixKind(enum.Enum):
 
     DENSE = "dense"  # floats of the type that is computed with
     PACKED = "packed"  # 4 or 8 bits each, as stored; multiplied with int8 activations
-    AS_STORED = "as stored"  # float8_e4m3fn and groups of 4 or 8 bits stay so, all others become dense
+    AS_STORED = "as stored"  # float8_e4m3fn, int8 and groups of 4 or 8 bits stay so, all others become dense
     FLOAT8 = "float8"  # float8_e4m3fn; others are rounded, with a scale for each row
 
 
@@ -105,12 +112,15 @@ class Numerics:
         return grouped_type(stored) if self.matrices is MatrixKind.AS_STORED and _is_multiplied(name) else None
 
     def widened_bytes(self, model: ModelConfig, stored: Mapping[str, StoredType]) -> int:
-        """What a step of many tokens takes for weights of 4 or 8 bits: one product's, such as gates', in 16 bits."""
-        sizes = [
-            math.prod(shape) * (1 if name.startswith("lm_head") else 2)
-            for name, shape in model.tensor_shapes().items()
-            if self._stays_grouped(name, stored.get(name))
-        ]
+        """What a step of many tokens takes for weights of 4 or 8 bits: one product's, such as gates', in 16 bits.
+
+        W8A8 is widened only beside matrices that are not of it.
+        """
+        shapes = model.tensor_shapes().items()
+        grouped = {name: shape for name, shape in shapes if self._stays_grouped(name, stored.get(name))}
+        if are_w8a8(map(stored.get, grouped)):
+            return 0
+        sizes = [math.prod(shape) * (1 if name.startswith("lm_head") else 2) for name, shape in grouped.items()]
         return max(sizes, default=0) * self.dtype.itemsize
 
     def rounded(self, stored: Mapping[str, StoredType], capability: tuple[int, int]) -> "Numerics":
@@ -137,10 +147,12 @@ def _is_multiplied(name: str) -> bool:
 
 
 def _grouped_bytes(stored: GroupedType, shape: tuple[int, ...], dtype: FloatType) -> int:
-    """Of whole tiles of 16 outputs and 128 inputs; of groups that no tile is made of, dense."""
+    """Of whole tiles of 16 outputs and 128 inputs; of groups that do not lie in tiles, nor these in them, dense."""
+    if stored.is_w8a8:
+        return math.prod(shape) + _SCALE_BYTES * shape[0]
     outputs, inputs = -(-shape[0] // 16) * 16, -(-shape[1] // 128) * 128
-    group = stored.group or shape[1]
-    if group % 16 and group < shape[1]:
+    group, tile = stored.group or shape[1], 512 // stored.bits
+    if group < shape[1] and (group % 16 or (group % tile and tile % group)):
         return math.prod(shape) * dtype.itemsize
     of_group = stored.scales.itemsize * (1 + stored.has_minima) + stored.has_zeros
     return outputs * (inputs * stored.bits // 8 + -(-shape[1] // group) * of_group)

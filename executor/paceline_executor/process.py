@@ -14,18 +14,19 @@ from paceline.process.signals import follow_signals, until_set_or_ended
 from paceline_executor.config import Config
 from paceline_executor.link.description import Description
 from paceline_executor.link.service import ExecutorService, ServiceConfig
+from paceline_executor.ranks.group import OnLost
 from paceline_executor.start.loading import load
 
 _log = structlog.get_logger()
 
 
-async def run(config: Config) -> bool:
-    """Returns whether all work was finished then. Raises what a part fails with."""
+async def run(config: Config, on_lost: OnLost) -> bool:
+    """Returns whether all work was finished then. Raises what a part fails with. on_lost: see `load`."""
     start_s = time.monotonic()
     stopping = follow_signals(again=lambda number: os._exit(128 + number))
     broken = watch_callbacks(asyncio.get_running_loop())
     service = ExecutorService(
-        ServiceConfig(config.host, config.port, config.health_port, tls=config.tls_dir), lambda: load(config)
+        ServiceConfig(config.host, config.port, config.health_port, tls=config.tls_dir), lambda: load(config, on_lost)
     )
     port, health_port = await service.listen()
     metrics = MetricsPort(service.metrics.read)

@@ -68,9 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 async def _serve(config: "Config", log: "LineWriter") -> bool:
     """Open the ports before most of the program is imported: clients connect meanwhile."""
-    from paceline_scheduler.servicer_ports import SchedulerPorts
+    from paceline_scheduler.servicer_ports import SchedulerServers
 
-    ports = SchedulerPorts(config)
+    ports = SchedulerServers(config)
     await ports.listen()
 
     from paceline_scheduler import process

@@ -13,7 +13,7 @@ from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.backend import ExecutorStatus
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.errors import SchedulerError
-from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.link.executors import LinkedExecutors
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.observers import definitions
 from paceline_scheduler.observers.request_log import RequestLog
@@ -30,7 +30,7 @@ class Metrics:
         self,
         meter: Meter,
         views: CoreViews,
-        executors: Executors,
+        executors: LinkedExecutors,
         num_lost_log_lines: Callable[[], int],
         span_counts: Callable[[], Mapping[str, int]] = dict,
         idle_ns: Callable[[str], int] = lambda _: 0,

@@ -36,7 +36,7 @@ from paceline_scheduler.disk_cache import AsyncDiskCache, DiskCache
 from paceline_scheduler.errors import ConfigError
 from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.discovery import Discovery, resolve_with_system
-from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.link.executors import LinkedExecutors
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
@@ -45,7 +45,7 @@ from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.metrics import Metrics, count_refusal, observe
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
-from paceline_scheduler.servicer_ports import SchedulerPorts
+from paceline_scheduler.servicer_ports import SchedulerServers
 from paceline_scheduler.servicer_services import Services
 from paceline_scheduler.statistics import Statistics
 from paceline_scheduler.tracing import LateSpans, trace
@@ -64,7 +64,7 @@ _log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Parts:
     runtime: Runtime
-    executors: Executors
+    executors: LinkedExecutors
     listener: Listener
     edge: Edge
     services: Services
@@ -75,7 +75,7 @@ class _Parts:
     recorder: "Recorder | None"
 
 
-async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
+async def run(config: Config, log: LineWriter, ports: SchedulerServers) -> bool:
     """Until a signal says to stop; returns whether all requests were finished then."""
     _take_all_descriptors()
     hurrying = asyncio.Event()
@@ -131,7 +131,7 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
         _log.info("stopped")
 
 
-def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
+def _assemble(config: Config, log: LineWriter, ports: SchedulerServers) -> _Parts:
     clock = time.monotonic
     core_limits = CoreLimits(
         max_num_queued_reqs=config.max_num_queued_reqs,
@@ -152,7 +152,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     ports.bounds = lambda: runtime.views.limits().tenants
     steps = StepObserver(runtime.views)
     leadership = Leadership(claim)
-    executors = Executors(runtime, steps, leadership)
+    executors = LinkedExecutors(runtime, steps, leadership)
     listener = Listener(runtime, executors)
     cache = AsyncDiskCache(DiskCache(config.cache_dir / "scheduler"))
     texts = Texts(
@@ -238,7 +238,7 @@ async def _drain(
     return True
 
 
-async def _watch_tokens(ports: SchedulerPorts) -> None:
+async def _watch_tokens(ports: SchedulerServers) -> None:
     """What fails ends the process: tokens could not be revoked any more."""
     if ports.tokens is None:
         await asyncio.Event().wait()

@@ -71,7 +71,7 @@ class LateServices(grpc.GenericRpcHandler):
         return next((handler for handler in found if handler is not None), None)
 
 
-class SchedulerPorts:
+class SchedulerServers:
     """Calls are held until their services are named. Raises TokenFileError.
 
     With tokens, clients show one; without, a certificate, if there is TLS. Operators show a certificate wherever there

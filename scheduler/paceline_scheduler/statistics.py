@@ -7,7 +7,7 @@ from typing import NamedTuple
 import structlog
 
 from paceline.process.metrics import Meter
-from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.link.executors import LinkedExecutors
 
 _log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ class Statistics:
     """`clock` gives monotonic seconds, `num_waiting` the length of the queue."""
 
     def __init__(
-        self, meter: Meter, executors: Executors, num_waiting: Callable[[], int], clock: Callable[[], float]
+        self, meter: Meter, executors: LinkedExecutors, num_waiting: Callable[[], int], clock: Callable[[], float]
     ) -> None:
         self._meter = meter
         self._executors = executors

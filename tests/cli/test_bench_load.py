@@ -11,11 +11,11 @@ from rich.console import Console
 
 from paceline_cli.bench.clock import Clock
 from paceline_cli.bench.ladder import run_ladder
-from paceline_cli.bench.live_view import BarView, NoView, describe
+from paceline_cli.bench.live_view import NoView, ProgressBar, describe
 from paceline_cli.bench.load import LoadGenerator
 from paceline_cli.bench.paceline_target import PacelineTarget, prompt_token_ids
 from paceline_cli.bench.prompts import PromptWriter
-from paceline_cli.bench.records import Counted, Failure, Record, RungRun
+from paceline_cli.bench.records import Counted, Record, RequestFailure, RungRun
 from paceline_cli.bench.rungs import ClosedLoop, OpenLoop, Replay, Rung
 from paceline_cli.bench.targets import Served
 from paceline_cli.bench.traces import Scale, TraceRow, replay
@@ -168,7 +168,7 @@ async def test_a_failed_request_never_ends_a_run(time):
     ended = await run(InMemoryTarget(time, failing={2}), Rung(ClosedLoop(1), requests(*[None] * 4)), time.clock)
     assert [record.outcome for record in ended.records] == [
         Counted(4, 1),
-        Failure("OverloadedError", "the queue is full"),
+        RequestFailure("OverloadedError", "the queue is full"),
         Counted(4, 1),
         Counted(4, 1),
     ]
@@ -262,13 +262,13 @@ async def test_a_refusal_is_counted_and_not_tried_again():
     async with FakeServer([refusal]) as server, connected(server) as target:
         ended = await run(target, Rung(ClosedLoop(1), requests(None)), Clock())
         assert len(server.seen.requests) == 1
-    assert ended.records[0].outcome == Failure("OverloadedError", "the queue is full")
+    assert ended.records[0].outcome == RequestFailure("OverloadedError", "the queue is full")
 
 
 async def test_an_answer_without_a_token_is_a_failure():
     async with FakeServer([End()]) as server, connected(server) as target:
         ended = await run(target, Rung(ClosedLoop(1), requests(None)), Clock())
-    assert ended.records[0].outcome == Failure("NoOutputError", "the answer ended without a token (stop)")
+    assert ended.records[0].outcome == RequestFailure("NoOutputError", "the answer ended without a token (stop)")
 
 
 async def test_without_the_model_nothing_begins():
@@ -286,10 +286,10 @@ def test_prompts_keep_clear_of_end_tokens_and_of_both_ends_of_a_vocabulary():
 def test_the_live_view_says_what_runs_what_failed_and_how_fast_in_a_line_that_is_gone_at_the_end():
     so_far = RungRun(Rung(ClosedLoop(4), requests(*[None] * 20)), 10.0)
     assert describe(so_far, 10.0) == "0 running, 0 tokens/s"
-    for outcome, num_messages in ((Counted(4, 30), 3), (None, 10), (Failure("A", "b"), 0)):
+    for outcome, num_messages in ((Counted(4, 30), 3), (None, 10), (RequestFailure("A", "b"), 0)):
         so_far.records.append(Record(so_far.rung.requests[0], None, 10.0, [11.0] * num_messages, outcome))
     screen = io.StringIO()
-    with BarView(Console(width=80, force_terminal=True, color_system=None, file=screen)) as view:
+    with ProgressBar(Console(width=80, force_terminal=True, color_system=None, file=screen)) as view:
         view.show(so_far, 12.0)
         shown = screen.getvalue()
     for part in ("concurrency 4", "2/20", "1 running, 1 failed, 20 tokens/s"):

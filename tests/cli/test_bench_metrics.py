@@ -11,13 +11,13 @@ from rich.console import Console
 
 from paceline_cli.bench.errors import WorkloadError
 from paceline_cli.bench.metrics import Objectives, percentile, summarise
-from paceline_cli.bench.records import Counted, Failure, Record, RungRun
+from paceline_cli.bench.records import Counted, Record, RequestFailure, RungRun
 from paceline_cli.bench.rungs import ClosedLoop, Rung
 from paceline_cli.bench.tables import print_rung
 from paceline_cli.bench.workload import PlannedRequest, Segment
 
 GAPS = st.floats(0, 5)
-FAILED = Failure("OverloadedError", "the queue is full")
+FAILED = RequestFailure("OverloadedError", "the queue is full")
 
 
 def record(started, gaps, *, num_tokens=None, num_prompt_tokens=10, asked=None, outcome=None):
@@ -107,7 +107,7 @@ def test_the_best_second_counts_tokens_not_messages():
 
 
 def test_failures_are_counted_by_kind():
-    failures = [Failure("A", "one"), Failure("B", "two"), Failure("B", "three")]
+    failures = [RequestFailure("A", "one"), RequestFailure("B", "two"), RequestFailure("B", "three")]
     summary = summarise(run_of(*(record(0, [], outcome=failure) for failure in failures)))
     assert [(item.kind, item.count, item.example) for item in summary.failures] == [("B", 2, "two"), ("A", 1, "one")]
     assert summary.ttft is None

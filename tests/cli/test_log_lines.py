@@ -12,9 +12,9 @@ from paceline_cli.supervisor.log_lines import (
     Finishing,
     Level,
     LineSplitter,
+    OtherLine,
     Progress,
     Ready,
-    Said,
     parse_line,
 )
 
@@ -42,16 +42,16 @@ from paceline_cli.supervisor.log_lines import (
          Progress("waiting for an executor (the model is still loading)", None)),
         ({"event": "draining", "num_requests": 3, "shutdown_timeout_s": 30.0}, Finishing(3)),
         ({"event": "still_running", "num_requests": 2}, Finishing(2)),
-        ({"event": "still_running", "num_requests": "many"}, Said(Level.INFO, "still_running")),
-        ({"event": "still_running", "num_requests": True}, Said(Level.INFO, "still_running")),
-        ({"event": "draining"}, Said(Level.INFO, "draining")),
-        ({"event": "listening", "level": "info"}, Said(Level.INFO, "listening")),
-        ({"event": "executor_lost", "level": "warning"}, Said(Level.WARNING, "executor_lost")),
-        ({"event": "failed", "level": "error", "error": "no room"}, Said(Level.ERROR, "failed: no room")),
+        ({"event": "still_running", "num_requests": "many"}, OtherLine(Level.INFO, "still_running")),
+        ({"event": "still_running", "num_requests": True}, OtherLine(Level.INFO, "still_running")),
+        ({"event": "draining"}, OtherLine(Level.INFO, "draining")),
+        ({"event": "listening", "level": "info"}, OtherLine(Level.INFO, "listening")),
+        ({"event": "executor_lost", "level": "warning"}, OtherLine(Level.WARNING, "executor_lost")),
+        ({"event": "failed", "level": "error", "error": "no room"}, OtherLine(Level.ERROR, "failed: no room")),
         ({"event": "failed", "level": "error", "exception": "Traceback ...\nOSError: bad"},
-         Said(Level.ERROR, "failed: OSError: bad")),
-        ({"event": 3}, Said(Level.INFO, '{"event": 3}')),
-        ([1, 2], Said(Level.INFO, "[1, 2]")),
+         OtherLine(Level.ERROR, "failed: OSError: bad")),
+        ({"event": 3}, OtherLine(Level.INFO, '{"event": 3}')),
+        ([1, 2], OtherLine(Level.INFO, "[1, 2]")),
     ],
 )  # fmt: skip
 def test_log_lines(fields, expected):
@@ -60,7 +60,7 @@ def test_log_lines(fields, expected):
 
 @given(st.binary(max_size=60))
 def test_anything_can_be_printed(raw):
-    assert isinstance(parse_line(raw, Level.WARNING), Said | Ready | Progress)
+    assert isinstance(parse_line(raw, Level.WARNING), OtherLine | Ready | Progress)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_no_line_stops_the_reader(raw):
         case Progress(_, fraction):
             assert fraction is None or 0 <= fraction <= 1
         case line:
-            assert isinstance(line, Said)
+            assert isinstance(line, OtherLine)
 
 
 @given(st.lists(st.binary(max_size=5).filter(lambda b: b"\n" not in b), max_size=6), st.data())

@@ -15,7 +15,7 @@ from wcwidth import wcswidth
 from paceline_cli.top.screen import KEYS, SHOWN, View, live_screen, whole_screen
 from paceline_cli.top.source import admin_target
 from paceline_cli.top.state import TopState
-from paceline_cli.top.values import Blocks, Executor, ExecutorState, Overview, Request, RequestKey, Step, Sums
+from paceline_cli.top.values import ActiveRequest, Blocks, Executor, ExecutorState, Overview, RequestKey, Step, Sums
 from paceline_cli.top.window import Window
 from paceline_client.errors import InvalidRequestError
 from paceline_client.results import Explanation, RequestState, Times
@@ -50,7 +50,7 @@ overviews = drawn(
     Overview,
     scheduler_id=st.sampled_from("ab"),
     executors=st.lists(drawn(Executor), max_size=5).map(tuple),
-    requests=st.lists(drawn(Request), max_size=8).map(tuple),
+    requests=st.lists(drawn(ActiveRequest), max_size=8).map(tuple),
 )
 
 
@@ -133,7 +133,7 @@ ADDRESS = "127.0.0.1:50061"
 
 
 WHY = "no executor of its model is ready; it waits for one to come back"
-RUNNING = Request(
+RUNNING = ActiveRequest(
     RequestKey("blue", "request-1"),
     Explanation(RequestState.RUNNING, "", 0, 0, "", ADDRESS, 70, 12),
     "tiny",
@@ -141,7 +141,7 @@ RUNNING = Request(
     512,
     7.0,
 )
-WAITING = Request(
+WAITING = ActiveRequest(
     RequestKey("", "request-2"), Explanation(RequestState.WAITING, WHY, 1, 0, "", "", 0, 0), "tiny", 20, None, 3.0
 )
 
@@ -239,7 +239,7 @@ def test_a_lost_scheduler_leaves_what_was_known_on_the_screen():
 
 def test_the_selected_request_stays_in_sight_among_many():
     many = tuple(
-        Request(
+        ActiveRequest(
             RequestKey("", f"waiting-{number}"), dataclasses.replace(WAITING.explanation, queue_position=number), "tiny"
         )
         for number in range(50)

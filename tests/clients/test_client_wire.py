@@ -8,7 +8,7 @@ import pytest
 from paceline.v1 import inference_pb2 as pb
 from paceline_client import Output, Sampling, Scheduling, Stopping, Timeout
 from paceline_client.errors import InvalidRequestError
-from paceline_client.requests import Chat, Message, Request, Text, TokenIds, make_prompt
+from paceline_client.requests import Chat, GenerationRequest, Message, Text, TokenIds, make_prompt
 from paceline_client.wire import generate_message
 
 REFUSED_BY_SERVERS = ("parts", "token_bytes")  # of this release; what they would do is told in protos/README.md
@@ -16,7 +16,7 @@ REFUSED_BY_SERVERS = ("parts", "token_bytes")  # of this release; what they woul
 
 def encode(prompt=None, *, max_bytes=10_000, tenant="", **parts):
     """The message of a request with these parts and defaults for the rest."""
-    request = Request(
+    request = GenerationRequest(
         prompt=prompt or Text("hi"),
         request_id="r",
         tenant=tenant,

@@ -11,9 +11,9 @@ from paceline_client.errors import ConnectionLostError, SlowConsumerError, Strea
 from paceline_client.hashing import rolling_hash
 from paceline_client.inbox import Inbox, Interrupted
 from paceline_client.results import Delta, FinishReason, Result, TokenLogprobs, Usage
-from paceline_client.wire import Finish, ReceivedDelta
+from paceline_client.wire import ReceivedDelta, ReceivedFinish
 
-FINISH = Finish(FinishReason.STOP, None, Usage(3, 0, 5))
+FINISH = ReceivedFinish(FinishReason.STOP, None, Usage(3, 0, 5))
 
 
 def received(ids, offset, before, finish=None, index=0):

@@ -215,7 +215,7 @@ def test_a_port_in_use_is_one_line_and_its_own_exit_code(model, ended):
 
 
 def test_why_an_executor_that_worked_has_ended_is_in_its_log(ended, monkeypatch):
-    async def fail(_):
+    async def fail(*_):
         raise DeviceError("steps fail")
 
     monkeypatch.setattr("paceline_executor.process.run", fail)

@@ -4,7 +4,7 @@ import pytest
 
 from paceline_cli.chaos.claims import untrue_of_all, untrue_of_fault
 from paceline_cli.chaos.comparison import Mismatches
-from paceline_cli.chaos.ledger import Ledger, StreamProgress
+from paceline_cli.chaos.ledger import ChaosLedger, StreamProgress
 from paceline_cli.chaos.metrics import Claims, between
 from paceline_cli.chaos.report import figures_of, report_fields
 
@@ -29,7 +29,7 @@ def recovery(kind, pause_s, **more):
 
 def silent_for(seconds, kind="executors-kill"):
     """The ledger of a fault after which the only stream got nothing for so long."""
-    ledger = Ledger(0.0)
+    ledger = ChaosLedger(0.0)
     stream = StreamProgress("story")
     ledger.began(stream)
     ledger.arrived(stream, 1, Mismatches(), 1.0)
@@ -69,7 +69,7 @@ def test_while_another_executor_is_left_a_pause_may_be_short():
 
 def finished(num_placed_again=0):
     """The ledger of two completions of ten seconds, with 11 tokens from the second second on."""
-    ledger = Ledger(0.0)
+    ledger = ChaosLedger(0.0)
     for _ in range(2):
         ledger.seen.add(0.0, 2.0, 10.0, 11, 1 + num_placed_again)
     return ledger

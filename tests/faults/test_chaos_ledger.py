@@ -3,7 +3,7 @@
 import pytest
 
 from paceline_cli.chaos.comparison import Mismatches
-from paceline_cli.chaos.ledger import UNDISTURBED, Ledger, StreamProgress
+from paceline_cli.chaos.ledger import UNDISTURBED, ChaosLedger, StreamProgress
 from paceline_cli.chaos.report import figures_by_kind, figures_of, report_fields
 
 CLEAN = Mismatches()
@@ -23,7 +23,7 @@ def delivering(ledger, *times):
     ids=["from the token before it", "though tokens were under way"],
 )
 def test_a_pause_that_spans_the_fault_counts(before, fault_s, after, pause_s):
-    ledger = Ledger(0.0)
+    ledger = ChaosLedger(0.0)
     stream = delivering(ledger, *before)
     window = ledger.open_window("kill", "", fault_s)
     for now_s in after:
@@ -32,7 +32,7 @@ def test_a_pause_that_spans_the_fault_counts(before, fault_s, after, pause_s):
 
 
 def test_a_pause_at_the_fault_is_told_from_later_ones():
-    ledger = Ledger(0.0)
+    ledger = ChaosLedger(0.0)
     stream = delivering(ledger, 1.0)
     ledger.open_window("kill", "", 1.05)
     for now_s in (1.1, 1.5, 2.5):
@@ -44,7 +44,7 @@ def test_a_pause_at_the_fault_is_told_from_later_ones():
 
 
 def test_a_pause_that_does_not_end_counts_as_far_as_it_got():
-    ledger = Ledger(0.0)
+    ledger = ChaosLedger(0.0)
     delivering(ledger, 1.0)
     window = ledger.open_window("kill", "", 1.5)
     ledger.close(9.0)
@@ -53,14 +53,14 @@ def test_a_pause_that_does_not_end_counts_as_far_as_it_got():
 
 
 def test_a_stream_that_has_not_begun_to_deliver_does_not_stall():
-    ledger = Ledger(0.0)
+    ledger = ChaosLedger(0.0)
     ledger.began(StreamProgress("late"))
     window = ledger.open_window("kill", "", 1.0)
     assert (window.num_in_flight, window.stalls, ledger.num_waiting) == (0, {}, 0)
 
 
 def test_pauses_that_a_request_asks_for_are_no_stalls():
-    ledger = Ledger(0.0)
+    ledger = ChaosLedger(0.0)
     slow = StreamProgress("five at a time", pauses_by_itself=True)
     ledger.began(slow)
     ledger.arrived(slow, 5, CLEAN, 1.0)
@@ -71,7 +71,7 @@ def test_pauses_that_a_request_asks_for_are_no_stalls():
 
 
 def test_streams_that_end_or_fail_are_not_waited_for():
-    ledger = Ledger(0.0)
+    ledger = ChaosLedger(0.0)
     ends, fails, goes_on = (delivering(ledger, 1.0) for _ in range(3))
     window = ledger.open_window("kill", "", 1.1)
     ledger.done(ends, CLEAN)
@@ -84,7 +84,7 @@ def test_streams_that_end_or_fail_are_not_waited_for():
 
 
 def test_a_flaw_is_counted_where_it_shows_and_nothing_is_clean_then():
-    ledger = Ledger(0.0)
+    ledger = ChaosLedger(0.0)
     stream = delivering(ledger, 1.0)
     ledger.open_window("kill", "", 1.1)
     ledger.arrived(stream, 1, Mismatches(num_changed=1, first="story: other"), 1.2)
@@ -95,13 +95,13 @@ def test_a_flaw_is_counted_where_it_shows_and_nothing_is_clean_then():
 
 def test_a_system_that_did_not_come_back_is_not_clean():
     """Though no stream failed."""
-    ledger = Ledger(0.0)
+    ledger = ChaosLedger(0.0)
     ledger.open_window("kill", "", 1.0).is_given_up = True
     assert not figures_of("all", ledger.windows).is_clean
 
 
 def test_pauses_of_all_faults_of_a_kind_are_taken_together():
-    ledger = Ledger(0.0)
+    ledger = ChaosLedger(0.0)
     stream = delivering(ledger, 1.0)
     for began_s, next_s in ((1.0, 1.5), (2.0, 5.5)):
         ledger.arrived(stream, 1, CLEAN, began_s)

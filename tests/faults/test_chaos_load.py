@@ -6,8 +6,8 @@ import random
 import pytest
 
 from paceline_cli.chaos.faults import FaultKind, FaultTimes
-from paceline_cli.chaos.ledger import Ledger
-from paceline_cli.chaos.load import Load, undisturbed_results
+from paceline_cli.chaos.ledger import ChaosLedger
+from paceline_cli.chaos.load import ClosedLoopLoad, undisturbed_results
 from paceline_cli.chaos.requests import ChaosRequest, chaos_requests
 from paceline_client import AsyncClient, InvalidRequestError
 from paceline_client.requests import Stopping
@@ -19,11 +19,11 @@ REQUESTS = [ChaosRequest(name="story", prompt="Once", stopping=Stopping(max_toke
 async def run_load(script_of_load):
     """Run some streams of a load against a server that says `one two three` undisturbed: its ledger."""
     scripts = [say("one two three")]
-    ledger = Ledger(0.0)
+    ledger = ChaosLedger(0.0)
     async with FakeServer(lambda _: scripts[-1]) as server, AsyncClient(server.target) as client:
         expected = await undisturbed_results(client, REQUESTS, "")
         scripts.append(script_of_load)
-        load = Load(client, expected, REQUESTS, ledger, model="", num_streams=2, seed=1)
+        load = ClosedLoopLoad(client, expected, REQUESTS, ledger, model="", num_streams=2, seed=1)
         running = asyncio.create_task(load.run())
         await server.seen_that(lambda seen: len(seen.requests) >= 4)
         load.stop()

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kernel_rig.tensors import normal
-from paceline_kernels.activation import Gate, gate_and_multiply, reference, softcap
-from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.activation import Gate, gate_and_multiply, gate_and_multiply_rounded, reference, softcap
+from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 
 slow = pytest.mark.slow
 GATES = pytest.mark.parametrize("gate", Gate)
@@ -29,6 +29,43 @@ def test_gate_and_multiply_equals_the_reference(place, dtype, num_tokens, width,
         # GELU's gate comes close to zero far left, where only its distance from zero matters.
         bounds = {"rtol": 1e-6, "atol": 1e-30} if gate is Gate.SILU else {"rtol": 2e-6, "atol": 1e-6}
     torch.testing.assert_close(ours.float(), reference.gate_and_multiply(gate_up, gate), **bounds)
+
+
+@GATES
+@pytest.mark.parametrize("rounded_to", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("num_tokens", "width"), [(3, 1), (4, 100), pytest.param(3, 8200, marks=slow)])
+def test_rounded_gates_are_those_that_the_product_would_round(
+    gpu, place, dtype, monkeypatch, num_tokens, width, gate, rounded_to
+):
+    """Bit for bit, of gates that were rounded to 16 bits before, whose largest may be in any block of a row."""
+    from paceline_kernels.activation import triton as kernels
+    from paceline_kernels.scaled_linear.triton import round_rows
+
+    monkeypatch.setattr(kernels, "_ROW_BLOCK", 64 if width < 8192 else 8192)
+    gate_up = normal(num_tokens, 2 * width).to(dtype)
+    gate_up[0], gate_up[1, 0], gate_up[2, [-1, width - 1]] = 0.0, float("nan"), 9.0
+    found = gate_and_multiply_rounded(place(gate_up), gate, rounded_to)
+    expected = round_rows(gate_and_multiply(place(gate_up), gate), rounded_to)
+    assert torch.equal(found.numbers.cpu().view(torch.uint8), expected.numbers.cpu().view(torch.uint8))
+    assert torch.equal(found.scales.cpu().view(torch.uint8), expected.scales.cpu().view(torch.uint8))
+    assert found.dtype == dtype
+    assert found.scales[0] == 1.0
+    assert found.scales[1].isnan()
+
+
+@GATES
+def test_int8_gates_are_near_the_reference(gpu, place, exact, gate):
+    """Off by half a unit under each row's scale."""
+    gate_up = normal(3, 200).to(exact)
+    found = gate_and_multiply_rounded(place(gate_up), gate, torch.int8)
+    expected, scales = reference.gate_and_multiply(gate_up, gate), found.scales.cpu()
+    assert ((found.numbers.cpu() * scales - expected).abs() <= 0.51 * scales + 1e-3 * expected.abs()).all()
+    torch.testing.assert_close(scales[:, 0] * 127, expected.abs().amax(1), rtol=1e-3, atol=0)
+
+
+def test_no_cpu_rounds_gates():
+    with pytest.raises(UnsupportedDeviceError, match="_rounded has no implementation for device 'cpu'"):
+        gate_and_multiply_rounded(torch.zeros(2, 8), Gate.SILU, torch.int8)
 
 
 @GATES

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_rig.tensors import int32, placed
-from paceline_kernels.draws import RowDraws, RowFinish, advance_rows, draw_inputs, reference
+from paceline_kernels.draws import FinishCode, RowDraws, advance_rows, draw_inputs, reference
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.sampling import SampleOutcome, Samples
-from paceline_kernels.step_inputs import PlanColumns, RowState
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers
 from paceline_kernels.step_inputs import reference as step_inputs_reference
 
 MAX_TOKENS, BLOCK_SIZE, END = 20, 4, 99
@@ -25,7 +25,7 @@ class Row:
     drafts: list = dataclasses.field(default_factory=list)
     num_computed: int | None = None  # all known tokens but the last
     max_known: int = MAX_TOKENS + 1
-    finish: int = RowFinish.GOES_ON
+    finish: int = FinishCode.GOES_ON
 
 
 def columns_of(*rows):
@@ -37,7 +37,7 @@ def columns_of(*rows):
         tokens[index, : len(held)] = held
     num_known = int32(*(len(row.known) for row in rows))
     computed = [len(row.known) - 1 if row.num_computed is None else row.num_computed for row in rows]
-    state = RowState(
+    state = RowBuffers(
         token_ids=tokens,
         num_held=num_known + int32(*(len(row.drafts) for row in rows)),
         num_computed=int32(*computed),
@@ -97,7 +97,7 @@ def step(place, state, rows, plan, drawn, *, num_draws=None, max_drafts=4):
 
 def test_a_row_draws_after_its_last_known_token_and_after_every_draft(place):
     state, rows = columns_of(
-        Row([1] * 9, num_computed=2), Row([1, 2], [3, 4]), Row([1, 2], finish=RowFinish.LENGTH), Row([1, 2, 3])
+        Row([1] * 9, num_computed=2), Row([1, 2], [3, 4]), Row([1, 2], finish=FinishCode.LENGTH), Row([1, 2, 3])
     )
     plan = PlanColumns(int32(1, 0, 2, -1, 3), int32(3, 6, 1, 1, 1))
     draws, advanced = step(place, state, rows, plan, lambda draws: samples_of([3, 4, 5, 6] + [0] * 8))
@@ -112,14 +112,14 @@ def test_a_row_draws_after_its_last_known_token_and_after_every_draft(place):
 @pytest.mark.parametrize(
     ("drafts", "drawn", "outcomes", "accepted", "finish", "computed"),
     [
-        ([5, 6, 8], [5, 6, 8, 9], [0, 0, 0, 0], 4, RowFinish.GOES_ON, 5),
-        ([5, 6, 8], [5, 7, 8, 9], [0, 0, 0, 0], 2, RowFinish.GOES_ON, 3),
-        ([5, 6, 8], [4, 6, 8, 9], [0, 0, 0, 0], 1, RowFinish.GOES_ON, 2),
-        ([5, 99, 8], [5, 99, 8, 9], [0, 0, 0, 0], 2, RowFinish.END_TOKEN, 3),
-        ([5, 6, 99], [5, 6, 99, 9], [0, 0, 0, 0], 3, RowFinish.END_TOKEN, 4),
-        ([5, 6, 8], [5, 6, 8, 9], [0, 1, 0, 0], 1, RowFinish.ERROR, 3),
-        ([5, 6, 8], [5, 6, 8, 9], [2, 0, 0, 0], 0, RowFinish.ERROR, 2),
-        ([5, 6, 8], [4, 6, 8, 9], [0, 1, 1, 1], 1, RowFinish.GOES_ON, 2),
+        ([5, 6, 8], [5, 6, 8, 9], [0, 0, 0, 0], 4, FinishCode.GOES_ON, 5),
+        ([5, 6, 8], [5, 7, 8, 9], [0, 0, 0, 0], 2, FinishCode.GOES_ON, 3),
+        ([5, 6, 8], [4, 6, 8, 9], [0, 0, 0, 0], 1, FinishCode.GOES_ON, 2),
+        ([5, 99, 8], [5, 99, 8, 9], [0, 0, 0, 0], 2, FinishCode.END_TOKEN, 3),
+        ([5, 6, 99], [5, 6, 99, 9], [0, 0, 0, 0], 3, FinishCode.END_TOKEN, 4),
+        ([5, 6, 8], [5, 6, 8, 9], [0, 1, 0, 0], 1, FinishCode.ERROR, 3),
+        ([5, 6, 8], [5, 6, 8, 9], [2, 0, 0, 0], 0, FinishCode.ERROR, 2),
+        ([5, 6, 8], [4, 6, 8, 9], [0, 1, 1, 1], 1, FinishCode.GOES_ON, 2),
     ],
     ids=["all right", "one right", "none right", "end", "end beats length", "second fails", "first fails", "unused"],
 )
@@ -130,7 +130,7 @@ def test_tokens_are_taken_up_to_the_first_wrong_draft_or_the_end(
     plan = PlanColumns(int32(1, 0), int32(0, 4))
     _, advanced = step(place, state, rows, plan, lambda draws: samples_of(drawn, outcomes))
     assert advanced.num_accepted.tolist() == [0, accepted]
-    assert advanced.finish.tolist() == [RowFinish.GOES_ON, finish]
+    assert advanced.finish.tolist() == [FinishCode.GOES_ON, finish]
     assert state.token_ids[0, 2 : 2 + accepted].tolist() == drawn[:accepted]
     assert state.num_held[0] == rows.num_known[0] == 2 + accepted
     assert state.num_computed[0] == computed
@@ -140,11 +140,13 @@ def test_tokens_are_taken_up_to_the_first_wrong_draft_or_the_end(
 def test_a_row_that_has_no_room_left_takes_nothing(place, drawn):
     state, rows = columns_of(Row([1] * MAX_TOKENS, [], max_known=99), Row([2, 2]))
     _, advanced = step(place, state, rows, PlanColumns(int32(0), int32(1)), lambda draws: samples_of([drawn]))
-    assert (advanced.num_accepted.tolist(), advanced.finish.tolist()) == ([0], [RowFinish.CONTEXT_FULL])
+    assert (advanced.num_accepted.tolist(), advanced.finish.tolist()) == ([0], [FinishCode.CONTEXT_FULL])
     assert state.token_ids[1, 0] == 2
 
 
-@pytest.mark.parametrize(("known", "max_known", "finish"), [(3, 5, RowFinish.LENGTH), (18, 99, RowFinish.CONTEXT_FULL)])
+@pytest.mark.parametrize(
+    ("known", "max_known", "finish"), [(3, 5, FinishCode.LENGTH), (18, 99, FinishCode.CONTEXT_FULL)]
+)
 def test_a_row_takes_no_more_tokens_than_it_may(place, known, max_known, finish):
     state, rows = columns_of(Row([1] * known, [5] * min(4, MAX_TOKENS - known), max_known=max_known))
     _, advanced = step(place, state, rows, PlanColumns(int32(0), int32(5)), lambda draws: samples_of([5] * 5))

@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from executor_rig.plans import int32, placement, plan
 from kernel_rig.tensors import placed
 from paceline.plan.sampling import SamplingParams
-from paceline.plan.values import RowFinish as ExecutorsRowFinish
+from paceline.plan.values import RowFinish
 from paceline_executor.limits import RowLimits
-from paceline_executor.rows.columns import RowColumns
+from paceline_executor.rows.columns import RowArrays
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.drafter import NoDrafter, TimedDrafter
 from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.interface import RowProblem, StepOutput
-from paceline_kernels.draws import RowDraws, RowFinish, advance_rows, draw_inputs
+from paceline_kernels.draws import FinishCode, RowDraws, advance_rows, draw_inputs
 from paceline_kernels.gpu import architecture
 from paceline_kernels.sampling import (
     DrawRules,
     LogitRules,
-    RowRules,
+    RuleTable,
     SampleOutcome,
     Samples,
     SamplingParameters,
@@ -36,7 +36,7 @@ from paceline_kernels.sampling import (
 )
 from paceline_kernels.sampling import reference as sampling_reference
 from paceline_kernels.sampling.draw_rules import rules_of_draws
-from paceline_kernels.step_inputs import PlanColumns, RowState, reference, step_inputs
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers, reference, step_inputs
 
 LIMITS = RowLimits(num_rows=5, max_model_len=12, max_num_batched_tokens=64, num_blocks=20, block_size=4, vocab_size=9)
 END = 8
@@ -49,7 +49,7 @@ def on_device(columns, place):
     def put(array, dtype=torch.int32):
         return place(torch.from_numpy(np.array(array)).to(dtype))
 
-    state = RowState(
+    state = RowBuffers(
         token_ids=put(columns.tokens),
         num_held=put(columns.num_known),
         num_computed=put(columns.num_computed),
@@ -134,7 +134,7 @@ def test_rows_on_a_device_advance_as_the_executors_do(place, seed):
     cells = [(row, index, 3 * row + index) for row in range(LIMITS.num_rows) for index in range(3)]
     placing = plan(place=placements, grants=cells)
     table.land(table.launch(placing, 0), NO_OUTPUT)
-    columns: RowColumns = table._columns
+    columns: RowArrays = table._columns
     state, rows = on_device(columns, place)
     for _ in range(30):
         if columns.finish.all():
@@ -173,9 +173,7 @@ def test_rows_on_a_device_advance_as_the_executors_do(place, seed):
 
 def test_reasons_to_end_have_the_executors_numbers():
     """So that they go into results as they are."""
-    assert {finish.name: finish.value for finish in RowFinish} == {
-        finish.name: finish.value for finish in ExecutorsRowFinish
-    }
+    assert {finish.name: finish.value for finish in FinishCode} == {finish.name: finish.value for finish in RowFinish}
 
 
 def rules_on_device(placements):
@@ -191,7 +189,7 @@ def rules_on_device(placements):
         return TokenLists(ends(tokens), column((token for mine in tokens for token in mine), torch.int32))
 
     chosen = [placement.sampling for placement in placements]
-    return RowRules(
+    return RuleTable(
         allowed=lists([sampling.allowed_token_ids for sampling in chosen]),
         biased=lists([[token for token, _ in sampling.logit_bias] for sampling in chosen]),
         biases=column(bias for sampling in chosen for _, bias in sampling.logit_bias),

@@ -10,7 +10,7 @@ from paceline_kernels.gpu import architecture
 from paceline_kernels.gpu.architecture import Architecture
 from paceline_kernels.linear import Splits, linear, sum_of_slices
 from paceline_kernels.linear import reference as linear_reference
-from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows, scaled_linear
+from paceline_kernels.scaled_linear import RoundedRows, ScaledWeight, quantize_rows, rounded_type, scaled_linear
 from paceline_kernels.scaled_linear import reference as scaled_reference
 
 slow = pytest.mark.slow
@@ -94,10 +94,74 @@ def test_the_product_of_16_bits_is_the_one_that_was_fastest(architecture, num_to
     assert launches.product_of_16_bits(architecture, num_tokens, num_weights) is launches.Product[product]
 
 
-def test_many_rows_of_int8_are_tiles(gpu, place, monkeypatch):
+def rounded_to_int8(x):
+    """(whole numbers, scale of each row) as float64: the largest becomes 127, ties in float32 go to the even number."""
+    largest = x.float().abs().amax(dim=1, keepdim=True)
+    return (x.float() * (127 / largest)).round().double(), largest.double() / 127
+
+
+@pytest.mark.parametrize("shape", [(130, 65, 40), (65, 3, 257), pytest.param((70, 129, 1), marks=slow)], ids=str)
+@pytest.mark.parametrize("adds", [True, False])
+def test_many_rows_by_int8_are_rounded_to_int8_and_summed_exactly(gpu, place, dtype, monkeypatch, shape, adds):
+    """Each row under its own scale: they differ by up to 2 ** 20."""
     monkeypatch.setattr("paceline_kernels.linear.triton.tiles.OUTPUT_TILES_TOGETHER", 1)
-    x, weight, _ = scaled_problem((130, 65, 40), torch.float16, INT8)
-    assert_close(scaled_linear(place(x), placed(place, weight)), scaled_reference.scaled_linear(x, weight))
+    x, weight, bias = scaled_problem(shape, torch.float32, INT8)
+    x = (x * torch.exp2(torch.arange(len(x)) % 20 - 10.0)[:, None]).to(dtype)
+    numbers, scales = rounded_to_int8(x)
+    expected = (numbers @ weight.values.double().T) * scales * weight.scales.double()
+    bias = bias.to(dtype) if adds else None
+    ours = scaled_linear(place(x), placed(place, weight), None if bias is None else place(bias))
+    assert_close(ours, (expected if bias is None else expected + bias.double()).float())
+
+
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), -float("inf")])
+def test_a_rounded_row_shows_what_is_not_finite_and_its_neighbours_do_not(gpu, place, exact, spoilt):
+    x, weight, _ = scaled_problem((70, 5, 40), exact, INT8)
+    clean = scaled_linear(place(x), placed(place, weight)).cpu()
+    x[3, 17] = spoilt
+    found = scaled_linear(place(x), placed(place, weight)).cpu()
+    assert not found[3].isfinite().any()
+    others = [row for row in range(70) if row != 3]
+    assert torch.equal(found[others], clean[others])
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "x_type", "weight_type", "shape", "splits", "expected"),
+    [
+        (65, torch.float16, INT8, (3, 5), Splits.EVEN, INT8),
+        (65, torch.float16, INT8, (3, 5), Splits.FIXED, None),
+        (64, torch.float16, INT8, (3, 5), Splits.EVEN, None),
+        (65, torch.float16, INT8, (1, (1 << 17) + 1), Splits.EVEN, None),  # more than sums of 32 bits hold
+        (65, torch.bfloat16, FLOAT8, (16, 32), Splits.EVEN, FLOAT8),
+        (65, torch.bfloat16, FLOAT8, (16, 40), Splits.EVEN, None),
+        (65, torch.float16, FLOAT8, (16, 32), Splits.EVEN, None),
+        (65, torch.bfloat16, FLOAT8, (16, 0), Splits.EVEN, None),
+    ],
+)
+def test_rows_are_rounded_where_there_are_instructions_for_them(
+    monkeypatch, num_tokens, x_type, weight_type, shape, splits, expected
+):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(architecture, "_current_capability", lambda: 90)
+    weight = ScaledWeight(torch.zeros(shape).to(weight_type), torch.ones(shape[0]))
+    assert rounded_type(num_tokens, x_type, weight, splits) is expected
+
+
+def test_rounded_rows_are_refused_where_the_product_takes_none(gpu, place, exact):
+    """Few rows, numbers of another type, scales that are missing."""
+    weight = placed(place, quantize_rows(normal(3, 8), INT8))
+
+    def rows(num_tokens, kind=INT8, num_scales=70):
+        return RoundedRows(place(torch.zeros(num_tokens, 8).to(kind)), place(torch.ones(num_scales, 1)), exact)
+
+    assert scaled_linear(rows(70), weight).shape == (70, 3)
+    for given, wrong in (
+        (rows(8), "takes none that are rounded"),
+        (rows(70, FLOAT8), "numbers must be torch.int8"),
+        (rows(70, num_scales=69), "scales of rows must have shape"),
+    ):
+        with pytest.raises(KernelArgumentError, match=wrong):
+            scaled_linear(given, weight)
 
 
 def float8_rows(num_tokens, num_in):
@@ -126,9 +190,20 @@ def test_rows_are_rounded_to_the_whole_range_of_float8(gpu, place):
 
     numbers, scales = float8_rows(3, 5000)
     numbers[1], scales[1] = 0.0, 1.0
-    rounded, kept = kernels.round_rows(place((numbers * scales).half()))
-    assert torch.equal(rounded.cpu().float(), numbers)
-    assert torch.equal(kept.cpu(), scales)
+    rows = kernels.round_rows(place((numbers * scales).half()), FLOAT8)
+    assert torch.equal(rows.numbers.cpu().float(), numbers)
+    assert torch.equal(rows.scales.cpu(), scales)
+
+
+def test_rows_are_rounded_to_the_whole_range_of_int8(gpu, place):
+    """The largest becomes 127 or -127, ties go to the even number; a row of zeros has the scale 1."""
+    from paceline_kernels.scaled_linear import triton as kernels
+
+    numbers = normal(3, 5000, seed=3).mul(40).clamp(-127, 127)
+    numbers[0, :5], numbers[1], numbers[2, 4999] = torch.tensor([-127.0, 0.5, 1.5, -2.5, 126.5]), 0.0, 127.0
+    rows = kernels.round_rows(place(numbers.half() / 8), INT8)
+    assert torch.equal(rows.numbers.cpu().float(), numbers.half().float().round())
+    torch.testing.assert_close(rows.scales.cpu().flatten(), torch.tensor([0.125, 1.0, 0.125]), rtol=1e-6, atol=0)
 
 
 @pytest.mark.usefixtures("_products_by_row")

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from kernel_rig.tensors import int32, placed
 from paceline_executor.runner.drafter import PromptLookup
-from paceline_kernels.draws import RowDraws, RowFinish
+from paceline_kernels.draws import FinishCode, RowDraws
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.prompt_lookup import lookup_drafts, reference
-from paceline_kernels.step_inputs import PlanColumns, RowState
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers
 
 MAX_TOKENS = 40
 
@@ -31,7 +31,7 @@ def columns_of(rows):
     num_known = int32(*(len(known) for known, _, _ in rows))
     ahead, finish = int32(*(ahead for _, ahead, _ in rows)), int32(*(finish for _, _, finish in rows))
     nothing = torch.zeros(len(rows))
-    state = RowState(tokens, num_known.clone(), num_known - ahead, finish, torch.zeros((len(rows), 5)).int())
+    state = RowBuffers(tokens, num_known.clone(), num_known - ahead, finish, torch.zeros((len(rows), 5)).int())
     ends, ints = int32(-1).repeat(len(rows), 1), nothing.int()
     return state, RowDraws(ints, num_known, ints, ends, nothing, ints, nothing, nothing, nothing.long(), ints)
 
@@ -43,7 +43,7 @@ def drafts_of(place, rows, planned, max_drafts, min_chance=0.0):
     lookup_drafts(*ours, max_drafts, place(chance))
     state, draws, plan = columns
     reference.lookup_drafts(state, draws, plan, max_drafts, chance)
-    for name in RowState.__slots__:
+    for name in RowBuffers.__slots__:
         assert torch.equal(getattr(ours[0], name).cpu(), getattr(state, name)), name
     return [
         tokens[known:held].tolist()
@@ -55,7 +55,7 @@ def drafts_of(place, rows, planned, max_drafts, min_chance=0.0):
 def rows_of_few_tokens(draw):
     """Few kinds of tokens, so that there is much to be found; some not computed, some rows ended."""
     known = draw(st.lists(st.integers(0, 2), min_size=1, max_size=MAX_TOKENS))
-    return known, draw(st.integers(1, len(known))), draw(st.sampled_from([0, 0, 0, int(RowFinish.LENGTH)]))
+    return known, draw(st.integers(1, len(known))), draw(st.sampled_from([0, 0, 0, int(FinishCode.LENGTH)]))
 
 
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)  # on a GPU the first one compiles

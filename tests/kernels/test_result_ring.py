@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_rig.tensors import int32, placed
-from paceline_kernels.draws import Advanced, DrawInputs, RowFinish
+from paceline_kernels.draws import Advanced, DrawInputs, FinishCode
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.result_ring import ResultRing, RingReader, new_ring, reference, write_results
 from paceline_kernels.sampling import SampleOutcome, Samples, SamplingParameters
@@ -36,13 +36,13 @@ class Row:
 
     drawn: tuple = ()
     num_accepted: int = 0
-    finish: RowFinish = RowFinish.GOES_ON
+    finish: FinishCode = FinishCode.GOES_ON
     outcome: SampleOutcome = SampleOutcome.DRAWN
 
     @property
     def problem(self):
         """What the host is told."""
-        is_ours = self.finish == RowFinish.ERROR and self.num_accepted < len(self.drawn)
+        is_ours = self.finish == FinishCode.ERROR and self.num_accepted < len(self.drawn)
         return self.outcome if is_ours else SampleOutcome.DRAWN
 
 
@@ -113,7 +113,7 @@ def planned_rows(draw):
     """A row that drew nothing, one token or several, and took all of them, some or none."""
     drawn = draw(st.lists(st.integers(0, 2**31 - 1), max_size=4))
     taken = draw(st.integers(0, len(drawn)))
-    return Row(tuple(drawn), taken, draw(st.sampled_from(RowFinish)), draw(st.sampled_from(SampleOutcome)))
+    return Row(tuple(drawn), taken, draw(st.sampled_from(FinishCode)), draw(st.sampled_from(SampleOutcome)))
 
 
 STEPS = st.lists(st.lists(planned_rows(), min_size=1, max_size=MAX_PLANNED - 5), min_size=1, max_size=5)
@@ -162,10 +162,10 @@ def test_log_probabilities_are_those_of_the_tokens_taken(place, device):
 
 def test_a_row_is_told_why_its_draw_failed_and_only_in_that_step(place, device):
     rows = [
-        Row((5, 6, 7), 1, RowFinish.ERROR, SampleOutcome.NOT_FINITE),
-        Row((8,), 0, RowFinish.ERROR, SampleOutcome.NOTHING_LEFT),
-        Row((), 0, RowFinish.ERROR),
-        Row((9, 9), 1, RowFinish.GOES_ON, SampleOutcome.NOT_FINITE),
+        Row((5, 6, 7), 1, FinishCode.ERROR, SampleOutcome.NOT_FINITE),
+        Row((8,), 0, FinishCode.ERROR, SampleOutcome.NOTHING_LEFT),
+        Row((), 0, FinishCode.ERROR),
+        Row((9, 9), 1, FinishCode.GOES_ON, SampleOutcome.NOT_FINITE),
         Row(),
     ]
     ring = ring_on(place, device, 2)

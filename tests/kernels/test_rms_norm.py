@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kernel_rig.tensors import normal
-from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.rms_norm import reference, rms_norm, rms_norm_heads
+from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
+from paceline_kernels.rms_norm import reference, rms_norm, rms_norm_heads, rms_norm_rounded
 
 slow = pytest.mark.slow
 # Half a unit in the last place of each type, with a little for float32's own sums.
@@ -39,6 +39,41 @@ def test_with_a_residual_the_sum_is_kept_and_normalised_as_it_is_kept(place, dty
     assert torch.equal(out, rms_norm(kept, weight, 1e-5))
 
 
+@pytest.mark.parametrize("rounded_to", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    ("num_tokens", "hidden", "adds"), [(3, 63, True), (2, 129, False), pytest.param(5, 1025, True, marks=slow)]
+)
+def test_rounded_rows_are_those_that_the_product_would_round(gpu, place, dtype, num_tokens, hidden, adds, rounded_to):
+    """Bit for bit, of rows that were rounded to 16 bits before; one of zeros is among them, one of NaN and one near."""
+    from paceline_kernels.scaled_linear.triton import round_rows
+
+    x, residual = (normal(num_tokens, hidden, dtype=dtype, seed=seed) for seed in range(2))
+    x[0], residual[0], x[1, 5] = 0.0, 0.0, float("nan")
+    weight, kept = place(normal(hidden, dtype=dtype, seed=2)), [place(residual) if adds else None for _ in range(2)]
+    found = rms_norm_rounded(place(x), weight, 1e-5, rounded_to, residual=kept[0])
+    expected = round_rows(rms_norm(place(x), weight, 1e-5, residual=kept[1]), rounded_to)
+    assert found.dtype == dtype
+    assert_same_bits(found.numbers, expected.numbers)
+    assert_same_bits(found.scales, expected.scales)
+    if adds:
+        assert_same_bits(*kept)
+    assert found.scales[0] == 1.0
+    assert found.scales[1].isnan()
+
+
+def assert_same_bits(ours, others):
+    assert torch.equal(ours.cpu().view(torch.uint8), others.cpu().view(torch.uint8))
+
+
+def test_int8_rows_are_near_the_reference(gpu, place, exact):
+    """Off by half a unit under each row's scale."""
+    x, weight = normal(3, 129).to(exact), normal(129, seed=1).to(exact)
+    found = rms_norm_rounded(place(x), place(weight), 1e-5, torch.int8)
+    expected, scales = reference.rms_norm(x, weight, 1e-5), found.scales.cpu()
+    assert ((found.numbers.cpu() * scales - expected).abs() <= 0.51 * scales + 1e-3 * expected.abs()).all()
+    torch.testing.assert_close(scales[:, 0] * 127, expected.abs().amax(1), rtol=1e-3, atol=0)
+
+
 def test_a_row_has_the_same_bits_in_any_batch(place, backend, dtype):
     """A CPU shares many rows out among threads; a GPU has a program for each."""
     x, weight = normal(4 if backend.is_gpu else 70, 129, dtype=dtype), place(normal(129, dtype=dtype, seed=1))
@@ -51,6 +86,11 @@ def test_a_row_of_zeros_stays_zero_and_no_rows_stay_none(place, exact):
     weight = place(torch.ones(8).to(exact))
     assert torch.equal(rms_norm(place(torch.zeros(2, 8).to(exact)), weight, 1e-5).cpu(), torch.zeros(2, 8).to(exact))
     assert rms_norm(place(torch.zeros(0, 8).to(exact)), weight, 1e-5).shape == (0, 8)
+
+
+def test_no_cpu_rounds_rows():
+    with pytest.raises(UnsupportedDeviceError, match="rms_norm_rounded has no implementation for device 'cpu'"):
+        rms_norm_rounded(torch.zeros(2, 8), torch.ones(8), 1e-5, torch.int8)
 
 
 def test_a_residual_of_another_shape_is_refused():

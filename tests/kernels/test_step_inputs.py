@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kernel_rig.tensors import int32, placed
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
-from paceline_kernels.step_inputs import PlanColumns, RowState, reference, step_inputs
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers, reference, step_inputs
 
 NUM_ROWS, MAX_TOKENS, BLOCK_SIZE = 5, 600, 4
 MAX_BLOCKS = MAX_TOKENS // BLOCK_SIZE
@@ -19,7 +19,7 @@ def row_state(num_held, num_computed, finish=(0,) * NUM_ROWS):
     """Rows of random tokens in random blocks."""
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randperm(NUM_ROWS * MAX_BLOCKS, generator=generator).int().view(NUM_ROWS, MAX_BLOCKS)
-    return RowState(
+    return RowBuffers(
         token_ids=torch.randint(0, 1000, (NUM_ROWS, MAX_TOKENS), generator=generator, dtype=torch.int32),
         num_held=int32(*num_held),
         num_computed=int32(*num_computed),

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 
 from paceline.plan import values as plan
 from paceline.plan.codec import decode_request, decode_response, encode_request, encode_response
-from paceline.plan.codec.bound_kinds import Column, Data, Floats, Real, Text, Whole
+from paceline.plan.codec.bound_kinds import Column, Data, Floats, Real, TextLength, Whole
 from paceline.plan.codec.bounds import TABLE
 from paceline.plan.codec.columns import MalformedError
 from paceline.plan.sampling import SAMPLING_RANGES, GenerationDefaults, SamplingParams
@@ -35,7 +35,7 @@ def within(kind, field):
             return st.integers(low, high)
         case Real(low, high):
             return st.floats(low, high, width=32)
-        case Text(low, _, is_name):
+        case TextLength(low, _, is_name):
             return st.text(plain if is_name else st.characters(codec="utf-8"), min_size=low, max_size=8)
         case Data(low, high):
             return st.binary(min_size=low, max_size=min(high, 8))

@@ -120,7 +120,7 @@ def test_the_stage_of_the_whole_system_passes_on_the_twin(task):
 def test_drafts_of_a_script_are_right_as_often_as_it_says(drafter):
     """Every draft of an acceptance of 1, none of 0; tokens are those of steps without drafts. Whoever drafts before."""
     place, what = find_place(rehearses=True), timed(rehearses=True)
-    model = random_model(place, what.config, place.numerics["float32"], what.drafted_limits().max_model_len)
+    model = random_model(place, what.config, "float32", what.drafted_limits().max_model_len)
     tell_nothing_apart(model)
     drafted = drafts_stage.scripted_cells(place, what, "float32", model, {}, drafter)
     assert {step.num_output for step in drafted._steps(2, 0)} == {2}
@@ -159,7 +159,7 @@ def test_memory_that_grows_is_found(monkeypatch):
 def test_a_feed_that_is_taken_over_notices_what_rows_say():
     place = find_place(rehearses=True)
     limits = limits_of(TINY_CONFIG, 2, 32)
-    model = random_model(place, TINY_CONFIG, place.numerics["float32"], 32)
+    model = random_model(place, TINY_CONFIG, "float32", 32)
     feed = make_feed(place, model, TINY_CONFIG, limits)
     stream = feed.add(prompts_of(TINY_CONFIG, [5])[0], 12)
     feed.run(until=lambda: len(stream.output) > 4)

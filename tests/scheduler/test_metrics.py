@@ -24,7 +24,15 @@ from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.core.ended import EndedRequest
-from paceline_scheduler.core.events import Cancel, Effects, End, ExecutorAttached, ExecutorRemoved, StepFinished, Tick
+from paceline_scheduler.core.events import (
+    Cancel,
+    Effects,
+    EndCompletion,
+    ExecutorAttached,
+    ExecutorRemoved,
+    StepFinished,
+    Tick,
+)
 from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.errors import InvalidRequestError
@@ -510,8 +518,8 @@ async def test_every_end_is_told_once():
         requests = [make_request(4, 100) for _ in range(4)]
         rig.submit(make_request(4, 3), *requests)
         await asyncio.sleep(0.05)
-        rig.runtime.feed(End(requests[0].handle, 1, FinishReason.STOP))
-        rig.runtime.feed(End(requests[0].handle, 1, FinishReason.STOP))
+        rig.runtime.feed(EndCompletion(requests[0].handle, 1, FinishReason.STOP))
+        rig.runtime.feed(EndCompletion(requests[0].handle, 1, FinishReason.STOP))
         rig.runtime.feed(Cancel(requests[1].key))
         rig.client.close(requests[0].handle)
         await asyncio.sleep(0.05)

@@ -20,7 +20,7 @@ from paceline_scheduler.core.limits import CoreLimits, LimitValues
 from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.link.claim import OwnClaim
-from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.link.executors import LinkedExecutors
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
 from paceline_scheduler.link.listener import Listener
@@ -50,7 +50,7 @@ class RuntimeBench:
         self.runtime.deliver_to(self.client)
         self.steps = StepObserver(self.runtime.views)
         self.leadership = Leadership(OwnClaim("scheduler-a"))
-        self.executors = Executors(self.runtime, self.steps, self.leadership)
+        self.executors = LinkedExecutors(self.runtime, self.steps, self.leadership)
         self.listener = Listener(self.runtime, self.executors)
         self.statuses = []
         self.executors.on_readiness(lambda readiness: self.statuses.append(readiness.status))

@@ -10,7 +10,7 @@ from executor_rig.plans import int32, placement, plan
 from paceline.plan.values import RecordId
 from paceline_executor.errors import PlanError, StepFailedError
 from paceline_executor.limits import RowLimits
-from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.runner.step_times import StepTimeCurve
 
 LIMITS = RowLimits(
     num_rows=3,
@@ -31,7 +31,7 @@ class Audited:
 
     def __init__(self, num_right=lambda num_drafts: 1):
         self.told, self.failing = [], set()
-        kind = Kind(LIMITS, "hash", HashRule(1000), lambda num_drafts: num_right(num_drafts) + 1, StepTimes())
+        kind = Kind(LIMITS, "hash", HashRule(1000), lambda num_drafts: num_right(num_drafts) + 1, StepTimeCurve())
         self.table = AuditedRows(kind, self.failing, {}, self.told)
         self.audit, self.engine = self.table.audit, self.table.loaded.engine
 

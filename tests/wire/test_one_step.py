@@ -8,7 +8,7 @@ from edge_rig.tokenizers import served_model
 from paceline.plan.codec import decode_request, decode_response, encode_request, encode_response
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline_client import Output, Sampling, Scheduling, Stopping, Timeout
-from paceline_client.requests import Request, TokenIds
+from paceline_client.requests import GenerationRequest, TokenIds
 from paceline_client.wire import generate_message, read_deltas
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import RowTable
@@ -29,7 +29,7 @@ EXECUTOR = ExecutorDescription("here", 1, 1, "tiny", 8, 16, 2, 32, 64, 2, bytes(
 
 def test_a_request_gets_its_first_token():
     # The client says what it wants, and may say it again where a connection was lost.
-    request = Request(
+    request = GenerationRequest(
         prompt=TokenIds((72, 105)), request_id="r", tenant="t", model="tiny", timeout=Timeout(), **SETTINGS
     )
     asked = generate_message(request, max_bytes=4096).generate

@@ -16,7 +16,7 @@ from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_client import Message, Output, Sampling, Scheduling, Stopping, Timeout
 from paceline_client.hashing import rolling_hash
-from paceline_client.requests import Chat, Request, Text
+from paceline_client.requests import Chat, GenerationRequest, Text
 from paceline_client.results import FinishReason, TokenLogprob, TokenLogprobs, Usage
 from paceline_client.wire import drain_reason, generate_message, read_deltas, read_failures
 from paceline_client.wire_requests import Held
@@ -37,7 +37,7 @@ def sent(prompt=None, attachment=(), **parts):
         "scheduling": Scheduling(),
         "timeout": Timeout(),
     } | parts
-    request = Request(prompt=prompt or Text("hi"), request_id="r", tenant="t", model="m", **parts)
+    request = GenerationRequest(prompt=prompt or Text("hi"), request_id="r", tenant="t", model="m", **parts)
     return generate_message(request, *attachment, max_bytes=10_000).generate
 
 

@@ -5,7 +5,7 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paceline_cli.bench.records import Counted, Failure, RungRun
+from paceline_cli.bench.records import Counted, RequestFailure, RungRun
 
 
 class LiveView(Protocol):
@@ -20,7 +20,7 @@ class LiveView(Protocol):
 def make_live_view() -> LiveView:
     """A bar where stderr is a terminal, else nothing."""
     console = Console(stderr=True, highlight=False)
-    return BarView(console) if console.is_terminal else NoView()
+    return ProgressBar(console) if console.is_terminal else NoView()
 
 
 class NoView:
@@ -34,7 +34,7 @@ class NoView:
         return
 
 
-class BarView:
+class ProgressBar:
     """One line that is drawn anew when it is told to, by no thread of its own, and is gone at the end."""
 
     def __init__(self, console: Console) -> None:
@@ -70,7 +70,7 @@ class BarView:
 
 def describe(run: RungRun, now: float) -> str:
     num_running = sum(record.outcome is None for record in run.records)
-    num_failed = sum(isinstance(record.outcome, Failure) for record in run.records)
+    num_failed = sum(isinstance(record.outcome, RequestFailure) for record in run.records)
     num_tokens = sum(
         record.outcome.num_output_tokens if isinstance(record.outcome, Counted) else len(record.times)
         for record in run.records

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline_cli.bench.clock import Clock
 from paceline_cli.bench.prompts import PromptWriter
-from paceline_cli.bench.records import Failure, Record, RungRun
+from paceline_cli.bench.records import Record, RequestFailure, RungRun
 from paceline_cli.bench.rungs import ClosedLoop, Rung
 from paceline_cli.bench.targets import Outgoing, Target
 from paceline_cli.bench.workload import PlannedRequest, Segment
@@ -77,7 +77,7 @@ class LoadGenerator:
         try:
             record.outcome = await self._target.send(outgoing, record.times)
         except PacelineError as error:
-            record.outcome = Failure(type(error).__name__, str(error))
+            record.outcome = RequestFailure(type(error).__name__, str(error))
 
     def _outgoing(self, planned: PlannedRequest, group: str) -> Outgoing:
         return Outgoing(self._prompts.write(planned.segments), planned.num_output_tokens, group)

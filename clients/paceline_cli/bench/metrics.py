@@ -12,14 +12,14 @@ from itertools import chain
 from statistics import fmean
 
 from paceline_cli.bench.errors import WorkloadError
-from paceline_cli.bench.records import Answer, Failure, RungRun, answer_of
+from paceline_cli.bench.records import Answer, RequestFailure, RungRun, answer_of
 
 MILLISECONDS = 1000.0
 _OBJECTIVES = ("ttft", "tpot", "e2el")
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class LatencyStatistics:
     """Of one kind of time, in milliseconds."""
 
     mean: float
@@ -99,11 +99,11 @@ class Summary:
     max_output_tokens_per_s: float
     """In the best of the seconds since the start."""
     max_concurrent_requests: int
-    ttft: Statistics | None
-    tpot: Statistics | None
-    itl: Statistics | None
-    e2el: Statistics | None
-    late: Statistics | None
+    ttft: LatencyStatistics | None
+    tpot: LatencyStatistics | None
+    itl: LatencyStatistics | None
+    e2el: LatencyStatistics | None
+    late: LatencyStatistics | None
     """How long after its time a request was sent; None in a closed loop."""
     goodput_share: float | None
     """Of all requests that ended, failed ones included. None without objectives."""
@@ -116,7 +116,7 @@ class Summary:
 def summarise(run: RungRun, objectives: Objectives | None = None, cost_per_hour: float | None = None) -> Summary:
     """Costs are in the unit of `cost_per_hour`."""
     answers = [answer for record in run.records if (answer := answer_of(record)) is not None]
-    failures = _failure_kinds([record.outcome for record in run.records if isinstance(record.outcome, Failure)])
+    failures = _failure_kinds([record.outcome for record in run.records if isinstance(record.outcome, RequestFailure)])
     num_failed = sum(failure.count for failure in failures)
     seconds = run.duration_seconds
     num_input = sum(answer.counted.num_prompt_tokens for answer in answers)
@@ -151,13 +151,13 @@ def summarise(run: RungRun, objectives: Objectives | None = None, cost_per_hour:
     )
 
 
-def statistics_of(values_seconds: Iterable[float]) -> Statistics | None:
+def statistics_of(values_seconds: Iterable[float]) -> LatencyStatistics | None:
     """From seconds to milliseconds; None of none."""
     ordered = sorted(value * MILLISECONDS for value in values_seconds)
     if not ordered:
         return None
     mean = fmean(ordered)
-    return Statistics(
+    return LatencyStatistics(
         mean=mean,
         median=percentile(ordered, 50),
         std=math.sqrt(fmean((value - mean) ** 2 for value in ordered)),
@@ -174,7 +174,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def _failure_kinds(failures: Sequence[Failure]) -> tuple[FailureKind, ...]:
+def _failure_kinds(failures: Sequence[RequestFailure]) -> tuple[FailureKind, ...]:
     examples: dict[str, str] = {}
     for failure in failures:
         examples.setdefault(failure.kind, failure.message)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from paceline_cli.bench.errors import ReportError
-from paceline_cli.bench.metrics import MILLISECONDS, Statistics, Summary
+from paceline_cli.bench.metrics import MILLISECONDS, LatencyStatistics, Summary
 from paceline_cli.bench.records import RungRun, answer_of
 
 _DOTS_PER_INCH = 120
@@ -51,7 +51,11 @@ def _throughput_against_latency(title: str, rungs: Rungs) -> Figure:
 
 
 def _draw_latency(
-    axes: Axes, name: str, labels: Sequence[str], throughputs: Sequence[float], values: Sequence[Statistics | None]
+    axes: Axes,
+    name: str,
+    labels: Sequence[str],
+    throughputs: Sequence[float],
+    values: Sequence[LatencyStatistics | None],
 ) -> None:
     points = [
         (label, throughput, statistics)

@@ -25,7 +25,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RequestFailure:
     kind: str
     message: str
 
@@ -40,7 +40,7 @@ class Record:
     started: float
     times: list[float] = field(default_factory=list)
     """The arrivals of messages with tokens, in order."""
-    outcome: Counted | Failure | None = None
+    outcome: Counted | RequestFailure | None = None
     """None while it runs, and for good when it was interrupted."""
 
 

@@ -7,8 +7,8 @@ in milliseconds, as there.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paceline_cli.bench.metrics import Statistics, Summary
-from paceline_cli.bench.records import Counted, Failure, Record, RungRun, answer_of
+from paceline_cli.bench.metrics import LatencyStatistics, Summary
+from paceline_cli.bench.records import Counted, Record, RequestFailure, RungRun, answer_of
 from paceline_cli.bench.rungs import ClosedLoop, OpenLoop, Replay
 
 Fields = dict[str, object]
@@ -77,7 +77,7 @@ def _figures(summary: Summary) -> Fields:
 
 
 def _statistics_fields(summary: Summary) -> Fields:
-    named: tuple[tuple[str, Statistics | None], ...] = (
+    named: tuple[tuple[str, LatencyStatistics | None], ...] = (
         ("ttft", summary.ttft),
         ("tpot", summary.tpot),
         ("itl", summary.itl),
@@ -87,7 +87,7 @@ def _statistics_fields(summary: Summary) -> Fields:
     return {
         f"{statistic}_{name}_ms": getattr(statistics, statistic, None)
         for name, statistics in named
-        for statistic in Statistics.__dataclass_fields__
+        for statistic in LatencyStatistics.__dataclass_fields__
     }
 
 
@@ -104,7 +104,7 @@ def _request_fields(run: RungRun) -> Fields:
         "start_times": [record.started for record in ended],
         "queue_times": [0.0 if record.due is None else record.started - record.due for record in ended],
         "errors": [
-            f"{record.outcome.kind}: {record.outcome.message}" if isinstance(record.outcome, Failure) else ""
+            f"{record.outcome.kind}: {record.outcome.message}" if isinstance(record.outcome, RequestFailure) else ""
             for record in ended
         ],
     }

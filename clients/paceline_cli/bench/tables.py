@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from paceline_cli.bench.metrics import Statistics, Summary
+from paceline_cli.bench.metrics import LatencyStatistics, Summary
 
 _MISSING = "-"
 
@@ -80,11 +80,11 @@ def _lines(summary: Summary) -> Iterator[str]:
         yield f"interrupted: {summary.num_interrupted:,} requests were still running and count nowhere"
 
 
-def _shown(statistics: Statistics) -> tuple[float, ...]:
+def _shown(statistics: LatencyStatistics) -> tuple[float, ...]:
     return statistics.mean, statistics.median, statistics.p90, statistics.p99
 
 
-def _median_and_p99(statistics: Statistics | None) -> str:
+def _median_and_p99(statistics: LatencyStatistics | None) -> str:
     return _MISSING if statistics is None else f"{_short(statistics.median)} / {_short(statistics.p99)}"
 
 

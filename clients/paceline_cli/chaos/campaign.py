@@ -13,7 +13,7 @@ from typing import Protocol
 
 from paceline_cli.chaos.claims import untrue_of_fault
 from paceline_cli.chaos.faults import Fault, FaultKind, FaultTimes, Injector
-from paceline_cli.chaos.ledger import UNDISTURBED, Ledger, Window
+from paceline_cli.chaos.ledger import UNDISTURBED, ChaosLedger, FaultWindow
 from paceline_cli.chaos.metrics import Samples, between
 from paceline_cli.chaos.system import LocalSystem
 from paceline_cli.chaos.waiting import until
@@ -25,10 +25,10 @@ _SPREAD = 0.5
 class CampaignListener(Protocol):
     """Hears what the campaign does. Must not block."""
 
-    def on_fault(self, window: Window) -> None:
+    def on_fault(self, window: FaultWindow) -> None:
         """A fault was done."""
 
-    def on_settled(self, window: Window) -> None:
+    def on_settled(self, window: FaultWindow) -> None:
         """Everybody has got something since, and all parts are there again; or the wait for that was given up."""
 
 
@@ -54,7 +54,7 @@ class Campaign:
         self,
         system: LocalSystem,
         injector: Injector,
-        ledger: Ledger,
+        ledger: ChaosLedger,
         timing: FaultTiming,
         listener: CampaignListener,
         chance: random.Random,
@@ -80,7 +80,7 @@ class Campaign:
         await self._pause()
         self._ledger.close(self._now())
 
-    async def inject(self, fault: Fault, calm: SettledWhen) -> Window:
+    async def inject(self, fault: Fault, calm: SettledWhen) -> FaultWindow:
         """Do one fault now, and wait for calm as long as `FaultTiming.settle_seconds`."""
 
         def begin(detail: str) -> None:

@@ -11,7 +11,7 @@ Of a scheduler that died only what others said is known: then nothing is asked t
 """
 
 from paceline_cli.chaos.faults import FaultKind
-from paceline_cli.chaos.ledger import UNDISTURBED, Ledger, SeenTimes, Window
+from paceline_cli.chaos.ledger import UNDISTURBED, ChaosLedger, FaultWindow, SeenTimes
 from paceline_cli.chaos.metrics import Claims
 
 SLACK_S = 0.5
@@ -22,7 +22,7 @@ _SHARE_ENDED_MEANWHILE = 0.1  # by a stop text, before they were placed again
 _ONLY_EXECUTORS = {UNDISTURBED, *(kind for kind in FaultKind if kind.startswith("executor"))}
 
 
-def untrue_of_fault(claims: Claims, window: Window, longest_wait_s: float, num_executors: int) -> list[str]:
+def untrue_of_fault(claims: Claims, window: FaultWindow, longest_wait_s: float, num_executors: int) -> list[str]:
     """What is claimed of one fault, over by now, that is not what clients saw of it: sentences."""
     found = []
     for kind in ("stream", "executor", "scheduler"):
@@ -44,7 +44,7 @@ def untrue_of_fault(claims: Claims, window: Window, longest_wait_s: float, num_e
     return found
 
 
-def untrue_of_all(claims: Claims, ledger: Ledger) -> list[str]:
+def untrue_of_all(claims: Claims, ledger: ChaosLedger) -> list[str]:
     """The same of all requests, once the last has ended."""
     seen, found = ledger.seen, []
     for name, seen_s in _times_of(seen).items() if seen.num_completions else ():

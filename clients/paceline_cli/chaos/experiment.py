@@ -14,12 +14,12 @@ from typing import Protocol, Self
 from paceline_cli.chaos.campaign import Campaign, CampaignListener, FaultTiming
 from paceline_cli.chaos.claims import untrue_of_all
 from paceline_cli.chaos.faults import FaultKind, FaultTimes, Injector
-from paceline_cli.chaos.ledger import Ledger
-from paceline_cli.chaos.load import Load, undisturbed_results
+from paceline_cli.chaos.ledger import ChaosLedger
+from paceline_cli.chaos.load import ClosedLoopLoad, undisturbed_results
 from paceline_cli.chaos.metrics import Samples, between
 from paceline_cli.chaos.requests import chaos_requests
 from paceline_cli.chaos.system import LocalSystem
-from paceline_cli.supervisor.events import Listener
+from paceline_cli.supervisor.events import ChildListener
 from paceline_cli.supervisor.programs import Deployment
 from paceline_client.async_client import AsyncClient
 from paceline_client.config import Retry
@@ -41,10 +41,10 @@ class Setting:
     times: FaultTimes = field(default_factory=FaultTimes)
 
 
-class Observer(Listener, CampaignListener, Protocol):
+class ExperimentObserver(ChildListener, CampaignListener, Protocol):
     """Hears about processes, faults, and how far the experiment is. Must not block."""
 
-    def on_loaded(self, ledger: Ledger) -> None:
+    def on_loaded(self, ledger: ChaosLedger) -> None:
         """The undisturbed outputs are known, and the load begins: from now on the ledger fills."""
 
 
@@ -55,15 +55,15 @@ class Experiment:
     nothing was done to the system.
     """
 
-    def __init__(self, setting: Setting, observer: Observer) -> None:
+    def __init__(self, setting: Setting, observer: ExperimentObserver) -> None:
         self._setting = setting
         self._observer = observer
         self._chance = random.Random(setting.seed)  # noqa: S311  repeatable, not secret
         needs = {need for kind in setting.kinds if (need := kind.need) is not None}
         self.system = LocalSystem(setting.deployment, needs, observer, self._chance)
-        self.ledger = Ledger(time.monotonic())
+        self.ledger = ChaosLedger(time.monotonic())
         self._stack = AsyncExitStack()
-        self._load: Load | None = None
+        self._load: ClosedLoopLoad | None = None
         self._loading: asyncio.Task[None] | None = None
         self._metrics_before: dict[int, Samples] = {}
         self._campaign = Campaign(
@@ -117,7 +117,7 @@ class Experiment:
         requests = chaos_requests(setting.max_tokens)
         expected = await self.system.during(undisturbed_results(client, requests, model.name))
         self._metrics_before = await self.system.metrics()
-        self._load = Load(
+        self._load = ClosedLoopLoad(
             client,
             expected,
             requests,

@@ -55,7 +55,7 @@ class SeenTimes:
 
 
 @dataclass(slots=True)
-class Window:
+class FaultWindow:
     """One fault and the time until the next."""
 
     kind: str
@@ -88,11 +88,11 @@ class Window:
         return self.failures.total()
 
 
-class Ledger:
+class ChaosLedger:
     """Hears about every delta and keeps the windows."""
 
     def __init__(self, now_s: float) -> None:
-        self.windows = [Window(UNDISTURBED, "", now_s, 0)]
+        self.windows = [FaultWindow(UNDISTURBED, "", now_s, 0)]
         self.running: set[StreamProgress] = set()
         self.seen = SeenTimes()
         self.first_failure: str | None = None
@@ -101,7 +101,7 @@ class Ledger:
         self._waiting: set[StreamProgress] = set()
 
     @property
-    def current(self) -> Window:
+    def current(self) -> FaultWindow:
         return self.windows[-1]
 
     @property
@@ -119,13 +119,13 @@ class Ledger:
         over_s = (window.longest_wait_s for window in self.windows[-2:])
         return max([*over_s, *(stream.waited_s(now_s) for stream in self.running)])
 
-    def open_window(self, kind: str, detail: str, now_s: float) -> Window:
+    def open_window(self, kind: str, detail: str, now_s: float) -> FaultWindow:
         self.close(now_s)
         found = {stream for stream in self.running if stream.last_delta_s is not None}
         self._waiting = set(found)
         # Before the fault is before the window: a pause counts from the last delta on, even if that came earlier.
         none_yet = {stream: 0.0 for stream in found if not stream.pauses_by_itself}
-        window = Window(kind, detail, now_s, len(found), stalls=dict(none_yet), longest=none_yet)
+        window = FaultWindow(kind, detail, now_s, len(found), stalls=dict(none_yet), longest=none_yet)
         self.windows.append(window)
         return window
 

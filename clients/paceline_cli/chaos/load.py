@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from paceline_cli.chaos.comparison import StreamComparison
-from paceline_cli.chaos.ledger import Ledger, StreamProgress
+from paceline_cli.chaos.ledger import ChaosLedger, StreamProgress
 from paceline_cli.chaos.requests import ChaosRequest
 from paceline_client.async_client import AsyncClient
 from paceline_client.errors import PacelineError
@@ -26,7 +26,7 @@ async def undisturbed_results(client: AsyncClient, requests: Sequence[ChaosReque
     return {request.name: result for request, result in zip(requests, results, strict=True)}
 
 
-class Load:
+class ClosedLoopLoad:
     """Keeps `num_streams` requests running until told to stop, and tells the ledger what became of each."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Load:
         client: AsyncClient,
         expected: Mapping[str, Result],
         requests: Sequence[ChaosRequest],
-        ledger: Ledger,
+        ledger: ChaosLedger,
         *,
         model: str,
         num_streams: int,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from paceline_cli.bench.metrics import percentile
 from paceline_cli.chaos.comparison import Mismatches
-from paceline_cli.chaos.ledger import UNDISTURBED, Window
+from paceline_cli.chaos.ledger import UNDISTURBED, FaultWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class KindFigures:
         return not (self.num_failed or self.mismatches or self.num_unsettled or self.untrue)
 
 
-def figures_by_kind(windows: Sequence[Window]) -> list[KindFigures]:
+def figures_by_kind(windows: Sequence[FaultWindow]) -> list[KindFigures]:
     """A row per kind, in the order of their first faults."""
     kinds = dict.fromkeys(window.kind for window in windows)
     return [figures_of(kind, [window for window in windows if window.kind == kind]) for kind in kinds]
 
 
-def figures_of(kind: str, windows: Sequence[Window]) -> KindFigures:
+def figures_of(kind: str, windows: Sequence[FaultWindow]) -> KindFigures:
     stalls = [stall for window in windows for stall in window.stalls.values()]
     failures, mismatches = Counter[str](), Mismatches()
     for window in windows:
@@ -89,7 +89,7 @@ def spread_of(seconds: Iterable[float]) -> Spread | None:
     return Spread(percentile(ordered, 50), percentile(ordered, 99), ordered[-1])
 
 
-def report_fields(windows: Sequence[Window]) -> dict[str, object]:
+def report_fields(windows: Sequence[FaultWindow]) -> dict[str, object]:
     """Pauses are in seconds."""
     return {
         "faults": [_fault_fields(window) for window in windows],
@@ -97,7 +97,7 @@ def report_fields(windows: Sequence[Window]) -> dict[str, object]:
     }
 
 
-def _fault_fields(window: Window) -> dict[str, object]:
+def _fault_fields(window: FaultWindow) -> dict[str, object]:
     return {
         "kind": window.kind,
         "detail": window.detail,

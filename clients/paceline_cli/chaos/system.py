@@ -18,7 +18,7 @@ from paceline_cli.chaos.metrics import Samples, read
 from paceline_cli.chaos.proxy import FaultProxy
 from paceline_cli.chaos.waiting import until
 from paceline_cli.supervisor.child import Child, start_child
-from paceline_cli.supervisor.events import BecameReady, ChildEvent, Exited, Listener, Program, Started
+from paceline_cli.supervisor.events import BecameReady, ChildEvent, ChildListener, Exited, Program, Started
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports, programs_of
 from paceline_cli.supervisor.supervisor import ChildFailedError, Restarts, Supervisor
 from paceline_client.async_client import AsyncClient
@@ -52,7 +52,7 @@ class LocalSystem:
     """A deployment that runs inside an `async with` block, on the main thread."""
 
     def __init__(
-        self, deployment: Deployment, needs: Collection[Need], listener: Listener, chance: random.Random
+        self, deployment: Deployment, needs: Collection[Need], listener: ChildListener, chance: random.Random
     ) -> None:
         self.deployment = deployment
         self._roll = _Roll(listener)
@@ -228,7 +228,7 @@ class _Readiness:
 class _Roll:
     """Which programs are ready now; passes every event on."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: ChildListener) -> None:
         self._listener = listener
         self._is_ready: dict[str, bool] = {}
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline_cli.chaos.ledger import UNDISTURBED, Ledger, Window
+from paceline_cli.chaos.ledger import UNDISTURBED, ChaosLedger, FaultWindow
 from paceline_cli.chaos.report import KindFigures, Spread, figures_by_kind, figures_of
 
 _MISSING = "-"
@@ -19,7 +19,7 @@ LEGEND = (
 )
 
 
-def table_of(windows: Sequence[Window]) -> Table:
+def table_of(windows: Sequence[FaultWindow]) -> Table:
     """A row per kind of fault, and one for all of them."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, header_style="bold")
     table.add_column("", no_wrap=True)
@@ -35,7 +35,7 @@ def table_of(windows: Sequence[Window]) -> Table:
     return table
 
 
-def print_summary(console: Console, ledger: Ledger) -> None:
+def print_summary(console: Console, ledger: ChaosLedger) -> None:
     console.print()
     console.print(table_of(ledger.windows))
     console.print(f"\n{LEGEND}\n", markup=False, style="dim")
@@ -44,7 +44,7 @@ def print_summary(console: Console, ledger: Ledger) -> None:
         console.print(line, markup=False)
 
 
-def verdict_of(windows: Sequence[Window]) -> str:
+def verdict_of(windows: Sequence[FaultWindow]) -> str:
     total = figures_of("", windows)
     return (
         f"{total.num_faults:,} faults, {total.num_done:,} streams compared to their ends, {total.num_tokens:,} tokens: "
@@ -53,7 +53,7 @@ def verdict_of(windows: Sequence[Window]) -> str:
     )
 
 
-def line_of(window: Window) -> str:
+def line_of(window: FaultWindow) -> str:
     figures = figures_of(window.kind, [window])
     words = [f"{window.kind} {window.detail}:", f"{window.num_in_flight} streams,"]
     if figures.stall is not None:
@@ -95,7 +95,7 @@ def _count(number: int) -> Text:
     return Text(f"{number:,}", style="bold red" if number else "green")
 
 
-def _troubles(ledger: Ledger) -> list[str]:
+def _troubles(ledger: ChaosLedger) -> list[str]:
     total = figures_of("", ledger.windows)
     troubles = [f"failed: {count:,} streams with {reason}" for reason, count in sorted(total.failures.items())]
     if ledger.first_failure is not None:

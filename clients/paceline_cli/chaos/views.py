@@ -8,17 +8,17 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from paceline_cli.chaos.experiment import Observer
-from paceline_cli.chaos.ledger import UNDISTURBED, Ledger, Window
+from paceline_cli.chaos.experiment import ExperimentObserver
+from paceline_cli.chaos.ledger import UNDISTURBED, ChaosLedger, FaultWindow
 from paceline_cli.chaos.tables import line_of, table_of
-from paceline_cli.progress import BarView, LineView, View, describe
+from paceline_cli.progress import BarView, LineView, ProgressView, describe
 from paceline_cli.supervisor.events import ChildEvent, Exited
 
 # Tokens per second are those of the latest so many frames.
 _RATE_FRAMES = 4
 
 
-class ChaosView(Observer, Protocol):
+class ChaosView(ExperimentObserver, Protocol):
     """Shows an experiment inside a `with` block. Writes to stderr only."""
 
     def show(self, now_s: float) -> None:
@@ -42,7 +42,7 @@ class FaultLines:
 
     def __init__(self, console: Console, num_faults: int | None) -> None:
         self._console = console
-        self._starting: View | None = LineView(console)
+        self._starting: ProgressView | None = LineView(console)
         self._num_faults = num_faults
         self._num_settled = 0
 
@@ -52,13 +52,13 @@ class FaultLines:
         elif (line := unexpected(event)) is not None:
             self._console.print(line, markup=False)
 
-    def on_loaded(self, ledger: Ledger) -> None:  # noqa: ARG002  lines show what has settled
+    def on_loaded(self, ledger: ChaosLedger) -> None:  # noqa: ARG002  lines show what has settled
         self._starting = None
 
-    def on_fault(self, window: Window) -> None:
+    def on_fault(self, window: FaultWindow) -> None:
         """Its line comes when its figures are known."""
 
-    def on_settled(self, window: Window) -> None:
+    def on_settled(self, window: FaultWindow) -> None:
         self._num_settled += 1
         of = "" if self._num_faults is None else f"/{self._num_faults}"
         self._console.print(f"{self._num_settled}{of} {line_of(window)}", markup=False)
@@ -81,8 +81,8 @@ class TableView:
         self._bars = BarView(console)
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._num_faults = num_faults
-        self._ledger: Ledger | None = None
-        self._latest: Window | None = None
+        self._ledger: ChaosLedger | None = None
+        self._latest: FaultWindow | None = None
         self._rates: deque[tuple[float, int]] = deque(maxlen=_RATE_FRAMES)
 
     def on_event(self, event: ChildEvent) -> None:
@@ -91,15 +91,15 @@ class TableView:
         elif (line := unexpected(event)) is not None:
             self._console.print(line, markup=False)
 
-    def on_loaded(self, ledger: Ledger) -> None:
+    def on_loaded(self, ledger: ChaosLedger) -> None:
         self._bars.settle()
         self._ledger = ledger
         self._live.start()
 
-    def on_fault(self, window: Window) -> None:
+    def on_fault(self, window: FaultWindow) -> None:
         self._latest = window
 
-    def on_settled(self, window: Window) -> None:
+    def on_settled(self, window: FaultWindow) -> None:
         """Its figures are in the table already."""
 
     def show(self, now_s: float) -> None:
@@ -114,7 +114,7 @@ class TableView:
         self._bars.settle()
         self._live.stop()
 
-    def _frame(self, ledger: Ledger, now_s: float) -> RenderableType:
+    def _frame(self, ledger: ChaosLedger, now_s: float) -> RenderableType:
         num_tokens = sum(window.num_tokens for window in ledger.windows)
         self._rates.append((now_s, num_tokens))
         then_s, num_then = self._rates[0]
@@ -128,7 +128,7 @@ class TableView:
         )
         return Group(table_of(ledger.windows), status, self._last_words(ledger, now_s))
 
-    def _last_words(self, ledger: Ledger, now_s: float) -> Text:
+    def _last_words(self, ledger: ChaosLedger, now_s: float) -> Text:
         window = self._latest
         if window is None:
             return Text("watching what pauses look like when nothing happens", style="dim")

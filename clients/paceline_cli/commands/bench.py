@@ -46,7 +46,7 @@ def bench(
     target: TargetOption = DEFAULT_TARGET,
     tls_dir: TlsDirOption = None,
     token_file: TokenFileOption = None,
-    backend: bench_options.BackendOption = bench_options.Backend.PACELINE,
+    backend: bench_options.BackendOption = bench_options.ServerKind.PACELINE,
     base_url: bench_options.BaseUrlOption = None,
     model: ServedModelOption = None,
     max_concurrency: bench_options.MaxConcurrencyOption = None,
@@ -102,7 +102,7 @@ def bench(
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    backend: bench_options.Backend
+    backend: bench_options.ServerKind
     address: str
     base_url: str | None
     model: str | None
@@ -112,7 +112,7 @@ class _Where:
     token_file: Path | None
 
     async def connect(self, clock: Clock) -> Target:
-        if self.backend is bench_options.Backend.PACELINE:
+        if self.backend is bench_options.ServerKind.PACELINE:
             if self.base_url is not None:
                 raise WorkloadError("--base-url belongs to --backend openai; a scheduler's address is --target")
             return await PacelineTarget.connect(

@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 
-class Backend(StrEnum):
+class ServerKind(StrEnum):
     PACELINE = "paceline"
     OPENAI = "openai"
 
 
 BackendOption = Annotated[
-    Backend,
+    ServerKind,
     typer.Option(
         "--backend",
         metavar="KIND",

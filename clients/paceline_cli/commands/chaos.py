@@ -17,7 +17,7 @@ from paceline_cli import options
 from paceline_cli.chaos.campaign import FaultTiming
 from paceline_cli.chaos.experiment import Experiment, Setting
 from paceline_cli.chaos.faults import FaultKind
-from paceline_cli.chaos.ledger import Ledger
+from paceline_cli.chaos.ledger import ChaosLedger
 from paceline_cli.chaos.report import figures_of, report_fields
 from paceline_cli.chaos.tables import print_summary
 from paceline_cli.chaos.views import ChaosView, make_chaos_view
@@ -167,7 +167,7 @@ async def _draw(view: ChaosView) -> None:
         await asyncio.sleep(_FRAME_SECONDS)
 
 
-def _conclude(ledger: Ledger, json_file: Path | None) -> None:
+def _conclude(ledger: ChaosLedger, json_file: Path | None) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
@@ -176,7 +176,7 @@ def _conclude(ledger: Ledger, json_file: Path | None) -> None:
         json_file.write_text(json.dumps(report_fields(ledger.windows), indent=2) + "\n", encoding="utf-8")
 
 
-def _exit(ledger: Ledger, *, is_interrupted: bool) -> None:
+def _exit(ledger: ChaosLedger, *, is_interrupted: bool) -> None:
     if is_interrupted:
         typer.echo("Interrupted; the figures are of what was done by then.", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -141,7 +141,7 @@ class Conversation:
             model=self._model,
             timeout=self._timeout,
         )
-        printed, is_stopped = Answer(), False
+        printed, is_stopped = AnswerText(), False
         with stream, WaitingNotice(self._client, stream) as notice:
             try:
                 for delta in stream:
@@ -159,7 +159,7 @@ class Conversation:
         return printed.text
 
 
-class Answer:
+class AnswerText:
     def __init__(self) -> None:
         self._parts: list[str] = []
 

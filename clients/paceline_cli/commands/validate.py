@@ -20,7 +20,7 @@ from rich.table import Table
 from paceline_cli.failures import reported
 from paceline_cli.options import NumThreadsOption, RunnerOption
 from paceline_cli.output import echo_json
-from paceline_cli.progress import View, make_view
+from paceline_cli.progress import ProgressView, make_view
 from paceline_cli.supervisor.child import start_child
 from paceline_cli.supervisor.events import BecameReady, Program
 from paceline_cli.supervisor.programs import find_script
@@ -151,7 +151,7 @@ def _options(*options: tuple[str, object]) -> tuple[str, ...]:
     return tuple(part for name, value in options if value is not None for part in (name, str(value)))
 
 
-async def _run(programs: list[Program], view: View, signals: StopSignals) -> None:
+async def _run(programs: list[Program], view: ProgressView, signals: StopSignals) -> None:
     """One after the other, so that one model is in memory at a time. Raises ChildFailedError."""
     with signals.cancelling_this_task(on_second=lambda: None), view:
         for program in programs:

@@ -14,8 +14,8 @@ from pathlib import Path
 from paceline_cli.config import environment_with
 from paceline_cli.supervisor.events import (
     BecameReady,
+    ChildListener,
     FinishingRequests,
-    Listener,
     Printed,
     Program,
     Progressed,
@@ -86,7 +86,7 @@ class Child:
 class _Output(asyncio.SubprocessProtocol):
     """What a process prints, as events, and whether it has ended. Called by the event loop."""
 
-    def __init__(self, program: Program, listener: Listener) -> None:
+    def __init__(self, program: Program, listener: ChildListener) -> None:
         self._name = program.name
         self.retell = program.retell
         self._listener = listener
@@ -143,7 +143,7 @@ class _Output(asyncio.SubprocessProtocol):
                 self._listener.on_event(Said(self._name, line.level, line.text))
 
 
-async def start_child(program: Program, listener: Listener) -> Child:
+async def start_child(program: Program, listener: ChildListener) -> Child:
     """Start a process of the program. Must be called on the main thread: the launcher says why."""
     launcher = (sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid()))
     transport, output = await asyncio.get_running_loop().subprocess_exec(

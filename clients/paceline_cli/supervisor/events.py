@@ -98,7 +98,7 @@ class StillRunning:
 ChildEvent = Started | Progressed | BecameReady | TookOver | Printed | Said | Exited | FinishingRequests | StillRunning
 
 
-class Listener(Protocol):
+class ChildListener(Protocol):
     """Hears about everything that happens to the children, in order."""
 
     def on_event(self, event: ChildEvent) -> None:

@@ -53,7 +53,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class OtherLine:
     """Anything else, in words."""
 
     level: Level
@@ -67,7 +67,7 @@ class Finishing:
     num_requests: int
 
 
-Line = Progress | Ready | Finishing | Said
+Line = Progress | Ready | Finishing | OtherLine
 
 
 def parse_line(raw: bytes, default_level: Level) -> Line:
@@ -77,9 +77,9 @@ def parse_line(raw: bytes, default_level: Level) -> Line:
         fields = json.loads(text)
     except (ValueError, RecursionError):
         # The second: brackets nested so deep that no service wrote them.
-        return Said(default_level, text)
+        return OtherLine(default_level, text)
     if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
-        return Said(default_level, text)
+        return OtherLine(default_level, text)
     event = fields["event"]
     if event == READY_EVENT:
         return Ready(fields.get("standby") is True)
@@ -89,7 +89,7 @@ def parse_line(raw: bytes, default_level: Level) -> Line:
     if event in _FINISHING and isinstance(num_requests, int) and not isinstance(num_requests, bool):
         return Finishing(num_requests)
     level = fields.get("level")
-    return Said(_LEVELS.get(level, Level.INFO) if isinstance(level, str) else Level.INFO, _words(fields))
+    return OtherLine(_LEVELS.get(level, Level.INFO) if isinstance(level, str) else Level.INFO, _words(fields))
 
 
 class LineSplitter:

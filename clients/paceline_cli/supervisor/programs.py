@@ -57,7 +57,7 @@ class ExecutorPorts:
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class DeploymentPorts:
     scheduler: SchedulerPorts
     standby: SchedulerPorts
     """Where a second scheduler listens, in a deployment that has one."""
@@ -73,7 +73,7 @@ class Deployment:
 
     model: str | None
     host: str
-    ports: Ports
+    ports: DeploymentPorts
     shutdown_timeout_seconds: int
     num_threads: int | None = None
     runner: str | None = None
@@ -121,7 +121,9 @@ class Deployment:
         return len(self.ports.executors)
 
 
-def fixed_ports(scheduler_port: int, executor_port: int, num_executors: int, metrics_port: int | None = None) -> Ports:
+def fixed_ports(
+    scheduler_port: int, executor_port: int, num_executors: int, metrics_port: int | None = None
+) -> DeploymentPorts:
     """The ports of the documentation, counted from these two: +1 admin, +2 health, +10 for each further executor.
 
     The standby's are +3, +4 and +5. Metrics are as far from `metrics_port`, an executor's one further. None is the
@@ -133,7 +135,7 @@ def fixed_ports(scheduler_port: int, executor_port: int, num_executors: int, met
     if metrics_port is not None or executor_port == _EXECUTOR_PORT:
         executor_metrics = (metrics_port or _METRICS_PORT) + 1
     steps = [number * _EXECUTOR_PORT_STEP for number in range(num_executors)]
-    return Ports(
+    return DeploymentPorts(
         _scheduler_ports(scheduler_port, scheduler_metrics),
         _scheduler_ports(scheduler_port + _STANDBY_OFFSET, scheduler_metrics + _STANDBY_OFFSET),
         tuple(
@@ -143,12 +145,12 @@ def fixed_ports(scheduler_port: int, executor_port: int, num_executors: int, met
     )
 
 
-def free_ports(num_executors: int) -> Ports:
+def free_ports(num_executors: int) -> DeploymentPorts:
     """Ports of loopback that nobody listens on now; held all at once while they are chosen, so that they differ."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(_listen_somewhere()) for _ in range(8 + 3 * num_executors)]
         numbers = [listening.getsockname()[1] for listening in sockets]
-    return Ports(
+    return DeploymentPorts(
         SchedulerPorts(*numbers[:4]),
         SchedulerPorts(*numbers[4:8]),
         tuple(ExecutorPorts(*numbers[start : start + 3]) for start in range(8, len(numbers), 3)),

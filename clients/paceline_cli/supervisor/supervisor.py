@@ -17,9 +17,9 @@ from paceline_cli.supervisor.child import Child, start_child
 from paceline_cli.supervisor.events import (
     BecameReady,
     ChildEvent,
+    ChildListener,
     Exited,
     FinishingRequests,
-    Listener,
     Program,
     StillRunning,
     describe_exit,
@@ -58,7 +58,7 @@ class Supervisor:
     def __init__(
         self,
         programs: Sequence[Program],
-        listener: Listener,
+        listener: ChildListener,
         *,
         restarts: Restarts,
         grace_seconds: float,
@@ -154,7 +154,9 @@ class _Exit:
 class _Slot:
     """One program's place: the process that fills it now, and when the next one does."""
 
-    def __init__(self, program: Program, listener: Listener, restarts: Restarts, is_stopping: asyncio.Event) -> None:
+    def __init__(
+        self, program: Program, listener: ChildListener, restarts: Restarts, is_stopping: asyncio.Event
+    ) -> None:
         self._program = program
         self._listener = listener
         self._restarts = restarts

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline_cli.top.state import TopState
-from paceline_cli.top.values import Executor, ExecutorState, Overview, Request, RequestKey, Sums
+from paceline_cli.top.values import ActiveRequest, Executor, ExecutorState, Overview, RequestKey, Sums
 from paceline_client.results import RequestState
 
 # Titles, and cells at least. What has less than 8 is a figure.
@@ -29,7 +29,7 @@ _SHARES = (0.5, 0.99)
 _STYLES = {ExecutorState.READY: "green", ExecutorState.LOST: "bold red"}
 Item = str | RequestKey
 """An executor by its address, or a request."""
-ItemT = TypeVar("ItemT", Executor, Request)
+ItemT = TypeVar("ItemT", Executor, ActiveRequest)
 SHOWN = {"requests": (False, True), "waiting requests": (True,), "running requests": (False,)}
 """Which requests are shown, by whether they wait."""
 
@@ -42,12 +42,12 @@ class View:
     shown: str = "requests"
     note: Sequence[str] = ()
 
-    def requests(self, overview: Overview) -> list[Request]:
+    def requests(self, overview: Overview) -> list[ActiveRequest]:
         """Return those that are shown: what runs before what waits, this by its place in the queue."""
         chosen = [request for request in overview.requests if _is_waiting(request) in SHOWN[self.shown]]
         return sorted(chosen, key=lambda one: (_is_waiting(one), one.model, one.explanation.queue_position, -one.age_s))
 
-    def items(self, overview: Overview) -> list[Executor | Request]:
+    def items(self, overview: Overview) -> list[Executor | ActiveRequest]:
         """Return what can be selected, from top to bottom."""
         return [*overview.executors, *self.requests(overview)]
 
@@ -71,11 +71,11 @@ def whole_screen(state: TopState, width: int, now_s: float, *, is_terminal: bool
     return "\n".join(lines)
 
 
-def _is_waiting(request: Request) -> bool:
+def _is_waiting(request: ActiveRequest) -> bool:
     return request.explanation.state in (RequestState.WAITING, RequestState.PREEMPTED)
 
 
-def item_of(one: Executor | Request) -> Item:
+def item_of(one: Executor | ActiveRequest) -> Item:
     return one.address if isinstance(one, Executor) else one.key
 
 
@@ -180,7 +180,7 @@ def _executor_cells(executor: Executor, told: TopState) -> list[Text]:
     return [_text(executor.address), state, *map(Text, figures)]
 
 
-def _request_cells(request: Request) -> list[Text]:
+def _request_cells(request: ActiveRequest) -> list[Text]:
     key, told, bound = request.key, request.explanation, "" if request.max_tokens is None else f"/{request.max_tokens}"
     return [
         _text(key.request_id + (f"/{key.index}" if key.index else "")),
@@ -193,9 +193,9 @@ def _request_cells(request: Request) -> list[Text]:
     ]
 
 
-def _details(one: Executor | Request) -> str:
+def _details(one: Executor | ActiveRequest) -> str:
     """Return what its row has no place for."""
-    if isinstance(one, Request):
+    if isinstance(one, ActiveRequest):
         told = one.explanation
         why = f"waits for: {told.waiting_for}" if told.waiting_for else f"on {told.executor or 'no row'}"
         return f"{one.key.request_id} of {one.model}: {why}"

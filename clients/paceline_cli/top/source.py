@@ -18,7 +18,7 @@ from paceline_client.addresses import Addresses
 from paceline_client.channel import GrpcChannel
 from paceline_client.config import Retry, Tls
 from paceline_client.credentials import Credentials
-from paceline_client.dialler import Dialler, Endpoint
+from paceline_client.dialler import Dialler, SharedChannel
 from paceline_client.errors import (
     AccessDeniedError,
     PacelineError,
@@ -77,7 +77,7 @@ class Source:
         self._state = state
         self._clock = clock
         self._passed: set[str] = set()  # addresses whose schedulers stood by when they were asked last
-        self._endpoint: Endpoint[GrpcChannel] | None = None
+        self._endpoint: SharedChannel[GrpcChannel] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
 
@@ -127,7 +127,7 @@ class Source:
         await self._dialler.close()
 
     async def _made(
-        self, make: Callable[[CallChannel, float], Awaitable[AnswerT]], endpoint: Endpoint[GrpcChannel]
+        self, make: Callable[[CallChannel, float], Awaitable[AnswerT]], endpoint: SharedChannel[GrpcChannel]
     ) -> AnswerT:
         try:
             with self._dialler.use(endpoint) as channel, errors_of_calls():
@@ -138,12 +138,12 @@ class Source:
                 reason="WRONG_SERVER",
             ) from error
 
-    async def _connected(self, seconds: float) -> Endpoint[GrpcChannel]:
+    async def _connected(self, seconds: float) -> SharedChannel[GrpcChannel]:
         async with self._connecting:
             self._endpoint = await self._dialler.connect(asyncio.get_running_loop().time() + seconds)
             return self._endpoint
 
-    async def _overview(self, endpoint: Endpoint[GrpcChannel]) -> Overview:
+    async def _overview(self, endpoint: SharedChannel[GrpcChannel]) -> Overview:
         try:
             return await self._made(wire.overview, endpoint)
         except (AccessDeniedError, WrongServerError):
@@ -152,10 +152,10 @@ class Source:
             self._leave(endpoint, error)
             raise
 
-    def _leave(self, endpoint: Endpoint[GrpcChannel], error: PacelineError) -> None:
+    def _leave(self, endpoint: SharedChannel[GrpcChannel], error: PacelineError) -> None:
         self._dialler.turned_away(endpoint, error)
 
-    def _watch(self, endpoint: Endpoint[GrpcChannel]) -> None:
+    def _watch(self, endpoint: SharedChannel[GrpcChannel]) -> None:
         name = f"steps of {endpoint.address}"
         if self._watching is not None and not self._watching.done():
             if self._watching.get_name() == name:
@@ -163,7 +163,7 @@ class Source:
             self._watching.cancel()
         self._watching = asyncio.create_task(self._watch_steps(endpoint), name=name)
 
-    async def _watch_steps(self, endpoint: Endpoint[GrpcChannel]) -> None:
+    async def _watch_steps(self, endpoint: SharedChannel[GrpcChannel]) -> None:
         """Until the call fails: then the next answer begins another one, if there is still a scheduler."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError), self._dialler.use(endpoint) as channel:
             async for step in wire.steps(channel.calls):

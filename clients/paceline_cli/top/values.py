@@ -69,7 +69,7 @@ class RequestKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ActiveRequest:
     """A completion that waits or runs."""
 
     key: RequestKey
@@ -87,7 +87,7 @@ class Overview:
 
     scheduler_id: str = ""
     executors: tuple[Executor, ...] = ()
-    requests: tuple[Request, ...] = ()
+    requests: tuple[ActiveRequest, ...] = ()
     has_more: bool = False
     num_waiting_requests: int = 0
     num_waiting_tokens: int = 0

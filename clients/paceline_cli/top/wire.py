@@ -6,11 +6,11 @@ from paceline.v1 import admin_pb2 as pb
 from paceline.v1 import inference_pb2
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline_cli.top.values import (
+    ActiveRequest,
     Blocks,
     Executor,
     ExecutorState,
     Overview,
-    Request,
     RequestKey,
     Step,
     Sums,
@@ -131,8 +131,8 @@ def _read_sums(steps: pb.StepTotals) -> Sums:
     )
 
 
-def _read_request(request: pb.RequestView) -> Request:
-    return Request(
+def _read_request(request: pb.RequestView) -> ActiveRequest:
+    return ActiveRequest(
         key=RequestKey(request.tenant, request.request_id, request.index),
         explanation=read_explanation(request.explanation),
         model=request.model,

@@ -25,7 +25,7 @@ class RefusedError(Exception):
         self.failure = failure
 
 
-class Listener(Protocol):
+class SessionSink(Protocol):
     """What a request needs of a session."""
 
     def tell(self, request_id: str, delta: pb.Delta) -> None:
@@ -60,7 +60,7 @@ class PlayedRequest:
         self.request_id = request.request_id
         self.attachment = max(request.attachment, 1)
         self.is_resumable = request.resumable
-        self.listener: Listener | None = None
+        self.listener: SessionSink | None = None
         self._world = world
         self._body = _body(request)
         self._steps = steps
@@ -86,7 +86,7 @@ class PlayedRequest:
     def num_output_tokens(self) -> int:
         return sum(len(output) for output in self._outputs)
 
-    def attach(self, listener: Listener, request: pb.GenerateRequest) -> None:
+    def attach(self, listener: SessionSink, request: pb.GenerateRequest) -> None:
         """Tells the listener first what its client does not hold yet. `RefusedError`."""
         offsets = [0] * len(self._outputs)
         held = _held(request)

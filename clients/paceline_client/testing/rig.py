@@ -8,7 +8,7 @@ from paceline_client.async_client import AsyncStream
 from paceline_client.config import Keepalive, Limits, Retry, Timeout
 from paceline_client.connection import Connection
 from paceline_client.request_run import RequestRun
-from paceline_client.requests import Output, Request, Sampling, Scheduling, Stopping, Text
+from paceline_client.requests import GenerationRequest, Output, Sampling, Scheduling, Stopping, Text
 from paceline_client.testing.memory import MemoryChannel, MemoryServer
 from paceline_client.testing.script import Script
 from paceline_client.testing.servicer import FakeServicer, Seen
@@ -60,7 +60,7 @@ class MemoryRig:
     def stream(
         self, request_id: str = "r", *, n: int | None = None, total_seconds: float | None = None, text: str = "?"
     ) -> AsyncStream:
-        request = Request(
+        request = GenerationRequest(
             prompt=Text(text),
             request_id=request_id,
             tenant="blue",

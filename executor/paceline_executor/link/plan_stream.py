@@ -22,7 +22,7 @@ _MAX_OUTBOX = 64
 _FLUSH_S = 1.0
 
 
-class Transport(Protocol):
+class SchedulerConnection(Protocol):
     """A broken connection cancels whoever is using it."""
 
     async def receive(self) -> ToExecutor | None: ...
@@ -30,13 +30,13 @@ class Transport(Protocol):
     async def send(self, message: FromExecutor, *more: StepResult) -> None: ...
 
 
-class PlanStream:
+class SchedulerStream:
     def __init__(
         self,
         stream_id: int,
         hello: Hello,
         protocol: int,
-        transport: Transport,
+        transport: SchedulerConnection,
         incarnation: int,
         max_plans_in_flight: int,
     ) -> None:

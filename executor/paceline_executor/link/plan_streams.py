@@ -1,7 +1,7 @@
 """The plan streams of an executor: lets the fence decide, does what it says, carries plans in and results out.
 
-Refuses to know gRPC and protobuf (`Transport` carries messages), and what is in a plan. Everything here runs on the
-event loop.
+Refuses to know gRPC and protobuf (`SchedulerConnection` carries messages), and what is in a plan. Everything here runs
+on the event loop.
 
 Acceptance goes in this order: the fence raises the epoch; the old stream ends; plans that are queued but not launched
 are dropped; the running step finishes within its bound; welcome and the snapshot of that boundary are sent; then the
@@ -20,17 +20,17 @@ from paceline.plan.values import Approach, BatchPlan, Drain, Heartbeat, Hello, S
 from paceline.plan.versions import PROTOCOLS, ProtocolRange
 from paceline_executor.errors import (
     AttachError,
-    DrainingError,
     EpochEndedError,
+    ExecutorDrainingError,
     NotReadyError,
     ProtocolError,
     ServiceError,
     StepWedgedError,
 )
 from paceline_executor.link.fence import Accepted, Fence, FenceTimes, Refused, Verdict, Waits
-from paceline_executor.link.plan_stream import PlanStream, Transport
+from paceline_executor.link.plan_stream import SchedulerConnection, SchedulerStream
 from paceline_executor.link.step_loop import MIN_STEP_BOUND_NS, Report, StepLoop, StepRefused
-from paceline_executor.rows.snapshot import Snapshot, parts_of
+from paceline_executor.rows.snapshot import RowSnapshot, parts_of
 from paceline_executor.rows.table import RowTable
 
 MAX_PART_BYTES = 1024 * 1024
@@ -79,8 +79,8 @@ class PlanStreams:
         self.drain_notice: Drain | None = None
         self._steps: StepLoop | None = None
         self._welcome: Welcome | None = None
-        self._streams: dict[int, PlanStream] = {}
-        self._driver: PlanStream | None = None
+        self._streams: dict[int, SchedulerStream] = {}
+        self._driver: SchedulerStream | None = None
         self._tag_key_digest = identity.tag_key_digest
         self._stream_ids = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
@@ -98,14 +98,16 @@ class PlanStreams:
         """Schedulers are told this; epoch and protocol are each stream's own."""
         self._steps, self._welcome = steps, welcome
 
-    async def serve(self, transport: Transport) -> None:
+    async def serve(self, transport: SchedulerConnection) -> None:
         """Raises the error to end the call with; returns for an end in good order."""
         hello = await self._receive_hello(transport)
         if self._steps is None:
             raise NotReadyError("the model is still loading; wait until the health service says SERVING")
         protocol = _pick_protocol(self.protocols, hello.protocols)
         stream_id = next(self._stream_ids)
-        stream = PlanStream(stream_id, hello, protocol, transport, self.identity.incarnation, self.max_plans_in_flight)
+        stream = SchedulerStream(
+            stream_id, hello, protocol, transport, self.identity.incarnation, self.max_plans_in_flight
+        )
         self._streams[stream_id] = stream
         read = asyncio.create_task(self._read(stream, transport), name="attach-read")
         try:
@@ -144,9 +146,9 @@ class PlanStreams:
 
     def end_all(self, reason: str) -> None:
         for stream in list(self._streams.values()):
-            stream.end(DrainingError(f"{reason}; use another one"))
+            stream.end(ExecutorDrainingError(f"{reason}; use another one"))
 
-    async def _receive_hello(self, transport: Transport) -> Hello:
+    async def _receive_hello(self, transport: SchedulerConnection) -> Hello:
         try:
             hello = await asyncio.wait_for(transport.receive(), _HELLO_S)
         except TimeoutError:
@@ -155,7 +157,7 @@ class PlanStreams:
             raise AttachError("the first message of a plan stream must be hello")
         return hello
 
-    async def _read(self, stream: PlanStream, transport: Transport) -> None:
+    async def _read(self, stream: SchedulerStream, transport: SchedulerConnection) -> None:
         while (message := await transport.receive()) is not None:
             if isinstance(message, Hello):
                 raise AttachError("a stream must have one hello, as its first message")
@@ -176,7 +178,7 @@ class PlanStreams:
                     stream.end(error)
         self._wake_at(self.fence.next_change_ns())
 
-    def _accept(self, stream: PlanStream, accepted: Accepted) -> None:
+    def _accept(self, stream: SchedulerStream, accepted: Accepted) -> None:
         displaced = self._streams.get(accepted.displaced_stream_id or 0)
         if displaced is not None:
             displaced.end(EpochEndedError(f"epoch {displaced.epoch} has ended: another Attach was accepted"))
@@ -185,7 +187,7 @@ class PlanStreams:
         self._require_steps().begin_epoch(accepted.epoch)
         stream.greeting = asyncio.create_task(self._greet(stream, accepted.epoch), name="attach-greet")
 
-    async def _greet(self, stream: PlanStream, epoch: int) -> None:
+    async def _greet(self, stream: SchedulerStream, epoch: int) -> None:
         try:
             snapshot = await self._snapshot(stream.hello)
             assert self._welcome is not None, "schedulers are accepted once the model is loaded"
@@ -206,7 +208,7 @@ class PlanStreams:
         if self.drain_notice is not None:
             stream.post(self.drain_notice)
 
-    async def _snapshot(self, hello: Hello) -> Snapshot:
+    async def _snapshot(self, hello: Hello) -> RowSnapshot:
         steps = self._require_steps()
         running = steps.running
         now_ns = self._clock_ns()
@@ -215,12 +217,12 @@ class PlanStreams:
         digest = hello.tag_key_digest or self.identity.tag_key_digest
         keeps_tags = digest == self._tag_key_digest
 
-        def take(table: RowTable) -> Snapshot:
+        def take(table: RowTable) -> RowSnapshot:
             table.begin_epoch()
             table.trim_records(self._clock_ns())
             if not keeps_tags:
                 table.clear_tags()
-            return Snapshot(table.states(), table.tags())
+            return RowSnapshot(table.states(), table.tags())
 
         try:
             snapshot = await asyncio.wait_for(steps.ask(take), bound_ns / _NANOSECONDS)
@@ -232,7 +234,7 @@ class PlanStreams:
         self._tag_key_digest = digest
         return snapshot
 
-    def _forget(self, stream: PlanStream) -> None:
+    def _forget(self, stream: SchedulerStream) -> None:
         del self._streams[stream.stream_id]
         stream.stop_greeting()
         if self._driver is stream:

@@ -61,7 +61,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         context: _AttachContext,
     ) -> None:
         """While the model loads the hello is still read: its writer gets an answer, not a reset."""
-        await self._plan_streams.serve(GrpcTransport(context))
+        await self._plan_streams.serve(GrpcSchedulerConnection(context))
 
     async def GetInfo(  # noqa: N802
         self,
@@ -109,7 +109,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         return self._loaded
 
 
-class GrpcTransport:
+class GrpcSchedulerConnection:
     def __init__(self, context: _AttachContext) -> None:
         self._context = context
         self._unread: deque[ToExecutor] = deque()

@@ -1,8 +1,6 @@
 """Answers for people and tools that look at an executor: who it is, its rows."""
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 
 from paceline.plan.codec.results import write_logprobs
 from paceline.plan.codec.welcomes import write_geometry, write_limits, write_model
@@ -15,6 +13,7 @@ from paceline_executor.link.plan_streams import PlanStreams
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.link.tokenizer import tokenizer_digest
 from paceline_executor.rows.table import RowTable
+from paceline_executor.version import this_version
 
 _DEFAULT_VIEWS = 64
 _MAX_VIEWS = 1024
@@ -40,18 +39,10 @@ def info_of(plan_streams: PlanStreams, steps: StepLoop, description: Description
         last_step_id=steps.last_step_id,
         draining=plan_streams.drain_notice is not None,
         uptime=write_duration(plan_streams.uptime_ns / 1e9),
-        version=_version(),
+        version=this_version(),
         tokenizer_digest=tokenizer_digest(description.tokenizer),
         num_waiting_schedulers=fence.num_waiting,
     )
-
-
-@cache
-def _version() -> str:
-    try:
-        return version("paceline")
-    except PackageNotFoundError:
-        return "checkout"  # nobody has installed it
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Launched:
+class _LaunchedStep:
     submitted: Submitted
     ticket: Ticket
     idle_ns: int
@@ -121,7 +121,7 @@ class StepLoop:
         self._epoch = 0  # plans of other epochs are dropped; written by the event loop only
         self._failed_epoch = 0  # written by the thread only, as everything below
         self._running: tuple[RunningStep, ...] = ()  # in flight, the first with the time of its start
-        self._in_flight: deque[_Launched] = deque()
+        self._in_flight: deque[_LaunchedStep] = deque()
         self._idle: tuple[int, int | None] = (0, None)  # so long before, and since when it is again
         self._attribution = FailureAttribution()
         self._last_step = (0, 0)
@@ -260,7 +260,7 @@ class StepLoop:
             if plan.epoch != self._failed_epoch:
                 self._refuse(engine, plan, error)
             return
-        self._in_flight.append(_Launched(submitted, ticket, idle_ns, start_ns))
+        self._in_flight.append(_LaunchedStep(submitted, ticket, idle_ns, start_ns))
 
     def _land_all(self, engine: Engine) -> _Turns[None]:
         while self._in_flight:
@@ -326,7 +326,7 @@ def _names(requests: Sequence[NewRequest], num_rows: int) -> dict[str, object]:
     return {"num_rows": num_rows, "request_ids": request_ids, "trace_ids": [trace for trace in traces if trace]}
 
 
-def _mark(launched: _Launched, waited_ns: int, end_ns: int) -> StepMark:
+def _mark(launched: _LaunchedStep, waited_ns: int, end_ns: int) -> StepMark:
     plan, start_ns = launched.submitted.plan, launched.start_ns
     num_tokens = int(launched.ticket.launched.prepared.num_tokens.sum())
     num_rows = len(launched.ticket.launched.prepared.rows)

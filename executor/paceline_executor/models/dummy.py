@@ -56,7 +56,9 @@ class DummyWeights:
         return out.normal_(0.0, width**-0.5, generator=self._generator(names))
 
     def _as_stored(self, name: str, stored: StoredType | None) -> torch.Tensor | GroupedWeight:
-        """In groups where kernels have a form for such; zeros are the middle of the codes, and inputs in any order."""
+        """In groups where kernels have a form for such; zeros are the middle of the codes. Inputs are in any order, the
+        same for all of as many: as in files, matrices that take the same inputs can be one.
+        """
         shape = self._shape((name,))
         weight = None
         if isinstance(stored, GroupedType) and stored.is_linear:
@@ -69,7 +71,7 @@ class DummyWeights:
         if weight.zeros is not None:
             weight.zeros.fill_(1 << num_bits - 1)
         if weight.order is not None:
-            torch.randperm(shape[1], generator=generator, out=weight.order)
+            torch.randperm(shape[1], generator=torch.Generator(self.device).manual_seed(self.seed), out=weight.order)
         return weight
 
     def _scaled(self, names: tuple[str, ...]) -> ScaledWeight:

@@ -13,10 +13,12 @@ import torch
 
 from paceline_executor.upload.grouping import joined
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
+from paceline_kernels.activation import Gate, gate_and_multiply, gate_and_multiply_rounded
 from paceline_kernels.grouped_linear import GroupedWeight, grouped_linear
 from paceline_kernels.linear import Splits, linear
 from paceline_kernels.quantized_linear import PackedWeight, quantized_linear
-from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows, scaled_linear
+from paceline_kernels.rms_norm import rms_norm, rms_norm_rounded
+from paceline_kernels.scaled_linear import RoundedRows, ScaledWeight, quantize_rows, rounded_type, scaled_linear
 
 
 class Linear(Protocol):
@@ -73,8 +75,11 @@ class ScaledLinear:
         values, scales = self.weight.values, self.weight.scales
         return values.numel() * values.element_size() + scales.numel() * scales.element_size()
 
-    def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | RoundedRows, splits: Splits) -> torch.Tensor:
         return scaled_linear(x, self.weight, self.bias, splits=splits)
+
+    def rounded_type(self, x: torch.Tensor, splits: Splits) -> torch.dtype | None:
+        return rounded_type(x.shape[0], x.dtype, self.weight, splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,27 @@ def _together(
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.cat((one, other))
     return None
+
+
+def normalised_linear(
+    linear: Linear,
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    splits: Splits,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The product of what `rms_norm` returns. Where the product would round rows, the norm has rounded them."""
+    if isinstance(linear, ScaledLinear) and (rounded_to := linear.rounded_type(x, splits)):
+        return linear(rms_norm_rounded(x, norm, eps, rounded_to, residual=residual), splits)
+    return linear(rms_norm(x, norm, eps, residual=residual), splits)
+
+
+def gated_linear(linear: Linear, gate_up: torch.Tensor, gate: Gate, splits: Splits) -> torch.Tensor:
+    """The same of what `gate_and_multiply` returns."""
+    if isinstance(linear, ScaledLinear) and (rounded_to := linear.rounded_type(gate_up, splits)):
+        return linear(gate_and_multiply_rounded(gate_up, gate, rounded_to), splits)
+    return linear(gate_and_multiply(gate_up, gate), splits)
 
 
 class Weights(Protocol):
@@ -188,9 +214,9 @@ class HostWeights:
 def num_slices(config: ModelConfig) -> int:
     """Of the inputs of `OUTPUT` and `DOWN`: the most ranks that could share them out and sum them with the same bits.
 
-    Each has whole KV heads, and a subtree of `sum_of_slices`. Of a model alone, so that no result depends on the ranks.
+    Each has whole heads, and a subtree of `sum_of_slices`. Of a model alone, so that no result depends on the ranks.
     """
-    sizes = config.num_kv_heads, config.intermediate_size
+    sizes = config.num_heads, config.intermediate_size
     return next(count for count in (8, 4, 2, 7, 5, 3, 1) if not any(size % count for size in sizes))
 
 

@@ -13,11 +13,23 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline_executor.models.collectives import Collectives, summed
 from paceline_executor.models.interface import ForwardInputs, KvCache
-from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, DenseLinear, LayerReader, Linear, Weights
+from paceline_executor.models.layers import (
+    DOWN,
+    GATE_UP,
+    OUTPUT,
+    QKV,
+    DenseLinear,
+    LayerReader,
+    Linear,
+    Weights,
+    gated_linear,
+    normalised_linear,
+)
 from paceline_executor.models.rope import rope_tables
 from paceline_executor.weights.checkpoint import Activation
-from paceline_kernels.activation import Gate, gate_and_multiply, softcap
+from paceline_kernels.activation import Gate, softcap
 from paceline_kernels.attention import GOOD_SHORT_QUERIES, Splits, paged_attention
 from paceline_kernels.decoder import AuxHidden, PhaseTime
 from paceline_kernels.rms_norm import rms_norm
@@ -45,15 +57,15 @@ class LlamaLayer:
 class LlamaModel:
     """See `LanguageModel`."""
 
-    def __init__(self, weights: Weights, max_model_len: int) -> None:
-        """Serves positions below `max_model_len`."""
+    def __init__(self, weights: Weights, max_model_len: int, collectives: Collectives | None = None) -> None:
+        """Serves positions below `max_model_len`. collectives: of ranks, each with its part of the layers' weights."""
         config = weights.config
         self._config = config
         self._embedding = weights.embedding("model.embed_tokens.weight")
         tables, table_of_layer = rope_tables(config, max_model_len)
         self._rope_tables = tables.to(self._embedding.device)
         self._layers = [
-            _read_layer(LayerReader(weights, layer), self._rope_tables[table])
+            _read_layer(LayerReader(weights, layer), self._rope_tables[table], collectives)
             for layer, table in enumerate(table_of_layer)
         ]
         self._final_norm = weights.norm("model.norm.weight")
@@ -83,15 +95,16 @@ class LlamaModel:
         config, eps = self._config, self._config.rms_norm_eps
         # Every layer adds to the stream; the norms add the output of the layer before to it in passing.
         stream = take_rows(self._embedding, inputs.token_ids, config.embedding_scale)
-        hidden = rms_norm(stream, self._layers[0].attention_norm, eps)
-        next_norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
-        for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
+        x, residual = stream, None
+        for index, layer in enumerate(self._layers):
+            qkv = normalised_linear(layer.qkv, x, layer.attention_norm, eps, inputs.splits, residual)
             if aux is not None and index in aux.layers:
                 _put_states(aux.states[:, aux.layers.index(index)], stream)
-            attended = self._attend(layer, hidden, inputs, kv_cache.layer(index))
-            hidden = rms_norm(attended, layer.feed_forward_norm, eps, residual=stream)
-            hidden = rms_norm(self._feed(layer, hidden, inputs), next_norm, eps, residual=stream)
-        return take_rows(hidden, inputs.logit_tokens)
+            attended = self._attend(layer, qkv, inputs, kv_cache.layer(index))
+            gate_up = normalised_linear(layer.gate_up, attended, layer.feed_forward_norm, eps, inputs.splits, stream)
+            fed = gated_linear(layer.down, gate_up, GATES[config.activation], inputs.splits)
+            x, residual = self._normalised(fed, layer.feed_forward_post_norm), stream
+        return take_rows(rms_norm(x, self._final_norm, eps, residual=residual), inputs.logit_tokens)
 
     def logits(self, hidden: torch.Tensor, splits: Splits) -> torch.Tensor:
         config = self._config
@@ -103,21 +116,15 @@ class LlamaModel:
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return take_rows(self._embedding, token_ids)
 
-    def _feed(self, layer: LlamaLayer, hidden: torch.Tensor, inputs: ForwardInputs) -> torch.Tensor:
-        """hidden: [num_tokens, hidden], normalised. Returns the same shape."""
-        gated = gate_and_multiply(layer.gate_up(hidden, inputs.splits), GATES[self._config.activation])
-        fed = layer.down(gated, inputs.splits)
-        return self._normalised(fed, layer.feed_forward_post_norm)
-
     def _normalised(self, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         return x if norm is None else rms_norm(x, norm, self._config.rms_norm_eps)
 
-    def _attend(self, layer: LlamaLayer, hidden: torch.Tensor, inputs: ForwardInputs, cache: KvCache) -> torch.Tensor:
-        """hidden: [num_tokens, hidden], normalised. Returns the same shape."""
+    def _attend(self, layer: LlamaLayer, qkv: torch.Tensor, inputs: ForwardInputs, cache: KvCache) -> torch.Tensor:
+        """Queries, keys and values of all heads side by side -> [num_tokens, hidden]."""
         config = self._config
-        num_tokens, num_heads = hidden.shape[0], config.num_heads
+        num_tokens, num_heads = qkv.shape[0], config.num_heads
         num_kv_heads, scale = config.num_kv_heads, config.attention_scale or config.head_dim**-0.5
-        qkv = layer.qkv(hidden, inputs.splits).view(num_tokens, num_heads + 2 * num_kv_heads, config.head_dim)
+        qkv = qkv.view(num_tokens, num_heads + 2 * num_kv_heads, config.head_dim)
         scales = {"key_scales": cache.key_scales, "value_scales": cache.value_scales}
         rope_and_write_kv(
             qkv,
@@ -156,7 +163,7 @@ def _put_states(states: torch.Tensor, stream: torch.Tensor) -> None:
         states.copy_(stream)
 
 
-def _read_layer(reader: LayerReader, rope_table: torch.Tensor) -> LlamaLayer:
+def _read_layer(reader: LayerReader, rope_table: torch.Tensor, collectives: Collectives | None) -> LlamaLayer:
     config = reader.weights.config
     post_norms = config.post_norms
     return LlamaLayer(
@@ -165,11 +172,11 @@ def _read_layer(reader: LayerReader, rope_table: torch.Tensor) -> LlamaLayer:
         head_norms=_head_norms(reader) if config.qk_norm else None,
         rope_table=rope_table,
         window=config.window(reader.layer),
-        attention_output=reader.linear(*OUTPUT),
+        attention_output=summed(reader, OUTPUT, collectives),
         attention_post_norm=reader.norm("post_attention_layernorm") if post_norms else None,
         feed_forward_norm=reader.feed_forward_norm(),
         gate_up=reader.linear(*GATE_UP),
-        down=reader.linear(*DOWN),
+        down=summed(reader, DOWN, collectives),
         feed_forward_post_norm=reader.norm("post_feedforward_layernorm") if post_norms else None,
     )
 

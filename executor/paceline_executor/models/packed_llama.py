@@ -21,7 +21,7 @@ from paceline_kernels.decoder import (
     Decoder,
     DecoderLayer,
     DecoderWeights,
-    HeadNorms,
+    HeadNormWeights,
     InputOrders,
     PhaseTime,
     PostNorms,
@@ -133,8 +133,8 @@ def _read_layer(checkpoint: Checkpoint, reader: LayerReader, rope_table: int, in
     )
 
 
-def _head_norms(reader: LayerReader) -> HeadNorms:
-    return HeadNorms(reader.norm("self_attn.q_norm"), reader.norm("self_attn.k_norm"))
+def _head_norms(reader: LayerReader) -> HeadNormWeights:
+    return HeadNormWeights(reader.norm("self_attn.q_norm"), reader.norm("self_attn.k_norm"))
 
 
 def _post_norms(reader: LayerReader) -> PostNorms:

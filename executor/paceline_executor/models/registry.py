@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from paceline_executor.errors import UnsupportedModelError
+from paceline_executor.models.collectives import Collectives
 from paceline_executor.models.dummy import DummyWeights
 from paceline_executor.models.interface import LanguageModel
 from paceline_executor.models.layers import HostWeights
@@ -66,10 +67,12 @@ def upload_model(
     return model
 
 
-def twin_model(checkpoint: Checkpoint, max_model_len: int, *, is_rounded: bool = False) -> LlamaModel:
-    """In float32; see HostWeights. Raises as `build_model` does."""
+def twin_model(
+    checkpoint: Checkpoint, max_model_len: int, *, is_rounded: bool = False, collectives: Collectives | None = None
+) -> LlamaModel:
+    """In float32; see HostWeights and LlamaModel. Raises as `build_model` does."""
     _builders(checkpoint.config.architecture)
-    return LlamaModel(HostWeights(checkpoint, is_rounded), max_model_len)
+    return LlamaModel(HostWeights(checkpoint, is_rounded), max_model_len, collectives)
 
 
 def dummy_model(

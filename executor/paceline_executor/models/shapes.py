@@ -12,7 +12,7 @@ from paceline_executor.models.layers import DenseLinear, Linear, ScaledLinear, l
 from paceline_executor.numerics import MatrixKind
 from paceline_executor.upload.grouping import expected_weight
 from paceline_executor.weights.checkpoint import ModelConfig
-from paceline_executor.weights.stored_tensor import FloatType, StoredType, grouped_type
+from paceline_executor.weights.stored_tensor import FloatType, StoredType, are_w8a8, grouped_type
 from paceline_kernels.grouped_linear import GroupedWeight
 from paceline_kernels.scaled_linear import ScaledWeight
 
@@ -42,12 +42,15 @@ class ShapeWeights:
         shapes = [self.config.tensor_shapes()[name] for name in names]
         shape = sum(shape[0] for shape in shapes), shapes[0][1]
         types = [self.stored.get(name) for name in names]
-        if self.kind is MatrixKind.AS_STORED and any(map(grouped_type, types)):
-            return linears_of([self._matrix(*each) for each in zip(types, shapes, strict=True)], bias)
-        is_float8 = any(self.stored.get(name) is FloatType.FLOAT8_E4M3FN for name in names)
-        if self.kind is MatrixKind.DENSE or (self.kind is MatrixKind.AS_STORED and not is_float8):
+        is_int8 = self.kind is MatrixKind.AS_STORED and are_w8a8(types)
+        if self.kind is MatrixKind.AS_STORED and not is_int8:
+            if any(map(grouped_type, types)):
+                return linears_of([self._matrix(*each) for each in zip(types, shapes, strict=True)], bias)
+            if FloatType.FLOAT8_E4M3FN not in types:
+                return DenseLinear(self._tensor(*shape), bias)
+        if self.kind is MatrixKind.DENSE:
             return DenseLinear(self._tensor(*shape), bias)
-        values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=META)
+        values = torch.empty(shape, dtype=torch.int8 if is_int8 else torch.float8_e4m3fn, device=META)
         return ScaledLinear(ScaledWeight(values, torch.empty(shape[0], device=META)), bias)
 
     def _matrix(self, stored: StoredType | None, shape: tuple[int, ...]) -> torch.Tensor | GroupedWeight:

@@ -11,17 +11,17 @@ import numpy.typing as npt
 
 from paceline.plan.values import BatchPlan
 from paceline_executor.limits import RowLimits
-from paceline_executor.rows.columns import NOT_ASKED, RowColumns
+from paceline_executor.rows.columns import NOT_ASKED, RowArrays
 from paceline_executor.runner.interface import (
     NO_CELLS,
     NOTHING_DESCRIBED,
     BlockCells,
+    HostTokenLists,
     Int32Array,
     PromptTargets,
     RowDescriptions,
     SamplingColumns,
     StepBatch,
-    TokenLists,
 )
 from paceline_executor.runner.row_rules import RowRules
 
@@ -46,7 +46,7 @@ class Prepared:
 
 
 def prepare(
-    columns: RowColumns,
+    columns: RowArrays,
     rules: Mapping[int, RowRules],
     plan: BatchPlan,
     places: npt.NDArray[np.intp],
@@ -89,7 +89,7 @@ def granted_drafts(plan: BatchPlan, places: npt.NDArray[np.intp], limits: RowLim
     return granted if granted.any() else None
 
 
-def _described(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array) -> RowDescriptions:
+def _described(columns: RowArrays, rules: Mapping[int, RowRules], rows: Int32Array) -> RowDescriptions:
     if not rows.size:
         return NOTHING_DESCRIBED
     known = zip(rows.tolist(), columns.num_known[rows].tolist(), strict=True)
@@ -109,11 +109,11 @@ def _described(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Ar
             num_logprobs=columns.num_logprobs[rows],
         ),
         rules=tuple(rules.get(row) for row in rows.tolist()),
-        known=TokenLists.of([columns.tokens[row, :num_known] for row, num_known in known]),
+        known=HostTokenLists.of([columns.tokens[row, :num_known] for row, num_known in known]),
     )
 
 
-def _untold_cells(columns: RowColumns, rows: Int32Array) -> BlockCells:
+def _untold_cells(columns: RowArrays, rows: Int32Array) -> BlockCells:
     """Returns the cells behind the ones told."""
     first = np.where(columns.is_told[rows], columns.told_blocks[rows], 0)
     counts = columns.num_blocks[rows] - first
@@ -124,7 +124,7 @@ def _untold_cells(columns: RowColumns, rows: Int32Array) -> BlockCells:
     return BlockCells(cell_rows, indices.astype(np.int32), columns.block_table[cell_rows, indices])
 
 
-def _prompt_targets(columns: RowColumns, rows: Int32Array, context_lens: Int32Array) -> PromptTargets | None:
+def _prompt_targets(columns: RowArrays, rows: Int32Array, context_lens: Int32Array) -> PromptTargets | None:
     """Those after the tokens computed now, of rows that want their log-probabilities."""
     num_top = columns.num_prompt_logprobs[rows]
     if not (num_top != NOT_ASKED).any():

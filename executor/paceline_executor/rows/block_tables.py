@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paceline.plan.values import NO_COPIES, BlockCopies, BlockGrants
 from paceline_executor.errors import PlanError, PlanFault
-from paceline_executor.rows.columns import NO_BLOCK, RowColumns
+from paceline_executor.rows.columns import NO_BLOCK, RowArrays
 from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import Int32Array
 
@@ -19,7 +19,7 @@ from paceline_executor.runner.interface import Int32Array
 class BlockTables:
     """Keeps a count of holders per block in step."""
 
-    def __init__(self, columns: RowColumns, num_blocks: int) -> None:
+    def __init__(self, columns: RowArrays, num_blocks: int) -> None:
         self._columns = columns
         self._num_holders = np.zeros(num_blocks, dtype=np.int32)
 

@@ -10,12 +10,12 @@ from paceline.plan.values import BatchPlan
 from paceline_executor.errors import PlanError, PlanFault
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.batch import Prepared
-from paceline_executor.rows.columns import GOES_ON, RowColumns
+from paceline_executor.rows.columns import GOES_ON, RowArrays
 from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import BoolArray, Int32Array
 
 
-def check_schedule(plan: BatchPlan, columns: RowColumns, limits: RowLimits) -> npt.NDArray[np.intp]:
+def check_schedule(plan: BatchPlan, columns: RowArrays, limits: RowLimits) -> npt.NDArray[np.intp]:
     """Returns places in the plan's columns of the rows that go on. Raises PlanError for an impossible row."""
     rows, num_tokens, num_drafts = plan.rows, plan.num_scheduled_tokens, plan.num_draft_tokens
     if not rows.size:
@@ -42,7 +42,7 @@ def check_schedule(plan: BatchPlan, columns: RowColumns, limits: RowLimits) -> n
 
 
 def _check_drafts(
-    rows: Int32Array, num_drafts: Int32Array, end: npt.NDArray[np.int64], columns: RowColumns, limits: RowLimits
+    rows: Int32Array, num_drafts: Int32Array, end: npt.NDArray[np.int64], columns: RowArrays, limits: RowLimits
 ) -> None:
     """They follow all known tokens, and leave room for the token behind them."""
     is_behind = (num_drafts == 0) | (end >= columns.known_bound[rows] + num_drafts)
@@ -51,7 +51,7 @@ def _check_drafts(
     _require(rows, (num_drafts == 0) | (end < last), PlanFault.DRAFTS, "has drafts beyond its last token")
 
 
-def raise_bounds(columns: RowColumns, prepared: Prepared, undo: Undo) -> None:
+def raise_bounds(columns: RowArrays, prepared: Prepared, undo: Undo) -> None:
     rows, sampled = prepared.rows, prepared.rows[prepared.batch.sampled]
 
     def lower() -> None:

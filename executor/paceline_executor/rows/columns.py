@@ -18,7 +18,7 @@ _NO_TOKEN = -1  # pads a row's end tokens; no model draws it
 RowProgress = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]
 
 
-class RowColumns:
+class RowArrays:
     """One element, or one line of a matrix, per row. A row not in use is all zeros, `NO_BLOCK` and `NOT_ASKED`."""
 
     def __init__(self, limits: RowLimits) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from paceline.plan.values import BatchPlan, LogprobColumns, RowError, RowFinish, RowLogprobs, StepResult
 from paceline_executor.errors import NoTokenLeftError, NumericError, RequestError
 from paceline_executor.rows.batch import Prepared
-from paceline_executor.rows.columns import GOES_ON, RowColumns
+from paceline_executor.rows.columns import GOES_ON, RowArrays
 from paceline_executor.rows.logprobs import LogprobLog
 from paceline_executor.runner.interface import BoolArray, Int32Array, RowProblem, StepOutput
 
@@ -42,7 +42,7 @@ class Drawn:
     prompt_logprobs: tuple[RowLogprobs, ...]
 
 
-def draw(columns: RowColumns, logs: Mapping[int, LogprobLog], prepared: Prepared, output: StepOutput) -> Drawn:
+def draw(columns: RowArrays, logs: Mapping[int, LogprobLog], prepared: Prepared, output: StepOutput) -> Drawn:
     """Raises ValueError when the output does not fit the batch. logs: by row, of those that want log-probabilities for
     each token.
     """
@@ -153,7 +153,7 @@ def _prompt_logprobs(prepared: Prepared, output: StepOutput, is_live: BoolArray)
     return tuple(told)
 
 
-def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: Drawn) -> None:
+def advance(columns: RowArrays, max_model_len: int, prepared: Prepared, drawn: Drawn) -> None:
     columns.num_computed[prepared.rows] += drawn.num_computed
     rows, num_accepted, token_ids = drawn.rows, drawn.num_accepted, drawn.token_ids
     ends, num_known = num_accepted.cumsum(), columns.num_known[rows] + num_accepted
@@ -169,14 +169,14 @@ def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: 
         columns.finish[error.row] = RowFinish.ERROR
 
 
-def settle(columns: RowColumns, prepared: Prepared, drawn: Drawn) -> None:
+def settle(columns: RowArrays, prepared: Prepared, drawn: Drawn) -> None:
     """Of rows that brought less than they might, in later steps too."""
     columns.computed_bound[prepared.rows] -= prepared.num_tokens - drawn.num_computed
     columns.known_bound[prepared.rows[prepared.batch.sampled]] -= drawn.num_missing
 
 
 def report(
-    columns: RowColumns, plan: BatchPlan, placement_errors: tuple[RowError, ...], drawn: Drawn, grant_hash: int
+    columns: RowArrays, plan: BatchPlan, placement_errors: tuple[RowError, ...], drawn: Drawn, grant_hash: int
 ) -> StepResult:
     num_accepted = np.zeros(plan.rows.size, dtype=np.int32)
     num_accepted[drawn.places] = drawn.num_accepted

@@ -15,14 +15,14 @@ _MIN_COLUMN_BYTES = 4096  # a state is begun in a part only if so much of its co
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class RowSnapshot:
     """It is taken at a boundary between two steps."""
 
     states: tuple[RowState, ...]
     tags: BlockTags
 
 
-def parts_of(snapshot: Snapshot, max_bytes: int) -> Iterator[SnapshotPart]:
+def parts_of(snapshot: RowSnapshot, max_bytes: int) -> Iterator[SnapshotPart]:
     """Of at most `max_bytes`, which is at least 1 MiB, so that any one context fits. The last part holds only their
     number. A request longer than a part goes on in the next.
     """

@@ -28,7 +28,7 @@ from paceline_executor.rows.batch import Prepared, prepare
 from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.bounds import check_schedule, raise_bounds
 from paceline_executor.rows.checks import check_form
-from paceline_executor.rows.columns import GOES_ON, RowColumns
+from paceline_executor.rows.columns import GOES_ON, RowArrays
 from paceline_executor.rows.occupants import Occupants
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
@@ -54,7 +54,7 @@ class RowTable:
 
     def __init__(self, limits: RowLimits) -> None:
         self.limits = limits
-        self._columns = RowColumns(limits)
+        self._columns = RowArrays(limits)
         self._block_tables = BlockTables(self._columns, limits.num_blocks)
         self._occupants = Occupants(self._columns, self._block_tables)
         self._tags = TagBoard(limits.num_blocks)

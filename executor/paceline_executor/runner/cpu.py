@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
+from paceline_executor.models.collectives import Collectives
 from paceline_executor.models.interface import LanguageModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
-from paceline_executor.models.registry import build_model
+from paceline_executor.models.registry import build_model, twin_model
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.device.buckets import Buckets
@@ -78,9 +79,22 @@ class CpuModel:
     numerics: Numerics
 
     @classmethod
-    def read(cls, device: HostDevice, checkpoint: Checkpoint, numerics: Numerics, max_model_len: int) -> "CpuModel":
-        """Raises UnsupportedModelError, ModelCorruptError."""
-        model = device.run(lambda: build_model(checkpoint, max_model_len, numerics.matrices))
+    def read(
+        cls,
+        device: HostDevice,
+        checkpoint: Checkpoint,
+        numerics: Numerics,
+        max_model_len: int,
+        collectives: Collectives | None = None,
+    ) -> "CpuModel":
+        """collectives: of a rank in float32. Raises UnsupportedModelError, ModelCorruptError."""
+
+        def build() -> LanguageModel:
+            if collectives is not None:
+                return twin_model(checkpoint, max_model_len, collectives=collectives)
+            return build_model(checkpoint, max_model_len, numerics.matrices)
+
+        model = device.run(build)
         with contextlib.suppress(AttributeError, OSError):  # another C library than glibc
             ctypes.CDLL(None).malloc_trim(0)  # it would keep a quarter of a small model's memory for what was freed
         return cls(device, model, checkpoint.config, numerics)

@@ -36,14 +36,14 @@ class CacheGeometry:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLists:
+class HostTokenLists:
     """Those of row i are `token_ids[cu_lens[i]:cu_lens[i + 1]]`."""
 
     cu_lens: Int32Array  # [num_rows + 1]
     token_ids: Int32Array
 
     @classmethod
-    def of(cls, lists: Sequence[Int32Array]) -> "TokenLists":
+    def of(cls, lists: Sequence[Int32Array]) -> "HostTokenLists":
         cu_lens = np.zeros(len(lists) + 1, dtype=np.int32)
         np.cumsum([one.size for one in lists], out=cu_lens[1:])
         return cls(cu_lens, np.concatenate(lists) if lists else NO_TOKENS)
@@ -60,15 +60,15 @@ class LogitRuleColumns:
     for rows with a repetition penalty, each of its tokens once, output for rows with any.
     """
 
-    allowed: TokenLists  # the only tokens that may be drawn; empty allows all
-    forbidden: TokenLists
-    biased: TokenLists
+    allowed: HostTokenLists  # the only tokens that may be drawn; empty allows all
+    forbidden: HostTokenLists
+    biased: HostTokenLists
     biases: Float32Array  # one per token of `biased`
     presence_penalty: Float32Array  # [num_draws]
     frequency_penalty: Float32Array  # [num_draws]
     repetition_penalty: Float32Array  # [num_draws]
-    prompt: TokenLists
-    output: TokenLists
+    prompt: HostTokenLists
+    output: HostTokenLists
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class RowDescriptions:
     end_token_ids: Int32Array  # [num_described, most of any row], padded with -1: tokens that end the row
     sampling: SamplingColumns  # offsets and rules mean nothing here
     rules: tuple[RowRules | None, ...]
-    known: TokenLists  # of prompt and output, from the first on
+    known: HostTokenLists  # of prompt and output, from the first on
 
     @property
     def num_known(self) -> Int32Array:
@@ -144,7 +144,7 @@ NOTHING_DESCRIBED = RowDescriptions(
     end_token_ids=NO_TOKENS.reshape(0, 1),
     sampling=NOTHING_SAMPLED,
     rules=(),
-    known=TokenLists.of([]),
+    known=HostTokenLists.of([]),
 )
 
 

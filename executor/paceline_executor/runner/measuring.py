@@ -9,12 +9,12 @@ import numpy as np
 
 from paceline_executor.runner.interface import (
     BlockCells,
+    HostTokenLists,
     Int32Array,
     RowDescriptions,
     SamplingColumns,
     StepBatch,
     StepOutput,
-    TokenLists,
 )
 
 _NUM_MEASUREMENTS = 3
@@ -36,7 +36,7 @@ def prompt(
         end_token_ids=np.array([[*end_token_ids, -1]], dtype=np.int32),
         sampling=SamplingColumns.greedy(1),
         rules=(None,),
-        known=TokenLists.of([token_ids]),
+        known=HostTokenLists.of([token_ids]),
     )
     indices = np.arange(-(-(most - 1) // block_size), dtype=np.int32)  # the last token needs no slot
     cells = BlockCells(np.full_like(indices, row), indices, indices + row * indices.size)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline_executor.runner.interface import Float32Array, Int32Array, LogitRuleColumns, TokenLists
+from paceline_executor.runner.interface import Float32Array, HostTokenLists, Int32Array, LogitRuleColumns
 from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
 
 _NO_BIASES: Float32Array = np.zeros(0, dtype=np.float32)
@@ -42,13 +42,13 @@ def rule_columns(rows: Sequence[Ruled | None]) -> LogitRuleColumns | None:
         output[index] = mine.output if rules.has_penalties else NO_TOKENS
         prompt[index] = rules.prompt
     return LogitRuleColumns(
-        allowed=TokenLists.of(allowed),
-        forbidden=TokenLists.of(forbidden),
-        biased=TokenLists.of(biased),
+        allowed=HostTokenLists.of(allowed),
+        forbidden=HostTokenLists.of(forbidden),
+        biased=HostTokenLists.of(biased),
         biases=np.concatenate(biases),
         presence_penalty=presence,
         frequency_penalty=frequency,
         repetition_penalty=repetition,
-        prompt=TokenLists.of(prompt),
-        output=TokenLists.of(output),
+        prompt=HostTokenLists.of(prompt),
+        output=HostTokenLists.of(output),
     )

@@ -20,6 +20,7 @@ from paceline_executor.runner.host_rows import HostRows
 from paceline_executor.runner.interface import (
     CacheGeometry,
     FlatBatch,
+    HostTokenLists,
     Int32Array,
     PromptTargets,
     RowProblem,
@@ -27,17 +28,16 @@ from paceline_executor.runner.interface import (
     StepHandle,
     StepLogprobs,
     StepOutput,
-    TokenLists,
     UInt64Array,
     output_of,
 )
-from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.runner.step_times import StepTimeCurve
 
 BYTES_PER_TOKEN = 4  # of KV cache: its id
 HASH_BASE = 0x9E3779B97F4A7C15  # 5 modulo 8, so that its powers differ as long as they can
 NOTHING_LEFT = -1  # in place of a token, where masks leave none
 EMPTY_SLOT = -1  # adds nothing to a hash
-_NO_TIME = StepTimes()
+_NO_TIME = StepTimeCurve()
 _ANOTHER_SIZE = 512  # by one point nobody knows what a token costs
 _NO_TIME_POINTS = ((1, 1000), (64, 2000))  # what schedulers are told where steps take no time
 
@@ -73,7 +73,7 @@ class SimulatedRunner:
         vocab_size: int,
         *,
         drawn: range | None = None,
-        step_times: StepTimes = _NO_TIME,
+        step_times: StepTimeCurve = _NO_TIME,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -232,5 +232,5 @@ def nearest_left(token_id: int, allowed: Set[int], forbidden: Set[int], vocab_si
     return NOTHING_LEFT
 
 
-def _listed(lists: TokenLists, index: int) -> set[int]:
+def _listed(lists: HostTokenLists, index: int) -> set[int]:
     return set(lists.token_ids[lists.cu_lens[index] : lists.cu_lens[index + 1]].tolist())

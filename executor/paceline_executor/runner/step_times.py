@@ -20,7 +20,7 @@ _MAX = 1 << 40  # of tokens, of pairs, and of microseconds: twelve days
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimeCurve:
     """Ascending by number of tokens; without points steps take no time."""
 
     points: tuple[tuple[int, float], ...] = ()  # (num_tokens, ns), without what their pairs cost
@@ -38,7 +38,7 @@ class StepTimes:
         return left[1] + slope * (num_tokens - left[0])
 
 
-def read_step_times(path: Path) -> StepTimes:
+def read_step_times(path: Path) -> StepTimeCurve:
     """Raises StepTimesError, which names the file and the line or field at fault."""
     try:
         return _table(json.loads(read_small_file(path)))
@@ -48,7 +48,7 @@ def read_step_times(path: Path) -> StepTimes:
         raise StepTimesError(f"{path} has no step times: {error}; correct it, or leave it out of --runner") from error
 
 
-def _table(value: object) -> StepTimes:
+def _table(value: object) -> StepTimeCurve:
     table = _object("the file", value, {"points", "us_per_million_pairs"})
     listed = table.get("points")
     if not isinstance(listed, list) or not listed:
@@ -58,7 +58,7 @@ def _table(value: object) -> StepTimes:
     for i, (left, right) in enumerate(pairwise(points), start=1):
         if right[0] <= left[0]:
             raise ValueError(f"points[{i}].num_tokens is {right[0]}, which does not come after {left[0]}")
-    return StepTimes(points, ns_per_pair)
+    return StepTimeCurve(points, ns_per_pair)
 
 
 def _point(name: str, value: object, ns_per_pair: float) -> tuple[int, float]:

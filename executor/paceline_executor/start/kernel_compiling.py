@@ -40,7 +40,7 @@ from paceline_kernels.errors import KernelCompileError
 from paceline_kernels.gpu.no_gpu import compiling_for
 from paceline_kernels.linear import Splits
 from paceline_kernels.warm_up.triton_kernels import settle_keys
-from paceline_kernels.warm_up.triton_launches import Launch, launches_of
+from paceline_kernels.warm_up.triton_launches import KernelLaunch, launches_of
 from paceline_kernels.warm_up.triton_processes import Compiled, compile_launches
 
 _FOLDER = "triton"
@@ -77,7 +77,7 @@ class Steps:
     draft_model: DraftModelShape | HeadShape | None = None
 
 
-def launches_of_steps(steps: Steps) -> list[Launch]:
+def launches_of_steps(steps: Steps) -> list[KernelLaunch]:
     limits, splits, draft = steps.limits, steps.splits, steps.draft_model
     shape, numerics = first_layers(steps.model, steps.stored), steps.numerics
 
@@ -132,7 +132,7 @@ def have_compiled(
     if num_kept := _num_kept(mark):
         return Compiled(num_compiled=0, num_kept=num_kept, num_lost=0)
 
-    def find() -> list[Launch]:
+    def find() -> list[KernelLaunch]:
         with compiling_for(10 * major + minor):
             return launches_of_steps(steps)
 

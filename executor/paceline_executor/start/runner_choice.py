@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline_executor.config import Config, DrafterKind, RunnerKind
 from paceline_executor.errors import LimitError, MissingDeviceError
+from paceline_executor.numerics import Quantization
 
 _LEAST_CAPABILITY = (8, 0)
 _DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # of Linux, of its subsystem on Windows
@@ -84,10 +85,20 @@ def _check_options(config: Config, kind: RunnerKind) -> None:
         sentence = f"--batch-invariant is for GPUs, and this is --runner {kind.value}"
         raise LimitError(f"{sentence}, where no result depends on what else runs: leave it out")
     drafter = config.speculation.drafter
+    if config.tensor_parallel_size > 1:
+        _check_ranks(config, kind)
     if kind is not RunnerKind.CPU and drafter is not DrafterKind.PROMPT_LOOKUP:
         _check_drafter(config, drafter, kind, is_for_gpu=is_for_gpu)
     if config.num_threads is not None and config.runner is RunnerKind.CUDA:  # `auto` may find no GPU
         raise LimitError("--num-threads is for CPUs, and this is --runner cuda: leave it out")
+
+
+def _check_ranks(config: Config, kind: RunnerKind) -> None:
+    size = f"--tensor-parallel-size {config.tensor_parallel_size}"
+    if kind is not RunnerKind.CPU or config.quantization is not Quantization.NONE:
+        raise LimitError(f"{size} is for --runner cpu with --quantization none in this version: leave it out")
+    if config.speculation.drafter is not DrafterKind.PROMPT_LOOKUP:
+        raise LimitError(f"{size} does not go with --speculation {config.speculation.drafter.value}: leave one out")
 
 
 def _check_drafter(config: Config, drafter: DrafterKind, kind: RunnerKind, *, is_for_gpu: bool) -> None:

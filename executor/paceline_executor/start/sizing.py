@@ -47,7 +47,7 @@ def limits_for(
     drafter: DrafterNeeds = NO_DRAFTER,
     stored: Mapping[str, StoredType] = NOTHING_STORED,
 ) -> RowLimits:
-    """See `limits_within`."""
+    """See `limits_within`. model: one rank's part of it."""
     weight_bytes = numerics.weight_bytes(model, stored) + drafter.weight_bytes
     bytes_per_token = numerics.bytes_per_token(model) + drafter.bytes_per_token
     needs = ModelNeeds(weight_bytes, bytes_per_token, model.max_model_len, model.vocab_size)
@@ -55,7 +55,7 @@ def limits_for(
 
 
 def limits_within(config: Config, needs: ModelNeeds, free_bytes: int) -> RowLimits:
-    """What is configured, what the model allows, what fits into `free_bytes`; with drafts."""
+    """What is configured, what the model allows, what fits into `free_bytes`, which ranks share; with drafts."""
     max_model_len = longest_row(config, needs.max_model_len)
     num_blocks = _num_blocks(config, needs, max_model_len, free_bytes)
     num_slots = num_blocks * config.block_size
@@ -92,8 +92,10 @@ def row_limits(config: Config, vocab_size: int, max_model_len: int, num_blocks: 
 
 
 def _num_blocks(config: Config, needs: ModelNeeds, max_model_len: int, free_bytes: int) -> int:
+    free_bytes //= config.tensor_parallel_size
     left_bytes = free_bytes - needs.weight_bytes
-    kv_bytes = config.kv_cache_memory or min(left_bytes // _DEFAULT_KV_SHARE, MAX_DEFAULT_KV_BYTES)
+    asked = (config.kv_cache_memory or MAX_DEFAULT_KV_BYTES) // config.tensor_parallel_size
+    kv_bytes = asked if config.kv_cache_memory else min(left_bytes // _DEFAULT_KV_SHARE, asked)
     if kv_bytes > left_bytes:
         sentence = f"{mib(needs.weight_bytes)} of weights and {mib(kv_bytes)} of KV cache do not fit"
         raise ShortMemoryError(f"{sentence} into {mib(free_bytes)} of free memory; lower --kv-cache-memory")

@@ -19,7 +19,14 @@ from paceline_executor.upload.staging import Staging
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 from paceline_executor.weights.grouped_rows import GroupedTensor, Matrix
 from paceline_executor.weights.stored_checkpoint import as_float32, not_finite
-from paceline_executor.weights.stored_tensor import FloatType, GroupedType, Stored, StoredTensor, grouped_type
+from paceline_executor.weights.stored_tensor import (
+    FloatType,
+    GroupedType,
+    Stored,
+    StoredTensor,
+    are_w8a8,
+    grouped_type,
+)
 from paceline_kernels.grouped_linear import GroupedWeight, pack_grouped
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
 
@@ -82,18 +89,22 @@ class Uploader:
         Raises ModelCorruptError.
         """
         tensors = [self._checkpoint.stored(name) for name in names]
-        if kind is MatrixKind.AS_STORED and any(grouped_type(tensor.stored) for tensor in tensors):
-            return [self._as_stored(tensor) for tensor in tensors]
-        stays_float8 = any(tensor.stored is FloatType.FLOAT8_E4M3FN for tensor in tensors)
-        if kind is MatrixKind.DENSE or (kind is MatrixKind.AS_STORED and not stays_float8):
+        is_int8 = kind is MatrixKind.AS_STORED and are_w8a8(tensor.stored for tensor in tensors)
+        if kind is MatrixKind.AS_STORED and not is_int8:
+            if any(grouped_type(tensor.stored) for tensor in tensors):
+                return [self._as_stored(tensor) for tensor in tensors]
+            if all(tensor.stored is not FloatType.FLOAT8_E4M3FN for tensor in tensors):
+                return self.dense(*names)
+        if kind is MatrixKind.DENSE:
             return self.dense(*names)
         num_rows, width = sum(tensor.num_rows for tensor in tensors), tensors[0].shape[1]
-        values = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=self._device)
+        dtype, write = (torch.int8, self._write_int8) if is_int8 else (torch.float8_e4m3fn, self._write_float8)
+        values = torch.empty((num_rows, width), dtype=dtype, device=self._device)
         scales = torch.empty((num_rows,), dtype=torch.float32, device=self._device)
         first = 0
         for tensor in tensors:
             rows = slice(first, first + tensor.num_rows)
-            self._write_float8(tensor, ScaledWeight(values[rows], scales[rows]))
+            write(tensor, ScaledWeight(values[rows], scales[rows]))
             first = rows.stop
         return ScaledWeight(values, scales)
 
@@ -160,6 +171,13 @@ class Uploader:
             places = self._places(tensor, first, num_rows)
             _put_rows(out.values.view(torch.uint8), part.values.view(torch.uint8), places)
             _put_rows(out.scales, part.scales, places)
+
+    def _write_int8(self, tensor: Matrix, out: ScaledWeight) -> None:
+        assert isinstance(tensor, GroupedTensor)
+        for first, rows in self._staging.stream(tensor.codes.part):
+            out.values[first : first + rows.shape[0]] = rows.view(torch.int8)
+        out.scales[:] = torch.tensor(tensor.read_scales().scales[:, 0])
+        self._tell(tensor.num_bytes)
 
     def _parts(self, tensor: Matrix) -> Iterator[tuple[int, torch.Tensor]]:
         """(first row, numbers [rows, numbers]), in the order of the file."""

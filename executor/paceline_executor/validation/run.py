@@ -37,12 +37,12 @@ _WINDOW_TOKENS = 512
 _REQUEST, _BASE, _RESULT = "request.json", "base.json", "result.json"
 
 
-class Role(enum.Enum):
+class ValidationRole(enum.Enum):
     BASE = "validate-base"
     CANDIDATE = "validate-candidate"
 
 
-def validate(config: Config, role: Role, folder: Path) -> None:
+def validate(config: Config, role: ValidationRole, folder: Path) -> None:
     """Reads request.json there: `data`, a path or null; `num_tokens` of each text at most; `now`.
 
     Before there is a base a candidate is only opened: one that cannot be read need not wait for the base.
@@ -54,9 +54,9 @@ def validate(config: Config, role: Role, folder: Path) -> None:
     config = replace(config, max_num_seqs=MAX_ANSWERS, max_num_batched_tokens=_WINDOW_TOKENS)
     progress = ProgressLog()
     opened = open_model(config, progress)
-    if role is Role.CANDIDATE and not (folder / _BASE).exists():
+    if role is ValidationRole.CANDIDATE and not (folder / _BASE).exists():
         return
-    base = None if role is Role.BASE else json.loads((folder / _BASE).read_text())
+    base = None if role is ValidationRole.BASE else json.loads((folder / _BASE).read_text())
     size = min(_WINDOW_TOKENS, opened.checkpoint.config.max_model_len)
     if base is not None:
         _check_comparable(opened, size, base)

@@ -94,7 +94,8 @@ class DummyCheckpoint:
         group = min(stored.group or inputs, inputs)
         codes = np.random.default_rng(place).integers(0, num_codes, (outputs, inputs), np.uint8)
         of_groups = outputs, -(-inputs // group)
-        scales = np.full(of_groups, inputs**-0.5 / spread_of_codes(stored.bits), np.float32)
+        scale = np.float16(inputs**-0.5 / spread_of_codes(stored.bits))  # as most files have; a CPU keeps no more of it
+        scales = np.full(of_groups, scale, np.float32)
         return GroupedRows(stored.bits, codes, scales, group, np.full(of_groups, num_codes / 2, np.float32))
 
 

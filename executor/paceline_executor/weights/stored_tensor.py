@@ -9,7 +9,7 @@ instead of raising, and a device takes bytes faster from pinned memory.
 import enum
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -49,6 +49,8 @@ class GroupedType:
     has_zeros: bool = False
     has_minima: bool = False  # of the scales' type
     is_ordered: bool = False  # inputs that share a scale may be anywhere in a row
+    # Codes are int8, with a scale for each row alone; made to be multiplied with inputs that are rounded likewise.
+    is_w8a8: bool = False
 
 
 PlainType = FloatType | GGMLQuantizationType
@@ -83,6 +85,11 @@ def has_linear_4_bits(stored: StoredType) -> bool:
     """Whether codes of 4 bits, with scales and zeros or minima of groups, are all that a matrix is."""
     grouped = grouped_type(stored)
     return grouped is not None and grouped.bits == 4 and grouped.is_linear
+
+
+def are_w8a8(types: Iterable[StoredType | None]) -> bool:
+    """Whether matrices side by side all are."""
+    return all(isinstance(stored, GroupedType) and stored.is_w8a8 for stored in types)
 
 
 def block_sizes(stored: PlainType) -> tuple[int, int]:

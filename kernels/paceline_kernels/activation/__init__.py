@@ -11,8 +11,9 @@ from paceline_kernels.activation.gates import Gate
 from paceline_kernels.arguments import check_tensor, float_type
 from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
+from paceline_kernels.gpu.rounded_rows import RoundedRows
 
-__all__ = ["Gate", "gate_and_multiply", "softcap"]
+__all__ = ["Gate", "gate_and_multiply", "gate_and_multiply_rounded", "softcap"]
 
 
 def gate_and_multiply(gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
@@ -22,11 +23,7 @@ def gate_and_multiply(gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
     GPU. Returns [num_tokens, intermediate] of that type, new. Batch-invariant: elements do not influence each other.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
-    check_tensor(
-        "gate_and_multiply", "gate_up", gate_up, float_type("gate_and_multiply", "gate_up", gate_up), (None,) * 2
-    )
-    if gate_up.shape[1] % 2:
-        raise KernelArgumentError("gate_and_multiply", f"gate_up must have an even width, not {gate_up.shape[1]}")
+    _check("gate_and_multiply", gate_up)
     if is_cpu(gate_up.device):
         from paceline_kernels.activation import cpu
 
@@ -36,6 +33,26 @@ def gate_and_multiply(gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
 
         return triton.gate_and_multiply(gate_up, int(gate))
     raise UnsupportedDeviceError("gate_and_multiply", gate_up.device, gpu.DEVICES)
+
+
+def gate_and_multiply_rounded(gate_up: torch.Tensor, gate: Gate, rounded_to: torch.dtype) -> RoundedRows:
+    """For GPUs: what `gate_and_multiply` returns, rounded as `scaled_linear` would round it, to the bit.
+
+    rounded_to: float8_e4m3fn or int8. Raises KernelArgumentError, UnsupportedDeviceError.
+    """
+    op = "gate_and_multiply_rounded"
+    _check(op, gate_up)
+    if not gpu.has_kernels(gate_up.device):
+        raise UnsupportedDeviceError(op, gate_up.device, gpu.GPU_ONLY)
+    from paceline_kernels.activation import triton
+
+    return triton.gate_and_multiply_rounded(gate_up, int(gate), rounded_to)
+
+
+def _check(op: str, gate_up: torch.Tensor) -> None:
+    check_tensor(op, "gate_up", gate_up, float_type(op, "gate_up", gate_up), (None, None))
+    if gate_up.shape[1] % 2:
+        raise KernelArgumentError(op, f"gate_up must have an even width, not {gate_up.shape[1]}")
 
 
 def softcap(x: torch.Tensor, cap: float) -> None:

@@ -13,7 +13,7 @@ from paceline_kernels.decoder.weights import (
     DecoderBatch,
     DecoderLayer,
     DecoderWeights,
-    HeadNorms,
+    HeadNormWeights,
     InputOrders,
     PostNorms,
 )
@@ -25,7 +25,7 @@ __all__ = [
     "DecoderBatch",
     "DecoderLayer",
     "DecoderWeights",
-    "HeadNorms",
+    "HeadNormWeights",
     "InputOrders",
     "PhaseTime",
     "PostNorms",

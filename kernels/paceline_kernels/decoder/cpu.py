@@ -17,13 +17,13 @@ from paceline_kernels.compiler.extern_calls import called_by_name, linked_to
 from paceline_kernels.decoder import phase_pool, phases
 from paceline_kernels.decoder.state import (
     Activations,
+    AttentionSplits,
     Batch,
     Float32Array,
     Int32Array,
     Int64Array,
+    PackedWeights,
     Shape,
-    Splits,
-    Weights,
     has_orders,
     new_activations,
     new_splits,
@@ -98,7 +98,7 @@ class CpuDecoder:
         logits = torch.from_numpy(self._activations.logits[:num_logits])
         return logits[:, : self._shape.vocab].contiguous()
 
-    def _cut(self, batch: Batch, block_size: int) -> Splits:
+    def _cut(self, batch: Batch, block_size: int) -> AttentionSplits:
         """How attention is shared out in this batch."""
         group = self._shape.num_heads // self._shape.num_kv_heads
         tile = (units.tile_tokens(group), units.segment_positions(block_size))
@@ -142,7 +142,7 @@ def _shape(weights: DecoderWeights) -> Shape:
     )
 
 
-def _compiled_weights(weights: DecoderWeights) -> Weights:
+def _compiled_weights(weights: DecoderWeights) -> PackedWeights:
     layers = weights.layers
     matrices = [(layer.qkv, layer.attention_output, layer.gate_up, layer.down) for layer in layers]
     norms = [norm for layer in layers for norm in (layer.attention_norm, layer.feed_forward_norm)]
@@ -151,7 +151,7 @@ def _compiled_weights(weights: DecoderWeights) -> Weights:
         (layer.rope_table, attention.ALL_POSITIONS if layer.window is None else layer.window) for layer in layers
     ]
     addresses = [[(matrix.data.data_ptr(), matrix.code) for matrix in layer] for layer in matrices]
-    return Weights(
+    return PackedWeights(
         matrices=np.array(addresses, dtype=np.int64),
         extras=np.stack([np.concatenate(vectors) for vectors in extras]),
         extra_starts=np.cumsum([0, *(len(vector) for vector in extras[0])], dtype=np.int64),
@@ -208,7 +208,7 @@ def _check_batch(batch: Batch, weights: DecoderWeights, keys: torch.Tensor) -> N
 
 
 @jit.compiled
-def _num_pieces(phase: int, layer: int, shape: Shape, weights: Weights, batch: Batch, num_units: int) -> int:
+def _num_pieces(phase: int, layer: int, shape: Shape, weights: PackedWeights, batch: Batch, num_units: int) -> int:
     num_tokens, num_logits = int(batch.token_ids.shape[0]), int(batch.logit_tokens.shape[0])
     blocks, width = phases.num_blocks(num_tokens), phases.OUTPUT_TILES * TILE
     if phase == _QKV:
@@ -229,7 +229,7 @@ def _num_pieces(phase: int, layer: int, shape: Shape, weights: Weights, batch: B
 
 
 @jit.compiled
-def _is_read(phase: int, piece: int, shape: Shape, batch: Batch, splits: Splits) -> bool:
+def _is_read(phase: int, piece: int, shape: Shape, batch: Batch, splits: AttentionSplits) -> bool:
     """Whether anyone reads what the last layer's piece makes: behind its keys and values only logits are made."""
     if phase == _ATTEND:
         unit = splits.units[phases.unit_of(piece, shape, splits)]
@@ -250,12 +250,12 @@ def _is_read(phase: int, piece: int, shape: Shape, batch: Batch, splits: Splits)
 @jit.compiled
 def _work(
     shape: Shape,
-    weights: Weights,
+    weights: PackedWeights,
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
     work: Activations,
-    splits: Splits,
+    splits: AttentionSplits,
     counters: phase_pool.Counters,
     folds: phase_pool.Counters,
     times: Int64Array,
@@ -278,12 +278,12 @@ def _work(
 @jit.compiled
 def _go_through(
     shape: Shape,
-    weights: Weights,
+    weights: PackedWeights,
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
     work: Activations,
-    splits: Splits,
+    splits: AttentionSplits,
     counters: phase_pool.Counters,
     folds: phase_pool.Counters,
     memory: tuple[Float32Array, Float32Array, Float32Array, attention.Scratch, Int64Array],
@@ -345,12 +345,12 @@ _work_by_name = called_by_name(_work)
 @jit.compiled_parallel
 def run(
     shape: Shape,
-    weights: Weights,
+    weights: PackedWeights,
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
     work: Activations,
-    splits: Splits,
+    splits: AttentionSplits,
     counters: phase_pool.Counters,
     folds: phase_pool.Counters,
     times: Int64Array,

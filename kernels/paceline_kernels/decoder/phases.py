@@ -29,13 +29,13 @@ from paceline_kernels.decoder.state import (
     ROPE_TABLE,
     WINDOW,
     Activations,
+    AttentionSplits,
     Batch,
     Float32Array,
     Int32Array,
+    PackedWeights,
     Quantized,
     Shape,
-    Splits,
-    Weights,
     attended,
     extra,
     fed,
@@ -111,7 +111,7 @@ def _normalize_in_order(
     norm: int,
     token: int,
     shape: Shape,
-    weights: Weights,
+    weights: PackedWeights,
     work: Activations,
     normalized: Float32Array,
     reordered: Float32Array,
@@ -136,7 +136,7 @@ def reorder(
     layer: int,
     num_tokens: int,
     shape: Shape,
-    weights: Weights,
+    weights: PackedWeights,
     work: Activations,
     reordered: Float32Array,
 ) -> None:
@@ -169,7 +169,7 @@ def _scale(x: Float32Array, factor: jit.Float32) -> None:
 def embed(
     piece: int,
     shape: Shape,
-    weights: Weights,
+    weights: PackedWeights,
     batch: Batch,
     work: Activations,
     normalized: Float32Array,
@@ -189,7 +189,7 @@ def normalize(
     norm: int,
     num_tokens: int,
     shape: Shape,
-    weights: Weights,
+    weights: PackedWeights,
     work: Activations,
     normalized: Float32Array,
     reordered: Float32Array,
@@ -217,7 +217,7 @@ def copy_aux(piece: int, layer: int, batch: Batch, work: Activations) -> None:
 
 @jit.compiled
 def normalize_last(
-    piece: int, shape: Shape, weights: Weights, batch: Batch, work: Activations, normalized: Float32Array
+    piece: int, shape: Shape, weights: PackedWeights, batch: Batch, work: Activations, normalized: Float32Array
 ) -> None:
     """The same with the last norm, for the tokens whose logits are wanted, row after row.
 
@@ -262,7 +262,7 @@ def project_qkv(
     piece: int,
     layer: int,
     shape: Shape,
-    weights: Weights,
+    weights: PackedWeights,
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
@@ -299,12 +299,12 @@ def project_qkv(
 
 
 @jit.compiled
-def scoring(layer: int, shape: Shape, weights: Weights) -> attention.Scoring:
+def scoring(layer: int, shape: Shape, weights: PackedWeights) -> attention.Scoring:
     return attention.Scoring(shape.attention_scale, shape.attention_softcap, weights.layer_options[layer, WINDOW])
 
 
 @jit.compiled
-def unit_of(piece: int, shape: Shape, splits: Splits) -> int:
+def unit_of(piece: int, shape: Shape, splits: AttentionSplits) -> int:
     """The unit of a piece of attention. The last ones of a chunk see most positions: they are begun first."""
     return int(splits.num_units - 1 - piece // shape.num_kv_heads)
 
@@ -313,12 +313,12 @@ def unit_of(piece: int, shape: Shape, splits: Splits) -> int:
 def attend(
     piece: int,
     shape: Shape,
-    weights: Weights,
+    weights: PackedWeights,
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
     rules: attention.Scoring,
-    splits: Splits,
+    splits: AttentionSplits,
     folds: phase_pool.Counters,
     work: Activations,
     scratch: attention.Scratch,
@@ -387,7 +387,7 @@ def _add_bias(piece: int, bias: Float32Array, num_tokens: int, out: Float32Array
 
 @jit.compiled
 def project_output(
-    piece: int, layer: int, num_tokens: int, weights: Weights, work: Activations, scratch: Float32Array
+    piece: int, layer: int, num_tokens: int, weights: PackedWeights, work: Activations, scratch: Float32Array
 ) -> None:
     """What was attended to, added to the stream; where that is normalised first, it becomes the addend."""
     address, weight_format = weights.matrices[layer, ATTENTION_OUTPUT]
@@ -411,7 +411,13 @@ def _let_through(gates: Float32Array, ups: Float32Array, kind: int) -> None:
 
 @jit.compiled
 def gate(
-    piece: int, layer: int, num_tokens: int, shape: Shape, weights: Weights, work: Activations, scratch: Float32Array
+    piece: int,
+    layer: int,
+    num_tokens: int,
+    shape: Shape,
+    weights: PackedWeights,
+    work: Activations,
+    scratch: Float32Array,
 ) -> None:
     """gate(gates) * up of some tokens for one group of the feed-forward network, made int8 at once."""
     width, blocks = OUTPUT_TILES * TILE, num_blocks(num_tokens)
@@ -445,7 +451,7 @@ def gate(
 
 @jit.compiled
 def project_down(
-    piece: int, layer: int, num_tokens: int, weights: Weights, work: Activations, scratch: Float32Array
+    piece: int, layer: int, num_tokens: int, weights: PackedWeights, work: Activations, scratch: Float32Array
 ) -> None:
     """What the gates let through, likewise."""
     address, weight_format = weights.matrices[layer, DOWN]
@@ -457,12 +463,12 @@ def project_down(
 
 
 @jit.compiled
-def num_logit_pieces(weights: Weights) -> int:
+def num_logit_pieces(weights: PackedWeights) -> int:
     return int((weights.lm_head.shape[0] + LOGIT_TILES - 1) // LOGIT_TILES)
 
 
 @jit.compiled
-def project_logits(piece: int, num_logits: int, shape: Shape, weights: Weights, work: Activations) -> None:
+def project_logits(piece: int, num_logits: int, shape: Shape, weights: PackedWeights, work: Activations) -> None:
     """The logits of some rows for 64 tokens of the vocabulary."""
     blocks = num_blocks(num_logits)
     first, tile = piece % blocks * TOKENS_PER_PIECE, piece // blocks * LOGIT_TILES

@@ -15,11 +15,11 @@ Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
-# Columns of `Weights.matrices`.
+# Columns of `PackedWeights.matrices`.
 QKV, ATTENTION_OUTPUT, GATE_UP, DOWN = range(4)
-# Parts of `Weights.extras`: biases of the matrices, norms of heads, norms of what a layer adds.
+# Parts of `PackedWeights.extras`: biases of the matrices, norms of heads, norms of what a layer adds.
 QKV_BIAS, OUTPUT_BIAS, GATE_UP_BIAS, DOWN_BIAS, QUERY_NORM, KEY_NORM, ATTENTION_NORM, FEED_FORWARD_NORM = range(8)
-# Columns of `Weights.layer_options`.
+# Columns of `PackedWeights.layer_options`.
 ROPE_TABLE, WINDOW = range(2)
 
 
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     logit_softcap: Any  # float32; 0 where logits are not capped
 
 
-class Weights(NamedTuple):
+class PackedWeights(NamedTuple):
     """The packed matrices of all layers by address, and the rest in few arrays: each takes the compiler a second."""
 
     matrices: Int64Array  # [num_layers, 4, 2]: address, format
@@ -102,19 +102,19 @@ class Activations(NamedTuple):
 
 
 @compiled
-def has_extra(weights: Weights, part: int) -> bool:
+def has_extra(weights: PackedWeights, part: int) -> bool:
     """Whether the model has this part. Asked before `extra`, which counts a reference in and out."""
     return int(weights.extra_starts[part + 1]) > int(weights.extra_starts[part])
 
 
 @compiled
-def extra(weights: Weights, layer: int, part: int) -> Float32Array:
+def extra(weights: PackedWeights, layer: int, part: int) -> Float32Array:
     """A vector that not every model has."""
     return weights.extras[layer, weights.extra_starts[part] : weights.extra_starts[part + 1]]
 
 
 @compiled
-def has_orders(weights: Weights) -> bool:
+def has_orders(weights: PackedWeights) -> bool:
     return int(weights.orders.shape[0]) > 0
 
 
@@ -136,7 +136,7 @@ def fed(work: Activations) -> Quantized:
     return Quantized(work.fed_integers, work.fed_scales, work.fed_sums)
 
 
-class Splits(NamedTuple):
+class AttentionSplits(NamedTuple):
     """How attention is cut, see `attention.cpu`."""
 
     units: Int64Array  # [units, 7]
@@ -162,9 +162,9 @@ def new_activations(shape: Shape, num_tokens: int, num_logits: int, vocab_column
     )
 
 
-def new_splits(shape: Shape, num_rows: int, num_units: int, num_partials: int) -> Splits:
+def new_splits(shape: Shape, num_rows: int, num_units: int, num_partials: int) -> AttentionSplits:
     """Memory for so many units and partial results."""
-    return Splits(
+    return AttentionSplits(
         units=np.empty((num_units, 7), dtype=np.int64),
         first_partial=np.empty(num_rows + 1, dtype=np.int64),
         max=np.empty((num_partials, shape.num_heads), dtype=np.float32),

@@ -15,7 +15,7 @@ from paceline_kernels.quantized_linear.packing import GROUP, PackedWeight
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorms:
+class HeadNormWeights:
     """Norms of every query head and every key head, before they are rotated: [head_dim] float32."""
 
     query: torch.Tensor
@@ -62,7 +62,7 @@ class DecoderLayer:
     attention_output_bias: torch.Tensor | None = None
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
-    head_norms: HeadNorms | None = None
+    head_norms: HeadNormWeights | None = None
     post_norms: PostNorms | None = None
     orders: InputOrders = _AS_THEY_ARE
     rope_table: int = 0  # which of the decoder's

@@ -26,18 +26,18 @@ import torch
 from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor
 from paceline_kernels.devices import is_cpu
-from paceline_kernels.draws.columns import Advanced, DrawInputs, RowDraws, RowFinish
+from paceline_kernels.draws.columns import Advanced, DrawInputs, FinishCode, RowDraws
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.sampling.columns import Samples
-from paceline_kernels.step_inputs import MAX_PLANNED_ROWS, PlanColumns, RowState, StepInputs
+from paceline_kernels.step_inputs import MAX_PLANNED_ROWS, PlanColumns, RowBuffers, StepInputs
 
 __all__ = [
     "MAX_DRAFTS",
     "MAX_END_TOKENS",
     "Advanced",
     "DrawInputs",
+    "FinishCode",
     "RowDraws",
-    "RowFinish",
     "advance_rows",
     "check_rows",
     "draw_inputs",
@@ -48,7 +48,7 @@ MAX_END_TOKENS = 128
 
 
 def draw_inputs(
-    state: RowState, rows: RowDraws, plan: PlanColumns, batch: StepInputs, num_draws: int, max_drafts: int = 0
+    state: RowBuffers, rows: RowDraws, plan: PlanColumns, batch: StepInputs, num_draws: int, max_drafts: int = 0
 ) -> DrawInputs:
     """The draws of a batch that `step_inputs` made of this state and plan: one per row that computes its last known
     token, and one per draft that it computes.
@@ -74,7 +74,7 @@ def draw_inputs(
 
 
 def advance_rows(
-    state: RowState,
+    state: RowBuffers,
     rows: RowDraws,
     plan: PlanColumns,
     batch: StepInputs,
@@ -108,14 +108,14 @@ def advance_rows(
     raise UnsupportedDeviceError(op, state.token_ids.device, gpu.DEVICES)
 
 
-def check_rows(op: str, state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts: int) -> None:
+def check_rows(op: str, state: RowBuffers, rows: RowDraws, plan: PlanColumns, max_drafts: int) -> None:
     """For operations on planned rows. Raises KernelArgumentError."""
     _check_rows(op, state, rows)
     _check_planned(op, plan)
     _check_drafts(op, max_drafts)
 
 
-def _check_rows(op: str, state: RowState, rows: RowDraws) -> None:
+def _check_rows(op: str, state: RowBuffers, rows: RowDraws) -> None:
     num_rows = state.num_held.shape[0]
     check_tensor(op, "token_ids", state.token_ids, torch.int32, (num_rows, None))
     check_tensor(op, "end_tokens", rows.end_tokens, torch.int32, (num_rows, None))

@@ -8,7 +8,7 @@ import torch
 from paceline_kernels.sampling.columns import SamplingParameters
 
 
-class RowFinish(enum.IntEnum):
+class FinishCode(enum.IntEnum):
     """Whether and why a row ended: of END_TOKEN, LENGTH and CONTEXT_FULL by the first that holds."""
 
     GOES_ON = 0
@@ -20,7 +20,7 @@ class RowFinish(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowDraws:
-    """What the device keeps of every row for drawing its tokens, beside `RowState`. All contiguous.
+    """What the device keeps of every row for drawing its tokens, beside `RowBuffers`. All contiguous.
 
     A row's first num_known tokens are known; what it holds behind them, up to num_held, are drafts. Of a row that goes
     on, at least one known token is not computed.
@@ -53,4 +53,4 @@ class Advanced:
     """What a step brought the planned rows."""
 
     num_accepted: torch.Tensor  # [num_planned] int32: so many of its draws, the first ones, are the row's new tokens
-    finish: torch.Tensor  # [num_planned] uint8, of RowFinish; GOES_ON where the plan names no row
+    finish: torch.Tensor  # [num_planned] uint8, of FinishCode; GOES_ON where the plan names no row

@@ -5,9 +5,9 @@ import numpy.typing as npt
 import torch
 
 from paceline_kernels.compiler import jit
-from paceline_kernels.draws.columns import Advanced, DrawInputs, RowDraws, RowFinish
+from paceline_kernels.draws.columns import Advanced, DrawInputs, FinishCode, RowDraws
 from paceline_kernels.sampling.columns import SampleOutcome, Samples, SamplingParameters
-from paceline_kernels.step_inputs import PlanColumns, RowState, StepInputs
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers, StepInputs
 
 _Int32Array = npt.NDArray[np.int32]
 _Int64Array = npt.NDArray[np.int64]
@@ -19,17 +19,17 @@ _DRAWN = int(SampleOutcome.DRAWN)
 _GOES_ON, _END_TOKEN, _LENGTH, _CONTEXT_FULL, _ERROR = (
     int(finish)
     for finish in (
-        RowFinish.GOES_ON,
-        RowFinish.END_TOKEN,
-        RowFinish.LENGTH,
-        RowFinish.CONTEXT_FULL,
-        RowFinish.ERROR,
+        FinishCode.GOES_ON,
+        FinishCode.END_TOKEN,
+        FinishCode.LENGTH,
+        FinishCode.CONTEXT_FULL,
+        FinishCode.ERROR,
     )
 )
 
 
 def draw_inputs(
-    state: RowState, rows: RowDraws, plan: PlanColumns, batch: StepInputs, num_draws: int, max_drafts: int
+    state: RowBuffers, rows: RowDraws, plan: PlanColumns, batch: StepInputs, num_draws: int, max_drafts: int
 ) -> DrawInputs:
     places, drawn_rows, top_k, offsets, num_logprobs = np.empty((5, num_draws), dtype=np.int32)
     temperature, top_p, min_p = np.empty((3, num_draws), dtype=np.float32)
@@ -122,7 +122,7 @@ def fill_draws(
 
 
 def advance_rows(
-    state: RowState, rows: RowDraws, plan: PlanColumns, batch: StepInputs, draws: DrawInputs, samples: Samples
+    state: RowBuffers, rows: RowDraws, plan: PlanColumns, batch: StepInputs, draws: DrawInputs, samples: Samples
 ) -> Advanced:
     num_planned = plan.rows.shape[0]
     num_accepted, finish = np.empty(num_planned, dtype=np.int32), np.empty(num_planned, dtype=np.uint8)

@@ -2,13 +2,13 @@
 
 import torch
 
-from paceline_kernels.draws.columns import Advanced, DrawInputs, RowDraws, RowFinish
+from paceline_kernels.draws.columns import Advanced, DrawInputs, FinishCode, RowDraws
 from paceline_kernels.sampling.columns import SampleOutcome, Samples, SamplingParameters
-from paceline_kernels.step_inputs import PlanColumns, RowState, StepInputs
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers, StepInputs
 
 
 def draw_inputs(
-    state: RowState, rows: RowDraws, plan: PlanColumns, batch: StepInputs, num_draws: int, max_drafts: int = 0
+    state: RowBuffers, rows: RowDraws, plan: PlanColumns, batch: StepInputs, num_draws: int, max_drafts: int = 0
 ) -> DrawInputs:
     places: list[int] = []
     drawn_rows: list[int] = []
@@ -46,7 +46,7 @@ def draw_inputs(
 
 
 def advance_rows(
-    state: RowState,
+    state: RowBuffers,
     rows: RowDraws,
     plan: PlanColumns,
     batch: StepInputs,
@@ -54,12 +54,12 @@ def advance_rows(
     samples: Samples,
     max_drafts: int = 0,  # noqa: ARG001  # one signature
 ) -> Advanced:
-    advanced = [(0, RowFinish.GOES_ON)] * plan.rows.shape[0]
+    advanced = [(0, FinishCode.GOES_ON)] * plan.rows.shape[0]
     for planned, row in enumerate(plan.rows.tolist()):
         if 0 <= row < state.num_held.shape[0]:
-            finish = RowFinish(int(state.finish[row]))
+            finish = FinishCode(int(state.finish[row]))
             advanced[planned] = (0, finish)
-            if finish is RowFinish.GOES_ON:
+            if finish is FinishCode.GOES_ON:
                 drawn = slice(*draws.cu_draws[planned : planned + 2].tolist())
                 token_ids, outcomes = samples.token_ids[drawn].tolist(), samples.outcomes[drawn].tolist()
                 context_len = int(batch.context_lens[planned])
@@ -71,25 +71,25 @@ def advance_rows(
 
 
 def _advance(
-    state: RowState, rows: RowDraws, row: int, context_len: int, token_ids: list[int], outcomes: list[int]
-) -> tuple[int, RowFinish]:
+    state: RowBuffers, rows: RowDraws, row: int, context_len: int, token_ids: list[int], outcomes: list[int]
+) -> tuple[int, FinishCode]:
     """One row that goes on, by what it has drawn. Returns how many tokens it got, and whether it ended."""
     num_known = int(rows.num_known[row])
     drafts = state.token_ids[row, num_known : num_known + len(token_ids) - 1].tolist()
-    num_accepted, finish = 0, RowFinish.GOES_ON
+    num_accepted, finish = 0, FinishCode.GOES_ON
     num_right = num_known - 1  # tokens whose keys and values are right once they are computed
     for draw, (token_id, outcome) in enumerate(zip(token_ids, outcomes, strict=True)):
         num_right = num_known + draw
         if outcome != SampleOutcome.DRAWN:
-            finish = RowFinish.ERROR
+            finish = FinishCode.ERROR
             break
         if num_known + draw == state.token_ids.shape[1]:
-            finish = RowFinish.CONTEXT_FULL
+            finish = FinishCode.CONTEXT_FULL
             break
         state.token_ids[row, num_known + draw] = token_id
         num_accepted = draw + 1
         finish = _finish(state, rows, row, num_known + num_accepted, token_id)
-        if finish is not RowFinish.GOES_ON or draw == len(drafts) or token_id != drafts[draw]:
+        if finish is not FinishCode.GOES_ON or draw == len(drafts) or token_id != drafts[draw]:
             break
     state.num_computed[row] = min(context_len, num_right)
     state.num_held[row] = rows.num_known[row] = num_known + num_accepted
@@ -97,10 +97,10 @@ def _advance(
     return num_accepted, finish
 
 
-def _finish(state: RowState, rows: RowDraws, row: int, num_known: int, token_id: int) -> RowFinish:
+def _finish(state: RowBuffers, rows: RowDraws, row: int, num_known: int, token_id: int) -> FinishCode:
     """What a row's latest token means for it."""
     if token_id in rows.end_tokens[row].tolist():
-        return RowFinish.END_TOKEN
+        return FinishCode.END_TOKEN
     if num_known >= rows.max_known[row]:
-        return RowFinish.LENGTH
-    return RowFinish.CONTEXT_FULL if num_known >= state.token_ids.shape[1] else RowFinish.GOES_ON
+        return FinishCode.LENGTH
+    return FinishCode.CONTEXT_FULL if num_known >= state.token_ids.shape[1] else FinishCode.GOES_ON

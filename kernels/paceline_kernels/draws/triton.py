@@ -10,7 +10,7 @@ import triton.language as tl
 
 from paceline_kernels.draws import Advanced, DrawInputs, RowDraws
 from paceline_kernels.sampling.columns import Samples, SamplingParameters
-from paceline_kernels.step_inputs import PlanColumns, RowState, StepInputs
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers, StepInputs
 
 # Numbers that a program of draw_inputs writes at a time, one per thread: more than the draws of a row.
 _BLOCK = 128
@@ -21,7 +21,7 @@ _TABLE_OF_A_WARP = 1024
 
 
 def draw_inputs(
-    state: RowState, rows: RowDraws, plan: PlanColumns, batch: StepInputs, num_draws: int, max_drafts: int
+    state: RowBuffers, rows: RowDraws, plan: PlanColumns, batch: StepInputs, num_draws: int, max_drafts: int
 ) -> DrawInputs:
     device, num_planned = state.token_ids.device, plan.rows.shape[0]
 
@@ -73,7 +73,7 @@ def draw_inputs(
 
 
 def advance_rows(
-    state: RowState,
+    state: RowBuffers,
     rows: RowDraws,
     plan: PlanColumns,
     batch: StepInputs,

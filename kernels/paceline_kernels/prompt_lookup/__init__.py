@@ -11,7 +11,7 @@ from paceline_kernels.arguments import check_tensor
 from paceline_kernels.devices import is_cpu
 from paceline_kernels.draws import RowDraws, check_rows
 from paceline_kernels.errors import UnsupportedDeviceError
-from paceline_kernels.step_inputs import PlanColumns, RowState
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers
 
 __all__ = ["MAX_MATCH", "MIN_MATCH", "lookup_drafts"]
 
@@ -20,7 +20,7 @@ MAX_MATCH = 16  # more alike are no better
 
 
 def lookup_drafts(
-    state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts: int, min_chance: torch.Tensor
+    state: RowBuffers, rows: RowDraws, plan: PlanColumns, max_drafts: int, min_chance: torch.Tensor
 ) -> None:
     """Write drafts behind the known tokens of planned rows and count them in state.num_held, in place.
 

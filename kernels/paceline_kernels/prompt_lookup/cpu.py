@@ -7,13 +7,13 @@ import torch
 from paceline_kernels.compiler import jit
 from paceline_kernels.draws import RowDraws
 from paceline_kernels.prompt_lookup import MAX_MATCH, MIN_MATCH
-from paceline_kernels.step_inputs import PlanColumns, RowState
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers
 
 _Int32Array = npt.NDArray[np.int32]
 
 
 def lookup_drafts(
-    state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts: int, min_chance: torch.Tensor
+    state: RowBuffers, rows: RowDraws, plan: PlanColumns, max_drafts: int, min_chance: torch.Tensor
 ) -> None:
     num_known, num_held = rows.num_known.numpy(), state.num_held.numpy()
     planned, tokens = plan.rows.numpy(), state.token_ids.numpy()

@@ -4,11 +4,11 @@ import torch
 
 from paceline_kernels.draws import RowDraws
 from paceline_kernels.prompt_lookup import MAX_MATCH, MIN_MATCH
-from paceline_kernels.step_inputs import PlanColumns, RowState
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers
 
 
 def lookup_drafts(
-    state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts: int, min_chance: torch.Tensor
+    state: RowBuffers, rows: RowDraws, plan: PlanColumns, max_drafts: int, min_chance: torch.Tensor
 ) -> None:
     for row, num_tokens in zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True):
         if not 0 <= row < state.num_held.shape[0] or state.finish[row]:

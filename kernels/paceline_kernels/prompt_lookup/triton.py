@@ -10,7 +10,7 @@ import triton.language as tl
 
 from paceline_kernels.draws import RowDraws
 from paceline_kernels.prompt_lookup import MAX_MATCH, MIN_MATCH
-from paceline_kernels.step_inputs import PlanColumns, RowState
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers
 
 # Places that a program's eight warps compare at a time, four per thread.
 _BLOCK = 1024
@@ -18,7 +18,7 @@ _NUM_WARPS = 8
 
 
 def lookup_drafts(
-    state: RowState, rows: RowDraws, plan: PlanColumns, max_drafts: int, min_chance: torch.Tensor
+    state: RowBuffers, rows: RowDraws, plan: PlanColumns, max_drafts: int, min_chance: torch.Tensor
 ) -> None:
     lookup_drafts_kernel[(plan.rows.shape[0],)](
         state.token_ids,

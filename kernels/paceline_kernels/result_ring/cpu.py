@@ -8,13 +8,13 @@ import torch
 
 from paceline_kernels.clock import CLOCK_SIZE
 from paceline_kernels.compiler import jit
-from paceline_kernels.draws.columns import Advanced, DrawInputs, RowFinish
+from paceline_kernels.draws.columns import Advanced, DrawInputs, FinishCode
 from paceline_kernels.result_ring.ring import ResultRing
 from paceline_kernels.sampling.columns import SampleOutcome, Samples
 
 _Int32Array = npt.NDArray[np.int32]
 _UInt8Array = npt.NDArray[np.uint8]
-_ERROR, _DRAWN = int(RowFinish.ERROR), int(SampleOutcome.DRAWN)  # plain integers for compiled code
+_ERROR, _DRAWN = int(FinishCode.ERROR), int(SampleOutcome.DRAWN)  # plain integers for compiled code
 
 
 def write_results(

@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline_kernels.draws.columns import Advanced, DrawInputs, RowFinish
+from paceline_kernels.draws.columns import Advanced, DrawInputs, FinishCode
 from paceline_kernels.result_ring.ring import ResultRing
 from paceline_kernels.sampling.columns import SampleOutcome, Samples
 
@@ -24,7 +24,7 @@ def write_results(
         first, end = draws.cu_draws[planned : planned + 2].tolist()
         ring.num_accepted[slot, planned], ring.finish[slot, planned] = accepted, finish
         ring.num_draws[slot, planned] = end - first
-        is_problem = finish == RowFinish.ERROR and first + accepted < end
+        is_problem = finish == FinishCode.ERROR and first + accepted < end
         ring.problems[slot, planned] = samples.outcomes[first + accepted] if is_problem else SampleOutcome.DRAWN
         for draw in range(first, first + accepted):
             ring.token_ids[slot, num_tokens] = samples.token_ids[draw]

@@ -9,6 +9,7 @@ from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor, float_type
 from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
+from paceline_kernels.gpu.rounded_rows import RoundedRows, unwritten_rows
 
 
 def rms_norm(
@@ -21,11 +22,7 @@ def rms_norm(
     what is normalised is the sum as it is kept. Returns [num_tokens, hidden] of that type, new. Batch-invariant: rows
     do not influence each other. Raises KernelArgumentError, UnsupportedDeviceError.
     """
-    dtype = float_type("rms_norm", "x", x)
-    check_tensor("rms_norm", "weight", weight, dtype, (None,))
-    check_tensor("rms_norm", "x", x, dtype, (None, weight.shape[0]))
-    if residual is not None:
-        check_tensor("rms_norm", "residual", residual, dtype, (x.shape[0], weight.shape[0]))
+    _check("rms_norm", x, weight, residual)
     if is_cpu(x.device):
         from paceline_kernels.rms_norm import cpu
 
@@ -35,6 +32,37 @@ def rms_norm(
 
         return triton.rms_norm(x, weight, eps, residual)
     raise UnsupportedDeviceError("rms_norm", x.device, gpu.DEVICES)
+
+
+def rms_norm_rounded(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    rounded_to: torch.dtype,
+    *,
+    residual: torch.Tensor | None = None,
+) -> RoundedRows:
+    """For GPUs: what `rms_norm` returns, rounded as `scaled_linear` would round it, to the bit, without a launch.
+
+    rounded_to: float8_e4m3fn or int8. Raises KernelArgumentError, UnsupportedDeviceError.
+    """
+    op = "rms_norm_rounded"
+    _check(op, x, weight, residual)
+    if not gpu.has_kernels(x.device):
+        raise UnsupportedDeviceError(op, x.device, gpu.GPU_ONLY)
+    from paceline_kernels.rms_norm import triton
+
+    rows = unwritten_rows(x, x.shape[1], rounded_to)
+    triton.rms_norm(x, weight, eps, residual, rows)
+    return rows
+
+
+def _check(op: str, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> None:
+    dtype = float_type(op, "x", x)
+    check_tensor(op, "weight", weight, dtype, (None,))
+    check_tensor(op, "x", x, dtype, (None, weight.shape[0]))
+    if residual is not None:
+        check_tensor(op, "residual", residual, dtype, (x.shape[0], weight.shape[0]))
 
 
 def rms_norm_heads(

@@ -10,6 +10,8 @@ import triton.language as tl
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.gpu import architecture
 from paceline_kernels.gpu.architecture import Architecture
+from paceline_kernels.gpu.rounded_rows import RoundedRows
+from paceline_kernels.gpu.triton import largest_bits, rounded, scale_row
 
 # Warps per row, by the largest width they serve: 32 numbers per thread, four 16-byte loads of 16-bit numbers from each
 # of input, residual and weight. A row moves 8 bytes per number (input, residual twice, output), so 4,096 rows of 4,096
@@ -23,17 +25,27 @@ HEADS_PER_PROGRAM = {Architecture.SM_80: 16, Architecture.SM_90: 16}
 _HEADS_WARPS = 4
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None) -> torch.Tensor:
-    """See `paceline_kernels.rms_norm.rms_norm`; the sum is rounded to the residual's type before it is normalised."""
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    rounded_rows: RoundedRows | None = None,
+) -> torch.Tensor:
+    """See `paceline_kernels.rms_norm.rms_norm`; the sum is rounded to the residual's type before it is normalised.
+
+    Returns the numbers of rounded_rows, which are written then.
+    """
     num_tokens, hidden = x.shape
     warps = NUM_WARPS[architecture.current()]
     if hidden > max(warps):
         raise KernelArgumentError("rms_norm", f"hidden must be at most {max(warps)} on a GPU, not {hidden}")
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if rounded_rows is None else rounded_rows.numbers
+    scales = None if rounded_rows is None else rounded_rows.scales
     if num_tokens:
         num_warps = next(warps[limit] for limit in sorted(warps) if hidden <= limit)
         block = triton.next_power_of_2(hidden)
-        rms_norm_kernel[(num_tokens,)](x, residual, weight, out, eps, hidden, block, num_warps=num_warps)
+        rms_norm_kernel[(num_tokens,)](x, residual, weight, out, scales, eps, hidden, block, num_warps=num_warps)
     return out
 
 
@@ -51,8 +63,11 @@ def rms_norm_heads(
 
 
 @triton.jit
-def rms_norm_kernel(x, residual, weight, out, eps, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
-    """A program per row. x, residual (or None), out: [rows, HIDDEN]; weight: [HIDDEN]."""
+def rms_norm_kernel(x, residual, weight, out, scales, eps, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
+    """A program per row. x, residual (or None), out: [rows, HIDDEN]; weight: [HIDDEN]; scales: [rows] of out, or None.
+
+    With scales what would be written is rounded once more.
+    """
     row = tl.program_id(0).to(tl.int64) * HIDDEN
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
@@ -64,7 +79,12 @@ def rms_norm_kernel(x, residual, weight, out, eps, HIDDEN: tl.constexpr, BLOCK: 
         tl.store(residual + row + columns, kept, mask=inside)
         values = kept.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values) / HIDDEN + eps)
-    tl.store(out + row + columns, (gains * (values * scale)).to(out.dtype.element_ty), mask=inside)
+    normed = (gains * (values * scale)).to(x.dtype.element_ty)
+    if scales is not None:
+        numbers = normed.to(tl.float32)
+        factor = scale_row(largest_bits(numbers), scales, tl.program_id(0), out.dtype.element_ty)
+        normed = rounded(numbers, factor, out.dtype.element_ty)
+    tl.store(out + row + columns, normed, mask=inside)
 
 
 @triton.jit

@@ -41,7 +41,7 @@ from paceline_kernels.sampling.columns import (
     DrawRules,
     LogitRules,
     Logprobs,
-    RowRules,
+    RuleTable,
     SampleOutcome,
     Samples,
     SamplingParameters,
@@ -53,7 +53,7 @@ __all__ = [
     "DrawRules",
     "LogitRules",
     "Logprobs",
-    "RowRules",
+    "RuleTable",
     "SampleOutcome",
     "Samples",
     "SamplingParameters",
@@ -166,7 +166,7 @@ def _check_lists(name: str, lists: TokenLists, num_lists: int) -> None:
     check_tensor("sample", f"{name}.token_ids", lists.token_ids, torch.int32, (None,))
 
 
-def _check_strengths(rules: LogitRules | RowRules, num_rows: int) -> None:
+def _check_strengths(rules: LogitRules | RuleTable, num_rows: int) -> None:
     check_tensor("sample", "biases", rules.biases, torch.float32, tuple(rules.biased.token_ids.shape))
     for name in PENALTIES:
         check_tensor("sample", name, getattr(rules, name), torch.float32, (num_rows,))

@@ -57,7 +57,7 @@ class LogitRules:
 
 
 @dataclass(frozen=True, slots=True)
-class RowRules:
+class RuleTable:
     """What the device keeps of every row's rules: what stays as it is while the row draws. All contiguous.
 
     A row is left alone by empty lists and by penalties of 0, 0 and 1.
@@ -87,7 +87,7 @@ class DrawRules:
     had been drawn.
     """
 
-    of_rows: RowRules
+    of_rows: RuleTable
     rows: torch.Tensor  # [num_draws] int32: whose rules a draw has; -1 for none
     token_ids: torch.Tensor  # [num_rows, max_model_len] int32: prompt, output, drafts
     num_prompt: torch.Tensor  # [num_rows] int32

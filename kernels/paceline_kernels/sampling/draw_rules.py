@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline_kernels.sampling.columns import PENALTIES, DrawRules, LogitRules, RowRules, TokenLists
+from paceline_kernels.sampling.columns import PENALTIES, DrawRules, LogitRules, RuleTable, TokenLists
 
 _Int32Array = npt.NDArray[np.int32]
 _IntArray = npt.NDArray[np.integer]
@@ -56,7 +56,7 @@ def _forbidden(
 
 
 def _said_words(
-    kept: RowRules, rules: DrawRules, draws: _IntArray, rows: _IntArray, offset: _Int32Array
+    kept: RuleTable, rules: DrawRules, draws: _IntArray, rows: _IntArray, offset: _Int32Array
 ) -> tuple[_IntArray, _Int32Array]:
     """Draws before which an output ends with all but the last token of a word, and that token."""
     cu_words, ends = kept.cu_words.numpy(), kept.words.cu_lens.numpy()[1:]

@@ -17,7 +17,7 @@ MAX_PLANNED_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class RowState:
+class RowBuffers:
     """What the device keeps of every row. All contiguous."""
 
     token_ids: torch.Tensor  # [num_rows, max_model_len] int32
@@ -47,7 +47,7 @@ class StepInputs:
     block_tables: torch.Tensor  # [num_planned, max_blocks_per_row] int32; cells behind context_lens hold anything
 
 
-def step_inputs(state: RowState, plan: PlanColumns, num_tokens: int, block_size: int) -> StepInputs:
+def step_inputs(state: RowBuffers, plan: PlanColumns, num_tokens: int, block_size: int) -> StepInputs:
     """The next tokens of the planned rows, row by row: as many as planned, or as the row holds; none if it has ended.
 
     num_tokens: how many tokens the batch has with its padding; what a plan names beyond them is not computed.

@@ -5,13 +5,13 @@ import numpy.typing as npt
 import torch
 
 from paceline_kernels.compiler import jit
-from paceline_kernels.step_inputs import PlanColumns, RowState, StepInputs
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers, StepInputs
 
 _Int32Array = npt.NDArray[np.int32]
 _Int64Array = npt.NDArray[np.int64]
 
 
-def step_inputs(state: RowState, plan: PlanColumns, num_tokens: int, block_size: int) -> StepInputs:
+def step_inputs(state: RowBuffers, plan: PlanColumns, num_tokens: int, block_size: int) -> StepInputs:
     num_planned = plan.rows.shape[0]
     token_ids, positions = np.empty(num_tokens, dtype=np.int32), np.empty(num_tokens, dtype=np.int32)
     slots = np.empty(num_tokens, dtype=np.int64)

@@ -2,10 +2,10 @@
 
 import torch
 
-from paceline_kernels.step_inputs import PlanColumns, RowState, StepInputs
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers, StepInputs
 
 
-def step_inputs(state: RowState, plan: PlanColumns, num_tokens: int, block_size: int) -> StepInputs:
+def step_inputs(state: RowBuffers, plan: PlanColumns, num_tokens: int, block_size: int) -> StepInputs:
     """See `paceline_kernels.step_inputs.step_inputs`; cells of block tables that are not written are 0."""
     token_ids: list[int] = []
     positions: list[int] = []

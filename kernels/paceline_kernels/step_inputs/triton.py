@@ -10,7 +10,7 @@ import triton.language as tl
 
 from paceline_kernels.gpu import architecture
 from paceline_kernels.gpu.architecture import Architecture
-from paceline_kernels.step_inputs import PlanColumns, RowState, StepInputs
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers, StepInputs
 
 # Tokens, or cells of a block table, that a program of four warps does at a time: two per thread.
 BLOCK = {Architecture.SM_80: 256, Architecture.SM_90: 256}
@@ -19,7 +19,7 @@ _PROGRAMS_PER_ROW = 4
 _NUM_WARPS = 4
 
 
-def step_inputs(state: RowState, plan: PlanColumns, num_tokens: int, block_size: int) -> StepInputs:
+def step_inputs(state: RowBuffers, plan: PlanColumns, num_tokens: int, block_size: int) -> StepInputs:
     device, num_planned = state.token_ids.device, plan.rows.shape[0]
     num_rows, max_tokens = state.token_ids.shape
     max_blocks = state.block_table.shape[1]

@@ -22,7 +22,7 @@ from paceline_kernels.result_ring import new_ring, write_results
 from paceline_kernels.rms_norm import rms_norm, rms_norm_heads
 from paceline_kernels.rope import rope_and_write_kv, rope_frequencies, rope_table
 from paceline_kernels.sampling import LogitRules, SamplingParameters, TokenLists, sample
-from paceline_kernels.step_inputs import PlanColumns, RowState, step_inputs
+from paceline_kernels.step_inputs import PlanColumns, RowBuffers, step_inputs
 
 _BLOCK_SIZE = 16
 
@@ -61,7 +61,7 @@ def _parameters() -> SamplingParameters:
 def _row_operations() -> None:
     """A row of one token, which draws another one."""
     one, zero, real = torch.ones(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32), torch.ones(1)
-    state = RowState(torch.zeros(1, 8, dtype=torch.int32), one, zero, zero.clone(), zero[None])
+    state = RowBuffers(torch.zeros(1, 8, dtype=torch.int32), one, zero, zero.clone(), zero[None])
     rows = RowDraws(one, one.clone(), one + 1, one[None], real, one, real, real, one.long(), zero)
     plan, clock = PlanColumns(zero, one), new_clock(torch.device("cpu"))
     batch = step_inputs(state, plan, 1, _BLOCK_SIZE)

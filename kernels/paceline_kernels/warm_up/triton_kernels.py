@@ -27,6 +27,7 @@ from paceline_kernels.take_rows import triton as take_rows
 
 _KERNELS: tuple[Any, ...] = (
     activation.gate_and_multiply_kernel,
+    activation.gate_and_round_kernel,
     activation.softcap_kernel,
     chunks.attend_chunks,
     splits.attend_splits,

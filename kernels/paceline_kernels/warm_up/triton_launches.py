@@ -14,26 +14,26 @@ from paceline_kernels.devices import meta_stands_for_gpu
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Launch:
+class KernelLaunch:
     """A kernel by module and name, and how it is launched: types, alignments, constants, warps, as Triton's JSON."""
 
     kernel: str
     specialization: str
 
 
-def launches_of(call: Callable[[], object]) -> list[Launch]:
+def launches_of(call: Callable[[], object]) -> list[KernelLaunch]:
     """Those of a call on tensors of torch's device `meta`, each way once, in their order. Nothing is compiled or run.
 
     For one thread at a time, and where Triton compiles (see `TRITON_INTERPRET`).
     """
-    found: dict[Launch, None] = {}
+    found: dict[KernelLaunch, None] = {}
     with meta_stands_for_gpu(), _told_of_launches(lambda launch: found.setdefault(launch)):
         call()
     return list(found)
 
 
 @contextmanager
-def _told_of_launches(tell: Callable[[Launch], object]) -> Iterator[None]:
+def _told_of_launches(tell: Callable[[KernelLaunch], object]) -> Iterator[None]:
     @dataclass(frozen=True, slots=True)
     class Compilation:
         """One that Triton is about to begin, as it tells a hook. It is true, by which the hook takes it over."""
@@ -46,7 +46,7 @@ def _told_of_launches(tell: Callable[[Launch], object]) -> Iterator[None]:
         already_compiled: bool
 
         def __post_init__(self) -> None:
-            tell(Launch(f"{self.fn.module}.{self.fn.name}", self.compile["specialization_data"]))
+            tell(KernelLaunch(f"{self.fn.module}.{self.fn.name}", self.compile["specialization_data"]))
 
     before, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, Compilation
     try:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline_kernels.errors import KernelCompileError
-from paceline_kernels.warm_up.triton_launches import Launch
+from paceline_kernels.warm_up.triton_launches import KernelLaunch
 
 _log = logging.getLogger(__name__)
 _MAX_PROCESSES = 24  # each takes 150 MB and compiles a kernel in half a second: a model needs fifty
@@ -39,7 +39,7 @@ class Compiled:
 
 
 def compile_launches(
-    find: Callable[[], Sequence[Launch]],
+    find: Callable[[], Sequence[KernelLaunch]],
     capability: int,
     folder: Path,
     num_processes: int,
@@ -74,7 +74,7 @@ class _Pool:
     """What is left to compile, and what became of the rest."""
 
     def __init__(self, on_done: Callable[[int, int], object]) -> None:
-        self._left: deque[Launch] = deque()
+        self._left: deque[KernelLaunch] = deque()
         self._num_launches = 0
         self._is_filled = threading.Event()
         self._on_done = on_done
@@ -82,7 +82,7 @@ class _Pool:
         self.was_kept: list[bool] = []
         self.errors: list[str] = []
 
-    def fill(self, launches: Sequence[Launch]) -> None:
+    def fill(self, launches: Sequence[KernelLaunch]) -> None:
         self._left.extend(launches)
         self._num_launches = len(launches)
         self._on_done(0, self._num_launches)
@@ -119,7 +119,7 @@ class _Pool:
                     return
                 self._note(launch, json.loads(answer))
 
-    def _note(self, launch: Launch, answer: bool | str) -> None:
+    def _note(self, launch: KernelLaunch, answer: bool | str) -> None:
         with self._lock:
             if isinstance(answer, str):
                 self.errors.append(f"{launch.kernel}: {answer}")

@@ -101,7 +101,7 @@ def _render(readings: list[Reading], accept: str) -> tuple[bytes, str]:
         Kind.HISTOGRAM: HistogramMetricFamily,
     }
 
-    class Snapshot(Collector):
+    class ReadingCollector(Collector):
         def collect(self) -> Iterable[Metric]:
             for reading in readings:
                 definition = reading.definition
@@ -114,7 +114,7 @@ def _render(readings: list[Reading], accept: str) -> tuple[bytes, str]:
                 yield family
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Snapshot())
+    registry.register(ReadingCollector())
     ProcessCollector(registry=registry)
     encode, kind = choose_encoder(accept)
     return encode(registry), kind

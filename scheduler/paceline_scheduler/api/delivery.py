@@ -23,9 +23,9 @@ from paceline_scheduler.api.completion import StopMatch
 from paceline_scheduler.api.outbox import Finish, Outbox, PendingDelta
 from paceline_scheduler.api.registry import OpenRequests
 from paceline_scheduler.api.resumption import claimed_end, has_finish
-from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
+from paceline_scheduler.api.stream import RequestStream, StreamedCompletion, StreamState
 from paceline_scheduler.backend import Backend
-from paceline_scheduler.core.events import Detach, End
+from paceline_scheduler.core.events import Detach, EndCompletion
 from paceline_scheduler.core.outputs import NO_DRAFTS, Failure, FinishNotice, Resumed, TokenOutputs
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import ExecutorFailedError, RequestFailedError, SlowConsumerError, SupersededError
@@ -77,13 +77,19 @@ class Delivery:
                     self._lose(completion)
             start = stop
 
-    def _lose(self, completion: Completion) -> None:
+    def _lose(self, completion: StreamedCompletion) -> None:
         key, trace = completion.key, trace_fields(completion.stream.request.trace_parent)
         _log.exception("output_lost", request_id=key.request_id, tenant=key.tenant, **trace)
         self.fail(completion.stream, ExecutorFailedError("the output could not be turned into text", "INTERNAL"))
 
     def _take(
-        self, completion: Completion, batch: TokenOutputs, offset: int, token_ids: list[int], attempt: int, hash_: int
+        self,
+        completion: StreamedCompletion,
+        batch: TokenOutputs,
+        offset: int,
+        token_ids: list[int],
+        attempt: int,
+        hash_: int,
     ) -> None:
         if offset != completion.num_tokens:
             error = ExecutorFailedError(f"tokens before offset {offset} are missing", "OUTPUT_GAP")
@@ -145,7 +151,7 @@ class Delivery:
         stream.outbox.end_step()
         self.deliver(beyond, ())
 
-    def _catch_up(self, completion: Completion, request: Request, resumed: Resumed) -> bool:
+    def _catch_up(self, completion: StreamedCompletion, request: Request, resumed: Resumed) -> bool:
         """Returns whether the completion has ended by then."""
         point, prefix = request.point, resumed.prefix_token_ids.tolist()
         completion.num_tokens, completion.rolling_hash = len(prefix), point.resume_hash
@@ -168,10 +174,10 @@ class Delivery:
         completion.stream.outbox.put(completion.handle, delta)
         return True
 
-    def _finish(self, completion: Completion, notice: FinishNotice | None, match: StopMatch | None) -> Finish:
+    def _finish(self, completion: StreamedCompletion, notice: FinishNotice | None, match: StopMatch | None) -> Finish:
         """A stop text comes before whatever the device saw."""
         self._requests.end_completion(completion)
-        known = notice or self._backend.feed(End(completion.handle, completion.num_tokens, FinishReason.STOP))
+        known = notice or self._backend.feed(EndCompletion(completion.handle, completion.num_tokens, FinishReason.STOP))
         finish = Finish(
             reason=FinishReason.STOP if match is not None or notice is None else FinishReason(notice.reason),
             stop_text=None if match is None else match.stop_text,
@@ -242,7 +248,7 @@ class Delivery:
         running = tuple(stream.running)
         self._requests.forget(stream)
         for completion in running:
-            self._backend.feed(End(completion.handle, completion.num_tokens, reason))
+            self._backend.feed(EndCompletion(completion.handle, completion.num_tokens, reason))
 
     def _drop(self, stream: RequestStream) -> None:
         for handle in stream.handles:

@@ -24,7 +24,7 @@ from paceline_scheduler.api.registry import OpenRequests
 from paceline_scheduler.api.request_spans import NO_SPAN, RequestSpans
 from paceline_scheduler.api.resumption import ValidResumption, check_resumption, is_begun, number_of
 from paceline_scheduler.api.servicer_access import tenant_of
-from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
+from paceline_scheduler.api.stream import RequestStream, StreamedCompletion, StreamState
 from paceline_scheduler.api.text.detokenizer import Detokenizer
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.api.text.tokenizer import TextModel
@@ -360,7 +360,9 @@ class Edge:
         return next((one for one in found if one.state is not RequestState.FINISHED), found[0])
 
 
-def _completion(stream: RequestStream, request: Request, options: TextOptions, text_model: TextModel) -> Completion:
+def _completion(
+    stream: RequestStream, request: Request, options: TextOptions, text_model: TextModel
+) -> StreamedCompletion:
     detokenizer = Detokenizer(text_model.spelling, options.skip_special_tokens, request.prompt_token_ids)
     text = stream.span.new_text(detokenizer, options.stop_texts, options.matched_text, request.min_tokens)
-    return Completion(stream, request.handle, request.key, text)
+    return StreamedCompletion(stream, request.handle, request.key, text)

@@ -5,12 +5,12 @@ Whoever closes something here has told the backend and the client.
 
 from paceline.plan.values import RecordId
 from paceline_scheduler.api.outbox import Outbox
-from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
+from paceline_scheduler.api.stream import RequestStream, StreamedCompletion, StreamState
 
 
 class OpenRequests:
     def __init__(self) -> None:
-        self.running: dict[int, Completion] = {}
+        self.running: dict[int, StreamedCompletion] = {}
         """By handle. Every row of every step is looked up here; changed only here."""
         self._by_key: dict[RecordId, RequestStream] = {}  # by the key of completion 0
         self._by_call: dict[Outbox, dict[RequestStream, None]] = {}
@@ -42,14 +42,14 @@ class OpenRequests:
         self._by_call[stream.outbox][stream] = None
         stream.outbox.num_open += len(stream.handles)
 
-    def run(self, stream: RequestStream, completions: list[Completion]) -> None:
+    def run(self, stream: RequestStream, completions: list[StreamedCompletion]) -> None:
         """The client lacks the finish of these completions."""
         stream.state = StreamState.RUNNING
         stream.outbox.num_open -= len(stream.handles) - len(completions)
         stream.running = completions
         self.running.update((completion.handle, completion) for completion in completions)
 
-    def end_completion(self, completion: Completion) -> None:
+    def end_completion(self, completion: StreamedCompletion) -> None:
         stream = completion.stream
         if len(stream.running) == 1:
             self.forget(stream)

@@ -72,10 +72,10 @@ class RequestSpans:
         request.trace_parent = write_trace_parent(context)
         links = () if before is None or before == parent else (before,)
         begun = Span(operation, context, parent, came_s, came_s, _of_request(request, operation), links)
-        return _Followed(self._sink, self._clock, request, begun)
+        return _SampledSpan(self._sink, self._clock, request, begun)
 
 
-class _Followed(RequestSpan):
+class _SampledSpan(RequestSpan):
     def __init__(
         self,
         sink: SpanSink,

@@ -35,7 +35,7 @@ class RequestStream:
     num_tokens_per_delta: int = 1
     num_prompt_tokens: int = 0
     span: RequestSpan = NO_SPAN
-    running: "list[Completion]" = field(default_factory=list)
+    running: "list[StreamedCompletion]" = field(default_factory=list)
     before: "RequestStream | None" = None
     """A refused comeback changes nothing: until then this one has the request."""
     waiting: asyncio.Timeout | None = None
@@ -46,7 +46,7 @@ class RequestStream:
 
 
 @dataclass(slots=True, eq=False)
-class Completion:
+class StreamedCompletion:
     """`num_tokens` and `rolling_hash` are of its output so far."""
 
     stream: RequestStream

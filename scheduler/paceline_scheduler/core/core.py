@@ -17,7 +17,7 @@ from paceline_scheduler.core.events import (
     Detach,
     DrainExecutor,
     Effects,
-    End,
+    EndCompletion,
     Event,
     ExecutorAttached,
     ExecutorLost,
@@ -91,7 +91,7 @@ class Core:
             case Detach(handle):
                 ending.detach(state, handle, now)
                 to_plan = None
-            case End(handle, num_output_tokens, reason):
+            case EndCompletion(handle, num_output_tokens, reason):
                 reply, to_plan = ending.end(state, handle, FinalRelease(num_output_tokens, reason), now), None
             case Cancel(key):
                 tokens, to_plan = (ending.cancel(state, key, now),), None

@@ -67,7 +67,7 @@ class Detach(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class End(Event[FinishNotice | None]):
+class EndCompletion(Event[FinishNotice | None]):
     """A stop text was found, or the client went away: the record is cut to `num_output_tokens`.
 
     Answers None for an unknown handle: the request may just have ended by itself.

@@ -15,7 +15,7 @@ from paceline_scheduler.errors import DivergenceError, LateStepError, LinkError,
 from paceline_scheduler.link.plan_stream import PlanStream
 from paceline_scheduler.link.steward import Steward
 from paceline_scheduler.link.tokenizers import TokenizerStore
-from paceline_scheduler.link.transport import Connection, Transport
+from paceline_scheduler.link.transport import ExecutorConnection, Transport
 
 GET_INFO_TIMEOUT_S = 1.0
 MAX_PATIENCE = 8.0
@@ -29,7 +29,7 @@ class ExecutorLink:
         self._transport = transport
         self._tokenizers = tokenizers
         self._steward = steward
-        self._connection: Connection | None = None
+        self._connection: ExecutorConnection | None = None
         self._stream: PlanStream | None = None
         self._incarnation = 0  # of the executor that was accepted last
         self._was_late = False  # a step of it ended the last stream
@@ -76,13 +76,13 @@ class ExecutorLink:
         finally:
             await connection.close()
 
-    async def _fetch_ahead(self, info: ExecutorInfo, connection: Connection) -> None:
+    async def _fetch_ahead(self, info: ExecutorInfo, connection: ExecutorConnection) -> None:
         """A takeover has no time to fetch it. The welcome tries again."""
         if info.tokenizer_digest:
             with contextlib.suppress(LinkError, DivergenceError):
                 await self._tokenizers.get(info.tokenizer_digest, info.vocab_size, connection)
 
-    async def _drive(self, connection: Connection, hello: Hello) -> NoReturn:
+    async def _drive(self, connection: ExecutorConnection, hello: Hello) -> NoReturn:
         calls = connection.attach()
         steps = self._steward.listener.steps_of(self.address)
         try:

@@ -14,7 +14,7 @@ MAX_REST_S = 600.0
 _NEVER_S = float("-inf")
 
 
-class Phase(Enum):
+class LinkPhase(Enum):
     SOUGHT = "nothing is known of it yet, or not any more"
     IN_LINE = "another scheduler drives it, and this one waits"
     DRIVEN = "this scheduler drives it"
@@ -26,7 +26,7 @@ class Phase(Enum):
 @dataclass(slots=True)
 class ExecutorRecord:
     address: str
-    phase: Phase = Phase.SOUGHT
+    phase: LinkPhase = LinkPhase.SOUGHT
     is_awaited: bool = False
     holder: Claim | None = None  # another scheduler that drives it
     lost_at_s: float | None = None
@@ -43,31 +43,31 @@ class ExecutorRecord:
     @property
     def is_serving(self) -> bool:
         """Its requests may go on there, also if the stream broke a moment ago."""
-        return self.phase in (Phase.DRIVEN, Phase.DETACHED)
+        return self.phase in (LinkPhase.DRIVEN, LinkPhase.DETACHED)
 
     def greet(self, incarnation: int, hello: Hello) -> None:
         self.incarnation, self.hello, self.is_drain_due = incarnation, hello, False
 
     def seek(self, lost_at_s: float | None) -> None:
         """Without news it is lost then."""
-        self.phase, self.lost_at_s = Phase.SOUGHT, lost_at_s
+        self.phase, self.lost_at_s = LinkPhase.SOUGHT, lost_at_s
 
     def leave(self) -> None:
-        self.phase, self.lost_at_s = Phase.YIELDED, None
+        self.phase, self.lost_at_s = LinkPhase.YIELDED, None
 
     def stand_in_line(self, holder: Claim) -> None:
-        self.phase, self.holder, self.lost_at_s = Phase.IN_LINE, holder, None
+        self.phase, self.holder, self.lost_at_s = LinkPhase.IN_LINE, holder, None
         self.in_line_at = self.incarnation
         self.redial.reset()
 
     def sync(self) -> None:
         self.is_syncing = True
-        if self.phase is Phase.IN_LINE:
-            self.phase = Phase.SOUGHT
+        if self.phase is LinkPhase.IN_LINE:
+            self.phase = LinkPhase.SOUGHT
 
     def welcome(self, description: ExecutorDescription, now_s: float) -> None:
         self.incarnation = description.incarnation
-        self.phase, self.holder, self.lost_at_s = Phase.DRIVEN, None, None
+        self.phase, self.holder, self.lost_at_s = LinkPhase.DRIVEN, None, None
         self.is_awaited, self.is_syncing, self.in_line_at = False, False, None
         self.claims_count_from_s, self.rest_s = _NEVER_S, FIRST_REST_S
         self.redial.welcomed(description, now_s)
@@ -75,17 +75,17 @@ class ExecutorRecord:
     def detach(self, holder: Claim | None, now_s: float) -> bool:
         """`holder` may be the reason; returns whether it was driven."""
         was_driven = self.redial.ended(now_s)
-        if self.phase is Phase.DRIVEN:
-            self.phase = Phase.DETACHED
-        elif self.phase is Phase.IN_LINE:
-            self.phase = Phase.SOUGHT
+        if self.phase is LinkPhase.DRIVEN:
+            self.phase = LinkPhase.DETACHED
+        elif self.phase is LinkPhase.IN_LINE:
+            self.phase = LinkPhase.SOUGHT
         self.hello, self.holder, self.is_syncing = None, holder, False
-        if self.phase is not Phase.LOST and self.lost_at_s is None:
+        if self.phase is not LinkPhase.LOST and self.lost_at_s is None:
             self.lost_at_s = now_s + LOST_AFTER_S
         return was_driven
 
     def lose(self) -> None:
-        self.phase, self.lost_at_s, self.holder = Phase.LOST, None, None
+        self.phase, self.lost_at_s, self.holder = LinkPhase.LOST, None, None
         self.is_awaited = self.is_syncing = False
 
     def let_claim_count(self, now_s: float) -> None:

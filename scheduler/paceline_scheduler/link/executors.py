@@ -25,7 +25,7 @@ _RETRY_S = 0.5
 _STANDBY_RETRY_S = 0.15  # a silent holder's lease is almost over
 
 
-class Executors:
+class LinkedExecutors:
     def __init__(self, runtime: Runtime, steps: StepObserver, leadership: Leadership) -> None:
         self.by_address: dict[str, LinkedExecutor] = {}
         self._leadership = leadership

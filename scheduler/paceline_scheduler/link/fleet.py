@@ -15,7 +15,7 @@ from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.errors import DivergenceError, LinkError
 from paceline_scheduler.link.discovery import REFRESH_S, Discovery
 from paceline_scheduler.link.executor_link import GET_INFO_TIMEOUT_S, ExecutorLink
-from paceline_scheduler.link.executor_record import Phase
+from paceline_scheduler.link.executor_record import LinkPhase
 from paceline_scheduler.link.leadership import Leadership
 from paceline_scheduler.link.link_listener import LinkListener
 from paceline_scheduler.link.steward import Steward
@@ -59,7 +59,7 @@ class Fleet:
         self._leadership.claim.address = address
 
     async def has_successor(self) -> bool:
-        driven = (link for address, link in self._links.items() if self._leadership[address].phase is Phase.DRIVEN)
+        driven = (link for address, link in self._links.items() if self._leadership[address].phase is LinkPhase.DRIVEN)
         answers = await asyncio.gather(*(link.has_successor() for link in driven))
         return bool(answers) and all(answers)
 

@@ -28,7 +28,7 @@ from paceline_scheduler.errors import (
 )
 from paceline_scheduler.link.awaited import Awaited
 from paceline_scheduler.link.claim import OwnClaim, outranks
-from paceline_scheduler.link.executor_record import LOST_AFTER_S, ExecutorRecord, Phase
+from paceline_scheduler.link.executor_record import LOST_AFTER_S, ExecutorRecord, LinkPhase
 from paceline_scheduler.link.redial import varied
 
 LEFT_ALONE_S = 2.0  # longer than an executor waits for its former holder
@@ -160,7 +160,7 @@ class Leadership:
         """Nothing of the executor is ours."""
         executor = self._executors[address]
         self.claim.require_credible(address, holder.term)
-        if (executor.phase, executor.holder) == (Phase.IN_LINE, holder):
+        if (executor.phase, executor.holder) == (LinkPhase.IN_LINE, holder):
             return ()
         lost = self._lose(executor) if executor.is_serving else ()
         executor.stand_in_line(holder)
@@ -181,7 +181,7 @@ class Leadership:
         """Returns whether it is driven, else its welcome tells."""
         executor = self._executors[address]
         executor.is_drain_due = True
-        return executor.phase is Phase.DRIVEN
+        return executor.phase is LinkPhase.DRIVEN
 
     def ended(self, address: str, error: SchedulerError, now_s: float, jitter: float) -> Verdicts:
         executor = self._executors[address]
@@ -228,7 +228,7 @@ class Leadership:
             return False
         if info.holder_scheduler_id not in ("", self.claim.scheduler_id):
             return False
-        is_behind = any(each.phase is Phase.IN_LINE for each in self._executors.values())
+        is_behind = any(each.phase is LinkPhase.IN_LINE for each in self._executors.values())
         return is_behind or now_s < executor.left_alone_until_s
 
     def _rise(self, executor: ExecutorRecord, info: ExecutorInfo, now_s: float) -> Verdicts:
@@ -276,12 +276,12 @@ class Leadership:
         """
         if not self.is_acting or any(each.is_serving for each in self._executors.values()):
             return ()
-        holders = [each.holder for each in self._executors.values() if each.phase is Phase.IN_LINE]
+        holders = [each.holder for each in self._executors.values() if each.phase is LinkPhase.IN_LINE]
         active = next((holder for holder in holders if holder is not None), None)
         if active is None:
             return ()
         for each in self._executors.values():
-            if each.phase is Phase.LOST:
+            if each.phase is LinkPhase.LOST:
                 each.seek(now_s + LOST_AFTER_S)
         return self._stop_acting(active)
 
@@ -299,7 +299,7 @@ class Leadership:
         return Detached(executor.address, str(error), was_driven, holder, isinstance(error, StillLoadingError))
 
     def _lose(self, executor: ExecutorRecord) -> Verdicts:
-        if executor.phase is Phase.LOST:
+        if executor.phase is LinkPhase.LOST:
             return ()
         lost = Lost(executor.address, executor.is_serving)
         executor.lose()

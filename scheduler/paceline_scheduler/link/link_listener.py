@@ -5,7 +5,7 @@ from typing import Protocol
 from paceline.plan.values import BatchPlan, Claim, Model
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
-from paceline_scheduler.link.plan_stream import Steps
+from paceline_scheduler.link.plan_stream import StepCallbacks
 
 
 class PlanPort(Protocol):
@@ -42,7 +42,7 @@ class LinkListener(Protocol):
         port: PlanPort,
     ) -> None: ...
 
-    def steps_of(self, address: str) -> Steps: ...
+    def steps_of(self, address: str) -> StepCallbacks: ...
 
     def draining(self, address: str) -> None: ...
 

@@ -9,7 +9,7 @@ from paceline.plan.values import Model
 from paceline_scheduler.backend import ExecutorStatus, ServedModel, TokenizerSource
 from paceline_scheduler.core.tables.blocks import BlockCounts
 from paceline_scheduler.core.views import CoreViews
-from paceline_scheduler.link.executor_record import ExecutorRecord, Phase
+from paceline_scheduler.link.executor_record import ExecutorRecord, LinkPhase
 from paceline_scheduler.link.link_listener import PlanPort
 from paceline_scheduler.observers.steps import StepTotals
 
@@ -109,9 +109,9 @@ def _state(record: ExecutorRecord, *, is_draining: bool) -> ShownState:
     if record.is_syncing:
         return ShownState.SYNCING
     match record.phase:
-        case Phase.DRIVEN:
+        case LinkPhase.DRIVEN:
             return ShownState.DRAINING if is_draining else ShownState.READY
-        case Phase.LOST | Phase.YIELDED:
+        case LinkPhase.LOST | LinkPhase.YIELDED:
             return ShownState.LOST
         case _:
             return ShownState.CONNECTING

@@ -20,17 +20,17 @@ from paceline_scheduler.core.events import (
     StreamEnded,
 )
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
-from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.link.executors import LinkedExecutors
 from paceline_scheduler.link.link_listener import PlanPort
 from paceline_scheduler.link.linked_executor import LinkedExecutor
-from paceline_scheduler.link.plan_stream import Steps
+from paceline_scheduler.link.plan_stream import StepCallbacks
 from paceline_scheduler.runtime import Runtime
 
 MAX_REASON_BYTES = 512
 
 
 class Listener:
-    def __init__(self, runtime: Runtime, executors: Executors) -> None:
+    def __init__(self, runtime: Runtime, executors: LinkedExecutors) -> None:
         self._runtime = runtime
         self._executors = executors
 
@@ -67,8 +67,8 @@ class Listener:
     def finished_step(self, address: str, result: StepResult) -> None:
         self._runtime.feed(StepFinished(address, result))
 
-    def steps_of(self, address: str) -> Steps:
-        return Steps(partial(self.finished_step, address), partial(self._runtime.views.due_step, address))
+    def steps_of(self, address: str) -> StepCallbacks:
+        return StepCallbacks(partial(self.finished_step, address), partial(self._runtime.views.due_step, address))
 
     def draining(self, address: str) -> None:
         if self._runtime.views.description(address) is not None:

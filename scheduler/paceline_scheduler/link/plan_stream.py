@@ -50,14 +50,14 @@ class StreamEvents(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepCallbacks:
     """`finish` raises DivergenceError when the result fits no plan; `due` is the oldest plan without one."""
 
     finish: Callable[[StepResult], None]
     due: Callable[[], StepInFlight | None]
 
 
-class Phase(Enum):
+class StreamPhase(Enum):
     GREETING = "greeting"
     IN_LINE = "queued"
     SNAPSHOT = "snapshot"
@@ -83,12 +83,14 @@ class _PeerTimes:
 class PlanStream:
     """Its end is always an error."""
 
-    def __init__(self, stream: PlanCall, events: StreamEvents, steps: Steps, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, stream: PlanCall, events: StreamEvents, steps: StepCallbacks, clock: Callable[[], float]
+    ) -> None:
         self._stream = stream
         self._events = events
         self._steps = steps
         self._clock = clock
-        self._phase = Phase.GREETING
+        self._phase = StreamPhase.GREETING
         self._protocols = PROTOCOLS
         self._protocol = PROTOCOLS.lowest  # the executor picks one
         self._outbox: deque[ToExecutor] = deque()
@@ -155,7 +157,7 @@ class PlanStream:
                 self._peer.progressed_at_s = self._peer.at_s
             match message:
                 case StepResult():
-                    self._require_phase(Phase.READY)
+                    self._require_phase(StreamPhase.READY)
                     self._peer.awaited_since_s = self._peer.at_s
                     self._steps.finish(message)
                 case Heartbeat():
@@ -165,29 +167,29 @@ class PlanStream:
                 case Welcome():
                     self._take_welcome(message)
                 case WaitingInLine():
-                    self._require_phase(Phase.GREETING, Phase.IN_LINE)
-                    self._phase = Phase.IN_LINE
+                    self._require_phase(StreamPhase.GREETING, StreamPhase.IN_LINE)
+                    self._phase = StreamPhase.IN_LINE
                     self._events.waits_in_line(message)
                 case Drain():
                     self._events.going_away(message)
 
     def _take_welcome(self, welcome: Welcome) -> None:
-        self._require_phase(Phase.GREETING, Phase.IN_LINE)
+        self._require_phase(StreamPhase.GREETING, StreamPhase.IN_LINE)
         if welcome.protocol not in self._protocols:
             raise DivergenceError(f"the executor picked protocol {welcome.protocol}, not one of {self._protocols}")
-        self._phase, self._welcome, self._protocol = Phase.SNAPSHOT, welcome, welcome.protocol
+        self._phase, self._welcome, self._protocol = StreamPhase.SNAPSHOT, welcome, welcome.protocol
         self._snapshot = SnapshotJoiner(welcome)
 
     def _take_snapshot(self, part: SnapshotPart) -> None:
-        self._require_phase(Phase.SNAPSHOT)
+        self._require_phase(StreamPhase.SNAPSHOT)
         assert self._snapshot is not None, "the welcome begins this phase"
         snapshot = self._snapshot.add(part)
         if snapshot is not None:
-            self._phase = Phase.READY
+            self._phase = StreamPhase.READY
             self._accepted_snapshot = snapshot
             self._accepting.set()
 
-    def _require_phase(self, *allowed: Phase) -> None:
+    def _require_phase(self, *allowed: StreamPhase) -> None:
         if self._phase not in allowed:
             raise DivergenceError(f"the executor sent a message out of turn, in phase {self._phase.value!r}")
 
@@ -214,7 +216,7 @@ class PlanStream:
         peer = self._peer
         if now_s - peer.at_s > MAX_SILENCE_S:
             raise StreamEndedError(f"the executor has sent nothing for {now_s - peer.at_s:.1f} s")
-        if self._phase in (Phase.GREETING, Phase.SNAPSHOT) and now_s - peer.progressed_at_s > MAX_WELCOME_S:
+        if self._phase in (StreamPhase.GREETING, StreamPhase.SNAPSHOT) and now_s - peer.progressed_at_s > MAX_WELCOME_S:
             raise StreamEndedError(
                 f"the executor sent no welcome or no more of its snapshot for {now_s - peer.progressed_at_s:.1f} s"
             )

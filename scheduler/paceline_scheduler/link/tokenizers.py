@@ -9,7 +9,7 @@ from paceline.plan.hashes import TOKENIZER_FORM, tokenizer_digest, tokenizer_for
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.disk_cache import AsyncDiskCache
 from paceline_scheduler.errors import DivergenceError, LinkError, UnsupportedError
-from paceline_scheduler.link.transport import Connection
+from paceline_scheduler.link.transport import ExecutorConnection
 from paceline_scheduler.link.wire import decode_tokenizer
 
 FETCH_TIMEOUT_S = 30.0
@@ -37,7 +37,7 @@ class TokenizerStore:
         self._sources: OrderedDict[str, TokenizerSource] = OrderedDict()
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by digest
 
-    async def get(self, announced: str, vocab_size: int, connection: Connection) -> TokenizerSource:
+    async def get(self, announced: str, vocab_size: int, connection: ExecutorConnection) -> TokenizerSource:
         """Fetches what is announced over `connection` if needed. Raises LinkError, and DivergenceError for another."""
         async with self._fetching.setdefault(announced, asyncio.Lock()):
             if announced not in self._sources:
@@ -45,7 +45,7 @@ class TokenizerStore:
         self._sources.move_to_end(announced)
         return self._sources[announced]
 
-    async def _fetch(self, announced: str, vocab_size: int, connection: Connection) -> str:
+    async def _fetch(self, announced: str, vocab_size: int, connection: ExecutorConnection) -> str:
         """Return the digest of what came, which is what was announced wherever that can be computed."""
         form = tokenizer_form(announced)
         name = f"tokenizer {_FILE_FORMAT} {announced}"

@@ -23,7 +23,7 @@ class PlanCall(Protocol):
         ...
 
 
-class Connection(Protocol):
+class ExecutorConnection(Protocol):
     async def get_info(self, timeout_s: float) -> ExecutorInfo: ...
 
     async def get_tokenizer(self, timeout_s: float) -> bytes:
@@ -36,6 +36,6 @@ class Connection(Protocol):
 
 
 class Transport(Protocol):
-    def connect(self, address: str) -> Connection:
+    def connect(self, address: str) -> ExecutorConnection:
         """The connection dials when it is used."""
         ...

@@ -53,7 +53,7 @@ class _Buckets:
 
 
 @dataclass(slots=True)
-class _Executor:
+class _ExecutorTally:
     """What its steps add to, found once, and what they have not added yet."""
 
     model: str
@@ -72,7 +72,7 @@ class _Executor:
     num_output_tokens: int = 0
 
     @classmethod
-    def of(cls, meter: Meter, address: str, model: str) -> "_Executor":
+    def of(cls, meter: Meter, address: str, model: str) -> "_ExecutorTally":
         meter.begin("model_name", model)
         meter.begin("executor", address)
         return cls(
@@ -122,7 +122,7 @@ class ServingObserver:
         self._later = later
         self._is_due = False
         meter.settle = self._settle
-        self._executors: dict[str, _Executor] = {}  # by address, as it was attached last
+        self._executors: dict[str, _ExecutorTally] = {}  # by address, as it was attached last
         self._ended: list[tuple[EndedRequest, ...]] = []
         self._placed: list[tuple[NewRequest, ...]] = []
         self._num_kept = 0
@@ -142,7 +142,7 @@ class ServingObserver:
             self._recoveries.saw(event, now, effects)
             if isinstance(event, ExecutorAttached):
                 description = event.description
-                executor = _Executor.of(self._meter, description.address, description.model)
+                executor = _ExecutorTally.of(self._meter, description.address, description.model)
                 self._executors[description.address] = executor
                 executor.keep(effects.tokens)
             elif isinstance(event, ExecutorRemoved):

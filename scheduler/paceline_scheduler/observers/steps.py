@@ -121,7 +121,7 @@ class _Planning:
 
 
 @dataclass(slots=True)
-class _Executor:
+class _ExecutorTimes:
     totals: StepTotals = field(default_factory=StepTotals)
     plannings: deque[_Planning] = field(default_factory=deque)  # of the plans in flight
     has_just_ended: bool = False  # a step, and what follows it is being planned
@@ -154,7 +154,7 @@ class StepObserver:
     def __init__(self, views: CoreViews) -> None:
         self.watch = StepWatch()
         self._views = views
-        self._executors: dict[str, _Executor] = {}
+        self._executors: dict[str, _ExecutorTimes] = {}
 
     def totals(self, address: str) -> StepTotals:
         executor = self._executors.get(address)
@@ -181,7 +181,7 @@ class StepObserver:
                 if self.watch.sinks:
                     self.watch.tell(self._record(address, effects, planning.planning_ns, result))
             case ExecutorAttached(description):
-                self._executors.setdefault(description.address, _Executor()).begin(description.incarnation, now)
+                self._executors.setdefault(description.address, _ExecutorTimes()).begin(description.incarnation, now)
             case StreamEnded(address) if address in self._executors:
                 self._executors[address].end(now)
             case ExecutorRemoved(address):

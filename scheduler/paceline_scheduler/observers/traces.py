@@ -64,7 +64,7 @@ class _Followed:
     num_chunk_tokens: int = 0  # of these
 
 
-class _Planning(NamedTuple):
+class _PlannedStep(NamedTuple):
     planned_s: float
     planning_ns: int
     predicted_ns: int
@@ -73,7 +73,7 @@ class _Planning(NamedTuple):
 @dataclass(slots=True)
 class _Executor:
     epoch: int
-    plannings: deque[_Planning] = field(default_factory=deque)  # of the plans in flight
+    plannings: deque[_PlannedStep] = field(default_factory=deque)  # of the plans in flight
     free_s: float = 0.0  # when the newest result came
     shown_s: float = -math.inf  # when a step was shown last for its decodes
     phases_s: float = -math.inf  # when one was shown last with its phases
@@ -113,7 +113,7 @@ class TraceObserver:
     def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
         if plan is None:
             return
-        self._executors[address].plannings.append(_Planning(now, planning_ns, plan.predicted_ns))
+        self._executors[address].plannings.append(_PlannedStep(now, planning_ns, plan.predicted_ns))
         if not self._followed or not (plan.new_requests or plan.releases):
             return
         executor = self._executors[address]
@@ -265,7 +265,7 @@ class TraceObserver:
         address: str,
         executor: _Executor,
         context: SpanContext,
-        planning: _Planning,
+        planning: _PlannedStep,
         step: StepInFlight,
         result: StepResult,
         now: float,

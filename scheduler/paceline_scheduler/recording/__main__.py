@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.process.command import open_standard_files
 from paceline_scheduler.errors import RecordingError
-from paceline_scheduler.recording.replay import Recording, Replay, follow, read_recording, replay
+from paceline_scheduler.recording.replay import Recording, ReplayResult, follow, read_recording, replay
 from paceline_scheduler.recording.story import Requests, Story
 
 _OK, _DIFFERENT, _USAGE, _READER_GONE = 0, 1, 2, 141
@@ -54,7 +54,7 @@ def _replay(recording: Recording, file: Path) -> int:
     return _told(done)
 
 
-def _told(done: Replay) -> int:
+def _told(done: ReplayResult) -> int:
     if done.difference is None:
         print("every plan was reproduced")
         return _OK

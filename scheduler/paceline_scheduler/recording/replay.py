@@ -56,7 +56,7 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Replay:
+class ReplayResult:
     num_events: int = 0
     num_plans: int = 0
     num_refusals: int = 0
@@ -109,11 +109,11 @@ def read_recording(path: Path) -> Recording:
     return Recording(records[0], records[1:])
 
 
-def replay(recording: Recording, observers: Sequence[ReplayObserver] = (), *, core: Core | None = None) -> Replay:
+def replay(recording: Recording, observers: Sequence[ReplayObserver] = (), *, core: Core | None = None) -> ReplayResult:
     """Feed a fresh core, or a given one, up to the first difference. Raises RecordingError."""
     form, stand_ins = recording.header.token_form, recording.stand_ins
     core = core or recording.fresh_core()
-    done = Replay(first_s=recording.first_s)
+    done = ReplayResult(first_s=recording.first_s)
     for record in recording.records[1:]:
         if isinstance(record, RecordedEvent | RecordedPlanning):
             done.last_s = record.now
@@ -133,9 +133,9 @@ def replay(recording: Recording, observers: Sequence[ReplayObserver] = (), *, co
     return done
 
 
-def follow(recordings: Iterable[Recording], follower: Follower) -> tuple[float, list[Replay]]:
+def follow(recordings: Iterable[Recording], follower: Follower) -> tuple[float, list[ReplayResult]]:
     """Replay the files of one scheduler, without a gap; also returns when the first begins. Raises RecordingError."""
-    first_s, done, before = 0.0, list[Replay](), None
+    first_s, done, before = 0.0, list[ReplayResult](), None
     for recording in recordings:
         header = recording.header
         if before is None:

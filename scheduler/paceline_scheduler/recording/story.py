@@ -18,7 +18,7 @@ from paceline_scheduler.core.events import (
     Cancel,
     Detach,
     Effects,
-    End,
+    EndCompletion,
     Event,
     ExecutorAttached,
     ExecutorLost,
@@ -157,7 +157,7 @@ class Story:
         match event:
             case StepFinished(address, result):
                 self._finished(core, address, result, now)
-            case End(handle, num_output_tokens, reason):
+            case EndCompletion(handle, num_output_tokens, reason):
                 self._tell(
                     self._keys.get(handle), now, f"ended by the edge after {num_output_tokens} tokens: {reason.name}"
                 )

@@ -126,7 +126,7 @@ class _Counting(SpanExporter):
         self._exporter.shutdown()
 
 
-class _Lines(logging.Handler):
+class _LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         _log.log(record.levelno, "traces_failing", error=record.getMessage())
 
@@ -135,7 +135,7 @@ def _take_log() -> None:
     """The SDK complains in this process's log, not on stderr."""
     logger = logging.getLogger("opentelemetry")
     logger.propagate = False
-    logger.handlers[:] = [_Lines(logging.WARNING)]
+    logger.handlers[:] = [_LogHandler(logging.WARNING)]
 
 
 def _resource(scheduler_id: str) -> Resource:

@@ -21,7 +21,7 @@ from paceline_executor.runner.device.device import Captured
 from paceline_executor.runner.device.drafts import Drafting, MakeDrafting, WantedDrafts
 from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.interface import Int32Array
-from paceline_kernels.sampling import RowRules
+from paceline_kernels.sampling import RuleTable
 from paceline_kernels.step_inputs import PlanColumns
 
 _WARM_STEPS = 8
@@ -67,7 +67,7 @@ class OverwrittenDrafting:
         for drafting in self._both:
             drafting.capture(plan, num_rows)
 
-    def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RowRules | None) -> None:
+    def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RuleTable | None) -> None:
         for drafting in self._both:
             drafting.launch(plan, num_rows, wanted, rules)
 

@@ -20,7 +20,7 @@ from gpu.system import START_S, running_system
 from paceline_cli.chaos.campaign import FaultTiming
 from paceline_cli.chaos.experiment import Experiment, Setting
 from paceline_cli.chaos.faults import FaultKind
-from paceline_cli.chaos.ledger import UNDISTURBED, Ledger, Window
+from paceline_cli.chaos.ledger import UNDISTURBED, ChaosLedger, FaultWindow
 from paceline_cli.chaos.report import KindFigures, figures_by_kind
 from paceline_cli.supervisor.events import ChildEvent, Exited
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports
@@ -87,13 +87,13 @@ class _Lines:
         if isinstance(event, Exited) and event.last_error is not None:
             print(f"  {event.name} ended with {event.exit_code}: {event.last_error}", flush=True)
 
-    def on_loaded(self, ledger: Ledger) -> None:
+    def on_loaded(self, ledger: ChaosLedger) -> None:
         """The load begins."""
 
-    def on_fault(self, window: Window) -> None:
+    def on_fault(self, window: FaultWindow) -> None:
         """A fault was done."""
 
-    def on_settled(self, window: Window) -> None:
+    def on_settled(self, window: FaultWindow) -> None:
         """Everything is there again."""
         seconds = "gave up waiting" if window.settled_seconds is None else f"whole after {window.settled_seconds:.2f} s"
         print(f"  {window.kind} {window.detail}: {seconds}", flush=True)
@@ -159,7 +159,7 @@ def _line(figures: KindFigures) -> str:
     return f"  {name}: {figures.num_tokens:,} tokens, {flaws}, {figures.num_failed} failed; pauses in s: {times}"
 
 
-def _faults_of(figures: KindFigures, ledger: Ledger) -> str:
+def _faults_of(figures: KindFigures, ledger: ChaosLedger) -> str:
     first = figures.mismatches.first or ledger.first_failure or "the system did not come back"
     return f"{figures.kind}: {figures.num_failed} streams failed, first: {first}"
 

@@ -37,19 +37,18 @@ _MAX_LEN = 4096  # tables of rotations are no weights
 _TIMES = 2  # out of the page cache; the faster one counts, since the first meets kernels that are not there yet
 
 
-def loading_figures(place: Place, config: ModelConfig, folder: Path) -> list[Figure]:
-    """GB/s of files of each type: read before, which leaves them in the page cache, and of the first type also not
-    before; and that of the disk alone.
+def loading_figures(place: Place, numbers: Sequence[str], config: ModelConfig, folder: Path) -> list[Figure]:
+    """GB/s of files of these types, one for all floats: read before, which leaves them in the page cache, and of the
+    device's first type also not before; and that of the disk alone.
 
     Raises DoesNotFitError.
     """
     first = next(iter(place.numerics))
     figures: list[Figure] = []
-    floats = [numbers for numbers in place.numerics if not quantised_fields(numbers)]
-    for kinds in (floats, [numbers for numbers in place.numerics if numbers == AWQ]):
-        for numbers in kinds[:1]:
-            with _written(config, numbers, folder) as (checkpoint, file):
-                figures += _figures_of(place, checkpoint, file, kinds, is_first=numbers == first)
+    for kinds in ([each for each in numbers if not quantised_fields(each)], [AWQ] if AWQ in numbers else []):
+        if kinds:
+            with _written(config, kinds[0], folder) as (checkpoint, file):
+                figures += _figures_of(place, checkpoint, file, kinds, is_first=kinds[0] == first)
     return figures
 
 

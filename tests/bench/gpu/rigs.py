@@ -116,7 +116,8 @@ def quantised_fields(numbers: str) -> dict[str, object]:
 
 def stored_types(config: ModelConfig, numbers: str) -> Mapping[str, StoredType]:
     """As of a checkpoint of such numbers; empty for floats."""
-    return dummy_types(config, JsonFields(Path("config.json"), quantised_fields(numbers)))
+    fields = quantised_fields(numbers)
+    return dummy_types(config, JsonFields(Path("config.json"), fields)) if fields else {}
 
 
 def random_model(place: Place, config: ModelConfig, numbers: str, max_model_len: int) -> LlamaModel:

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gpu.errors import GpuRunError
-from paceline_cli.supervisor.programs import LOOPBACK, Ports, free_ports
+from paceline_cli.supervisor.programs import LOOPBACK, DeploymentPorts, free_ports
 
 START_S = 240.0  # an executor takes at most, with nothing compiled
 _PATIENT = ("--ttft-budget", "600")  # all requests of a cell are taken; how steps are mixed is as by default
@@ -28,7 +28,7 @@ _WARM_UPS = {"find": "kernels", "compile": "kernels", "capture": "captures", "me
 class System:
     """Two processes that run."""
 
-    ports: Ports
+    ports: DeploymentPorts
     started_s: float  # by the clock of performance counters
     processes: Mapping[str, "subprocess.Popen[bytes]"]  # the scheduler, which ends first, and the executor
     logs: Mapping[str, Path]

@@ -15,7 +15,7 @@ from paceline_kernels.grouped_linear.triton import grouped_linear
 from paceline_kernels.linear.triton import linear
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
 from paceline_kernels.scaled_linear import reference as scaled_linear_reference
-from paceline_kernels.scaled_linear.triton import round_rows, scaled_linear
+from paceline_kernels.scaled_linear.triton import ROUNDED_FROM_ROWS, round_rows, scaled_linear
 
 _LAYERS = ((4096, 4096), (6144, 4096), (16_384, 4096), (4096, 12_288))  # outputs, inputs
 _GROUPED_LAYERS = ((28_672, 4096), (4096, 14_336), (6144, 4096), (4096, 4096))
@@ -24,7 +24,8 @@ _FP8 = torch.float8_e4m3fn
 # What other stacks call weights of these types.
 _ANCHOR_TYPES = {_FP8: ("fp8", "fp8_block"), torch.int8: ("int8_wo", "sq")}
 _FROM_MANY = 512  # rows, from which on products decide and not the read of weights
-_ROUNDED_ROWS_ERROR = 4e-2  # of float8_e4m3fn on both sides: 2**-4 / sqrt(3) of a number
+# Of 8 bits on both sides: of float8_e4m3fn 2**-4 / sqrt(3) of a number, of int8 0.5 / sqrt(3) of 127 / 4 of all.
+_ROUNDED_ROWS_ERRORS = {_FP8: 4e-2, torch.int8: 2e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ def cases(scale: Scale, place: Place) -> Iterator[Case]:
     if scale is Scale.FULL:
         yield linear_case(place, 2048, 6144, 4096)
         yield from (scaled_linear_case(place, 2048, 6144, 4096, dtype) for dtype in (_FP8, torch.int8))
+        yield from (scaled_linear_case(place, num_rows, 28_672, 4096, torch.int8) for num_rows in (128, 2048))
 
 
 def _grouped(scale: Scale, place: Place) -> Iterator[Case]:
@@ -172,13 +174,20 @@ def _theirs(x: torch.Tensor, weight: ScaledWeight) -> Callable[[], object] | Non
     """The library's product of rows that are rounded already, where it has one."""
     if weight.values.dtype != _FP8 or x.device.type != "cuda":
         return None
-    rounded, scales = round_rows(x)
+    rounded = round_rows(x, _FP8)
     by_row = functional.ScalingType.RowWise
     columns, column_scales = weight.values.t(), weight.scales[None]
 
     def theirs() -> torch.Tensor:
         return functional.scaled_mm(
-            rounded, columns, scales, by_row, column_scales, by_row, output_dtype=x.dtype, use_fast_accum=True
+            rounded.numbers,
+            columns,
+            rounded.scales,
+            by_row,
+            column_scales,
+            by_row,
+            output_dtype=x.dtype,
+            use_fast_accum=True,
         )
 
     return theirs
@@ -187,7 +196,7 @@ def _theirs(x: torch.Tensor, weight: ScaledWeight) -> Callable[[], object] | Non
 def _case(op: str, place: Place, key: AnchorKey, weight_type: torch.dtype, build: Callable[[int], Work]) -> Case:
     num_rows, num_outputs, num_inputs = key.sizes
     activations = num_rows * (num_inputs + num_outputs) * place.dtype.itemsize
-    is_rounded = num_rows >= _FROM_MANY and weight_type == _FP8
+    is_rounded = num_rows >= ROUNDED_FROM_ROWS and weight_type in _ROUNDED_ROWS_ERRORS
     return Case(
         op=op,
         shape={"m": num_rows, "n": num_outputs, "k": num_inputs, "weight": type_name(weight_type)},
@@ -195,6 +204,6 @@ def _case(op: str, place: Place, key: AnchorKey, weight_type: torch.dtype, build
         num_bytes=num_outputs * num_inputs * weight_type.itemsize + activations,
         num_flops=2 * num_rows * num_outputs * num_inputs,
         build=build,
-        allowed_error=_ROUNDED_ROWS_ERROR if is_rounded else place.rounding,
+        allowed_error=_ROUNDED_ROWS_ERRORS[weight_type] if is_rounded else place.rounding,
         anchor=key,
     )

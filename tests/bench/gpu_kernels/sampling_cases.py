@@ -11,7 +11,7 @@ from paceline_kernels.sampling import (
     PENALTIES,
     DrawRules,
     Logprobs,
-    RowRules,
+    RuleTable,
     SamplingParameters,
     TokenLists,
     reference,
@@ -140,7 +140,7 @@ def _rules(place: Place, way: DrawWay, num_rows: int, vocab: int, seed: int) -> 
     ends = torch.arange(num_rows + 1, dtype=torch.int32, device=place.device)
     none, one = TokenLists(0 * ends, ends[:0]), TokenLists(ends, column(7, torch.int32))
     token_ids = place.integers(vocab, num_rows, way.num_seen, seed=seed + 1)
-    of_rows = RowRules(
+    of_rows = RuleTable(
         allowed=none,
         biased=none,
         biases=column(0)[:0],

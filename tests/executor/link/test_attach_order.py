@@ -21,7 +21,7 @@ from paceline.plan.values import (
     Welcome,
 )
 from paceline.plan.versions import PROTOCOLS
-from paceline_executor.errors import AttachError, DrainingError, EpochEndedError, ServiceError, StepWedgedError
+from paceline_executor.errors import AttachError, EpochEndedError, ExecutorDrainingError, ServiceError, StepWedgedError
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.plan_streams import Identity, PlanStreams
 from paceline_executor.link.step_loop import StepLoop, StepRefused
@@ -275,7 +275,7 @@ async def test_a_scheduler_that_comes_during_a_drain_is_told_so_after_its_welcom
     executor.plan_streams.end_all("gone")
 
     assert notice.reason == "going away"
-    assert isinstance(await late.end(), DrainingError)
+    assert isinstance(await late.end(), ExecutorDrainingError)
 
 
 async def test_a_wedged_executor_refuses_each_that_comes_until_its_step_ends(executor, monkeypatch):

@@ -9,8 +9,9 @@ from model_inputs import Row, inputs_of
 from paceline_executor.models import dummy
 from paceline_executor.models.dummy import DummyWeights
 from paceline_executor.models.interface import KvCache
-from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, LayerReader
+from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, GroupedLinear, LayerReader
 from paceline_executor.models.llama import LlamaModel
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.upload.grouping import expected_weight
 from paceline_executor.weights.stored_tensor import FloatType, GroupedType
 from paceline_kernels.grouped_linear import unpack_grouped
@@ -83,6 +84,23 @@ def test_groups_have_unit_gain_and_all_that_a_checkpoint_says(stored):
     x = torch.randn(3, 64)
     whole = LayerReader(weights, 0).linear(*QKV)(x, Splits.EVEN)
     assert torch.equal(whole, torch.cat([weights.linear((name,))(x, Splits.EVEN) for name in names], dim=1))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [0, 24, 32, 48, 64, 96, 128, 192, 256])
+def test_memory_is_planned_for_groups_of_any_size(bits, group):
+    """Matrices whose groups lie across tiles become dense."""
+    config, name = replace(CONFIG, hidden_size=256, intermediate_size=384), "model.layers.0.mlp.down_proj.weight"
+    stored = GroupedType("of a test", bits, group=group, scales=FloatType.BFLOAT16)
+    planned = Numerics(MatrixKind.AS_STORED, KvDtype.BFLOAT16, FloatType.BFLOAT16)
+    saved = planned.weight_bytes(config, {}) - planned.weight_bytes(config, {name: stored})
+    assert weights_of(config, stored=stored).linear((name,)).num_bytes == 2 * 256 * 384 - saved
+
+
+def test_matrices_that_take_the_same_input_have_one_order_of_it():
+    """As in files, so that they are one product, which kernels are compiled for."""
+    stored = GroupedType("ordered", 4, group=32, scales=FloatType.BFLOAT16, is_ordered=True)
+    assert isinstance(LayerReader(weights_of(stored=stored), 0).linear(*QKV), GroupedLinear)
 
 
 def fields_of(weight):

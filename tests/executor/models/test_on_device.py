@@ -17,6 +17,7 @@ from gguf.constants import GGMLQuantizationType
 
 from model_inputs import Row, inputs_of
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
+from paceline_executor.models import layers
 from paceline_executor.models.interface import KvCache
 from paceline_executor.models.registry import build_model, upload_model
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
@@ -199,6 +200,28 @@ def test_a_model_of_blocks_computes_what_the_cpu_does(tmp_path):
     parts.tensors["blk.1.attn_v.weight"] = gguf.quantize(values, q8_0), q8_0
     checkpoint = load_checkpoint(parts.write(tmp_path / "tiny.gguf"))
     assert_close(on_device(checkpoint, torch.float32, two_steps()), on_cpu(checkpoint, two_steps()), torch.float32)
+
+
+def test_rows_by_int8_are_rounded_on_the_way_and_cost_what_rounding_does(tmp_path, monkeypatch):
+    """By norms and gates where these write them; in float32 the bits are those of rows rounded by the product."""
+    monkeypatch.setattr("paceline_kernels.scaled_linear.triton.ROUNDED_FROM_ROWS", 4)
+    checkpoint = load_checkpoint(written(VARIANTS["w8a8"]).save(tmp_path))
+    batches = [replace(step, token_ids=step.token_ids % checkpoint.config.vocab_size) for step in two_steps()]
+    found = on_device(checkpoint, torch.float32, batches)
+    assert 1e-4 < average(errors(found, on_cpu(checkpoint, batches))) < 0.02
+    from paceline_kernels.scaled_linear.triton import round_rows
+
+    seen = []
+    for name in ("rms_norm", "gate_and_multiply"):
+        fused, parted = getattr(layers, f"{name}_rounded"), getattr(layers, name)
+
+        def apart(*arguments, parted=parted, fused=fused, **of_norm):
+            seen.append(fused)
+            return round_rows(parted(*[a for a in arguments if a is not torch.int8], **of_norm), torch.int8)
+
+        monkeypatch.setattr(layers, f"{name}_rounded", apart)
+    assert torch.equal(on_device(checkpoint, torch.float32, batches), found)
+    assert len(seen) == 3 * checkpoint.config.num_layers  # of the first step; the second one has two rows
 
 
 @pytest.mark.slow

@@ -185,5 +185,5 @@ def test_loading_takes_the_packed_bytes_and_two_float32_matrices_at_most(tmp_pat
     paths = [str(checkpoint.stored("model.norm.weight").source.path) for checkpoint in (small, large)]
     printed = subprocess.run([sys.executable, "-c", LOADING, *paths], check=True, capture_output=True, text=True).stdout
     packed, kept, most = map(int, printed.split())
-    assert packed <= kept < 1.15 * packed
+    assert 0.95 * packed < kept < 1.15 * packed  # pages that the small one left are taken again
     assert most < kept + CONFIG.vocab_size * CONFIG.hidden_size * 8

@@ -98,15 +98,6 @@ def oracle(default_model):
     return Oracle(default_model)
 
 
-@pytest.fixture
-def one_torch_thread():
-    """Two on a busy machine wait for each other most of the time. Set late: starting numba's threads resets it."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 def test_ten_prompts_are_answered_with_the_tokens_of_transformers(default_model, runner, fifty_prompts):
     recorded = json.loads(GREEDY_TOKENS.read_text(encoding="utf-8"))
     assert recorded["sha256"] == sha256_of(default_model)
@@ -114,15 +105,13 @@ def test_ten_prompts_are_answered_with_the_tokens_of_transformers(default_model,
 
 
 @pytest.mark.slow
-def test_the_recorded_tokens_are_those_that_transformers_gives_now(
-    default_model, oracle, fifty_prompts, one_torch_thread
-):
+def test_the_recorded_tokens_are_those_that_transformers_gives_now(default_model, oracle, fifty_prompts):
     outputs = [oracle.greedy(prompt, NUM_TOKENS) for prompt in fifty_prompts[TEN]]
     assert GREEDY_TOKENS.read_text(encoding="utf-8") == greedy_tokens_text(default_model, outputs)
 
 
 @pytest.mark.slow
-def test_greedy_tokens_equal_those_of_transformers(oracle, fifty_prompts, plain, one_torch_thread):
+def test_greedy_tokens_equal_those_of_transformers(oracle, fifty_prompts, plain):
     """Token for token; only where the oracle itself is undecided may another token stand."""
     parted = [oracle.undecided(prompt, output) for prompt, (output, _) in zip(fifty_prompts, plain, strict=True)]
     assert all(margin < SMALLEST_MARGIN for margins in parted for margin in margins.values()), parted

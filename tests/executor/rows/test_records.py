@@ -13,7 +13,7 @@ from executor_rig.stepping import SteppingEngine
 from paceline.plan.values import NO_TAGS, BlockTags, LogprobColumns, RecordId, RowFinish, RowState
 from paceline_executor.errors import PlanError
 from paceline_executor.limits import RowLimits
-from paceline_executor.rows.snapshot import Snapshot, parts_of
+from paceline_executor.rows.snapshot import RowSnapshot, parts_of
 from paceline_executor.rows.table import RowTable
 from virtual_time.clock import ManualClock
 
@@ -174,7 +174,7 @@ asked = st.none() | st.tuples(st.integers(0, 20_000), st.integers(0, 20))
 @given(st.lists(st.builds(state, st.integers(0, 9), sizes, sizes, sizes, st.integers(0, 500_000), asked), max_size=5))
 def test_the_parts_of_a_snapshot_fit_a_message_and_make_up_the_whole(states):
     """No part is larger than 1 MiB, none is empty but the last, and nothing is lost or doubled."""
-    parts = list(parts_of(Snapshot(tuple(states), NO_TAGS), MIB))
+    parts = list(parts_of(RowSnapshot(tuple(states), NO_TAGS), MIB))
 
     assert [repr(joined) for joined in _joined(parts)] == [repr(whole) for whole in states]
     assert [part.num_parts for part in parts] == [0] * (len(parts) - 1) + [len(parts)]
@@ -190,7 +190,7 @@ def test_the_parts_of_a_snapshot_fit_a_message_and_make_up_the_whole(states):
 def test_the_tags_of_a_large_pool_are_cut_as_well():
     """200,000 tags of 20 bytes take four parts."""
     tags = BlockTags(np.arange(200_000, dtype=np.int32), bytes(range(16)) * 200_000)
-    parts = list(parts_of(Snapshot((), tags), MIB))
+    parts = list(parts_of(RowSnapshot((), tags), MIB))
 
     assert np.concatenate([part.tags.block_ids for part in parts]).tolist() == list(range(200_000))
     assert b"".join(part.tags.keys for part in parts) == tags.keys
@@ -199,6 +199,6 @@ def test_the_tags_of_a_large_pool_are_cut_as_well():
 
 def test_an_empty_executor_has_a_snapshot_of_one_part():
     """Plan 1 may be sent after it."""
-    (part,) = parts_of(Snapshot((), BlockTags(int32([]), b"")), MIB)
+    (part,) = parts_of(RowSnapshot((), BlockTags(int32([]), b"")), MIB)
 
     assert part.num_parts == 1

@@ -10,10 +10,10 @@ from executor_rig.hash_runner import HashRule, HashRunner, continuation, next_to
 from paceline_executor.errors import StepTimesError
 from paceline_executor.runner.interface import CacheGeometry
 from paceline_executor.runner.simulated import SimulatedRunner
-from paceline_executor.runner.step_times import StepTimes, read_step_times
+from paceline_executor.runner.step_times import StepTimeCurve, read_step_times
 
 VOCAB_SIZE = 1000
-LINE = StepTimes(((1, 2000.0), (11, 12000.0)))  # 1 us, and 1 us per token
+LINE = StepTimeCurve(((1, 2000.0), (11, 12000.0)))  # 1 us, and 1 us per token
 
 
 class Clock:
@@ -178,7 +178,7 @@ def test_what_computing_took_is_part_of_the_time(clock):
 
 
 def test_without_a_table_steps_take_no_time(clock):
-    simulated = runner(step_times=StepTimes(), clock=clock)
+    simulated = runner(step_times=StepTimeCurve(), clock=clock)
 
     output = simulated.launch(chunk([1, 2, 3]))
 
@@ -188,7 +188,7 @@ def test_without_a_table_steps_take_no_time(clock):
 
 @pytest.mark.parametrize(
     ("times", "told"),
-    [(LINE, ((1, 2000), (11, 12000))), (StepTimes(((1, 5000.0),)), ((1, 5000), (513, 5000)))],
+    [(LINE, ((1, 2000), (11, 12000))), (StepTimeCurve(((1, 5000.0),)), ((1, 5000), (513, 5000)))],
     ids=["as in the table", "of a single time"],
 )
 def test_schedulers_are_told_at_least_two_points_of_a_table(times, told):
@@ -201,14 +201,14 @@ def test_schedulers_are_told_at_least_two_points_of_a_table(times, told):
 
 @pytest.mark.parametrize(("num_tokens", "duration_us"), [(1, 10), (4, 25), (7, 40), (12, 50), (17, 60), (22, 70)])
 def test_times_lie_on_lines_between_points_and_go_on_beyond_them(num_tokens, duration_us):
-    times = StepTimes(((2, 15_000.0), (7, 40_000.0), (17, 60_000.0)))
+    times = StepTimeCurve(((2, 15_000.0), (7, 40_000.0), (17, 60_000.0)))
 
     assert times.step_ns(num_tokens, 0) == duration_us * 1000
 
 
 def test_pairs_are_paid_for_each(clock):
     """A chunk of three tokens behind two: each attends to those two and to what is before it, and itself."""
-    simulated = runner(step_times=StepTimes(((1, 0.0),), ns_per_pair=10.0), clock=clock)
+    simulated = runner(step_times=StepTimeCurve(((1, 0.0),), ns_per_pair=10.0), clock=clock)
     row = DrivenRow([1, 2, 3, 4, 5], 5, Draw(), [0, 1], 100, num_computed=2)
 
     output = simulated.launch(batch_of(row, 3))

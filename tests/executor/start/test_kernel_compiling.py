@@ -41,7 +41,7 @@ from paceline_kernels.errors import KernelCompileError
 from paceline_kernels.gpu.no_gpu import NoGpu
 from paceline_kernels.linear import Splits
 from paceline_kernels.warm_up import triton_processes
-from paceline_kernels.warm_up.triton_launches import Launch
+from paceline_kernels.warm_up.triton_launches import KernelLaunch
 from paceline_kernels.warm_up.triton_processes import Compiled, compile_launches
 from random_models import TINY_CONFIG, RandomCheckpoint, gguf_parts
 
@@ -139,7 +139,7 @@ from paceline_kernels.errors import KernelCompileError
 from paceline_kernels.gpu.no_gpu import NoGpu, compiling_for
 from paceline_kernels.take_rows import take_rows
 from paceline_kernels.warm_up.triton_kernels import KERNELS
-from paceline_kernels.warm_up.triton_launches import Launch, launches_of
+from paceline_kernels.warm_up.triton_launches import KernelLaunch, launches_of
 from paceline_kernels.warm_up.triton_processes import compile_launches
 
 
@@ -174,7 +174,7 @@ print(len(launches))
 print(*counts(compile_launches(lambda: launches, 90, folder, 2, lambda done, _: told.append(done))))
 print(sorted(told) == list(range(len(launches) + 1)))
 kept = sorted(folder.rglob("*"))
-spoilt = Launch(launches[0].kernel, launches[1].specialization)
+spoilt = KernelLaunch(launches[0].kernel, launches[1].specialization)
 try:
     compile_launches(lambda: [*launches[::-1], spoilt], 90, folder, 1)
 except KernelCompileError as error:
@@ -365,7 +365,9 @@ def compiling(monkeypatch, tmp_path):
     """Compile by such processes: returns what the start is told, and what became of it."""
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
     monkeypatch.setattr(kernel_compiling, "settle_keys", lambda: None)
-    monkeypatch.setattr(kernel_compiling, "launches_of_steps", lambda _: [Launch("a", "1"), Launch("b", "2")])
+    monkeypatch.setattr(
+        kernel_compiling, "launches_of_steps", lambda _: [KernelLaunch("a", "1"), KernelLaunch("b", "2")]
+    )
 
     def compile_by(processes, capability=(9, 0), steps=STEPS):
         told = []
@@ -412,7 +414,7 @@ def test_kernels_are_looked_for_again_where_others_may_be_launched(compiling):
 
 def test_processes_that_die_at_once_lose_a_launch_each(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(triton_processes.sys, "executable", "/bin/false")
-    launches = [Launch("a", str(number)) for number in range(5)]
+    launches = [KernelLaunch("a", str(number)) for number in range(5)]
     assert compile_launches(lambda: launches, 90, tmp_path, 3) == Compiled(0, 0, 5)
     assert [record.getMessage() for record in caplog.records].count(
         "a process that compiles kernels ended with 1 at a"

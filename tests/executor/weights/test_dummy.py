@@ -8,6 +8,8 @@ import pytest
 
 from paceline_executor.config import parse_config
 from paceline_executor.errors import ModelNotFoundError, UnsupportedModelError
+from paceline_executor.models.packed_llama import PackedLlamaModel
+from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.start.loading import load
 from paceline_executor.weights import load_dummy
 from paceline_executor.weights.stored_tensor import FloatType, GroupedType
@@ -65,9 +67,28 @@ def test_matrices_are_quantised_as_the_configuration_says(folder, method, kind):
             assert 0.8 < checkpoint.tensor(name).std() * rest[0] ** 0.5 < 1.2
 
 
-def test_what_the_configuration_alone_does_not_say_is_refused(folder):
-    (folder / "config.json").write_text(json.dumps(SHAPE | {"quantization_config": {"quant_method": "fp8"}}))
-    with pytest.raises(UnsupportedModelError, match="weights of fp8 cannot be made without its files"):
+@pytest.mark.parametrize("hidden_size", [256, 512])
+def test_a_cpu_keeps_them_in_4_bits(folder, hidden_size):
+    """Whatever scale unit gain asks for."""
+    fields = SHAPE | {"hidden_size": hidden_size, "intermediate_size": 1024, "quantization_config": AWQ}
+    (folder / "config.json").write_text(json.dumps(fields))
+    checkpoint, _ = load_dummy(folder)
+    planned = Numerics(MatrixKind.PACKED, KvDtype.INT8).weight_bytes(checkpoint.config, checkpoint.stored_types)
+    assert 1 <= planned / PackedLlamaModel(checkpoint, 64).num_bytes < 1.1
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        ({"quant_method": "fp8"}, "weights of fp8 cannot be made without its files"),
+        (AWQ | {"bits": 8}, "its weights are awq of 8 bits; 4 bits are read"),
+        (AWQ | {"version": "gemv_fast"}, "its weights are awq in the layout 'gemv_fast'"),
+        (GPTQ | {"bits": 3}, "its weights are gptq of 3 bits; 4 and 8 bits are read"),
+    ],
+)
+def test_what_no_file_or_the_configuration_alone_cannot_say_is_refused(folder, method, sentence):
+    (folder / "config.json").write_text(json.dumps(SHAPE | {"quantization_config": method}))
+    with pytest.raises(UnsupportedModelError, match=sentence):
         load_dummy(folder)
 
 

@@ -10,7 +10,7 @@ from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness, running
 from paceline.plan.values import FinishReason, StepPoint
 from paceline_scheduler.core.answers import RequestState
-from paceline_scheduler.core.events import End, StreamEnded
+from paceline_scheduler.core.events import EndCompletion, StreamEnded
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.queue.listing import Selection
 from paceline_scheduler.errors import QueueFullError, UnknownRequestError
@@ -276,7 +276,7 @@ def test_what_comes_and_goes_between_two_pages_moves_no_other():
 
     def change():
         if harness.views.num_unfinished() == len(requests):
-            harness.feed(End(requests[0].handle, 0, FinishReason.CANCELLED))
+            harness.feed(EndCompletion(requests[0].handle, 0, FinishReason.CANCELLED))
             harness.submit(*newer)
 
     found = [listed.key for listed in pages(harness, 2, change)]

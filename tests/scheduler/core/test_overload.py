@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from both_sides.open_loop import Arrival, Capacity, OpenLoop, faster, poisson
-from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.runner.step_times import StepTimeCurve
 from paceline_scheduler.core.limits import CoreLimits
 
 EXECUTOR = Capacity(
@@ -17,7 +17,7 @@ EXECUTOR = Capacity(
     max_num_rows=64,
     max_num_batched_tokens=1024,
     max_model_len=2048,
-    step_times=StepTimes(((1, 5e6), (1024, 107e6))),
+    step_times=StepTimeCurve(((1, 5e6), (1024, 107e6))),
 )
 TTFT_S, ITL_S = 0.3, 0.05
 LIMITS = CoreLimits(ttft_budget_s=TTFT_S, itl_budget_s=ITL_S)
@@ -89,7 +89,7 @@ def test_a_flood_by_one_tenant_leaves_the_others_their_goodput(flood_load):
 def test_few_requests_are_preempted_when_the_pool_is_full_all_the_time():
     """Lengths as in conversations, a pool of a tenth of what all would need: at most 8 % are preempted, all end."""
     chance = random.Random(5)  # noqa: S311
-    small = replace(EXECUTOR, num_blocks=160, step_times=StepTimes(((1, 1e6), (64, 4e6))))
+    small = replace(EXECUTOR, num_blocks=160, step_times=StepTimeCurve(((1, 1e6), (64, 4e6))))
     loop = OpenLoop([small], CoreLimits(ttft_budget_s=1e6, itl_budget_s=10.0))
     arrivals = [
         Arrival(index * 1e-3, round(chance.lognormvariate(4, 0.8)), 1 + round(chance.lognormvariate(3.5, 0.8)))

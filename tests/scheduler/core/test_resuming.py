@@ -14,7 +14,7 @@ from both_sides.harness import CoreHarness, running
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler import errors
-from paceline_scheduler.core.events import End, Resume, StepFinished
+from paceline_scheduler.core.events import EndCompletion, Resume, StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import ABANDONED_AFTER_S, RESUME_WINDOW_S
 from paceline_scheduler.core.request import ResumePoint
@@ -108,7 +108,7 @@ def test_the_end_of_an_older_attachment_has_no_effect():
     harness.feed(Resume((newer,)))
     harness.detach(request)
     assert harness.wake_at is None
-    assert harness.feed(End(request.handle, 0, FinishReason.CANCELLED)) is None
+    assert harness.feed(EndCompletion(request.handle, 0, FinishReason.CANCELLED)) is None
     assert harness.plan() is not None
 
 

@@ -9,7 +9,7 @@ from both_sides.audited import make_executor
 from paceline.plan.values import MAX_TERM, Approach, Claim, ExecutorInfo
 from paceline_scheduler import errors
 from paceline_scheduler.link.claim import MAX_RISE, OwnClaim
-from paceline_scheduler.link.executor_record import LOST_AFTER_S, Phase
+from paceline_scheduler.link.executor_record import LOST_AFTER_S, LinkPhase
 from paceline_scheduler.link.leadership import (
     Detached,
     Displaced,
@@ -123,7 +123,7 @@ def test_superseded_is_believed_by_a_claim_above_the_one_that_was_refused(holder
     verdicts = leadership.ended(SECOND, errors.TermSupersededError(holder), 1.0, 0.5)
     assert (Displaced(holder) in verdicts) == is_believed
     assert leadership.is_acting != is_believed
-    assert (leadership[SECOND].phase is Phase.LOST) != is_believed
+    assert (leadership[SECOND].phase is LinkPhase.LOST) != is_believed
 
 
 def test_what_several_executors_say_of_one_scheduler_is_one_displacement():
@@ -314,7 +314,7 @@ class Whatever(RuleBasedStateMachine):
     @invariant()
     def what_is_lost_has_been_told(self):
         """And nothing else."""
-        lost = {address for address in self.addresses if self.leadership[address].phase is Phase.LOST}
+        lost = {address for address in self.addresses if self.leadership[address].phase is LinkPhase.LOST}
         assert lost <= self.is_lost
 
 

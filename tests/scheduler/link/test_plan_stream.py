@@ -9,7 +9,7 @@ from both_sides.audited import make_executor
 from paceline.plan import values
 from paceline.plan.versions import ProtocolRange
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
-from paceline_scheduler.link.plan_stream import PlanStream, Steps
+from paceline_scheduler.link.plan_stream import PlanStream, StepCallbacks
 from scheduler_rig.requests import column
 from virtual_time import in_virtual_time, now
 
@@ -88,7 +88,7 @@ class Link:
         self.standstill_s = 0.0
         self._loop = asyncio.get_running_loop()
         self.driver = PlanStream(
-            self.executor, self.listener, Steps(self.listener.finished_step, self.listener.due_step), self.now_s
+            self.executor, self.listener, StepCallbacks(self.listener.finished_step, self.listener.due_step), self.now_s
         )
 
     def now_s(self):

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.process.ports import PortError
 from paceline_scheduler.config import parse_config
-from paceline_scheduler.servicer_ports import SchedulerPorts
+from paceline_scheduler.servicer_ports import SchedulerServers
 
 _ANY_PORT = ("--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0")
 
@@ -30,7 +30,7 @@ class Echo(grpc.GenericRpcHandler):
 @pytest.fixture
 async def ports():
     """Open ports without services."""
-    ports = SchedulerPorts(parse_config(("--executors", "a:1", *_ANY_PORT)))
+    ports = SchedulerServers(parse_config(("--executors", "a:1", *_ANY_PORT)))
     await ports.listen()
     yield ports
     await ports.stop()
@@ -62,7 +62,7 @@ async def test_a_call_whose_time_ends_before_services_are_named_is_over(ports):
 async def test_a_port_in_use_is_refused_with_the_option_to_change(option):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        ports = SchedulerPorts(parse_config(("--executors", "a:1", *_ANY_PORT, option, str(number))))
+        ports = SchedulerServers(parse_config(("--executors", "a:1", *_ANY_PORT, option, str(number))))
         with pytest.raises(PortError, match=rf"^cannot listen on 127\.0\.0\.1:{number}: .* {option}$"):
             await ports.listen()
         await ports.stop()

@@ -26,7 +26,7 @@ from paceline_executor.link.engine import Engine
 from paceline_executor.rows.table import Launched
 from paceline_executor.runner.interface import RowProblem, StepOutput
 from paceline_executor.runner.simulated import logprobs_of
-from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.runner.step_times import StepTimeCurve
 from paceline_executor.start.loading import describe_simulated
 from paceline_executor.start.opening import simulated_tokenizer
 from paceline_scheduler.core.request import Request
@@ -60,7 +60,7 @@ class Kind:
     model: str
     rule: HashRule
     acceptance: Acceptance
-    step_times: StepTimes
+    step_times: StepTimeCurve
     graphs: GraphSizes | None = None
     weights_digest: str = ""
 
@@ -180,7 +180,7 @@ def make_executor(
         vocab_size=VOCAB_SIZE,
         max_num_draft_tokens=max_num_drafts,
     )
-    step_times = StepTimes(tuple((point.num_tokens, float(point.duration_ns)) for point in step_points))
+    step_times = StepTimeCurve(tuple((point.num_tokens, float(point.duration_ns)) for point in step_points))
     kind = Kind(limits, model, ending(end_probability), acceptance or drawn_acceptance(0), step_times, graphs)
     return AuditedExecutor(kind, incarnation, max_plans_in_flight)
 

@@ -26,7 +26,7 @@ from paceline_executor.rows import snapshot
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
 from paceline_executor.runner.simulated import SimulatedRunner
-from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.runner.step_times import StepTimeCurve
 from paceline_executor.start.loading import describe_simulated
 from paceline_executor.start.opening import simulated_tokenizer
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
@@ -90,7 +90,7 @@ class InlineExecutor(WithRows):
         return found
 
     def parts(self) -> Iterator[SnapshotPart]:
-        return snapshot.parts_of(snapshot.Snapshot(self.table.states(), self.table.tags()), MAX_PART_BYTES)
+        return snapshot.parts_of(snapshot.RowSnapshot(self.table.states(), self.table.tags()), MAX_PART_BYTES)
 
     def receive(self, plan: BatchPlan) -> None:
         """Take a plan in; it must be the next one of this epoch."""
@@ -142,7 +142,7 @@ class InlineExecutor(WithRows):
         self._attribution = FailureAttribution()
 
 
-def load_plain(limits: RowLimits, step_times: StepTimes) -> Loaded:
+def load_plain(limits: RowLimits, step_times: StepTimeCurve) -> Loaded:
     """Return rows on the simulated runner, whose steps are told to take their time and take none."""
     runner = SimulatedRunner(
         limits.num_blocks,

@@ -21,7 +21,7 @@ from paceline_scheduler.core.events import (
     Cancel,
     Detach,
     DrainExecutor,
-    End,
+    EndCompletion,
     Event,
     ExecutorAttached,
     ExecutorLost,
@@ -87,7 +87,7 @@ class CoreEvents(ABC):
 
     def end(self, request: Request, num_output_tokens: int) -> None:
         """End a request as the edge does when it finds a stop text."""
-        self.feed(End(request.handle, num_output_tokens, FinishReason.STOP))
+        self.feed(EndCompletion(request.handle, num_output_tokens, FinishReason.STOP))
 
 
 class CoreHarness(CoreEvents):

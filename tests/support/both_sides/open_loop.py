@@ -17,7 +17,7 @@ from both_sides.executor import InlineExecutor, load_plain
 from paceline.plan.sampling import SamplingParams
 from paceline.plan.values import RecordId, StepResult
 from paceline_executor.limits import RowLimits
-from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.runner.step_times import StepTimeCurve
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import Event, ExecutorAttached, ReplyT, StepFinished, Submit
 from paceline_scheduler.core.limits import CoreLimits
@@ -35,7 +35,7 @@ class Capacity:
     max_num_rows: int
     max_num_batched_tokens: int
     max_model_len: int
-    step_times: StepTimes
+    step_times: StepTimeCurve
 
     def executor(self, incarnation: int) -> InlineExecutor:
         """Return an executor of this capacity, with blocks of 16 tokens."""

@@ -18,7 +18,7 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.runner.drafter import MAX_NUM_DRAFT_TOKENS, PromptLookup
 from paceline_executor.runner.interface import FlatBatch, Int32Array, StepOutput
 from paceline_executor.runner.simulated import SimulatedRunner
-from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.runner.step_times import StepTimeCurve
 from paceline_scheduler.core.request import Request
 from scheduler_rig.requests import make_request
 
@@ -84,7 +84,7 @@ class Played:
 class _Recorded(SimulatedRunner):
     """Draws what was recorded: seeds are places of answers."""
 
-    def __init__(self, answers: Sequence[Answer], limits: RowLimits, step_times: StepTimes) -> None:
+    def __init__(self, answers: Sequence[Answer], limits: RowLimits, step_times: StepTimeCurve) -> None:
         super().__init__(
             limits.num_blocks, limits.block_size, limits.vocab_size, step_times=step_times, sleep=lambda _: None
         )
@@ -137,7 +137,7 @@ class _Playback:
             vocab_size=1 << 17,
             max_num_draft_tokens=MAX_NUM_DRAFT_TOKENS,
         )
-        times = StepTimes(tuple((point.num_tokens, float(point.duration_ns)) for point in costs.points()))
+        times = StepTimeCurve(tuple((point.num_tokens, float(point.duration_ns)) for point in costs.points()))
         self._runner = _Recorded(answers, self._limits, times)
         self._costs = costs
         self.harness = CoreHarness(InlineExecutor(lambda: loaded_on(self._runner, self._limits)))

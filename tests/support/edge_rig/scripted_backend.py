@@ -17,7 +17,7 @@ from paceline_scheduler.core.events import (
     Cancel,
     Detach,
     DrainExecutor,
-    End,
+    EndCompletion,
     Event,
     ReplyT,
     Resume,
@@ -239,7 +239,7 @@ class ScriptedBackend(_ScriptedExecutors):
                 reply = self._resume(requests)
             case Detach(handle):
                 self._detach(handle)
-            case End(handle, num_output_tokens, reason):
+            case EndCompletion(handle, num_output_tokens, reason):
                 reply = self._end(handle, num_output_tokens, reason)
             case Cancel(key):
                 self._cancel(key)

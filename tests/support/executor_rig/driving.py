@@ -11,13 +11,13 @@ import numpy as np
 
 from paceline_executor.runner.interface import (
     BlockCells,
+    HostTokenLists,
     Int32Array,
     RowDescriptions,
     Runner,
     SamplingColumns,
     StepBatch,
     StepOutput,
-    TokenLists,
 )
 
 _MORE = 64  # tokens that a row may still draw
@@ -154,7 +154,7 @@ def step_batch(rows: Sequence[DrivenRow], counts: Sequence[int], sampled: Sequen
             num_logprobs=_int32(draw.num_logprobs for draw in draws),
         ),
         rules=(None,) * len(rows),
-        known=TokenLists.of(known),
+        known=HostTokenLists.of(known),
     )
     cells = [(number, index, block) for number, row in enumerate(rows) for index, block in enumerate(row.blocks)]
     return StepBatch(

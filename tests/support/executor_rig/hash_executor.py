@@ -16,7 +16,7 @@ from paceline_executor.link.engine import Engine
 from paceline_executor.link.service import ExecutorService, ServiceConfig
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
-from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.runner.step_times import StepTimeCurve
 from paceline_executor.start.loading import describe_simulated, load_simulated
 from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
 
@@ -55,7 +55,7 @@ class SimulatedExecutor:
 
     def __init__(self, options: Sequence[str], step_ms: float, vocab_size: int, engine: type[Engine]) -> None:
         config = parse_config(["--runner", "simulated", "--port", "0", *options])
-        self._load = partial(load_simulated, config, StepTimes(((1, step_ms * 1e6),)), vocab_size, engine)
+        self._load = partial(load_simulated, config, StepTimeCurve(((1, step_ms * 1e6),)), vocab_size, engine)
         self.port = config.port
 
     @property

@@ -10,11 +10,11 @@ import numpy as np
 from paceline_executor.runner.drafter import PromptLookup
 from paceline_executor.runner.interface import FlatBatch, Int32Array, RowProblem, StepOutput, UInt64Array
 from paceline_executor.runner.simulated import HASH_BASE, SimulatedRunner, nearest_left
-from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.runner.step_times import StepTimeCurve
 
 _MASK = (1 << 64) - 1
 _ANY: Set[int] = frozenset()
-_ONE_US = StepTimes(((1, 1000.0), (64, 1000.0)))
+_ONE_US = StepTimeCurve(((1, 1000.0), (64, 1000.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class HashRunner(SimulatedRunner):
         block_size: int,
         vocab_size: int,
         rule: HashRule | None = None,
-        step_times: StepTimes = _ONE_US,
+        step_times: StepTimeCurve = _ONE_US,
     ) -> None:
         self.rule = rule or HashRule(vocab_size)
         super().__init__(

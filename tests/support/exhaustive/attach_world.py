@@ -17,7 +17,7 @@ from paceline_executor.link.fence import Accepted, Fence, FenceTimes, Refused, V
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.errors import LinkError, SchedulerError, StreamEndedError, TermSupersededError, UnreachableError
 from paceline_scheduler.link.claim import OwnClaim
-from paceline_scheduler.link.executor_record import Phase
+from paceline_scheduler.link.executor_record import LinkPhase
 from paceline_scheduler.link.leadership import EndStream, Leadership, ServingStatus
 from paceline_scheduler.link.leadership import Verdict as OfLeadership
 
@@ -94,7 +94,7 @@ class AttachWorld(Clockwork):
 
     def driven_by(self) -> list[int]:
         return [
-            sum(scheduler.leadership[address].phase is Phase.DRIVEN for address in ADDRESSES)
+            sum(scheduler.leadership[address].phase is LinkPhase.DRIVEN for address in ADDRESSES)
             if scheduler.leadership
             else 0
             for scheduler in self.schedulers

@@ -19,7 +19,7 @@ from gpu_kernels.product_cases import AWQ, BLOCKS, Q4_K, W4A16, Grouped
 from gpu_kernels.sampling_cases import DrawWay
 from kernel_resources import draws_cases
 from kernel_resources.case import Case, meta, type_name
-from paceline_kernels.activation import Gate, softcap
+from paceline_kernels.activation import Gate, gate_and_multiply_rounded, softcap
 from paceline_kernels.attention.triton.launches import BULK_SPLITS
 from paceline_kernels.gpu.architecture import Architecture, table_of
 from paceline_kernels.gpu.splits import Splits
@@ -28,12 +28,13 @@ from paceline_kernels.grouped_linear.triton.launches import FEW_ROWS, MANY_OUTPU
 from paceline_kernels.grouped_linear.triton.launches import TILES as GROUP_TILES
 from paceline_kernels.grouped_linear.triton.widening import widened
 from paceline_kernels.linear.triton.launches import TILES, TilesLaunch
+from paceline_kernels.rms_norm import rms_norm_rounded
 from paceline_kernels.rms_norm.triton import NUM_WARPS
 from paceline_kernels.sampling import PENALTIES, LogitRules, TokenLists, sample
 from paceline_kernels.scaled_linear.triton import round_rows
 
 _FIRST_WITH_FP8 = 89
-_FP8, _INT8 = torch.float8_e4m3fn, torch.int8
+_NARROWEST = _INT8, _FP8 = torch.int8, torch.float8_e4m3fn  # the latter not on all GPUs
 _NARROW, _SMALLEST = (Place(torch.device("meta"), dtype) for dtype in (torch.bfloat16, torch.float16))
 _ROWS, _VOCAB = 8, 128_256
 _INPUTS = 4096
@@ -44,9 +45,9 @@ _TABLE_BLOCKS = 64  # of a row
 def cases(capability: int) -> Iterator[Case]:
     """All cases of a GPU, by its compute capability times ten."""
     architecture, has_fp8 = table_of(capability), capability >= _FIRST_WITH_FP8
-    yield from _norms(architecture)
+    yield from _norms(architecture, has_fp8=has_fp8)
     yield from _rope(has_fp8=has_fp8)
-    yield from _rows()
+    yield from _rows(has_fp8=has_fp8)
     yield from draws_cases.cases()
     yield from _attention(architecture, has_fp8=has_fp8)
     yield from _products(architecture, has_fp8=has_fp8)
@@ -58,12 +59,16 @@ def _launched(name: str, timed: TimedCase) -> Case:
     return Case(name, lambda: timed.build(0).ours())
 
 
-def _norms(architecture: Architecture) -> Iterator[Case]:
+def _norms(architecture: Architecture, *, has_fp8: bool) -> Iterator[Case]:
     for width in NUM_WARPS[architecture]:
         place = _SMALLEST if width == min(NUM_WARPS[architecture]) else _NARROW
         name = f"norm {width} {type_name(place.dtype)}"
         yield _launched(name, row_cases.norm_case(place, _ROWS, width, adds=False))
         yield _launched(f"add {name}", row_cases.norm_case(place, _ROWS, width))
+        x = meta(_ROWS, width, dtype=place.dtype)
+        for rounded_to in _NARROWEST[: 2 if has_fp8 and width == _INPUTS else 1]:
+            of_type = partial(rms_norm_rounded, x, x[0], 1e-5, rounded_to, residual=x)
+            yield Case(f"add {name} {type_name(rounded_to)}", of_type)
     yield _launched("head norm 128", row_cases.head_norms_case(_NARROW, _ROWS, (32, 8, 128)))
 
 
@@ -76,10 +81,14 @@ def _rope(*, has_fp8: bool) -> Iterator[Case]:
         yield _launched(f"rope 128 {type_name(cache_type)}", rope(_NARROW, heads=(32, 8, 128), cache_type=cache_type))
 
 
-def _rows() -> Iterator[Case]:
+def _rows(*, has_fp8: bool) -> Iterator[Case]:
     for gate, place in ((Gate.SILU, _NARROW), (Gate.GELU_TANH, _SMALLEST)):
         name = f"gate {gate.name} {type_name(place.dtype)}"
         yield _launched(name, row_cases.gate_case(place, _ROWS, 14_336, gate))
+        gate_up = meta(_ROWS, 2 * 14_336, dtype=place.dtype)
+        for rounded_to in _NARROWEST[: 1 + has_fp8]:
+            of_type = partial(gate_and_multiply_rounded, gate_up, gate, rounded_to)
+            yield Case(f"{name} {type_name(rounded_to)}", of_type)
     yield Case("softcap", partial(softcap, meta(_ROWS, 256_000), 30.0))
     yield _launched("take rows", row_cases.take_rows_case(_NARROW, _ROWS, 4096, _VOCAB))
     yield _launched("block copy", row_cases.block_copy_case(_NARROW, 2, 32, 1000, 8 * 16 * 128))
@@ -141,18 +150,19 @@ def _products(architecture: Architecture, *, has_fp8: bool) -> Iterator[Case]:
     for num_tokens, num_outputs in ((8, 4096), (16, 6144)):
         yield _product(num_tokens, num_outputs, torch.bfloat16, Splits.EVEN)
     yield _product(8, 2048, _INT8, Splits.EVEN, _SMALLEST)
-    for num_tokens, num_outputs in ((8, 4096), (32, 4096), (32, 16_384)):
+    for num_tokens, num_outputs in ((8, 4096), (16, 4096), (32, 4096), (32, 16_384)):
         yield _product(num_tokens, num_outputs, _INT8, Splits.EVEN)
     for weight_type in (torch.bfloat16, _INT8):
         for launch in TILES[architecture, weight_type.itemsize].values():
             place = _SMALLEST if launch.tokens == _FEWEST_TOKENS else _NARROW
             own_type = place.dtype if weight_type.itemsize == place.dtype.itemsize else weight_type
             yield _product(_rows_for(launch), 4096, own_type, Splits.FIXED, place)
+    yield _product(2048, 4096, _INT8, Splits.EVEN)  # with rows rounded to int8
     if has_fp8:
         yield _product(8, 4096, _FP8, Splits.EVEN, _SMALLEST)
-        yield _product(32, 28_672, _FP8, Splits.EVEN)
+        yield from (_product(num_tokens, 28_672, _FP8, Splits.EVEN) for num_tokens in (16, 32))
         yield _product(2048, 4096, _FP8, Splits.FIXED)
-        yield Case("round rows", partial(round_rows, meta(2048, _INPUTS)))
+        yield Case("round rows", partial(round_rows, meta(2048, _INPUTS), _FP8))
 
 
 def _grouped_products(architecture: Architecture) -> Iterator[Case]:

@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 from kernel_resources.case import Case
 from paceline_kernels.devices import meta_stands_for_gpu
 from paceline_kernels.warm_up.triton_kernels import KERNELS
-from paceline_kernels.warm_up.triton_launches import Launch, launches_of
+from paceline_kernels.warm_up.triton_launches import KernelLaunch, launches_of
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _USAGE = re.compile(r"Function \S+:\s*REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
@@ -59,7 +59,7 @@ def _codes(case: Case) -> dict[str, str]:
     return {launch.kernel.rpartition(".")[2]: _code(launch) for launch in launches_of(case.call)}
 
 
-def _code(launch: Launch) -> str:
+def _code(launch: KernelLaunch) -> str:
     # A library that is linked is named by its path, which every environment has elsewhere.
     specialization = launch.specialization.replace(str(Path(triton.__file__).parent), "")
     parts = (KERNELS[launch.kernel].cache_key, specialization, triton.__version__)

@@ -22,9 +22,9 @@ from paceline_kernels.plan_ring import PlanRing, read_plan, write_words
 from paceline_kernels.prompt_lookup import lookup_drafts
 from paceline_kernels.result_ring import NUM_STAMPS, ResultRing, write_results
 from paceline_kernels.sampling.columns import Samples, SamplingParameters
-from paceline_kernels.step_inputs import MAX_PLANNED_ROWS, PlanColumns, RowState, StepInputs, step_inputs
+from paceline_kernels.step_inputs import MAX_PLANNED_ROWS, PlanColumns, RowBuffers, StepInputs, step_inputs
 
-_Columns = TypeVar("_Columns", RowState, RowDraws)
+_Columns = TypeVar("_Columns", RowBuffers, RowDraws)
 _ROWS, _MAX_TOKENS, _DRAWS, _LOGPROBS = 1024, 131_072, 2048, 20
 
 
@@ -44,9 +44,9 @@ def _columns(kind: type[_Columns], usual: torch.Tensor, others: Mapping[str, tor
     return kind(**{field.name: others.get(field.name, usual) for field in dataclasses.fields(kind)})
 
 
-def _state() -> RowState:
+def _state() -> RowBuffers:
     tokens, blocks = (meta(_ROWS, columns, dtype=torch.int32) for columns in (_MAX_TOKENS, 8192))
-    return _columns(RowState, meta(_ROWS, dtype=torch.int32), {"token_ids": tokens, "block_table": blocks})
+    return _columns(RowBuffers, meta(_ROWS, dtype=torch.int32), {"token_ids": tokens, "block_table": blocks})
 
 
 def _call_step_inputs(num_planned: int) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from kernel_rig.packed import random_packed_weight
 from paceline_kernels.activation import Gate
-from paceline_kernels.decoder import DecoderLayer, DecoderWeights, HeadNorms, InputOrders, PostNorms
+from paceline_kernels.decoder import DecoderLayer, DecoderWeights, HeadNormWeights, InputOrders, PostNorms
 from paceline_kernels.quantized_linear import WeightFormat
 from paceline_kernels.rope import rope_frequencies, rope_table
 
@@ -78,7 +78,7 @@ def _with_everything(layer: DecoderLayer, seed: int, rope_table: int, window: in
         attention_output_bias=_norm(seed + 1) - 1,
         gate_up_bias=_norm(seed + 2, layer.gate_up.num_outputs) - 1,
         down_bias=_norm(seed + 3) - 1,
-        head_norms=HeadNorms(_norm(seed + 4, HEAD_DIM), _norm(seed + 5, HEAD_DIM)),
+        head_norms=HeadNormWeights(_norm(seed + 4, HEAD_DIM), _norm(seed + 5, HEAD_DIM)),
         post_norms=PostNorms(_norm(seed + 6), _norm(seed + 7)),
         orders=InputOrders(_order(seed, HIDDEN), _order(seed + 1, NUM_HEADS * HEAD_DIM), _order(seed + 2, HIDDEN)),
         rope_table=rope_table,

@@ -107,6 +107,11 @@ def _scheme(bits: int = 4, group: int | None = 32, target: str = "Linear", **cha
     return {"targets": [target], "weights": weights}
 
 
+def _w8a8(**changes: object) -> _Fields:
+    activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    return _scheme(8, None, **changes) | {"input_activations": activations}
+
+
 def _compressed(form: str, *schemes: _Fields) -> _Fields:
     groups = {f"group_{index}": scheme for index, scheme in enumerate(schemes)}
     return {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"], "config_groups": groups}
@@ -178,11 +183,12 @@ VARIANTS: Mapping[str, Variant] = {
         _compressed(_PACK, _scheme(), _scheme(symmetric=False)), compressed(), {"mlp": compressed(is_symmetric=False)}
     ),
     "w8a16 channel": Variant(_compressed(_PACK, _scheme(8, None)), compressed(8, -1)),
-    "w8a8": Variant(_compressed("int-quantized", _scheme(8, None)), compressed(8, -1, form="int8")),
+    "w8a8": Variant(_compressed("int-quantized", _w8a8()), compressed(8, -1, form="int8")),
     "w8a8 asym": Variant(
-        _compressed("int-quantized", _scheme(8, None, symmetric=False)),
+        _compressed("int-quantized", _w8a8(symmetric=False)),
         compressed(8, -1, form="int8", is_symmetric=False),
     ),
+    "w4a8, a byte each": Variant(_compressed("int-quantized", _scheme()), compressed(form="int8")),
     "ct float8 rows": Variant(_compressed(_DENSE8, _FLOAT8), float8("rows", dtype=torch.bfloat16)),
     "ct float8 static": Variant(_compressed(_DENSE8, _FLOAT8), float8("one", dtype=torch.bfloat16)),
     "ct float8 blocks": Variant(_compressed(_DENSE8, _BLOCKS), float8("blocks", (64, 64), dtype=torch.bfloat16)),

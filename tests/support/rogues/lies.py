@@ -21,9 +21,9 @@ from paceline.plan.codec.bound_kinds import (
     Inside,
     Many,
     Pairs,
+    Period,
     Real,
-    Span,
-    Text,
+    TextLength,
     Unread,
     Whole,
 )
@@ -79,7 +79,7 @@ def sound(kind: type[Message]) -> Message:
         match bound:
             case Whole(low, _) if low > 0:
                 setattr(message, name, low)
-            case Text(low, _) if low > 0:
+            case TextLength(low, _) if low > 0:
                 setattr(message, name, "x")
             case Data(low, _) if low > 0:
                 setattr(message, name, bytes(low))
@@ -112,7 +112,7 @@ def _put(message: Message, field: Field, value: Any) -> None:  # noqa: ANN401  #
             getattr(message, field.name).extend(value)
         case Pairs():
             getattr(message, field.name).update(value)
-        case Span():
+        case Period():
             getattr(message, field.name).CopyFrom(value)
         case _:
             setattr(message, field.name, value)
@@ -124,7 +124,7 @@ def _values(field: Field) -> tuple[list[Any], list[Any]]:
             return [low, high], _numbers_beyond(field, low, high)
         case Real(low, high):
             return _reals(low, high)
-        case Text(low, high, is_name):
+        case TextLength(low, high, is_name):
             controls = ["\x1b[31m", "a\nb", "\x9b"] if is_name else []
             return ["x" * low, "x" * high, "ö" * (high // 2)], ["x" * (high + 1), "ö" * high, *controls, *[""] * low]
         case Data(low, high):
@@ -143,16 +143,16 @@ def _values(field: Field) -> tuple[list[Any], list[Any]]:
         case Many(at_most, Whole(low, high)):
             outside = high + 1 if high < 2**31 - 1 else -1
             return [[low, high]], [[outside], [low] * (at_most + 1)]
-        case Many(at_most, Text(_, high)):
+        case Many(at_most, TextLength(_, high)):
             return [["x", "x" * high]], [["x" * (high + 1)], ["x"] * (at_most + 1)]
-        case Pairs(at_most, Text(_, longest_key), Text(_, longest)):
+        case Pairs(at_most, TextLength(_, longest_key), TextLength(_, longest)):
             fit = {f"{number}": "x" * longest for number in range(at_most)}
             too_long = [{"x" * (longest_key + 1): ""}, {"x": "x" * (longest + 1)}]
             return [fit, {"x" * longest_key: ""}], [fit | {"x": ""}, *too_long]
         case Pairs(at_most, key, value):
             beyond_pairs = [dict.fromkeys(range(at_most + 1), 0.0), {-1: 0.0}, {1: math.nan}, {key.high: math.inf}]
             return [dict.fromkeys(range(at_most), value.high)], beyond_pairs
-        case Span(seconds):
+        case Period(seconds):
             wrong = [(seconds + 1, 0), (-1, 0), (2**63 - 1, 0), (0, -1), (0, 2**31 - 1)]
             return [Duration(seconds=seconds)], [Duration(seconds=s, nanos=n) for s, n in wrong]
         case Inside() | Unread():

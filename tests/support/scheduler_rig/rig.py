@@ -13,7 +13,7 @@ from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.discovery import Discovery, Resolver, parse_executors, resolve_with_system
-from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.link.executors import LinkedExecutors
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
@@ -49,7 +49,7 @@ class SchedulerRig:
         self.runtime = Runtime(self.core, loop.time, loop)
         self.runtime.deliver_to(self.client)
         self.steps = StepObserver(self.runtime.views)
-        self.executors = Executors(self.runtime, self.steps, self.leadership)
+        self.executors = LinkedExecutors(self.runtime, self.steps, self.leadership)
         self.executors.on_readiness(lambda readiness: self.statuses.append(readiness.status))
         self.listener = Listener(self.runtime, self.executors)
         discovery = Discovery(parse_executors(executors), resolver)

@@ -14,7 +14,7 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.text.texts import Texts
-from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.link.executors import LinkedExecutors
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.runtime import Runtime
 from scheduler_rig.rig import SchedulerRig
@@ -27,7 +27,7 @@ class WholeScheduler:
     address: str
     edge: Edge
     runtime: Runtime
-    executors: Executors
+    executors: LinkedExecutors
 
 
 @asynccontextmanager

@@ -15,9 +15,9 @@ from paceline.plan.hashes import HASH_START
 from paceline.plan.values import BatchPlan, Claim, Int32Array, RecordId, StepResult
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_executor.link.fence import Fence
-from paceline_executor.link.plan_stream import PlanStream as StreamOfPlans
+from paceline_executor.link.plan_stream import SchedulerStream
 from paceline_executor.link.step_loop import StepLoop
-from paceline_executor.rows.columns import RowColumns
+from paceline_executor.rows.columns import RowArrays
 from paceline_executor.runner import simulated
 from paceline_executor.runner.interface import BoolArray, FlatBatch
 from paceline_scheduler.api.edge import Edge
@@ -39,7 +39,7 @@ from paceline_scheduler.core.requests import resuming
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.suspects import Suspicion
 from paceline_scheduler.link.executor_record import ExecutorRecord
-from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.link.executors import LinkedExecutors
 from paceline_scheduler.link.leadership import Leadership
 from paceline_scheduler.link.plan_stream import PlanStream
 from simulation.scenario import FaultKind
@@ -67,10 +67,10 @@ class Ablation:
             yield
 
 
-_clear_row = RowColumns.clear
+_clear_row = RowArrays.clear
 
 
-def _clear_but_count_as_told(columns: RowColumns, row: int) -> None:
+def _clear_but_count_as_told(columns: RowArrays, row: int) -> None:
     """A device is taken to know the next request of a row by the one before."""
     was_told = bool(columns.is_told[row])
     _clear_row(columns, row)
@@ -83,14 +83,14 @@ async def _at_once(*_: object) -> None:
 
 # Executors. The originals are kept, because what stands in their place goes on to them.
 
-_take = StreamOfPlans.take
+_take = SchedulerStream.take
 
 
-def _take_any_epoch(stream: StreamOfPlans, plan: BatchPlan) -> None:
+def _take_any_epoch(stream: SchedulerStream, plan: BatchPlan) -> None:
     _take(stream, replace(plan, incarnation=stream._incarnation, epoch=stream.epoch))
 
 
-def _take_any_step(stream: StreamOfPlans, plan: BatchPlan) -> None:
+def _take_any_step(stream: SchedulerStream, plan: BatchPlan) -> None:
     _take(stream, replace(plan, step_id=stream._last_step_id + 1))
 
 
@@ -194,10 +194,10 @@ ABLATIONS: dict[str, Ablation] = {
     "epoch": Ablation(
         "plans of another epoch have no effect",
         155,
-        ((StreamOfPlans, "take", _take_any_epoch), (StepLoop, "_is_wanted", _is_wanted_in_any_epoch)),
+        ((SchedulerStream, "take", _take_any_epoch), (StepLoop, "_is_wanted", _is_wanted_in_any_epoch)),
         FaultKind.REPLAY,
     ),
-    "step": Ablation("plans run in order and once", 69, ((StreamOfPlans, "take", _take_any_step),), FaultKind.MANGLE),
+    "step": Ablation("plans run in order and once", 69, ((SchedulerStream, "take", _take_any_step),), FaultKind.MANGLE),
     "term": Ablation("no claim is accepted after a higher one", 0, ((Fence, "_is_superseded", lambda *_: False),)),
     "lease": Ablation("who is heard of keeps the executor", 0, ((Fence, "_is_free", lambda *_: True),)),
     "line": Ablation("who comes second waits", 0, ((Fence, "_goes_first", lambda *_: True),)),
@@ -209,7 +209,7 @@ ABLATIONS: dict[str, Ablation] = {
     "told-rows": Ablation(
         "a runner is told of each new row",
         0,
-        ((RowColumns, "clear", _clear_but_count_as_told),),
+        ((RowArrays, "clear", _clear_but_count_as_told),),
     ),
     "frozen-executor": Ablation(
         "an executor that stood still takes nobody for silent",
@@ -268,7 +268,7 @@ ABLATIONS: dict[str, Ablation] = {
         "nothing is admitted before it is known what executors run",
         169,
         (
-            (Executors, "until_synced", _at_once),
+            (LinkedExecutors, "until_synced", _at_once),
             (ExecutorGroup, "expect", lambda *_: None),
         ),
         FaultKind.RETURN,

@@ -11,7 +11,7 @@ from paceline_client.config import Keepalive, Limits, Retry, Timeout
 from paceline_client.connection import Connection
 from paceline_client.errors import PacelineError
 from paceline_client.request_run import RequestRun
-from paceline_client.requests import Output, Request, Sampling, Scheduling, Stopping, TokenIds
+from paceline_client.requests import GenerationRequest, Output, Sampling, Scheduling, Stopping, TokenIds
 from paceline_client.results import Delta, Result
 from simulation.loop import Node, keep_failure
 from simulation.network import Call, CallEndedError, Host, Network, Site
@@ -119,9 +119,9 @@ class ClientHost(Host):
         self._ended(planned, run.end if isinstance(run.end, Result) else None)
 
 
-def as_request(planned: PlannedRequest) -> Request:
+def as_request(planned: PlannedRequest) -> GenerationRequest:
     rules = planned.rules
-    return Request(
+    return GenerationRequest(
         prompt=TokenIds(planned.prompt),
         request_id=planned.request_id,
         tenant=planned.tenant,

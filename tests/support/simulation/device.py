@@ -23,9 +23,9 @@ from paceline_executor.runner.interface import (
     StepOutput,
 )
 from paceline_executor.runner.simulated import EMPTY_SLOT
-from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.runner.step_times import StepTimeCurve
 
-_NO_TIME = StepTimes()
+_NO_TIME = StepTimeCurve()
 _ROUNDING_S = 1e-6
 NANOSECONDS = 1_000_000_000
 
@@ -53,7 +53,7 @@ class SlotRunner(HashRunner):
         block_size: int,
         rule: HashRule,
         report: Callable[[str], None],
-        step_times: StepTimes = _NO_TIME,
+        step_times: StepTimeCurve = _NO_TIME,
     ) -> None:
         super().__init__(num_blocks, block_size, rule.vocab_size, rule, step_times)
         self._report = report

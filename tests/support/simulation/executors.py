@@ -43,7 +43,7 @@ from paceline_executor.link.engine import Engine
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.plan_streams import MAX_PART_BYTES, Identity, PlanStreams
 from paceline_executor.link.profiles import Profiles
-from paceline_executor.link.servicer import ExecutorServicer, GrpcTransport
+from paceline_executor.link.servicer import ExecutorServicer, GrpcSchedulerConnection
 from paceline_executor.link.servicer_views import look_at
 from paceline_executor.link.status import describe
 from paceline_executor.link.step_loop import StepLoop
@@ -207,7 +207,7 @@ class _CallContext:
         return {}
 
 
-class _WatchedTransport(GrpcTransport):
+class _WatchedTransport(GrpcSchedulerConnection):
     """The production's transport of a plan stream, with somebody who listens."""
 
     def __init__(self, call: Call, process: _Process) -> None:

@@ -28,7 +28,7 @@ from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.discovery import Discovery, parse_executors
-from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.link.executors import LinkedExecutors
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
@@ -118,7 +118,7 @@ class _Process:
     """One scheduler process: its parts, and the task in which it links to executors."""
 
     runtime: Runtime
-    executors: Executors
+    executors: LinkedExecutors
     listener: Listener
     edge: Edge
     fleet: Fleet
@@ -191,7 +191,7 @@ class SchedulerHost(Host):
         loop = self._loop
         runtime = Runtime(self.new_core(), loop.time, loop)
         leadership = Leadership(claim)
-        executors = Executors(runtime, StepObserver(runtime.views), leadership)
+        executors = LinkedExecutors(runtime, StepObserver(runtime.views), leadership)
         listener = Listener(runtime, executors)
         texts = Texts(_LIMITS, lambda: datetime.fromtimestamp(loop.time(), UTC), trial=try_here)
         edge = Edge(runtime, executors, texts, _LIMITS, self._random.random)

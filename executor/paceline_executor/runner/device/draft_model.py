@@ -25,8 +25,8 @@ from paceline_executor.runner.interface import Int32Array
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_kernels.attention import Splits
-from paceline_kernels.draws import DrawInputs, RowFinish, advance_rows, draw_inputs
-from paceline_kernels.sampling import DrawRules, RowRules, sample
+from paceline_kernels.draws import DrawInputs, FinishCode, advance_rows, draw_inputs
+from paceline_kernels.sampling import DrawRules, RuleTable, sample
 from paceline_kernels.step_inputs import PlanColumns, StepInputs, step_inputs
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class _Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class _Graphs:
+class _DraftGraphs:
     near: _Pass  # the first, for rows that drafted in the step before
     far: _Pass  # the first, where any is far behind
     next: _Pass
@@ -185,7 +185,7 @@ class DeviceDraftModel:
         )
         self._behind = _Behind(num_rows, self._most_near, parts.shift)
         self._catch_up = _CatchUpTime() if device.is_eager else None
-        self._graphs: dict[int, _Graphs] = {}
+        self._graphs: dict[int, _DraftGraphs] = {}
 
     @property
     def block_tensors(self) -> tuple[torch.Tensor, ...]:
@@ -207,7 +207,7 @@ class DeviceDraftModel:
     def capture(self, plan: Captured[PlanColumns], num_rows: int) -> None:
         self._graphs[num_rows] = self._passes(plan, num_rows, self._far_tokens(num_rows), self._captured)
 
-    def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RowRules | None) -> None:
+    def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RuleTable | None) -> None:
         far = self._far_tokens(num_rows, wanted.spare_ns)
         graphs = self._graphs.get(num_rows) or self._passes(plan, num_rows, far, self._uncaptured)
         if self._behind.is_far(wanted):
@@ -219,16 +219,16 @@ class DeviceDraftModel:
         for _ in range(int(wanted.num_wanted.max()) - 1):
             self._launch_pass(graphs.next, rules)
 
-    def _launch_pass(self, one: _Pass, rules: RowRules | None) -> None:
+    def _launch_pass(self, one: _Pass, rules: RuleTable | None) -> None:
         one.forward.replay()
         if rules is None:
             one.draw.replay()
         else:
             self._device.launch(lambda: self._draw(one.forward.outputs, rules, is_first=one.is_first))
 
-    def _passes(self, plan: Captured[PlanColumns], num_rows: int, far: int, captured: Capture) -> _Graphs:
+    def _passes(self, plan: Captured[PlanColumns], num_rows: int, far: int, captured: Capture) -> _DraftGraphs:
         near, most_near = self._near_tokens(num_rows), self._most_near
-        return _Graphs(
+        return _DraftGraphs(
             far=self._pass(lambda: self._begin(plan.outputs, far, None), captured, is_first=True),
             near=self._pass(lambda: self._begin(plan.outputs, near, most_near), captured, is_first=True),
             next=self._pass(lambda: self._go_on(plan.outputs), captured, is_first=False),
@@ -271,7 +271,7 @@ class DeviceDraftModel:
         self._draws.num_prompt.copy_(rows.draws.num_prompt - shift)
         self._state.num_computed.copy_(rows.num_drafted)
         self._until.scatter_(0, places, until - shift)
-        self._finish.fill_(RowFinish.ERROR).scatter_(0, places, torch.where(wants, 0, RowFinish.ERROR).int())
+        self._finish.fill_(FinishCode.ERROR).scatter_(0, places, torch.where(wants, 0, FinishCode.ERROR).int())
         behind = torch.where(wants, known - shift - rows.num_drafted[index], 0)
         shares = _shares(behind, self._most_near, num_tokens, max_query_len)
         return self._forward(PlanColumns(plan.rows, shares), num_tokens, max_query_len, is_first=True)
@@ -312,7 +312,7 @@ class DeviceDraftModel:
         vocab_size = self._parts.vocab_size
         return token_ids if vocab_size >= self._limits.vocab_size else token_ids.clamp(max=vocab_size - 1)
 
-    def _draw(self, forwarded: _Forwarded, rules: RowRules | None, *, is_first: bool) -> None:
+    def _draw(self, forwarded: _Forwarded, rules: RuleTable | None, *, is_first: bool) -> None:
         """The rules are by the target's vocabulary."""
         rows, draws, vocab_size = self._rows, forwarded.draws, self._limits.vocab_size
         is_drawn = draws.rows.shape[0] > 0
@@ -325,7 +325,7 @@ class DeviceDraftModel:
         samples = sample(logits, draws.parameters, drawn, max_logprobs=-1)
         advance_rows(self._state, self._draws, forwarded.plan, forwarded.batch, draws, samples)
         # An end token is right or wrong without being verified.
-        is_end = self._state.finish == RowFinish.END_TOKEN
+        is_end = self._state.finish == FinishCode.END_TOKEN
         torch.sub(self._draws.num_known, is_end.int(), out=rows.state.num_held)
         if self._parts.shift:
             rows.state.num_held.add_(self._parts.shift)
@@ -333,7 +333,7 @@ class DeviceDraftModel:
             rows.num_drafted.copy_(self._state.num_computed)
             # A row that is still behind has no draft to go on from.
             has_none = self._draws.num_known == rows.draws.num_known - self._parts.shift
-            self._state.finish.masked_fill_(has_none, RowFinish.ERROR)
+            self._state.finish.masked_fill_(has_none, FinishCode.ERROR)
 
 
 class _Behind:

@@ -15,7 +15,7 @@ from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.interface import Int32Array
 from paceline_kernels.decoder import AuxHidden
 from paceline_kernels.prompt_lookup import lookup_drafts
-from paceline_kernels.sampling import RowRules
+from paceline_kernels.sampling import RuleTable
 from paceline_kernels.step_inputs import PlanColumns
 
 
@@ -63,7 +63,7 @@ class Drafting(Protocol):
         """For steps of so many planned rows."""
         ...
 
-    def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RowRules | None) -> None:
+    def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RuleTable | None) -> None:
         """Behind the launch of `plan`. rules: None where no planned row has any."""
         ...
 
@@ -79,7 +79,7 @@ class NoDrafting:
     def capture(self, plan: Captured[PlanColumns], num_rows: int) -> None:
         """See Drafting."""
 
-    def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RowRules | None) -> None:
+    def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RuleTable | None) -> None:
         """See Drafting."""
 
 
@@ -116,7 +116,7 @@ class LaunchedDrafter:
     def capture(self, plan: Captured[PlanColumns], num_rows: int) -> None:
         self._graphs[num_rows] = self._device.capture(self._drafting(plan))
 
-    def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RowRules | None) -> None:  # noqa: ARG002  a lookup needs neither
+    def launch(self, plan: Captured[PlanColumns], num_rows: int, wanted: WantedDrafts, rules: RuleTable | None) -> None:  # noqa: ARG002  a lookup needs neither
         drafted = self._graphs.get(num_rows) or Uncaptured(self._device, self._drafting(plan))
         drafted.replay()
 

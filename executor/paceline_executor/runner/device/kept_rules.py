@@ -10,9 +10,8 @@ import numpy.typing as npt
 import torch
 
 from paceline_executor.runner.interface import Int32Array, RowDescriptions
-from paceline_executor.runner.row_rules import NO_TOKENS
-from paceline_executor.runner.row_rules import RowRules as HostRules
-from paceline_kernels.sampling import PENALTIES, RowRules, TokenLists
+from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
+from paceline_kernels.sampling import PENALTIES, RuleTable, TokenLists
 
 _Upload = Callable[[npt.NDArray[np.generic]], torch.Tensor]
 
@@ -23,8 +22,8 @@ class KeptRules:
     def __init__(self, num_rows: int, upload: _Upload) -> None:
         self._num_rows = num_rows
         self._upload = upload
-        self._rules: dict[int, HostRules] = {}
-        self._packed: RowRules | None = None
+        self._rules: dict[int, RowRules] = {}
+        self._packed: RuleTable | None = None
 
     def tell(self, described: RowDescriptions) -> None:
         for row, rules in zip(described.rows.tolist(), described.rules, strict=True):
@@ -35,7 +34,7 @@ class KeptRules:
                 self._rules[row] = rules
             self._packed = None
 
-    def of(self, rows: Iterable[int]) -> RowRules | None:
+    def of(self, rows: Iterable[int]) -> RuleTable | None:
         """None if these rows have none."""
         if not self._rules or self._rules.keys().isdisjoint(rows):
             return None
@@ -43,13 +42,13 @@ class KeptRules:
             self._packed = self._pack()
         return self._packed
 
-    def _pack(self) -> RowRules:
+    def _pack(self) -> RuleTable:
         rows = [self._rules.get(row) for row in range(self._num_rows)]
         words = [() if rules is None else rules.words for rules in rows]
         lists = [np.array(word, dtype=np.int32) for of_row in words for word in of_row]
         biases = [rules.biases for rules in rows if rules is not None]
         penalties = {name: self._penalty(rows, name, neutral) for name, neutral in PENALTIES.items()}
-        return RowRules(
+        return RuleTable(
             allowed=self._lists([NO_TOKENS if rules is None else rules.allowed for rules in rows]),
             biased=self._lists([NO_TOKENS if rules is None else rules.biased for rules in rows]),
             biases=self._upload(np.concatenate(biases)),
@@ -60,7 +59,7 @@ class KeptRules:
             **penalties,
         )
 
-    def _penalty(self, rows: Sequence[HostRules | None], name: str, neutral: float) -> torch.Tensor:
+    def _penalty(self, rows: Sequence[RowRules | None], name: str, neutral: float) -> torch.Tensor:
         values = [neutral if rules is None else getattr(rules, name) for rules in rows]
         return self._upload(np.array(values, dtype=np.float32))
 

@@ -26,7 +26,7 @@ from paceline_kernels.attention import Splits
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.plan_ring import new_plan_ring, write_words
 from paceline_kernels.result_ring import new_ring
-from paceline_kernels.sampling import PENALTIES, RowRules, TokenLists, token_logprobs
+from paceline_kernels.sampling import PENALTIES, RuleTable, TokenLists, token_logprobs
 from paceline_kernels.step_inputs import PlanColumns
 
 T = TypeVar("T")
@@ -130,10 +130,10 @@ def _beyond(buckets: Buckets, limits: RowLimits) -> Iterator[Bucket]:
             yield Bucket(num_rows, num_tokens, None, num_draws)
 
 
-def _rules(num_rows: int) -> RowRules:
+def _rules(num_rows: int) -> RuleTable:
     lists = TokenLists(_ints(num_rows + 1), _ints(1))
     floats = torch.empty(num_rows, device="meta")
-    return RowRules(
+    return RuleTable(
         allowed=lists,
         biased=lists,
         biases=torch.empty(1, device="meta"),

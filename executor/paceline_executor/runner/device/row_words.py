@@ -13,7 +13,7 @@ from paceline_executor.errors import StartError
 from paceline_executor.limits import MAX_END_TOKENS, RowLimits
 from paceline_executor.runner.interface import Int32Array, RowDescriptions, StepBatch
 from paceline_kernels.draws import RowDraws
-from paceline_kernels.step_inputs import RowState
+from paceline_kernels.step_inputs import RowBuffers
 
 _MAX_WORDS = 2**31  # places are int32
 _NO_TOKEN = -1
@@ -65,7 +65,7 @@ class RowWords:
     def __init__(self, limits: RowLimits, device: torch.device) -> None:
         self.layout = layout = RowLayout(limits)
         self.words = torch.zeros(layout.num_words, dtype=torch.int32, device=device)
-        self.state = RowState(
+        self.state = RowBuffers(
             token_ids=self._matrix("token_ids", layout.max_model_len),
             num_held=self._column("num_held"),
             num_computed=self._column("num_computed"),

@@ -128,23 +128,35 @@ class DeviceRunner:
         return self._device.profiler
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        buckets = list(self._buckets)
-        limits, block_size = self._limits, self._geometry.block_size
-        most = min(limits.max_model_len, limits.max_num_batched_tokens, limits.num_blocks * block_size)
-        sizes = [size for size in _MEASURED_TOKENS if size <= most]
-        num_steps = len(buckets) + len(sizes)
+        self.capture()
+        return self.measure(self._run)
+
+    def capture(self) -> None:
+        """The first part of a warm-up."""
         for index, bucket in enumerate(self._steps.capture(self._buckets)):
-            name = f"capture {bucket.num_tokens} tokens of {bucket.num_rows} rows"
-            self._on_progress(WarmUpProgress(name, index, num_steps))
+            self._tell(f"capture {bucket.num_tokens} tokens of {bucket.num_rows} rows", index)
         self._next_step = self._steps.num_steps
-        points = []
-        for index, size in enumerate(sizes, start=len(buckets)):
-            self._on_progress(WarmUpProgress(f"measure a step of {size} tokens", index, num_steps))
-            batch = prompt(np.zeros(size, dtype=np.int32), block_size)
-            points.append((size, fastest_ns(partial(self._run, batch))))
+
+    def measure(self, run: Callable[[StepBatch], StepOutput]) -> tuple[tuple[int, int], ...]:
+        """The second, whose steps go through `run`."""
+        points: list[tuple[int, int]] = []
+        for index, size in enumerate(self._measured_sizes, start=len(list(self._buckets))):
+            self._tell(f"measure a step of {size} tokens", index)
+            batch = prompt(np.zeros(size, dtype=np.int32), self._geometry.block_size)
+            points.append((size, fastest_ns(partial(run, batch))))
             if len(points) > 1 and points[-1][1] > _LONG_NS:
                 break
         return tuple(points)
+
+    @property
+    def _measured_sizes(self) -> list[int]:
+        limits = self._limits
+        most = min(limits.max_model_len, limits.max_num_batched_tokens, limits.num_blocks * limits.block_size)
+        return [size for size in _MEASURED_TOKENS if size <= most]
+
+    def _tell(self, step: str, index: int) -> None:
+        num_steps = len(list(self._buckets)) + len(self._measured_sizes)
+        self._on_progress(WarmUpProgress(step, index, num_steps))
 
     def launch(self, batch: StepBatch) -> StepHandle:
         """Raises MemoryError and RuntimeError where the device has no memory left."""

@@ -23,7 +23,7 @@ from paceline_kernels.clock import new_clock, stamp
 from paceline_kernels.draws import DrawInputs, advance_rows, draw_inputs
 from paceline_kernels.plan_ring import PlanRing, read_plan
 from paceline_kernels.result_ring import ResultRing, write_results
-from paceline_kernels.sampling import DrawRules, RowRules, SamplingParameters, sample
+from paceline_kernels.sampling import DrawRules, RuleTable, SamplingParameters, sample
 from paceline_kernels.step_inputs import PlanColumns, StepInputs, step_inputs
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class DeviceSteps:
             self._graphs[bucket] = self._with_draws(plan, forward, self._device.capture)
 
     def launch(
-        self, size: Bucket, *, with_logprobs: bool, rules: RowRules | None, wanted: WantedDrafts | None = None
+        self, size: Bucket, *, with_logprobs: bool, rules: RuleTable | None, wanted: WantedDrafts | None = None
     ) -> None:
         """Its plan is in the ring. size: one that was captured, or any other. wanted: None where no row may have a
         draft.
@@ -191,7 +191,7 @@ class DeviceSteps:
         observer.observe(states, inputs.slot_mapping)
         return hidden
 
-    def _draw(self, forwarded: Forwarded, *, with_logprobs: bool, rules: RowRules | None) -> None:
+    def _draw(self, forwarded: Forwarded, *, with_logprobs: bool, rules: RuleTable | None) -> None:
         rows, draws = self._rows, forwarded.draws
         logits = self._model.logits(forwarded.hidden, self._splits)
         drawn = None if rules is None else DrawRules(rules, draws.rows, rows.state.token_ids, rows.draws.num_prompt)

@@ -91,10 +91,10 @@ def read_gguf_config(header: GgufHeader, frequency_factors: dict[str, tuple[floa
     ModelCorruptError naming the key, or UnsupportedModelError naming the feature.
     """
     architecture = _ARCHITECTURES[header.text("general.architecture")]
-    return _Reader(header, architecture, frequency_factors).config()
+    return _ConfigReader(header, architecture, frequency_factors).config()
 
 
-class _Reader:
+class _ConfigReader:
     def __init__(
         self, header: GgufHeader, architecture: _Architecture, frequency_factors: dict[str, tuple[float, ...]]
     ) -> None:

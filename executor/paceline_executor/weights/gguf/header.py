@@ -120,12 +120,12 @@ def read_gguf_header(path: Path) -> GgufHeader:
     try:
         with open_regular(path) as file:
             size_bytes = os.fstat(file.fileno()).st_size
-            return _Reader(path, file, size_bytes).header()
+            return _HeaderReader(path, file, size_bytes).header()
     except OSError as error:
         raise unreadable(path, error) from error
 
 
-class _Reader:
+class _HeaderReader:
     """`take` is the only place that reads, and it never reads past the bound."""
 
     def __init__(self, path: Path, file: BinaryIO, size_bytes: int) -> None:

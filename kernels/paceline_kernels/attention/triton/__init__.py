@@ -34,7 +34,7 @@ _DEFAULT_MULTIPROCESSORS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _KernelInputs:
     """What both kernels need, checked."""
 
     out: torch.Tensor
@@ -97,7 +97,7 @@ def paged_attention(
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype, device=query.device)
     if not num_tokens:
         return out
-    call = _Call(
+    call = _KernelInputs(
         out=out,
         query=query,
         key_cache=key_cache,
@@ -123,7 +123,7 @@ def paged_attention(
     return out
 
 
-def _launch_splits(call: _Call, launch: SplitLaunch) -> None:
+def _launch_splits(call: _KernelInputs, launch: SplitLaunch) -> None:
     """All rows of few tokens."""
     head_dim = call.query.shape[2]
     num_kv_heads, block_size = call.key_cache.shape[1:3]
@@ -177,7 +177,7 @@ def _folds_early(launch: SplitLaunch) -> bool:
 
 
 def _launch_fold(
-    call: _Call, launch: SplitLaunch, partials: torch.Tensor, statistics: torch.Tensor, num_programs: int
+    call: _KernelInputs, launch: SplitLaunch, partials: torch.Tensor, statistics: torch.Tensor, num_programs: int
 ) -> None:
     """What the programs of `attend_splits` left, one program per row and query head."""
     _, num_heads, head_dim = call.query.shape
@@ -206,7 +206,7 @@ def _launch_fold(
     )
 
 
-def _launch_chunks(call: _Call, launch: ChunkLaunch) -> None:
+def _launch_chunks(call: _KernelInputs, launch: ChunkLaunch) -> None:
     """All rows of more tokens."""
     num_tokens, _, head_dim = call.query.shape
     num_kv_heads, block_size = call.key_cache.shape[1:3]

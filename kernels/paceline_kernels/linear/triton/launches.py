@@ -5,10 +5,11 @@ so that 3.4 MB, 26 KB per multiprocessor, have to be in flight.
 
 Few rows. The weights are the bytes: 16.8 MB at 4096 x 4096 and a byte each, 3.9 us. A second launch, or partial sums
 that meet in memory, would cost 1 to 2 us more, so the inputs are split among the warps of one program, which meet in
-its shared memory. On sm_90 what is best up to 8 rows was measured (`kernels/MEASURED.md`): programs of 16 outputs and 4
-warps, several of which share a multiprocessor, so that the load is even, and slices by which a row of weights is read
-128 bytes at a time. For more rows of 8 bits, and on sm_80, the prediction that there was before holds: about a program
-per multiprocessor, of more outputs where there are more, because each of them reads all of x from the second level.
+its shared memory. On sm_90 what is best up to 8 rows, of 8 bits up to 16, was measured (`kernels/MEASURED.md`):
+programs of 16 outputs and 4 warps, several of which share a multiprocessor, so that the load is even, and slices by
+which a row of weights is read 128 bytes at a time. For more rows of 8 bits, and on sm_80, the prediction that there was
+before holds: about a program per multiprocessor, of more outputs where there are more, because each of them reads all
+of x from the second level.
 
     weights           in flight with 8 rows of x
     bfloat16          3 steps, 24 + 12 KiB
@@ -67,7 +68,11 @@ MANY = sys.maxsize
 SM_80, SM_90 = Architecture.SM_80, Architecture.SM_90
 # By (architecture, bytes per weight), and by the number of rows up to which it is the best.
 FEW_ROWS = {
-    (SM_90, 1): {8: FewRowsLaunch(4, 128, 16, 96 * 1024, 3), MANY: FewRowsLaunch(8, 64, 64, 96 * 1024, 6)},
+    (SM_90, 1): {
+        8: FewRowsLaunch(4, 128, 16, 96 * 1024, 3),
+        16: FewRowsLaunch(2, 256, 16, 96 * 1024, 3),
+        MANY: FewRowsLaunch(8, 64, 64, 96 * 1024, 6),
+    },
     (SM_90, 2): {MANY: FewRowsLaunch(4, 64, 16, 96 * 1024, 3)},
     # Half as many outputs as elsewhere: GPUs of 8.6, 8.9 and 12.0 have 99 KiB of shared memory for a program.
     (SM_80, 1): {MANY: FewRowsLaunch(8, 64, 32, 72 * 1024, 4)},
@@ -99,6 +104,9 @@ TILES = {
         MANY: TilesLaunch(128, 128, 64, 8, 4),
     },
 }
+# Of int8 by int8, from 65 rows on: 96 KiB in flight and 128 registers, so that two programs share a multiprocessor of
+# sm_90. Twice the rows spill on sm_100. Predicted, not measured.
+ROUNDED_TILES = TilesLaunch(128, 128, 128, 8, 3)
 # Tiles of outputs that see all rows before the next ones: 1,024 outputs and 2,048 rows run at the same time.
 OUTPUT_TILES_TOGETHER = 8
 # Of 16 bits: by the number of rows up to which it holds, the product of ours, and from how many weights on the library

@@ -16,7 +16,7 @@ from paceline_kernels.sampling.columns import (
     DrawRules,
     LogitRules,
     Logprobs,
-    RowRules,
+    RuleTable,
     Samples,
     SamplingParameters,
     TokenLists,
@@ -150,7 +150,7 @@ class _Rules:
     """Rules of either kind, as both kernels are given them."""
 
     rows: torch.Tensor | None
-    of_rows: LogitRules | RowRules
+    of_rows: LogitRules | RuleTable
     forbidden: TokenLists
     cu_words: torch.Tensor | None
     words: TokenLists | None

@@ -42,7 +42,7 @@ class Real:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextLength:
     """So many bytes of UTF-8; a name is free of control characters too."""
 
     low: int
@@ -122,7 +122,7 @@ class Many:
     """At most so many values or messages; `each` is the bound of a value, messages have lines of their own."""
 
     at_most: int
-    each: Whole | Text | None = None
+    each: Whole | TextLength | None = None
 
     def fault(self, values: Sequence[Any]) -> str | None:
         """Too many, or a value that is beyond."""
@@ -136,8 +136,8 @@ class Pairs:
     """At most so many pairs of a key and a value."""
 
     at_most: int
-    key: Whole | Text
-    value: Real | Text
+    key: Whole | TextLength
+    value: Real | TextLength
 
     def fault(self, pairs: Mapping[Any, Any]) -> str | None:
         """Too many, or a key or value that is beyond."""
@@ -148,7 +148,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Period:
     """A duration, from none to so many seconds."""
 
     seconds: int
@@ -180,4 +180,4 @@ class Unread:
         del value
 
 
-Bound = Whole | Real | Text | Data | Column | Floats | Many | Pairs | Span | Inside | Unread
+Bound = Whole | Real | TextLength | Data | Column | Floats | Many | Pairs | Period | Inside | Unread

@@ -25,9 +25,9 @@ from paceline.plan.codec.bound_kinds import (
     Inside,
     Many,
     Pairs,
+    Period,
     Real,
-    Span,
-    Text,
+    TextLength,
     Unread,
     Whole,
 )
@@ -84,13 +84,13 @@ _COUNTS = Column(MAX_STEP_TOKENS, MAX_ROWS)
 _BLOCKS = Column(MAX_BLOCKS - 1, MAX_BLOCKS)
 _LOGPROB = (-math.inf, 1.0)  # at most 0, but for rounding
 _WISH = Real(-1e9, 1e9)  # a parameter that nothing can be sampled with fails its request
-_ID = Text(0, 64)
-_NAME = Text(0, MAX_NAME_BYTES)
-_KEY_PART = Text(0, 128, is_name=False)  # clients choose it, and it is told to nobody else
-_SENTENCE = Text(0, MAX_SENTENCE_BYTES, is_name=False)
+_ID = TextLength(0, 64)
+_NAME = TextLength(0, MAX_NAME_BYTES)
+_KEY_PART = TextLength(0, 128, is_name=False)  # clients choose it, and it is told to nobody else
+_SENTENCE = TextLength(0, MAX_SENTENCE_BYTES, is_name=False)
 _DIGEST = Data(0, 64)
 _TRANSFERS = Many(1 << 14)
-_SPAN = Span(MAX_NS // 1_000_000_000)
+_SPAN = Period(MAX_NS // 1_000_000_000)
 
 TABLE: dict[type[Message], dict[str, Bound]] = {
     plan_pb2.AttachRequest: {"hello": _MESSAGE, "plan": _MESSAGE, "heartbeat": _MESSAGE, "plans": _MESSAGE},
@@ -106,7 +106,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
     },
     plan_pb2.StepResults: {"results": Many(MAX_PLANS)},
     plan_pb2.Hello: {
-        "scheduler_id": Text(1, 64),
+        "scheduler_id": TextLength(1, 64),
         "term": Whole(1, MAX_TERM),
         "min_protocol": _VERSION,
         "max_protocol": _VERSION,
@@ -127,12 +127,12 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "limits": _NEEDED,
         "tag_key": Data(1, 64),  # of BLAKE2b
         "step_points": Many(1 << 10),
-        "tokenizer_digest": Text(0, 128),
+        "tokenizer_digest": TextLength(0, 128),
         "failed_step": _MESSAGE,
         "graphs": _MESSAGE,
     },
     inference_pb2.Model: {
-        "name": Text(1, MAX_NAME_BYTES),
+        "name": TextLength(1, MAX_NAME_BYTES),
         "architecture": _NAME,
         "max_model_len": Whole(1, MAX_TOKENS),
         "vocab_size": Whole(1, MAX_VOCABULARY),
@@ -144,9 +144,9 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "default_sampling": _MESSAGE,
         "adapters": Many(1 << 10),
         "has_dummy_weights": _BIT,
-        "default_system_text": Text(0, 1 << 16, is_name=False),
+        "default_system_text": TextLength(0, 1 << 16, is_name=False),
         "weight_bytes": _NUMBER,
-        "weights_digest": Text(0, 128),
+        "weights_digest": TextLength(0, 128),
     },
     plan_pb2.KvGeometry: {
         "num_blocks": Whole(1, MAX_BLOCKS),
@@ -184,24 +184,24 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "uptime": _SPAN,
         "version": _NAME,
         "holder_address": _NAME,
-        "tokenizer_digest": Text(0, 128),
+        "tokenizer_digest": TextLength(0, 128),
         "num_waiting_schedulers": Whole(0, 1 << 16),
     },
     executor_pb2.GetTokenizerResponse: {
-        "digest": Text(0, 128),
+        "digest": TextLength(0, 128),
         "tokenizer_json": Data(0, MAX_PART_BYTES),
-        "chat_template": Text(0, MAX_PART_BYTES, is_name=False),
+        "chat_template": TextLength(0, MAX_PART_BYTES, is_name=False),
         "bos_token_id": _TOKEN,
         "eos_token_id": _TOKEN,
         "end_token_ids": _FEW_TOKENS,
         "add_bos": _BIT,
         "default_sampling": _MESSAGE,
         "last": _BIT,
-        "response_template": Text(0, 1 << 20, is_name=False),
+        "response_template": TextLength(0, 1 << 20, is_name=False),
         "prefix_token_ids": _FEW_TOKENS,
         "suffix_token_ids": _FEW_TOKENS,
-        "special_tokens": Pairs(64, Text(1, 64), Text(0, 1 << 10, is_name=False)),
-        "default_system_text": Text(0, 1 << 16, is_name=False),
+        "special_tokens": Pairs(64, TextLength(1, 64), TextLength(0, 1 << 10, is_name=False)),
+        "default_system_text": TextLength(0, 1 << 16, is_name=False),
     },
     # Plans
     plan_pb2.BatchPlan: {
@@ -243,7 +243,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "bad_word_token_ids": Many(1 << 12),
         "ignored_end_token_ids": _FEW_TOKENS,
         "adapter_slot": Whole(0, 1 << 10),
-        "trace_parent": Text(0, 128, is_name=False),
+        "trace_parent": TextLength(0, 128, is_name=False),
     },
     plan_pb2.RecordId: {"tenant": _KEY_PART, "request_id": _KEY_PART, "index": _INT},
     inference_pb2.TokenIds: {"ids": Many(1 << 14, _TOKEN)},
@@ -257,13 +257,13 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "n": Whole(-1 - _INT32, _INT32),
     },
     sampling_pb2.StructuredOutput: {
-        "json_schema": Text(0, 1 << 20, is_name=False),
-        "regex": Text(0, 1 << 20, is_name=False),
-        "grammar": Text(0, 1 << 20, is_name=False),
+        "json_schema": TextLength(0, 1 << 20, is_name=False),
+        "regex": TextLength(0, 1 << 20, is_name=False),
+        "grammar": TextLength(0, 1 << 20, is_name=False),
         "choice": _MESSAGE,
         "json_object": _BIT,
     },
-    sampling_pb2.Choice: {"options": Many(1 << 12, Text(0, 1 << 16, is_name=False))},
+    sampling_pb2.Choice: {"options": Many(1 << 12, TextLength(0, 1 << 16, is_name=False))},
     plan_pb2.BlockGrants: {"rows": Column(MAX_ROWS - 1, MAX_BLOCKS), "indices": _BLOCKS, "block_ids": _BLOCKS},
     plan_pb2.BlockCopies: {"sources": _BLOCKS, "destinations": _BLOCKS},
     plan_pb2.BlockTags: {"block_ids": _BLOCKS, "keys": Data(0, KEY_BYTES * MAX_BLOCKS)},
@@ -351,8 +351,8 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "num_rows": Many(1 << 8, Whole(1, MAX_ROWS)),
         "num_tokens": Many(1 << 8, Whole(1, MAX_STEP_TOKENS)),
     },
-    inference_pb2.Adapter: {"name": _NAME, "digest": Text(0, 128), "rank": Whole(0, 1 << 16)},
-    plan_pb2.AdapterLoad: {"id": _ANY, "slot": Whole(0, 1 << 10), "digest": Text(0, 128)},
+    inference_pb2.Adapter: {"name": _NAME, "digest": TextLength(0, 128), "rank": Whole(0, 1 << 16)},
+    plan_pb2.AdapterLoad: {"id": _ANY, "slot": Whole(0, 1 << 10), "digest": TextLength(0, 128)},
     plan_pb2.BlockTransfer: {
         "id": _ANY,
         "block_ids": _BLOCKS,
@@ -384,7 +384,7 @@ _LOOK_INSIDE, _LOOK_INSIDE_EACH = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Lines:
+class _MessageBounds:
     """A message's part of the table, as it is looked up: by field number, and the fields that may not be left out."""
 
     by_number: dict[int, tuple[Callable[[Any], str | None] | None, int]]  # None: nothing can be wrong with it
@@ -409,9 +409,9 @@ def _fault_of(bound: Bound) -> Callable[[Any], str | None] | None:
     return None if bound in (_ANY, _BIT) or isinstance(bound, Inside | Unread) else bound.fault
 
 
-def _lines(kind: type[Message], bounds: Mapping[str, Bound]) -> _Lines:
+def _lines(kind: type[Message], bounds: Mapping[str, Bound]) -> _MessageBounds:
     numbers = {field.name: field.number for field in kind.DESCRIPTOR.fields}
-    return _Lines(
+    return _MessageBounds(
         {numbers[name]: (_fault_of(bound), _depth(kind, bound)) for name, bound in bounds.items() if name in numbers},
         tuple((name, bound) for name, bound in bounds.items() if name in numbers and _is_needed(kind, name, bound)),
     )

@@ -21,7 +21,7 @@ _MAX_SLOWDOWN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftPlan:
     """spare_ns: beyond the step's predicted time, for what drafters lack of rows. growing_rows: those that get another
     block, once for each block.
     """
@@ -32,7 +32,7 @@ class Drafting:
     growing_rows: RowIndex
 
 
-NO_DRAFTING = Drafting(NO_COLUMN, 0.0, 0, np.zeros(0, dtype=np.intp))
+NO_DRAFTING = DraftPlan(NO_COLUMN, 0.0, 0, np.zeros(0, dtype=np.intp))
 
 
 def fit_drafts(
@@ -42,7 +42,7 @@ def fit_drafts(
     num_spare_blocks: int,
     budget: StepBudget,
     limits: CoreLimits,
-) -> Drafting:
+) -> DraftPlan:
     """`growing_rows` get a block for their one token already. Charges the budget."""
     plain_ns = budget.predicted_ns()
     rows, block_size = view.rows, view.description.block_size
@@ -62,7 +62,7 @@ def fit_drafts(
     predicted_ns = budget.predicted_ns()
     longest_ns = predicted_ns + plain_ns if drafts.all() else _MAX_SLOWDOWN * plain_ns
     spare_ns = max(0, int(min(longest_ns, budget.target_ns)) - predicted_ns)
-    return Drafting(drafts, min_chance, spare_ns, np.repeat(decode_rows, _blocks(drafts - num_free, block_size)))
+    return DraftPlan(drafts, min_chance, spare_ns, np.repeat(decode_rows, _blocks(drafts - num_free, block_size)))
 
 
 def best_drafts(

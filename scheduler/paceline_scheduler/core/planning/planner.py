@@ -15,7 +15,7 @@ from paceline.plan.values import Int32Array
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest, Meant
 from paceline_scheduler.core.planning.capacity import Blocker, Capacity, ExecutorView, Fit
-from paceline_scheduler.core.planning.drafts import NO_DRAFTING, Drafting, fit_drafts
+from paceline_scheduler.core.planning.drafts import NO_DRAFTING, DraftPlan, fit_drafts
 from paceline_scheduler.core.planning.preemption import fit_blocks, fit_shares
 from paceline_scheduler.core.planning.shares import Shares
 from paceline_scheduler.core.planning.step_budget import MIN_CHUNK, StepBudget
@@ -154,7 +154,7 @@ class Decision:
 
     room: Room
     work: Work
-    drafting: Drafting
+    drafting: DraftPlan
     rows: RowIndex  # that run, those that decode first
     num_scheduled_tokens: Int32Array  # of each
     num_draft_tokens: Int32Array  # of these; empty when nobody drafts
@@ -231,7 +231,7 @@ def _work(view: ExecutorView, room: Room, waiting: Waiting, limits: CoreLimits) 
     return work
 
 
-def _drafting(view: ExecutorView, room: Room, work: Work, limits: CoreLimits) -> Drafting:
+def _drafting(view: ExecutorView, room: Room, work: Work, limits: CoreLimits) -> DraftPlan:
     if not (limits.max_num_draft_tokens and np.count_nonzero(view.rows.max_drafts)):
         return NO_DRAFTING
     is_busy = room.preemptions or room.share_preemptions or view.suspect_rows or view.is_doubted

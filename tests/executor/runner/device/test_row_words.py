@@ -13,10 +13,10 @@ from paceline_executor.runner.interface import (
     NO_CELLS,
     NOTHING_DESCRIBED,
     BlockCells,
+    HostTokenLists,
     RowDescriptions,
     SamplingColumns,
     StepBatch,
-    TokenLists,
 )
 
 LIMITS = RowLimits(num_rows=4, max_model_len=12, max_num_batched_tokens=16, num_blocks=8, block_size=4, vocab_size=50)
@@ -58,7 +58,7 @@ def told(rows):
         end_token_ids=int32([ends + [-1] * (most - len(ends)) for *_, ends in rows]),
         sampling=sampling_of([seed for _, _, seed, _ in rows]),
         rules=(None,) * len(rows),
-        known=TokenLists.of([int32(token_ids) for _, token_ids, *_ in rows]),
+        known=HostTokenLists.of([int32(token_ids) for _, token_ids, *_ in rows]),
     )
     cells = BlockCells(described.rows, int32([0] * len(rows)), described.rows + 1)
     return StepBatch(described.rows, int32(lens), int32(lens), int32([]), described, cells)

@@ -291,15 +291,6 @@ REFUSALS = (
 )
 
 
-@pytest.fixture
-def one_thread():
-    """Others would wait for each other more than they compute."""
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(usual)
-
-
 @pytest.mark.parametrize(
     ("family", "keys"),
     [
@@ -310,7 +301,7 @@ def one_thread():
     ],
 )
 @torch.no_grad()
-def test_a_model_with_these_keys_computes_what_transformers_computes(tmp_path, one_thread, family, keys):
+def test_a_model_with_these_keys_computes_what_transformers_computes(tmp_path, family, keys):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     fields = {"model_type": family, "architectures": [FAMILIES[family]], **SHAPE, **KEYS[keys]}

@@ -87,6 +87,17 @@ def tied(files):
     files.fields["config.json"]["tie_word_embeddings"] = True
 
 
+def cut_to_156(files):
+    """The intermediate size: no whole words."""
+    files.fields["config.json"]["intermediate_size"] = 156
+    key(group_size=-1)(files)
+    for name, tensor in files.tensors.items():
+        if "gate_proj" in name or "up_proj" in name:
+            files.tensors[name] = tensor[:156].contiguous()
+        elif name.endswith("down_proj.qweight"):
+            files.tensors[name] = tensor[:, :19].contiguous()
+
+
 def named(end, rest):
     return f"tensor '{DOWN}.{end}' {rest}"
 
@@ -212,6 +223,9 @@ BAD = {
     ),
     "a group that does not divide": Bad(
         "awq", key(group_size=64), WRONG, "cannot be awq: group_size 64 does not divide 160 inputs"
+    ),
+    "words that are not whole": Bad(
+        "awq gemv", cut_to_156, WRONG, "cannot be awq: words hold 8 codes, of 96 outputs and 156"
     ),
     "too few columns of zeros": Bad(
         "awq gemv", put("scales", lambda it: it[:, :4]), WRONG, named("scales", "has 4 columns for 5 groups")

@@ -11,9 +11,10 @@ from structlog.testing import capture_logs
 from executor_rig.cpu import cpu_runner
 from executor_rig.driving import Driver
 from paceline_executor.errors import UnsupportedModelError
-from paceline_executor.models.layers import DenseLinear, GroupedLinear, SeparateLinears
+from paceline_executor.models.layers import DenseLinear, GroupedLinear, ScaledLinear, SeparateLinears
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.packed_matrix import read_packed
+from paceline_executor.models.shapes import ShapeWeights
 from paceline_executor.models.uploaded import UploadedWeights
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.upload.grouping import expected_weight, grouped_weight
@@ -98,6 +99,7 @@ PACKED = {
     "w4a16 asym act order": ZEROS,
     "w8a16 channel": INT8,
     "w8a8": INT8,
+    "w4a8, a byte each": INT8,
 }
 
 
@@ -192,30 +194,24 @@ def matrices_of(folder, name, dtype=torch.float32):
 
 
 @EACH
-def test_a_device_keeps_the_bits_of_what_is_quantised_in_groups(tmp_path, name):
-    """In float32 the weights are those of the file; a number that is multiplied twice is off by a rounding."""
+def test_a_device_keeps_the_bits_of_what_is_quantised_in_groups(tmp_path, name, monkeypatch):
+    """In float32 the weights are those of the file; a number that is multiplied twice is off by a rounding.
+
+    The device unpacks codes, but for those of one matrix by which the version of GPTQ zeros is decided.
+    """
+    shapes, read = [], StoredCodes.read
+    monkeypatch.setattr(StoredCodes, "read", lambda codes: [read(codes), shapes.append(codes.shape)][0])
     checkpoint, weights, found = matrices_of(tmp_path, name)
+    assert len([shape for shape in shapes if shape in set(map(np.shape, weights.values()))]) <= ("gptq" in name)
     for matrix, parts in found.items():
         if isinstance(checkpoint.stored(matrix), GroupedTensor):
-            (weight,) = parts
-            assert isinstance(weight, GroupedWeight), matrix
-            ours = unpack_grouped(weight, torch.float32).numpy()
+            if name == "w8a8":
+                ours = (parts.values.float() * parts.scales[:, None]).numpy()
+            else:
+                (weight,) = parts
+                assert isinstance(weight, GroupedWeight), matrix
+                ours = unpack_grouped(weight, torch.float32).numpy()
             np.testing.assert_allclose(ours, weights[matrix], rtol=2e-7 if name == "LLM.int8" else 0)
-
-
-@EACH
-def test_codes_are_unpacked_on_the_device_alone(tmp_path, name, monkeypatch):
-    """But for those of one matrix by which the version of GPTQ zeros is decided: the host needs no memory for more."""
-    shapes, read = [], StoredCodes.read
-
-    def noted(codes):
-        shapes.append(codes.shape)
-        return read(codes)
-
-    monkeypatch.setattr(StoredCodes, "read", noted)
-    checkpoint, _, _ = matrices_of(tmp_path, name)
-    whole = {shape for shape in checkpoint.config.tensor_shapes().values() if len(shape) == 2}
-    assert len([shape for shape in shapes if shape in whole]) <= ("gptq" in name)
 
 
 @EACH
@@ -224,7 +220,7 @@ def test_kernels_are_compiled_for_the_weights_that_arrive(tmp_path, name):
     checkpoint, _, found = matrices_of(tmp_path, name, torch.bfloat16)
     for matrix, parts in found.items():
         stored = checkpoint.stored(matrix)
-        if isinstance(stored, GroupedTensor):
+        if isinstance(stored, GroupedTensor) and name != "w8a8":
             expected = expected_weight(stored.stored, stored.shape, torch.bfloat16, torch.device("meta"))
             kinds = [
                 (each.layout, each.words.dtype, each.zeros is None, each.scales.dtype) for each in (expected, *parts)
@@ -311,6 +307,71 @@ def test_memory_of_a_device_is_planned_for_the_bits_that_are_kept(tmp_path, name
     taken = sum(part.num_bytes for parts in found.values() for part in parts)
     assert 0.95 <= planned / taken < 1.2
     assert as_stored.widened_bytes(checkpoint.config, types) == 4 * CONFIG.hidden_size * CONFIG.intermediate_size
+
+
+def w8a8(folder, change=None, **activations):
+    """(checkpoint of W8A8 of which this is said otherwise, its weights)"""
+    files = written(VARIANTS["w8a8"])
+    groups = files.fields["config.json"]["quantization_config"]["config_groups"]
+    groups["group_0"]["input_activations"] |= activations
+    if change is not None:
+        change(files, groups)
+    return load_checkpoint(files.save(folder)), files.weights
+
+
+def with_zeros(files, groups):
+    scale = files.tensors[DOWN + "_scale"]
+    files.tensors[DOWN.replace("weight", "weight_zero_point")] = torch.zeros_like(scale, dtype=torch.int8)
+
+
+def beside_w8a16(files, groups):
+    groups["group_1"] = {"weights": groups["group_0"]["weights"]}
+
+
+@pytest.mark.parametrize(
+    ("activations", "change", "is_scaled"),
+    [
+        ({}, None, True),
+        ({"dynamic": False}, None, False),
+        ({"symmetric": False}, None, False),
+        ({"strategy": "tensor"}, None, False),
+        ({"num_bits": 4}, None, False),
+        ({"type": "float"}, None, False),
+        ({}, with_zeros, False),
+        ({}, beside_w8a16, False),
+    ],
+)
+def test_int8_inputs_are_taken_where_nothing_but_scales_of_rows_and_tokens_is_asked(
+    tmp_path, activations, change, is_scaled
+):
+    """Else, and where it is not said of which scheme a matrix is, weights are grouped ones."""
+    checkpoint, weights = w8a8(tmp_path, change, **activations)
+    with Staging(HostTransfer(), 1 << 16) as staging:
+        uploader = Uploader(checkpoint, torch.device("cpu"), torch.float32, staging)
+        found = UploadedWeights(uploader, MatrixKind.AS_STORED).linear((DOWN,))
+        uploader.check()
+    as_planned = ShapeWeights(checkpoint.config, torch.float32, MatrixKind.AS_STORED, checkpoint.stored_types).linear(
+        (DOWN,)
+    )
+    assert type(found) is type(as_planned) is (ScaledLinear if is_scaled else GroupedLinear)
+    if is_scaled:
+        assert found.weight.values.dtype == as_planned.weight.values.dtype == torch.int8
+        assert np.array_equal(found.weight.values.float() * found.weight.scales[:, None], weights[DOWN])
+
+
+def test_w8a8_matrices_of_the_same_inputs_become_one_and_nothing_is_widened(tmp_path):
+    checkpoint, weights = w8a8(tmp_path)
+    with Staging(HostTransfer(), 1 << 16) as staging:
+        uploader = Uploader(checkpoint, torch.device("cpu"), torch.float32, staging)
+        found = uploader.matrix(*QKV, kind=MatrixKind.AS_STORED)
+        uploader.check()
+    whole = np.concatenate([weights[part] for part in QKV])
+    assert np.array_equal(found.values.float() * found.scales[:, None], whole)
+    planned = Numerics(MatrixKind.AS_STORED, KvDtype.BFLOAT16, FloatType.BFLOAT16)
+    types = {part: checkpoint.stored_types[part] for part in QKV}
+    fewer = planned.weight_bytes(checkpoint.config, {}) - planned.weight_bytes(checkpoint.config, types)
+    assert fewer == whole.size - 4 * len(whole)
+    assert planned.widened_bytes(checkpoint.config, checkpoint.stored_types) == 0
 
 
 def test_progress_counts_the_bytes_of_all_parts(tmp_path):

@@ -22,22 +22,23 @@ _VERSIONS = ("gemm", "gemv")
 
 def awq_format(config: JsonFields) -> Format:
     """Raises ModelCorruptError or UnsupportedModelError."""
-    version = (config.text("version") or config.text("checkpoint_format") or "gemm").lower()
-    if version not in _VERSIONS:
-        raise unsupported(config.path, f"its weights are awq in the layout {shown(version)}; gemm and gemv are read")
-    config = _with_newer_names(config)
-    read_bits(config, "bits", "awq", (4,), default=4)
-    return partial(_read_matrix, group_size(config))
+    return partial(_read_matrix, _group_size(config))
 
 
 def awq_type(config: JsonFields) -> GroupedType:
-    """Of all matrices. Raises ModelCorruptError."""
-    return _stored(group_size(_with_newer_names(config)) or 0, FloatType.BFLOAT16)
+    """Of all matrices. Raises as `awq_format` does."""
+    return _stored(_group_size(config) or 0, FloatType.BFLOAT16)
 
 
-def _with_newer_names(config: JsonFields) -> JsonFields:
-    """Of settings that were called otherwise in 2023."""
-    return config.with_defaults({"bits": config.get("w_bit"), "group_size": config.get("q_group_size")})
+def _group_size(config: JsonFields) -> int | None:
+    """Of a configuration that can be read, else it raises."""
+    version = (config.text("version") or config.text("checkpoint_format") or "gemm").lower()
+    if version not in _VERSIONS:
+        raise unsupported(config.path, f"its weights are awq in the layout {shown(version)}; gemm and gemv are read")
+    # Settings that were called otherwise in 2023.
+    config = config.with_defaults({"bits": config.get("w_bit"), "group_size": config.get("q_group_size")})
+    read_bits(config, "bits", "awq", (4,), default=4)
+    return group_size(config)
 
 
 def _read_matrix(group: int | None, parts: Parts) -> GroupedTensor:
@@ -47,6 +48,8 @@ def _read_matrix(group: int | None, parts: Parts) -> GroupedTensor:
     if inputs % size:
         raise parts.wrong("qweight", f"cannot be awq: group_size {size} does not divide {inputs} inputs")
     is_gemv = parts.floats("scales", None, None).shape[0] == outputs
+    if (inputs if is_gemv else outputs) % 8:
+        raise parts.wrong("qweight", f"cannot be awq: words hold 8 codes, of {outputs} outputs and {inputs} inputs")
     return _gemv(parts, size) if is_gemv else _gemm(parts, size)
 
 

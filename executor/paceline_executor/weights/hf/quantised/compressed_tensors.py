@@ -2,7 +2,7 @@
 
 pack-quantized: `weight_packed` [out, words] along the inputs, each number with 2 ** (bits - 1) added, `weight_scale`
 [out, groups], `weight_zero_point` [words, groups] packed likewise along the outputs, `weight_g_idx` [in].
-int-quantized: `weight` of signed bytes. Weight = (code - zero) * scale.
+int-quantized: `weight` of signed bytes, those of 4 bits, too. Weight = (code - zero) * scale.
 
 The scheme of a matrix is one that its tensors fit; where there is none, what is missing or too much is named.
 """
@@ -66,7 +66,8 @@ def _integers(schemes: list[Scheme], parts: Parts) -> GroupedTensor:
         words = parts.integers(end, "i1", outputs, inputs)
     if not schemes:
         raise parts.wrong(end, f"has {words.shape[1]} columns, and config_groups has no integers of so many bits")
-    bits, num_groups = _check_scheme(schemes, parts)
+    num_groups, rounds_inputs = _check_scheme(schemes, parts)
+    bits = schemes[0].bits if is_packed else 8
     middle = np.float32(2 ** (bits - 1) if is_packed else 0)
     scales, zeros = _scales(parts), _zeros(parts, bits, num_groups)
 
@@ -83,12 +84,13 @@ def _integers(schemes: list[Scheme], parts: Parts) -> GroupedTensor:
         scales=FloatType(parts.floats("weight_scale").stored),
         has_zeros=parts.has(_ZEROS),
         is_ordered=parts.has(_ORDER),
+        is_w8a8=rounds_inputs and num_groups == 1 and not (is_packed or parts.has(_ZEROS) or parts.has(_ORDER)),
     )
     return parts.grouped(stored, StoredCodes(words, bits, parts.shape), scaled)
 
 
-def _check_scheme(schemes: list[Scheme], parts: Parts) -> tuple[int, int]:
-    """Bits and groups of a row, in which all agree that the tensors fit."""
+def _check_scheme(schemes: list[Scheme], parts: Parts) -> tuple[int, bool]:
+    """Groups of a row, in which all agree that the tensors fit, and whether all of these round inputs."""
     inputs, shape = parts.shape[1], parts.floats("weight_scale").shape
     num_groups = shape[1] if len(shape) == 2 else 1
     fit = [scheme for scheme in schemes if scheme.num_groups(inputs) == num_groups]
@@ -103,7 +105,7 @@ def _check_scheme(schemes: list[Scheme], parts: Parts) -> tuple[int, int]:
     ):
         if not parts.has(end) and all(map(is_needed, fit)):
             raise damaged(parts.path, f"tensor {shown(f'{parts.module}.{end}')} is missing, which config_groups needs")
-    return fit[0].bits, num_groups
+    return num_groups, all(scheme.rounds_inputs for scheme in fit)
 
 
 def _scales(parts: Parts) -> Callable[[], Float32Array]:

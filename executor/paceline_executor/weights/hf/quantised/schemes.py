@@ -15,6 +15,8 @@ _FORMATS = (
     *("mxfp4-pack-quantized", "nvfp4-pack-quantized", "dense"),
 )
 
+_INT8_TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
@@ -24,6 +26,7 @@ class Scheme:
     is_symmetric: bool  # then there are no zeros
     is_ordered: bool  # then neighbours do not share a group
     block: Block | None
+    rounds_inputs: bool  # to int8, each token under a scale of its own, found when it is there
 
     def num_groups(self, num_inputs: int) -> int | None:
         """None where they do not divide the inputs."""
@@ -43,10 +46,14 @@ def read_schemes(config: JsonFields) -> frozenset[Scheme]:
         raise unsupported(config.path, f"its weights are compressed-tensors {shown(sparse)}; dense ones are read")
     if (config.object("transform_config") or config.empty()).get("config_groups"):
         raise unsupported(config.path, "its transform_config multiplies the inputs of matrices with others")
-    return frozenset(_read_scheme(weights) for group in groups if (weights := group.object("weights")) is not None)
+    return frozenset(
+        _read_scheme(weights, group.object("input_activations"))
+        for group in groups
+        if (weights := group.object("weights")) is not None
+    )
 
 
-def _read_scheme(weights: JsonFields) -> Scheme:
+def _read_scheme(weights: JsonFields, inputs: JsonFields | None) -> Scheme:
     return Scheme(
         bits=read_bits(weights, "num_bits", "compressed-tensors", (4, 8)),
         is_float=weights.text("type") == "float",
@@ -54,4 +61,5 @@ def _read_scheme(weights: JsonFields) -> Scheme:
         is_symmetric=weights.flag("symmetric") is not False,
         is_ordered=weights.get("actorder") in ("group", "dynamic"),
         block=read_block(weights, "block_structure"),
+        rounds_inputs=inputs is not None and all(inputs.get(name) == value for name, value in _INT8_TOKENS.items()),
     )

@@ -1,0 +1,112 @@
+"""Executors of two ranks, as processes: the tokens of one, and all end where one is killed or stands still."""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import grpc
+import pytest
+
+from executor_rig.cpu import cpu_runner
+from executor_rig.driving import Driver
+from executor_rig.plan_client import attached, grants, request, tokens_by_row
+from paceline.process.command import ExitCode
+from paceline.v1 import plan_pb2
+from random_models import RandomCheckpoint, gguf_parts
+
+COMMAND = [sys.executable, "-m", "paceline_executor", "--quantization", "none", "--max-num-seqs", "4"]
+ANY_PORTS = ["--port", "0", "--health-port", "0", "--metrics-port", "0"]
+PLACING = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
+GENEROUS_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny random model as a GGUF file."""
+    return gguf_parts(RandomCheckpoint()).write(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@contextmanager
+def ranks(model, degree):
+    """The process of rank 0 once it is ready, its port, and the process ids of the others."""
+    command = [*COMMAND, "--model", str(model), "--tensor-parallel-size", str(degree), *ANY_PORTS]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        for line in process.stdout:
+            if (event := json.loads(line))["event"] == "ready":
+                yield process, event["port"], children_of(process.pid)
+                break
+        else:
+            raise AssertionError(process.stderr.read())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def children_of(pid):
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+
+
+def until_gone(pids):
+    """Fails where one of them lives on."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            assert select.select([os.pidfd_open(pid)], [], [], GENEROUS_S)[0], pid
+
+
+async def test_two_ranks_serve_the_tokens_of_one_and_end_in_good_order(model):
+    with ranks(model, 2) as (process, port, followers):
+        async with attached(f"127.0.0.1:{port}") as client:
+            results = [await client.run([(0, 3)], PLACING)]
+            results += [await client.run([(0, 1)]) for _ in range(5)]
+        process.send_signal(signal.SIGTERM)
+        _, complaint = process.communicate(timeout=GENEROUS_S)
+        until_gone(followers)
+    driver = Driver(cpu_runner(RandomCheckpoint(), num_blocks=4, block_size=16))
+    expected = driver.run([driver.add([5, 6, 7], max_chunk=8)], 6)[0]
+
+    assert [token for result in results for token in tokens_by_row(result)[0]] == expected
+    assert (len(followers), process.returncode, complaint) == (1, ExitCode.OK, "")
+
+
+FAULTS = {"killed": (signal.SIGKILL, "was ended by signal 9"), "frozen": (signal.SIGSTOP, "stands still")}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_what_happens_to_one_rank_ends_all(model, fault):
+    """Also where a step waits for it, for ever."""
+    number, said = FAULTS[fault]
+    with ranks(model, 2) as (process, port, followers):
+        async with attached(f"127.0.0.1:{port}") as client:
+            os.kill(followers[0], number)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await client.run([(0, 3)], PLACING)
+        log, complaint = process.communicate(timeout=GENEROUS_S)
+        until_gone(followers)
+
+    assert process.returncode == ExitCode.FAILED
+    assert complaint.startswith("paceline-executor: error: rank 1 ")
+    assert said in complaint
+    assert json.loads(log.splitlines()[-1])["reason"] in complaint
+
+
+@pytest.mark.parametrize("degree", [2, pytest.param(4, marks=pytest.mark.slow)])
+async def test_no_rank_outlives_the_first(model, degree):
+    """Not even one that stands still, which the others wait for."""
+    with ranks(model, degree) as (process, port, followers):
+        async with attached(f"127.0.0.1:{port}") as client:
+            os.kill(followers[0], signal.SIGSTOP)
+            running = asyncio.create_task(client.run([(0, 3)], PLACING))
+            await asyncio.sleep(0.2)
+            process.kill()
+            until_gone(followers)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await running

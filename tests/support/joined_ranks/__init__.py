@@ -1,0 +1,109 @@
+"""Ranks in one process: each computes on a thread of its own, one at a time, and they meet at every sum.
+
+Batches go from the first to the others as bytes, as they do between processes.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from executor_rig.cpu import MAX_TOKENS, NUM_ROWS
+from paceline_executor.limits import RowLimits
+from paceline_executor.numerics import FLOAT32_NUMERICS
+from paceline_executor.ranks.messages import Message, decode, encode
+from paceline_executor.ranks.ranked_runner import FollowingRank, RankedRunner
+from paceline_executor.runner.cpu import CpuModel
+from paceline_executor.runner.device.host_device import HostDevice
+from paceline_executor.runner.device.runner import DeviceRunner
+from paceline_executor.runner.interface import StepOutput
+from paceline_executor.weights import Checkpoint
+from paceline_executor.weights.sharded import ShardedCheckpoint
+from paceline_kernels.linear import sum_of_slices
+
+
+class _Turns:
+    """Whoever computes has the lock; whoever waits for the others' parts gives it back meanwhile."""
+
+    def __init__(self, degree: int) -> None:
+        self.lock = threading.Lock()
+        self.barrier = threading.Barrier(degree)
+        self.parts: list[torch.Tensor | None] = [None] * degree
+
+
+class _JoinedSums:
+    def __init__(self, turns: _Turns, rank: int) -> None:
+        self._turns, self._rank = turns, rank
+
+    @property
+    def degree(self) -> int:
+        return len(self._turns.parts)
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        turns = self._turns
+        turns.parts[self._rank] = part
+        self._meet()
+        total = sum_of_slices(torch.stack([one for one in turns.parts if one is not None]))
+        self._meet()
+        return total
+
+    def _meet(self) -> None:
+        self._turns.lock.release()
+        try:
+            self._turns.barrier.wait(30)
+        finally:
+            self._turns.lock.acquire()
+
+
+class _TurnDevice(HostDevice):
+    def __init__(self, turns: _Turns) -> None:
+        super().__init__(1)
+        self._turns = turns
+
+    def launch(self, work: Callable[[], object]) -> None:
+        def in_turn() -> None:
+            with self._turns.lock:
+                work()
+
+        super().launch(in_turn)
+
+
+class _Compared:
+    """What each rank drew, step by step."""
+
+    def __init__(self) -> None:
+        self.drawn: dict[int, list[list[int]]] = {}
+
+    def landed(self, step: int, output: StepOutput) -> None:
+        self.drawn.setdefault(step, []).append(output.token_ids.tolist())
+
+
+def joined_ranks(
+    checkpoint: Checkpoint, degree: int, *, num_blocks: int = 128, block_size: int = 16, max_drafts: int = 0
+) -> tuple[RankedRunner, Callable[[], Sequence[list[list[int]]]]]:
+    """And what the ranks have drawn in each step, all of which then has landed."""
+    longest = min(num_blocks * block_size, checkpoint.config.max_model_len)
+    vocab_size = checkpoint.config.vocab_size
+    limits = RowLimits(NUM_ROWS, longest, MAX_TOKENS, num_blocks, block_size, vocab_size, max_drafts)
+    turns, compared = _Turns(degree), _Compared()
+
+    def of_rank(rank: int) -> DeviceRunner:
+        part, sums = ShardedCheckpoint(checkpoint, rank, degree), _JoinedSums(turns, rank)
+        model = CpuModel.read(_TurnDevice(turns), part, FLOAT32_NUMERICS, longest, sums)
+        return model.runner(limits)
+
+    own, *others = map(of_rank, range(degree))
+    followers = [FollowingRank(other, compared) for other in others]
+
+    def tell(message: Message) -> None:
+        data = encode(message)
+        for follower in followers:
+            follower.take(decode(bytearray(data)))
+
+    def drawn() -> Sequence[list[list[int]]]:
+        for follower in followers:
+            for _ in range(follower.num_in_flight):
+                follower.land()
+        return list(compared.drawn.values())
+
+    return RankedRunner(own, own.kv_geometry, tell, compared), drawn
