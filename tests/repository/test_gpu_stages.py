@@ -39,7 +39,7 @@ from gpu.stage import NEEDED, Stage, Task, run_stage
 from gpu.wheels import install_wheels, missing_modules
 from paceline.process.command import ExitCode
 from paceline.process.options import default_cache_dir
-from paceline_executor.link import servicer_views
+from paceline_executor import version
 from paceline_executor.start import kernel_compiling
 from process_groups import run_program
 from random_models import TINY_CONFIG
@@ -359,8 +359,8 @@ def test_services_of_a_checkout_that_nobody_installed_have_a_version(monkeypatch
     def unknown(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(servicer_views, "version", unknown)
-    assert servicer_views._version.__wrapped__() == "checkout"
+    monkeypatch.setattr(version, "version", unknown)
+    assert version.this_version.__wrapped__() == "checkout"
 
 
 def test_a_machine_with_a_gpu_needs_no_compiler_for_cpus(tmp_path):

@@ -13,6 +13,7 @@ from executor_rig.plans import placement
 from joined_ranks import joined_ranks
 from paceline_executor.errors import LimitError
 from paceline_executor.link.engine import Engine
+from paceline_executor.models.layers import num_slices
 from paceline_executor.rows.table import RowTable
 from paceline_executor.weights.sharded import ShardedCheckpoint, check_degree
 from random_models import FAMILY_CONFIGS, TINY_CONFIG, RandomCheckpoint
@@ -48,6 +49,15 @@ def test_ranks_draw_the_tokens_of_one(family):
             chosen, alone = ([drawn.chosen for drawn in each.logprobs] for each in (row, one))
             assert chosen == alone
         assert all(drawn == [drawn[0]] * degree for drawn in steps())
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "intermediate_size", "slices"),
+    [(9, 1536, 3), (32, 14_336, 8), (4, 96, 4), (14, 4864, 2), (1, 96, 1), (10, 17_920, 2), (5, 2560, 5), (9, 96, 3)],
+)
+def test_the_number_of_slices_is_a_models_alone(num_heads, intermediate_size, slices):
+    """8 at most; an odd number of heads has its own."""
+    assert num_slices(replace(TINY_CONFIG, num_heads=num_heads, intermediate_size=intermediate_size)) == slices
 
 
 def test_rules_drafts_and_log_probabilities_are_those_of_one():
