@@ -99,7 +99,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, on_lost:
     from paceline_executor.ranks.sums import SharedMemorySums
     from paceline_executor.runner.cpu import CpuModel, checked_threads, have_compiled, instructions, operations_of
     from paceline_executor.runner.device.host_device import HostDevice
-    from paceline_executor.start.ranks import joined, start_followers
+    from paceline_executor.start.ranks import ranked_runner, start_followers
 
     def on_warm_up(warm_up: WarmUpProgress) -> None:
         progress.log("warm_up", warm_up.step, warm_up.index / warm_up.num_steps)
@@ -114,7 +114,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, on_lost:
     have_compiled(device, operations_of(numerics), on_warm_up)
     drafting = None if opened_drafter is None else opened_drafter.drafting(model, limits, progress)
     own = model.runner(limits, drafting, on_warm_up)
-    runner = own if group is None else joined(group, own, whole)
+    runner = own if group is None else ranked_runner(group, own, whole)
     step_points = runner.warm_up()
     if group is not None:
         group.has_warmed_up()

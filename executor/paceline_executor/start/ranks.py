@@ -26,7 +26,7 @@ def start_followers(
     return RankGroup(order, on_lost)
 
 
-def joined(group: RankGroup, own: DeviceRunner, whole: Checkpoint) -> RankedRunner:
+def ranked_runner(group: RankGroup, own: DeviceRunner, whole: Checkpoint) -> RankedRunner:
     """Once all that is compiled is kept. Raises RankError."""
     group.agree(identity_of(whole))
     group.begin()
