@@ -7,6 +7,7 @@ import argparse
 import enum
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -297,7 +298,8 @@ class Config:
         number(1, 64),
         "RANKS",
         1,
-        text="Processes that share each layer of the model, on a CPU with --quantization none. [default: %(default)s]",
+        text="Processes that share each layer of the model: a GPU each, or a CPU's cores with --quantization none."
+        " [default: %(default)s]",
     )
     num_threads: int | None = option(
         _LIMITS,
@@ -322,6 +324,7 @@ class Config:
     )
     step_times: Path | None
     offline: bool
+    arguments: tuple[str, ...]  # the command line itself, for the other ranks
     hub_endpoint: str | None
     has_default_block_size: bool
 
@@ -329,6 +332,7 @@ class Config:
 def parse_config(arguments: Sequence[str] | None = None) -> Config:
     """A mistake is explained on stderr and exits with code 2."""
     parser = HelpParser("paceline-executor", _DESCRIPTION, _PANELS)
+    arguments = tuple(sys.argv[1:] if arguments is None else arguments)
     values = argparse.Namespace(**parse_options(Config, parser, arguments))
     values.runner, values.step_times = values.runner
     if values.runner is RunnerKind.SIMULATED and values.model is not None:
@@ -355,7 +359,16 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         value = os.environ.get(name)
         if values.runner is not RunnerKind.CUDA and value is not None and not re.fullmatch(allowed, value):
             parser.error(f"{name} is {value!r}, with which no kernel can be compiled: unset it")
-    return Config(hub_endpoint=os.environ.get("HF_ENDPOINT") or None, **vars(values))
+    return Config(hub_endpoint=os.environ.get("HF_ENDPOINT") or None, arguments=arguments, **vars(values))
+
+
+def keep_nccl_on_this_machine() -> None:
+    """Unless the user has chosen: nobody else reaches what it listens on. And no thread of torch's ends the process, or
+    spoils a capture: whether ranks live is watched by `ranks.group`.
+    """
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
 
 
 def let_waiting_threads_sleep() -> None:

@@ -54,15 +54,16 @@ def upload_model(
     max_model_len: int,
     numerics: Numerics,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    collectives: Collectives | None = None,
 ) -> LlamaModel:
-    """On another device.
+    """On another device. collectives: see LlamaModel.
 
     on_progress: told how many bytes of how many have been read, often. Raises as `build_model` does.
     """
     _builders(checkpoint.config.architecture)
     with Staging(transfer_to(device)) as staging:
         uploader = Uploader(checkpoint, device, TORCH_TYPES[numerics.dtype], staging, on_progress)
-        model = LlamaModel(UploadedWeights(uploader, numerics.matrices), max_model_len)
+        model = LlamaModel(UploadedWeights(uploader, numerics.matrices), max_model_len, collectives)
         uploader.check()
     return model
 
@@ -81,13 +82,14 @@ def dummy_model(
     device: torch.device,
     max_model_len: int,
     numerics: Numerics,
+    collectives: Collectives | None = None,
 ) -> LlamaModel:
     """The device makes random weights, in groups those that are stored so. Raises UnsupportedModelError."""
     _builders(config.architecture)
     is_float8 = numerics.matrices is MatrixKind.FLOAT8
     stays = stored if numerics.matrices is MatrixKind.AS_STORED else {}
     weights = DummyWeights(config, device, TORCH_TYPES[numerics.dtype], is_float8, stays)
-    return LlamaModel(weights, max_model_len)
+    return LlamaModel(weights, max_model_len, collectives)
 
 
 def _builders(architecture: str) -> Mapping[MatrixKind, _Builder]:

@@ -14,10 +14,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import structlog
+
 from paceline_executor.errors import RankError
+from paceline_executor.limits import RowLimits
 from paceline_executor.ranks.memory import Descriptors, GroupMemory
 from paceline_executor.ranks.order import Order
 
@@ -57,20 +60,27 @@ class RankGroup:
         self._watch = threading.Thread(target=self._run, name="ranks", daemon=True)
         self._watch.start()
 
-    def agree(self, identity: Mapping[str, str]) -> None:
-        """Waits until all have opened the model. Raises RankError where one has another version or model."""
+    def agree(self, identity: Mapping[str, str], num_blocks: int) -> int:
+        """Waits until all have opened the model. num_blocks: that rank 0 has memory for. Returns for how many all have.
+
+        Raises RankError where a rank has another version, model or device.
+        """
         for rank, opened in self._collect():
-            differing = [name for name, value in identity.items() if opened.get(name) != value]
+            differing = [name for name, value in identity.items() if opened["identity"].get(name) != value]
             if differing:
                 raise RankError(
-                    f"rank {rank} has another {' and '.join(differing)} than rank 0: give all ranks the same files"
+                    f"rank {rank} has another {' and '.join(differing)} than rank 0: give all ranks the same"
                 )
+            if opened["num_blocks"] < num_blocks:
+                num_blocks = opened["num_blocks"]
+                structlog.get_logger().warning("least_memory", rank=rank, num_blocks=num_blocks)
+        return num_blocks
 
-    def begin(self) -> None:
+    def begin(self, limits: RowLimits) -> None:
         """Kernels are compiled, and kept where they find them."""
         for child in self._children:
             with contextlib.suppress(OSError):  # whoever watches says what has become of it
-                child.control.sendall(b"\n")
+                child.control.sendall(json.dumps(asdict(limits)).encode() + b"\n")
 
     def until_ready(self) -> None:
         self._collect()
@@ -155,7 +165,7 @@ def _start(rank: int, order: Order, descriptors: Descriptors) -> _Child:
     with theirs:
         try:
             process = subprocess.Popen(  # noqa: S603, of this program alone
-                [sys.executable, "-m", "paceline_executor.ranks.follower", *arguments],
+                [sys.executable, "-m", "paceline_executor.start.follower", *arguments],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), *descriptors.all),
             )

@@ -9,6 +9,7 @@ import os
 import select
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,25 +50,27 @@ class Descriptors:
     of_batches: tuple[int, ...]  # by rank: one lies in the ring
     of_parts: tuple[int, ...]  # by rank: a part of a sum is laid out
     of_followers: int  # one has read, or posted
+    store: int  # a file without a name, for a library by which ranks find one another
 
     @classmethod
     def new(cls, degree: int) -> "Descriptors":
         memory = os.memfd_create("paceline-ranks")
         os.ftruncate(memory, _layout(degree)[-1])
         batches, parts = (tuple(os.eventfd(0) for _ in range(degree)) for _ in range(2))
-        return cls(memory, batches, parts, os.eventfd(0))
+        return cls(memory, batches, parts, os.eventfd(0), os.memfd_create("paceline-store"))
 
     @classmethod
     def from_json(cls, text: str) -> "Descriptors":
         fields: dict[str, Any] = json.loads(text)
-        return cls(fields["memory"], (*fields["of_batches"],), (*fields["of_parts"],), fields["of_followers"])
+        lists = {name: tuple(fields[name]) for name in ("of_batches", "of_parts")}
+        return cls(**fields | lists)
 
     def json(self) -> str:
         return json.dumps(asdict(self))
 
     @property
     def all(self) -> Sequence[int]:
-        return (self.memory, *self.of_batches, *self.of_parts, self.of_followers)
+        return (self.memory, *self.of_batches, *self.of_parts, self.of_followers, self.store)
 
     def close(self) -> None:
         for descriptor in self.all:
@@ -82,6 +85,7 @@ class GroupMemory:
         whole: ByteArray = np.frombuffer(mmap.mmap(descriptors.memory, size), np.uint8)
         self.rank = rank
         self.degree = degree
+        self.store = Path(f"/proc/self/fd/{descriptors.store}")
         self.written: Words = whole[:words].view(np.int64)  # [1]: bytes of the ring, since the beginning
         of_ranks: Words = whole[words:posts].view(np.int64).reshape(degree, -1)
         self.read, self.beats, self.laid_out = (of_ranks[:, word] for word in (_READ, _BEAT, _LAID_OUT))

@@ -3,40 +3,30 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from paceline_executor.limits import RowLimits
 from paceline_executor.version import this_version
-from paceline_executor.weights import Checkpoint, load_checkpoint
-from paceline_executor.weights.dummy import dummy_checkpoint
+from paceline_executor.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """As rank 0 has chosen it for each rank."""
+    """As rank 0 has it for each rank."""
 
-    path: str
-    is_dummy: bool
+    arguments: tuple[str, ...]  # rank 0's command line
+    path: str  # of the model that it has found
     degree: int
-    num_threads: int
-    limits: RowLimits
-    log_level: str
 
     @classmethod
     def from_json(cls, text: str) -> "Order":
         values: dict[str, Any] = json.loads(text)
-        return cls(**values | {"limits": RowLimits(**values["limits"])})
+        return cls(tuple(values["arguments"]), values["path"], values["degree"])
 
     def json(self) -> str:
         return json.dumps(asdict(self))
 
-    def open(self) -> Checkpoint:
-        """The whole model. Raises ModelError."""
-        return dummy_checkpoint(Path(self.path)) if self.is_dummy else load_checkpoint(Path(self.path))
 
-
-def identity_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """By what it is called where ranks differ."""
-    model = hashlib.blake2b(f"{checkpoint.config} {checkpoint.digest}".encode(), digest_size=16)
-    return {"version": this_version(), "model": model.hexdigest()}
+def identity_of(whole: Checkpoint, device: str) -> dict[str, str]:
+    """By what it is called where ranks differ. device: for people."""
+    model = hashlib.blake2b(f"{whole.config} {whole.digest}".encode(), digest_size=16)
+    return {"version": this_version(), "model": model.hexdigest(), "device": device}

@@ -15,7 +15,7 @@ from paceline_executor.runner.device.device import CudaDevice
 from paceline_executor.runner.device.drafts import MakeDrafting
 from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
-from paceline_executor.runner.interface import CacheGeometry, Runner, WarmUpProgress
+from paceline_executor.runner.interface import CacheGeometry, WarmUpProgress
 from paceline_kernels.linear import Splits
 
 
@@ -37,7 +37,7 @@ def graph_sizes(sizes: Buckets) -> GraphSizes:
     return GraphSizes(tuple(sorted({size.num_rows for size in sizes if size.is_decode})), sizes.token_sizes)
 
 
-def build_runner(parts: RunnerParts) -> Runner:
+def build_runner(parts: RunnerParts) -> DeviceRunner:
     """Takes the memory of rows and rings. Raises StartError for more rows than a device can keep."""
     return DeviceRunner(
         TwinDevice() if parts.is_twin else CudaDevice(),

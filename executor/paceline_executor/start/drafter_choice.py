@@ -108,7 +108,7 @@ def open_draft_model(config: Config, target: Opened, progress: ProgressLog) -> O
     """It is named by --speculation. Raises DrafterError, ModelError."""
     choice = config.speculation
     assert choice.model is not None
-    opened = open_model(replace(config, model=choice.model, revision=None), progress)
+    opened = open_model(replace(config, model=choice.model, revision=None, tensor_parallel_size=1), progress)
     _check_vocabulary(opened.tokenizer, target.tokenizer, choice.model)
     structlog.get_logger().info("drafter", kind=choice.drafter.value, path=str(opened.path))
     return opened

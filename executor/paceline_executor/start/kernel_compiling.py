@@ -19,6 +19,7 @@ import paceline_kernels
 from paceline.process.small_files import read_small_file
 from paceline_executor.errors import StartError
 from paceline_executor.limits import RowLimits
+from paceline_executor.models.collectives import Collectives
 from paceline_executor.models.eagle3 import Eagle3Head
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.shapes import META, ShapeWeights
@@ -75,16 +76,31 @@ class Steps:
     sizes: Buckets
     splits: Splits
     draft_model: DraftModelShape | HeadShape | None = None
+    degree: int = 1  # of ranks, of one of which `model` is the part
+
+
+@dataclass(frozen=True, slots=True)
+class _NoSums:
+    """See Collectives; what ranks send each other is no kernel of ours."""
+
+    degree: int
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(part)
 
 
 def launches_of_steps(steps: Steps) -> list[KernelLaunch]:
     limits, splits, draft = steps.limits, steps.splits, steps.draft_model
     shape, numerics = first_layers(steps.model, steps.stored), steps.numerics
 
-    def model_of(shape: ModelConfig, numerics: Numerics, stored: Mapping[str, StoredType]) -> LlamaModel:
-        return LlamaModel(
-            ShapeWeights(shape, TORCH_TYPES[numerics.dtype], numerics.matrices, stored), limits.max_model_len
-        )
+    def model_of(
+        shape: ModelConfig,
+        numerics: Numerics,
+        stored: Mapping[str, StoredType],
+        collectives: Collectives | None = None,
+    ) -> LlamaModel:
+        weights = ShapeWeights(shape, TORCH_TYPES[numerics.dtype], numerics.matrices, stored)
+        return LlamaModel(weights, limits.max_model_len, collectives)
 
     def drafting_for(target: LlamaModel) -> MakeDrafting | None:
         if draft is None:
@@ -96,7 +112,8 @@ def launches_of_steps(steps: Steps) -> list[KernelLaunch]:
         return drafting_by_model(model, shape, draft.numerics, limits, max_len, splits, META)
 
     def go_through() -> None:
-        target = model_of(shape, numerics, steps.stored)
+        collectives = _NoSums(steps.degree) if steps.degree > 1 else None
+        target = model_of(shape, numerics, steps.stored, collectives)
         geometry = kv_geometry(shape, limits.num_blocks, limits.block_size, numerics)
         kv_cache = allocate_on_device(geometry, numerics.kv, META)
         rehearse(target, kv_cache, limits, steps.sizes, splits, drafting_for(target))
@@ -164,7 +181,7 @@ def _num_kept(mark: Path) -> int:
 def _digest(steps: Steps, capability: tuple[int, int]) -> str:
     """Of all that launches depend on, so that nobody has to look for them again. How many blocks there are is none."""
     limits = replace(steps.limits, num_blocks=0)
-    of_model = steps.model, steps.numerics, dict(steps.stored), steps.draft_model
+    of_model = steps.model, steps.numerics, dict(steps.stored), steps.draft_model, steps.degree
     versions = triton.__version__, torch.__version__, get_cache_invalidating_env_vars(), triton.knobs.runtime.debug
     told = *of_model, limits, list(steps.sizes), steps.splits, capability, versions
     digest = hashlib.sha256(repr(told).encode())

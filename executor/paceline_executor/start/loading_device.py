@@ -10,15 +10,28 @@ from dataclasses import dataclass, replace
 import structlog
 import torch
 
-from paceline_executor.config import DEVICE_BLOCK_SIZE, Config, DrafterKind, LoadFormat, RunnerKind
+from paceline_executor.config import (
+    DEVICE_BLOCK_SIZE,
+    Config,
+    DrafterKind,
+    LoadFormat,
+    RunnerKind,
+    keep_nccl_on_this_machine,
+)
+from paceline_executor.errors import MissingDeviceError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.memory import available_bytes, explained
+from paceline_executor.models.collectives import Collectives
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, twin_model, upload_model
 from paceline_executor.models.rope import rotation_bytes
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics, choose_gpu_numerics, choose_twin_numerics
+from paceline_executor.ranks.group import OnLost
+from paceline_executor.ranks.memory import GroupMemory
+from paceline_executor.ranks.process_group import ProcessGroupSums
+from paceline_executor.ranks.sums import SharedMemorySums
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.draft_model import drafting_by_model
@@ -34,13 +47,15 @@ from paceline_executor.runner.device.memory_plan import (
     graph_bytes,
     plan_memory,
 )
+from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.interface import Runner, WarmUpProgress
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
 from paceline_executor.start.device_drafts import DeviceDraft, DeviceHeadDraft, Draft, DraftBytes
 from paceline_executor.start.device_runner import RunnerParts, build_runner, graph_sizes
 from paceline_executor.start.drafter_choice import open_draft_model, open_head
-from paceline_executor.start.opening import Opened, ProgressLog, served_name
+from paceline_executor.start.opening import NoProgress, Opened, ProgressLog, served_name
+from paceline_executor.start.ranks import RankStart, part_of
 from paceline_executor.start.sizing import (
     MAX_DEFAULT_KV_BYTES,
     MIN_POOL_TOKENS,
@@ -76,15 +91,35 @@ def this_gpu() -> Place:
     return Place(device, torch.cuda.get_device_name(), memory, torch.cuda.get_device_capability())
 
 
-def twin_place() -> Place:
-    free_bytes = available_bytes()
+def twin_place(degree: int = 1) -> Place:
+    """degree: of ranks, which share the memory."""
+    free_bytes = available_bytes() // degree
     return Place(torch.device("cpu"), "twin", DeviceMemory(free_bytes, free_bytes), None)
 
 
-def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: ProgressLog) -> Loaded:
-    """Raises ModelError, LimitError, ShortMemoryError."""
-    place = this_gpu() if kind is RunnerKind.CUDA else twin_place()
-    return DeviceStart(config, place, opened, progress).load()
+def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: ProgressLog, on_lost: OnLost) -> Loaded:
+    """Raises ModelError, LimitError, ShortMemoryError, MissingDeviceError."""
+    degree = config.tensor_parallel_size
+    place = _place(kind, 0, degree)
+    ranks = None if degree == 1 else RankStart(config, opened, on_lost)
+    return DeviceStart(config, place, opened, progress, None if ranks is None else ranks.memory).load(ranks)
+
+
+def rank_on_device(config: Config, kind: RunnerKind, opened: Opened, memory: GroupMemory) -> "DeviceRank":
+    """A follower's. Raises as `load_on_device` does."""
+    place = _place(kind, memory.rank, memory.degree)
+    return DeviceRank(DeviceStart(config, place, opened, NoProgress(), memory), place.name)
+
+
+def _place(kind: RunnerKind, rank: int, degree: int) -> Place:
+    """Of the GPUs that torch sees, each rank has that of its number."""
+    if kind is not RunnerKind.CUDA:
+        return twin_place(degree)
+    if degree > torch.cuda.device_count():
+        sentence = f"--tensor-parallel-size {degree}: torch sees {torch.cuda.device_count()} GPUs"
+        raise MissingDeviceError(f"{sentence}: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or lower it")
+    torch.cuda.set_device(rank)
+    return this_gpu()
 
 
 class DeviceStart:
@@ -93,31 +128,49 @@ class DeviceStart:
     Raises ModelError, LimitError, ShortMemoryError, as its steps do.
     """
 
-    def __init__(self, config: Config, place: Place, opened: Opened, progress: ProgressLog) -> None:
+    def __init__(
+        self,
+        config: Config,
+        place: Place,
+        opened: Opened,
+        progress: ProgressLog,
+        memory: GroupMemory | None = None,
+    ) -> None:
+        """memory: of a rank; None of one that has the whole model."""
         if config.has_default_block_size:
             config = replace(config, block_size=DEVICE_BLOCK_SIZE)
         self._config = config
         self._place = place
         self._opened = opened
         self._progress = progress
-        self._model = opened.checkpoint.config
-        self._stored = opened.checkpoint.stored_types
-        self._numerics = self._choose_numerics(opened.checkpoint, self._stored, config.kv_cache_dtype)
+        self._memory = memory
+        self._checkpoint = checkpoint = part_of(opened.checkpoint, memory)
+        self._model = checkpoint.config
+        self._stored = checkpoint.stored_types
+        self._numerics = self._choose_numerics(checkpoint, self._stored, config.kv_cache_dtype)
         self._draft = self._open_draft()
         # What is verified together has other bits.
         self._max_drafts = 0 if config.batch_invariant else _MAX_DRAFTS
         self._splits = Splits.FIXED if config.batch_invariant else Splits.EVEN
         self._sizes = buckets_of(config.max_num_seqs, config.max_num_batched_tokens, self._max_drafts)
 
-    def load(self) -> Loaded:
+    def load(self, ranks: RankStart | None = None) -> Loaded:
+        """ranks: the others', where this one's is the first of several."""
         place, log = self._place, structlog.get_logger()
         plan, limits = self.plan_memory()
         log.info("memory", device=place.name, total=place.memory.total_bytes, **plan.table)
+        if ranks is not None:
+            limits = self._limits(limits.max_model_len, ranks.agree(place.name, limits.num_blocks))
         if place.capability is not None:
             self.compile_kernels(place.capability, limits)
-        runner = self.build(limits)
+        if ranks is not None:
+            ranks.begin(limits)
+        own = self.build(limits)
+        runner = own if ranks is None else ranks.runner(own)
         with _explained("while steps were captured", "lower --max-num-batched-tokens or --max-num-seqs"):
             step_points = runner.warm_up()
+        if ranks is not None:
+            ranks.has_warmed_up()
         self._progress.log("warm_up", "done", 1.0)
         log.info(
             "numerics",
@@ -166,9 +219,10 @@ class DeviceStart:
             min_blocks=-(-least_tokens // config.block_size),
             max_blocks=fillable,
         )
-        place, kv_bytes = self._place, config.kv_cache_memory
+        place, degree = self._place, config.tensor_parallel_size
+        kv_bytes = None if config.kv_cache_memory is None else config.kv_cache_memory // degree
         if kv_bytes is None and place.is_twin:
-            kv_bytes = min(place.memory.free_bytes // _TWIN_KV_SHARE, MAX_DEFAULT_KV_BYTES)
+            kv_bytes = min(place.memory.free_bytes // _TWIN_KV_SHARE, MAX_DEFAULT_KV_BYTES // degree)
         plan = plan_memory(place.memory, config.gpu_memory_utilization or _DEFAULT_SHARE, uses, needs, kv_bytes)
         return plan, self._limits(max_model_len, plan.num_blocks)
 
@@ -185,18 +239,20 @@ class DeviceStart:
                 shape = HeadShape(head.config, numerics, head.has_embedding, head.target_ids is not None)
             case DeviceDraft(checkpoint, numerics, stored):
                 shape = DraftModelShape(checkpoint.config, numerics, stored)
-        steps = Steps(self._model, self._numerics, self._stored, limits, self._sizes, self._splits, shape)
+        degree = self._config.tensor_parallel_size
+        steps = Steps(self._model, self._numerics, self._stored, limits, self._sizes, self._splits, shape, degree)
         compiled = have_compiled(steps, capability, self._config.cache_dir, on_progress)
         structlog.get_logger().info("kernels", compiled=compiled.num_compiled, kept=compiled.num_kept)
 
-    def build(self, limits: RowLimits) -> Runner:
+    def build(self, limits: RowLimits) -> DeviceRunner:
         """Loads weights and takes the memory of everything else."""
         place, numerics, log = self._place, self._numerics, self._progress.log
         if place.is_twin:
             _limit_threads(self._config.num_threads)
         log("model_load", "weights", 0.0)
         with _explained("while weights were loaded", "choose --quantization fp8 or a smaller model"):
-            model = self._load_weights(self._opened.checkpoint, numerics, limits.max_model_len)
+            collectives = None if self._memory is None else _collectives(self._memory, place)
+            model = self._load_weights(self._checkpoint, numerics, limits.max_model_len, collectives)
         log("model_load", "kv_cache", 0.0)
         geometry = kv_geometry(self._model, limits.num_blocks, limits.block_size, numerics)
         with _explained("for the KV cache", "lower --gpu-memory-utilization or --kv-cache-memory"):
@@ -230,7 +286,7 @@ class DeviceStart:
         return Description(
             model=served_name(self._config, self._opened.path),
             architecture=self._model.architecture,
-            num_parameters=self._model.num_parameters(),
+            num_parameters=checkpoint.config.num_parameters(),
             quantization=FloatType.FLOAT8_E4M3FN.value if is_rounded else checkpoint.quantization,
             limits=limits,
             geometry=geometry,
@@ -241,7 +297,7 @@ class DeviceStart:
             num_threads=0,
             has_dummy_weights=self._config.load_format is LoadFormat.DUMMY,
             graphs=graph_sizes(self._sizes),
-            weight_bytes=self._numerics.weight_bytes(self._model, self._stored),
+            weight_bytes=self._numerics.weight_bytes(self._model, self._stored) * self._config.tensor_parallel_size,
             weights_digest=checkpoint.digest,
         )
 
@@ -290,14 +346,20 @@ class DeviceStart:
         return drafting_by_model(model, draft.checkpoint.config, draft.numerics, limits, longest, splits, device)
 
     def _kv_scales(self, limits: RowLimits, model: LlamaModel) -> KvScales | None:
-        stored = self._opened.checkpoint.kv_scales
+        stored = self._checkpoint.kv_scales
         if self._numerics.kv is not KvDtype.FP8_E4M3 or stored is not None:
             return stored
         lengths = limits.block_size, limits.max_model_len
         return measured_scales(model, self._model, self._numerics, self._place.device, *lengths)
 
     def _load_weights(
-        self, checkpoint: Checkpoint, numerics: Numerics, max_model_len: int, *, is_rounded: bool = False
+        self,
+        checkpoint: Checkpoint,
+        numerics: Numerics,
+        max_model_len: int,
+        collectives: Collectives | None = None,
+        *,
+        is_rounded: bool = False,
     ) -> LlamaModel:
         """is_rounded: of the twin, as float8 would be."""
 
@@ -306,10 +368,32 @@ class DeviceStart:
 
         device = self._place.device
         if self._config.load_format is LoadFormat.DUMMY:
-            return dummy_model(checkpoint.config, checkpoint.stored_types, device, max_model_len, numerics)
+            return dummy_model(checkpoint.config, checkpoint.stored_types, device, max_model_len, numerics, collectives)
         if self._place.is_twin:
-            return twin_model(checkpoint, max_model_len, is_rounded=is_rounded)
-        return upload_model(checkpoint, device, max_model_len, numerics, on_progress)
+            return twin_model(checkpoint, max_model_len, is_rounded=is_rounded, collectives=collectives)
+        return upload_model(checkpoint, device, max_model_len, numerics, on_progress, collectives)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRank:
+    """See `start.follower.Rank`."""
+
+    start: DeviceStart
+    device: str
+
+    @property
+    def num_blocks(self) -> int:
+        return self.start.plan_memory()[0].num_blocks
+
+    def build(self, limits: RowLimits) -> DeviceRunner:
+        return self.start.build(limits)
+
+
+def _collectives(memory: GroupMemory, place: Place) -> Collectives:
+    if place.is_twin:
+        return SharedMemorySums(memory)
+    keep_nccl_on_this_machine()
+    return ProcessGroupSums(memory, place.device)
 
 
 def _limit_threads(num_threads: int | None) -> None:

@@ -25,6 +25,7 @@ from paceline_executor.weights import (
     resolve_model,
 )
 from paceline_executor.weights.fetch.known_models import KNOWN_MODELS, KnownModel, list_known_models
+from paceline_executor.weights.sharded import check_degree
 from paceline_executor.weights.tokenizer import SpecialTokens, TokenizerBundle, make_bundle
 
 _MIN_EVENT_S = 0.5
@@ -52,6 +53,13 @@ class ProgressLog:
         self._log.info(event, phase=phase, fraction=round(fraction, 3))
 
 
+class NoProgress(ProgressLog):
+    """Of a rank that is not the first, which tells of all."""
+
+    def log(self, event: str, phase: str, fraction: float) -> None:  # noqa: ARG002
+        return
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """Its headers are read and its weights are not."""
@@ -62,7 +70,7 @@ class Opened:
 
 
 def open_model(config: Config, progress: ProgressLog) -> Opened:
-    """Fetches it unless it is here. Raises ModelError."""
+    """Fetches it unless it is here. Raises ModelError, and LimitError for a number of ranks that cannot share it."""
     path = resolve_model(
         config.model,
         cache_dir=config.cache_dir,
@@ -71,16 +79,21 @@ def open_model(config: Config, progress: ProgressLog) -> Opened:
     )
     structlog.get_logger().info("model", path=str(path))
     progress.log("model_load", "reading", 0.0)
-    return Opened(path, *_read(config, path))
+    return read_model(config, path)
 
 
-def _read(config: Config, path: Path) -> tuple[Checkpoint, TokenizerBundle]:
+def read_model(config: Config, path: Path) -> Opened:
+    """Raises as `open_model` does."""
+
+    def accept(checkpoint: Checkpoint) -> None:
+        check_degree(checkpoint, config.tensor_parallel_size)
+
     if config.load_format is LoadFormat.DUMMY:
-        dummy, own = load_dummy(path)
-        return dummy, own or simulated_tokenizer(dummy.config.vocab_size)
-    checkpoint, tokenizer = load_model(path)
+        dummy, own = load_dummy(path, accept)
+        return Opened(path, dummy, own or simulated_tokenizer(dummy.config.vocab_size))
+    checkpoint, tokenizer = load_model(path, accept)
     known = KNOWN_MODELS.get(config.model) or next((model for model in list_known_models() if model.is_at(path)), None)
-    return checkpoint, tokenizer if known is None else recommend(known, tokenizer)
+    return Opened(path, checkpoint, tokenizer if known is None else recommend(known, tokenizer))
 
 
 def recommend(known: KnownModel, tokenizer: TokenizerBundle) -> TokenizerBundle:

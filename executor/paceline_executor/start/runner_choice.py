@@ -95,8 +95,10 @@ def _check_options(config: Config, kind: RunnerKind) -> None:
 
 def _check_ranks(config: Config, kind: RunnerKind) -> None:
     size = f"--tensor-parallel-size {config.tensor_parallel_size}"
-    if kind is not RunnerKind.CPU or config.quantization is not Quantization.NONE:
-        raise LimitError(f"{size} is for --runner cpu with --quantization none in this version: leave it out")
+    if kind is RunnerKind.SIMULATED:
+        raise LimitError(f"{size} is for models, and this is --runner simulated: leave it out")
+    if kind is RunnerKind.CPU and config.quantization is not Quantization.NONE:
+        raise LimitError(f"{size} is on a CPU for --quantization none: choose it, or leave --tensor-parallel-size out")
     if config.speculation.drafter is not DrafterKind.PROMPT_LOOKUP:
         raise LimitError(f"{size} does not go with --speculation {config.speculation.drafter.value}: leave one out")
 

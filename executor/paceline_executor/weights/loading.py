@@ -1,5 +1,6 @@
 """Opens a model by its path: a GGUF file, a folder with one, a Hugging Face folder with safetensors files."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline_executor.errors import UnsupportedModelError
@@ -16,28 +17,33 @@ from paceline_executor.weights.tokenizer import TokenizerBundle
 
 ADAPTER_FILE = "adapter_config.json"
 
+Accept = Callable[[Checkpoint], None]
 
-def load_model(path: Path) -> tuple[Checkpoint, TokenizerBundle]:
-    """A GGUF file is parsed once.
 
-    Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
+def load_model(path: Path, accept: Accept = lambda _: None) -> tuple[Checkpoint, TokenizerBundle]:
+    """A GGUF file is parsed once. accept: called before the tokenizer is read, which takes longer than all else.
+
+    Raises what `accept` does, ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
     """
     if is_safetensors_folder(path):
         folder = checkpoint_from_folder(path)
+        accept(folder)
         return folder, tokenizer_from_folder(path, folder.config.vocab_size)
     header = _gguf_header(path)
     checkpoint = checkpoint_from_gguf(header)
+    accept(checkpoint)
     if _has_own_tokenizer(path):
         return checkpoint, tokenizer_from_folder(path, checkpoint.config.vocab_size)
     return checkpoint, tokenizer_from_gguf(header)
 
 
-def load_dummy(folder: Path) -> tuple[Checkpoint, TokenizerBundle | None]:
-    """Random weights of the shape that the folder's config.json says.
+def load_dummy(folder: Path, accept: Accept = lambda _: None) -> tuple[Checkpoint, TokenizerBundle | None]:
+    """Random weights of the shape that the folder's config.json says. accept: as of `load_model`.
 
-    Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
+    Raises what `accept` does, ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
     """
     checkpoint = dummy_checkpoint(folder)
+    accept(checkpoint)
     tokenizer = tokenizer_from_folder(folder, checkpoint.config.vocab_size) if _has_own_tokenizer(folder) else None
     return checkpoint, tokenizer
 

@@ -8,11 +8,11 @@ several ranks' queries need each of them has. Refuses to know how sums come abou
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from paceline_executor.errors import LimitError, UnsupportedModelError
+from paceline_executor.errors import LimitError
 from paceline_executor.weights.checkpoint import Checkpoint, Float32Array, KvScales, ModelConfig
+from paceline_executor.weights.cuts import can_cut_inputs, can_cut_outputs, cut
 from paceline_executor.weights.grouped_rows import GroupedRows, Matrix
+from paceline_executor.weights.stored_checkpoint import as_float32, as_integers
 from paceline_executor.weights.stored_tensor import StoredType
 
 _KV = ("self_attn.k_proj", "self_attn.v_proj")
@@ -20,26 +20,46 @@ _BY_ROWS = ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj")
 _BY_COLUMNS = ("self_attn.o_proj", "mlp.down_proj")
 
 
-def check_degree(config: ModelConfig, degree: int) -> None:
+def check_degree(whole: Checkpoint, degree: int) -> None:
     """Raises LimitError, with the degrees that are possible, for a number of ranks that cannot share the model."""
-    if _is_possible(config, degree):
+    problem = _problem(whole, degree)
+    if not problem:
         return
-    possible = [number for number in range(2, config.num_heads + 1) if _is_possible(config, number)]
+    possible = [number for number in range(2, whole.config.num_heads + 1) if not _problem(whole, number)]
     are = f"{', '.join(map(str, possible))} {'are' if len(possible) > 1 else 'is'} possible"
-    whole = f"{config.num_heads} attention heads and {config.num_kv_heads} KV heads"
+    raise LimitError(f"--tensor-parallel-size {degree}: {problem}: {are if possible else 'leave it out'}")
+
+
+def _problem(whole: Checkpoint, degree: int) -> str:
+    """Why so many ranks cannot share it; empty where they can."""
+    config, stored_types = whole.config, whole.stored_types
+    heads = f"{config.num_heads} attention heads and {config.num_kv_heads} KV heads"
     if config.intermediate_size % degree:
-        whole += f", gates and ups of {config.intermediate_size} outputs"
-    raise LimitError(f"--tensor-parallel-size {degree}: {whole}: {are if possible else 'leave it out'}")
-
-
-def _is_possible(config: ModelConfig, degree: int) -> bool:
+        return f"{heads}, gates and ups of {config.intermediate_size} outputs"
     kv_fits = config.num_kv_heads % degree == 0 or degree % config.num_kv_heads == 0
-    return kv_fits and config.num_heads % degree == 0 and config.intermediate_size % degree == 0
+    if not kv_fits or config.num_heads % degree:
+        return heads
+    part = ShardedCheckpoint(whole, 0, degree)
+    for name, shape in part.config.tensor_shapes().items():
+        stored, size = stored_types.get(name), shape[-1]
+        if _is_cut(name, _BY_COLUMNS) and not can_cut_inputs(stored, size):
+            return f"tensor {name} is {_format_of(stored)}, whose groups cannot be cut into parts of {size} inputs"
+        if _is_cut(name, (*_BY_ROWS, *_KV)) and not can_cut_outputs(stored, shape[0]):
+            return f"tensor {name} is {_format_of(stored)}, whose words cannot be cut into parts of {shape[0]} outputs"
+    return ""
+
+
+def _is_cut(name: str, parts: tuple[str, ...]) -> bool:
+    return name.endswith(tuple(f".{part}.weight" for part in parts))
+
+
+def _format_of(stored: StoredType | None) -> str:
+    return "" if stored is None else stored.name
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedCheckpoint:
-    """See Checkpoint. Read as floats: what is stored in groups would be cut within one."""
+    """See Checkpoint."""
 
     whole: Checkpoint
     rank: int
@@ -61,7 +81,7 @@ class ShardedCheckpoint:
 
     @property
     def stored_types(self) -> Mapping[str, StoredType]:
-        return {}
+        return self.whole.stored_types
 
     @property
     def digest(self) -> str:
@@ -74,25 +94,26 @@ class ShardedCheckpoint:
         return None if scales is None else KvScales(scales.keys[:, heads], scales.values[:, heads])
 
     def stored(self, name: str) -> Matrix:
-        """Raises UnsupportedModelError."""
-        raise UnsupportedModelError(f"tensor {name} is one rank's, and has no bytes of its own: read it as floats")
-
-    def tensor(self, name: str) -> Float32Array:
-        tensor = self.whole.tensor(name)
+        whole = self.whole.stored(name)
         part, kind = name.rsplit(".", 1)
         part = part.split(".", 3)[-1]
+        outputs, inputs = slice(0, whole.num_rows), slice(0, whole.row_numbers)
         if part in _BY_COLUMNS and kind == "weight":
-            return np.ascontiguousarray(tensor[:, self._part(tensor.shape[1])])
-        if part in _BY_ROWS:
-            return tensor[self._part(tensor.shape[0])]
-        if part in _KV:
-            num_heads, head_dim = self.whole.config.num_kv_heads, self.whole.config.head_dim
-            heads = self._part(num_heads)
-            return tensor[heads.start * head_dim : heads.stop * head_dim]
-        return tensor
+            inputs = self._part(whole.row_numbers)
+        elif part in _BY_ROWS:
+            outputs = self._part(whole.num_rows)
+        elif part in _KV:
+            heads, head_dim = self._part(self.whole.config.num_kv_heads), self.whole.config.head_dim
+            outputs = slice(heads.start * head_dim, heads.stop * head_dim)
+        else:
+            return whole
+        return cut(whole, outputs, inputs)
 
-    def quantized(self, name: str) -> GroupedRows | None:  # noqa: ARG002
-        return None
+    def tensor(self, name: str) -> Float32Array:
+        return as_float32(self.stored(name))
+
+    def quantized(self, name: str) -> GroupedRows | None:
+        return as_integers(self.stored(name))
 
     def _part(self, size: int) -> slice:
         """This rank's; of fewer than there are ranks, the one that it shares with its neighbours."""

@@ -20,7 +20,9 @@ from paceline.process.command import ExitCode
 from paceline.v1 import plan_pb2
 from random_models import RandomCheckpoint, gguf_parts
 
-COMMAND = [sys.executable, "-m", "paceline_executor", "--quantization", "none", "--max-num-seqs", "4"]
+COMMAND = [sys.executable, "-m", "paceline_executor", "--max-num-seqs", "4"]
+ON_CPU = ["--quantization", "none"]
+ON_TWIN = ["--runner", "twin", "--max-num-batched-tokens", "64", "--block-size", "16"]
 ANY_PORTS = ["--port", "0", "--health-port", "0", "--metrics-port", "0"]
 PLACING = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
 GENEROUS_S = 30.0
@@ -33,9 +35,9 @@ def model(tmp_path_factory):
 
 
 @contextmanager
-def ranks(model, degree):
+def ranks(model, degree, options=ON_CPU):
     """The process of rank 0 once it is ready, its port, and the process ids of the others."""
-    command = [*COMMAND, "--model", str(model), "--tensor-parallel-size", str(degree), *ANY_PORTS]
+    command = [*COMMAND, *options, "--model", str(model), "--tensor-parallel-size", str(degree), *ANY_PORTS]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         for line in process.stdout:
@@ -62,8 +64,9 @@ def until_gone(pids):
             assert select.select([os.pidfd_open(pid)], [], [], GENEROUS_S)[0], pid
 
 
-async def test_two_ranks_serve_the_tokens_of_one_and_end_in_good_order(model):
-    with ranks(model, 2) as (process, port, followers):
+@pytest.mark.parametrize("options", [ON_CPU, ON_TWIN], ids=["cpu", "captured"])
+async def test_two_ranks_serve_the_tokens_of_one_and_end_in_good_order(model, options):
+    with ranks(model, 2, options) as (process, port, followers):
         async with attached(f"127.0.0.1:{port}") as client:
             results = [await client.run([(0, 3)], PLACING)]
             results += [await client.run([(0, 1)]) for _ in range(5)]

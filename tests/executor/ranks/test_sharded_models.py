@@ -111,5 +111,5 @@ def test_a_number_of_ranks_that_cannot_share_a_model_is_refused(case):
     (num_heads, num_kv_heads, intermediate_size), degree, sentence = REFUSED[case]
     sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "intermediate_size": intermediate_size}
     with pytest.raises(LimitError) as refused:
-        check_degree(replace(TINY_CONFIG, **sizes), degree)
+        check_degree(RandomCheckpoint(replace(TINY_CONFIG, **sizes)), degree)
     assert str(refused.value) == f"--tensor-parallel-size {degree}: {sentence}"

@@ -98,7 +98,7 @@ def opened(checkpoint):
 def loaded(checkpoint, *arguments, kind=RunnerKind.CUDA):
     """What an executor with these options loads."""
     config = parse_config([*SMALL, "--served-model-name", "tiny", *arguments])
-    return load_on_device(config, kind, opened(checkpoint), ProgressLog())
+    return load_on_device(config, kind, opened(checkpoint), ProgressLog(), pytest.fail)
 
 
 WIDE = tiny_checkpoint(head_dim=32, intermediate_size=96)
@@ -183,7 +183,7 @@ def test_dummy_weights_are_made_on_the_device_without_asking_the_host_for_any(bu
     config = parse_config([*SMALL, "--model", str(tmp_path), "--load-format", "dummy"])
     found = open_model(config, ProgressLog())
     monkeypatch.setattr(type(found.checkpoint), "tensor", lambda *_: pytest.fail("the host made weights"))
-    description = load_on_device(config, kind, found, ProgressLog()).description
+    description = load_on_device(config, kind, found, ProgressLog(), pytest.fail).description
 
     assert description.has_dummy_weights
     dtype = torch.float32 if kind is RunnerKind.TWIN else torch.bfloat16
@@ -208,7 +208,7 @@ def test_a_start_says_what_takes_memory_and_in_which_numbers_it_computes():
 def test_progress_is_that_of_the_bytes_uploaded():
     seen = []
     progress = SimpleNamespace(log=lambda event, phase, fraction: seen.append((event, phase, fraction)))
-    load_on_device(parse_config(SMALL), RunnerKind.CUDA, opened(WIDE), progress)
+    load_on_device(parse_config(SMALL), RunnerKind.CUDA, opened(WIDE), progress, pytest.fail)
     fractions = [fraction for event, phase, fraction in seen if (event, phase) == ("model_load", "weights")]
     assert fractions == sorted(fractions)
     assert (fractions[0], fractions[-1]) == (0, 1)

@@ -1,6 +1,6 @@
 """The process of any rank but 0: loads its part of the model and follows. It has no port, no rows and no requests.
 
-It ends with rank 0, whatever it waits for then.
+It ends with rank 0, whatever it waits for then. Runs by itself, as `ranks.group` starts it.
 """
 
 import contextlib
@@ -14,23 +14,47 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import structlog
 
 from paceline.process.command import ExitCode, end
 from paceline.process.logs import set_up_logs
+from paceline_executor.config import Config, RunnerKind, let_waiting_threads_sleep, parse_config
 from paceline_executor.errors import ExecutorError
-from paceline_executor.numerics import FLOAT32_NUMERICS
+from paceline_executor.limits import RowLimits
 from paceline_executor.ranks.guard import Posts
 from paceline_executor.ranks.memory import Descriptors, GroupMemory
 from paceline_executor.ranks.messages import Message, decode
 from paceline_executor.ranks.order import Order, identity_of
 from paceline_executor.ranks.ring import BatchRingReader
-from paceline_executor.weights.sharded import ShardedCheckpoint
+from paceline_executor.start.opening import read_model
+from paceline_executor.start.runner_choice import choose_runner
+
+if TYPE_CHECKING:
+    from paceline_executor.runner.device.runner import DeviceRunner
 
 _BEAT_MS = 100
 _PR_SET_PDEATHSIG = 1
+
+
+class Rank(Protocol):
+    """What a follower loads."""
+
+    @property
+    def device(self) -> str:
+        """For people: all ranks have the same kind."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """That fit beside its part of the model."""
+        ...
+
+    def build(self, limits: RowLimits) -> "DeviceRunner":
+        """Once kernels are compiled, and kept where this process finds them."""
+        ...
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -43,11 +67,13 @@ def main(arguments: Sequence[str]) -> NoReturn:
         os._exit(ExitCode.FAILED)
     control = socket.socket(fileno=control_file)
     order = Order.from_json(_line_of(control))
+    config = parse_config(order.arguments)
+    let_waiting_threads_sleep()
     memory = GroupMemory(Descriptors.from_json(arguments[3]), rank, order.degree)
     threading.Thread(target=_live, args=(control, memory), name="life", daemon=True).start()
-    log = set_up_logs(order.log_level)
+    log = set_up_logs(config.log_level)
     try:
-        _follow(order, memory, control)
+        _follow(config, order, memory, control)
     except ExecutorError as error:
         sentence = str(error)
     except Exception as error:
@@ -66,21 +92,22 @@ def _live(control: socket.socket, memory: GroupMemory) -> NoReturn:
     os._exit(ExitCode.OK)
 
 
-def _follow(order: Order, memory: GroupMemory, control: socket.socket) -> NoReturn:
-    whole = order.open()
-    _tell(control, identity_of(whole))
+def _follow(config: Config, order: Order, memory: GroupMemory, control: socket.socket) -> NoReturn:
+    opened, kind = read_model(config, Path(order.path)), choose_runner(config)
 
     from paceline_executor.ranks.ranked_runner import FollowingRank  # with torch, which takes seconds to import
-    from paceline_executor.ranks.sums import SharedMemorySums
-    from paceline_executor.runner.cpu import CpuModel, have_compiled, operations_of
-    from paceline_executor.runner.device.host_device import HostDevice
 
-    device, checkpoint = HostDevice(order.num_threads), ShardedCheckpoint(whole, memory.rank, order.degree)
-    collectives = SharedMemorySums(memory)
-    model = CpuModel.read(device, checkpoint, FLOAT32_NUMERICS, order.limits.max_model_len, collectives)
-    _line_of(control)
-    have_compiled(device, operations_of(FLOAT32_NUMERICS), lambda _: None)
-    follower = FollowingRank(model.runner(order.limits), Posts(memory))
+    if kind is RunnerKind.CPU:
+        from paceline_executor.start.loading_cpu import CpuRank
+
+        rank: Rank = CpuRank(config, opened.checkpoint, memory)
+    else:
+        from paceline_executor.start.loading_device import rank_on_device
+
+        rank = rank_on_device(config, kind, opened, memory)
+    _tell(control, {"identity": identity_of(opened.checkpoint, rank.device), "num_blocks": rank.num_blocks})
+    limits = RowLimits(**json.loads(_line_of(control)))
+    follower = FollowingRank(rank.build(limits), Posts(memory))
     gc.collect()
     gc.freeze()
     _tell(control, {})
@@ -103,7 +130,7 @@ def _line_of(control: socket.socket) -> str:
     return line.decode()
 
 
-def _tell(control: socket.socket, answer: Mapping[str, str]) -> None:
+def _tell(control: socket.socket, answer: Mapping[str, object]) -> None:
     with contextlib.suppress(OSError):
         control.sendall(json.dumps(answer).encode() + b"\n")
 

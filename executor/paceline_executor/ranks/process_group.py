@@ -1,0 +1,44 @@
+"""Sums over ranks by torch's process groups: NCCL's between GPUs, gloo's between CPUs.
+
+Refuses to know whether ranks live, which `group` watches: these libraries wait for half an hour, or for ever.
+"""
+
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+from paceline_executor.ranks.memory import GroupMemory
+from paceline_kernels.linear import sum_of_slices
+
+_MEETING = timedelta(minutes=10)  # of ranks that start: a rank that does not come is found out earlier, by its watch
+
+
+class ProcessGroupSums:
+    """See Collectives. One of a process."""
+
+    def __init__(self, memory: GroupMemory, device: torch.device) -> None:
+        """Waits for all ranks. Raises RuntimeError, of torch's kinds, where they cannot reach each other."""
+        is_gpu = device.type == "cuda"
+        distributed.init_process_group(
+            "nccl" if is_gpu else "gloo",
+            store=distributed.FileStore(str(memory.store), memory.degree),  # type: ignore[attr-defined]
+            rank=memory.rank,
+            world_size=memory.degree,
+            timeout=_MEETING,
+            device_id=device if is_gpu else None,
+        )
+        self._degree = memory.degree
+
+    @property
+    def degree(self) -> int:
+        return self._degree
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        part = part.contiguous()
+        if part.dtype != torch.float32:
+            distributed.all_reduce(part)
+            return part
+        parts = torch.empty((self._degree, *part.shape), dtype=part.dtype, device=part.device)
+        distributed.all_gather_into_tensor(parts.view(-1), part.view(-1))
+        return sum_of_slices(parts)
