@@ -8,7 +8,7 @@ from kernel_rig.tensors import normal, placed
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.gpu import architecture
 from paceline_kernels.gpu.architecture import Architecture
-from paceline_kernels.linear import Splits, linear, sum_of_slices
+from paceline_kernels.linear import Splits, linear, sum_of_slices, unrounded_linear
 from paceline_kernels.linear import reference as linear_reference
 from paceline_kernels.scaled_linear import RoundedRows, ScaledWeight, quantize_rows, rounded_type, scaled_linear
 from paceline_kernels.scaled_linear import reference as scaled_reference
@@ -275,6 +275,21 @@ def test_equal_parts_of_the_slices_summed_apart_give_the_bits_of_all_at_once(thr
             parts = zip(*(each.chunk(num_parts, dim=1) for each in (x, weight)), strict=True)
             sums = [linear(*map(torch.Tensor.contiguous, part), slices=slices // num_parts) for part in parts]
             assert torch.equal(sum_of_slices(torch.stack(sums)), whole)
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3, pytest.param(5, marks=slow), 7, 8])
+def test_on_a_gpu_fixed_sums_in_slices_are_the_tree_of_each_slices_sum(gpu, place, exact, slices):
+    """Bit for bit, so that equal parts summed apart give the bits of all at once, rounded once, after the bias."""
+    problems = problem((5, 9, 20 * slices), exact)
+    parts = zip(*(each.chunk(slices, dim=1) for each in problems[:2]), strict=True)
+    partials = [unrounded_linear(*(place(each.contiguous()) for each in part)) for part in parts]
+    expected = halves_sum([partial.cpu() for partial in partials])
+    x, weight, bias = map(place, problems)
+    whole = unrounded_linear(x, weight, slices)
+    assert torch.equal(whole.cpu(), expected)
+    assert torch.equal(sum_of_slices(torch.stack(partials)).cpu(), expected)
+    rounded = (expected + bias.cpu().float()).to(exact)
+    assert torch.equal(linear(x, weight, bias, splits=Splits.FIXED, slices=slices).cpu(), rounded)
 
 
 def test_the_number_of_threads_does_not_change_a_bit(threads):

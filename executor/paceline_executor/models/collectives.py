@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from paceline_executor.models.layers import DenseLinear, LayerReader, Linear, num_slices
-from paceline_kernels.linear import Splits
+from paceline_kernels.linear import Splits, unrounded_linear
 
 
 class Collectives(Protocol):
@@ -19,13 +19,18 @@ class Collectives(Protocol):
     def degree(self) -> int: ...
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """Returns what `sum_of_slices` makes of all ranks' parts, of one shape: new."""
+        """Returns the sum of all ranks' parts, of one shape: of float32 as `sum_of_slices` makes it, of 16 bits in
+        any order, rounded by each addition. It may be the part itself.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SummedLinear:
-    """Of a matrix whose columns the ranks share. The bias is the whole one's, added once."""
+    """Of a matrix whose columns the ranks share. The bias is the whole one's, added once.
+
+    With Splits.FIXED, where weights are dense, the bits are those of one rank: what is summed is not rounded before.
+    """
 
     part: Linear  # without a bias
     bias: torch.Tensor | None
@@ -36,8 +41,14 @@ class SummedLinear:
         return self.part.num_bytes
 
     def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
-        total = self.collectives.sum(self.part(x, splits))
-        return total if self.bias is None else total.add_(self.bias)
+        part = self.part
+        if splits is Splits.FIXED and isinstance(part, DenseLinear):
+            total = self.collectives.sum(unrounded_linear(x, part.weight, part.slices))
+        else:
+            total = self.collectives.sum(part(x, splits))
+        if self.bias is not None:
+            total = total.add_(self.bias)
+        return total.to(x.dtype)
 
 
 def summed(reader: LayerReader, parts: tuple[str, ...], collectives: Collectives | None) -> Linear:

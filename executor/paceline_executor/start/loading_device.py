@@ -18,7 +18,7 @@ from paceline_executor.config import (
     RunnerKind,
     keep_nccl_on_this_machine,
 )
-from paceline_executor.errors import MissingDeviceError
+from paceline_executor.errors import LimitError, MissingDeviceError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
@@ -148,6 +148,9 @@ class DeviceStart:
         self._model = checkpoint.config
         self._stored = checkpoint.stored_types
         self._numerics = self._choose_numerics(checkpoint, self._stored, config.kv_cache_dtype)
+        if config.batch_invariant and memory is not None and self._numerics.matrices is not MatrixKind.DENSE:
+            sentence = "--batch-invariant with --tensor-parallel-size is for weights that stay floats"
+            raise LimitError(f"{sentence}: choose --quantization none, or leave one out")
         self._draft = self._open_draft()
         # What is verified together has other bits.
         self._max_drafts = 0 if config.batch_invariant else _MAX_DRAFTS

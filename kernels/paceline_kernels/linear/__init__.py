@@ -9,7 +9,7 @@ from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.gpu.splits import Splits
 from paceline_kernels.vector import MAX_SLICES
 
-__all__ = ["Splits", "linear", "sum_of_slices"]
+__all__ = ["Splits", "linear", "sum_of_slices", "unrounded_linear"]
 
 
 def linear(
@@ -27,10 +27,35 @@ def linear(
     library round before (`allow_bf16_reduced_precision_reduction`). Returns [num_tokens, out] of that type, new.
     Batch-invariant on a CPU: a row of the result depends on that row of x alone, bit for bit. On a GPU that holds with
     Splits.FIXED; with Splits.EVEN the product is whichever is fastest for as many rows.
-    slices: 1 to MAX_SLICES of equal length. A CPU sums each of them and adds these sums as `sum_of_slices` does; a GPU
-    sums as it does without.
+    slices: 1 to MAX_SLICES of equal length. A CPU, and a GPU with Splits.FIXED, sums each and adds these sums as
+    `sum_of_slices` does.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
+    _check(x, weight, bias, slices)
+    if is_cpu(x.device):
+        from paceline_kernels.linear import cpu
+
+        return cpu.linear(x, weight, bias, slices)
+    from paceline_kernels.linear import triton
+
+    return triton.linear(x, weight, bias, splits, slices)
+
+
+def unrounded_linear(x: torch.Tensor, weight: torch.Tensor, slices: int = 1) -> torch.Tensor:
+    """What `linear` with Splits.FIXED sums and has not rounded yet: float32. Equal parts of the inputs give the parts
+    of one `sum_of_slices`. Raises as `linear` does.
+    """
+    _check(x, weight, None, slices)
+    if is_cpu(x.device):
+        from paceline_kernels.linear import cpu
+
+        return cpu.linear(x, weight, None, slices)
+    from paceline_kernels.linear.triton.tiles import launch_tiles
+
+    return launch_tiles(x, weight, None, None, slices, torch.float32)
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slices: int) -> None:
     if not is_cpu(x.device) and not gpu.has_kernels(x.device):
         raise UnsupportedDeviceError("linear", x.device, gpu.DEVICES)
     dtype = float_type("linear", "x", x)
@@ -40,23 +65,22 @@ def linear(
         check_tensor("linear", "bias", bias, dtype, (weight.shape[0],))
     if not 1 <= slices <= MAX_SLICES or x.shape[1] % slices:
         raise KernelArgumentError("linear", f"{x.shape[1]} inputs have 1 to {MAX_SLICES} equal slices, not {slices}")
-    if is_cpu(x.device):
-        from paceline_kernels.linear import cpu
-
-        return cpu.linear(x, weight, bias, slices)
-    from paceline_kernels.linear import triton
-
-    return triton.linear(x, weight, bias, splits)
 
 
 def sum_of_slices(partials: torch.Tensor) -> torch.Tensor:
     """Adds neighbours, then neighbouring sums; one without a neighbour waits for the next round.
 
-    partials: [num_slices, num_tokens, out], float32, on a CPU. Returns [num_tokens, out]. If their number is a power
+    partials: [num_slices, num_tokens, out], float32. Returns [num_tokens, out]. If their number is a power
     of two, 2, 4 or 8 equal parts may be summed first, and then the parts' sums, with the same bits. Raises
     KernelArgumentError.
     """
     check_tensor("sum_of_slices", "partials", partials, torch.float32, (None, None, None))
-    from paceline_kernels.linear import cpu
+    if is_cpu(partials.device):
+        from paceline_kernels.linear import cpu
 
-    return cpu.sum_of_slices(partials)
+        return cpu.sum_of_slices(partials)
+    while len(partials) > 1:  # the sums of torch's own kernels are rounded as ours
+        num_pairs = len(partials) // 2
+        pairs = partials[0 : 2 * num_pairs : 2] + partials[1 : 2 * num_pairs : 2]
+        partials = torch.cat((pairs, partials[2 * num_pairs :])) if len(partials) % 2 else pairs
+    return partials[0]

@@ -7,6 +7,7 @@ bfloat16 is what Triton's interpreter cannot compute.
 """
 
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import gguf
@@ -15,6 +16,7 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
+from joined_ranks import JoinedSums, Turns
 from model_inputs import Row, inputs_of
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
 from paceline_executor.models import layers
@@ -22,6 +24,7 @@ from paceline_executor.models.interface import KvCache
 from paceline_executor.models.registry import build_model, upload_model
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.weights import load_checkpoint
+from paceline_executor.weights.sharded import ShardedCheckpoint
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
 from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
 from paceline_kernels.devices import cpu_stands_for_gpu
@@ -284,3 +287,20 @@ def test_an_unknown_architecture_is_refused_by_name():
             lambda done, _total: told.append(done),
         )
     assert told == []
+
+
+def test_with_fixed_splits_two_ranks_have_the_bits_of_one():
+    """In 16 bits: what is summed over ranks is not rounded before."""
+    checkpoint, turns = RandomCheckpoint(FAMILY_CONFIGS["llama"]), Turns(2)
+    batches = [replace(each, splits=Splits.FIXED) for each in two_steps()]
+    alone = on_device(checkpoint, torch.float16, batches, MatrixKind.DENSE)
+    numerics = computed_in(torch.float16)
+
+    def of_rank(rank):
+        part, sums = ShardedCheckpoint(checkpoint, rank, 2), JoinedSums(turns, rank)
+        with turns.lock:
+            model = upload_model(part, DEVICE, MAX_MODEL_LEN, numerics, collectives=sums)
+            return logits_of(model, part.config, torch.float16, batches)
+
+    with cpu_stands_for_gpu(), ThreadPoolExecutor(2) as ranks:
+        assert all(torch.equal(logits.float(), alone) for logits in ranks.map(of_rank, range(2)))

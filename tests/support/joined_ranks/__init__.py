@@ -22,7 +22,7 @@ from paceline_executor.weights.sharded import ShardedCheckpoint
 from paceline_kernels.linear import sum_of_slices
 
 
-class _Turns:
+class Turns:
     """Whoever computes has the lock; whoever waits for the others' parts gives it back meanwhile."""
 
     def __init__(self, degree: int) -> None:
@@ -31,8 +31,8 @@ class _Turns:
         self.parts: list[torch.Tensor | None] = [None] * degree
 
 
-class _JoinedSums:
-    def __init__(self, turns: _Turns, rank: int) -> None:
+class JoinedSums:
+    def __init__(self, turns: Turns, rank: int) -> None:
         self._turns, self._rank = turns, rank
 
     @property
@@ -56,7 +56,7 @@ class _JoinedSums:
 
 
 class _TurnDevice(HostDevice):
-    def __init__(self, turns: _Turns) -> None:
+    def __init__(self, turns: Turns) -> None:
         super().__init__(1)
         self._turns = turns
 
@@ -85,10 +85,10 @@ def joined_ranks(
     longest = min(num_blocks * block_size, checkpoint.config.max_model_len)
     vocab_size = checkpoint.config.vocab_size
     limits = RowLimits(NUM_ROWS, longest, MAX_TOKENS, num_blocks, block_size, vocab_size, max_drafts)
-    turns, compared = _Turns(degree), _Compared()
+    turns, compared = Turns(degree), _Compared()
 
     def of_rank(rank: int) -> DeviceRunner:
-        part, sums = ShardedCheckpoint(checkpoint, rank, degree), _JoinedSums(turns, rank)
+        part, sums = ShardedCheckpoint(checkpoint, rank, degree), JoinedSums(turns, rank)
         model = CpuModel.read(_TurnDevice(turns), part, FLOAT32_NUMERICS, longest, sums)
         return model.runner(limits)
 

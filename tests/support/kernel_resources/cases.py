@@ -27,6 +27,7 @@ from paceline_kernels.grouped_linear import Codes
 from paceline_kernels.grouped_linear.triton.launches import FEW_ROWS, MANY_OUTPUTS
 from paceline_kernels.grouped_linear.triton.launches import TILES as GROUP_TILES
 from paceline_kernels.grouped_linear.triton.widening import widened
+from paceline_kernels.linear import linear
 from paceline_kernels.linear.triton.launches import TILES, TilesLaunch
 from paceline_kernels.rms_norm import rms_norm_rounded
 from paceline_kernels.rms_norm.triton import NUM_WARPS
@@ -158,6 +159,9 @@ def _products(architecture: Architecture, *, has_fp8: bool) -> Iterator[Case]:
             own_type = place.dtype if weight_type.itemsize == place.dtype.itemsize else weight_type
             yield _product(_rows_for(launch), 4096, own_type, Splits.FIXED, place)
     yield _product(2048, 4096, _INT8, Splits.EVEN)  # with rows rounded to int8
+    for num_tokens in (16, 2048):
+        sliced = partial(linear, meta(num_tokens, _INPUTS), meta(4096, _INPUTS), splits=Splits.FIXED, slices=8)
+        yield Case(f"linear {num_tokens} by 4096 bfloat16 fixed, 8 slices", sliced)
     if has_fp8:
         yield _product(8, 4096, _FP8, Splits.EVEN, _SMALLEST)
         yield from (_product(num_tokens, 28_672, _FP8, Splits.EVEN) for num_tokens in (16, 32))

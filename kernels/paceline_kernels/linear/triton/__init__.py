@@ -10,7 +10,9 @@ from paceline_kernels.linear.triton.launches import Product, product_of_16_bits
 from paceline_kernels.linear.triton.tiles import launch_tiles
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, splits: Splits) -> torch.Tensor:
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, splits: Splits, slices: int = 1
+) -> torch.Tensor:
     product = Product.TILES
     if splits is Splits.EVEN:
         product = product_of_16_bits(architecture.current(), x.shape[0], weight.numel())
@@ -18,6 +20,6 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spl
         case Product.FEW_ROWS:
             return launch_few_rows(x, weight, None, bias)
         case Product.TILES:
-            return launch_tiles(x, weight, None, bias)
+            return launch_tiles(x, weight, None, bias, slices if splits is Splits.FIXED else 1)
         case Product.LIBRARY:
             return functional.linear(x, weight, bias)

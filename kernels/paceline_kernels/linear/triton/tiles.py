@@ -19,18 +19,25 @@ from paceline_kernels.linear.triton.weights import store_products, widened
 
 
 def launch_tiles(
-    x: torch.Tensor | RoundedRows, weight: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None
+    x: torch.Tensor | RoundedRows,
+    weight: torch.Tensor,
+    scales: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    slices: int = 1,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x [num_tokens, in] times the transpose of weight [out, in], scaled, plus the bias: [num_tokens, out].
 
-    Rounded rows are int8, as is the weight then.
+    Rounded rows are int8, as is the weight then. slices: of the inputs. dtype: of the result, else that of x.
     """
     rows, row_scales = (x.numbers, x.scales) if isinstance(x, RoundedRows) else (x, None)
     num_tokens, num_outputs = rows.shape[0], weight.shape[0]
-    out = torch.empty((num_tokens, num_outputs), dtype=x.dtype, device=rows.device)
+    out = torch.empty((num_tokens, num_outputs), dtype=dtype or x.dtype, device=rows.device)
     if not out.numel():
         return out
-    launch = tiles_launch(architecture.current(), weight.dtype, num_tokens) if row_scales is None else ROUNDED_TILES
+    launch = ROUNDED_TILES
+    if row_scales is None:
+        launch = tiles_launch(architecture.current(), weight.dtype, num_tokens, slices)
     grid = (triton.cdiv(num_outputs, launch.outputs) * triton.cdiv(num_tokens, launch.tokens),)
     multiply_tiles[grid](
         out,
@@ -42,6 +49,7 @@ def launch_tiles(
         num_tokens,
         weight.shape[1],
         num_outputs,
+        SLICES=slices,
         WIDTH=launch.width,
         OUTPUTS=launch.outputs,
         TOKENS=launch.tokens,
@@ -63,12 +71,13 @@ def multiply_tiles(
     num_tokens,
     num_inputs,
     num_outputs,
+    SLICES: tl.constexpr,  # of the inputs, up to 8
     WIDTH: tl.constexpr,
     OUTPUTS: tl.constexpr,
     TOKENS: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
-    """A tile of out, OUTPUTS columns by TOKENS rows; a program each."""
+    """A tile of out, OUTPUTS columns by TOKENS rows; a program each. Slices' sums are added as `sum_of_slices` does."""
     output_tile, token_tile = tile_of(tl.program_id(0), num_outputs, num_tokens, OUTPUTS, TOKENS, TOGETHER)
     outputs = output_tile * OUTPUTS + tl.arange(0, OUTPUTS)
     tokens = token_tile * TOKENS + tl.arange(0, TOKENS)
@@ -76,15 +85,40 @@ def multiply_tiles(
     weights = weight + outputs.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
     rows = x + tokens.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
     output_inside, token_inside = (outputs < num_outputs)[:, None], (tokens < num_tokens)[None, :]
-    sums = tl.zeros([OUTPUTS, TOKENS], tl.float32 if row_scales is None else tl.int32)
-    for start in range(0, num_inputs, WIDTH):
-        inside = start + inputs < num_inputs
-        w = tl.load(weights + start, mask=output_inside & inside[None, :], other=0.0)
-        rows_x = tl.load(rows + start, mask=token_inside & inside[:, None], other=0.0)
-        if row_scales is None:
-            sums = tl.dot(widened(w, x.dtype.element_ty), rows_x, sums)
-        else:
-            sums = tl.dot(w, rows_x, sums, out_dtype=tl.int32)
+    none = tl.zeros([OUTPUTS, TOKENS], tl.float32 if row_scales is None else tl.int32)
+    sums, of_one, of_two, of_four = none, none, none, none  # the latter wait for a neighbour
+    length = num_inputs // SLICES
+    for number in range(SLICES):
+        sums = none
+        end = (number + 1) * length
+        for start in range(number * length, end, WIDTH):
+            inside = start + inputs < end
+            w = tl.load(weights + start, mask=output_inside & inside[None, :], other=0.0)
+            rows_x = tl.load(rows + start, mask=token_inside & inside[:, None], other=0.0)
+            if row_scales is None:
+                sums = tl.dot(widened(w, x.dtype.element_ty), rows_x, sums)
+            else:
+                sums = tl.dot(w, rows_x, sums, out_dtype=tl.int32)
+        if SLICES > 1:
+            if number % 2 == 0:
+                of_one = sums
+            else:
+                sums += of_one
+                if number % 4 == 1:
+                    of_two = sums
+                else:
+                    sums += of_two
+                    if number % 8 == 3:
+                        of_four = sums
+                    else:
+                        sums += of_four
+    # Those that have no neighbour, from the right on.
+    if SLICES == 3:
+        sums += of_two
+    elif SLICES == 5:
+        sums += of_four
+    elif SLICES == 7:
+        sums = of_four + (of_two + sums)
     if row_scales is not None:
         sums = sums.to(tl.float32) * tl.load(row_scales + tokens, mask=tokens < num_tokens, other=0.0)[None, :]
     store_products(out, sums, scales, bias, outputs, tokens, num_outputs, num_tokens)
