@@ -51,6 +51,7 @@ class ServedModel:
     has_dummy_weights: bool = False
     weight_bytes: int = 0  # of an executor, the most where they differ; 0 when unknown
     weights_digest: str = ""  # empty when unknown
+    num_ranks: int = 1  # of an executor, the most where they differ
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
@@ -86,6 +87,7 @@ class ExecutorStatus:
     draft_speedup: float = 0.0
     draft_saved_ns: int = 0
     lost_for_s: float | None = None
+    num_ranks: int = 0
 
 
 class Arrival(Enum):

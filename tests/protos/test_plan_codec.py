@@ -207,6 +207,7 @@ models = every_field(
     has_chat_template=st.booleans(),
     default_sampling=defaults,
     has_dummy_weights=st.booleans(),
+    num_ranks=st.integers(1, 64),  # 0 is 1
 )
 welcomes = every_field(
     plan.Welcome,

@@ -205,7 +205,8 @@ def _details(one: Executor | ActiveRequest) -> str:
         trouble = f"; lost{since}: {one.last_error or 'it has not answered yet'}"
     holder = f"; driven by {one.holder}" if one.holder else ""
     drafts = f"; {one.draft_speedup:.2f} times as fast by drafts" if one.draft_speedup else ""
-    return f"{one.address}: {one.model or 'no model yet'}{drafts}{holder}{trouble}"
+    ranks = f" on {one.num_ranks} ranks" if one.num_ranks > 1 else ""
+    return f"{one.address}: {one.model or 'no model yet'}{ranks}{drafts}{holder}{trouble}"
 
 
 def _drafts(executors: Sequence[Executor]) -> str:

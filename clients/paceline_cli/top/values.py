@@ -57,6 +57,7 @@ class Executor:
     last_error: str = ""
     holder: str = ""
     lost_for_s: float | None = None
+    num_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ def _read_executor(executor: pb.ExecutorView) -> Executor:
         last_error=executor.last_error,
         holder=executor.holder_address or executor.holder_scheduler_id,
         lost_for_s=executor.lost_for.ToNanoseconds() / 1e9 if executor.HasField("lost_for") else None,
+        num_ranks=executor.num_ranks,
     )
 
 

@@ -28,6 +28,7 @@ class Description:
     graphs: GraphSizes | None = None  # of the steps that are captured
     weight_bytes: int = 0  # in memory
     weights_digest: str = ""  # empty: nobody compares them
+    num_ranks: int = 1
 
     def welcome(self, incarnation: int, tag_key: bytes, max_plans_in_flight: int) -> Welcome:
         """Lacks epoch and protocol."""
@@ -58,6 +59,7 @@ class Description:
             has_dummy_weights=self.has_dummy_weights,
             weight_bytes=self.weight_bytes,
             weights_digest=self.weights_digest,
+            num_ranks=self.num_ranks,
         )
 
     def kv_geometry(self) -> KvGeometry:

@@ -39,11 +39,12 @@ IS_DRIVEN = _gauge("is_driven", "1 while a scheduler drives it.")
 EPOCH = _gauge("epoch", "How often a scheduler was accepted.")
 INFO = _gauge("info", "Always 1.", *_INFO_LABELS)
 WEIGHT_BYTES = _gauge("weight_bytes", "Bytes of memory that the model's weights take.")
+RANKS = _gauge("ranks", "Processes that share each layer of the model.")
 KV_BLOCKS = _gauge("kv_blocks", "Blocks of the KV cache.")
 KV_CACHE_BYTES = _gauge("kv_cache_bytes", "Bytes of the KV cache.")
 IDLE = _counter("idle_seconds_total", "Time without a step.")
 PROFILED_RATE = _gauge("profiled_bytes_per_second", "Bytes that kernels read, in the last profile.", "kernel")
-READ = (IS_DRIVEN, EPOCH, INFO, WEIGHT_BYTES, KV_BLOCKS, KV_CACHE_BYTES, IDLE, PROFILED_RATE)
+READ = (IS_DRIVEN, EPOCH, INFO, WEIGHT_BYTES, RANKS, KV_BLOCKS, KV_CACHE_BYTES, IDLE, PROFILED_RATE)
 
 
 class ExecutorMetrics:
@@ -96,6 +97,7 @@ class ExecutorMetrics:
             )
             gauges[INFO] = {names: 1}
             gauges[WEIGHT_BYTES] = {(): description.weight_bytes}
+            gauges[RANKS] = {(): description.num_ranks}
             gauges[KV_BLOCKS] = {(): geometry.num_blocks}
             gauges[KV_CACHE_BYTES] = {(): geometry.num_blocks * geometry.bytes_per_block}
         return [*self._meter.read(), *(Reading(definition, values) for definition, values in gauges.items())]

@@ -84,6 +84,7 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, on_lost: 
         has_dummy_weights=config.load_format is LoadFormat.DUMMY,
         weight_bytes=model.weight_bytes * degree,
         weights_digest=checkpoint.digest,
+        num_ranks=degree,
     )
     return Loaded(Engine(RowTable(limits), runner), description)
 

@@ -302,6 +302,7 @@ class DeviceStart:
             graphs=graph_sizes(self._sizes),
             weight_bytes=self._numerics.weight_bytes(self._model, self._stored) * self._config.tensor_parallel_size,
             weights_digest=checkpoint.digest,
+            num_ranks=self._config.tensor_parallel_size,
         )
 
     def _limits(self, max_model_len: int, num_blocks: int) -> RowLimits:

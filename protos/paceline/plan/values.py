@@ -464,6 +464,7 @@ class Model:
     has_dummy_weights: bool = False  # random numbers, for benchmarks
     weight_bytes: int = 0  # of an executor's memory
     weights_digest: str = ""  # empty when unknown
+    num_ranks: int = 1  # of an executor: processes that share each layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,6 +194,7 @@ class ExecutorView(_message.Message):
     DRAFT_SPEEDUP_FIELD_NUMBER: _builtins.int
     DRAFT_SAVED_NS_FIELD_NUMBER: _builtins.int
     LOST_FOR_FIELD_NUMBER: _builtins.int
+    NUM_RANKS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """address is where it is dialled."""
     state: Global___ExecutorState.ValueType
@@ -231,6 +232,8 @@ class ExecutorView(_message.Message):
     """draft_saved_ns is how much longer its steps with drafts would have taken to bring a row as many tokens without them,
     by the same estimate, since this scheduler looks for the executor. It falls while drafts cost more than they bring.
     """
+    num_ranks: _builtins.int
+    """num_ranks is how many processes of it share each layer of the model; 0 before the first welcome."""
     @_builtins.property
     def blocks(self) -> Global___BlockCounts:
         """blocks counts its KV blocks."""
@@ -265,10 +268,11 @@ class ExecutorView(_message.Message):
         draft_speedup: _builtins.float = ...,
         draft_saved_ns: _builtins.int = ...,
         lost_for: _duration_pb2.Duration | None = ...,
+        num_ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "lost_for", b"lost_for", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "draft_saved_ns", b"draft_saved_ns", "draft_speedup", b"draft_speedup", "epoch", b"epoch", "holder_address", b"holder_address", "holder_scheduler_id", b"holder_scheduler_id", "holder_term", b"holder_term", "incarnation", b"incarnation", "last_error", b"last_error", "lost_for", b"lost_for", "max_num_rows", b"max_num_rows", "model", b"model", "num_filled_slots", b"num_filled_slots", "num_owned_slots", b"num_owned_slots", "num_plans_in_flight", b"num_plans_in_flight", "num_running_requests", b"num_running_requests", "state", b"state", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "draft_saved_ns", b"draft_saved_ns", "draft_speedup", b"draft_speedup", "epoch", b"epoch", "holder_address", b"holder_address", "holder_scheduler_id", b"holder_scheduler_id", "holder_term", b"holder_term", "incarnation", b"incarnation", "last_error", b"last_error", "lost_for", b"lost_for", "max_num_rows", b"max_num_rows", "model", b"model", "num_filled_slots", b"num_filled_slots", "num_owned_slots", b"num_owned_slots", "num_plans_in_flight", b"num_plans_in_flight", "num_ranks", b"num_ranks", "num_running_requests", b"num_running_requests", "state", b"state", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -156,6 +156,7 @@ def model(served: ServedModel) -> inference_pb2.Model:
         default_system_text=served.tokenizer.default_system_text or "",
         weight_bytes=served.weight_bytes,
         weights_digest=served.weights_digest,
+        num_ranks=served.num_ranks,
     )
 
 
@@ -181,6 +182,7 @@ def executor_view(executor: ExecutorStatus) -> admin_pb2.ExecutorView:
         draft_speedup=executor.draft_speedup,
         draft_saved_ns=executor.draft_saved_ns,
         lost_for=None if executor.lost_for_s is None else write_duration(executor.lost_for_s),
+        num_ranks=executor.num_ranks,
     )
 
 

@@ -60,6 +60,7 @@ def served_models(executors: Iterable[LinkedExecutor]) -> tuple[ServedModel, ...
             has_dummy_weights=model.has_dummy_weights,
             weight_bytes=max(model.weight_bytes, others.weight_bytes if others else 0),
             weights_digest=model.weights_digest or (others.weights_digest if others else ""),
+            num_ranks=max(model.num_ranks, others.num_ranks if others else 0),
         )
     return tuple(served[name] for name in sorted(served))
 
@@ -102,6 +103,7 @@ def status(
         draft_speedup=counts.draft_speedup if counts and steps.drafts.num_verified else 0.0,
         draft_saved_ns=counts.draft_saved_ns if counts else 0,
         lost_for_s=now_s - executor.away_since_s if state is ShownState.LOST else None,
+        num_ranks=0 if executor.model is None else executor.model.num_ranks,
     )
 
 

@@ -14,7 +14,9 @@ from paceline_executor.errors import PlanOrderError, StepFailedError
 from paceline_executor.link.metrics import COUNTED, READ
 from paceline_executor.link.step_loop import StepRefused
 
-CONSTANT = {f"executor_{name}" for name in ("info", "weight_bytes", "kv_blocks", "kv_cache_bytes")}  # once loaded
+CONSTANT = {
+    f"executor_{name}" for name in ("info", "weight_bytes", "ranks", "kv_blocks", "kv_cache_bytes")
+}  # once loaded
 
 
 def load():

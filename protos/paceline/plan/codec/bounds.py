@@ -51,6 +51,7 @@ MAX_ROWS = 1 << 13
 MAX_STEP_TOKENS = 1 << 20
 MAX_TOKENS = 1 << 24  # of a row
 MAX_PLANS = 1 << 8  # in flight
+MAX_RANKS = 1 << 10
 MAX_VOCABULARY = 1 << 20
 MAX_TOP = 1 << 10  # alternatives of a token: fifty times what a request may ask for
 MAX_NS = 10 * 366 * 86_400 * 1_000_000_000  # ten years
@@ -147,6 +148,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "default_system_text": TextLength(0, 1 << 16, is_name=False),
         "weight_bytes": _NUMBER,
         "weights_digest": TextLength(0, 128),
+        "num_ranks": Whole(0, MAX_RANKS),
     },
     plan_pb2.KvGeometry: {
         "num_blocks": Whole(1, MAX_BLOCKS),

@@ -88,6 +88,7 @@ def write_model(model: Model) -> inference_pb2.Model:
         has_dummy_weights=model.has_dummy_weights,
         weight_bytes=model.weight_bytes,
         weights_digest=model.weights_digest,
+        num_ranks=model.num_ranks if model.num_ranks > 1 else 0,
     )
 
 
@@ -105,6 +106,7 @@ def _read_model(message: inference_pb2.Model) -> Model:
         has_dummy_weights=message.has_dummy_weights,
         weight_bytes=message.weight_bytes,
         weights_digest=message.weights_digest,
+        num_ranks=message.num_ranks or 1,
     )
 
 
