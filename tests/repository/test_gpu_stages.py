@@ -21,7 +21,7 @@ import pytest
 import gpu.__main__ as program
 import paceline_executor
 import paceline_scheduler
-from gpu import bench_stage, cells, drafts_stage, e2e_stage, endurance, engine_side, runner_stage
+from gpu import bench_stage, cells, drafts_stage, e2e_stage, endurance, engine_side, ranks_stage, runner_stage
 from gpu.bars import BARS, PEER_BARS, ratio, read_peer, table, verdicts
 from gpu.bench_models import timed
 from gpu.cells import FULL, TINY, spread_of
@@ -107,6 +107,13 @@ def test_the_stage_of_drafts_fills_every_cell(task):
     best = num_acceptances * (len({rows for rows, _ in TINY.drafted}) + num_modelled // len(TINY.modelled))
     assert len(report.figures) == of_each + best
     assert all(figure.engine is not None for figure in report.figures)
+
+
+@pytest.mark.slow
+def test_the_stage_of_ranks_passes_on_the_cpu(task):
+    report = ranks_stage.work(task, report_in(task, "ranks"))
+    assert failures(report) == []
+    assert len(report.checks) == 6
 
 
 @pytest.mark.soak

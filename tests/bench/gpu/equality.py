@@ -6,7 +6,7 @@ type may be 1 off.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,12 +15,13 @@ import torch
 
 from executor_rig.plans import GREEDY
 from gpu.errors import CheckFailedError
-from gpu.feed import Step, Stream, limits_of, prompts_of
+from gpu.feed import Feed, Step, Stream, limits_of, prompts_of
 from gpu.predictor import Predictor
 from gpu.rigs import Place, make_feed, uploaded
 from paceline.plan.sampling import SamplingParams
+from paceline_executor.limits import RowLimits
 from paceline_executor.upload.conversion import TORCH_TYPES
-from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
+from paceline_executor.weights.checkpoint import Checkpoint, Float32Array, ModelConfig
 from paceline_kernels.sampling.reference import gumbel_noise
 from random_models import RandomCheckpoint
 
@@ -54,16 +55,26 @@ class RoundedCheckpoint(RandomCheckpoint):
 
 
 def agrees(
-    place: Place, config: ModelConfig, samplings: Sequence[SamplingParams], num_tokens: int, *, max_drafts: int = 0
+    place: Place,
+    config: ModelConfig,
+    samplings: Sequence[SamplingParams],
+    num_tokens: int,
+    *,
+    max_drafts: int = 0,
+    feed_of: Callable[[Checkpoint, RowLimits], Feed] | None = None,
 ) -> str:
     """Compare outputs of so many tokens. max_drafts: of the device's own lookups, for each row as many or fewer.
+    feed_of: None is that of the device alone.
 
     Raises CheckFailedError.
     """
     dtype = TORCH_TYPES[next(iter(place.numerics.values())).dtype]
     checkpoint = RoundedCheckpoint(config, dtype)
     limits = replace(limits_of(config, _NUM_ROWS, max(_LENGTHS) + num_tokens), max_num_draft_tokens=max_drafts)
-    feed = make_feed(place, uploaded(place, checkpoint, limits.max_model_len), config, limits)
+    if feed_of is None:
+        feed = make_feed(place, uploaded(place, checkpoint, limits.max_model_len), config, limits)
+    else:
+        feed = feed_of(checkpoint, limits)
     prompts = prompts_of(config, _LENGTHS)
     if max_drafts:
         prompts = [prompt[: max(1, len(prompt) // 4)] * 4 for prompt in prompts]  # so that something is found

@@ -21,6 +21,7 @@ class Stage(enum.Enum):
     RUNNER = "runner"
     E2E = "e2e"
     DRAFTS = "drafts"
+    RANKS = "ranks"
     BENCH = "bench"
 
 
@@ -32,6 +33,7 @@ NEEDED: Mapping[Stage, tuple[str, ...]] = {
     Stage.RUNNER: (*_OF_MODELS, "numba"),  # the CPU computes what the GPU's tokens are compared with
     Stage.E2E: _OF_SERVICES,
     Stage.DRAFTS: (*_OF_MODELS, "structlog"),
+    Stage.RANKS: (*_OF_MODELS, "numba", "structlog"),
     Stage.BENCH: _OF_SERVICES,
 }
 """Modules beside torch, Triton and numpy."""

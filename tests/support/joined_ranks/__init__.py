@@ -5,6 +5,8 @@ Batches go from the first to the others as bytes, as they do between processes.
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -14,6 +16,7 @@ from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.ranks.messages import Message, decode, encode
 from paceline_executor.ranks.ranked_runner import FollowingRank, RankedRunner
 from paceline_executor.runner.cpu import CpuModel
+from paceline_executor.runner.device.device import CudaDevice
 from paceline_executor.runner.device.host_device import HostDevice
 from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.interface import StepOutput
@@ -55,17 +58,41 @@ class JoinedSums:
             self._turns.lock.acquire()
 
 
-class _TurnDevice(HostDevice):
+class TurnDevice(HostDevice):
     def __init__(self, turns: Turns) -> None:
         super().__init__(1)
         self._turns = turns
 
     def launch(self, work: Callable[[], object]) -> None:
-        def in_turn() -> None:
-            with self._turns.lock:
-                work()
+        super().launch(partial(_in_turn, self._turns, work))
 
-        super().launch(in_turn)
+
+class TurnGpu(CudaDevice):
+    """Ranks share its one stream, so what a rank adds up has been computed."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self._turns = turns
+        self._thread = ThreadPoolExecutor(1)
+        self._last: Future[None] | None = None
+
+    def launch(self, work: Callable[[], object]) -> None:
+        self._last = self._thread.submit(_in_turn, self._turns, work)
+
+    def poll(self) -> None:
+        if self._last is not None and self._last.done():
+            self._last.result()
+        super().poll()
+
+    def synchronize(self) -> None:
+        if self._last is not None:
+            self._last.result()
+        super().synchronize()
+
+
+def _in_turn(turns: Turns, work: Callable[[], object]) -> None:
+    with turns.lock:
+        work()
 
 
 class _Compared:
@@ -85,14 +112,19 @@ def joined_ranks(
     longest = min(num_blocks * block_size, checkpoint.config.max_model_len)
     vocab_size = checkpoint.config.vocab_size
     limits = RowLimits(NUM_ROWS, longest, MAX_TOKENS, num_blocks, block_size, vocab_size, max_drafts)
-    turns, compared = Turns(degree), _Compared()
+    turns = Turns(degree)
 
     def of_rank(rank: int) -> DeviceRunner:
         part, sums = ShardedCheckpoint(checkpoint, rank, degree), JoinedSums(turns, rank)
-        model = CpuModel.read(_TurnDevice(turns), part, FLOAT32_NUMERICS, longest, sums)
+        model = CpuModel.read(TurnDevice(turns), part, FLOAT32_NUMERICS, longest, sums)
         return model.runner(limits)
 
-    own, *others = map(of_rank, range(degree))
+    return joined([of_rank(rank) for rank in range(degree)])
+
+
+def joined(ranks: Sequence[DeviceRunner]) -> tuple[RankedRunner, Callable[[], Sequence[list[list[int]]]]]:
+    """What these have drawn, too."""
+    (own, *others), compared = ranks, _Compared()
     followers = [FollowingRank(other, compared) for other in others]
 
     def tell(message: Message) -> None:
