@@ -230,6 +230,31 @@ def test_executors_take_connections_of_schedulers_only():
     assert calls["ports"] == [{"port": 50051}]
 
 
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_each_gpu_of_an_executor_is_a_rank_of_one_container(count):
+    """A CPU for each and two more, if nothing else is asked for; NCCL's shared memory."""
+    objects = render(GPUS, {"pools.large.gpu.count": count, "pools.large.resources": {}})
+    assert [problem for found in objects if (problem := problem_of(found, KUBERNETES_VERSIONS[-1]))] == []
+    spec = pod_spec(of_kind(objects, "StatefulSet")[0])
+    (container,) = spec["containers"]
+    shared = [volume["emptyDir"] for volume in spec["volumes"] if volume["name"] == "shm"]
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}.get("shm")
+    found = args_of(container).get("--tensor-parallel-size"), container["resources"].get("requests"), shared, mounted
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": count}
+    if count == 1:
+        assert found == (None, None, [], None)
+    else:
+        memory = {"medium": "Memory", "sizeLimit": f"{count}Gi"}
+        assert found == (str(count), {"cpu": str(count + 2)}, [memory], "/dev/shm")  # noqa: S108 - NCCL's
+
+
+@pytest.mark.parametrize("resources", [{"requests": {"cpu": "6500m"}}, {"limits": {"cpu": 6}}])
+def test_cpus_that_are_enough_for_the_ranks_stay_as_asked_for(resources):
+    (container,) = pod_spec(of_kind(render(GPUS, {"pools.large.resources": resources}), "StatefulSet")[0])["containers"]
+    merged = {name: container["resources"].get(name, {}).get("cpu") for name in ("requests", "limits")}
+    assert merged == {name: resources.get(name, {}).get("cpu") for name in ("requests", "limits")}
+
+
 def test_pods_that_are_told_where_to_go_are_spread_among_their_own_kind():
     """Zones are one part of affinity; a constraint that says which pods it counts is left as it is."""
     large, other = of_kind(render(GPUS), "StatefulSet")

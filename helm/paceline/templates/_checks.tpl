@@ -85,10 +85,26 @@
 {{- include "paceline.refuse" (printf "pools.%s: there are several pools: set model.servedName" .name) -}}
 {{- end -}}
 {{- if and (not .pool.gpu.count) (not (kindIs "invalid" .pool.gpu.memoryUtilization)) -}}
-{{- include "paceline.refuse" (printf "pools.%s: gpu.memoryUtilization needs gpu.count 1" .name) -}}
+{{- include "paceline.refuse" (printf "pools.%s: gpu.memoryUtilization needs gpu.count" .name) -}}
+{{- end -}}
+{{- if gt (int .pool.gpu.count) 1 -}}
+{{- include "paceline.checkRanks" . -}}
 {{- end -}}
 {{- $own := list "model" "revision" "served-model-name" "host" "port" "health-port" "metrics-port" "shutdown-timeout" "cache-dir" "tls-dir" "insecure" "gpu-memory-utilization" -}}
-{{- include "paceline.checkArgs" (dict "where" (printf "pools.%s.args" .name) "args" .pool.args "own" (empty .pool.gpu.count | ternary $own (append $own "runner"))) -}}
+{{- include "paceline.checkArgs" (dict "where" (printf "pools.%s.args" .name) "args" .pool.args "own" (empty .pool.gpu.count | ternary $own (concat $own (list "runner" "tensor-parallel-size")))) -}}
+{{- end -}}
+
+{{- define "paceline.checkRanks" -}}
+{{- $gpu := .pool.gpu -}}
+{{- if regexMatch "/mig-|[.]shared$" $gpu.resource -}}
+{{- include "paceline.refuse" (printf "pools.%s: parts of GPUs, %s, cannot share a model: set gpu.count 1, or take whole ones" .name $gpu.resource) -}}
+{{- end -}}
+{{- $cpu := include "paceline.askedCpu" (default dict .pool.resources) -}}
+{{- $cpus := hasSuffix "m" $cpu | ternary (divf (trimSuffix "m" $cpu) 1000) (float64 $cpu) -}}
+{{- $least := add 2 $gpu.count -}}
+{{- if and $cpu (lt $cpus (float64 $least)) -}}
+{{- include "paceline.refuse" (printf "pools.%s: a rank for each of %v GPUs and two CPUs more: ask for %v in resources, or leave cpu out" .name $gpu.count $least) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "paceline.checkAutoscaling" -}}

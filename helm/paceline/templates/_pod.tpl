@@ -96,3 +96,8 @@ livenessProbe:
     defaultMode: 0440
 {{- end -}}
 {{- end -}}
+
+{{/* The CPUs that resources ask for; a limit asks, too. Empty if they say none. */}}
+{{- define "paceline.askedCpu" -}}
+{{- (default dict .requests).cpu | default (default dict .limits).cpu | default "" -}}
+{{- end -}}
