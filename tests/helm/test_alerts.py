@@ -68,6 +68,12 @@ def lost(values, executor="e:1", model="m"):
     return series("executor_lost_seconds", values, executor=executor, model_name=model)
 
 
+def started(values):
+    """When an executor was started."""
+    labels = 'namespace="models",job="rel-paceline-executors",instance="e:9465",pod="e"'
+    return [{"series": f"process_start_time_seconds{{{labels}}}", "values": values}]
+
+
 def refused(values, reason):
     return [series("admission_rejections_total", values, reason=reason)]
 
@@ -87,6 +93,7 @@ COMES = {
     ),
     "cache is full": ("PacelineKvCacheFull", [KV_FULL, waiting("3x40")]),
     "executor is lost": ("PacelineExecutorLost", [lost("0x5 60+60x35"), lost("0x40", "e:2")]),
+    "executor restarts every ten minutes": ("PacelineExecutorRestarts", started("60x9 _ 660x9 _ 1320x9 _ 1980x9")),
     "the only executor of a model is lost": ("PacelineModelGone", [lost("0x5 60+60x35"), lost("0x40", "e:2", "other")]),
     "both executors of a model are lost": ("PacelineModelGone", [lost("60+60x40"), lost("60+60x40", "e:2")]),
     "no executor is looked for any more": (
@@ -124,6 +131,7 @@ STAYS_AWAY = {
     "another release has a queue": ("PacelineQueueGrowing", [waiting("0+20x40", namespace="other")]),
     "cache is full and nobody waits": ("PacelineKvCacheFull", [KV_FULL, waiting("0x40")]),
     "executor restarts": ("PacelineExecutorLost", [lost("0x5 60+60x15 0x20")]),
+    "executor is upgraded twice": ("PacelineExecutorRestarts", started("60x9 _ 660x9 _ 1320x19")),
     "the only executor restarts": ("PacelineModelGone", [lost("0x5 60+60x15 0x20")]),
     "another executor of the model is left": ("PacelineModelGone", [lost("60+60x40"), lost("0x40", "e:2")]),
     "a scheduler that never had the executor looks for it": ("PacelineModelGone", [lost("60+60x40", model="")]),

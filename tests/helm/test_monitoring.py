@@ -80,6 +80,7 @@ def test_every_query_asks_for_metrics_and_labels_that_there_are():
         ('paceline_executor_rows_total{job="a"}', "is asked of the wrong program"),
         ('paceline_executors{job="a-executors"}', "is asked of the wrong program"),
         ("paceline_executors", "is of every release"),
+        ('process_start_time_seconds{job="a",executor="b"}', "process_start_time_seconds has no label executor"),
         ("sum(paceline_executors", "unclosed left parenthesis"),
     ],
 )
@@ -157,7 +158,7 @@ def test_the_service_monitor_finds_both_services_and_their_port():
         for label, values in matched(query)
         if label in ("job", "namespace")
     }
-    assert compared == {("job", "rel-paceline"), ("namespace", "models")}
+    assert compared == {("job", "rel-paceline"), ("job", "rel-paceline-executors"), ("namespace", "models")}
 
 
 def test_prometheus_is_let_in_where_it_is_told_to_scrape():

@@ -27,6 +27,12 @@
   {{- include "paceline.alert" (dict "values" $values "name" "PacelineExecutorLost" "severity" "warning"
     "summary" "Executor {{ $labels.executor }} is lost"
     "description" "{{ $labels.executor }} has not answered for {{ $value | humanizeDuration }}, longer than it may take to start.") | nindent 2 }}
+- alert: PacelineExecutorRestarts
+  # One that serves for a while each time is never lost for long.
+  expr: changes(process_start_time_seconds{ {{- include "paceline.ofExecutors" . -}} }[1h]) > 2
+  {{- include "paceline.alert" (dict "values" $values "name" "PacelineExecutorRestarts" "severity" "warning"
+    "summary" "Executor {{ $labels.instance }} restarts again and again"
+    "description" "{{ $labels.instance }} has been restarted {{ $value }} times within an hour.") | nindent 2 }}
 - alert: PacelineModelGone
   # Of schedulers that never had an executor no model is known, and one that stands by has lost none.
   expr: |-

@@ -29,9 +29,13 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* What the Prometheus operator labels the schedulers' metrics with: its job is the name of their Service. */}}
+{{/* What the Prometheus operator labels metrics with: its job is the name of a Service. */}}
 {{- define "paceline.ofSchedulers" -}}
 {{ printf "namespace=%q,job=%q" .Release.Namespace (include "paceline.fullname" .) }}
+{{- end -}}
+
+{{- define "paceline.ofExecutors" -}}
+{{ printf "namespace=%q,job=%q" .Release.Namespace (include "paceline.executors" .) }}
 {{- end -}}
 
 {{/* Seconds until every pool must be ready. */}}

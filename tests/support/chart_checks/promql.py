@@ -13,8 +13,9 @@ from paceline_executor.link import metrics as executor
 from paceline_scheduler.observers import definitions as scheduler
 
 LABELS_OF_A_SCRAPE = frozenset({"namespace", "job", "instance", "pod"})
-_OF_EXECUTORS = frozenset({PREFIX + each.name for each in (*executor.READ, *executor.COUNTED)})
-_DEFINITIONS = {
+_STARTED = Definition("process_start_time_seconds", Kind.GAUGE, "Shown by prometheus-client; asked of executors.")
+_OF_EXECUTORS = frozenset({*executor.READ, *executor.COUNTED, _STARTED})
+_DEFINITIONS = {_STARTED.name: _STARTED} | {
     PREFIX + each.name: each for each in (*scheduler.READ, *scheduler.COUNTED, *executor.READ, *executor.COUNTED)
 }
 
@@ -71,7 +72,7 @@ def _problems_of_selector(selector: promql_parser.VectorSelector) -> Iterator[st
     jobs = {matcher.value for matcher in selector.matchers.matchers if matcher.name == "job"}
     if len(jobs) != 1:
         yield f"{selector.name} is of every release: name its job"
-    elif jobs.pop().endswith("-executors") is not (PREFIX + definition.name in _OF_EXECUTORS):
+    elif jobs.pop().endswith("-executors") is not (definition in _OF_EXECUTORS):
         yield f"{selector.name} is asked of the wrong program"
 
 
