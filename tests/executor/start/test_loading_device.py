@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -29,12 +30,14 @@ from paceline_executor.start.loading_device import DeviceStart, Place, load_on_d
 from paceline_executor.start.opening import Opened, ProgressLog, open_model, simulated_tokenizer
 from paceline_executor.weights.checkpoint import KvScales
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
+from paceline_executor.weights.sharded import ShardedCheckpoint
 from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.linear import Splits
 from paceline_kernels.scaled_linear import ScaledWeight
 from paceline_kernels.warm_up.triton_processes import Compiled
 from random_models import TINY_CONFIG, RandomCheckpoint, llama_fields, tiny_checkpoint
 from random_models.eagle3 import random_head
+from repository_checks.sources import ROOT
 
 GIB = 2**30
 CPU = torch.device("cpu")
@@ -325,6 +328,43 @@ def test_an_8b_model_leaves_most_of_a_large_gpu_to_its_kv_cache():
     half = planned(*EIGHT_K, "--kv-cache-dtype", "fp8_e4m3")[1]
     assert abs(half.num_blocks - 2 * limits.num_blocks) <= 1
     assert planned(*EIGHT_K, "--quantization", "fp8")[0].table["weights"] < 0.6 * plan.table["weights"]
+
+
+LLAMA_70B = replace(LLAMA_8B, num_layers=80, hidden_size=8192, intermediate_size=28672, num_heads=64)
+QWEN3_32B = replace(LLAMA_70B, num_layers=64, hidden_size=5120, intermediate_size=25600, vocab_size=151936)
+DENSE = {"Llama 8B": LLAMA_8B, "Qwen3-32B": QWEN3_32B, "Llama 70B": LLAMA_70B}
+GPUS_GIB = (44.5, 79.1, 139.8)  # what a driver says that L40S, H100 and H200 have
+SIZED_TOKENS = 131_072
+
+
+def degrees_of(name):
+    """What OPERATING.md says of a model: GPUs by what GPU, each by the bits of the weights."""
+    text = (ROOT / "OPERATING.md").read_text(encoding="utf-8")
+    cells = re.search(rf"^\| {name} \| ([\d/ |]+) \|$", text, re.MULTILINE)[1].split(" | ")
+    return [[int(degree) for degree in cell.split("/")] for cell in cells]
+
+
+@pytest.mark.parametrize("name", [*DENSE, "Mixtral-8x7B"])
+def test_the_table_of_gpus_is_the_arithmetic_above_it(name):
+    model = DENSE.get(name, LLAMA_8B)  # Mixtral has as many layers and KV heads
+    num_weights = model.num_parameters() if name in DENSE else 46.7e9
+    kv_bytes = SIZED_TOKENS * model.num_layers * model.num_kv_heads * model.head_dim * 4
+
+    def degree(gib, bits):
+        whole = (num_weights * bits / 8 + kv_bytes) / GIB
+        return next(degree for degree in (1, 2, 4, 8) if whole / degree + 6 <= 0.9 * gib)
+
+    assert degrees_of(name) == [[degree(gib, bits) for bits in (16, 8, 4.2)] for gib in GPUS_GIB]
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_as_many_gpus_as_the_table_says_hold_its_tokens(name):
+    for gib, degrees in zip(GPUS_GIB, degrees_of(name), strict=True):
+        place = replace(H100, memory=DeviceMemory(int(gib * GIB), int(gib * GIB)))
+        for quantization, degree in zip(("none", "fp8"), degrees, strict=False):
+            rank = ShardedCheckpoint(RandomCheckpoint(DENSE[name]), 0, degree).config
+            limits = planned("--quantization", quantization, place=place, model=rank)[1]
+            assert limits.num_blocks * limits.block_size >= SIZED_TOKENS
 
 
 def test_a_head_takes_memory_of_its_own_and_of_each_token(tmp_path):
