@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
+from paceline_executor.errors import RankError
 from paceline_executor.ranks.memory import GroupMemory
 from paceline_kernels.linear import sum_of_slices
 
@@ -18,17 +19,25 @@ class ProcessGroupSums:
     """See Collectives. One of a process."""
 
     def __init__(self, memory: GroupMemory, device: torch.device) -> None:
-        """Waits for all ranks. Raises RuntimeError, of torch's kinds, where they cannot reach each other."""
+        """Waits for all ranks. Raises RankError where they cannot reach each other."""
         is_gpu = device.type == "cuda"
+        try:
+            self._meet(memory, device if is_gpu else None, "nccl" if is_gpu else "gloo")
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise RankError(f"ranks cannot reach each other: {reason}; with NCCL_DEBUG=INFO it says more") from error
+        self._degree = memory.degree
+
+    @staticmethod
+    def _meet(memory: GroupMemory, device: torch.device | None, backend: str) -> None:
         distributed.init_process_group(
-            "nccl" if is_gpu else "gloo",
+            backend,
             store=distributed.FileStore(str(memory.store), memory.degree),  # type: ignore[attr-defined]
             rank=memory.rank,
             world_size=memory.degree,
             timeout=_MEETING,
-            device_id=device if is_gpu else None,
+            device_id=device,
         )
-        self._degree = memory.degree
 
     @property
     def degree(self) -> int:

@@ -214,6 +214,7 @@ class DeviceStart:
             graphs=graph_bytes(
                 max(drafting.activations, *(step_bytes(size.num_draws, size.num_tokens) for size in self._sizes)),
                 [*kept, *drafting.kept],
+                config.tensor_parallel_size,
             ),
         )
         least_tokens = config.max_model_len or min(max_model_len, MIN_POOL_TOKENS)

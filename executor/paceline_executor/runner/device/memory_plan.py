@@ -16,6 +16,7 @@ STEP_TOKEN_BYTES = 32
 _PARTIAL_BYTES = 16 << 20  # of contexts that are divided among programs
 _GRAPH_BYTES = 8 << 20  # of a captured step; 5.4 MiB were measured
 _LIBRARY_BYTES = 256 << 20  # workspaces and code
+_LINK_BYTES = 512 << 20  # of NCCL, where there are several ranks: estimated
 _SLACK = 8  # an eighth is lost to rounding
 _SMALLER = {
     "weights": "choose --quantization fp8 or a smaller model",
@@ -98,9 +99,10 @@ def activation_bytes(model: ModelConfig, num_tokens: int, num_draws: int, number
     return total + total // _SLACK
 
 
-def graph_bytes(largest_activation_bytes: int, kept_bytes: Sequence[int]) -> int:
-    """The pool that the largest step needs, and what each keeps."""
-    return largest_activation_bytes + sum(kept_bytes) + len(kept_bytes) * _GRAPH_BYTES + _LIBRARY_BYTES
+def graph_bytes(largest_activation_bytes: int, kept_bytes: Sequence[int], degree: int = 1) -> int:
+    """The pool that the largest step needs, and what each keeps. degree: of ranks."""
+    libraries = _LIBRARY_BYTES + (_LINK_BYTES if degree > 1 else 0)
+    return largest_activation_bytes + sum(kept_bytes) + len(kept_bytes) * _GRAPH_BYTES + libraries
 
 
 def mib(num_bytes: int) -> str:
