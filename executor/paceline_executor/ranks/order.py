@@ -15,12 +15,13 @@ class Order:
 
     arguments: tuple[str, ...]  # rank 0's command line
     path: str  # of the model that it has found
+    runner: str  # that it has chosen
     degree: int
 
     @classmethod
     def from_json(cls, text: str) -> "Order":
         values: dict[str, Any] = json.loads(text)
-        return cls(tuple(values["arguments"]), values["path"], values["degree"])
+        return cls(**values | {"arguments": tuple(values["arguments"])})
 
     def json(self) -> str:
         return json.dumps(asdict(self))

@@ -30,7 +30,6 @@ from paceline_executor.ranks.messages import Message, decode
 from paceline_executor.ranks.order import Order, identity_of
 from paceline_executor.ranks.ring import BatchRingReader
 from paceline_executor.start.opening import read_model
-from paceline_executor.start.runner_choice import choose_runner
 
 if TYPE_CHECKING:
     from paceline_executor.runner.device.runner import DeviceRunner
@@ -93,7 +92,7 @@ def _live(control: socket.socket, memory: GroupMemory) -> NoReturn:
 
 
 def _follow(config: Config, order: Order, memory: GroupMemory, control: socket.socket) -> NoReturn:
-    opened, kind = read_model(config, Path(order.path)), choose_runner(config)
+    opened, kind = read_model(config, Path(order.path)), RunnerKind(order.runner)
 
     from paceline_executor.ranks.ranked_runner import FollowingRank  # with torch, which takes seconds to import
 

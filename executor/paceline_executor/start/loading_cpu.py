@@ -8,7 +8,7 @@ from dataclasses import replace
 import structlog
 
 from paceline.plan.values import MAX_BLOCKS
-from paceline_executor.config import Config, LoadFormat
+from paceline_executor.config import Config, LoadFormat, RunnerKind
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
@@ -34,7 +34,7 @@ _NAME = "cpu"
 def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, on_lost: OnLost) -> Loaded:
     """Raises ModelError, StartError."""
     whole, degree = opened.checkpoint, config.tensor_parallel_size
-    ranks = None if degree == 1 else RankStart(config, opened, on_lost)
+    ranks = None if degree == 1 else RankStart(config, RunnerKind.CPU, opened, on_lost)
     checkpoint = part_of(whole, None if ranks is None else ranks.memory)
     numerics = choose_cpu_numerics(config.quantization, config.kv_cache_dtype, whole.config, config.block_size)
     opened_drafter = open_drafter(config, opened, numerics, progress)

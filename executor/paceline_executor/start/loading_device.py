@@ -101,7 +101,7 @@ def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: P
     """Raises ModelError, LimitError, ShortMemoryError, MissingDeviceError."""
     degree = config.tensor_parallel_size
     place = _place(kind, 0, degree)
-    ranks = None if degree == 1 else RankStart(config, opened, on_lost)
+    ranks = None if degree == 1 else RankStart(config, kind, opened, on_lost)
     return DeviceStart(config, place, opened, progress, None if ranks is None else ranks.memory).load(ranks)
 
 

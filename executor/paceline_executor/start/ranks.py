@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from paceline_executor.config import Config
+from paceline_executor.config import Config, RunnerKind
 from paceline_executor.limits import RowLimits
 from paceline_executor.ranks.group import OnLost, RankGroup
 from paceline_executor.ranks.guard import DrawGuard
@@ -20,10 +20,11 @@ from paceline_executor.weights.sharded import ShardedCheckpoint
 class RankStart:
     """Rank 0's, of one start."""
 
-    def __init__(self, config: Config, opened: Opened, on_lost: OnLost) -> None:
+    def __init__(self, config: Config, kind: RunnerKind, opened: Opened, on_lost: OnLost) -> None:
         """Starts the followers."""
         self._whole = opened.checkpoint
-        self._group = RankGroup(Order(config.arguments, str(opened.path), config.tensor_parallel_size), on_lost)
+        order = Order(config.arguments, str(opened.path), kind.value, config.tensor_parallel_size)
+        self._group = RankGroup(order, on_lost)
 
     @property
     def memory(self) -> GroupMemory:

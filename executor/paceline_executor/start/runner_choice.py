@@ -99,8 +99,9 @@ def _check_ranks(config: Config, kind: RunnerKind) -> None:
         raise LimitError(f"{size} is for models, and this is --runner simulated: leave it out")
     if kind is RunnerKind.CPU and config.quantization is not Quantization.NONE:
         raise LimitError(f"{size} is on a CPU for --quantization none: choose it, or leave --tensor-parallel-size out")
-    if config.speculation.drafter is not DrafterKind.PROMPT_LOOKUP:
-        raise LimitError(f"{size} does not go with --speculation {config.speculation.drafter.value}: leave one out")
+    if kind is RunnerKind.CPU and config.speculation.drafter is not DrafterKind.PROMPT_LOOKUP:
+        drafter = config.speculation.drafter.value
+        raise LimitError(f"{size} does not go with --speculation {drafter} on a CPU: leave one out")
 
 
 def _check_drafter(config: Config, drafter: DrafterKind, kind: RunnerKind, *, is_for_gpu: bool) -> None:

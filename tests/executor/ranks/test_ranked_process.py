@@ -15,7 +15,7 @@ import pytest
 
 from executor_rig.cpu import cpu_runner
 from executor_rig.driving import Driver
-from executor_rig.plan_client import attached, grants, request, tokens_by_row
+from executor_rig.plan_client import attached, column, grants, request, tokens_by_row
 from paceline.process.command import ExitCode
 from paceline.v1 import plan_pb2
 from random_models import RandomCheckpoint, gguf_parts
@@ -64,17 +64,24 @@ def until_gone(pids):
             assert select.select([os.pidfd_open(pid)], [], [], GENEROUS_S)[0], pid
 
 
-@pytest.mark.parametrize("options", [ON_CPU, ON_TWIN], ids=["cpu", "captured"])
-async def test_two_ranks_serve_the_tokens_of_one_and_end_in_good_order(model, options):
-    with ranks(model, 2, options) as (process, port, followers):
+@pytest.mark.parametrize("way", ["on a CPU", "captured", pytest.param("drafted", marks=pytest.mark.slow)])
+async def test_two_ranks_serve_the_tokens_of_one_and_end_in_good_order(model, way):
+    """Each rank has all of a model that drafts, here the target itself, so all drafts are right."""
+    drafter = {"drafter": "draft_model", "model": str(model)}
+    options = {"on a CPU": ON_CPU, "captured": ON_TWIN, "drafted": [*ON_TWIN, "--speculation", json.dumps(drafter)]}
+    with ranks(model, 2, options[way]) as (process, port, followers):
         async with attached(f"127.0.0.1:{port}") as client:
             results = [await client.run([(0, 3)], PLACING)]
-            results += [await client.run([(0, 1)]) for _ in range(5)]
+            if way == "drafted":
+                drafts = plan_pb2.BatchPlan(num_draft_tokens=column([2]))
+                results += [await client.run([(0, 3)], drafts) for _ in range(2)]
+            else:
+                results += [await client.run([(0, 1)]) for _ in range(6)]
         process.send_signal(signal.SIGTERM)
         _, complaint = process.communicate(timeout=GENEROUS_S)
         until_gone(followers)
     driver = Driver(cpu_runner(RandomCheckpoint(), num_blocks=4, block_size=16))
-    expected = driver.run([driver.add([5, 6, 7], max_chunk=8)], 6)[0]
+    expected = driver.run([driver.add([5, 6, 7], max_chunk=8)], 7)[0]
 
     assert [token for result in results for token in tokens_by_row(result)[0]] == expected
     assert (len(followers), process.returncode, complaint) == (1, ExitCode.OK, "")
