@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 async def _serve(config: "Config", log: "LineWriter") -> bool:
     """Open the ports before most of the program is imported: clients connect meanwhile."""
-    from paceline_scheduler.servicer_ports import SchedulerServers
+    from paceline_scheduler.serving.servicer_ports import SchedulerServers
 
     ports = SchedulerServers(config)
     await ports.listen()

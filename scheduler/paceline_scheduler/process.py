@@ -22,7 +22,6 @@ from paceline.plan.values import Approach
 from paceline.process.callbacks import watch_callbacks
 from paceline.process.line_writer import LineWriter
 from paceline.process.signals import follow_signals, until_set_or_ended
-from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_admin import AdminServicer, Observed
@@ -42,13 +41,14 @@ from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport_grpc import GrpcTransport
-from paceline_scheduler.metrics import Metrics, count_refusal, observe
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
-from paceline_scheduler.servicer_ports import SchedulerServers
-from paceline_scheduler.servicer_services import Services
-from paceline_scheduler.statistics import Statistics
-from paceline_scheduler.tracing import LateSpans, trace
+from paceline_scheduler.serving.announcer import Announcer
+from paceline_scheduler.serving.servicer_ports import SchedulerServers
+from paceline_scheduler.serving.servicer_services import Services
+from paceline_scheduler.telemetry.metrics import Metrics, count_refusal, observe
+from paceline_scheduler.telemetry.statistics import Statistics
+from paceline_scheduler.telemetry.tracing import LateSpans, trace
 
 if TYPE_CHECKING:
     from paceline_scheduler.recording.recorder import Recorder

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from paceline.process.callers import Role
 from paceline_cli.app import app
-from paceline_scheduler.tokens import TokenFile
+from paceline_scheduler.access.tokens import TokenFile
 
 
 @pytest.fixture

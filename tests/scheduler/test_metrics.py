@@ -36,13 +36,13 @@ from paceline_scheduler.core.events import (
 from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.errors import InvalidRequestError
-from paceline_scheduler.metrics import Metrics, observe
 from paceline_scheduler.observers.definitions import BETWEEN_TOKENS_BOUNDS_S, COUNTED, READ
 from paceline_scheduler.observers.recoveries import Recoveries
 from paceline_scheduler.observers.request_log import RequestLog
 from paceline_scheduler.observers.serving import MAX_TENANTS, OTHER_TENANTS, ServingObserver
 from paceline_scheduler.observers.steps import DraftTotals
-from paceline_scheduler.statistics import Statistics
+from paceline_scheduler.telemetry.metrics import Metrics, observe
+from paceline_scheduler.telemetry.statistics import Statistics
 from scheduler_rig.requests import make_request
 from virtual_time import in_virtual_time, now
 

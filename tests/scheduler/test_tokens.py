@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 
 from edge_rig.edge_server import wait_until
 from paceline.process.callers import Role
-from paceline_scheduler import tokens
+from paceline_scheduler.access import tokens
+from paceline_scheduler.access.tenant_limits import TenantBounds, TenantLimits
+from paceline_scheduler.access.tokens import TokenFile, parse_tokens
 from paceline_scheduler.errors import TokenFileError
-from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
-from paceline_scheduler.tokens import TokenFile, parse_tokens
 
 
 def line(secret, **fields):

@@ -26,7 +26,7 @@ from paceline_scheduler.observers.traces import TraceObserver
 from paceline_scheduler.spans import names
 from paceline_scheduler.spans.sampler import TraceSampler, trace_sampler
 from paceline_scheduler.spans.values import Span
-from paceline_scheduler.tracing import LateSpans
+from paceline_scheduler.telemetry.tracing import LateSpans
 from scheduler_rig.requests import make_request
 
 ADDRESS = "executor:1"

@@ -16,6 +16,7 @@ from typing_extensions import override
 from paceline.process.metrics import Meter
 from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer
+from paceline_scheduler.access.tenant_limits import MAX_LIMIT, NO_LIMITS, TenantBounds, TenantLimits
 from paceline_scheduler.api import status, wire
 from paceline_scheduler.api.servicer_access import audited, caller
 from paceline_scheduler.api.validation import MAX_KEY_BYTES
@@ -25,7 +26,6 @@ from paceline_scheduler.core.events import DrainExecutor, SetLimits, UndrainExec
 from paceline_scheduler.core.queue.listing import MAX_LISTED, Selection
 from paceline_scheduler.errors import InvalidRequestError, NoRecordDirError, UnknownExecutorError, UnsupportedError
 from paceline_scheduler.observers.steps import StepRecord, StepWatch
-from paceline_scheduler.tenant_limits import MAX_LIMIT, NO_LIMITS, TenantBounds, TenantLimits
 
 _MAX_WAITING_STEPS = 256
 _NUM_LISTED = 50

@@ -7,13 +7,13 @@ from paceline.plan.durations import write_duration
 from paceline.plan.values import TokenLogprobs
 from paceline.process.statuses import rpc_status
 from paceline.v1 import admin_pb2, inference_pb2, plan_pb2, sampling_pb2
+from paceline_scheduler.access.tenant_limits import TenantLimits
 from paceline_scheduler.api import status
 from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
 from paceline_scheduler.backend import ExecutorStatus, ServedModel
 from paceline_scheduler.core.answers import Estimate, Explanation, ListedRequest
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.observers.steps import StepRecord, StepTotals
-from paceline_scheduler.tenant_limits import TenantLimits
 from paceline_scheduler.wire_phases import write_times
 
 

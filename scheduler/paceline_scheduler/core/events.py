@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from paceline.plan.values import Claim, FinishReason, RecordId, StepResult
+from paceline_scheduler.access.tenant_limits import TenantBounds
 from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.executor.attachment import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.outputs import Failure, FinishNotice, Resumed, TokenOutputs
 from paceline_scheduler.core.request import Request
-from paceline_scheduler.tenant_limits import TenantBounds
 
 ReplyT = TypeVar("ReplyT")
 

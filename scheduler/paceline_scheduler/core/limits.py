@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 
-from paceline_scheduler.tenant_limits import TenantBounds
+from paceline_scheduler.access.tenant_limits import TenantBounds
 
 _MARGIN = 0.9
 """The share of a budget that predictions may spend: right up to a bound half would miss it."""

@@ -6,8 +6,8 @@ Refuses to know requests.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline_scheduler.access.tenant_limits import TenantBounds
 from paceline_scheduler.errors import InvalidRequestError, TenantLimitError
-from paceline_scheduler.tenant_limits import TenantBounds
 
 _BURST_S = 2.0
 _QUEUE_RETRY_S = 1.0

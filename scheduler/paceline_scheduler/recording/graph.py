@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from paceline.plan import sampling, values
-from paceline_scheduler import tenant_limits
+from paceline_scheduler.access import tenant_limits
 from paceline_scheduler.core import (
     events,
     executors,

@@ -20,9 +20,9 @@ from paceline.v1 import admin_pb2, inference_pb2
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
+from paceline_scheduler.access.tokens import Token, parse_tokens
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.errors import PermissionDeniedError, TenantLimitError, UnauthenticatedError
-from paceline_scheduler.tokens import Token, parse_tokens
 
 METHODS = methods_of(inference_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
 OPERATORS = ("Cancel", "Explain", "GetModel", "ListModels")

@@ -15,6 +15,7 @@ from paceline.process.metrics import Meter
 from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.v1.plan_pb2 import StepTimings
+from paceline_scheduler.access.tenant_limits import TenantBounds, TenantLimits
 from paceline_scheduler.backend import ExecutorStatus
 from paceline_scheduler.core.answers import RequestState
 from paceline_scheduler.core.limits import LimitValues
@@ -22,7 +23,6 @@ from paceline_scheduler.core.live import LiveRequest, queue_key_of
 from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.observers.definitions import COUNTED
 from paceline_scheduler.observers.steps import MAX_WATCHERS, DraftTotals, StepRecord, StepTotals
-from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
 from scheduler_rig.requests import make_request
 
 STEPS = StepTotals(

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
+from paceline_scheduler.access.tenant_limits import TenantBounds, TenantLimits
 from paceline_scheduler.core.events import SetTenants
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.core.tenants import Tenants
 from paceline_scheduler.errors import InvalidRequestError, TenantLimitError
-from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
 from scheduler_rig.requests import make_request
 
 

@@ -8,11 +8,11 @@ from structlog.testing import capture_logs
 
 from both_sides.deployment import Deployment, scenario
 from paceline.plan.values import Claim, Heartbeat
-from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StandbyError
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.linked_executor import ShownState
+from paceline_scheduler.serving.announcer import Announcer
 from virtual_time import now
 
 FIRST, SECOND = "executor:1", "executor:2"

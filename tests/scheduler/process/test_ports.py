@@ -8,7 +8,7 @@ import pytest
 
 from paceline.process.ports import PortError
 from paceline_scheduler.config import parse_config
-from paceline_scheduler.servicer_ports import SchedulerServers
+from paceline_scheduler.serving.servicer_ports import SchedulerServers
 
 _ANY_PORT = ("--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0")
 

@@ -128,7 +128,7 @@ from paceline_scheduler import __main__
 from paceline_scheduler.config import prepare_grpc, prepare_structlog
 prepare_grpc()
 prepare_structlog()
-import paceline.process.logs, uvloop, paceline_scheduler.servicer_ports
+import paceline.process.logs, uvloop, paceline_scheduler.serving.servicer_ports
 listening = set(sys.modules)
 import paceline_scheduler.process
 print(*sorted({"numpy", "tokenizers", "paceline.v1", "paceline_scheduler.core"} & listening))

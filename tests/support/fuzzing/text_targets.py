@@ -14,11 +14,11 @@ from paceline.chat_template import ChatRefusedError, ChatTemplate, TemplateFaile
 from paceline_cli.bench.errors import TraceError
 from paceline_cli.bench.traces import Scale, read_trace, replay
 from paceline_cli.supervisor.log_lines import Level, parse_line
+from paceline_scheduler.access.tokens import parse_tokens
 from paceline_scheduler.api.text.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.config import read_speculation
 from paceline_scheduler.errors import TokenFileError
-from paceline_scheduler.tokens import parse_tokens
 
 _NOON = datetime(2026, 11, 21, 12, 0)  # noqa: DTZ001 - templates are told the local time
 _MESSAGES = [{"role": "user", "content": "Hi <b>"}, {"role": "assistant", "content": ""}]

@@ -15,8 +15,8 @@ from executor_rig.hash_runner import HashRule
 from paceline.plan.values import Approach, RecordId
 from paceline_client.errors import PacelineError
 from paceline_client.results import Delta, Result
+from paceline_scheduler.access.tenant_limits import TenantBounds, TenantLimits
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
 from simulation.clients import ClientHost
 from simulation.describe import describe, is_heartbeat
 from simulation.executors import ATTACH, ExecutorHost, address_of

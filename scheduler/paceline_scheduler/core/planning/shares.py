@@ -7,10 +7,10 @@ whatever its share is.
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
+from paceline_scheduler.access.tenant_limits import TenantBounds
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.tables.rows import RowColumns
-from paceline_scheduler.tenant_limits import TenantBounds
 
 
 class Shares:

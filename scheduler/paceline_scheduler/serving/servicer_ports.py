@@ -14,13 +14,13 @@ import grpc.aio
 
 from paceline.process import ports
 from paceline.process.callers import server_credentials
+from paceline_scheduler.access.tenant_limits import TenantBounds
+from paceline_scheduler.access.tokens import TokenFile
 from paceline_scheduler.api.call_spans import CallSpans
 from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.config import Config
 from paceline_scheduler.errors import SchedulerError
-from paceline_scheduler.tenant_limits import TenantBounds
-from paceline_scheduler.tokens import TokenFile
 
 _GOODBYE_S = 0.5
 

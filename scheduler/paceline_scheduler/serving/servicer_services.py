@@ -10,7 +10,7 @@ from paceline.process.health import HealthServicer, HealthStatus
 from paceline.v1 import admin_pb2, inference_pb2
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from paceline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
-from paceline_scheduler.servicer_ports import LateServices, SchedulerServers
+from paceline_scheduler.serving.servicer_ports import LateServices, SchedulerServers
 
 INFERENCE_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ADMIN_SERVICE: str = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name

@@ -16,8 +16,8 @@ import structlog
 
 from paceline.process.callers import Caller, Role
 from paceline.process.small_files import PATIENCE_S, read_small_file
+from paceline_scheduler.access.tenant_limits import MAX_LIMIT, NO_LIMITS, TenantBounds, TenantLimits
 from paceline_scheduler.errors import TokenFileError
-from paceline_scheduler.tenant_limits import MAX_LIMIT, NO_LIMITS, TenantBounds, TenantLimits
 
 RELOAD_S = 1.0
 _PATIENCE_S = 2.0  # of the disk, later; a stop waits for it

@@ -1,0 +1,1 @@
+"""Who may call, and how much each tenant may ask for."""
