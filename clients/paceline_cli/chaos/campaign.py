@@ -87,16 +87,21 @@ class Campaign:
             self._listener.on_fault(self._ledger.open_window(fault.kind, detail, self._now()))
 
         self._metrics |= await self._system.metrics()
+        groups = self._system.rank_groups()
         await self._injector.inject(fault, begin)
         window = self._ledger.current
         try:
             async with asyncio.timeout(self._timing.settle_seconds):
+                if fault.kind is FaultKind.RANK_KILL:
+                    await until(lambda: any(group.ended_s is not None for group in groups))
                 await until(lambda: not self._ledger.num_waiting)
                 if calm is SettledWhen.SYSTEM:
                     await self._system.whole()
             window.settled_seconds = self._now() - window.began_s
         except TimeoutError:
             window.is_given_up = True
+        window.ranks.num_left = sum([await group.close() for group in groups])
+        window.ranks.seconds = [group.ended_s - window.began_s for group in groups if group.ended_s is not None]
         claimed = between(self._metrics, await self._system.metrics())
         wait_s = self._ledger.longest_wait_s(self._now())
         window.untrue += untrue_of_fault(claimed, window, wait_s, self._system.deployment.num_executors)

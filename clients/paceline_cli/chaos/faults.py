@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paceline_cli.chaos.proxy import WHOLE, Direction, FaultProxy, LinkState
+from paceline_cli.chaos.ranks import followers_of
 from paceline_cli.chaos.system import LocalSystem, Need
 from paceline_cli.chaos.victim import NUM_STREAMS
 
@@ -34,6 +35,9 @@ class FaultKind(StrEnum):
     EXECUTORS_KILL = "executors-kill"
     """Every executor at once: nothing is left that could go on."""
     EXECUTOR_FREEZE = "executor-freeze"
+    RANK_KILL = "rank-kill"
+    """A rank but the first, of an executor that has several."""
+    RANK_FREEZE = "rank-freeze"
     BOTH_KILL = "both-kill"
     """The scheduler and an executor at once."""
     CLIENT_KILL = "client-kill"
@@ -51,6 +55,10 @@ class FaultKind(StrEnum):
     EXECUTOR_SILENCE = "executor-silence"
     EXECUTOR_DELAY = "executor-delay"
     EXECUTOR_THROTTLE = "executor-throttle"
+
+    @property
+    def is_of_ranks(self) -> bool:
+        return self in {FaultKind.RANK_KILL, FaultKind.RANK_FREEZE}
 
     @property
     def need(self) -> Need | None:
@@ -97,13 +105,19 @@ class Injector:
             case kinds.SCHEDULERS_KILL:
                 await self._kill(system.deployment.scheduler_names, begin)
             case kinds.SCHEDULER_FREEZE:
-                await self._freeze(await system.active_scheduler(), fault.seconds, begin)
+                await self._freeze_program(await system.active_scheduler(), fault.seconds, begin)
             case kinds.EXECUTOR_KILL:
                 await self._kill([self._executor()], begin)
             case kinds.EXECUTORS_KILL:
                 await self._kill(system.deployment.executor_names, begin)
             case kinds.EXECUTOR_FREEZE:
-                await self._freeze(self._executor(), fault.seconds, begin)
+                await self._freeze_program(self._executor(), fault.seconds, begin)
+            case kinds.RANK_KILL:
+                name, process_id = await self._rank()
+                begin(name)
+                os.kill(process_id, signal.SIGKILL)
+            case kinds.RANK_FREEZE:
+                await _freeze(*await self._rank(), fault.seconds, begin)
             case kinds.BOTH_KILL:
                 await self._kill([await system.active_scheduler(), self._executor()], begin)
             case kinds.CLIENT_KILL:
@@ -126,15 +140,15 @@ class Injector:
         for process_id in process_ids:
             os.kill(process_id, signal.SIGKILL)
 
-    async def _freeze(self, name: str, seconds: float, begin: Begin) -> None:
-        process_id = await self._system.process_id(name)
-        begin(f"{name} for {seconds:g} s")
-        os.kill(process_id, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process_id, signal.SIGCONT)
+    async def _freeze_program(self, name: str, seconds: float, begin: Begin) -> None:
+        await _freeze(name, await self._system.process_id(name), seconds, begin)
+
+    async def _rank(self) -> tuple[str, int]:
+        """Any but the first, of an executor that has several."""
+        name = self._chance.choice([name for name, degree in self._system.degrees.items() if degree > 1])
+        followers = followers_of(await self._system.process_id(name))
+        rank = self._chance.randrange(len(followers))
+        return f"{name}'s rank {rank + 1}", followers[rank]
 
     async def _kill_client(self, begin: Begin) -> None:
         async with self._system.client_process() as client:
@@ -159,6 +173,16 @@ class Injector:
                 await _treat(link, name, _SLOW, fault.seconds, begin)
             case _:
                 await _treat(link, name, _NARROW, fault.seconds, begin)
+
+
+async def _freeze(name: str, process_id: int, seconds: float, begin: Begin) -> None:
+    begin(f"{name} for {seconds:g} s")
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process_id, signal.SIGCONT)
 
 
 async def _treat(link: FaultProxy, name: str, state: LinkState, seconds: float, begin: Begin) -> None:
