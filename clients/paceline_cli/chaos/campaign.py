@@ -88,18 +88,18 @@ class Campaign:
 
         self._metrics |= await self._system.metrics()
         groups = self._system.rank_groups()
-        await self._injector.inject(fault, begin)
-        window = self._ledger.current
         try:
             async with asyncio.timeout(self._timing.settle_seconds):
-                if fault.kind is FaultKind.RANK_KILL:
-                    await until(lambda: any(group.ended_s is not None for group in groups))
+                await self._injector.inject(fault, begin)
                 await until(lambda: not self._ledger.num_waiting)
                 if calm is SettledWhen.SYSTEM:
                     await self._system.whole()
-            window.settled_seconds = self._now() - window.began_s
+            is_given_up = False
         except TimeoutError:
-            window.is_given_up = True
+            is_given_up = True
+        window = self._ledger.current
+        window.is_given_up = is_given_up
+        window.settled_seconds = None if is_given_up else self._now() - window.began_s
         window.ranks.num_left = sum([await group.close() for group in groups])
         window.ranks.seconds = [group.ended_s - window.began_s for group in groups if group.ended_s is not None]
         claimed = between(self._metrics, await self._system.metrics())

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paceline_cli.chaos.proxy import WHOLE, Direction, FaultProxy, LinkState
-from paceline_cli.chaos.ranks import followers_of
 from paceline_cli.chaos.system import LocalSystem, Need
 from paceline_cli.chaos.victim import NUM_STREAMS
+from paceline_cli.chaos.waiting import until
 
 _SLOW = LinkState(delay_seconds=0.1, jitter_seconds=0.2)
 # A plan or a delta is some hundred bytes, a snapshot some ten thousand.
@@ -113,11 +113,10 @@ class Injector:
             case kinds.EXECUTOR_FREEZE:
                 await self._freeze_program(self._executor(), fault.seconds, begin)
             case kinds.RANK_KILL:
-                name, process_id = await self._rank()
-                begin(name)
-                os.kill(process_id, signal.SIGKILL)
+                await self._kill_rank(begin)
             case kinds.RANK_FREEZE:
-                await _freeze(*await self._rank(), fault.seconds, begin)
+                name, rank, process_id = await self._rank()
+                await _freeze(f"{name}'s rank {rank}", process_id, fault.seconds, begin)
             case kinds.BOTH_KILL:
                 await self._kill([await system.active_scheduler(), self._executor()], begin)
             case kinds.CLIENT_KILL:
@@ -139,16 +138,26 @@ class Injector:
         begin(" and ".join(names))
         for process_id in process_ids:
             os.kill(process_id, signal.SIGKILL)
+        for name, process_id in zip(names, process_ids, strict=True):
+            await self._system.ended(name, process_id)
 
     async def _freeze_program(self, name: str, seconds: float, begin: Begin) -> None:
         await _freeze(name, await self._system.process_id(name), seconds, begin)
 
-    async def _rank(self) -> tuple[str, int]:
+    async def _kill_rank(self, begin: Begin) -> None:
+        name, rank, process_id = await self._rank()
+        executor = await self._system.process_id(name)
+        begin(f"{name}'s rank {rank}")
+        os.kill(process_id, signal.SIGKILL)
+        await self._system.ended(name, executor)
+
+    async def _rank(self) -> tuple[str, int, int]:
         """Any but the first, of an executor that has several."""
         name = self._chance.choice([name for name, degree in self._system.degrees.items() if degree > 1])
-        followers = followers_of(await self._system.process_id(name))
+        await until(lambda: bool(self._system.followers(name)))
+        followers = self._system.followers(name)
         rank = self._chance.randrange(len(followers))
-        return f"{name}'s rank {rank + 1}", followers[rank]
+        return name, rank + 1, followers[rank]
 
     async def _kill_client(self, begin: Begin) -> None:
         async with self._system.client_process() as client:

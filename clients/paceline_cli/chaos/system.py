@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 from paceline_cli.chaos.metrics import Samples, read
 from paceline_cli.chaos.proxy import FaultProxy
-from paceline_cli.chaos.ranks import RankWatch
+from paceline_cli.chaos.ranks import RankWatch, followers_of
 from paceline_cli.chaos.waiting import until
 from paceline_cli.supervisor.child import Child, start_child
 from paceline_cli.supervisor.events import BecameReady, ChildEvent, ChildListener, Exited, Program, Started
@@ -88,7 +88,8 @@ class LocalSystem:
 
     async def whole(self) -> None:
         """Return when every process is ready and one scheduler has every executor."""
-        await until(lambda: self._roll.is_complete)
+        names = (*self.deployment.scheduler_names, *self.deployment.executor_names)
+        await until(lambda: self._roll.is_complete and all(map(self._running.process_id, names)))
         await self._served()
 
     async def metrics(self) -> dict[int, Samples]:
@@ -101,6 +102,15 @@ class LocalSystem:
         process_id = self._running.process_id(name)
         assert process_id is not None
         return process_id
+
+    async def ended(self, name: str, process_id: int) -> None:
+        """Once that process does not run it any more."""
+        await until(lambda: self._running.process_id(name) != process_id)
+
+    def followers(self, name: str) -> list[int]:
+        """The processes of an executor's other ranks; none while it is not there."""
+        process_id = self._running.process_id(name)
+        return [] if process_id is None else followers_of(process_id)
 
     def rank_groups(self) -> list[RankWatch]:
         """Of the executors of several ranks that run now."""
