@@ -210,6 +210,7 @@ async def test_each_fault_fifty_times(kind, request):
         (kind,),
         timing=FaultTiming(settle_seconds=300),
         times=FaultTimes(freezes=(0.1, 1.0, 5.0, 60.0), links=(0.2, 1.0, 3.0, 10.0)),
+        executor_options=("--quantization", "none", "--tensor-parallel-size", "3") if kind.is_of_ranks else (),
     )
     async with undamaged(chosen, request.config) as experiment:
         await experiment.campaign.run([kind] * 50)
