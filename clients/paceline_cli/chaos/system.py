@@ -112,14 +112,14 @@ class LocalSystem:
         process_id = self._running.process_id(name)
         return [] if process_id is None else followers_of(process_id)
 
-    def rank_groups(self) -> list[RankWatch]:
+    def watch_ranks(self) -> list[RankWatch]:
         """Of the executors of several ranks that run now."""
-        groups = []
+        watches = []
         for name in (name for name, degree in self.degrees.items() if degree > 1):
             process_id = self._running.process_id(name)
             with contextlib.suppress(ProcessLookupError):
-                groups += [] if process_id is None else [RankWatch(process_id)]
-        return groups
+                watches += [] if process_id is None else [RankWatch(process_id)]
+        return watches
 
     async def active_scheduler(self) -> str:
         """Once one serves."""
