@@ -1,6 +1,7 @@
 """The running executor: listens, loads, serves until a signal says to stop or a part of it fails, then drains."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import time
@@ -12,21 +13,34 @@ from paceline.process.callbacks import watch_callbacks
 from paceline.process.metrics_port import MetricsPort
 from paceline.process.signals import follow_signals, until_set_or_ended
 from paceline_executor.config import Config
+from paceline_executor.errors import RankError
 from paceline_executor.link.description import Description
 from paceline_executor.link.service import ExecutorService, ServiceConfig
 from paceline_executor.ranks.group import OnLost
 from paceline_executor.start.loading import load
 
 _log = structlog.get_logger()
+_LAST_WORDS_S = 2.0
 
 
 async def run(config: Config, on_lost: OnLost) -> bool:
-    """Returns whether all work was finished then. Raises what a part fails with. on_lost: see `load`."""
+    """Returns whether all work was finished then. Raises what a part fails with.
+
+    on_lost: called where a rank is lost and this does not raise it soon.
+    """
     start_s = time.monotonic()
+    loop = asyncio.get_running_loop()
+
+    def lose(error: RankError) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has gone
+            loop.call_soon_threadsafe(service.fail, error)
+            time.sleep(_LAST_WORDS_S)
+        on_lost(error)
+
     stopping = follow_signals(again=lambda number: os._exit(128 + number))
-    broken = watch_callbacks(asyncio.get_running_loop())
+    broken = watch_callbacks(loop)
     service = ExecutorService(
-        ServiceConfig(config.host, config.port, config.health_port, tls=config.tls_dir), lambda: load(config, on_lost)
+        ServiceConfig(config.host, config.port, config.health_port, tls=config.tls_dir), lambda: load(config, lose)
     )
     port, health_port = await service.listen()
     metrics = MetricsPort(service.metrics.read)

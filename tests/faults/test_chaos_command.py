@@ -78,8 +78,24 @@ def test_a_fault_that_does_not_exist_is_a_wrong_use(chaos):
     assert "there is no fault 'flood'" in " ".join(result.stderr.replace("│", " ").split())
 
 
-def test_all_means_every_fault():
-    assert parse_kinds("all") == tuple(FaultKind)
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--faults", "rank-kill"], "rank-kill needs executors of several ranks: see --tensor-parallel-size"),
+        (["--tensor-parallel-size", "3,x"], "--tensor-parallel-size takes numbers"),
+    ],
+)
+def test_what_needs_ranks_says_so(options, sentence, chaos):
+    result = chaos(*options)
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_all_means_every_fault_that_can_be_done():
+    assert parse_kinds("all", has_ranks=True) == tuple(FaultKind)
+    rank_faults = {FaultKind.RANK_KILL, FaultKind.RANK_FREEZE}
+    assert set(FaultKind) - {*parse_kinds("all", has_ranks=False)} == rank_faults
+    assert {*parse_kinds(None, has_ranks=True)} - {*parse_kinds(None, has_ranks=False)} == rank_faults
 
 
 def test_faults_come_in_turn():

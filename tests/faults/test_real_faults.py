@@ -67,7 +67,7 @@ MORE_FAULTS = [
 NEEDS_A_SPARE = {FaultKind.EXECUTOR_KILL, FaultKind.BOTH_KILL, FaultKind.EXECUTORS_KILL}
 
 
-def setting(kinds, *, timing, times=None, model="smollm2-135m-instruct", num_streams=32, **options):
+def setting(kinds, *, timing, times=None, model="smollm2-135m-instruct", num_streams=32, seed=0, **options):
     """Streams on two executors with these options, with a standby."""
     return Setting(
         deployment=Deployment(
@@ -81,6 +81,7 @@ def setting(kinds, *, timing, times=None, model="smollm2-135m-instruct", num_str
         kinds=kinds,
         num_streams=num_streams,
         max_tokens=40,
+        seed=seed,
         # On a busy machine an executor takes longer to start than clients wait by default.
         max_outage_seconds=300.0,
         timing=timing,
@@ -146,6 +147,21 @@ async def test_no_token_is_lost_when_executors_of_other_kinds_die(options, tiny_
     assert sum(executor.steps.num_accepted_draft_tokens for executor in told) > 0
 
 
+@pytest.mark.slow
+async def test_streams_go_on_between_executors_of_two_ranks_and_of_one(tiny_model, request):
+    """A rank of the first is frozen, then killed, then the other executor dies."""
+    kinds = (FaultKind.RANK_FREEZE, FaultKind.RANK_KILL, FaultKind.EXECUTOR_KILL)
+    options = ("--max-num-seqs", "8", "--quantization", "none", "--tensor-parallel-size", "2,1")
+    load = {"model": str(tiny_model), "num_streams": 8, "executor_options": options, "seed": 1}
+    timing, times = FaultTiming(settle_seconds=120), FaultTimes(freezes=(2.0,))
+    async with undamaged(setting(kinds, timing=timing, times=times, **load), request.config) as running:
+        await running.campaign.run(kinds)
+    _, _, *faults = running.ledger.windows
+    assert [window.detail for window in faults] == ["executor-0's rank 1 for 2 s", "executor-0's rank 1", "executor-1"]
+    assert [len(window.ranks.seconds) for window in faults] == [1, 1, 0]
+    assert running.ledger.seen.num_placed_again > 0
+
+
 async def test_metrics_say_what_clients_saw_when_nothing_is_left_that_could_go_on(paced, request):
     kinds = (FaultKind.EXECUTORS_KILL,)
     quick = setting(kinds, timing=FaultTiming(settle_seconds=120), num_streams=8, **paced)
@@ -194,6 +210,7 @@ async def test_each_fault_fifty_times(kind, request):
         (kind,),
         timing=FaultTiming(settle_seconds=300),
         times=FaultTimes(freezes=(0.1, 1.0, 5.0, 60.0), links=(0.2, 1.0, 3.0, 10.0)),
+        executor_options=("--quantization", "none", "--tensor-parallel-size", "3") if kind.is_of_ranks else (),
     )
     async with undamaged(chosen, request.config) as experiment:
         await experiment.campaign.run([kind] * 50)

@@ -87,16 +87,21 @@ class Campaign:
             self._listener.on_fault(self._ledger.open_window(fault.kind, detail, self._now()))
 
         self._metrics |= await self._system.metrics()
-        await self._injector.inject(fault, begin)
-        window = self._ledger.current
+        watches = self._system.watch_ranks()
         try:
             async with asyncio.timeout(self._timing.settle_seconds):
+                await self._injector.inject(fault, begin)
                 await until(lambda: not self._ledger.num_waiting)
                 if calm is SettledWhen.SYSTEM:
                     await self._system.whole()
-            window.settled_seconds = self._now() - window.began_s
+            is_given_up = False
         except TimeoutError:
-            window.is_given_up = True
+            is_given_up = True
+        window = self._ledger.current
+        window.is_given_up = is_given_up
+        window.settled_seconds = None if is_given_up else self._now() - window.began_s
+        window.ranks.num_left = sum([await watch.close() for watch in watches])
+        window.ranks.seconds = [watch.ended_s - window.began_s for watch in watches if watch.ended_s is not None]
         claimed = between(self._metrics, await self._system.metrics())
         wait_s = self._ledger.longest_wait_s(self._now())
         window.untrue += untrue_of_fault(claimed, window, wait_s, self._system.deployment.num_executors)

@@ -19,7 +19,7 @@ LEAST_SHARE = 0.5
 SLACK_REQUESTS = 4
 _SHARE_ENDED_MEANWHILE = 0.1  # by a stop text, before they were placed again
 # Where only these were done nothing but a preemption or a loss places a request of the load again.
-_ONLY_EXECUTORS = {UNDISTURBED, *(kind for kind in FaultKind if kind.startswith("executor"))}
+_ONLY_EXECUTORS = {UNDISTURBED, *(kind for kind in FaultKind if kind.startswith(("executor", "rank")))}
 
 
 def untrue_of_fault(claims: Claims, window: FaultWindow, longest_wait_s: float, num_executors: int) -> list[str]:
@@ -32,7 +32,7 @@ def untrue_of_fault(claims: Claims, window: FaultWindow, longest_wait_s: float, 
             what = f"{number:.0f} recoveries of a {kind} took {pauses_s:.2f} s together"
             found.append(f"{what}; no client waited longer than {longest_wait_s:.2f} s")
     nobody_left = window.kind == FaultKind.EXECUTORS_KILL or (
-        window.kind == FaultKind.EXECUTOR_KILL and num_executors == 1
+        window.kind in {FaultKind.EXECUTOR_KILL, FaultKind.RANK_KILL} and num_executors == 1
     )
     least_s = LEAST_SHARE * window.silence_seconds - SLACK_S
     if claims.is_whole and nobody_left and window.num_in_flight and least_s > 0:

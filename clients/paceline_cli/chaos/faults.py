@@ -15,6 +15,7 @@ from enum import StrEnum
 from paceline_cli.chaos.proxy import WHOLE, Direction, FaultProxy, LinkState
 from paceline_cli.chaos.system import LocalSystem, Need
 from paceline_cli.chaos.victim import NUM_STREAMS
+from paceline_cli.chaos.waiting import until
 
 _SLOW = LinkState(delay_seconds=0.1, jitter_seconds=0.2)
 # A plan or a delta is some hundred bytes, a snapshot some ten thousand.
@@ -34,6 +35,9 @@ class FaultKind(StrEnum):
     EXECUTORS_KILL = "executors-kill"
     """Every executor at once: nothing is left that could go on."""
     EXECUTOR_FREEZE = "executor-freeze"
+    RANK_KILL = "rank-kill"
+    """A rank but the first, of an executor that has several."""
+    RANK_FREEZE = "rank-freeze"
     BOTH_KILL = "both-kill"
     """The scheduler and an executor at once."""
     CLIENT_KILL = "client-kill"
@@ -51,6 +55,10 @@ class FaultKind(StrEnum):
     EXECUTOR_SILENCE = "executor-silence"
     EXECUTOR_DELAY = "executor-delay"
     EXECUTOR_THROTTLE = "executor-throttle"
+
+    @property
+    def is_of_ranks(self) -> bool:
+        return self in {FaultKind.RANK_KILL, FaultKind.RANK_FREEZE}
 
     @property
     def need(self) -> Need | None:
@@ -97,13 +105,18 @@ class Injector:
             case kinds.SCHEDULERS_KILL:
                 await self._kill(system.deployment.scheduler_names, begin)
             case kinds.SCHEDULER_FREEZE:
-                await self._freeze(await system.active_scheduler(), fault.seconds, begin)
+                await self._freeze_program(await system.active_scheduler(), fault.seconds, begin)
             case kinds.EXECUTOR_KILL:
                 await self._kill([self._executor()], begin)
             case kinds.EXECUTORS_KILL:
                 await self._kill(system.deployment.executor_names, begin)
             case kinds.EXECUTOR_FREEZE:
-                await self._freeze(self._executor(), fault.seconds, begin)
+                await self._freeze_program(self._executor(), fault.seconds, begin)
+            case kinds.RANK_KILL:
+                await self._kill_rank(begin)
+            case kinds.RANK_FREEZE:
+                name, rank, process_id = await self._rank()
+                await _freeze(f"{name}'s rank {rank}", process_id, fault.seconds, begin)
             case kinds.BOTH_KILL:
                 await self._kill([await system.active_scheduler(), self._executor()], begin)
             case kinds.CLIENT_KILL:
@@ -125,16 +138,26 @@ class Injector:
         begin(" and ".join(names))
         for process_id in process_ids:
             os.kill(process_id, signal.SIGKILL)
+        for name, process_id in zip(names, process_ids, strict=True):
+            await self._system.ended(name, process_id)
 
-    async def _freeze(self, name: str, seconds: float, begin: Begin) -> None:
-        process_id = await self._system.process_id(name)
-        begin(f"{name} for {seconds:g} s")
-        os.kill(process_id, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process_id, signal.SIGCONT)
+    async def _freeze_program(self, name: str, seconds: float, begin: Begin) -> None:
+        await _freeze(name, await self._system.process_id(name), seconds, begin)
+
+    async def _kill_rank(self, begin: Begin) -> None:
+        name, rank, process_id = await self._rank()
+        executor = await self._system.process_id(name)
+        begin(f"{name}'s rank {rank}")
+        os.kill(process_id, signal.SIGKILL)
+        await self._system.ended(name, executor)
+
+    async def _rank(self) -> tuple[str, int, int]:
+        """Any but the first, of an executor that has several."""
+        name = self._chance.choice([name for name, degree in self._system.degrees.items() if degree > 1])
+        await until(lambda: bool(self._system.followers(name)))
+        followers = self._system.followers(name)
+        rank = self._chance.randrange(len(followers))
+        return name, rank + 1, followers[rank]
 
     async def _kill_client(self, begin: Begin) -> None:
         async with self._system.client_process() as client:
@@ -159,6 +182,16 @@ class Injector:
                 await _treat(link, name, _SLOW, fault.seconds, begin)
             case _:
                 await _treat(link, name, _NARROW, fault.seconds, begin)
+
+
+async def _freeze(name: str, process_id: int, seconds: float, begin: Begin) -> None:
+    begin(f"{name} for {seconds:g} s")
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process_id, signal.SIGCONT)
 
 
 async def _treat(link: FaultProxy, name: str, state: LinkState, seconds: float, begin: Begin) -> None:

@@ -4,7 +4,7 @@ Knows times of deltas, in seconds of one monotonic clock. Refuses to know how st
 A fault's window lasts until the next one begins; what goes wrong meanwhile is counted for it.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from paceline_cli.chaos.comparison import Mismatches
@@ -55,6 +55,16 @@ class SeenTimes:
 
 
 @dataclass(slots=True)
+class RankEnds:
+    """Of executors of several ranks."""
+
+    seconds: list[float] = field(default_factory=list)
+    """How long after the fault each of them had ended."""
+    num_left: int = 0
+    """Processes of theirs that were there seconds later."""
+
+
+@dataclass(slots=True)
 class FaultWindow:
     """One fault and the time until the next."""
 
@@ -78,8 +88,7 @@ class FaultWindow:
     num_done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     mismatches: Mismatches = field(default_factory=Mismatches)
-    longest_wait_s: float = 0.0
-    """For which any stream got nothing, one that came later too: a bound of what anybody may say of it."""
+    ranks: RankEnds = field(default_factory=RankEnds)
     untrue: list[str] = field(default_factory=list)
     """What metrics claimed of it that is not what clients saw."""
 
@@ -97,6 +106,7 @@ class ChaosLedger:
         self.seen = SeenTimes()
         self.first_failure: str | None = None
         self._last_delta_s: float | None = None
+        self._longest_waits_s = deque([0.0], maxlen=2)  # by window
         self._num_flowing = 0  # streams that have ever delivered something
         self._waiting: set[StreamProgress] = set()
 
@@ -115,9 +125,11 @@ class ChaosLedger:
         return len(self._waiting)
 
     def longest_wait_s(self, now_s: float) -> float:
-        """Over or not, in the present window or the one before: what that lost may come back only now."""
-        over_s = (window.longest_wait_s for window in self.windows[-2:])
-        return max([*over_s, *(stream.waited_s(now_s) for stream in self.running)])
+        """Over or not, in the present window or the one before: what that lost may come back only now.
+
+        A bound of what anybody may say of it.
+        """
+        return max([*self._longest_waits_s, *(stream.waited_s(now_s) for stream in self.running)])
 
     def open_window(self, kind: str, detail: str, now_s: float) -> FaultWindow:
         self.close(now_s)
@@ -127,6 +139,7 @@ class ChaosLedger:
         none_yet = {stream: 0.0 for stream in found if not stream.pauses_by_itself}
         window = FaultWindow(kind, detail, now_s, len(found), stalls=dict(none_yet), longest=none_yet)
         self.windows.append(window)
+        self._longest_waits_s.append(0.0)
         return window
 
     def close(self, now_s: float) -> None:
@@ -140,7 +153,7 @@ class ChaosLedger:
 
     def arrived(self, stream: StreamProgress, num_tokens: int, mismatches: Mismatches, now_s: float) -> None:
         window = self.current
-        window.longest_wait_s = max(window.longest_wait_s, stream.waited_s(now_s))
+        self._longest_waits_s[-1] = max(self._longest_waits_s[-1], stream.waited_s(now_s))
         self._paused(stream, now_s)
         self._waiting.discard(stream)
         self._silent_until(now_s)

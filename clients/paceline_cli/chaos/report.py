@@ -38,6 +38,10 @@ class KindFigures:
     num_done: int
     failures: Counter[str]
     mismatches: Mismatches
+    executor_ends: Spread | None
+    """How long executors of several ranks went on."""
+    num_left: int
+    """Processes of these that were there seconds after them."""
     untrue: tuple[str, ...]
     """What metrics claimed that is not what clients saw."""
 
@@ -47,8 +51,8 @@ class KindFigures:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing failed, was lost, doubled, changed or untrue, and the system came back each time."""
-        return not (self.num_failed or self.mismatches or self.num_unsettled or self.untrue)
+        """Whether nothing failed, was lost, doubled, changed, left or untrue, and the system came back each time."""
+        return not (self.num_failed or self.mismatches or self.num_unsettled or self.num_left or self.untrue)
 
 
 def figures_by_kind(windows: Sequence[FaultWindow]) -> list[KindFigures]:
@@ -77,6 +81,8 @@ def figures_of(kind: str, windows: Sequence[FaultWindow]) -> KindFigures:
         num_done=sum(window.num_done for window in windows),
         failures=failures,
         mismatches=mismatches,
+        executor_ends=spread_of(end_s for window in windows for end_s in window.ranks.seconds),
+        num_left=sum(window.ranks.num_left for window in windows),
         untrue=tuple(sentence for window in windows for sentence in window.untrue),
     )
 
@@ -109,6 +115,8 @@ def _fault_fields(window: FaultWindow) -> dict[str, object]:
         "num_tokens": window.num_tokens,
         "num_done": window.num_done,
         "failures": dict(window.failures),
+        "executor_ends_seconds": window.ranks.seconds,
+        "num_processes_left": window.ranks.num_left,
         "untrue_metrics": window.untrue,
         **_mismatch_fields(window.mismatches),
     }
@@ -128,6 +136,8 @@ def _kind_fields(figures: KindFigures) -> dict[str, object]:
         "num_done": figures.num_done,
         "num_failed": figures.num_failed,
         "failures": dict(figures.failures),
+        "executor_ends_seconds": figures.executor_ends and asdict(figures.executor_ends),
+        "num_processes_left": figures.num_left,
         **_mismatch_fields(figures.mismatches),
     }
 

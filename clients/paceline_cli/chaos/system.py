@@ -6,6 +6,7 @@ Knows processes, addresses and links. Refuses to know which fault is done when.
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import random
 import sys
 from collections.abc import AsyncIterator, Collection, Coroutine
@@ -16,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 from paceline_cli.chaos.metrics import Samples, read
 from paceline_cli.chaos.proxy import FaultProxy
+from paceline_cli.chaos.ranks import RankWatch, followers_of
 from paceline_cli.chaos.waiting import until
 from paceline_cli.supervisor.child import Child, start_child
 from paceline_cli.supervisor.events import BecameReady, ChildEvent, ChildListener, Exited, Program, Started
@@ -32,6 +34,7 @@ _POLL_SECONDS = 0.05
 # Both are on this machine; one that is frozen does not answer at all.
 _ASKING = Timeout(connect_seconds=0.5, call_seconds=0.5)
 _EXECUTORS_OPTION = "--executors"
+RANKS_OPTION = "--tensor-parallel-size"
 # With one executor less the same load may be too much, and a scheduler would refuse some of it. Not here: what is asked
 # is what becomes of requests that were taken.
 _PATIENT_OPTIONS = ("--ttft-budget", "3600")
@@ -55,6 +58,7 @@ class LocalSystem:
         self, deployment: Deployment, needs: Collection[Need], listener: ChildListener, chance: random.Random
     ) -> None:
         self.deployment = deployment
+        self.degrees = degrees_of(deployment)
         self._roll = _Roll(listener)
         self._chance = chance
         self._needs = needs
@@ -84,7 +88,8 @@ class LocalSystem:
 
     async def whole(self) -> None:
         """Return when every process is ready and one scheduler has every executor."""
-        await until(lambda: self._roll.is_complete)
+        names = (*self.deployment.scheduler_names, *self.deployment.executor_names)
+        await until(lambda: self._roll.is_complete and all(map(self._running.process_id, names)))
         await self._served()
 
     async def metrics(self) -> dict[int, Samples]:
@@ -97,6 +102,24 @@ class LocalSystem:
         process_id = self._running.process_id(name)
         assert process_id is not None
         return process_id
+
+    async def ended(self, name: str, process_id: int) -> None:
+        """Once that process does not run it any more."""
+        await until(lambda: self._running.process_id(name) != process_id)
+
+    def followers(self, name: str) -> list[int]:
+        """The processes of an executor's other ranks; none while it is not there."""
+        process_id = self._running.process_id(name)
+        return [] if process_id is None else followers_of(process_id)
+
+    def watch_ranks(self) -> list[RankWatch]:
+        """Of the executors of several ranks that run now."""
+        watches = []
+        for name in (name for name, degree in self.degrees.items() if degree > 1):
+            process_id = self._running.process_id(name)
+            with contextlib.suppress(ProcessLookupError):
+                watches += [] if process_id is None else [RankWatch(process_id)]
+        return watches
 
     async def active_scheduler(self) -> str:
         """Once one serves."""
@@ -189,9 +212,14 @@ class LocalSystem:
                 self.executor_links[scheduler, executor] = await open_link(executor_ports.api)
 
     def _prepared(self, program: Program) -> Program:
-        """The program, as this system needs it: a scheduler refuses nobody and reaches executors through its links."""
-        if program.name not in self.deployment.scheduler_names:
-            return program
+        """The program, as this system needs it: a scheduler refuses nobody and reaches executors through its links.
+
+        An executor has ranks of its own number, which are left to end by themselves.
+        """
+        if program.name in self.degrees:
+            alone = dataclasses.replace(program, leaves_children=True)
+            degree = str(self.degrees[program.name])
+            return with_option(alone, RANKS_OPTION, degree) if RANKS_OPTION in program.command else alone
         addresses = [link.address for (name, _), link in self.executor_links.items() if name == program.name]
         patient = dataclasses.replace(program, command=(*program.command, *_PATIENT_OPTIONS))
         return with_option(patient, _EXECUTORS_OPTION, ",".join(addresses)) if addresses else patient
@@ -204,6 +232,13 @@ async def serves(target: str) -> bool:
             return bool(await client.list_models())
         except PacelineError:
             return False
+
+
+def degrees_of(deployment: Deployment) -> dict[str, int]:
+    """How many ranks each executor has: what its options say, of several numbers the next one. ValueError for none."""
+    options = deployment.executor_options
+    told = options[options.index(RANKS_OPTION) + 1] if RANKS_OPTION in options else "1"
+    return dict(zip(deployment.executor_names, itertools.cycle(map(int, told.split(","))), strict=False))
 
 
 def with_option(program: Program, option: str, value: str) -> Program:

@@ -40,6 +40,9 @@ def print_summary(console: Console, ledger: ChaosLedger) -> None:
     console.print(table_of(ledger.windows))
     console.print(f"\n{LEGEND}\n", markup=False, style="dim")
     console.print(verdict_of(ledger.windows), markup=False)
+    for figures in figures_by_kind(ledger.windows):
+        if figures.executor_ends is not None:
+            console.print(f"{figures.kind}: {_ends(figures.executor_ends)}", markup=False)
     for line in _troubles(ledger):
         console.print(line, markup=False)
 
@@ -87,6 +90,10 @@ def _spread(spread: Spread | None) -> tuple[str, str, str]:
     return _seconds(spread.p50), _seconds(spread.p99), _seconds(spread.longest)
 
 
+def _ends(spread: Spread) -> str:
+    return f"executors of several ranks ended after {' / '.join(_spread(spread))} s"
+
+
 def _seconds(value: float) -> str:
     return f"{value:,.2f}"
 
@@ -103,6 +110,8 @@ def _troubles(ledger: ChaosLedger) -> list[str]:
     if total.mismatches.first is not None:
         troubles.append(f"the first that was wrong was {total.mismatches.first}")
     troubles += [f"a metric is untrue: {sentence}" for sentence in total.untrue]
+    if total.num_left:
+        troubles.append(f"{total.num_left:,} processes were left of executors that had ended, seconds later")
     if total.num_unsettled:
         troubles.append(f"after {total.num_unsettled:,} faults the system was not whole again in time")
     return troubles

@@ -19,6 +19,7 @@ from paceline_cli.chaos.experiment import Experiment, Setting
 from paceline_cli.chaos.faults import FaultKind
 from paceline_cli.chaos.ledger import ChaosLedger
 from paceline_cli.chaos.report import figures_of, report_fields
+from paceline_cli.chaos.system import RANKS_OPTION, degrees_of
 from paceline_cli.chaos.tables import print_summary
 from paceline_cli.chaos.views import ChaosView, make_chaos_view
 from paceline_cli.failures import EXIT_INTERRUPTED, print_error, reported
@@ -31,10 +32,10 @@ _FRAME_SECONDS = 0.25
 _PIPE_WIDTH = 120
 _SHUTDOWN_SECONDS = 10
 # What only makes a link slow makes nothing break: these are done when asked for.
-_DEFAULT_FAULTS = ",".join(kind for kind in FaultKind if not kind.endswith(("-delay", "-throttle")))
+_DEFAULT_FAULTS = tuple(kind for kind in FaultKind if not kind.endswith(("-delay", "-throttle")))
 
 FaultsOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--faults",
         metavar="KIND,…",
@@ -64,13 +65,14 @@ ChaosSeedOption = Annotated[
 JsonFileOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures here.")]
 
 
+@options.hands_on
 def chaos(
     model: options.ModelIfAnyOption = None,
     num_executors: options.NumExecutorsOption = 2,
     standby: options.StandbyOption = False,
     num_threads: options.NumThreadsOption = None,
     runner: options.RunnerOption = None,
-    faults: FaultsOption = _DEFAULT_FAULTS,
+    faults: FaultsOption = None,
     count: CountOption = None,
     duration: DurationOption = None,
     pause: PauseOption = 2.0,
@@ -78,26 +80,32 @@ def chaos(
     max_tokens: MaxTokensOption = 48,
     seed: ChaosSeedOption = 0,
     json_file: JsonFileOption = None,
+    *,
+    handed: options.Handed,
 ) -> None:
     """Kill, freeze and cut a system under load, and check every token.
 
-    Starts schedulers and executors of its own, asks 24 requests undisturbed, keeps them streaming while it injects one
-    fault after another, and compares each delta with the undisturbed output, and metrics with what clients saw. Exit
-    code 0: nothing failed, was lost, doubled, changed or untrue, and the system came back each time.
+    Starts schedulers and executors of its own (by turns of 3 ranks and of 1: --tensor-parallel-size 3,1), asks 24
+    requests undisturbed, keeps them streaming while it injects one fault after another, and compares each delta with
+    the undisturbed output, and metrics with what clients saw. Exit code 0: nothing failed, was lost, doubled, changed,
+    left or untrue, and the system came back each time.
     """
-    kinds = parse_kinds(faults)
+    deployment = Deployment(
+        options=options.names_of(chaos),
+        model=options.model_for(runner, model),
+        host=LOOPBACK,
+        ports=free_ports(num_executors),
+        shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+        num_threads=num_threads,
+        runner=runner,
+        scheduler_options=handed.scheduler,
+        executor_options=handed.executor,
+        with_standby=standby,
+    )
+    kinds = parse_kinds(faults, has_ranks=_has_ranks(deployment))
     num_faults = count if count is not None or duration is not None else _DEFAULT_COUNT
     setting = Setting(
-        deployment=Deployment(
-            options=options.names_of(chaos),
-            model=options.model_for(runner, model),
-            host=LOOPBACK,
-            ports=free_ports(num_executors),
-            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
-            num_threads=num_threads,
-            runner=runner,
-            with_standby=standby,
-        ),
+        deployment=deployment,
         kinds=kinds,
         num_streams=num_streams,
         max_tokens=max_tokens,
@@ -120,15 +128,25 @@ def chaos(
         raise typer.Exit(os.EX_IOERR)
 
 
-def parse_kinds(text: str) -> tuple[FaultKind, ...]:
-    """The faults that were named. `typer.BadParameter` for one that does not exist."""
-    if text == "all":
-        return tuple(FaultKind)
+def parse_kinds(text: str | None, *, has_ranks: bool) -> tuple[FaultKind, ...]:
+    """The faults that were named, else those that can be done. `typer.BadParameter` for one that cannot be."""
+    if text is None or text == "all":
+        kinds = tuple(FaultKind) if text else _DEFAULT_FAULTS
+        return tuple(kind for kind in kinds if has_ranks or not kind.is_of_ranks)
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in tuple(FaultKind):
             raise typer.BadParameter(f"there is no fault {name!r}; there are {', '.join(FaultKind)}")
+        if FaultKind(name).is_of_ranks and not has_ranks:
+            raise typer.BadParameter(f"{name} needs executors of several ranks: see {RANKS_OPTION}")
     return tuple(FaultKind(name) for name in names)
+
+
+def _has_ranks(deployment: Deployment) -> bool:
+    try:
+        return max(degrees_of(deployment).values()) > 1
+    except ValueError:
+        raise typer.BadParameter(f"{RANKS_OPTION} takes numbers") from None
 
 
 def kinds_in_turn(

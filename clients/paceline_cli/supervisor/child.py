@@ -39,8 +39,11 @@ class Child:
     It has a process group of its own, so that Ctrl-C in the terminal reaches the supervisor alone.
     """
 
-    def __init__(self, transport: asyncio.SubprocessTransport, output: "_Output") -> None:
+    def __init__(
+        self, transport: asyncio.SubprocessTransport, output: "_Output", *, leaves_children: bool = False
+    ) -> None:
         self._transport = transport
+        self._leaves_children = leaves_children
         self._output = output
 
     @property
@@ -60,8 +63,8 @@ class Child:
     async def wait(self) -> int:
         """Its exit code, once it has ended and its output was read; negative for the signal that killed it."""
         await self._output.exited.wait()
-        # What it started itself ends with it.
-        self._kill_group()
+        if not self._leaves_children:
+            self._kill_group()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 await self._output.closed.wait()
@@ -154,4 +157,4 @@ async def start_child(program: Program, listener: ChildListener) -> Child:
         process_group=0,
         env=environment_with(program.environment),
     )
-    return Child(transport, output)
+    return Child(transport, output, leaves_children=program.leaves_children)

@@ -18,6 +18,8 @@ class Program:
     """When it is asked to end: after all of lower stages have ended, at once with those of its own."""
     retell: Callable[[str], str] = str
     """What it says of its end, in words for whoever runs this program instead."""
+    leaves_children: bool = False
+    """Whether what it has started itself is left to end by itself when it has ended, for somebody who looks."""
     min_restart_seconds: float = 0.0
     """How long it is left dead at least. Where another process stands in, its start would only be in that one's way."""
 

@@ -19,6 +19,7 @@ from paceline.process.callers import server_credentials
 from paceline.process.health import SERVICE_NAME as HEALTH_SERVICE
 from paceline.process.health import HealthServicer, HealthStatus
 from paceline.process.tls_folder import TlsFolder
+from paceline_executor.errors import DeviceError
 from paceline_executor.link import servicer as executor_service
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.fence import FenceTimes
@@ -108,6 +109,10 @@ class ExecutorService:
             for task in (self._ticker, self._steps.ended):
                 if task.done():
                     task.result()
+
+    def fail(self, error: DeviceError) -> None:
+        """The step that runs fails, and so does whoever waits in `load` or `run`."""
+        self._steps.fail(error)
 
     async def drain(self, grace_s: float) -> bool:
         """Return whether what ran ended within the grace."""

@@ -118,6 +118,7 @@ class StepLoop:
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[Description] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()  # done when the thread has ended, or crashed
+        self._has_failed = False
         self._epoch = 0  # plans of other epochs are dropped; written by the event loop only
         self._failed_epoch = 0  # written by the thread only, as everything below
         self._running: tuple[RunningStep, ...] = ()  # in flight, the first with the time of its start
@@ -183,12 +184,21 @@ class StepLoop:
         self._thread.put(_Question(reply))
         return await asyncio.wrap_future(answer)
 
+    def fail(self, error: DeviceError) -> None:
+        """So does the step that runs, whether or not it ever ends."""
+        if (running := self.running) is not None:
+            failed = FailedStep(self._epoch, running.step_id, str(error))
+            self._on_report(StepRefused(self._epoch, StepFailedError(str(error)), failed))
+        self._has_failed = True
+        _settle(self._loaded, error)
+        _settle(self.ended, error)
+
     def stop(self, timeout_s: float) -> bool:
-        """Let the thread end after its queue; returns whether it has. A loading thread is not waited for. Blocks; call
-        it outside of the event loop's thread.
+        """Let the thread end after its queue; returns whether it has. A thread that loads, or whose device failed
+        beside it, is not waited for. Blocks; call it outside of the event loop's thread.
         """
         self._thread.put(_Stop())
-        return self._thread.join(0.0 if self._loaded.cancelled() else timeout_s)
+        return self._has_failed or self._thread.join(0.0 if self._loaded.cancelled() else timeout_s)
 
     def _run(self) -> _Turns[None]:
         try:

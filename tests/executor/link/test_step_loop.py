@@ -200,6 +200,23 @@ async def test_a_device_that_fails_while_it_computes_is_told_and_ends_the_execut
     assert info_of(failure.value).reason == "STEP_FAILED"
 
 
+async def test_a_device_that_fails_beside_a_step_that_never_ends_is_told_and_ends_the_executor():
+    runner = HeldRunner(HashRunner(HASH_LIMITS.num_blocks, HASH_LIMITS.block_size, HASH_LIMITS.vocab_size))
+    async with serving(lambda: loaded(runner)) as (service, address), attached(address) as client:
+        await client.step([(0, 3)], plan_pb2.BatchPlan(new_requests=[request(0, PROMPT)], grants=grants(CELLS)))
+        while service._steps.running is None:
+            await asyncio.sleep(0.01)
+        service.fail(DeviceFaultError("a rank has ended"))
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await client.result()
+        with pytest.raises(DeviceFaultError, match="a rank has ended"):
+            await service.run()
+        async with asyncio.timeout(2):
+            await service.stop()
+        runner.let_end()
+    assert (info_of(failure.value).reason, failure.value.details()) == ("STEP_FAILED", "a rank has ended")
+
+
 async def test_records_go_in_time_however_often_questions_are_asked(steps):
     """Who looks every second keeps the thread from being idle, and nobody's prompts here."""
     steps.runner.let_end(2)

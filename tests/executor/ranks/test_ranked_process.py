@@ -15,7 +15,7 @@ import pytest
 
 from executor_rig.cpu import cpu_runner
 from executor_rig.driving import Driver
-from executor_rig.plan_client import attached, column, grants, request, tokens_by_row
+from executor_rig.plan_client import attached, column, grants, info_of, request, tokens_by_row
 from paceline.process.command import ExitCode
 from paceline.v1 import plan_pb2
 from random_models import RandomCheckpoint, gguf_parts
@@ -92,16 +92,21 @@ FAULTS = {"killed": (signal.SIGKILL, "was ended by signal 9"), "frozen": (signal
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_what_happens_to_one_rank_ends_all(model, fault):
-    """Also where a step waits for it, for ever."""
+    """Where a step waits for it, for ever, that one has failed."""
     number, said = FAULTS[fault]
     with ranks(model, 2) as (process, port, followers):
         async with attached(f"127.0.0.1:{port}") as client:
+            os.kill(followers[0], signal.SIGSTOP)
+            await client.step([(0, 3)], PLACING)
+            await asyncio.sleep(0.2)
             os.kill(followers[0], number)
-            with pytest.raises(grpc.aio.AioRpcError):
-                await client.run([(0, 3)], PLACING)
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await client.result()
         log, complaint = process.communicate(timeout=GENEROUS_S)
         until_gone(followers)
 
+    assert info_of(failure.value).reason == "STEP_FAILED"
+    assert failure.value.details() in complaint
     assert process.returncode == ExitCode.FAILED
     assert complaint.startswith("paceline-executor: error: rank 1 ")
     assert said in complaint
