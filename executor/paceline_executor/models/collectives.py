@@ -1,4 +1,4 @@
-"""What ranks that share a model's layers do together: add up their parts of a product.
+"""What ranks that share a model's layers do together: add up their parts of a product, and tell each other of logits.
 
 Apart from the models, so that these know neither processes nor links.
 """
@@ -16,7 +16,14 @@ class Collectives(Protocol):
     """Every rank calls the same ones in the same order."""
 
     @property
+    def rank(self) -> int: ...
+
+    @property
     def degree(self) -> int: ...
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """Returns all ranks' parts, of one shape, by rank: [degree, *shape], new."""
+        ...
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         """Returns what `sum_of_slices` makes of all ranks' parts, of one shape: new."""

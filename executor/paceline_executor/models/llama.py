@@ -34,6 +34,7 @@ from paceline_kernels.attention import GOOD_SHORT_QUERIES, Splits, paged_attenti
 from paceline_kernels.decoder import AuxHidden, PhaseTime
 from paceline_kernels.rms_norm import rms_norm
 from paceline_kernels.rope import HeadNorms, rope_and_write_kv
+from paceline_kernels.sampling import VocabularySlice
 from paceline_kernels.take_rows import take_rows
 
 GATES: Mapping[Activation, Gate] = {Activation.SILU: Gate.SILU, Activation.GELU_TANH: Gate.GELU_TANH}
@@ -70,7 +71,11 @@ class LlamaModel:
         ]
         self._final_norm = weights.norm("model.norm.weight")
         tied = config.tie_word_embeddings
-        self._lm_head: Linear = DenseLinear(self._embedding) if tied else weights.linear(("lm_head.weight",))
+        rows = config.scored_rows
+        self._lm_head: Linear = DenseLinear(self._embedding[rows]) if tied else weights.linear(("lm_head.weight",))
+        self.vocabulary = None
+        if collectives is not None:
+            self.vocabulary = VocabularySlice(config.vocab_size, rows.start, collectives.rank, collectives.gather)
 
     @property
     def weight_bytes(self) -> int:

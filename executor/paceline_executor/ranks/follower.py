@@ -71,12 +71,12 @@ def _follow(order: Order, memory: GroupMemory, control: socket.socket) -> NoRetu
     _tell(control, identity_of(whole))
 
     from paceline_executor.ranks.ranked_runner import FollowingRank  # with torch, which takes seconds to import
-    from paceline_executor.ranks.sums import SharedMemorySums
+    from paceline_executor.ranks.shared_collectives import SharedMemoryCollectives
     from paceline_executor.runner.cpu import CpuModel, have_compiled, operations_of
     from paceline_executor.runner.device.host_device import HostDevice
 
     device, checkpoint = HostDevice(order.num_threads), ShardedCheckpoint(whole, memory.rank, order.degree)
-    collectives = SharedMemorySums(memory)
+    collectives = SharedMemoryCollectives(memory)
     model = CpuModel.read(device, checkpoint, FLOAT32_NUMERICS, order.limits.max_model_len, collectives)
     _line_of(control)
     have_compiled(device, operations_of(FLOAT32_NUMERICS), lambda _: None)

@@ -96,7 +96,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, on_lost:
     drafter_needs = NO_DRAFTER if opened_drafter is None else opened_drafter.needs
     limits = limits_for(config, checkpoint.config, numerics, available_bytes(), drafter_needs, checkpoint.stored_types)
 
-    from paceline_executor.ranks.sums import SharedMemorySums
+    from paceline_executor.ranks.shared_collectives import SharedMemoryCollectives
     from paceline_executor.runner.cpu import CpuModel, checked_threads, have_compiled, instructions, operations_of
     from paceline_executor.runner.device.host_device import HostDevice
     from paceline_executor.start.ranks import ranked_runner, start_followers
@@ -108,7 +108,7 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, on_lost:
     device = HostDevice(num_threads)
     group = start_followers(config, opened, limits, num_threads, on_lost)
     progress.log("model_load", "weights", 0.5)
-    collectives = None if group is None else SharedMemorySums(group.memory)
+    collectives = None if group is None else SharedMemoryCollectives(group.memory)
     model = CpuModel.read(device, checkpoint, numerics, limits.max_model_len, collectives)
     progress.log("model_load", "done", 1.0)
     have_compiled(device, operations_of(numerics), on_warm_up)

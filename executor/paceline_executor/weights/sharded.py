@@ -1,8 +1,9 @@
 """One rank's part of a checkpoint: a checkpoint of fewer heads and a narrower feed-forward network.
 
 Queries, keys, values, gates and ups are cut by rows, each head whole; the output of attention and downs by columns, so
-that the ranks' products add up to the whole one's, whose biases stay whole. All else every rank has. A KV head that
-several ranks' queries need each of them has. Refuses to know how sums come about.
+that the ranks' products add up to the whole one's, whose biases stay whole. The output matrix is cut by tokens, unless it
+is the embedding, too. All else every rank has. A KV head that several ranks' queries need each of them has. Refuses to
+know how sums come about.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from paceline_executor.weights.stored_tensor import StoredType
 
 _KV = ("self_attn.k_proj", "self_attn.v_proj")
 _BY_ROWS = ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj")
+_TOKENS = 16  # the vocabulary is cut at multiples of so many
 _BY_COLUMNS = ("self_attn.o_proj", "mlp.down_proj")
 
 
@@ -53,6 +55,7 @@ class ShardedCheckpoint:
             num_heads=whole.num_heads // self.degree,
             num_kv_heads=max(1, whole.num_kv_heads // self.degree),
             intermediate_size=whole.intermediate_size // self.degree,
+            scored=range(*(self._first_scored(rank) for rank in (self.rank, self.rank + 1))),
         )
 
     @property
@@ -79,6 +82,8 @@ class ShardedCheckpoint:
 
     def tensor(self, name: str) -> Float32Array:
         tensor = self.whole.tensor(name)
+        if name == "lm_head.weight":
+            return tensor[self.config.scored_rows].copy()  # what it is a part of shall not stay
         part, kind = name.rsplit(".", 1)
         part = part.split(".", 3)[-1]
         if part in _BY_COLUMNS and kind == "weight":
@@ -93,6 +98,10 @@ class ShardedCheckpoint:
 
     def quantized(self, name: str) -> GroupedRows | None:  # noqa: ARG002
         return None
+
+    def _first_scored(self, rank: int) -> int:
+        size = self.whole.config.vocab_size
+        return min(size, -(-size // _TOKENS) * rank // self.degree * _TOKENS)
 
     def _part(self, size: int) -> slice:
         """This rank's; of fewer than there are ranks, the one that it shares with its neighbours."""

@@ -1,14 +1,14 @@
-"""Ranks in one process: each computes on a thread of its own, one at a time, and they meet at every sum.
+"""Ranks in one process: each computes on a thread of its own, one at a time, and they meet at every sum and draw.
 
 Batches go from the first to the others as bytes, as they do between processes.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 
 import torch
 
 from executor_rig.cpu import MAX_TOKENS, NUM_ROWS
+from kernel_rig.turns import Turns
 from paceline_executor.limits import RowLimits
 from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.ranks.messages import Message, decode, encode
@@ -22,47 +22,29 @@ from paceline_executor.weights.sharded import ShardedCheckpoint
 from paceline_kernels.linear import sum_of_slices
 
 
-class _Turns:
-    """Whoever computes has the lock; whoever waits for the others' parts gives it back meanwhile."""
-
-    def __init__(self, degree: int) -> None:
-        self.lock = threading.Lock()
-        self.barrier = threading.Barrier(degree)
-        self.parts: list[torch.Tensor | None] = [None] * degree
-
-
-class _JoinedSums:
-    def __init__(self, turns: _Turns, rank: int) -> None:
-        self._turns, self._rank = turns, rank
+class _JoinedCollectives:
+    def __init__(self, turns: Turns, rank: int) -> None:
+        self._turns, self.rank = turns, rank
 
     @property
     def degree(self) -> int:
-        return len(self._turns.parts)
+        return self._turns.degree
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        return self._turns.gather(self.rank, part)
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        turns = self._turns
-        turns.parts[self._rank] = part
-        self._meet()
-        total = sum_of_slices(torch.stack([one for one in turns.parts if one is not None]))
-        self._meet()
-        return total
-
-    def _meet(self) -> None:
-        self._turns.lock.release()
-        try:
-            self._turns.barrier.wait(30)
-        finally:
-            self._turns.lock.acquire()
+        return sum_of_slices(self.gather(part))
 
 
 class _TurnDevice(HostDevice):
-    def __init__(self, turns: _Turns) -> None:
+    def __init__(self, turns: Turns) -> None:
         super().__init__(1)
         self._turns = turns
 
     def launch(self, work: Callable[[], object]) -> None:
         def in_turn() -> None:
-            with self._turns.lock:
+            with self._turns.turn():
                 work()
 
         super().launch(in_turn)
@@ -85,11 +67,11 @@ def joined_ranks(
     longest = min(num_blocks * block_size, checkpoint.config.max_model_len)
     vocab_size = checkpoint.config.vocab_size
     limits = RowLimits(NUM_ROWS, longest, MAX_TOKENS, num_blocks, block_size, vocab_size, max_drafts)
-    turns, compared = _Turns(degree), _Compared()
+    turns, compared = Turns(degree), _Compared()
 
     def of_rank(rank: int) -> DeviceRunner:
-        part, sums = ShardedCheckpoint(checkpoint, rank, degree), _JoinedSums(turns, rank)
-        model = CpuModel.read(_TurnDevice(turns), part, FLOAT32_NUMERICS, longest, sums)
+        part, collectives = ShardedCheckpoint(checkpoint, rank, degree), _JoinedCollectives(turns, rank)
+        model = CpuModel.read(_TurnDevice(turns), part, FLOAT32_NUMERICS, longest, collectives)
         return model.runner(limits)
 
     own, *others = map(of_rank, range(degree))
