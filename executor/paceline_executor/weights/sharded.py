@@ -1,9 +1,9 @@
 """One rank's part of a checkpoint: a checkpoint of fewer heads and a narrower feed-forward network.
 
 Queries, keys, values, gates and ups are cut by rows, each head whole; the output of attention and downs by columns, so
-that the ranks' products add up to the whole one's, whose biases stay whole. The output matrix is cut by tokens, unless it
-is the embedding, too. All else every rank has. A KV head that several ranks' queries need each of them has. Refuses to
-know how sums come about.
+that the ranks' products add up to the whole one's, whose biases stay whole. The output matrix is cut by tokens, unless
+it is the embedding, too. All else every rank has. A KV head that several ranks' queries need each of them has. Refuses
+to know how sums come about.
 """
 
 from collections.abc import Mapping
