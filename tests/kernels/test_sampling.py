@@ -13,14 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_rig.draws import FOUR_ROWS, OFF, parameters, rules
 from kernel_rig.tensors import int32, placed, random_logits
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.gpu import architecture
 from paceline_kernels.sampling import (
-    LogitRules,
     SampleOutcome,
-    SamplingParameters,
-    TokenLists,
     reference,
     sample,
     token_logprobs,
@@ -28,8 +26,6 @@ from paceline_kernels.sampling import (
 
 slow = pytest.mark.slow
 CLOSE = 1e-5
-LISTS = ("allowed", "forbidden", "biased", "prompt", "output")
-OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3}
 GREEDY = {"temperature": 0.0}
 FILTERS = [
     {},
@@ -62,41 +58,6 @@ def _small_launch(is_gpu, request, monkeypatch):
             return TensorHandle((x.data * y.data.astype(np.float64) + z.data).astype(np.float32), z.dtype.scalar)
 
         monkeypatch.setattr(InterpreterBuilder, "create_fma", fma)
-
-
-def parameters(rows, num_logprobs=-1):
-    """A row each, with what it names; offsets count up."""
-    rows = [OFF | row for row in rows]
-    return SamplingParameters(
-        temperature=torch.tensor([row["temperature"] for row in rows]),
-        top_k=torch.tensor([row["top_k"] for row in rows], dtype=torch.int32),
-        top_p=torch.tensor([row["top_p"] for row in rows]),
-        min_p=torch.tensor([row["min_p"] for row in rows]),
-        seeds=torch.tensor([row["seed"] for row in rows], dtype=torch.int64),
-        offsets=torch.arange(len(rows), dtype=torch.int32),
-        num_logprobs=torch.full((len(rows),), num_logprobs, dtype=torch.int32),
-    )
-
-
-def rules(*rows):
-    """The rules of rows, each with the lists and penalties that it names; biases are 1, 2 and so on if not named."""
-
-    def lists(name):
-        tokens = [row.get(name, []) for row in rows]
-        ends = torch.tensor([0, *map(len, tokens)]).cumsum(0).int()
-        return TokenLists(ends, torch.tensor([token for row in tokens for token in row], dtype=torch.int32))
-
-    def penalty(name, off):
-        return torch.tensor([row.get(name, off) for row in rows], dtype=torch.float32)
-
-    biases = [row.get("biases", [i + 1.0 for i in range(len(row.get("biased", [])))]) for row in rows]
-    return LogitRules(
-        **{name: lists(name) for name in LISTS},
-        biases=torch.tensor([bias for row in biases for bias in row], dtype=torch.float32),
-        presence_penalty=penalty("presence", 0.0),
-        frequency_penalty=penalty("frequency", 0.0),
-        repetition_penalty=penalty("repetition", 1.0),
-    )
 
 
 def draw(place, logits, rows, chosen_rules=None, num_logprobs=-1):
@@ -158,18 +119,6 @@ def test_the_judge_of_close_calls_accepts_no_other_token():
 def test_every_filter_draws_what_the_reference_draws(backend, place, vocab_size):
     """A row each, at vocabularies that no tile divides; 600 tokens are more than one program surveys."""
     assert_same_draws(backend, place, random_logits(len(FILTERS), vocab_size, vocab_size), FILTERS)
-
-
-ANY_FILTERS = st.fixed_dictionaries(
-    {
-        "temperature": st.sampled_from([0.0, 1e-6, 0.2, 1.0, 3.0]),
-        "top_k": st.sampled_from([0, 1, 2, 5, 40, 97, 1000]),
-        "top_p": st.sampled_from([1e-4, 0.3, 0.9, 0.999, 1.0]),
-        "min_p": st.sampled_from([0.0, 0.02, 0.3, 1.0]),
-        "seed": st.integers(-(2**63), 2**63 - 1),
-    }
-)
-FOUR_ROWS = st.lists(ANY_FILTERS, min_size=4, max_size=4)
 
 
 @given(rows=FOUR_ROWS, vocab_size=st.sampled_from([1, 3, 8, 97, 98, 99]))
@@ -326,7 +275,7 @@ def compiled_rules():
 
     @jit.compiled_for_python
     def first_ruled(logits, arrays):
-        return ruled(logits, np.int64(0), arrays)
+        return ruled(logits, 0, np.int64(0), arrays)
 
     return first_ruled
 

@@ -10,6 +10,7 @@ import torch
 
 from paceline_kernels.attention import Splits
 from paceline_kernels.decoder import AuxHidden, DecoderBatch, PhaseTime
+from paceline_kernels.sampling import VocabularySlice
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class KvCache:
 
 
 class LanguageModel(Protocol):
+    @property
+    def vocabulary(self) -> VocabularySlice | None:
+        """What the logits of one of several ranks are of; None for all tokens."""
+        ...
+
     def forward(
         self,
         inputs: ForwardInputs,
@@ -63,7 +69,7 @@ class LanguageModel(Protocol):
         aux: AuxHidden | None = None,
         times: list[PhaseTime] | None = None,
     ) -> torch.Tensor:
-        """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab].
+        """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab] of `vocabulary`.
 
         They are valid until the next call, and of the type that the device computes with. Where the batch asks for
         those of the token -1 they are NaN. aux: hidden states that a drafter wants are written there. times: gets the
@@ -79,6 +85,11 @@ class LanguageModel(Protocol):
 
 class DeviceModel(Protocol):
     """Its steps are captured in two parts: its forward pass, and the draws."""
+
+    @property
+    def vocabulary(self) -> VocabularySlice | None:
+        """As of a LanguageModel."""
+        ...
 
     @property
     def weight_bytes(self) -> int:
@@ -98,5 +109,5 @@ class DeviceModel(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor, splits: Splits) -> torch.Tensor:
-        """Takes what `hidden` returns. Returns [num_logits, vocab]."""
+        """Takes what `hidden` returns. Returns [num_logits, vocab] of `vocabulary`."""
         ...

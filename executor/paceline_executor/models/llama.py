@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline_executor.models.collectives import Collectives, summed
+from paceline_executor.models.collectives import Collectives, GatheredLinear, summed
 from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.models.layers import (
     DOWN,
@@ -32,8 +32,10 @@ from paceline_executor.weights.checkpoint import Activation
 from paceline_kernels.activation import Gate, softcap
 from paceline_kernels.attention import GOOD_SHORT_QUERIES, Splits, paged_attention
 from paceline_kernels.decoder import AuxHidden, PhaseTime
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.rms_norm import rms_norm
 from paceline_kernels.rope import HeadNorms, rope_and_write_kv
+from paceline_kernels.sampling import VocabularySlice
 from paceline_kernels.take_rows import take_rows
 
 GATES: Mapping[Activation, Gate] = {Activation.SILU: Gate.SILU, Activation.GELU_TANH: Gate.GELU_TANH}
@@ -70,7 +72,13 @@ class LlamaModel:
         ]
         self._final_norm = weights.norm("model.norm.weight")
         tied = config.tie_word_embeddings
-        self._lm_head: Linear = DenseLinear(self._embedding) if tied else weights.linear(("lm_head.weight",))
+        rows = config.scored_rows
+        self._lm_head: Linear = DenseLinear(self._embedding[rows]) if tied else weights.linear(("lm_head.weight",))
+        self.vocabulary = None
+        if collectives is not None and is_cpu(self._embedding.device):
+            self.vocabulary = VocabularySlice(config.vocab_size, rows.start, collectives.rank, collectives.gather)
+        elif collectives is not None:
+            self._lm_head = GatheredLinear(self._lm_head, config.vocab_size, collectives)
 
     @property
     def weight_bytes(self) -> int:

@@ -32,6 +32,8 @@ from paceline_kernels.quantized_linear import PackedWeight, unpack_rows
 class PackedLlamaModel:
     """See `LanguageModel`."""
 
+    vocabulary = None
+
     def __init__(self, checkpoint: Checkpoint, max_model_len: int) -> None:
         config, weights, in_8_bits = checkpoint.config, HostWeights(checkpoint), list[str]()
         embedding = _in_own_order(checkpoint, "model.embed_tokens.weight", in_8_bits)

@@ -1,4 +1,4 @@
-"""Sums over ranks by torch's process groups: NCCL's between GPUs, gloo's between CPUs.
+"""Collectives of ranks by torch's process groups: NCCL's between GPUs, gloo's between CPUs.
 
 Refuses to know whether ranks live, which `group` watches: these libraries wait for half an hour, or for ever.
 """
@@ -15,7 +15,7 @@ from paceline_kernels.linear import sum_of_slices
 _MEETING = timedelta(minutes=10)  # of ranks that start: a rank that does not come is found out earlier, by its watch
 
 
-class ProcessGroupSums:
+class ProcessGroupCollectives:
     """See Collectives. One of a process."""
 
     def __init__(self, memory: GroupMemory, device: torch.device) -> None:
@@ -26,7 +26,7 @@ class ProcessGroupSums:
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             raise RankError(f"ranks cannot reach each other: {reason}; with NCCL_DEBUG=INFO it says more") from error
-        self._degree = memory.degree
+        self.rank, self.degree = memory.rank, memory.degree
 
     @staticmethod
     def _meet(memory: GroupMemory, device: torch.device | None, backend: str) -> None:
@@ -39,15 +39,14 @@ class ProcessGroupSums:
             device_id=device,
         )
 
-    @property
-    def degree(self) -> int:
-        return self._degree
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        parts = torch.empty((self.degree, *part.shape), dtype=part.dtype, device=part.device)
+        distributed.all_gather_into_tensor(parts.view(-1), part.contiguous().view(-1))
+        return parts
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
+        if part.dtype == torch.float32:
+            return sum_of_slices(self.gather(part))
         part = part.contiguous()
-        if part.dtype != torch.float32:
-            distributed.all_reduce(part)
-            return part
-        parts = torch.empty((self._degree, *part.shape), dtype=part.dtype, device=part.device)
-        distributed.all_gather_into_tensor(parts.view(-1), part.view(-1))
-        return sum_of_slices(parts)
+        distributed.all_reduce(part)
+        return part

@@ -80,10 +80,14 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class _NoSums:
+class _NoLinks:
     """See Collectives; what ranks send each other is no kernel of ours."""
 
     degree: int
+    rank: int = 0
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        return torch.empty((self.degree, *part.shape), dtype=part.dtype, device=part.device)
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(part)
@@ -112,7 +116,7 @@ def launches_of_steps(steps: Steps) -> list[KernelLaunch]:
         return drafting_by_model(model, shape, draft.numerics, limits, max_len, splits, META)
 
     def go_through() -> None:
-        collectives = _NoSums(steps.degree) if steps.degree > 1 else None
+        collectives = _NoLinks(steps.degree) if steps.degree > 1 else None
         target = model_of(shape, numerics, steps.stored, collectives)
         geometry = kv_geometry(shape, limits.num_blocks, limits.block_size, numerics)
         kv_cache = allocate_on_device(geometry, numerics.kv, META)

@@ -16,7 +16,7 @@ from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import FLOAT32_NUMERICS, choose_cpu_numerics
 from paceline_executor.ranks.group import OnLost
 from paceline_executor.ranks.memory import GroupMemory
-from paceline_executor.ranks.sums import SharedMemorySums
+from paceline_executor.ranks.shared_collectives import SharedMemoryCollectives
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuModel, checked_threads, have_compiled, instructions, operations_of
 from paceline_executor.runner.device.host_device import HostDevice
@@ -52,7 +52,7 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, on_lost: 
     if ranks is not None:
         ranks.begin(limits)
     progress.log("model_load", "weights", 0.5)
-    collectives = None if ranks is None else SharedMemorySums(ranks.memory)
+    collectives = None if ranks is None else SharedMemoryCollectives(ranks.memory)
     model = CpuModel.read(device, checkpoint, numerics, limits.max_model_len, collectives)
     progress.log("model_load", "done", 1.0)
     drafting = None if opened_drafter is None else opened_drafter.drafting(model, limits, progress)
@@ -101,7 +101,7 @@ class CpuRank:
     def build(self, limits: RowLimits) -> DeviceRunner:
         device = HostDevice(_threads_of_rank(self._config))
         have_compiled(device, operations_of(FLOAT32_NUMERICS), lambda _: None)
-        sums = SharedMemorySums(self._memory)
+        sums = SharedMemoryCollectives(self._memory)
         return CpuModel.read(device, self._part, FLOAT32_NUMERICS, limits.max_model_len, sums).runner(limits)
 
 

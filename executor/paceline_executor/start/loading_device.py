@@ -30,8 +30,8 @@ from paceline_executor.models.rope import rotation_bytes
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics, choose_gpu_numerics, choose_twin_numerics
 from paceline_executor.ranks.group import OnLost
 from paceline_executor.ranks.memory import GroupMemory
-from paceline_executor.ranks.process_group import ProcessGroupSums
-from paceline_executor.ranks.sums import SharedMemorySums
+from paceline_executor.ranks.process_group import ProcessGroupCollectives
+from paceline_executor.ranks.shared_collectives import SharedMemoryCollectives
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.draft_model import drafting_by_model
@@ -396,9 +396,9 @@ class DeviceRank:
 
 def _collectives(memory: GroupMemory, place: Place) -> Collectives:
     if place.is_twin:
-        return SharedMemorySums(memory)
+        return SharedMemoryCollectives(memory)
     keep_nccl_on_this_machine()
-    return ProcessGroupSums(memory, place.device)
+    return ProcessGroupCollectives(memory, place.device)
 
 
 def _limit_threads(num_threads: int | None) -> None:

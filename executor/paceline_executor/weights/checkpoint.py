@@ -117,6 +117,7 @@ class ModelConfig:
     attention_scale: float | None = None  # of q . k; None is head_dim ** -0.5
     attention_softcap: float | None = None  # scores become cap * tanh(score / cap)
     logit_softcap: float | None = None  # logits likewise
+    scored: range | None = None  # the tokens whose logits one rank computes, whose part "lm_head.weight" is; None: all
 
     def window(self, layer: int) -> int | None:
         """Positions a token sees, its own included; None for all."""
@@ -124,6 +125,11 @@ class ModelConfig:
 
     def is_sliding(self, layer: int) -> bool:
         return self.sliding_window is not None and any(self.sliding_layers[layer : layer + 1])
+
+    @property
+    def scored_rows(self) -> slice:
+        """Of a matrix with a row for each token."""
+        return slice(None) if self.scored is None else slice(self.scored.start, self.scored.stop)
 
     def num_parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.tensor_shapes().values())
@@ -135,7 +141,8 @@ class ModelConfig:
             shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in self._layer_shapes().items()}
         shapes["model.norm.weight"] = (self.hidden_size,)
         if not self.tie_word_embeddings:
-            shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
+            num_scored = self.vocab_size if self.scored is None else len(self.scored)
+            shapes["lm_head.weight"] = (num_scored, self.hidden_size)
         return shapes
 
     def _layer_shapes(self) -> dict[str, tuple[int, ...]]:

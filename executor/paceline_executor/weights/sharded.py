@@ -1,8 +1,9 @@
 """One rank's part of a checkpoint: a checkpoint of fewer heads and a narrower feed-forward network.
 
 Queries, keys, values, gates and ups are cut by rows, each head whole; the output of attention and downs by columns, so
-that the ranks' products add up to the whole one's, whose biases stay whole. All else every rank has. A KV head that
-several ranks' queries need each of them has. Refuses to know how sums come about.
+that the ranks' products add up to the whole one's, whose biases stay whole. The output matrix is cut by tokens, unless
+it is the embedding, too. All else every rank has. A KV head that several ranks' queries need each of them has. Refuses
+to know how sums come about.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from paceline_executor.weights.stored_tensor import StoredType
 
 _KV = ("self_attn.k_proj", "self_attn.v_proj")
 _BY_ROWS = ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj")
+_TOKENS = 16  # the vocabulary is cut at multiples of so many
 _BY_COLUMNS = ("self_attn.o_proj", "mlp.down_proj")
 
 
@@ -57,6 +59,13 @@ def _format_of(stored: StoredType | None) -> str:
     return "" if stored is None else stored.name
 
 
+def scored_by(rank: int, degree: int, vocab_size: int) -> range:
+    """The tokens whose logits a rank computes."""
+    num_tiles = -(-vocab_size // _TOKENS)
+    first, end = (min(vocab_size, num_tiles * each // degree * _TOKENS) for each in (rank, rank + 1))
+    return range(first, end)
+
+
 @dataclass(frozen=True, slots=True)
 class ShardedCheckpoint:
     """See Checkpoint."""
@@ -73,6 +82,7 @@ class ShardedCheckpoint:
             num_heads=whole.num_heads // self.degree,
             num_kv_heads=max(1, whole.num_kv_heads // self.degree),
             intermediate_size=whole.intermediate_size // self.degree,
+            scored=scored_by(self.rank, self.degree, whole.vocab_size),
         )
 
     @property
@@ -98,7 +108,9 @@ class ShardedCheckpoint:
         part, kind = name.rsplit(".", 1)
         part = part.split(".", 3)[-1]
         outputs, inputs = slice(0, whole.num_rows), slice(0, whole.row_numbers)
-        if part in _BY_COLUMNS and kind == "weight":
+        if part == "lm_head":
+            outputs = self.config.scored_rows
+        elif part in _BY_COLUMNS and kind == "weight":
             inputs = self._part(whole.row_numbers)
         elif part in _BY_ROWS:
             outputs = self._part(whole.num_rows)

@@ -27,6 +27,7 @@ from paceline_kernels.compiler.compile_lock import CompileLock
 # Numbers inside compiled code. Type checkers keep numpy's scalars and Python's floats apart; compiled code does not.
 Float32: TypeAlias = Any
 Int32: TypeAlias = Any
+Int64: TypeAlias = Any
 
 # Files, by the beginning of their name, and folders that no CPU code is made of.
 _ONLY_FOR_OTHERS = ("reference", "triton", "testing", "gpu")

@@ -46,6 +46,7 @@ from paceline_kernels.sampling.columns import (
     Samples,
     SamplingParameters,
     TokenLists,
+    VocabularySlice,
 )
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "Samples",
     "SamplingParameters",
     "TokenLists",
+    "VocabularySlice",
     "sample",
     "token_logprobs",
 ]
@@ -69,6 +71,7 @@ def sample(
     rules: LogitRules | DrawRules | None = None,
     *,
     max_logprobs: int | None = None,
+    vocabulary: VocabularySlice | None = None,
 ) -> Samples:
     """Draw a token for every row of logits, [num_rows, vocab] contiguous, as the module defines.
 
@@ -78,6 +81,7 @@ def sample(
     looks for the largest of the column, which only a CPU can: a GPU would have to wait, and goes up to 1,024.
     Rules cost their rows what their lists are long, and one to three passes over the vocabulary; None costs nothing.
     DrawRules are for hosts that need not know what has been drawn, and for rows that have several draws.
+    vocabulary: the part of it that logits are of, on a CPU; all ranks find the bits of one that has all. None is all.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
     num_rows = logits.shape[0]
@@ -98,21 +102,27 @@ def sample(
         from paceline_kernels.sampling.draw_rules import rules_of_draws
 
         rules = rules_of_draws(rules, parameters.offsets) if isinstance(rules, DrawRules) else rules
-        return cpu.sample(logits, parameters, rules, max_logprobs)
+        return cpu.sample(logits, parameters, rules, max_logprobs, vocabulary or VocabularySlice(logits.shape[1]))
     if gpu.has_kernels(logits.device):
         from paceline_kernels.sampling import triton
 
+        _check_whole("sample", vocabulary)
         return triton.sample(logits, parameters, rules, _known("sample", max_logprobs))
     raise UnsupportedDeviceError("sample", logits.device, gpu.DEVICES)
 
 
 def token_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor, *, max_logprobs: int | None = None
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    num_logprobs: torch.Tensor,
+    *,
+    max_logprobs: int | None = None,
+    vocabulary: VocabularySlice | None = None,
 ) -> Logprobs:
     """The log-probability of a token per row of logits, [num_rows, vocab], and of the likeliest ones.
 
-    token_ids, num_logprobs: [num_rows] int32; num_logprobs as in SamplingParameters, logits and max_logprobs as in
-    `sample`. A row with a logit that is NaN or +inf gives NaN. Raises KernelArgumentError, UnsupportedDeviceError.
+    token_ids, num_logprobs: [num_rows] int32; num_logprobs as in SamplingParameters, all else as in `sample`. A row
+    with a logit that is NaN or +inf gives NaN. Raises KernelArgumentError, UnsupportedDeviceError.
     """
     num_rows = logits.shape[0]
     _check_logits("token_logprobs", logits)
@@ -121,10 +131,12 @@ def token_logprobs(
     if is_cpu(logits.device):
         from paceline_kernels.sampling import cpu
 
-        return cpu.token_logprobs(logits, token_ids, num_logprobs, max_logprobs)
+        vocabulary = vocabulary or VocabularySlice(logits.shape[1])
+        return cpu.token_logprobs(logits, token_ids, num_logprobs, max_logprobs, vocabulary)
     if gpu.has_kernels(logits.device):
         from paceline_kernels.sampling import triton
 
+        _check_whole("token_logprobs", vocabulary)
         return triton.token_logprobs(logits, token_ids, num_logprobs, _known("token_logprobs", max_logprobs))
     raise UnsupportedDeviceError("token_logprobs", logits.device, gpu.DEVICES)
 
@@ -134,6 +146,11 @@ def _check_logits(op: str, logits: torch.Tensor) -> None:
     if logits.dtype not in types:
         raise KernelArgumentError(op, f"logits must be {' or '.join(map(str, types))}, not {logits.dtype}")
     check_tensor(op, "logits", logits, logits.dtype, (None, None))
+
+
+def _check_whole(op: str, vocabulary: VocabularySlice | None) -> None:
+    if vocabulary is not None:
+        raise KernelArgumentError(op, "vocabulary must be None on a GPU: its kernels draw from all logits")
 
 
 def _known(op: str, max_logprobs: int | None) -> int:

@@ -1,7 +1,9 @@
 """What sampling takes and gives, column by column."""
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import methodcaller
 
 import torch
 
@@ -17,6 +19,17 @@ class SamplingParameters:
     seeds: torch.Tensor  # [num_rows] int64, the bits of the unsigned 64-bit seed
     offsets: torch.Tensor  # [num_rows] int32, the index of the output token that is drawn
     num_logprobs: torch.Tensor  # [num_rows] int32; below 0 none, 0 the chosen token's, n > 0 also the n best
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularySlice:
+    """Which columns of a row's logits one of several ranks has. All draw the same rows, and each finds all tokens."""
+
+    vocab_size: int  # of all ranks together
+    start: int = 0  # the token of the first column, a multiple of 4; ranks' columns follow each other
+    rank: int = 0
+    # Of a tensor that has one shape on all ranks: [ranks, *shape], by rank.
+    gather: Callable[[torch.Tensor], torch.Tensor] = methodcaller("unsqueeze", 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_kernels.compiler import jit
+from paceline_kernels.sampling.contenders import NONE, contender
 from paceline_kernels.vector import simd
 from paceline_kernels.vector.philox import NUM_WORDS, philox4x32
 
@@ -43,10 +44,12 @@ def gumbel_bound(word: np.uint32) -> jit.Float32:
 
 
 @jit.compiled
-def loudest(scaled: _Float32Array, threshold: jit.Float32, last_at_threshold: int, seed: int, offset: int) -> int:
-    """The token with the largest score among those above the threshold, or at it and not after the last that is.
+def loudest(
+    scaled: _Float32Array, begin: int, threshold: jit.Float32, last_at_threshold: int, seed: int, offset: int
+) -> int:
+    """The contender with the largest score among the tokens above the threshold, or at it and not after the last.
 
-    scaled: [vocab], its largest value finite and not below the threshold.
+    scaled: of the tokens from `begin` on, a multiple of 4; none is NaN or above all that is finite. NONE of none.
     """
     num_tiles = (len(scaled) + _TILE - 1) // _TILE
     peaks = np.empty(num_tiles, dtype=np.float32)
@@ -54,15 +57,15 @@ def loudest(scaled: _Float32Array, threshold: jit.Float32, last_at_threshold: in
         start = tile * _TILE
         peaks[tile] = simd.maximum(simd.address(scaled) + 4 * start, min(_TILE, len(scaled) - start))
     # What the likeliest token's tile brings rules out most of the others.
-    likeliest = int(np.argmax(peaks))
+    likeliest = int(np.argmax(peaks)) if num_tiles else -1
     words, bounds = np.empty(_TILE, dtype=np.uint32), np.empty(_TILE, dtype=np.float32)
     best_token, best = len(scaled), np.float32(-np.inf)
-    for number in range(num_tiles + 1):
+    for number in range(num_tiles + 1 if num_tiles else 0):
         tile = likeliest if number == 0 else number - 1
         if (number > 0 and tile == likeliest) or peaks[tile] < threshold or peaks[tile] + _MAX_GUMBEL < best:
             continue
         start = tile * _TILE
-        _bound_scores(scaled[start : start + _TILE], start, seed, offset, words, bounds)
+        _bound_scores(scaled[start : start + _TILE], begin + start, seed, offset, words, bounds)
         if simd.maximum(simd.address(bounds), min(_TILE, len(scaled) - start)) < best:
             continue
         for i in range(min(_TILE, len(scaled) - start)):
@@ -72,7 +75,7 @@ def loudest(scaled: _Float32Array, threshold: jit.Float32, last_at_threshold: in
                 score = value + gumbel(words[i])
                 if score > best or (score == best and token < best_token):
                     best_token, best = token, score
-    return best_token
+    return contender(best, begin + best_token) if best_token < len(scaled) else NONE
 
 
 @jit.compiled

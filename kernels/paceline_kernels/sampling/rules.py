@@ -67,31 +67,35 @@ def check_token_ids(op: str, name: str, token_ids: _Int32Array, vocab_size: int)
 
 
 @jit.compiled
-def ruled(logits: _Float32Array, row: np.int64, rules: RuleArrays) -> _Float32Array:
-    """A copy of one row's logits with its rules applied. logits: [vocab]."""
+def ruled(logits: _Float32Array, start: int, row: np.int64, rules: RuleArrays) -> _Float32Array:
+    """A copy of one row's logits with its rules applied. logits: of the tokens from `start` on."""
     allowed = rules.allowed[rules.cu_allowed[row] : rules.cu_allowed[row + 1]]
     if len(allowed):
         left = np.full(len(logits), _MASKED)
         for token in allowed:
-            left[token] = logits[token]
+            if start <= token < start + len(left):
+                left[token - start] = logits[token - start]
     else:
         left = logits.copy()
     for token in rules.forbidden[rules.cu_forbidden[row] : rules.cu_forbidden[row + 1]]:
-        left[token] = _MASKED
+        if start <= token < start + len(left):
+            left[token - start] = _MASKED
     for i in range(rules.cu_biased[row], rules.cu_biased[row + 1]):
-        left[rules.biased[i]] += rules.biases[i]
+        if start <= rules.biased[i] < start + len(left):
+            left[rules.biased[i] - start] += rules.biases[i]
     presence, frequency = rules.presence_penalty[row], rules.frequency_penalty[row]
     repetition = rules.repetition_penalty[row]
     if presence != 0 or frequency != 0 or repetition != 1:
         prompt = rules.prompt[rules.cu_prompt[row] : rules.cu_prompt[row + 1]]
         output = rules.output[rules.cu_output[row] : rules.cu_output[row + 1]]
-        _penalize(left, prompt, output, presence, frequency, repetition)
+        _penalize(left, start, prompt, output, presence, frequency, repetition)
     return left
 
 
 @jit.compiled
 def _penalize(
     left: _Float32Array,
+    start: int,
     prompt: _Int32Array,
     output: _Int32Array,
     presence: jit.Float32,
@@ -101,18 +105,20 @@ def _penalize(
     """Change the logits of tokens in prompt and output, each once."""
     counts = np.zeros(len(left), dtype=np.int32)
     for token in output:
-        counts[token] += 1
+        if start <= token < start + len(left):
+            counts[token - start] += 1
     for token in output:
-        count = counts[token]
-        if count != _DONE:
-            counts[token] = _DONE
-            logit = _repeated(left[token], repetition)
-            left[token] = logit - frequency * np.float32(count) - presence
+        place = token - start
+        if 0 <= place < len(left) and counts[place] != _DONE:
+            logit = _repeated(left[place], repetition)
+            left[place] = logit - frequency * np.float32(counts[place]) - presence
+            counts[place] = _DONE
     if repetition != 1:
         for token in prompt:
-            if counts[token] != _DONE:
-                counts[token] = _DONE
-                left[token] = _repeated(left[token], repetition)
+            place = token - start
+            if 0 <= place < len(left) and counts[place] != _DONE:
+                counts[place] = _DONE
+                left[place] = _repeated(left[place], repetition)
 
 
 @jit.compiled

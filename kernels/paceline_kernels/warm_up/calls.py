@@ -55,7 +55,7 @@ def _sample_by_rules() -> None:
 
 def _parameters() -> SamplingParameters:
     one, one_float = torch.ones(1, dtype=torch.int32), torch.ones(1)
-    return SamplingParameters(one_float, one, one_float, one_float, one.long(), one, one)
+    return SamplingParameters(one_float, one, one_float / 2, one_float, one.long(), one, one)
 
 
 def _row_operations() -> None:

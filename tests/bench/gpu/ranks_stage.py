@@ -21,7 +21,8 @@ from gpu.feed import Feed, Step, limits_of, prompts_of, times_ms
 from gpu.report import Report
 from gpu.rigs import LLAMA_8B, Place, find_place, make_feed, uploaded
 from gpu.stage import Task, run_stage
-from joined_ranks import JoinedSums, TurnDevice, TurnGpu, Turns, joined
+from joined_ranks import JoinedCollectives, TurnDevice, TurnGpu, joined
+from kernel_rig.turns import Turns
 from paceline.plan.sampling import SamplingParams
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
@@ -46,7 +47,10 @@ Drawn = Callable[[], Sequence[list[list[int]]]]
 class _NoLinks:
     """See Collectives: the bytes are copied, and nothing is added."""
 
-    degree = 8
+    rank, degree = 0, 8
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        return part.expand(self.degree, *part.shape)
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         return part.clone()
@@ -78,7 +82,7 @@ def _joined(
 
     def of_rank(rank: int) -> DeviceRunner:
         device = TurnGpu(turns) if place.is_cuda else TurnDevice(turns)
-        part, sums = ShardedCheckpoint(checkpoint, rank, degree), JoinedSums(turns, rank)
+        part, sums = ShardedCheckpoint(checkpoint, rank, degree), JoinedCollectives(turns, rank)
         model = upload_model(part, device.torch_device, limits.max_model_len, numerics, collectives=sums)
         geometry = kv_geometry(part.config, limits.num_blocks, limits.block_size, numerics)
         cache = allocate_on_device(geometry, numerics.kv, device.torch_device)

@@ -16,7 +16,8 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from joined_ranks import JoinedSums, Turns
+from joined_ranks import JoinedCollectives
+from kernel_rig.turns import Turns
 from model_inputs import Row, inputs_of
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
 from paceline_executor.models import layers
@@ -297,8 +298,8 @@ def test_with_fixed_splits_two_ranks_have_the_bits_of_one():
     numerics = computed_in(torch.float16)
 
     def of_rank(rank):
-        part, sums = ShardedCheckpoint(checkpoint, rank, 2), JoinedSums(turns, rank)
-        with turns.lock:
+        part, sums = ShardedCheckpoint(checkpoint, rank, 2), JoinedCollectives(turns, rank)
+        with turns.turn():
             model = upload_model(part, DEVICE, MAX_MODEL_LEN, numerics, collectives=sums)
             return logits_of(model, part.config, torch.float16, batches)
 

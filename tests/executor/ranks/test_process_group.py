@@ -13,13 +13,13 @@ DEGREE = 3
 RANK = """
 import sys, torch
 from paceline_executor.ranks.memory import Descriptors, GroupMemory
-from paceline_executor.ranks.process_group import ProcessGroupSums
+from paceline_executor.ranks.process_group import ProcessGroupCollectives
 rank, degree = int(sys.argv[1]), int(sys.argv[2])
-sums = ProcessGroupSums(GroupMemory(Descriptors.from_json(sys.argv[3]), rank, degree), torch.device("cpu"))
+ranks = ProcessGroupCollectives(GroupMemory(Descriptors.from_json(sys.argv[3]), rank, degree), torch.device("cpu"))
 part = torch.randn(5, 7, generator=torch.Generator().manual_seed(rank))
 for dtype in (torch.float32, torch.bfloat16):
     for _ in range(2):
-        total = sums.sum(part.to(dtype))
+        total = ranks.sum(part.to(dtype))
     sys.stdout.buffer.write(total.float().numpy().tobytes())
 """
 

@@ -20,13 +20,15 @@ from random_models import FAMILY_CONFIGS, TINY_CONFIG, RandomCheckpoint
 
 SEEDED = Draw(temperature=0.9, top_p=0.95, seed=123456789012345678, num_logprobs=4)
 GREEDY = Draw(num_logprobs=4)
+FILTERED = Draw(temperature=1.5, top_k=150, min_p=1e-6, seed=7, num_logprobs=200)
 
 
 def drawn_by(runner):
-    """Rows in chunks, greedy and seeded, together, then one that has copies of the blocks of the first."""
+    """Rows in chunks, greedy, seeded and filtered, together, then one that has copies of the blocks of the first."""
     driver = Driver(runner, seed=1)
     prompts = [np.random.default_rng(size).integers(0, 272, size).tolist() for size in (40, 17, 3)]
-    rows = [driver.add(each, draw, max_chunk=11) for each, draw in zip(prompts, (GREEDY, SEEDED, GREEDY), strict=True)]
+    draws = GREEDY, SEEDED, FILTERED
+    rows = [driver.add(each, draw, max_chunk=11) for each, draw in zip(prompts, draws, strict=True)]
     driver.run(rows, 12)
     rows.append(driver.add([*prompts[0][:33], 5, 6, 7], SEEDED, max_chunk=9, shares=rows[0]))
     copies = [driver._free.pop() for _ in rows[-1].blocks]
@@ -36,18 +38,24 @@ def drawn_by(runner):
     return rows
 
 
-@pytest.mark.parametrize("family", FAMILY_CONFIGS)
-def test_ranks_draw_the_tokens_of_one(family):
-    """Of two, each has a KV head; of four, pairs have the same. Log-probabilities have the same bits."""
-    checkpoint = RandomCheckpoint(FAMILY_CONFIGS[family])
+SHARED = {family: (config, (2, 4)) for family, config in FAMILY_CONFIGS.items()}
+SHARED["of three heads"] = replace(FAMILY_CONFIGS["llama"], num_heads=3, num_kv_heads=3), (3,)
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_ranks_draw_the_tokens_of_one(case):
+    """Of two, each has a KV head; of four, pairs have the same. No number divides the vocabulary evenly.
+
+    Log-probabilities have the same bits.
+    """
+    config, degrees = SHARED[case]
+    checkpoint = RandomCheckpoint(config)
     expected = drawn_by(cpu_runner(checkpoint, num_blocks=128, block_size=16))
-    for degree in (2, 4):
+    for degree in degrees:
         runner, steps = joined_ranks(checkpoint, degree)
         rows = drawn_by(runner)
         assert [row.output for row in rows] == [row.output for row in expected]
-        for row, one in zip(rows, expected, strict=True):
-            chosen, alone = ([drawn.chosen for drawn in each.logprobs] for each in (row, one))
-            assert chosen == alone
+        assert [row.logprobs for row in rows] == [row.logprobs for row in expected]
         assert all(drawn == [drawn[0]] * degree for drawn in steps())
 
 
@@ -91,7 +99,7 @@ def test_parts_are_the_whole_when_put_together():
     parts = [ShardedCheckpoint(whole, rank, 2) for rank in range(2)]
     for name, shape in whole.config.tensor_shapes().items():
         tensors = [part.tensor(name) for part in parts]
-        assert all(tensor.shape == parts[0].config.tensor_shapes()[name] for tensor in tensors)
+        assert [tensor.shape for tensor in tensors] == [part.config.tensor_shapes()[name] for part in parts]
         axis = next((axis for axis, size in enumerate(shape) if tensors[0].shape[axis] != size), None)
         put_together = tensors[0] if axis is None else np.concatenate(tensors, axis)
         np.testing.assert_array_equal(put_together, whole.tensor(name))

@@ -11,7 +11,7 @@ from paceline_executor.errors import RankError
 from paceline_executor.ranks.guard import DrawGuard, Posts
 from paceline_executor.ranks.memory import NUM_POSTS, PART_BYTES, RING_BYTES, Descriptors, GroupMemory
 from paceline_executor.ranks.ring import BatchRingReader, BatchRingWriter
-from paceline_executor.ranks.sums import SharedMemorySums
+from paceline_executor.ranks.shared_collectives import SharedMemoryCollectives
 from paceline_executor.runner.interface import StepOutput
 from paceline_kernels.linear import sum_of_slices
 
@@ -66,13 +66,31 @@ def test_all_ranks_have_the_same_sums(memories):
     parts = [[torch.rand(shape) - 0.5 for shape in shapes] for _ in memories]
 
     def summing(memory):
-        sums = SharedMemorySums(memory)
+        sums = SharedMemoryCollectives(memory)
         return lambda: [sums.sum(part) for part in parts[memory.rank]]
 
     found = in_threads(*map(summing, memories))
     for of_shape in zip(*parts, *found, strict=True):
         expected = sum_of_slices(torch.stack(of_shape[:3]))
         assert all(torch.equal(total, expected) for total in of_shape[3:])
+
+
+def test_all_ranks_have_the_parts_of_all(memories):
+    """By rank, also those that are longer than what is laid out at a time, and between sums."""
+    shapes = [(3,), (0, 8), (2, PART_BYTES // 8 - 1), (4, 2)]
+    parts = [[torch.randint(-(2**62), 2**62, shape) for shape in shapes] for _ in memories]
+
+    def gathering(memory):
+        collectives = SharedMemoryCollectives(memory)
+
+        def gather(part):
+            collectives.sum(torch.ones(1, 2))
+            return collectives.gather(part)
+
+        return lambda: [gather(part) for part in parts[memory.rank]]
+
+    for gathered in in_threads(*map(gathering, memories)):
+        assert all(map(torch.equal, gathered, map(torch.stack, zip(*parts, strict=True))))
 
 
 def output(*tokens, num_accepted=None):

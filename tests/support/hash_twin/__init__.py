@@ -45,6 +45,7 @@ class HashModel:
     `problems`: of rows of the plan, by step. reads: hears of contexts that tokens are drawn behind.
     """
 
+    vocabulary = None
     weight_bytes = 0
     windows = (None,)
 

@@ -1,9 +1,8 @@
-"""Ranks in one process: each computes on a thread of its own, one at a time, and they meet at every sum.
+"""Ranks in one process: each computes on a thread of its own, one at a time, and they meet at every sum and draw.
 
 Batches go from the first to the others as bytes, as they do between processes.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -11,6 +10,7 @@ from functools import partial
 import torch
 
 from executor_rig.cpu import MAX_TOKENS, NUM_ROWS
+from kernel_rig.turns import Turns
 from paceline_executor.limits import RowLimits
 from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.ranks.messages import Message, decode, encode
@@ -25,37 +25,19 @@ from paceline_executor.weights.sharded import ShardedCheckpoint
 from paceline_kernels.linear import sum_of_slices
 
 
-class Turns:
-    """Whoever computes has the lock; whoever waits for the others' parts gives it back meanwhile."""
-
-    def __init__(self, degree: int) -> None:
-        self.lock = threading.Lock()
-        self.barrier = threading.Barrier(degree)
-        self.parts: list[torch.Tensor | None] = [None] * degree
-
-
-class JoinedSums:
+class JoinedCollectives:
     def __init__(self, turns: Turns, rank: int) -> None:
-        self._turns, self._rank = turns, rank
+        self._turns, self.rank = turns, rank
 
     @property
     def degree(self) -> int:
-        return len(self._turns.parts)
+        return self._turns.degree
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        return self._turns.gather(self.rank, part)
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        turns = self._turns
-        turns.parts[self._rank] = part
-        self._meet()
-        total = sum_of_slices(torch.stack([one for one in turns.parts if one is not None]))
-        self._meet()
-        return total
-
-    def _meet(self) -> None:
-        self._turns.lock.release()
-        try:
-            self._turns.barrier.wait(30)
-        finally:
-            self._turns.lock.acquire()
+        return sum_of_slices(self.gather(part))
 
 
 class TurnDevice(HostDevice):
@@ -91,7 +73,7 @@ class TurnGpu(CudaDevice):
 
 
 def _in_turn(turns: Turns, work: Callable[[], object]) -> None:
-    with turns.lock:
+    with turns.turn():
         work()
 
 
@@ -115,8 +97,8 @@ def joined_ranks(
     turns = Turns(degree)
 
     def of_rank(rank: int) -> DeviceRunner:
-        part, sums = ShardedCheckpoint(checkpoint, rank, degree), JoinedSums(turns, rank)
-        model = CpuModel.read(TurnDevice(turns), part, FLOAT32_NUMERICS, longest, sums)
+        part, collectives = ShardedCheckpoint(checkpoint, rank, degree), JoinedCollectives(turns, rank)
+        model = CpuModel.read(TurnDevice(turns), part, FLOAT32_NUMERICS, longest, collectives)
         return model.runner(limits)
 
     return joined([of_rank(rank) for rank in range(degree)])

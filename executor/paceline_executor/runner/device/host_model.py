@@ -15,6 +15,7 @@ class HostModel:
     windows = ()
 
     def __init__(self, model: LanguageModel, vocab_size: int, profiler: HostProfiler) -> None:
+        self.vocabulary = model.vocabulary
         self._model = model
         self._vocab_size = vocab_size
         self._profiler = profiler

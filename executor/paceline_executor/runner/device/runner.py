@@ -294,7 +294,8 @@ class DeviceRunner:
         launched = _LaunchedPiece(piece.row)
 
         def take(logits: torch.Tensor) -> None:
-            found = token_logprobs(logits, targets, num_top, max_logprobs=piece.num_top)
+            vocabulary, max_logprobs = self._model.vocabulary, piece.num_top
+            found = token_logprobs(logits, targets, num_top, max_logprobs=max_logprobs, vocabulary=vocabulary)
             columns = (found.logprobs, found.top_token_ids, found.top_logprobs)
             launched.values.extend(download(column) for column in columns)
 

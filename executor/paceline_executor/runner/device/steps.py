@@ -196,7 +196,8 @@ class DeviceSteps:
         logits = self._model.logits(forwarded.hidden, self._splits)
         drawn = None if rules is None else DrawRules(rules, draws.rows, rows.state.token_ids, rows.draws.num_prompt)
         max_logprobs = self._rings.max_logprobs if with_logprobs else -1
-        samples = sample(logits, draws.parameters, drawn, max_logprobs=max_logprobs)
+        vocabulary = self._model.vocabulary
+        samples = sample(logits, draws.parameters, drawn, max_logprobs=max_logprobs, vocabulary=vocabulary)
         columns = rows.state, rows.draws, forwarded.plan, forwarded.batch, draws, samples
         advanced = advance_rows(*columns, self.drafting.max_drafts)
         results, step, clock = self._rings.results, self._step, self._clock
