@@ -115,11 +115,16 @@ def _place(kind: RunnerKind, rank: int, degree: int) -> Place:
     """Of the GPUs that torch sees, each rank has that of its number."""
     if kind is not RunnerKind.CUDA:
         return twin_place(degree)
+    if degree > 1:
+        _take_gpu(rank, degree)
+    return this_gpu()
+
+
+def _take_gpu(rank: int, degree: int) -> None:
     if degree > torch.cuda.device_count():
         sentence = f"--tensor-parallel-size {degree}: torch sees {torch.cuda.device_count()} GPUs"
         raise MissingDeviceError(f"{sentence}: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or lower it")
     torch.cuda.set_device(rank)
-    return this_gpu()
 
 
 class DeviceStart:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from gpu.rigs import LLAMA_8B
 from paceline.plan.values import GraphSizes
 from paceline_executor.config import RunnerKind, parse_config
-from paceline_executor.errors import LimitError, ShortMemoryError
+from paceline_executor.errors import LimitError, MissingDeviceError, ShortMemoryError
 from paceline_executor.limits import RowLimits
 from paceline_executor.memory import is_out_of_memory
 from paceline_executor.models.registry import build_model
@@ -136,6 +136,12 @@ def test_blocks_have_64_slots_on_a_gpu_unless_others_are_asked_for(built, kind):
 def test_rows_are_drafted_for_unless_bits_may_not_depend_on_the_step(built):
     assert loaded(WIDE).description.limits.max_num_draft_tokens == 7
     assert loaded(WIDE, "--batch-invariant").description.limits.max_num_draft_tokens == 0
+
+
+def test_more_ranks_than_there_are_gpus_are_refused():
+    """Of this machine, which has none; before a rank is started."""
+    with pytest.raises(MissingDeviceError, match=r"--tensor-parallel-size 2: torch sees 0 GPUs: .*, or lower it"):
+        loaded(WIDE, "--tensor-parallel-size", "2")
 
 
 @pytest.mark.parametrize(("arguments", "splits"), [([], Splits.EVEN), (["--batch-invariant"], Splits.FIXED)])
