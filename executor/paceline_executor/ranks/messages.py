@@ -15,6 +15,8 @@ import numpy as np
 
 from paceline_executor.errors import RankError
 from paceline_executor.runner.interface import (
+    NO_CELLS,
+    NOTHING_DESCRIBED,
     BlockCells,
     HostTokenLists,
     Int32Array,
@@ -42,7 +44,8 @@ class Copy:
 Message = Prepare | Copy | StepBatch
 _MESSAGES = (Prepare, Copy, StepBatch)
 
-_NONE, _INT, _FLOAT, _TUPLE, _MAPPING, _ARRAY, _CLASS = 0, 1, 2, 3, 4, 8, 16
+_NONE, _INT, _FLOAT, _TUPLE, _MAPPING, _ARRAY, _CLASS, _CONSTANT = 0, 1, 2, 3, 4, 8, 16, 32
+_CONSTANTS = (NOTHING_DESCRIBED, NO_CELLS)  # most batches have both
 _DTYPES = tuple(np.dtype(kind) for kind in ("<i4", "<f4", "<u8"))
 _CLASSES: tuple[type[Any], ...] = (
     *_MESSAGES,
@@ -51,6 +54,7 @@ _CLASSES: tuple[type[Any], ...] = (
 _CODES = {
     kind: code for start, kinds in ((_ARRAY, _DTYPES), (_CLASS, _CLASSES)) for code, kind in enumerate(kinds, start)
 }
+_CODES_OF_CONSTANTS = {id(constant): code for code, constant in enumerate(_CONSTANTS, _CONSTANT)}
 _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in _CLASSES}
 
 
@@ -80,7 +84,9 @@ class _MessageWriter:
 
     def put(self, value: object) -> None:
         kind, words = type(value), self.words
-        if isinstance(value, np.ndarray):
+        if (code := _CODES_OF_CONSTANTS.get(id(value))) is not None:
+            words.append(code)
+        elif isinstance(value, np.ndarray):
             words += (_CODES[value.dtype], value.ndim, *value.shape)
             if value.size:
                 self.arrays += (value.tobytes(), bytes(-value.nbytes % _WORD))
@@ -109,6 +115,8 @@ class _MessageReader:
 
     def take(self) -> Any:  # noqa: ANN401, of what is sent
         code = next(self._words)
+        if code >= _CONSTANT:
+            return _CONSTANTS[code - _CONSTANT]
         if code >= _CLASS:
             kind = _CLASSES[code - _CLASS]
             return kind(*[self.take() for _ in _FIELDS[kind]])

@@ -1,6 +1,7 @@
 """Messages from rank 0 to all others: a ring of bytes in shared memory, written once and read by each.
 
-A message follows its length. One that is longer than the ring goes through it in pieces.
+A message follows its length. One that is longer than the ring goes through it in pieces. Each rank wakes two others, so
+that the first, whose steps wait for it, makes two system calls, however many there are.
 """
 
 from functools import partial
@@ -28,8 +29,7 @@ class BatchRingWriter:
             for place, part in _places(written, piece.size):
                 memory.ring[place] = piece[part]
             memory.written[0] = written + piece.size
-            for wake in memory.batch_wakes[1:]:
-                wake.give()
+            _wake_next(memory)
 
     def _has_room(self, end: int) -> bool:
         return end - int(self._memory.read[1:].min()) <= RING_BYTES
@@ -64,7 +64,13 @@ class BatchRingReader:
         for place, part in _places(int(memory.read[memory.rank]), out.size):
             out[part] = memory.ring[place]
         memory.read[memory.rank] += out.size
+        _wake_next(memory)
         memory.follower_wake.give()
+
+
+def _wake_next(memory: GroupMemory) -> None:
+    for wake in memory.batch_wakes[2 * memory.rank + 1 : 2 * memory.rank + 3]:
+        wake.give()
 
 
 def _places(start: int, size: int) -> list[tuple[slice, slice]]:
