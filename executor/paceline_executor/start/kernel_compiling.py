@@ -140,15 +140,21 @@ def _drafting_of_head(shape: HeadShape, target: LlamaModel, limits: RowLimits, s
     return drafting_by_head(head, ids, numerics, limits, splits)
 
 
+def find_kernels_in(cache_dir: Path) -> Path:
+    """This process takes from there what is compiled, and keeps there what it compiles itself. Returns the folder."""
+    folder = cache_dir / _FOLDER
+    triton.knobs.cache.dir = str(folder)
+    settle_keys()
+    return folder
+
+
 def have_compiled(
     steps: Steps, capability: tuple[int, int], cache_dir: Path, on_progress: Callable[[str, float], None]
 ) -> Compiled:
     """This process finds it from now on. on_progress: told what is done, and which part of it. Raises StartError for a
     kernel that the compiler refuses.
     """
-    folder, (major, minor) = cache_dir / _FOLDER, capability
-    triton.knobs.cache.dir = str(folder)
-    settle_keys()
+    folder, (major, minor) = find_kernels_in(cache_dir), capability
     mark = folder / f"all-{_digest(steps, capability)}"
     if num_kept := _num_kept(mark):
         return Compiled(num_compiled=0, num_kept=num_kept, num_lost=0)

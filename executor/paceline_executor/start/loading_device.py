@@ -6,6 +6,7 @@ Refuses to know how bytes come to a device and in which numbers they are compute
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import structlog
 import torch
@@ -108,7 +109,7 @@ def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: P
 def rank_on_device(config: Config, kind: RunnerKind, opened: Opened, memory: GroupMemory) -> "DeviceRank":
     """A follower's. Raises as `load_on_device` does."""
     place = _place(kind, memory.rank, memory.degree)
-    return DeviceRank(DeviceStart(config, place, opened, NoProgress(), memory), place.name)
+    return DeviceRank(DeviceStart(config, place, opened, NoProgress(), memory), place, config.cache_dir)
 
 
 def _place(kind: RunnerKind, rank: int, degree: int) -> Place:
@@ -389,13 +390,22 @@ class DeviceRank:
     """See `start.follower.Rank`."""
 
     start: DeviceStart
-    device: str
+    place: Place
+    cache_dir: Path
+
+    @property
+    def device(self) -> str:
+        return self.place.name
 
     @property
     def num_blocks(self) -> int:
         return self.start.plan_memory()[0].num_blocks
 
     def build(self, limits: RowLimits) -> DeviceRunner:
+        if not self.place.is_twin:
+            from paceline_executor.start.kernel_compiling import find_kernels_in  # where Triton is
+
+            find_kernels_in(self.cache_dir)
         return self.start.build(limits)
 
 

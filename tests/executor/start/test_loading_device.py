@@ -20,13 +20,15 @@ from paceline_executor.memory import is_out_of_memory
 from paceline_executor.models.registry import build_model
 from paceline_executor.models.rope import rotation_bytes
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
+from paceline_executor.ranks.memory import Descriptors, GroupMemory
+from paceline_executor.ranks.shared_collectives import SharedMemoryCollectives
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.draft_model import NUM_PASSES
 from paceline_executor.runner.device.memory_plan import DeviceMemory
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.start import kernel_compiling, loading_device
 from paceline_executor.start.device_drafts import DeviceHeadDraft
-from paceline_executor.start.loading_device import DeviceStart, Place, load_on_device
+from paceline_executor.start.loading_device import DeviceStart, Place, load_on_device, rank_on_device
 from paceline_executor.start.opening import Opened, ProgressLog, open_model, simulated_tokenizer
 from paceline_executor.weights.checkpoint import KvScales
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
@@ -136,6 +138,20 @@ def test_blocks_have_64_slots_on_a_gpu_unless_others_are_asked_for(built, kind):
 def test_rows_are_drafted_for_unless_bits_may_not_depend_on_the_step(built):
     assert loaded(WIDE).description.limits.max_num_draft_tokens == 7
     assert loaded(WIDE, "--batch-invariant").description.limits.max_num_draft_tokens == 0
+
+
+def test_a_follower_takes_the_kernels_that_the_first_rank_has_compiled(monkeypatch, tmp_path):
+    """Each rank would compile its own otherwise, with the others waiting."""
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton.knobs.cache, "dir", "elsewhere")
+    monkeypatch.setattr(kernel_compiling, "settle_keys", lambda: None)  # of compiled functions, not of interpreted ones
+    monkeypatch.setattr(loading_device, "_take_gpu", lambda *_: None)
+    monkeypatch.setattr(loading_device, "_collectives", lambda memory, _: SharedMemoryCollectives(memory))
+    config = parse_config([*SMALL, "--tensor-parallel-size", "2", "--cache-dir", str(tmp_path)])
+    memory = GroupMemory(Descriptors.new(2), 1, 2)
+    rank = rank_on_device(config, RunnerKind.CUDA, opened(WIDE), memory)
+    rank.build(RowLimits(4, 64, 64, 16, 16, WIDE.config.vocab_size))
+    assert (rank.device, triton.knobs.cache.dir) == (H100.name, str(tmp_path / "triton"))
 
 
 def test_more_ranks_than_there_are_gpus_are_refused():
