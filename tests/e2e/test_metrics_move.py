@@ -17,7 +17,7 @@ from service_processes.measured import event, module_process
 
 PORTS = ("--port", "0", "--health-port", "0", "--metrics-port", "0")
 SMALL = ("--max-num-seqs", "8", "--max-model-len", "512", "--kv-cache-memory", "2MiB")
-CONSTANT = {"cache_config_info", "executor_info", "executor_weight_bytes"}
+CONSTANT = {"cache_config_info", "executor_info", "executor_ranks", "executor_weight_bytes"}
 CONSTANT |= {"executor_kv_blocks", "executor_kv_cache_bytes"}
 # What no client and no operator can do to a sound system; their own tests show them.
 NOT_HERE = {"executor_refused_plans", "executor_failed_steps"}

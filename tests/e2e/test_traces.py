@@ -236,7 +236,8 @@ def test_a_scheduler_imports_nothing_unasked_and_starts_without_what_it_cannot_h
     program = """
 import sys
 from types import SimpleNamespace
-from paceline_scheduler import config, process, tracing
+from paceline_scheduler import config, process
+from paceline_scheduler.telemetry import tracing
 def started(**environ):
     settings = SimpleNamespace(traces=config.wanted_traces(environ))
     assert tracing.trace(settings, None, None, None, None, "") is None

@@ -190,7 +190,7 @@ def test_memory_that_runs_out_while_the_model_is_loaded_is_one_line_and_its_own_
     def fail(*_):
         raise MemoryError
 
-    monkeypatch.setattr("paceline_executor.start.loading.choose_cpu_numerics", fail)
+    monkeypatch.setattr("paceline_executor.start.loading_cpu.choose_cpu_numerics", fail)
     code, printed = ended("--model", model, *ANY_PORTS)
     assert code == ExitCode.MACHINE
     assert _is_one_line(printed.err)
