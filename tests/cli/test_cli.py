@@ -362,7 +362,7 @@ def test_after_a_second_it_is_said_what_a_command_waits_for():
     """Where the server that serves cannot be reached: nobody has to guess."""
     with FakeServer() as server:
         server.turn_away(standby("127.0.0.1:1"))
-        result = run("generate", "?", "--timeout", "2", target=server.target)
+        result = run("generate", "?", "--timeout", "4", target=server.target)
     assert result.exit_code == 124
     assert f"waiting: cannot reach {server.target} (this scheduler stands by; 127.0.0.1:1 serves)" in result.stderr
     assert "Is it running?" not in result.stderr

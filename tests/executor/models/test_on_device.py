@@ -188,7 +188,13 @@ def test_stored_float8_is_computed_with(kind):
 
 
 @pytest.mark.parametrize(
-    "name", ["gptq asym act order g64", "awq", "w8a8", "nf4", "fp8 blocks, scales by their exponents"]
+    "name",
+    [
+        "awq",
+        "w8a8",
+        "fp8 blocks, scales by their exponents",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gptq asym act order g64", "nf4")),
+    ],
 )
 def test_a_model_of_grouped_weights_computes_what_the_cpu_does(tmp_path, name):
     """The same numbers in float32, by the kernels of a GPU."""
