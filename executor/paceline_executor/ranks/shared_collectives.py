@@ -63,5 +63,6 @@ class SharedMemoryCollectives:
 
 
 def _flat(tensor: torch.Tensor) -> ByteArray:
-    flat: ByteArray = tensor.view(-1).view(torch.uint8).numpy()
+    """Not by torch, which takes the strides of numpy's empty arrays, 0, for what they say."""
+    flat: ByteArray = tensor.numpy().reshape(-1).view(np.uint8)
     return flat

@@ -79,6 +79,8 @@ def test_all_ranks_have_the_parts_of_all(memories):
     """By rank, also those that are longer than what is laid out at a time, and between sums."""
     shapes = [(3,), (0, 8), (2, PART_BYTES // 8 - 1), (4, 2)]
     parts = [[torch.randint(-(2**62), 2**62, shape) for shape in shapes] for _ in memories]
+    for of_rank in parts:
+        of_rank.append(torch.from_numpy(np.empty(0, np.int64)))  # of a step that draws nothing; it has a stride of 0
 
     def gathering(memory):
         collectives = SharedMemoryCollectives(memory)
