@@ -31,7 +31,7 @@ class SharedMemoryCollectives:
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         gathered = torch.empty((self.degree, *part.shape), dtype=part.dtype)
-        targets = gathered.view(self.degree, part.numel()).view(torch.uint8).numpy()
+        targets = _flat(gathered).reshape(self.degree, -1)
         for piece, parts in self._pieces(part):
             targets[:, piece] = parts
         return gathered

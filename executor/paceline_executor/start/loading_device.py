@@ -6,7 +6,6 @@ Refuses to know how bytes come to a device and in which numbers they are compute
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import structlog
 import torch
@@ -106,10 +105,14 @@ def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: P
     return DeviceStart(config, place, opened, progress, None if ranks is None else ranks.memory).load(ranks)
 
 
-def rank_on_device(config: Config, kind: RunnerKind, opened: Opened, memory: GroupMemory) -> "DeviceRank":
-    """A follower's. Raises as `load_on_device` does."""
+def rank_on_device(config: Config, kind: RunnerKind, opened: Opened, memory: GroupMemory) -> "DeviceStart":
+    """A follower's: see `start.follower.Rank`. Raises as `load_on_device` does."""
     place = _place(kind, memory.rank, memory.degree)
-    return DeviceRank(DeviceStart(config, place, opened, NoProgress(), memory), place, config.cache_dir)
+    if not place.is_twin:
+        from paceline_executor.start.kernel_compiling import find_kernels_in  # where Triton is
+
+        find_kernels_in(config.cache_dir)
+    return DeviceStart(config, place, opened, NoProgress(), memory)
 
 
 def _place(kind: RunnerKind, rank: int, degree: int) -> Place:
@@ -162,6 +165,16 @@ class DeviceStart:
         self._max_drafts = 0 if config.batch_invariant else _MAX_DRAFTS
         self._splits = Splits.FIXED if config.batch_invariant else Splits.EVEN
         self._sizes = buckets_of(config.max_num_seqs, config.max_num_batched_tokens, self._max_drafts)
+
+    @property
+    def device(self) -> str:
+        """For people."""
+        return self._place.name
+
+    @property
+    def num_blocks(self) -> int:
+        """That fit beside the model, or a rank's part of it."""
+        return self.plan_memory()[0].num_blocks
 
     def load(self, ranks: RankStart | None = None) -> Loaded:
         """ranks: the others', where this one's is the first of several."""
@@ -383,30 +396,6 @@ class DeviceStart:
         if self._place.is_twin:
             return twin_model(checkpoint, max_model_len, is_rounded=is_rounded, collectives=collectives)
         return upload_model(checkpoint, device, max_model_len, numerics, on_progress, collectives)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRank:
-    """See `start.follower.Rank`."""
-
-    start: DeviceStart
-    place: Place
-    cache_dir: Path
-
-    @property
-    def device(self) -> str:
-        return self.place.name
-
-    @property
-    def num_blocks(self) -> int:
-        return self.start.plan_memory()[0].num_blocks
-
-    def build(self, limits: RowLimits) -> DeviceRunner:
-        if not self.place.is_twin:
-            from paceline_executor.start.kernel_compiling import find_kernels_in  # where Triton is
-
-            find_kernels_in(self.cache_dir)
-        return self.start.build(limits)
 
 
 def _collectives(memory: GroupMemory, place: Place) -> Collectives:
