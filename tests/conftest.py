@@ -136,11 +136,16 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
     """Torch computes on one thread: others wait for each other, spinning, longer than they compute on a busy machine.
+    Triton's interpreter does in a third of the time what it did.
 
-    Before each test, because numba's threads set the number anew when they start.
+    Before each test, because numba's threads set the number anew when they start, and tests import what they need.
     """
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+    if "triton.runtime.interpreter" in sys.modules:
+        from kernel_rig.quick_interpreter import quicken
+
+        quicken()
 
 
 def pytest_collection_finish():
