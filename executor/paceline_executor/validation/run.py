@@ -5,33 +5,16 @@ The base leaves in a folder what it predicts, the candidate then how far it is o
 
 import enum
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from paceline_executor.config import Config, RunnerKind
 from paceline_executor.errors import LimitError, NotComparableError, ProbeTextError, ShortMemoryError
-from paceline_executor.link.description import Loaded
-from paceline_executor.runner.device.runner import DeviceRunner
-from paceline_executor.start.loading import load
 from paceline_executor.start.opening import Opened, ProgressLog, open_model
-from paceline_executor.validation.scores import (
-    MAX_ANSWERS,
-    NUM_GIVEN,
-    Float32Array,
-    Predictions,
-    answers,
-    compare,
-    figures,
-    first_difference,
-    predict,
-)
-from paceline_executor.validation.texts import Window, prose, read_probes, windows
+from paceline_executor.validation.texts import MAX_ANSWERS, NUM_GIVEN, Window, prose, read_probes, windows
 
 _WINDOW_TOKENS = 512
 _REQUEST, _BASE, _RESULT = "request.json", "base.json", "result.json"
@@ -64,10 +47,14 @@ def validate(config: Config, role: ValidationRole, folder: Path) -> None:
     texts = _texts(json.loads((folder / _REQUEST).read_text()), opened, size)
     if base is not None and base["texts"] != json.loads(json.dumps(texts)):
         raise NotComparableError("the tokenizers differ: they make other token ids of the same text")
+
+    from paceline_executor.start.loading import load  # with torch, which takes seconds to import
+    from paceline_executor.validation.side import Side
+
     loaded = load(config)
     if loaded.description.limits.max_model_len < size:
         raise ShortMemoryError(f"the KV cache holds less than {size} tokens: raise --kv-cache-memory or free memory")
-    side = _Side(loaded, size, folder, progress)
+    side = Side(loaded, size, folder, progress)
     said = loaded.description
     description = {"model": said.model, "quantization": said.quantization, "computed": config.quantization.value}
     description |= {"kv_cache": said.kv_dtype, "device": said.device}
@@ -99,57 +86,3 @@ def _check_comparable(opened: Opened, size: int, base: Mapping[str, Any]) -> Non
         raise NotComparableError("the chat templates differ, so prompts would: take the base's")
     if size < base["size"]:
         raise NotComparableError(f"it takes {size} tokens at most, and the base {base['size']} or more")
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One of the two, loaded."""
-
-    loaded: Loaded
-    size: int
-    folder: Path
-    progress: ProgressLog
-
-    def predict(self, name: str, cut: Sequence[Window]) -> list[Window]:
-        """Keeps its predictions; returns its answers."""
-        predictions = predict(self._runner, cut, partial(self.progress.log, "validate", name))
-        _check_finite(predictions.target)
-        np.savez(self._file(name), **asdict(predictions))
-        return self._answers(cut)
-
-    def compare(self, name: str, cut: Sequence[Window], answered: Sequence[Sequence[int]]) -> dict[str, object]:
-        with np.load(self._file(name), allow_pickle=False) as columns:
-            base = Predictions(**columns)
-        if base.top_ids.max() >= self.loaded.description.limits.vocab_size:
-            raise NotComparableError("the base has tokens that this model lacks")
-        comparison = compare(self._runner, cut, base, partial(self.progress.log, "validate", name))
-        _check_finite(comparison.target)
-        pairs = zip(answered, self._answers(cut), strict=True)
-        differences = [first_difference(tuple(one), other) for one, other in pairs]
-        return {
-            **asdict(figures(base.target, comparison, [len(window) - NUM_GIVEN for window in cut])),
-            "num_answers": len(differences),
-            "num_same_answers": differences.count(None),
-            "first_difference": min((each for each in differences if each is not None), default=None),
-        }
-
-    def _answers(self, cut: Sequence[Window]) -> list[Window]:
-        """To what stands at the beginning of windows from all over the text."""
-        limits = self.loaded.description.limits
-        num_rows = min(MAX_ANSWERS, len(cut), limits.num_blocks // -(-self.size // limits.block_size))
-        prompts = [cut[index * len(cut) // num_rows][: self.size // 2] for index in range(num_rows)]
-        return answers(self._runner, prompts, self.size, self.loaded.description.tokenizer.end_token_ids)
-
-    @property
-    def _runner(self) -> DeviceRunner:
-        runner = self.loaded.engine.runner
-        assert isinstance(runner, DeviceRunner)
-        return runner
-
-    def _file(self, name: str) -> Path:
-        return self.folder / f"{name}.npz"
-
-
-def _check_finite(logprobs: Float32Array) -> None:
-    if not np.isfinite(logprobs).all():
-        raise NotComparableError("the model's logits are no numbers: its weights are damaged, or too large for 16 bits")

@@ -15,11 +15,8 @@ import torch
 from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.interface import NO_CELLS, NOTHING_DESCRIBED, Int32Array, StepBatch
 from paceline_executor.runner.measuring import prompt
-from paceline_executor.validation.texts import Window
+from paceline_executor.validation.texts import NUM_GIVEN, Window
 
-# The first tokens of a window are given, not predicted: with so little before them they would measure chance.
-NUM_GIVEN = 16
-MAX_ANSWERS = 8
 _ANSWER_TOKENS = 64
 _LARGEST_EXPONENT = 700.0
 _NUM_TOP = 256  # tokens of the base's distribution that are told apart; the others count as one

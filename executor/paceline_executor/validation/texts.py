@@ -20,6 +20,9 @@ from paceline.process.small_files import read_small_file
 from paceline_executor.errors import ProbeTextError
 from paceline_executor.weights import TokenizerBundle
 
+# The first tokens of a window are given, not predicted: with so little before them they would measure chance.
+NUM_GIVEN = 16
+MAX_ANSWERS = 8
 _MAX_FILE_BYTES = 64 << 20
 _CHARS_PER_TOKEN = 32  # what lies further behind is not looked at: encoding takes time
 _EXAMPLE = '{"text": "…"} or {"messages": [{"role": "user", "content": "…"}]}'

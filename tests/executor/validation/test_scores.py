@@ -10,7 +10,6 @@ from torch.nn import functional
 from executor_rig.cpu import cpu_runner
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.validation.scores import (
-    NUM_GIVEN,
     Comparison,
     answers,
     compare,
@@ -18,6 +17,7 @@ from paceline_executor.validation.scores import (
     first_difference,
     predict,
 )
+from paceline_executor.validation.texts import NUM_GIVEN
 from random_models import tiny_checkpoint
 
 PACKED = Numerics(MatrixKind.PACKED, KvDtype.INT8)
