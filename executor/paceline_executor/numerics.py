@@ -177,6 +177,8 @@ def choose_cpu_numerics(
             reason = "--quantization none" if quantization is Quantization.NONE else f"a model of sizes {sizes}"
             raise LimitError(f"{reason} computes in float32 throughout: leave --kv-cache-dtype {kv_dtype.value} out")
         return FLOAT32_NUMERICS
+    if model.experts is not None:
+        raise LimitError("a mixture of experts has no packed weights on a CPU yet: take --quantization none")
     if kv_dtype is KvDtype.FLOAT32:
         raise LimitError(
             "--kv-cache-dtype float32 needs --quantization none; choose float16 or int8 for packed weights"

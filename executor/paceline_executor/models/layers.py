@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from paceline_executor.models.rope import head_order
 from paceline_executor.upload.grouping import joined
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 from paceline_kernels.activation import Gate, gate_and_multiply, gate_and_multiply_rounded
@@ -252,11 +253,32 @@ class LayerReader:
             return None
         return self.weights.bias(tuple(self._name(part, "bias") for part in parts))
 
+    def vector(self, part: str) -> torch.Tensor:
+        return self.weights.bias((f"model.layers.{self.layer}.{part}",))
+
     def linear(self, *parts: str) -> Linear:
         linear = self.weights.linear(self.names(*parts), self.bias(*parts))
         if parts in (OUTPUT, DOWN) and isinstance(linear, DenseLinear):
             return replace(linear, slices=num_slices(self.weights.config))
         return linear
+
+    def qkv(self) -> Linear:
+        """Queries, keys and values, heads in the order of `head_order`."""
+        linear, config = self.linear(*QKV), self.weights.config
+        order = head_order(config)
+        if order is None:
+            return linear
+        assert isinstance(linear, DenseLinear)
+        num_rotated = config.num_heads + config.num_kv_heads
+        rows = torch.arange(linear.weight.shape[0]).view(-1, config.head_dim)
+        rows[:num_rotated] = rows[:num_rotated, torch.from_numpy(order)]
+        bias = None if linear.bias is None else linear.bias[rows.flatten()]
+        return replace(linear, weight=linear.weight[rows.flatten()], bias=bias)
+
+    def head_norm(self, part: str) -> torch.Tensor:
+        """Of queries or keys."""
+        norm, order = self.norm(part), head_order(self.weights.config)
+        return norm if order is None else norm[torch.from_numpy(order)]
 
     def _name(self, part: str, kind: str) -> str:
         return f"model.layers.{self.layer}.{part}.{kind}"

@@ -14,17 +14,14 @@ from dataclasses import dataclass
 import torch
 
 from paceline_executor.models.collectives import Collectives, GatheredLinear, summed
+from paceline_executor.models.feed_forward import GatedFeedForward, MixtureFeedForward, read_feed_forward
 from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.models.layers import (
-    DOWN,
-    GATE_UP,
     OUTPUT,
-    QKV,
     DenseLinear,
     LayerReader,
     Linear,
     Weights,
-    gated_linear,
     normalised_linear,
 )
 from paceline_executor.models.rope import rope_tables
@@ -46,13 +43,13 @@ class LlamaLayer:
     attention_norm: torch.Tensor  # [hidden]
     qkv: Linear  # hidden -> (num_heads + 2 * num_kv_heads) * head_dim: queries, keys, values
     head_norms: HeadNorms | None
+    row_norms: tuple[torch.Tensor, torch.Tensor] | None  # of all query heads, and all key heads, of a token
     rope_table: torch.Tensor  # [max_model_len, head_dim]
     window: int | None
     attention_output: Linear  # num_heads * head_dim -> hidden
     attention_post_norm: torch.Tensor | None  # [hidden] of what attention adds
     feed_forward_norm: torch.Tensor  # [hidden]
-    gate_up: Linear  # hidden -> 2 * intermediate: gates, then what they gate
-    down: Linear  # intermediate -> hidden
+    feed_forward: GatedFeedForward | MixtureFeedForward
     feed_forward_post_norm: torch.Tensor | None  # [hidden] of what the feed-forward network adds
 
 
@@ -82,7 +79,7 @@ class LlamaModel:
 
     @property
     def weight_bytes(self) -> int:
-        matrices = [(one.qkv, one.attention_output, one.gate_up, one.down) for one in self._layers]
+        matrices = [(one.qkv, one.attention_output, one.feed_forward) for one in self._layers]
         return self._lm_head.num_bytes + sum(matrix.num_bytes for layer in matrices for matrix in layer)
 
     @property
@@ -109,8 +106,7 @@ class LlamaModel:
             if aux is not None and index in aux.layers:
                 _put_states(aux.states[:, aux.layers.index(index)], stream)
             attended = self._attend(layer, qkv, inputs, kv_cache.layer(index))
-            gate_up = normalised_linear(layer.gate_up, attended, layer.feed_forward_norm, eps, inputs.splits, stream)
-            fed = gated_linear(layer.down, gate_up, GATES[config.activation], inputs.splits)
+            fed = layer.feed_forward(attended, layer.feed_forward_norm, eps, inputs.splits, stream)
             x, residual = self._normalised(fed, layer.feed_forward_post_norm), stream
         return take_rows(rms_norm(x, self._final_norm, eps, residual=residual), inputs.logit_tokens)
 
@@ -131,6 +127,8 @@ class LlamaModel:
         """Queries, keys and values of all heads side by side -> [num_tokens, hidden]."""
         config = self._config
         num_tokens, num_heads = qkv.shape[0], config.num_heads
+        if layer.row_norms is not None:
+            _normalise_rows(qkv, layer.row_norms, config.rms_norm_eps)
         num_kv_heads, scale = config.num_kv_heads, config.attention_scale or config.head_dim**-0.5
         qkv = qkv.view(num_tokens, num_heads + 2 * num_kv_heads, config.head_dim)
         scales = {"key_scales": cache.key_scales, "value_scales": cache.value_scales}
@@ -163,6 +161,15 @@ class LlamaModel:
         return self._normalised(output, layer.attention_post_norm)
 
 
+def _normalise_rows(qkv: torch.Tensor, norms: tuple[torch.Tensor, torch.Tensor], eps: float) -> None:
+    """In place. qkv: [num_tokens, …], queries and keys first."""
+    first = 0
+    for norm in norms:
+        part = qkv[:, first : first + norm.shape[0]]
+        part.copy_(rms_norm(part.contiguous(), norm, eps))
+        first += norm.shape[0]
+
+
 def _put_states(states: torch.Tensor, stream: torch.Tensor) -> None:
     """On a CPU not by torch, which would copy with threads of its own."""
     if stream.device.type == "cpu" and stream.dtype == torch.float32:
@@ -176,19 +183,23 @@ def _read_layer(reader: LayerReader, rope_table: torch.Tensor, collectives: Coll
     post_norms = config.post_norms
     return LlamaLayer(
         attention_norm=reader.norm("input_layernorm"),
-        qkv=reader.linear(*QKV),
-        head_norms=_head_norms(reader) if config.qk_norm else None,
+        qkv=reader.qkv(),
+        head_norms=_head_norms(reader) if config.qk_norm and not config.qk_norm_spans_heads else None,
+        row_norms=_row_norms(reader) if config.qk_norm_spans_heads else None,
         rope_table=rope_table,
         window=config.window(reader.layer),
         attention_output=summed(reader, OUTPUT, collectives),
         attention_post_norm=reader.norm("post_attention_layernorm") if post_norms else None,
         feed_forward_norm=reader.feed_forward_norm(),
-        gate_up=reader.linear(*GATE_UP),
-        down=summed(reader, DOWN, collectives),
+        feed_forward=read_feed_forward(reader, GATES[config.activation], collectives),
         feed_forward_post_norm=reader.norm("post_feedforward_layernorm") if post_norms else None,
     )
 
 
 def _head_norms(reader: LayerReader) -> HeadNorms:
-    norms = reader.norm("self_attn.q_norm"), reader.norm("self_attn.k_norm")
+    norms = reader.head_norm("self_attn.q_norm"), reader.head_norm("self_attn.k_norm")
     return HeadNorms(*norms, reader.weights.config.rms_norm_eps)
+
+
+def _row_norms(reader: LayerReader) -> tuple[torch.Tensor, torch.Tensor]:
+    return reader.norm("self_attn.q_norm"), reader.norm("self_attn.k_norm")

@@ -36,7 +36,8 @@ _LLAMA_AND_RELATIVES: Mapping[MatrixKind, _Builder] = {
 }
 
 ARCHITECTURES: Mapping[str, Mapping[MatrixKind, _Builder]] = dict.fromkeys(
-    ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"), _LLAMA_AND_RELATIVES
+    ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen2moe", "qwen3moe", "olmoe", "glm4moe"),
+    _LLAMA_AND_RELATIVES,
 )
 
 

@@ -10,6 +10,7 @@ trained where it is within the trained context; LongRoPE takes the short factors
 import math
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline_executor.weights.checkpoint import (
@@ -38,8 +39,22 @@ def rotation_bytes(config: ModelConfig, max_model_len: int) -> int:
 
 
 def _table(rope: Rope, head_dim: int, max_model_len: int) -> torch.Tensor:
-    frequencies = scaled_frequencies(rope, head_dim, max_model_len)
+    frequencies = scaled_frequencies(rope, rope.rotary_dim or head_dim, max_model_len)
+    unmoved = head_dim // 2 - len(frequencies)
+    frequencies = torch.nn.functional.pad(frequencies, (0, unmoved))
     return rope_table(max_model_len, frequencies, _attention_factor(rope.scaling))
+
+
+def head_order(config: ModelConfig) -> npt.NDArray[np.intp] | None:
+    """Which dimension of a query's or key's head goes where, so that those that are rotated together lie half a head
+    apart, and after these the ones that stay: [head_dim]. None where a checkpoint has them so.
+    """
+    rotary_dim, head_dim = config.rope.rotary_dim, config.head_dim
+    if rotary_dim is None:
+        return None
+    parts = np.arange(rotary_dim).reshape(2, -1), np.arange(rotary_dim, head_dim).reshape(2, -1)
+    order: npt.NDArray[np.intp] = np.concatenate(parts, axis=1).reshape(-1)
+    return order
 
 
 def scaled_frequencies(rope: Rope, head_dim: int, max_model_len: int) -> torch.Tensor:

@@ -4,9 +4,11 @@ Knows Hugging Face's tensor names. Refuses to know file formats, torch, and how 
 """
 
 import enum
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy.typing as npt
 
 from paceline_executor.weights.grouped_rows import GroupedRows, Matrix
 from paceline_executor.weights.stored_tensor import StoredType
+from paceline_kernels.routing import Routing
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -74,10 +77,9 @@ RopeScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | Lon
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Of whole heads; readers refuse models that rotate a part of a head only."""
-
     theta: float  # above 1
     scaling: RopeScaling | None = None
+    rotary_dim: int | None = None  # even: the first dimensions of a head, without a scaling; None: all are rotated
 
 
 class Activation(enum.Enum):
@@ -88,13 +90,27 @@ class Activation(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Mixture:
+    """Feed-forward networks of which each token goes through a few. Shazeer et al., 2017,
+    https://arxiv.org/abs/1701.06538; one that all tokens go through: Rajbhandari et al., 2022,
+    https://arxiv.org/abs/2201.05596.
+    """
+
+    routing: Routing
+    intermediate_size: int  # of each expert
+    sparse_layers: tuple[bool, ...]  # one per layer; the others have one network of the model's intermediate size
+    shared_intermediate_size: int = 0  # of the expert that all tokens share; 0: there is none
+    has_shared_gate: bool = False  # a number of its own for each token, whose sigmoid multiplies the shared expert
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The reader has checked that every value is positive and consistent."""
 
-    architecture: str  # "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"
+    architecture: str  # "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen2moe", …
     num_layers: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of layers that are not sparse
     num_heads: int
     num_kv_heads: int  # divides num_heads
     head_dim: int  # even; num_heads * head_dim need not equal hidden_size
@@ -110,6 +126,7 @@ class ModelConfig:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # normalised before they are rotated
+    qk_norm_spans_heads: bool = False  # all heads are normalised together, not each by itself
     post_norms: bool = False  # of attention and feed-forward network
     unit_offset_norms: bool = False  # norms multiply by 1 + weight; GGUF files have the 1 added
     activation: Activation = Activation.SILU
@@ -117,6 +134,7 @@ class ModelConfig:
     attention_scale: float | None = None  # of q . k; None is head_dim ** -0.5
     attention_softcap: float | None = None  # scores become cap * tanh(score / cap)
     logit_softcap: float | None = None  # logits likewise
+    experts: Mixture | None = None
     scored: range | None = None  # the tokens whose logits one rank computes, whose part "lm_head.weight" is; None: all
 
     def window(self, layer: int) -> int | None:
@@ -134,38 +152,56 @@ class ModelConfig:
     def num_parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.tensor_shapes().values())
 
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Hugging Face name -> shape, [out, in] for matrices."""
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, self.hidden_size)}
-        for layer in range(self.num_layers):
-            shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in self._layer_shapes().items()}
-        shapes["model.norm.weight"] = (self.hidden_size,)
-        if not self.tie_word_embeddings:
-            num_scored = self.vocab_size if self.scored is None else len(self.scored)
-            shapes["lm_head.weight"] = (num_scored, self.hidden_size)
-        return shapes
+    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Hugging Face name -> shape, [out, in] for matrices, of which each expert has its own."""
+        return _tensor_shapes(self)
 
-    def _layer_shapes(self) -> dict[str, tuple[int, ...]]:
-        matrices = self._matrix_shapes()
+    def is_sparse(self, layer: int) -> bool:
+        """Whether experts are its feed-forward network."""
+        return self.experts is not None and self.experts.sparse_layers[layer]
+
+    def layer_shapes(self, *, is_sparse: bool) -> dict[str, tuple[int, ...]]:
+        """By names inside a layer, such as "self_attn.q_proj.weight"."""
+        matrices = self._matrix_shapes(is_sparse=is_sparse)
         shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in matrices.items()}
         shapes |= {f"{name}.bias": (matrices[name][0],) for name in self.biased_matrices()}
+        if is_sparse and self.experts is not None and self.experts.routing.has_bias:
+            shapes["mlp.gate.e_score_correction_bias"] = (self.experts.routing.num_experts,)
         norms = ["input_layernorm", "post_attention_layernorm"]
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if self.post_norms else []
         shapes |= {f"{name}.weight": (self.hidden_size,) for name in norms}
-        heads = ("self_attn.q_norm", "self_attn.k_norm") if self.qk_norm else ()
-        return shapes | {f"{name}.weight": (self.head_dim,) for name in heads}
+        if self.qk_norm:
+            num_q, num_k = (self.num_heads, self.num_kv_heads) if self.qk_norm_spans_heads else (1, 1)
+            shapes["self_attn.q_norm.weight"] = (num_q * self.head_dim,)
+            shapes["self_attn.k_norm.weight"] = (num_k * self.head_dim,)
+        return shapes
 
-    def _matrix_shapes(self) -> dict[str, tuple[int, int]]:
+    def _matrix_shapes(self, *, is_sparse: bool) -> dict[str, tuple[int, int]]:
         q_size = self.num_heads * self.head_dim
         kv_size = self.num_kv_heads * self.head_dim
-        return {
+        shapes = {
             "self_attn.q_proj": (q_size, self.hidden_size),
             "self_attn.k_proj": (kv_size, self.hidden_size),
             "self_attn.v_proj": (kv_size, self.hidden_size),
             "self_attn.o_proj": (self.hidden_size, q_size),
-            "mlp.gate_proj": (self.intermediate_size, self.hidden_size),
-            "mlp.up_proj": (self.intermediate_size, self.hidden_size),
-            "mlp.down_proj": (self.hidden_size, self.intermediate_size),
+        }
+        if not is_sparse or self.experts is None:
+            return shapes | self._gated_shapes("mlp", self.intermediate_size)
+        experts = self.experts
+        shapes["mlp.gate"] = (experts.routing.num_experts, self.hidden_size)
+        for expert in range(experts.routing.num_experts):
+            shapes |= self._gated_shapes(f"mlp.experts.{expert}", experts.intermediate_size)
+        if experts.shared_intermediate_size:
+            shapes |= self._gated_shapes("mlp.shared_expert", experts.shared_intermediate_size)
+        if experts.has_shared_gate:
+            shapes["mlp.shared_expert_gate"] = (1, self.hidden_size)
+        return shapes
+
+    def _gated_shapes(self, name: str, intermediate_size: int) -> dict[str, tuple[int, int]]:
+        return {
+            f"{name}.gate_proj": (intermediate_size, self.hidden_size),
+            f"{name}.up_proj": (intermediate_size, self.hidden_size),
+            f"{name}.down_proj": (self.hidden_size, intermediate_size),
         }
 
     def biased_matrices(self) -> tuple[str, ...]:
@@ -173,6 +209,20 @@ class ModelConfig:
         qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj") if self.qkv_bias else ()
         output = ("self_attn.o_proj",) if self.attention_output_bias else ()
         return qkv + output + (("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj") if self.mlp_bias else ())
+
+
+@functools.lru_cache(maxsize=4)  # of mixtures, tens of thousands are looked up one by one
+def _tensor_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
+    kinds = [config.layer_shapes(is_sparse=is_sparse) for is_sparse in (False, True)]
+    for layer in range(config.num_layers):
+        for name, shape in kinds[config.is_sparse(layer)].items():
+            shapes[f"model.layers.{layer}.{name}"] = shape
+    shapes["model.norm.weight"] = (config.hidden_size,)
+    if not config.tie_word_embeddings:
+        num_scored = config.vocab_size if config.scored is None else len(config.scored)
+        shapes["lm_head.weight"] = (num_scored, config.hidden_size)
+    return MappingProxyType(shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +237,7 @@ class Checkpoint(Protocol):
     """Complete and of the shapes `config.tensor_shapes()` says: a reader refuses anything less.
 
     Matrices are [out, in] and the rows of q_proj and k_proj are in Hugging Face order: rotary position embedding pairs
-    dimension i of a head with i + head_dim / 2.
+    dimension i of a head with i + half of those that are rotated.
     """
 
     @property

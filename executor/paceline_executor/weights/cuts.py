@@ -56,6 +56,12 @@ def cut(matrix: Matrix, outputs: slice, inputs: slice) -> Matrix:
     return GroupedTensor(codes, matrix.stored, num_bytes, scaled)
 
 
+def of_expert(stacked: StoredTensor, expert: int, rows: slice) -> StoredTensor:
+    """Rows of one matrix out of those of all experts: [num_experts, out, in]."""
+    matrix = replace(stacked, shape=stacked.shape[1:], start=stacked.start + expert * stacked.row_bytes)
+    return _rows(matrix, rows)
+
+
 def _cut_groups(whole: GroupedRows, outputs: slice, inputs: slice, codes: CodeArray) -> GroupedRows:
     part = whole.of_rows(outputs)
     if inputs.stop - inputs.start == whole.codes.shape[1]:

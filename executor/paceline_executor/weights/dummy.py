@@ -76,7 +76,7 @@ class DummyCheckpoint:
         if (rows := self.quantized(name)) is not None:
             return rows.floats()
         shape, place = self._config.tensor_shapes()[name], self._places[name]
-        if name.endswith(".bias"):
+        if name.endswith("bias"):
             return np.zeros(shape, np.float32)
         if len(shape) == 1:
             return np.full(shape, 0.0 if self._config.unit_offset_norms else 1.0, np.float32)

@@ -172,9 +172,9 @@ def test_a_gpu_gets_16_bits_or_float8_as_asked_for(built):
     first, second = (runner.parts for runner in built)
 
     assert not first.is_twin
-    assert first.model._layers[0].down.weight.dtype == torch.float16
+    assert first.model._layers[0].feed_forward.down.weight.dtype == torch.float16
     assert first.kv_cache.keys.dtype == torch.float16
-    assert isinstance(second.model._layers[0].down.weight, ScaledWeight)
+    assert isinstance(second.model._layers[0].feed_forward.down.weight, ScaledWeight)
     assert second.kv_cache.keys.dtype == torch.float8_e4m3fn
     assert (plain.quantization, plain.kv_dtype) == ("", "float16")
     assert (small.quantization, small.kv_dtype) == ("float8_e4m3fn", "fp8_e4m3")

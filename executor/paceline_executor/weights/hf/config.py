@@ -13,8 +13,10 @@ from typing import Any
 
 from paceline_executor.weights.checkpoint import Activation, ModelConfig, Rope
 from paceline_executor.weights.hf.json_fields import JsonFields
+from paceline_executor.weights.hf.mixture import MixtureFields, read_mixture
 from paceline_executor.weights.hf.rope import MAX_CONTEXT_LENGTH, read_rope, read_rope_object, scaled_length
 from paceline_executor.weights.refusals import shown, unsupported
+from paceline_kernels.routing import Score
 
 MAX_DIMENSION = 1 << 24
 MAX_LAYERS = 1 << 12
@@ -42,6 +44,7 @@ class _Family:
     qkv_bias: bool = False
     qk_norm: bool = False
     is_gemma: bool = False  # four norms per layer, 1 added to their weights, scaled embedding, scaled queries
+    mixture: MixtureFields | None = None
 
 
 _COMMON: _Fields = {"rms_norm_eps": 1e-6, "hidden_act": "silu"}
@@ -49,6 +52,18 @@ _LLAMA = _COMMON | {"max_position_embeddings": 2048}
 _MISTRAL = _COMMON | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096}
 _QWEN = _COMMON | {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096}
 _QWEN |= {"max_window_layers": 28, "use_sliding_window": False}
+_MIXTRAL = _COMMON | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "rope_theta": 1e6}
+_MIXTRAL |= {"rms_norm_eps": 1e-5, "num_experts_per_tok": 2}
+_QWEN2_MOE = _COMMON | {"max_position_embeddings": 32_768, "num_key_value_heads": 16, "qkv_bias": True}
+_QWEN2_MOE |= {"num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
+# With a window, a file has to say which layers have it.
+_QWEN2_MOE |= {"sliding_window": 4096, "use_sliding_window": False, "layer_types": ()}
+_QWEN3_MOE = _COMMON | {"max_position_embeddings": 32_768, "num_key_value_heads": 4}
+_QWEN3_MOE |= {"sliding_window": 4096, "use_sliding_window": False}
+_QWEN3_MOE |= {"num_experts_per_tok": 8, "moe_intermediate_size": 768}
+_OLMOE = _COMMON | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts_per_tok": 8}
+_GLM = _COMMON | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+_GLM |= {"num_experts_per_tok": 8, "moe_intermediate_size": 1408, "norm_topk_prob": True, "partial_rotary_factor": 0.5}
 _GEMMA: _Fields = {
     "rms_norm_eps": 1e-6,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -78,8 +93,53 @@ _FAMILIES: Mapping[str, _Family] = MappingProxyType(
         "gemma3_text": _Family(
             "gemma3", "Gemma3ForCausalLM", _GEMMA3, window_keys=_GEMMA3_WINDOW_KEYS, qk_norm=True, is_gemma=True
         ),
+        "mixtral": _Family(
+            "mixtral",
+            "MixtralForCausalLM",
+            _MIXTRAL,
+            window_keys=frozenset({"sliding_window"}),
+            mixture=MixtureFields(8, "intermediate_size", renormalises=True),
+        ),
+        "qwen2_moe": _Family(
+            "qwen2moe",
+            "Qwen2MoeForCausalLM",
+            _QWEN2_MOE,
+            window_keys=_WINDOWS | {"use_sliding_window"},
+            mixture=MixtureFields(60, has_shared_gate=True),
+        ),
+        "qwen3_moe": _Family(
+            "qwen3moe",
+            "Qwen3MoeForCausalLM",
+            _QWEN3_MOE,
+            window_keys=frozenset({"sliding_window", "use_sliding_window"}),
+            qk_norm=True,
+            mixture=MixtureFields(128),
+        ),
+        "olmoe": _Family(
+            "olmoe",
+            "OlmoeForCausalLM",
+            _OLMOE,
+            window_keys=frozenset(),
+            qk_norm=True,
+            mixture=MixtureFields(64, "intermediate_size"),
+        ),
+        "glm4_moe": _Family(
+            "glm4moe",
+            "Glm4MoeForCausalLM",
+            _GLM,
+            window_keys=frozenset(),
+            mixture=MixtureFields(128, score=Score.SIGMOID),
+        ),
     }
 )
+_LATENT = "with multi-head latent attention, which is not computed"
+_REFUSED = {
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "kimi_k2": _LATENT,
+    "gpt_oss": "with attention sinks, which are not computed",
+}
+_BIASED = frozenset(("llama", "qwen3", "gemma2", "gemma3", "qwen3moe", "olmoe", "glm4moe"))  # attention_bias says so
 _IMAGE_MODEL, _IMAGE_MODEL_CLASS = "gemma3", "Gemma3ForConditionalGeneration"
 
 
@@ -95,7 +155,8 @@ def read_hf_config(path: Path) -> ModelConfig:
     family = _FAMILIES.get(kind or "")
     if family is None:
         known = ", ".join(_FAMILIES)
-        raise unsupported(path, f"its model_type is {shown(str(kind))}, and this version runs {known}")
+        why = f" {_REFUSED[kind]}" if kind in _REFUSED else ""
+        raise unsupported(path, f"its model_type is {shown(str(kind))}{why}, and this version runs {known}")
     if model_class not in ("", family.model_class):
         raise unsupported(
             path, f"its architecture is {shown(model_class)}, and this version runs {family.model_class} of {kind}"
@@ -136,7 +197,8 @@ def _read_family(family: _Family, config: JsonFields) -> ModelConfig:
     max_len = config.positive_integer("max_position_embeddings", MAX_CONTEXT_LENGTH)
     rope, local_rope = _ropes(family, config, head_dim, max_len)
     sliding_layers = _sliding_layers(config, num_layers)
-    is_biased = bool(config.flag("attention_bias")) and family.architecture in ("llama", "qwen3", "gemma2", "gemma3")
+    is_biased = bool(config.flag("attention_bias")) and family.architecture in _BIASED
+    experts = None if family.mixture is None else read_mixture(config, family.mixture, num_layers)
     return ModelConfig(
         architecture=family.architecture,
         num_layers=num_layers,
@@ -153,10 +215,11 @@ def _read_family(family: _Family, config: JsonFields) -> ModelConfig:
         local_rope=local_rope if any(sliding_layers) else None,
         sliding_window=config.positive_integer("sliding_window", MAX_CONTEXT_LENGTH) if any(sliding_layers) else None,
         sliding_layers=sliding_layers if any(sliding_layers) else (),
-        qkv_bias=family.qkv_bias or is_biased,
-        attention_output_bias=is_biased,
+        qkv_bias=family.qkv_bias or is_biased or bool(config.flag("qkv_bias") and family.architecture == "qwen2moe"),
+        attention_output_bias=is_biased and family.architecture != "glm4moe",
         mlp_bias=bool(config.flag("mlp_bias")) and family.architecture == "llama",
-        qk_norm=family.qk_norm,
+        qk_norm=family.qk_norm or bool(config.flag("use_qk_norm") and family.architecture == "glm4moe"),
+        qk_norm_spans_heads=family.architecture == "olmoe",
         post_norms=family.is_gemma,
         unit_offset_norms=family.is_gemma,
         activation=_activation(config, "hidden_activation" if family.is_gemma else "hidden_act"),
@@ -165,6 +228,7 @@ def _read_family(family: _Family, config: JsonFields) -> ModelConfig:
         # Gemma 3 has the key in transformers, too, and does nothing with it.
         attention_softcap=_softcap(config, "attn_logit_softcapping") if family.architecture == "gemma2" else None,
         logit_softcap=_softcap(config, "final_logit_softcapping") if family.is_gemma else None,
+        experts=experts,
     )
 
 
@@ -175,7 +239,8 @@ def _ropes(family: _Family, config: JsonFields, head_dim: int, max_len: int) -> 
     sliding = None if nested is None else nested.object(_SLIDING)
     if family.architecture != "gemma3":
         if full is None:
-            return read_rope(config, head_dim, max_len, 10_000.0), None
+            is_glm = family.architecture == "glm4moe"
+            return read_rope(config, head_dim, max_len, 10_000.0, may_be_partial=is_glm), None
         local = None if sliding is None else read_rope_object(config, sliding, head_dim, max_len, 10_000.0)
         return read_rope_object(config, full, head_dim, max_len, 10_000.0), local
     local_theta = config.positive_number("rope_local_base_freq", 10_000.0)

@@ -78,6 +78,10 @@ class JsonFields:
     def get(self, field: str) -> Any:  # noqa: ANN401 (JSON: the caller checks)
         return self._fields.get(field)
 
+    def stated(self) -> list[tuple[str, Any]]:
+        """All that are not null."""
+        return [(name, value) for name, value in self._fields.items() if value is not None]
+
     def object(self, field: str) -> "JsonFields | None":
         value = self._fields.get(field)
         if value is None or isinstance(value, dict):

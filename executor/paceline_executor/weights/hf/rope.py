@@ -5,6 +5,7 @@ Refuses to know families of models, and how rotations are computed.
 """
 
 import math
+from dataclasses import replace
 
 from paceline_executor.weights.checkpoint import (
     DynamicScaling,
@@ -19,19 +20,28 @@ from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.refusals import shown, unsupported
 
 MAX_CONTEXT_LENGTH = 1 << 24
-_ORIGINAL = "original_max_position_embeddings"
+_ORIGINAL, _PARTIAL = "original_max_position_embeddings", "partial_rotary_factor"
 
 
-def read_rope(config: JsonFields, head_dim: int, max_len: int, default_theta: float) -> Rope:
-    """Reads that of all layers. max_len: max_position_embeddings, in tokens.
+def read_rope(
+    config: JsonFields, head_dim: int, max_len: int, default_theta: float, *, may_be_partial: bool = False
+) -> Rope:
+    """Reads that of all layers. max_len: max_position_embeddings, in tokens. may_be_partial: of a head.
 
     Raises ModelCorruptError or UnsupportedModelError, naming the field.
     """
-    _check_whole(config)
+    if not may_be_partial:
+        _check_whole(config)
     objects = (config.object(name) for name in ("rope_scaling", "rope_parameters") if config.get(name) != {})
     fields = next((each for each in objects if each is not None), config.empty())
     theta = config.positive_number("rope_theta", default_theta)
-    return read_rope_object(config, fields, head_dim, max_len, theta)
+    if not may_be_partial:
+        return read_rope_object(config, fields, head_dim, max_len, theta)
+    rotary_dim = _rotary_dim(config, fields, head_dim)
+    rope = read_rope_object(config, fields.without({_PARTIAL}), head_dim, max_len, theta)
+    if rope.scaling is not None and rotary_dim is not None:
+        raise unsupported(config.path, f"it scales rotations of a part of each head ({fields.name('rope_type')})")
+    return replace(rope, rotary_dim=rotary_dim)
 
 
 def read_rope_object(config: JsonFields, fields: JsonFields, head_dim: int, max_len: int, default_theta: float) -> Rope:
@@ -57,9 +67,17 @@ def scaled_length(scaling: RopeScaling | None, max_len: int) -> int:
     return min(length, MAX_CONTEXT_LENGTH)
 
 
+def _rotary_dim(config: JsonFields, fields: JsonFields, head_dim: int) -> int | None:
+    share = fields.positive_number(_PARTIAL, config.positive_number(_PARTIAL, 1.0))
+    rotary_dim = int(head_dim * share)
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+        raise config.fault(_PARTIAL, f"{share}, of heads of {head_dim} dimensions no even number")
+    return rotary_dim if rotary_dim < head_dim else None
+
+
 def _check_whole(fields: JsonFields) -> None:
-    if fields.positive_number("partial_rotary_factor", 1.0) != 1:
-        name = fields.name("partial_rotary_factor")
+    if fields.positive_number(_PARTIAL, 1.0) != 1:
+        name = fields.name(_PARTIAL)
         raise unsupported(fields.path, f"it rotates a part of each head only ({name} is not 1)")
 
 

@@ -17,7 +17,8 @@ from paceline.process.small_files import open_regular
 from paceline_executor.errors import ModelNotFoundError, UnsupportedModelError
 from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_executor.weights.grouped_rows import Matrix
-from paceline_executor.weights.hf.config import read_hf_config
+from paceline_executor.weights.hf.config import MAX_LAYERS, read_hf_config
+from paceline_executor.weights.hf.expert_tensors import check_experts, experts_apart
 from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.hf.kv_scales import take_kv_scales
 from paceline_executor.weights.hf.quantised.formats import read_format
@@ -53,7 +54,8 @@ _INTEGERS: Mapping[str, np.dtype[np.generic]] = {
     "F8_E8M0": np.dtype("u1"),  # exponents
     "BOOL": np.dtype(np.bool_),
 }
-_MAX_MODULE_WORDS = 5  # "model.layers.0.mlp.up_proj"
+_MAX_MODULE_WORDS = 7  # "model.layers.0.mlp.experts.0.up_proj"
+_VECTORS = ("bias", "e_score_correction_bias")  # no parts of the matrix that they are named after
 # So an image model names its text model's tensors; its other tensors are not read.
 _TEXT_PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.": ""}
 _IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
@@ -91,12 +93,13 @@ def _weights_file_in(folder: Path) -> str | None:
 
 def checkpoint_from_folder(folder: Path) -> StoredCheckpoint:
     """Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError, before memory is taken for any weight."""
-    config = read_hf_config(folder / CONFIG_FILE)
-    read_matrix = read_format(JsonFields.read(folder / CONFIG_FILE))
+    config, fields = read_hf_config(folder / CONFIG_FILE), JsonFields.read(folder / CONFIG_FILE)
+    read_matrix, drafting_layers = read_format(fields), _drafting_layers(config, fields)
     floats: dict[str, StoredTensor] = {}
     integers: dict[str, StoredIntegers] = {}
-    for stored_name, tensor in read_headers(folder):
-        known_as = _known_as(stored_name)
+    named = (each for name, tensor in read_headers(folder) for each in experts_apart(config, name, tensor))
+    for stored_name, tensor in named:
+        known_as = None if stored_name.startswith(drafting_layers) else _known_as(stored_name)
         if known_as in floats or known_as in integers:
             raise damaged(tensor.source.path, f"tensor {shown(stored_name)} appears twice")
         if known_as is not None and isinstance(tensor, StoredIntegers):
@@ -108,7 +111,16 @@ def checkpoint_from_folder(folder: Path) -> StoredCheckpoint:
     matrices = {f"{parts.module}.weight": parts.plain or read_matrix(parts) for parts in of_matrices}
     tensors = matrices | _checked_others(folder, config, others)
     _check_shapes(folder, config, tensors)
+    check_experts(folder, config, tensors)
     return StoredCheckpoint(config, tensors, kv_scales)
+
+
+def _drafting_layers(config: ModelConfig, fields: JsonFields) -> tuple[str, ...]:
+    """Behind the last layer GLM's files have those that draft, which are not read."""
+    if config.architecture != "glm4moe":
+        return ()
+    num_layers = fields.whole_number("num_nextn_predict_layers", MAX_LAYERS, 1)
+    return tuple(f"model.layers.{config.num_layers + each}." for each in range(num_layers))
 
 
 def read_headers(folder: Path) -> Iterator[tuple[str, StoredTensor | StoredIntegers]]:
@@ -200,11 +212,13 @@ def _by_matrix(config: ModelConfig, tensors: Mapping[str, Part]) -> tuple[list[P
     parts: dict[str, dict[str, Part]] = {}
     others = {}
     for name, tensor in tensors.items():
-        words = name.split(".", _MAX_MODULE_WORDS)
-        heads = (".".join(words[:length]) for length in range(1, len(words)))
-        module = next((head for head in heads if head in modules), "")
+        module = name.rpartition(".")[0]
+        if module not in modules:
+            words = name.split(".", _MAX_MODULE_WORDS)
+            heads = (".".join(words[:length]) for length in range(1, len(words)))
+            module = next((head for head in heads if head in modules), "")
         end = name[len(module) + 1 :]
-        if module and end != "bias":
+        if module and end not in _VECTORS:
             parts.setdefault(module, {})[end] = tensor
         else:
             others[name] = tensor

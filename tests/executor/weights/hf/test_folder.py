@@ -463,7 +463,7 @@ def test_files_of_every_age_mean_what_transformers_takes_them_for(tmp_path, name
 
 
 REFUSED = {
-    "another family": ({"model_type": "mixtral"}, "model_type is 'mixtral', and this version runs llama, mistral"),
+    "another family": ({"model_type": "mamba"}, "model_type is 'mamba', and this version runs llama, mistral"),
     "no family": ({"model_type": None}, "model_type is 'None'"),
     "another head": ({"architectures": ["LlamaForSequenceClassification"]}, "'LlamaForSequenceClassification'"),
     "partial rotary": ({"partial_rotary_factor": 0.5}, "rotates a part of each head"),

@@ -1,0 +1,126 @@
+"""The two kinds of feed-forward network that a layer may have: one for all tokens, or a mixture of experts.
+
+Knows the order of operations. Refuses to know how they are computed.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from paceline_executor.models.collectives import Collectives, summed
+from paceline_executor.models.layers import (
+    DOWN,
+    GATE_UP,
+    DenseLinear,
+    LayerReader,
+    Linear,
+    gated_linear,
+    normalised_linear,
+)
+from paceline_kernels.activation import Gate
+from paceline_kernels.experts import gated_experts, route
+from paceline_kernels.linear import Splits
+from paceline_kernels.rms_norm import rms_norm
+from paceline_kernels.routing import Routing, Score
+
+_SHARED = Routing(
+    num_experts=1, top_k=1, score=Score.SIGMOID, renormalises=False
+)  # torch's sigmoid is not batch-invariant
+
+
+@dataclass(frozen=True, slots=True)
+class GatedFeedForward:
+    gate: Gate
+    gate_up: Linear  # hidden -> 2 * intermediate: gates, then what they gate
+    down: Linear  # intermediate -> hidden
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its matrices."""
+        return self.gate_up.num_bytes + self.down.num_bytes
+
+    def __call__(
+        self, x: torch.Tensor, norm: torch.Tensor, eps: float, splits: Splits, stream: torch.Tensor
+    ) -> torch.Tensor:
+        """x is added to the stream, in place, and what goes through the network is their sum, normalised.
+
+        x, stream: [num_tokens, hidden]. norm: [hidden]. Returns [num_tokens, hidden], new.
+        """
+        return self.of(normalised_linear(self.gate_up, x, norm, eps, splits, stream), splits)
+
+    def of(self, gate_up: torch.Tensor, splits: Splits) -> torch.Tensor:
+        """Takes the gates, and what they gate."""
+        return gated_linear(self.down, gate_up, self.gate, splits)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """All tokens go through it."""
+
+    network: GatedFeedForward
+    share: Linear | None  # hidden -> 1: its sigmoid multiplies what the network returns
+
+    def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
+        fed = self.network.of(self.network.gate_up(x, splits), splits)
+        return fed if self.share is None else fed * route(self.share(x, splits), _SHARED).weights
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureFeedForward:
+    """Batch-invariant, as its operations are. See GatedFeedForward."""
+
+    gate: Gate
+    routing: Routing
+    router: Linear  # hidden -> num_experts
+    bias: torch.Tensor | None  # [num_experts] float32, of the choice
+    gate_up: torch.Tensor  # [num_experts, 2 * intermediate, hidden]
+    down: torch.Tensor  # [num_experts, hidden, intermediate]
+    shared: SharedExpert | None
+
+    @property
+    def num_bytes(self) -> int:
+        shared = 0 if self.shared is None else self.shared.network.num_bytes
+        return self.router.num_bytes + self.gate_up.nbytes + self.down.nbytes + shared
+
+    def __call__(
+        self, x: torch.Tensor, norm: torch.Tensor, eps: float, splits: Splits, stream: torch.Tensor
+    ) -> torch.Tensor:
+        x = rms_norm(x, norm, eps, residual=stream)
+        routes = route(self.router(x, splits), self.routing, self.bias)
+        fed = gated_experts(x, routes, self.gate_up, self.down, self.gate)
+        return fed if self.shared is None else fed + self.shared(x, splits)
+
+
+def read_feed_forward(
+    reader: LayerReader, gate: Gate, collectives: Collectives | None
+) -> GatedFeedForward | MixtureFeedForward:
+    """collectives: of ranks, which share no mixture. Raises ModelCorruptError."""
+    experts = reader.weights.config.experts
+    if experts is None or not experts.sparse_layers[reader.layer]:
+        return GatedFeedForward(gate, reader.linear(*GATE_UP), summed(reader, DOWN, collectives))
+    shared, routing = None, experts.routing
+    if experts.shared_intermediate_size:
+        gate_up, down = (tuple(part.replace("mlp", "mlp.shared_expert") for part in parts) for parts in (GATE_UP, DOWN))
+        share = reader.linear("mlp.shared_expert_gate") if experts.has_shared_gate else None
+        shared = SharedExpert(GatedFeedForward(gate, reader.linear(*gate_up), reader.linear(*down)), share)
+    return MixtureFeedForward(
+        gate=gate,
+        routing=routing,
+        router=reader.linear("mlp.gate"),
+        bias=reader.vector("mlp.gate.e_score_correction_bias") if routing.has_bias else None,
+        gate_up=_stacked(reader, routing.num_experts, GATE_UP),
+        down=_stacked(reader, routing.num_experts, DOWN),
+        shared=shared,
+    )
+
+
+def _stacked(reader: LayerReader, num_experts: int, parts: tuple[str, ...]) -> torch.Tensor:
+    """The same matrices of all experts, those of one side by side: [num_experts, out, in]."""
+    stacked = torch.empty(0)
+    for expert in range(num_experts):
+        matrix = reader.linear(*(part.replace("mlp", f"mlp.experts.{expert}") for part in parts))
+        assert isinstance(matrix, DenseLinear)
+        if not expert:
+            stacked = matrix.weight.new_empty((num_experts, *matrix.weight.shape))
+        stacked[expert] = matrix.weight
+    return stacked
