@@ -19,8 +19,10 @@ from paceline_executor.weights.checkpoint import (
     YarnScaling,
 )
 from paceline_executor.weights.gguf.header import GgufHeader
+from paceline_executor.weights.gguf.mixture import MixtureKeys, read_mixture
 from paceline_executor.weights.hf.rope import MAX_CONTEXT_LENGTH, scaled_length
 from paceline_executor.weights.refusals import damaged, shown, unsupported, wrong
+from paceline_kernels.routing import Score
 
 MAX_DIMENSION = 1 << 24
 FREQUENCY_FACTORS = "rope_freqs.weight"
@@ -28,7 +30,6 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 
 # Keys that change what the model computes, with values under which they change nothing.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "expert_count": (0,),
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
@@ -39,6 +40,7 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "residual_scale": (0, 1),
     "use_parallel_residual": (False,),
 }
+_NO_EXPERTS: dict[str, tuple[object, ...]] = {"expert_count": (0,)}
 _SOFTCAPS = {"attn_logit_softcapping": (0,), "final_logit_softcapping": (0,)}
 
 
@@ -54,12 +56,18 @@ class _Architecture:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     num_layers_27b: int | None = None  # the size whose queries are scaled by hidden_size / num_heads
+    mixture: MixtureKeys | None = None
 
 
+_GLM = "glm4moe"  # rotates half of a head, and may normalise heads
 _ARCHITECTURES = {
-    "llama": _Architecture("llama"),
+    "llama": _Architecture("llama", mixture=MixtureKeys(renormalises=True)),
     "qwen2": _Architecture("qwen2"),
     "qwen3": _Architecture("qwen3", qk_norm=True),
+    "qwen2moe": _Architecture("qwen2moe", mixture=MixtureKeys(renormalises=False, has_shared_gate=True)),
+    "qwen3moe": _Architecture("qwen3moe", qk_norm=True, mixture=MixtureKeys(renormalises=True)),
+    "olmoe": _Architecture("olmoe", qk_norm=True, mixture=MixtureKeys(renormalises=False)),
+    _GLM: _Architecture(_GLM, mixture=MixtureKeys(renormalises=False, score=Score.SIGMOID)),
     "gemma2": _Architecture(
         "gemma2", is_gemma=True, full_layer_period=2, attention_softcap=50.0, logit_softcap=30.0, num_layers_27b=46
     ),
@@ -77,11 +85,24 @@ def check_gguf_kind(header: GgufHeader) -> None:
     if name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
         raise unsupported(header.path, f"its architecture is {shown(name)}, and this version runs {known}")
-    neutral_values = _NEUTRAL_VALUES if _ARCHITECTURES[name].is_gemma else _NEUTRAL_VALUES | _SOFTCAPS
+    architecture = _ARCHITECTURES[name]
+    neutral_values = _NEUTRAL_VALUES if architecture.is_gemma else _NEUTRAL_VALUES | _SOFTCAPS
+    if architecture.mixture is None:
+        neutral_values = neutral_values | _NO_EXPERTS
     for suffix, neutral in neutral_values.items():
         value = header.metadata.get(f"{name}.{suffix}", neutral[0])
         if isinstance(value, np.ndarray) or value not in neutral:
             raise unsupported(header.path, f"it sets {name}.{suffix} to {shown(str(value))}")
+
+
+def drafting_layers(header: GgufHeader) -> range:
+    """The last layers of GLM's files, which are not read. Raises ModelCorruptError."""
+    if header.text("general.architecture") != _GLM:
+        return range(0)
+    end, count = header.integer(f"{_GLM}.block_count"), header.integer(f"{_GLM}.nextn_predict_layers", 0)
+    if not 0 <= count < end:
+        raise wrong(header.path, f"{_GLM}.nextn_predict_layers is {count}, and there are {end} layers in all")
+    return range(end - count, end)
 
 
 def read_gguf_config(header: GgufHeader, frequency_factors: dict[str, tuple[float, ...]]) -> ModelConfig:
@@ -109,10 +130,18 @@ class _ConfigReader:
         if num_heads % num_kv_heads:
             key = self._key("attention.head_count_kv")
             raise wrong(header.path, f"{key} is {num_kv_heads}, which does not divide {num_heads} attention heads")
-        num_layers = self._positive("block_count", limit=len(header.tensors))
+        num_layers = self._positive("block_count", limit=len(header.tensors)) - len(drafting_layers(header))
         head_dim = self._head_dim(hidden_size, num_heads)
         max_len = self._positive("context_length", limit=MAX_CONTEXT_LENGTH)
-        rope = Rope(self._theta("rope.freq_base", 10_000.0), self._scaling(max_len, head_dim))
+        scaling, rotary_dim = self._scaling(max_len, head_dim), self._rotary_dim(head_dim)
+        rope = Rope(self._theta("rope.freq_base", 10_000.0), scaling, rotary_dim)
+        if rope.scaling is not None and rope.rotary_dim is not None:
+            raise unsupported(
+                header.path, f"it scales rotations of a part of each head ({self._key('rope.scaling.type')})"
+            )
+        experts, is_glm = None, architecture.name == _GLM
+        if architecture.mixture is not None:
+            experts = read_mixture(header, architecture.name, architecture.mixture, num_layers)
         window, sliding_layers = self._window(num_layers)
         local_theta = architecture.local_theta
         has_local_rope = local_theta is not None and window is not None
@@ -134,14 +163,16 @@ class _ConfigReader:
             sliding_layers=sliding_layers,
             qkv_bias="blk.0.attn_q.bias" in header.tensors,
             attention_output_bias="blk.0.attn_output.bias" in header.tensors,
-            mlp_bias="blk.0.ffn_up.bias" in header.tensors,
-            qk_norm=architecture.qk_norm,
+            mlp_bias="blk.0.ffn_up.bias" in header.tensors and experts is None,
+            qk_norm=architecture.qk_norm or (is_glm and "blk.0.attn_q_norm.weight" in header.tensors),
+            qk_norm_spans_heads=architecture.name == "olmoe",
             post_norms=architecture.is_gemma,
             activation=Activation.GELU_TANH if architecture.is_gemma else Activation.SILU,
             embedding_scale=math.sqrt(hidden_size) if architecture.is_gemma else 1.0,
             attention_scale=self._attention_scale(hidden_size, num_heads, num_layers),
             attention_softcap=self._softcap("attn_logit_softcapping", architecture.attention_softcap),
             logit_softcap=self._softcap("final_logit_softcapping", architecture.logit_softcap),
+            experts=experts,
         )
 
     def _key(self, suffix: str) -> str:
@@ -173,10 +204,17 @@ class _ConfigReader:
         head_dim = self._positive("attention.key_length", hidden_size // num_heads or None)
         if head_dim % 2:
             raise wrong(self._header.path, f"{self._key('attention.key_length')} is {head_dim}, which is odd")
-        for suffix in ("attention.value_length", "rope.dimension_count"):
+        suffixes = ("attention.value_length", "rope.dimension_count")
+        for suffix in suffixes[:1] if self._architecture.name == _GLM else suffixes:
             if self._header.integer(self._key(suffix), head_dim) != head_dim:
                 raise unsupported(self._header.path, f"{self._key(suffix)} differs from the head dimension {head_dim}")
         return head_dim
+
+    def _rotary_dim(self, head_dim: int) -> int | None:
+        rotary_dim = self._positive("rope.dimension_count", head_dim, head_dim)
+        if rotary_dim % 2:
+            raise wrong(self._header.path, f"{self._key('rope.dimension_count')} is {rotary_dim}, which is odd")
+        return rotary_dim if rotary_dim < head_dim else None
 
     def _vocab_size(self) -> int:
         embedding = self._header.tensors.get("token_embd.weight")

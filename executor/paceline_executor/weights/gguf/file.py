@@ -5,6 +5,8 @@ Llama's query and key projections. Refuses to know the file layout, the metadata
 computes.
 """
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,13 @@ from gguf import dequantize
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from paceline_executor.weights.checkpoint import ModelConfig
+from paceline_executor.weights.cuts import of_expert
 from paceline_executor.weights.gguf.config import (
     FREQUENCY_FACTORS,
     LONG_FACTORS,
     SHORT_FACTORS,
     check_gguf_kind,
+    drafting_layers,
     read_gguf_config,
 )
 from paceline_executor.weights.gguf.header import GgufHeader, TensorInfo
@@ -47,7 +51,15 @@ _LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
+_BIAS, _BIAS_NAME = "mlp.gate.e_score_correction_bias", "exp_probs_b.bias"
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")  # one tensor has those of all
+_GLM_NAMES = {"post_attention_layernorm": "post_attention_norm"}
 _POST_NORM_NAMES = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -69,10 +81,18 @@ def checkpoint_from_gguf(header: GgufHeader) -> StoredCheckpoint:
 def _stored_tensors(header: GgufHeader, config: ModelConfig, stored_names: dict[str, str]) -> dict[str, StoredTensor]:
     """By Hugging Face name. A Llama's queries and keys are interleaved; of a bias, its numbers are."""
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if config.architecture == "llama" else {}
-    return {
-        name: _stored_tensor(header.path, header.tensors[stored], heads.get(name.split(".")[-2], 0))
-        for name, stored in stored_names.items()
-    }
+    tensors = {}
+    for name, shape in config.tensor_shapes().items():
+        tensor = _stored_tensor(header.path, header.tensors[stored_names[name]], heads.get(name.split(".")[-2], 0))
+        expert = _expert(name)
+        whole = tensor if expert is None else of_expert(tensor, expert, slice(0, shape[0]))
+        tensors[name] = replace(whole, shape=shape)
+    return tensors
+
+
+def _expert(name: str) -> int | None:
+    found = _EXPERT.search(name)
+    return None if found is None else int(found[1])
 
 
 def _stored_tensor(path: Path, info: TensorInfo, interleaved_heads: int = 0) -> StoredTensor:
@@ -82,11 +102,18 @@ def _stored_tensor(path: Path, info: TensorInfo, interleaved_heads: int = 0) -> 
 
 def _stored_name(name: str, config: ModelConfig) -> str:
     """GGUF's name for the tensor that Hugging Face calls `name`."""
+    found = _EXPERT.search(name)
+    if found is not None:
+        return f"blk.{name.split('.')[2]}.ffn_{found[2]}_exps.weight"
     stem, _, kind = name.rpartition(".")
     if stem in _TOP_LEVEL_NAMES:
         return f"{_TOP_LEVEL_NAMES[stem]}.{kind}"
     layer, _, part = stem.removeprefix("model.layers.").partition(".")
+    if f"{part}.{kind}" == _BIAS:
+        return f"blk.{layer}.{_BIAS_NAME}"
     names = _LAYER_NAMES | _POST_NORM_NAMES if config.post_norms else _LAYER_NAMES
+    if config.architecture == "glm4moe":
+        names = names | _GLM_NAMES
     return f"blk.{layer}.{names[part]}.{kind}"
 
 
@@ -106,9 +133,14 @@ def _check_tensors(header: GgufHeader, config: ModelConfig, stored_names: dict[s
         info = header.tensors.get(stored_names[name])
         if info is None:
             raise damaged(header.path, f"tensor {stored_names[name]} is missing")
-        if info.shape != shape:
-            raise damaged(header.path, f"tensor {info.name} has shape {info.shape} where {shape} is needed")
+        needed = shape
+        if config.experts is not None and _expert(name) is not None:
+            needed = (config.experts.routing.num_experts, *shape)
+        if info.shape not in (needed, *([shape[1:]] if shape[0] == 1 else [])):  # the converter drops a first 1
+            raise damaged(header.path, f"tensor {info.name} has shape {info.shape} where {needed} is needed")
     surplus = header.tensors.keys() - stored_names.values() - _FACTOR_TENSORS
+    drafting = tuple(f"blk.{layer}." for layer in drafting_layers(header))
+    surplus = {name for name in surplus if not name.startswith(drafting)}
     if surplus:
         sentence = f"it has a tensor {shown(min(surplus))} that a {config.architecture} model does not use"
         raise unsupported(header.path, sentence)

@@ -238,3 +238,10 @@ def test_a_quantised_bias_is_refused(tmp_path):
     parts.tensors["blk.0.attn_q.bias"] = (data, GGMLQuantizationType.Q8_0)
     with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_q\.bias is one row of Q8_0 numbers"):
         read(tmp_path, parts)
+
+
+def test_experts_of_an_architecture_without_are_refused(tmp_path):
+    parts = parts_of("qwen2")
+    parts.metadata["qwen2.expert_count"] = 8
+    with pytest.raises(UnsupportedModelError, match=r"sets qwen2\.expert_count to '8'"):
+        read(tmp_path, parts)

@@ -124,7 +124,6 @@ UNSUPPORTED = {
     "split.count": (2, "one part of a model split"),
     "llama.rope.scaling.type": ("spiral", "llama.rope.scaling.type 'spiral' is not known"),
     "llama.final_logit_softcapping": (30.0, "sets llama.final_logit_softcapping to '30.0'"),
-    "llama.expert_count": (8, "sets llama.expert_count to '8'"),
     "llama.rope.dimension_count": (8, "llama.rope.dimension_count differs from the head dimension 16"),
 }
 
