@@ -35,7 +35,7 @@ def check_degree(whole: Checkpoint, degree: int) -> None:
 def _problem(whole: Checkpoint, degree: int) -> str:
     """Why so many ranks cannot share it; empty where they can."""
     config, stored_types = whole.config, whole.stored_types
-    if config.experts is not None:
+    if config.experts is not None and degree > 1:
         return "ranks do not share a mixture of experts yet"
     heads = f"{config.num_heads} attention heads and {config.num_kv_heads} KV heads"
     if config.intermediate_size % degree:

@@ -89,10 +89,15 @@ def activation_bytes(model: ModelConfig, num_tokens: int, num_draws: int, number
     """At a step's peak, at most; numbers are of `number_bytes` each.
 
     Stream and norm are there all the time; beside them queries, keys, values and what is attended, or gates and what
-    they gate. Inputs of 8-bit products are held once more.
+    they gate, of a mixture those of each of a token's experts. Inputs of 8-bit products are held once more.
     """
     queries, keys_values = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
     widest = max(2 * queries + keys_values, 3 * model.intermediate_size)
+    if model.experts is not None:
+        experts, routing = model.experts, model.experts.routing
+        of_slot = 3 * experts.intermediate_size + model.hidden_size
+        shared = 3 * experts.shared_intermediate_size + model.hidden_size
+        widest = max(widest, routing.top_k * of_slot + 2 * routing.num_experts + shared)
     per_token = (3 * model.hidden_size + widest) * number_bytes + max(model.hidden_size, model.intermediate_size)
     per_draw = model.vocab_size * (number_bytes + 8)  # logits, in float32, and once more under rules
     total = num_tokens * per_token + num_draws * per_draw + _PARTIAL_BYTES
