@@ -19,6 +19,7 @@ from paceline_executor.weights.stored_tensor import StoredType
 from paceline_kernels.routing import Routing
 
 Float32Array = npt.NDArray[np.float32]
+MAX_EXPERTS_IN_ALL = 1 << 16  # of all layers; the largest models in use have a third of it
 
 
 @dataclass(frozen=True, slots=True)

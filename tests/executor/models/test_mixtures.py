@@ -56,12 +56,17 @@ def assert_near(found, expected):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_equal_those_of_transformers(tmp_path, name):
-    """At once, and bit for bit the same in chunks down to single tokens."""
+    """At once, and bit for bit the same in chunks down to single tokens, and beside other rows."""
     oracle, checkpoint = written(tmp_path, name)
     tokens = random_tokens()
     at_once = logits_of(checkpoint, tokens)
     assert_near(at_once, theirs(oracle, tokens))
     assert torch.equal(logits_of(checkpoint, tokens, cuts=(1, 30, 31, 64, 89)), at_once)
+    rows = [Row(random_tokens(7, seed=1), range(6, 12)), Row(tokens, range(6)), Row([5], range(12, 18))]
+    together = LlamaModel(HostWeights(checkpoint), 96).forward(
+        inputs_of(*rows, block_size=BLOCK_SIZE), new_cache(checkpoint.config, 18)
+    )
+    assert torch.equal(together[7:-1], at_once)
 
 
 @pytest.mark.slow

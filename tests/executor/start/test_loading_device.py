@@ -30,11 +30,12 @@ from paceline_executor.start import kernel_compiling, loading_device
 from paceline_executor.start.device_drafts import DeviceHeadDraft
 from paceline_executor.start.loading_device import DeviceStart, Place, load_on_device, rank_on_device
 from paceline_executor.start.opening import Opened, ProgressLog, open_model, simulated_tokenizer
-from paceline_executor.weights.checkpoint import KvScales
+from paceline_executor.weights.checkpoint import KvScales, Mixture
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_executor.weights.sharded import ShardedCheckpoint
 from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.linear import Splits
+from paceline_kernels.routing import Routing
 from paceline_kernels.scaled_linear import ScaledWeight
 from paceline_kernels.warm_up.triton_processes import Compiled
 from random_models import TINY_CONFIG, RandomCheckpoint, llama_fields, tiny_checkpoint
@@ -355,6 +356,10 @@ def test_an_8b_model_leaves_most_of_a_large_gpu_to_its_kv_cache():
 LLAMA_70B = replace(LLAMA_8B, num_layers=80, hidden_size=8192, intermediate_size=28672, num_heads=64)
 QWEN3_32B = replace(LLAMA_70B, num_layers=64, hidden_size=5120, intermediate_size=25600, vocab_size=151936)
 DENSE = {"Llama 8B": LLAMA_8B, "Qwen3-32B": QWEN3_32B, "Llama 70B": LLAMA_70B}
+MIXTRAL = replace(LLAMA_8B, vocab_size=32_000, experts=Mixture(Routing(8, 2), 14_336, (True,) * 32))
+QWEN3_30B = replace(LLAMA_8B, num_layers=48, hidden_size=2048, num_kv_heads=4, vocab_size=151_936)
+QWEN3_30B = replace(QWEN3_30B, experts=Mixture(Routing(128, 8), 768, (True,) * 48))
+MIXTURES = {"Mixtral-8x7B": MIXTRAL, "Qwen3-30B-A3B": QWEN3_30B}
 GPUS_GIB = (44.5, 79.1, 139.8)  # what a driver says that L40S, H100 and H200 have
 SIZED_TOKENS = 131_072
 
@@ -366,14 +371,13 @@ def degrees_of(name):
     return [[int(degree) for degree in cell.split("/")] for cell in cells]
 
 
-@pytest.mark.parametrize("name", [*DENSE, "Mixtral-8x7B"])
+@pytest.mark.parametrize("name", [*DENSE, *MIXTURES])
 def test_the_table_of_gpus_is_the_arithmetic_above_it(name):
-    model = DENSE.get(name, LLAMA_8B)  # Mixtral has as many layers and KV heads
-    num_weights = model.num_parameters() if name in DENSE else 46.7e9
+    model = (DENSE | MIXTURES)[name]
     kv_bytes = SIZED_TOKENS * model.num_layers * model.num_kv_heads * model.head_dim * 4
 
     def degree(gib, bits):
-        whole = (num_weights * bits / 8 + kv_bytes) / GIB
+        whole = (model.num_parameters() * bits / 8 + kv_bytes) / GIB
         return next(degree for degree in (1, 2, 4, 8) if whole / degree + 6 <= 0.9 * gib)
 
     assert degrees_of(name) == [[degree(gib, bits) for bits in (16, 8, 4.2)] for gib in GPUS_GIB]

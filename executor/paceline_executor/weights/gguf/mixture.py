@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline_executor.weights.checkpoint import Mixture
+from paceline_executor.weights.checkpoint import MAX_EXPERTS_IN_ALL, Mixture
 from paceline_executor.weights.gguf.header import GgufHeader
 from paceline_executor.weights.refusals import shown, unsupported, wrong
 from paceline_kernels.routing import Routing, Score
 
-_MAX_EXPERTS, _MAX_SIZE = 1 << 12, 1 << 24
+_MAX_SIZE = 1 << 24
 _KINDS = ("expert", "moe", "swiglu")  # of keys that change what is computed
 _READ = {
     "expert_count",
@@ -52,7 +52,7 @@ def read_mixture(header: GgufHeader, name: str, family: MixtureKeys, num_layers:
 
     if header.integer(f"{name}.expert_count", 0) == 0:
         return None
-    num_experts = number("expert_count", 2, _MAX_EXPERTS)
+    num_experts = number("expert_count", 2, MAX_EXPERTS_IN_ALL // num_layers)
     _check_keys(header, name, family)
     size = number("expert_feed_forward_length", 1, _MAX_SIZE, header.integer(f"{name}.feed_forward_length"))
     # The format writes 0 for one group.
@@ -70,7 +70,7 @@ def read_mixture(header: GgufHeader, name: str, family: MixtureKeys, num_layers:
     if num_experts % num_groups or routing.top_groups * num_experts // num_groups < routing.top_k:
         groups = f"{routing.top_groups} of {num_groups} groups of {num_experts} experts"
         raise wrong(header.path, f"{name}.expert_group_used_count: {groups} do not have {routing.top_k} of equal size")
-    shared_size = size * number("expert_shared_count", 0, _MAX_EXPERTS if family.score is Score.SIGMOID else 0, 0)
+    shared_size = size * number("expert_shared_count", 0, num_experts if family.score is Score.SIGMOID else 0, 0)
     if family.has_shared_gate:
         default = header.integer(f"{name}.feed_forward_length")
         shared_size = number("expert_shared_feed_forward_length", 1, _MAX_SIZE, default)

@@ -6,12 +6,12 @@ Knows what its fields mean. Refuses to know the rest of the configuration, and t
 import re
 from dataclasses import dataclass, replace
 
-from paceline_executor.weights.checkpoint import Mixture
+from paceline_executor.weights.checkpoint import MAX_EXPERTS_IN_ALL, Mixture
 from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.refusals import shown, unsupported
 from paceline_kernels.routing import Routing, Score
 
-_MAX_EXPERTS, _MAX_SIZE, _MAX_LAYERS = 1 << 12, 1 << 24, 1 << 12
+_MAX_SIZE, _MAX_LAYERS = 1 << 24, 1 << 12
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Fields that may change what is computed: how experts are chosen, or how far their gates reach.
 _GATING = re.compile("clamp|clip|gating|limit|n_group|routed|router|scor|swiglu|topk")
@@ -36,11 +36,12 @@ def read_mixture(config: JsonFields, family: MixtureFields, num_layers: int) -> 
     """Raises ModelCorruptError naming the field, or UnsupportedModelError naming the feature."""
     _check_gating(config, family.score)
     stated = next((name for name in _COUNTS if config.get(name) is not None), _COUNTS[0])
-    num_experts = config.positive_integer(stated, _MAX_EXPERTS, family.num_experts)
+    most = MAX_EXPERTS_IN_ALL // num_layers
+    num_experts = config.positive_integer(stated, most, family.num_experts)
     if num_experts == 1:
         raise config.fault(stated, "1, and a mixture has several experts")
     for name in _COUNTS:
-        if config.positive_integer(name, _MAX_EXPERTS, num_experts) != num_experts:
+        if config.positive_integer(name, most, num_experts) != num_experts:
             raise config.fault(name, f"{config.get(name)}, and {stated} is {num_experts}")
     norms = bool(config.flag("norm_topk_prob")) if family.renormalises is None else family.renormalises
     routing = Routing(num_experts, config.positive_integer("num_experts_per_tok", num_experts), family.score, norms)
@@ -49,7 +50,7 @@ def read_mixture(config: JsonFields, family: MixtureFields, num_layers: int) -> 
         routing = _in_groups(config, routing)
         num_dense = config.whole_number("first_k_dense_replace", _MAX_LAYERS, 1)
         sparse_layers = tuple(layer >= num_dense for layer in range(num_layers))
-        return Mixture(routing, size, sparse_layers, size * config.whole_number("n_shared_experts", _MAX_EXPERTS, 1))
+        return Mixture(routing, size, sparse_layers, size * config.whole_number("n_shared_experts", most, 1))
     if family.has_shared_gate:
         shared_size = config.positive_integer("shared_expert_intermediate_size", _MAX_SIZE)
         return Mixture(routing, size, sparse_layers, shared_size, has_shared_gate=True)

@@ -127,7 +127,7 @@ def test_what_a_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
 
 
 WRONG = {
-    "expert_count": (1, "expert_count is 1, outside 2 to 4096"),
+    "expert_count": (1, "expert_count is 1, outside 2 to 21845"),
     "expert_used_count": (9, "expert_used_count is 9, outside 1 to 8"),
     "expert_group_count": (3, "2 of 3 groups of 8 experts do not have 2 of equal size"),
     "expert_group_used_count": (5, "expert_group_used_count is 5, outside 0 to 4"),

@@ -80,6 +80,7 @@ WRONG = {
     "qwen3_moe": [
         ({"num_experts_per_tok": 0}, "num_experts_per_tok is 0, outside 1 to 128"),
         ({"num_experts": 4}, "num_experts_per_tok is 8, outside 1 to 4"),
+        ({"num_experts": 4096, "num_hidden_layers": 4096}, "num_experts is 4096, outside 1 to 16"),
         ({"num_experts": 1}, "num_experts is 1, and a mixture has several experts"),
         ({"num_experts": 16, "num_local_experts": 32}, "num_local_experts is 32, and num_experts is 16"),
         ({"norm_topk_prob": "yes"}, "norm_topk_prob is not true or false"),
