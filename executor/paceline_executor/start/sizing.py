@@ -94,6 +94,9 @@ def row_limits(config: Config, vocab_size: int, max_model_len: int, num_blocks: 
 def _num_blocks(config: Config, needs: ModelNeeds, max_model_len: int, free_bytes: int) -> int:
     free_bytes //= config.tensor_parallel_size
     left_bytes = free_bytes - needs.weight_bytes
+    if left_bytes < 0:
+        sentence = f"{mib(needs.weight_bytes)} of weights do not fit into {mib(free_bytes)} of free memory"
+        raise ShortMemoryError(f"{sentence}; take a smaller model, or free memory")
     asked = (config.kv_cache_memory or MAX_DEFAULT_KV_BYTES) // config.tensor_parallel_size
     kv_bytes = asked if config.kv_cache_memory else min(left_bytes // _DEFAULT_KV_SHARE, asked)
     if kv_bytes > left_bytes:
