@@ -178,7 +178,8 @@ def choose_cpu_numerics(
             raise LimitError(f"{reason} computes in float32 throughout: leave --kv-cache-dtype {kv_dtype.value} out")
         return FLOAT32_NUMERICS
     if model.experts is not None:
-        raise LimitError("a mixture of experts has no packed weights on a CPU yet: take --quantization none")
+        sentence = "a mixture of experts has no packed weights on a CPU yet"
+        raise LimitError(f"{sentence}: take --quantization none, and another model as a drafter")
     if kv_dtype is KvDtype.FLOAT32:
         raise LimitError(
             "--kv-cache-dtype float32 needs --quantization none; choose float16 or int8 for packed weights"

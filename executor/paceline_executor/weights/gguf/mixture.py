@@ -85,13 +85,12 @@ def read_mixture(header: GgufHeader, name: str, family: MixtureKeys, num_layers:
 
 def _check_keys(header: GgufHeader, name: str, family: MixtureKeys) -> None:
     """Refuses what is not computed, instead of leaving it out."""
-    for key, value in header.metadata.items():
-        suffix = key.removeprefix(f"{name}.")
-        is_known = suffix in _READ or not any(kind in suffix for kind in _KINDS)
-        is_stated = suffix != key and (isinstance(value, np.ndarray) or value not in (0, False))
+    for key, stored in header.metadata.items():
+        suffix, value = key.removeprefix(f"{name}."), stored.tolist() if isinstance(stored, np.ndarray) else stored
+        is_known = suffix in _READ or not any(kind in suffix for kind in _KINDS) or value in (0, False)
         if suffix == "expert_gating_func":
-            is_known = value == _GATING_FUNCTIONS[family.score]
-        if is_stated and not is_known:
+            is_known = value in (0, _GATING_FUNCTIONS[family.score])
+        if suffix != key and not is_known:
             raise unsupported(header.path, f"it sets {key} to {shown(str(value))}, which is not computed")
 
 

@@ -138,7 +138,7 @@ WRONG = {
 }
 UNSUPPORTED = {
     "expert_gating_func": (1, "expert_gating_func to '1', which is not computed"),
-    "swiglu_clamp_exp": (7.0, "swiglu_clamp_exp to '7.0', which is not computed"),
+    "swiglu_clamp_exp": ([7.0, 7.0], r"swiglu_clamp_exp to '\[7.0, 7.0\]', which is not computed"),
     "experts_per_group": (2, "experts_per_group to '2', which is not computed"),
     "rope.scaling.factor": (4.0, "scales rotations of a part of each head"),
 }
