@@ -23,9 +23,8 @@ from paceline_kernels.linear import Splits
 from paceline_kernels.rms_norm import rms_norm
 from paceline_kernels.routing import Routing, Score
 
-_SHARED = Routing(
-    num_experts=1, top_k=1, score=Score.SIGMOID, renormalises=False
-)  # torch's sigmoid is not batch-invariant
+# A sigmoid as `route` takes it: torch's has other bits in other batches.
+_SHARED = Routing(num_experts=1, top_k=1, score=Score.SIGMOID, renormalises=False)
 
 
 @dataclass(frozen=True, slots=True)
