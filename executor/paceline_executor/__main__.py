@@ -61,6 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
             validate(config, ValidationRole(validation[0]), Path(validation[1]))
             code = ExitCode.OK
+        elif config.share.node:
+            from paceline_executor.start.node import run_node
+
+            run_node(config, fail)
         else:
             from paceline_executor import process
 

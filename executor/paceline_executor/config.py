@@ -30,12 +30,14 @@ from paceline.process.options import (
 )
 from paceline.process.tls_folder import TlsFolder, is_loopback
 from paceline_executor.numerics import KvDtype, Quantization
+from paceline_executor.share import Share
 from paceline_executor.weights import DEFAULT_MODEL
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _TRUE = ("1", "on", "yes", "true")
 _SPINS = "1000"  # a few microseconds
 _BLOCK_SIZE = 16
+_MAX_PORT = 65535
 DEVICE_BLOCK_SIZE = 64
 """Its attention spends up to a quarter less than on blocks of 16."""
 _SECONDS = decimal(0, 1e6, "a number of seconds")
@@ -105,6 +107,20 @@ class DrafterKind(enum.Enum):
     EAGLE3 = "eagle3"  # a head that reads hidden states of the model
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Which of several this one is, and where node 0 listens."""
+
+    index: int
+    count: int
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
 _WITH_MODEL = (DrafterKind.DRAFT_MODEL, DrafterKind.EAGLE3)
 
 
@@ -138,6 +154,15 @@ def _speculation(text: str) -> SpeculationChoice:
     if drafter in _WITH_MODEL and not (isinstance(model, str) and model):
         raise argparse.ArgumentTypeError(f"{drafter.value} needs a model: {_SPECULATION}")
     return SpeculationChoice(drafter, model)
+
+
+def _node(text: str) -> Node | None:
+    """None where there is one node."""
+    found = re.fullmatch(r"([0-9]{1,2})/([0-9]{1,2})@(?:\[([0-9a-fA-F:]+)\]|([^:@\[\]\s]+)):([0-9]{1,5})", text)
+    if found is None or int(found[1]) >= int(found[2]) or int(found[5]) > _MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no node; write it like 1/2@10.0.0.1:7070, numbers from 0 on")
+    node = Node(int(found[1]), int(found[2]), found[3] or found[4], int(found[5]))
+    return node if node.count > 1 else None
 
 
 def _kv_dtype(text: str) -> KvDtype | None:
@@ -301,12 +326,20 @@ class Config:
         text="Processes that share each layer of the model: a GPU each, or a CPU's cores with --quantization none."
         " [default: %(default)s]",
     )
+    node: Node | None = option(
+        _LIMITS,
+        _node,
+        "N/COUNT@HOST:PORT",
+        None,
+        text="Ranks are on COUNT nodes, as many on each, which are started alike but for N. Node 0 is the executor and"
+        " listens at PORT of --host; others join it at HOST. [default: one node]",
+    )
     num_threads: int | None = option(
         _LIMITS,
         number(1, 1024),
         "N",
         None,
-        text="Threads of a CPU device, of all ranks together. [default: its usable CPUs]",
+        text="Threads of a CPU device, of all ranks of a node together. [default: its usable CPUs]",
     )
     shutdown_timeout: float = option(
         _PROCESS, _SECONDS, "SECONDS", 30.0, text="How long a drain waits for running work. [default: %(default)g]"
@@ -327,6 +360,12 @@ class Config:
     arguments: tuple[str, ...]  # the command line itself, for the other ranks
     hub_endpoint: str | None
     has_default_block_size: bool
+
+    @property
+    def share(self) -> Share:
+        if self.node is None:
+            return Share(self.tensor_parallel_size)
+        return Share(self.tensor_parallel_size, self.node.index, self.node.count)
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> Config:
@@ -351,6 +390,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
             f"--host: other machines reach {values.host}, and whoever attaches reads every prompt: give --tls-dir, or"
             " --insecure if the network itself keeps others out"
         )
+    if values.node is not None:
+        _check_node(parser, values)
     if values.max_num_batched_tokens < values.max_num_seqs:
         parser.error(
             "--max-num-batched-tokens must be at least --max-num-seqs, so that every row can advance in one step"
@@ -362,11 +403,30 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     return Config(hub_endpoint=os.environ.get("HF_ENDPOINT") or None, arguments=arguments, **vars(values))
 
 
-def keep_nccl_on_this_machine() -> None:
-    """Unless the user has chosen: nobody else reaches what it listens on. And no thread of torch's ends the process, or
-    spoils a capture: whether ranks live is watched by `ranks.group`.
+def _check_node(parser: argparse.ArgumentParser, values: argparse.Namespace) -> None:
+    node, degree = values.node, values.tensor_parallel_size
+    if degree % node.count:
+        parser.error(
+            f"--tensor-parallel-size {degree} cannot be cut evenly over {node.count} nodes: change one of them"
+        )
+    if is_loopback(node.host):
+        return
+    if is_loopback(values.host):
+        parser.error(f"--node: other nodes do not reach {values.host}: give --host an address of node 0's")
+    if not (values.tls_dir or values.insecure):
+        parser.error(
+            f"--node: who answers at {node.host} reads every prompt: give --tls-dir, or --insecure if the network"
+            " itself keeps others out"
+        )
+
+
+def settle_collectives(*, is_one_machine: bool) -> None:
+    """Unless the user has chosen, nobody else reaches what they listen on where all ranks are on one machine. And no
+    thread of torch's ends the process, or spoils a capture: whether ranks live is watched by `ranks.group`.
     """
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    if is_one_machine:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
 

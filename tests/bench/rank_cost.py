@@ -31,6 +31,7 @@ from paceline_executor.runner.cpu import CpuModel
 from paceline_executor.runner.device.host_device import HostDevice
 from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.interface import NO_CELLS, NOTHING_DESCRIBED, Runner, StepBatch
+from paceline_executor.share import Share
 from paceline_kernels.decoder import AuxHidden, PhaseTime
 from random_models import TINY_CONFIG
 
@@ -97,7 +98,7 @@ def _group(num_followers: int, *work: str) -> Iterator[GroupMemory]:
         for rank in range(1, degree)
     ]
     try:
-        yield GroupMemory(descriptors, 0, degree)
+        yield GroupMemory(descriptors, 0, Share(degree))
     finally:
         for follower in followers:
             follower.kill()
@@ -144,7 +145,7 @@ def _waiting(runner: Runner, num_rows: int, num_steps: int, step_ms: float) -> f
 
 
 def _follow(rank: int, degree: int, descriptors: str, work: str, *sizes: str) -> None:
-    memory = GroupMemory(Descriptors.from_json(descriptors), rank, degree)
+    memory = GroupMemory(Descriptors.from_json(descriptors), rank, Share(degree))
     reader = BatchRingReader(memory)
 
     def read(timeout_s: float | None = None) -> Message | None:

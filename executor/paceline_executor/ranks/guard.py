@@ -31,7 +31,7 @@ class Posts:
         place = self._memory.posts[self._memory.rank, step % NUM_POSTS]
         place[1] = hash_of(step, output)
         place[0] = step + 1
-        self._memory.follower_wake.give()
+        self._memory.post_wake.give()
 
 
 class DrawGuard:
@@ -45,7 +45,7 @@ class DrawGuard:
         """Raises RankError for the first step in which a rank drew something else."""
         self._waiting.append((step, hash_of(step, output)))
         if len(self._waiting) > _MAX_WAITING:  # their places are written again
-            self._memory.follower_wake.wait_until(self._is_posted)
+            self._memory.post_wake.wait_until(self._is_posted)
         while self._waiting and self._is_posted():
             self._compare(*self._waiting.popleft())
 

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a group share: one file without a name, which its processes inherit with what wakes them.
+"""Memory that the ranks of a node share: one file without a name, which its processes inherit with what wakes them.
 
 Who writes a word is its only writer. A wake is a system call on both sides, behind which what was written is seen.
 """
@@ -9,11 +9,12 @@ import os
 import select
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from paceline_executor.share import Share
 
 RING_BYTES = 4 << 20
 PART_BYTES = 1 << 20  # of a sum, at a time
@@ -49,15 +50,18 @@ class Descriptors:
     memory: int
     of_batches: tuple[int, ...]  # by rank: one lies in the ring
     of_parts: tuple[int, ...]  # by rank: a part of a sum is laid out
-    of_followers: int  # one has read, or posted
-    store: int  # a file without a name, for a library by which ranks find one another
+    of_followers: int  # one has read
+    of_posts: int
+    store: int  # by which a library's ranks find one another: a file without a name, or node 0's listening socket
 
     @classmethod
-    def new(cls, degree: int) -> "Descriptors":
+    def new(cls, degree: int, listening: int | None = None) -> "Descriptors":
+        """listening: the store's socket, whose owner this becomes."""
         memory = os.memfd_create("paceline-ranks")
         os.ftruncate(memory, _layout(degree)[-1])
         batches, parts = (tuple(os.eventfd(0) for _ in range(degree)) for _ in range(2))
-        return cls(memory, batches, parts, os.eventfd(0), os.memfd_create("paceline-store"))
+        store = os.memfd_create("paceline-store") if listening is None else listening
+        return cls(memory, batches, parts, os.eventfd(0), os.eventfd(0), store)
 
     @classmethod
     def from_json(cls, text: str) -> "Descriptors":
@@ -70,7 +74,7 @@ class Descriptors:
 
     @property
     def all(self) -> Sequence[int]:
-        return (self.memory, *self.of_batches, *self.of_parts, self.of_followers, self.store)
+        return (self.memory, *self.of_batches, *self.of_parts, self.of_followers, self.of_posts, self.store)
 
     def close(self) -> None:
         for descriptor in self.all:
@@ -78,14 +82,18 @@ class Descriptors:
 
 
 class GroupMemory:
-    """As one rank maps it."""
+    """As one rank maps it, or the head of a node other than 0, which writes what rank 0 tells into the ring."""
 
-    def __init__(self, descriptors: Descriptors, rank: int, degree: int) -> None:
+    def __init__(
+        self, descriptors: Descriptors, rank: int, share: Share, store_at: tuple[str, int] | None = None
+    ) -> None:
+        """rank: a head's is the first of its node. store_at: host and port, where there are several nodes."""
+        degree = share.degree
         words, posts, ring, parts, size = _layout(degree)
         whole: ByteArray = np.frombuffer(mmap.mmap(descriptors.memory, size), np.uint8)
         self.rank = rank
-        self.degree = degree
-        self.store = Path(f"/proc/self/fd/{descriptors.store}")
+        self.share = share
+        self.store, self.store_at = descriptors.store, store_at
         self.written: Words = whole[:words].view(np.int64)  # [1]: bytes of the ring, since the beginning
         of_ranks: Words = whole[words:posts].view(np.int64).reshape(degree, -1)
         self.read, self.beats, self.laid_out = (of_ranks[:, word] for word in (_READ, _BEAT, _LAID_OUT))
@@ -94,7 +102,11 @@ class GroupMemory:
         self.parts = whole[parts:].reshape(degree, 2, PART_BYTES)
         self.batch_wakes = [Wake(descriptor) for descriptor in descriptors.of_batches]
         self.part_wakes = [Wake(descriptor) for descriptor in descriptors.of_parts]
-        self.follower_wake = Wake(descriptors.of_followers)
+        self.follower_wake, self.post_wake = Wake(descriptors.of_followers), Wake(descriptors.of_posts)
+
+    @property
+    def degree(self) -> int:
+        return self.share.degree
 
     def beat(self) -> None:
         self.beats[self.rank] += 1

@@ -1,27 +1,31 @@
-"""What rank 0 tells a follower to become, and what both must agree on before anything is computed."""
+"""What a follower is told to become, and what it and rank 0 must agree on before anything is computed."""
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline_executor.share import Share
 from paceline_executor.version import this_version
 from paceline_executor.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """As rank 0 has it for each rank."""
+    """As a node's first process has it for each of its ranks."""
 
-    arguments: tuple[str, ...]  # rank 0's command line
+    arguments: tuple[str, ...]  # its command line
     path: str  # of the model that it has found
-    runner: str  # that it has chosen
-    degree: int
+    runner: str  # that rank 0 has chosen
+    share: Share
+    store_at: tuple[str, int] | None = None  # where ranks of several nodes find one another
 
     @classmethod
     def from_json(cls, text: str) -> "Order":
         values: dict[str, Any] = json.loads(text)
-        return cls(**values | {"arguments": tuple(values["arguments"])})
+        store_at = values["store_at"] and tuple(values["store_at"])
+        read = {"arguments": tuple(values["arguments"]), "share": Share(**values["share"]), "store_at": store_at}
+        return cls(**values | read)
 
     def json(self) -> str:
         return json.dumps(asdict(self))

@@ -1,4 +1,4 @@
-"""Messages from rank 0 to all others: a ring of bytes in shared memory, written once and read by each.
+"""Messages from rank 0 to all others of a node: a ring of bytes in shared memory, written once and read by each.
 
 A message follows its length. One that is longer than the ring goes through it in pieces. Each rank wakes two others, so
 that the first, whose steps wait for it, makes two system calls, however many there are.
@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from paceline_executor.ranks.memory import RING_BYTES, ByteArray, GroupMemory
+from paceline_executor.ranks.memory import RING_BYTES, ByteArray, GroupMemory, Wake
 
 _LENGTH_BYTES = 8
 _PIECE_BYTES = RING_BYTES // 4
@@ -16,9 +16,12 @@ _PIECE_BYTES = RING_BYTES // 4
 
 class BatchRingWriter:
     def __init__(self, memory: GroupMemory) -> None:
+        readers = memory.share.followers
         self._memory = memory
+        self._read = memory.read[readers.start : readers.stop]
+        self._next_wakes = _next_wakes(memory, 0)
 
-    def write(self, message: bytes) -> None:
+    def write(self, message: bytes | bytearray) -> None:
         """Waits where the ring is full until all have read."""
         data = np.frombuffer(len(message).to_bytes(_LENGTH_BYTES, "little") + message, np.uint8)
         memory = self._memory
@@ -29,15 +32,17 @@ class BatchRingWriter:
             for place, part in _places(written, piece.size):
                 memory.ring[place] = piece[part]
             memory.written[0] = written + piece.size
-            _wake_next(memory)
+            for wake in self._next_wakes:
+                wake.give()
 
     def _has_room(self, end: int) -> bool:
-        return end - int(self._memory.read[1:].min()) <= RING_BYTES
+        return end - int(self._read.min(initial=end)) <= RING_BYTES
 
 
 class BatchRingReader:
     def __init__(self, memory: GroupMemory) -> None:
         self._memory = memory
+        self._next_wakes = _next_wakes(memory, 1 + memory.rank - memory.share.followers.start)
 
     def read(self, timeout_s: float | None = None) -> bytearray | None:
         """Waits for the next message; None where none came for so long."""
@@ -64,13 +69,14 @@ class BatchRingReader:
         for place, part in _places(int(memory.read[memory.rank]), out.size):
             out[part] = memory.ring[place]
         memory.read[memory.rank] += out.size
-        _wake_next(memory)
+        for wake in self._next_wakes:
+            wake.give()
         memory.follower_wake.give()
 
 
-def _wake_next(memory: GroupMemory) -> None:
-    for wake in memory.batch_wakes[2 * memory.rank + 1 : 2 * memory.rank + 3]:
-        wake.give()
+def _next_wakes(memory: GroupMemory, place: int) -> list[Wake]:
+    """place: of the writer 0, of readers from 1 on."""
+    return [memory.batch_wakes[rank] for rank in memory.share.followers[2 * place : 2 * place + 2]]
 
 
 def _places(start: int, size: int) -> list[tuple[slice, slice]]:

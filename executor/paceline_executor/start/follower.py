@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     order = Order.from_json(_line_of(control))
     config = parse_config(order.arguments)
     let_waiting_threads_sleep()
-    memory = GroupMemory(Descriptors.from_json(arguments[3]), rank, order.degree)
+    memory = GroupMemory(Descriptors.from_json(arguments[3]), rank, order.share, order.store_at)
     threading.Thread(target=_live, args=(control, memory), name="life", daemon=True).start()
     log = set_up_logs(config.log_level)
     try:

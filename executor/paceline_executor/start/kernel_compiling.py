@@ -5,8 +5,10 @@ is kept. It refuses to know kernels.
 """
 
 import contextlib
+import fcntl
 import hashlib
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -146,6 +148,19 @@ def find_kernels_in(cache_dir: Path) -> Path:
     triton.knobs.cache.dir = str(folder)
     settle_keys()
     return folder
+
+
+@contextlib.contextmanager
+def alone_in(cache_dir: Path) -> Iterator[None]:
+    """Of the processes of this machine that do the same: the others find what the first one keeps."""
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    folder = os.open(cache_dir, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: each for itself
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def have_compiled(

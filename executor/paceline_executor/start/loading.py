@@ -38,17 +38,22 @@ def load(config: Config, on_lost: OnLost = lambda _: os._exit(ExitCode.FAILED)) 
     kind = choose_runner(config)
     if kind is RunnerKind.SIMULATED:
         return load_simulated(config, read_step_times(config.step_times) if config.step_times else StepTimeCurve())
+    ranks = None
+    if config.tensor_parallel_size > 1:
+        from paceline_executor.start.ranks import RankStart  # with torch, which takes seconds to import
+
+        ranks = RankStart(config, kind, on_lost)
     progress = ProgressLog()
     opened = open_model(config, progress)
     if kind is RunnerKind.CPU:
         with explained("memory ran out while the model was loaded: free some, or raise its limits, also ulimit -v"):
-            from paceline_executor.start.loading_cpu import load_on_cpu  # with torch, which takes seconds to import
+            from paceline_executor.start.loading_cpu import load_on_cpu  # with torch, too
 
-            return load_on_cpu(config, opened, progress, on_lost)
+            return load_on_cpu(config, opened, progress, ranks)
 
     from paceline_executor.start.loading_device import load_on_device
 
-    return load_on_device(config, kind, opened, progress, on_lost)
+    return load_on_device(config, kind, opened, progress, ranks)
 
 
 def load_simulated(

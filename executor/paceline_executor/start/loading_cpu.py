@@ -8,15 +8,14 @@ from dataclasses import replace
 import structlog
 
 from paceline.plan.values import MAX_BLOCKS
-from paceline_executor.config import Config, LoadFormat, RunnerKind
+from paceline_executor.config import Config, LoadFormat
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import FLOAT32_NUMERICS, choose_cpu_numerics
-from paceline_executor.ranks.group import OnLost
 from paceline_executor.ranks.memory import GroupMemory
-from paceline_executor.ranks.shared_collectives import SharedMemoryCollectives
+from paceline_executor.ranks.process_group import collectives_of_hosts
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuModel, checked_threads, have_compiled, instructions, operations_of
 from paceline_executor.runner.device.host_device import HostDevice
@@ -31,10 +30,11 @@ from paceline_executor.weights import Checkpoint
 _NAME = "cpu"
 
 
-def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, on_lost: OnLost) -> Loaded:
+def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, ranks: RankStart | None) -> Loaded:
     """Raises ModelError, StartError."""
     whole, degree = opened.checkpoint, config.tensor_parallel_size
-    ranks = None if degree == 1 else RankStart(config, RunnerKind.CPU, opened, on_lost)
+    if ranks is not None:
+        ranks.start(opened)
     checkpoint = part_of(whole, None if ranks is None else ranks.memory)
     numerics = choose_cpu_numerics(config.quantization, config.kv_cache_dtype, whole.config, config.block_size)
     opened_drafter = open_drafter(config, opened, numerics, progress)
@@ -47,12 +47,14 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, on_lost: 
     num_threads = _threads_of_rank(config)
     device = HostDevice(num_threads)
     if ranks is not None:
-        ranks.agree(_NAME, limits.num_blocks)
+        num_blocks = ranks.agree(_NAME, limits.num_blocks)
+        longest = min(limits.max_model_len, num_blocks * limits.block_size)
+        limits = replace(limits, num_blocks=num_blocks, max_model_len=longest)
     have_compiled(device, operations_of(numerics), on_warm_up)
     if ranks is not None:
         ranks.begin(limits)
     progress.log("model_load", "weights", 0.5)
-    collectives = None if ranks is None else SharedMemoryCollectives(ranks.memory)
+    collectives = None if ranks is None else collectives_of_hosts(ranks.memory)
     model = CpuModel.read(device, checkpoint, numerics, limits.max_model_len, collectives)
     progress.log("model_load", "done", 1.0)
     drafting = None if opened_drafter is None else opened_drafter.drafting(model, limits, progress)
@@ -90,23 +92,31 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, on_lost: 
 
 
 class CpuRank:
-    """A follower's part, in float32. Rank 0 shares out cores and memory."""
+    """A follower's part, in float32. The first rank of a node shares out its cores and memory."""
 
     device = _NAME
-    num_blocks = MAX_BLOCKS
 
     def __init__(self, config: Config, whole: Checkpoint, memory: GroupMemory) -> None:
         self._config, self._part, self._memory = config, part_of(whole, memory), memory
 
+    @property
+    def num_blocks(self) -> int:
+        if self._memory.share.node == 0:
+            return MAX_BLOCKS
+        config, part = self._config, self._part
+        return limits_for(
+            config, part.config, FLOAT32_NUMERICS, available_bytes(), NO_DRAFTER, part.stored_types
+        ).num_blocks
+
     def build(self, limits: RowLimits) -> DeviceRunner:
         device = HostDevice(_threads_of_rank(self._config))
         have_compiled(device, operations_of(FLOAT32_NUMERICS), lambda _: None)
-        sums = SharedMemoryCollectives(self._memory)
+        sums = collectives_of_hosts(self._memory)
         return CpuModel.read(device, self._part, FLOAT32_NUMERICS, limits.max_model_len, sums).runner(limits)
 
 
 def _threads_of_rank(config: Config) -> int:
-    return max(1, checked_threads(config.num_threads) // config.tensor_parallel_size)
+    return max(1, checked_threads(config.num_threads) // len(config.share.ranks))
 
 
 def _with_drafter(geometry: CacheGeometry, drafter: DrafterNeeds) -> CacheGeometry:

@@ -16,7 +16,6 @@ from paceline_executor.config import (
     DrafterKind,
     LoadFormat,
     RunnerKind,
-    keep_nccl_on_this_machine,
 )
 from paceline_executor.errors import LimitError, MissingDeviceError
 from paceline_executor.limits import RowLimits
@@ -28,10 +27,8 @@ from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, twin_model, upload_model
 from paceline_executor.models.rope import rotation_bytes
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics, choose_gpu_numerics, choose_twin_numerics
-from paceline_executor.ranks.group import OnLost
 from paceline_executor.ranks.memory import GroupMemory
-from paceline_executor.ranks.process_group import ProcessGroupCollectives
-from paceline_executor.ranks.shared_collectives import SharedMemoryCollectives
+from paceline_executor.ranks.process_group import ProcessGroupCollectives, collectives_of_hosts
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.draft_model import drafting_by_model
@@ -51,6 +48,7 @@ from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.interface import Runner, WarmUpProgress
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
+from paceline_executor.share import Share
 from paceline_executor.start.device_drafts import DeviceDraft, DeviceHeadDraft, Draft, DraftBytes
 from paceline_executor.start.device_runner import RunnerParts, build_runner, graph_sizes
 from paceline_executor.start.drafter_choice import open_draft_model, open_head
@@ -97,17 +95,19 @@ def twin_place(degree: int = 1) -> Place:
     return Place(torch.device("cpu"), "twin", DeviceMemory(free_bytes, free_bytes), None)
 
 
-def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: ProgressLog, on_lost: OnLost) -> Loaded:
+def load_on_device(
+    config: Config, kind: RunnerKind, opened: Opened, progress: ProgressLog, ranks: RankStart | None
+) -> Loaded:
     """Raises ModelError, LimitError, ShortMemoryError, MissingDeviceError."""
-    degree = config.tensor_parallel_size
-    place = _place(kind, 0, degree)
-    ranks = None if degree == 1 else RankStart(config, kind, opened, on_lost)
+    place = _place(kind, 0, config.share)
+    if ranks is not None:
+        ranks.start(opened)
     return DeviceStart(config, place, opened, progress, None if ranks is None else ranks.memory).load(ranks)
 
 
 def rank_on_device(config: Config, kind: RunnerKind, opened: Opened, memory: GroupMemory) -> "DeviceStart":
     """A follower's: see `start.follower.Rank`. Raises as `load_on_device` does."""
-    place = _place(kind, memory.rank, memory.degree)
+    place = _place(kind, memory.rank, memory.share)
     if not place.is_twin:
         from paceline_executor.start.kernel_compiling import find_kernels_in  # where Triton is
 
@@ -115,20 +115,20 @@ def rank_on_device(config: Config, kind: RunnerKind, opened: Opened, memory: Gro
     return DeviceStart(config, place, opened, NoProgress(), memory)
 
 
-def _place(kind: RunnerKind, rank: int, degree: int) -> Place:
-    """Of the GPUs that torch sees, each rank has that of its number."""
+def _place(kind: RunnerKind, rank: int, share: Share) -> Place:
+    """Of the GPUs that torch sees, each rank has that of its place among the node's."""
     if kind is not RunnerKind.CUDA:
-        return twin_place(degree)
-    if degree > 1:
-        _take_gpu(rank, degree)
+        return twin_place(len(share.ranks))
+    if share.degree > 1:
+        _take_gpu(rank, share)
     return this_gpu()
 
 
-def _take_gpu(rank: int, degree: int) -> None:
-    if degree > torch.cuda.device_count():
-        sentence = f"--tensor-parallel-size {degree}: torch sees {torch.cuda.device_count()} GPUs"
+def _take_gpu(rank: int, share: Share) -> None:
+    if len(share.ranks) > torch.cuda.device_count():
+        sentence = f"--tensor-parallel-size {share.degree}: torch sees {torch.cuda.device_count()} GPUs"
         raise MissingDeviceError(f"{sentence}: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or lower it")
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(share.ranks.index(rank))
 
 
 class DeviceStart:
@@ -272,6 +272,11 @@ class DeviceStart:
         place, numerics, log = self._place, self._numerics, self._progress.log
         if place.is_twin:
             _limit_threads(self._config.num_threads)
+        if self._memory is not None and self._memory.share.node and place.capability is not None:
+            from paceline_executor.start.kernel_compiling import alone_in
+
+            with alone_in(self._config.cache_dir):  # rank 0 has compiled for its own node, and here the first rank does
+                self.compile_kernels(place.capability, limits)
         log("model_load", "weights", 0.0)
         with _explained("while weights were loaded", "choose --quantization fp8 or a smaller model"):
             collectives = None if self._memory is None else _collectives(self._memory, place)
@@ -403,10 +408,7 @@ class DeviceStart:
 
 
 def _collectives(memory: GroupMemory, place: Place) -> Collectives:
-    if place.is_twin:
-        return SharedMemoryCollectives(memory)
-    keep_nccl_on_this_machine()
-    return ProcessGroupCollectives(memory, place.device)
+    return collectives_of_hosts(memory) if place.is_twin else ProcessGroupCollectives(memory, place.device)
 
 
 def _limit_threads(num_threads: int | None) -> None:

@@ -1,13 +1,16 @@
-"""How rank 0 starts its followers, and makes one runner of all ranks. Refuses to know devices."""
+"""How rank 0 meets other nodes, starts its followers, and makes one runner of all ranks. Refuses to know devices."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from paceline_executor.config import Config, RunnerKind
 from paceline_executor.limits import RowLimits
 from paceline_executor.ranks.group import OnLost, RankGroup
 from paceline_executor.ranks.guard import DrawGuard
+from paceline_executor.ranks.link import Link, LinkMessage
+from paceline_executor.ranks.meeting import Meeting, listen
 from paceline_executor.ranks.memory import GroupMemory
-from paceline_executor.ranks.messages import encode
+from paceline_executor.ranks.messages import Message, encode
 from paceline_executor.ranks.order import Order, identity_of
 from paceline_executor.ranks.ranked_runner import RankedRunner
 from paceline_executor.ranks.ring import BatchRingWriter
@@ -20,11 +23,24 @@ from paceline_executor.weights.sharded import ShardedCheckpoint
 class RankStart:
     """Rank 0's, of one start."""
 
-    def __init__(self, config: Config, kind: RunnerKind, opened: Opened, on_lost: OnLost) -> None:
-        """Starts the followers."""
+    def __init__(self, config: Config, kind: RunnerKind, on_lost: OnLost) -> None:
+        """Other nodes may join from now on. Raises PortError."""
+        self._config, self._kind, self._on_lost = config, kind, on_lost
+        self._meeting = None if config.node is None else Meeting(config)
+
+    def start(self, opened: Opened) -> None:
+        """The followers, once all nodes are here. Raises RankError, PortError."""
+        config = self._config
         self._whole = opened.checkpoint
-        order = Order(config.arguments, str(opened.path), kind.value, config.tensor_parallel_size)
-        self._group = RankGroup(order, on_lost)
+        order = Order(config.arguments, str(opened.path), self._kind.value, config.share)
+        links: Mapping[int, Link] = {}
+        listening = None
+        if self._meeting is not None and config.node is not None:
+            links = self._meeting.links()
+            listener = listen(config.host, 0)
+            order = replace(order, store_at=(config.node.host, listener.getsockname()[1]))
+            listening = listener.detach()
+        self._group = RankGroup(order, self._on_lost, links, listening=listening)
 
     @property
     def memory(self) -> GroupMemory:
@@ -41,14 +57,20 @@ class RankStart:
     def runner(self, own: DeviceRunner) -> RankedRunner:
         """Once all have loaded. Raises RankError."""
         self._group.until_ready()
-        memory, geometry = self.memory, own.kv_geometry
+        group, memory, geometry = self._group, self.memory, own.kv_geometry
         writer = BatchRingWriter(memory)
+
+        def tell(message: Message) -> None:
+            data = encode(message)
+            group.tell_nodes(LinkMessage.BATCH, data)  # which are further away
+            writer.write(data)
+
         whole = replace(
             geometry,
             num_kv_heads=self._whole.config.num_kv_heads,
             bytes_per_block=geometry.bytes_per_block * memory.degree,
         )
-        return RankedRunner(own, whole, lambda message: writer.write(encode(message)), DrawGuard(memory))
+        return RankedRunner(own, whole, tell, DrawGuard(memory))
 
     def has_warmed_up(self) -> None:
         self._group.has_warmed_up()

@@ -92,7 +92,7 @@ def row_limits(config: Config, vocab_size: int, max_model_len: int, num_blocks: 
 
 
 def _num_blocks(config: Config, needs: ModelNeeds, max_model_len: int, free_bytes: int) -> int:
-    free_bytes //= config.tensor_parallel_size
+    free_bytes //= len(config.share.ranks)
     left_bytes = free_bytes - needs.weight_bytes
     if left_bytes < 0:
         sentence = f"{mib(needs.weight_bytes)} of weights do not fit into {mib(free_bytes)} of free memory"

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from paceline_executor.errors import RankError
 from paceline_executor.ranks.group import RankGroup
 from paceline_executor.ranks.order import Order, identity_of
+from paceline_executor.share import Share
 from paceline_executor.weights import load_checkpoint
 from random_models import RandomCheckpoint, gguf_parts
 
@@ -17,7 +18,7 @@ from random_models import RandomCheckpoint, gguf_parts
 def group_of(path):
     """Two ranks, and what was lost."""
     lost = []
-    group = RankGroup(Order(("--quantization", "none"), str(path), "cpu", 2), lost.append)
+    group = RankGroup(Order(("--quantization", "none"), str(path), "cpu", Share(2)), lost.append)
     try:
         yield group, lost
     finally:
@@ -36,7 +37,7 @@ def test_a_rank_with_another_model_is_named(tmp_path):
 
 def test_there_are_as_many_blocks_as_the_rank_with_the_least_memory_has_room_for():
     opened = [(rank, {"identity": {"device": "a GPU"}, "num_blocks": num}) for rank, num in ((1, 9), (2, 5), (3, 7))]
-    group = Mock(spec=RankGroup, _collect=lambda: opened)
+    group = Mock(spec=RankGroup, _collect=lambda: opened, _order=Mock(share=Share(4)))
     with capture_logs() as logs:
         assert RankGroup.agree(group, {"device": "a GPU"}, 8) == 5
     assert [(event["event"], event["rank"]) for event in logs] == [("least_memory", 2)]

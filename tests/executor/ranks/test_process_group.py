@@ -14,8 +14,10 @@ RANK = """
 import sys, torch
 from paceline_executor.ranks.memory import Descriptors, GroupMemory
 from paceline_executor.ranks.process_group import ProcessGroupCollectives
+from paceline_executor.share import Share
 rank, degree = int(sys.argv[1]), int(sys.argv[2])
-ranks = ProcessGroupCollectives(GroupMemory(Descriptors.from_json(sys.argv[3]), rank, degree), torch.device("cpu"))
+memory = GroupMemory(Descriptors.from_json(sys.argv[3]), rank, Share(degree))
+ranks = ProcessGroupCollectives(memory, torch.device("cpu"))
 part = torch.randn(5, 7, generator=torch.Generator().manual_seed(rank))
 for dtype in (torch.float32, torch.bfloat16):
     for _ in range(2):

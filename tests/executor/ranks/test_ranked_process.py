@@ -3,12 +3,7 @@
 import asyncio
 import json
 import os
-import select
 import signal
-import subprocess
-import sys
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import grpc
 import pytest
@@ -16,52 +11,19 @@ import pytest
 from executor_rig.cpu import cpu_runner
 from executor_rig.driving import Driver
 from executor_rig.plan_client import attached, column, grants, info_of, request, tokens_by_row
+from executor_rig.rank_processes import GENEROUS_S, ON_CPU, ranks, until_gone
 from paceline.process.command import ExitCode
 from paceline.v1 import plan_pb2
 from random_models import RandomCheckpoint, gguf_parts
 
-COMMAND = [sys.executable, "-m", "paceline_executor", "--max-num-seqs", "4"]
-ON_CPU = ["--quantization", "none"]
 ON_TWIN = ["--runner", "twin", "--max-num-batched-tokens", "64", "--block-size", "16"]
-ANY_PORTS = ["--port", "0", "--health-port", "0", "--metrics-port", "0"]
 PLACING = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
-GENEROUS_S = 30.0
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A tiny random model as a GGUF file."""
     return gguf_parts(RandomCheckpoint()).write(tmp_path_factory.mktemp("model") / "tiny.gguf")
-
-
-@contextmanager
-def ranks(model, degree, options=ON_CPU):
-    """The process of rank 0 once it is ready, its port, and the process ids of the others."""
-    command = [*COMMAND, *options, "--model", str(model), "--tensor-parallel-size", str(degree), *ANY_PORTS]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        for line in process.stdout:
-            if (event := json.loads(line))["event"] == "ready":
-                yield process, event["port"], children_of(process.pid)
-                break
-        else:
-            raise AssertionError(process.stderr.read())
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def children_of(pid):
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-
-
-def until_gone(pids):
-    """Fails where one of them lives on."""
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            assert select.select([os.pidfd_open(pid)], [], [], GENEROUS_S)[0], pid
 
 
 @pytest.mark.parametrize("way", ["on a CPU", "captured", pytest.param("drafted", marks=pytest.mark.slow)])

@@ -13,6 +13,7 @@ from paceline_executor.ranks.memory import NUM_POSTS, PART_BYTES, RING_BYTES, De
 from paceline_executor.ranks.ring import BatchRingReader, BatchRingWriter
 from paceline_executor.ranks.shared_collectives import SharedMemoryCollectives
 from paceline_executor.runner.interface import StepOutput
+from paceline_executor.share import Share
 from paceline_kernels.linear import sum_of_slices
 
 
@@ -21,7 +22,7 @@ def memories():
     """Of three ranks, as each maps it."""
     with closing(Descriptors.new(3)) as descriptors:
         told = Descriptors.from_json(descriptors.json())
-        yield [GroupMemory(told, rank, 3) for rank in range(3)]
+        yield [GroupMemory(told, rank, Share(3)) for rank in range(3)]
 
 
 def in_threads(*works):
@@ -58,6 +59,21 @@ def test_who_waits_for_a_message_goes_on_without(memories):
     assert reader.read(0.01) is None
     BatchRingWriter(memories[0]).write(b"late")
     assert reader.read(0.01) == b"late"
+
+
+def test_a_node_that_has_not_rank_0_has_a_ring_for_its_ranks_alone():
+    """Whose head, which is none, writes."""
+    share = Share(9, 1, 3)
+    with closing(Descriptors.new(9)) as descriptors:
+        writer = BatchRingWriter(GroupMemory(descriptors, 3, share))
+        readers = [BatchRingReader(GroupMemory(descriptors, rank, share)) for rank in share.followers]
+        messages = [bytes(RING_BYTES), b"a", bytes(2 * RING_BYTES)]
+
+        def reading(reader):
+            return lambda: [bytes(reader.read()) for _ in messages]
+
+        _, *read = in_threads(lambda: [writer.write(message) for message in messages], *map(reading, readers))
+    assert read == [messages] * 3
 
 
 def test_all_ranks_have_the_same_sums(memories):

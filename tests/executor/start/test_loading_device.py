@@ -1,7 +1,9 @@
 """A model onto a device: what the runner is made of, what is logged, and what is said where memory runs out."""
 
+import fcntl
 import json
 import math
+import os
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,6 +28,7 @@ from paceline_executor.runner.device.buckets import buckets_of
 from paceline_executor.runner.device.draft_model import NUM_PASSES
 from paceline_executor.runner.device.memory_plan import DeviceMemory
 from paceline_executor.runner.simulated import SimulatedRunner
+from paceline_executor.share import Share
 from paceline_executor.start import kernel_compiling, loading_device
 from paceline_executor.start.device_drafts import DeviceHeadDraft
 from paceline_executor.start.loading_device import DeviceStart, Place, load_on_device, rank_on_device
@@ -104,7 +107,7 @@ def opened(checkpoint):
 def loaded(checkpoint, *arguments, kind=RunnerKind.CUDA):
     """What an executor with these options loads."""
     config = parse_config([*SMALL, "--served-model-name", "tiny", *arguments])
-    return load_on_device(config, kind, opened(checkpoint), ProgressLog(), pytest.fail)
+    return load_on_device(config, kind, opened(checkpoint), ProgressLog(), None)
 
 
 WIDE = tiny_checkpoint(head_dim=32, intermediate_size=96)
@@ -149,10 +152,35 @@ def test_a_follower_takes_the_kernels_that_the_first_rank_has_compiled(monkeypat
     monkeypatch.setattr(loading_device, "_take_gpu", lambda *_: None)
     monkeypatch.setattr(loading_device, "_collectives", lambda memory, _: SharedMemoryCollectives(memory))
     config = parse_config([*SMALL, "--tensor-parallel-size", "2", "--cache-dir", str(tmp_path)])
-    memory = GroupMemory(Descriptors.new(2), 1, 2)
+    memory = GroupMemory(Descriptors.new(2), 1, Share(2))
     rank = rank_on_device(config, RunnerKind.CUDA, opened(WIDE), memory)
     rank.build(RowLimits(4, 64, 64, 16, 16, WIDE.config.vocab_size))
     assert (rank.device, triton.knobs.cache.dir) == (H100.name, str(tmp_path / "triton"))
+
+
+def test_a_node_compiles_kernels_once_for_its_ranks(monkeypatch, tmp_path):
+    """Rank 0's are on another machine."""
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton.knobs.cache, "dir", "elsewhere")
+    others = []
+
+    def compile_kernels(*_):
+        folder = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(folder)
+        others.append("wait")
+
+    monkeypatch.setattr(kernel_compiling, "settle_keys", lambda: None)
+    monkeypatch.setattr(loading_device, "_take_gpu", lambda *_: None)
+    monkeypatch.setattr(loading_device, "_collectives", lambda memory, _: SharedMemoryCollectives(memory))
+    monkeypatch.setattr(DeviceStart, "compile_kernels", compile_kernels)
+    node = ["--tensor-parallel-size", "2", "--cache-dir", str(tmp_path), "--node"]
+    for index in range(2):
+        config = parse_config([*SMALL, *node, f"{index}/2@127.0.0.1:1"])
+        rank = rank_on_device(config, RunnerKind.CUDA, opened(WIDE), GroupMemory(Descriptors.new(2), 1, config.share))
+        rank.build(RowLimits(4, 64, 64, 16, 16, WIDE.config.vocab_size))
+    assert others == ["wait"]
 
 
 def test_more_ranks_than_there_are_gpus_are_refused():
@@ -209,7 +237,7 @@ def test_dummy_weights_are_made_on_the_device_without_asking_the_host_for_any(bu
     config = parse_config([*SMALL, "--model", str(tmp_path), "--load-format", "dummy"])
     found = open_model(config, ProgressLog())
     monkeypatch.setattr(type(found.checkpoint), "tensor", lambda *_: pytest.fail("the host made weights"))
-    description = load_on_device(config, kind, found, ProgressLog(), pytest.fail).description
+    description = load_on_device(config, kind, found, ProgressLog(), None).description
 
     assert description.has_dummy_weights
     dtype = torch.float32 if kind is RunnerKind.TWIN else torch.bfloat16
@@ -234,7 +262,7 @@ def test_a_start_says_what_takes_memory_and_in_which_numbers_it_computes():
 def test_progress_is_that_of_the_bytes_uploaded():
     seen = []
     progress = SimpleNamespace(log=lambda event, phase, fraction: seen.append((event, phase, fraction)))
-    load_on_device(parse_config(SMALL), RunnerKind.CUDA, opened(WIDE), progress, pytest.fail)
+    load_on_device(parse_config(SMALL), RunnerKind.CUDA, opened(WIDE), progress, None)
     fractions = [fraction for event, phase, fraction in seen if (event, phase) == ("model_load", "weights")]
     assert fractions == sorted(fractions)
     assert (fractions[0], fractions[-1]) == (0, 1)

@@ -159,9 +159,16 @@ async def _beat(call: AttachCall) -> None:
 
 
 @asynccontextmanager
-async def attached(address: str, greeting: plan_pb2.Hello | None = None) -> AsyncIterator[PlanClient]:
+async def attached(
+    address: str, greeting: plan_pb2.Hello | None = None, credentials: grpc.ChannelCredentials | None = None
+) -> AsyncIterator[PlanClient]:
     """Waits for welcome and snapshot."""
-    async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    async with (
+        grpc.aio.insecure_channel(address, options=options)
+        if credentials is None
+        else grpc.aio.secure_channel(address, credentials, options=options)
+    ) as channel:
         call = executor_pb2_grpc.ExecutorServiceStub(channel).Attach()
         await call.write(plan_pb2.AttachRequest(hello=greeting or hello()))
         try:

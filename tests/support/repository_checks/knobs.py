@@ -2,7 +2,7 @@
 
 import re
 
-MAX_KNOBS = 26
+MAX_KNOBS = 27
 MAX_COMMAND_KNOBS = 32  # in groups
 NOT_KNOBS = frozenset({"--help", "--version", "--install-completion", "--show-completion"})
 # What belongs together is one option, which names a file or folder; OpenTelemetry has variables of its own.
