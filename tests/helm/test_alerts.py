@@ -18,7 +18,10 @@ pytestmark = [
     ),
     pytest.mark.xdist_group("test_alerts"),  # one run of promtool for all cases
 ]
-(RULES,) = of_kind(render(CHART / "ci" / "monitoring.yaml"), "PrometheusRule")
+# One of the pools has executors of two nodes.
+(RULES,) = of_kind(
+    render(CHART / "ci" / "monitoring.yaml", {"pools.fixed.gpu": {"count": 8, "nodes": 2}}), "PrometheusRule"
+)
 NAMES = [rule["alert"] for group in RULES["spec"]["groups"] for rule in group["rules"]]
 EVERY_MINUTE = "1m"
 MINUTES = 40
@@ -74,6 +77,18 @@ def started(values):
     return [{"series": f"process_start_time_seconds{{{labels}}}", "values": values}]
 
 
+def recreated(num_times, pod):
+    """A group of nodes, whose leader has another address each time."""
+    labels = f'namespace="models",job="rel-paceline-executors",pod="{pod}"'
+    return [
+        {
+            "series": f'process_start_time_seconds{{{labels},instance="e{number}:9465"}}',
+            "values": f"_x{10 * number} {600 * number}x9 stale",
+        }
+        for number in range(1, num_times + 1)
+    ]
+
+
 def refused(values, reason):
     return [series("admission_rejections_total", values, reason=reason)]
 
@@ -94,6 +109,10 @@ COMES = {
     "cache is full": ("PacelineKvCacheFull", [KV_FULL, waiting("3x40")]),
     "executor is lost": ("PacelineExecutorLost", [lost("0x5 60+60x35"), lost("0x40", "e:2")]),
     "executor restarts every ten minutes": ("PacelineExecutorRestarts", started("60x9 _ 660x9 _ 1320x9 _ 1980x9")),
+    "a group of nodes is recreated every ten minutes": (
+        "PacelineExecutorRestarts",
+        recreated(4, "rel-paceline-fixed-1"),
+    ),
     "the only executor of a model is lost": ("PacelineModelGone", [lost("0x5 60+60x35"), lost("0x40", "e:2", "other")]),
     "both executors of a model are lost": ("PacelineModelGone", [lost("60+60x40"), lost("60+60x40", "e:2")]),
     "no executor is looked for any more": (
@@ -132,6 +151,7 @@ STAYS_AWAY = {
     "cache is full and nobody waits": ("PacelineKvCacheFull", [KV_FULL, waiting("0x40")]),
     "executor restarts": ("PacelineExecutorLost", [lost("0x5 60+60x15 0x20")]),
     "executor is upgraded twice": ("PacelineExecutorRestarts", started("60x9 _ 660x9 _ 1320x19")),
+    "a group of nodes is upgraded twice": ("PacelineExecutorRestarts", recreated(3, "rel-paceline-fixed-1")),
     "the only executor restarts": ("PacelineModelGone", [lost("0x5 60+60x15 0x20")]),
     "another executor of the model is left": ("PacelineModelGone", [lost("60+60x40"), lost("0x40", "e:2")]),
     "a scheduler that never had the executor looks for it": ("PacelineModelGone", [lost("60+60x40", model="")]),

@@ -200,11 +200,17 @@ def test_a_release_of_one_model_scales_by_all_its_requests():
     }
 
 
+GROUPS = {"LeaderWorkerSet"}
+
+
 def test_nothing_of_it_is_there_unasked():
     """A cluster without these kinds would refuse the release."""
-    kinds = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
-    for file in VALUES_FILES:
-        assert kinds & {found["kind"] for found in render(file)} == (kinds if file == MONITORING else set())
+    kinds = {"ServiceMonitor", "PrometheusRule", "ScaledObject", *GROUPS}
+    unasked = {file.stem: kinds & {found["kind"] for found in render(file)} for file in VALUES_FILES}
+    assert {stem: found for stem, found in unasked.items() if found} == {
+        "monitoring": kinds - GROUPS,
+        "two-nodes": GROUPS,
+    }
 
 
 def test_the_dashboard_is_what_grafana_loads():

@@ -1,5 +1,6 @@
 """What the chart renders: valid on every Kubernetes, restricted, whole, and made of options that the programs have."""
 
+import copy
 import functools
 import json
 
@@ -19,22 +20,28 @@ from chart_checks.helm import (
     lint,
     named,
     of_kind,
+    part_of,
     pod_labels,
     pod_spec,
     render,
     selects,
     with_pods,
 )
+from chart_checks.pods import expanded
 from chart_checks.schemas import KUBERNETES_VERSIONS, problem_of
+from paceline_executor.config import parse_config
 from repository_checks.knobs import options
 from repository_checks.programs import run
 
 MINIMAL = CHART / "ci" / "minimal.yaml"
 GPUS = CHART / "ci" / "gpu-cert-manager.yaml"
 CLAIM = CHART / "ci" / "secrets-claim.yaml"
+TWO_NODES = CHART / "ci" / "two-nodes.yaml"
+WITH_NODES = ("--tensor-parallel-size", "--node", "--host")
 INIT = CHART / "ci" / "init-container.yaml"
 HOST_PATH = CHART / "ci" / "host-path.yaml"
 SLOW = pytest.mark.slow
+COMPONENT = "app.kubernetes.io/component"
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 each_file = pytest.mark.parametrize("file", VALUES_FILES, ids=lambda file: file.stem)
@@ -94,6 +101,13 @@ def test_what_a_cluster_is_told_changes_where_a_reviewer_sees_it(file):
 def test_every_kubernetes_takes_it(version):
     different = {json.dumps(found): found for file in VALUES_FILES for found in render(file)}
     assert [problem for found in different.values() if (problem := problem_of(found, version))] == []
+
+
+def test_a_pod_of_a_group_that_kubernetes_does_not_know_is_found():
+    (group,) = of_kind(render(TWO_NODES), "LeaderWorkerSet")
+    pod_spec(part_of(changed := copy.deepcopy(group), "worker"))["hostNetwrk"] = True
+    assert problem_of(group, "1.37") == ""
+    assert "'hostNetwrk' was unexpected" in problem_of(changed, "1.37")
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Certificate"])
@@ -255,6 +269,49 @@ def test_cpus_that_are_enough_for_the_ranks_stay_as_asked_for(resources):
     assert merged == {name: resources.get(name, {}).get("cpu") for name in ("requests", "limits")}
 
 
+def test_an_executor_of_two_nodes_is_its_leader():
+    """Workers have a part of its ranks, and neither ports nor probes: their process ends with any rank."""
+    objects = render(TWO_NODES)
+    (group,) = of_kind(objects, "LeaderWorkerSet")
+    template = group["spec"]["leaderWorkerTemplate"]
+    assert (group["spec"]["replicas"], group["spec"]["startupPolicy"]) == (2, "LeaderCreated")
+    assert (template["size"], template["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
+    leader, worker = (part_of(group, part) for part in ("leader", "worker"))
+    executor, node = (pod_spec(part)["containers"][0] for part in (leader, worker))
+    assert executor == node | {name: executor[name] for name in ("ports", *PROBES)}
+    assert not node.keys() & {"ports", *PROBES}
+    args = args_of(node)
+    assert (args["--tensor-parallel-size"], node["resources"]["limits"]["nvidia.com/gpu"]) == ("16", 8)
+    given = {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "rel-large-0.rel-large.models"}
+    config = parse_config(["--insecure", *(expanded(f"{name}={args[name]}", given) for name in WITH_NODES)])
+    assert (config.node.address, config.share.ranks) == ("rel-large-0.rel-large.models:7070", range(8, 16))
+    services = of_kind(objects, "Service")
+    assert [selects(found["spec"]["selector"], pod_labels(worker)) for found in services] == [False] * len(services)
+
+
+def test_nodes_of_a_pool_reach_one_another_and_are_disrupted_group_by_group():
+    """A budget of one pod: the first that goes takes its group along, and no other goes before all are ready."""
+    objects = render(TWO_NODES)
+    parts = [pod_labels(part_of(of_kind(objects, "LeaderWorkerSet")[0], part)) for part in ("leader", "worker")]
+    (small,) = of_kind(objects, "StatefulSet")
+    policy = named(objects, "NetworkPolicy", "rel-paceline-large")["spec"]
+    (rule,) = policy["ingress"]
+    budget = named(objects, "PodDisruptionBudget", "rel-paceline-large")["spec"]
+    assert (rule.keys(), budget["maxUnavailable"]) == ({"from"}, 1)
+    for selector in (policy["podSelector"], rule["from"][0]["podSelector"], budget["selector"]):
+        assert [selects(selector["matchLabels"], labels) for labels in (*parts, pod_labels(small))] == [
+            True,
+            True,
+            False,
+        ]
+
+
+def test_an_autoscaler_adds_groups_of_nodes():
+    (scaled,) = of_kind(render(TWO_NODES, {"pools.large.autoscaling.enabled": True}), "ScaledObject")
+    target = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": "rel-paceline-large"}
+    assert scaled["spec"]["scaleTargetRef"] == target
+
+
 def test_pods_that_are_told_where_to_go_are_spread_among_their_own_kind():
     """Zones are one part of affinity; a constraint that says which pods it counts is left as it is."""
     large, other = of_kind(render(GPUS), "StatefulSet")
@@ -307,7 +364,8 @@ def test_what_a_container_fetches_is_what_the_executor_reads():
 def test_the_test_asks_every_model_once(file):
     """By the name that its pool gives it; a model without one is the only one."""
     objects = render(file)
-    pools = [args_of(pod_spec(found)["containers"][0]) for found in of_kind(objects, "StatefulSet")]
+    executors = [found for found in with_pods(objects) if pod_labels(found)[COMPONENT] == "executor"]
+    pools = [args_of(pod_spec(found)["containers"][0]) for found in executors]
     (test,) = of_kind(objects, "Pod")
     asked = [args_of(container).get("--model") for container in pod_spec(test)["containers"]]
     assert sorted(map(str, asked)) == sorted({str(args.get("--served-model-name")) for args in pools})

@@ -33,6 +33,7 @@ FILES = {
     "service": CLAIM,
     "poolDefaults.gpu.resource": GPUS,
     "poolDefaults.gpu.memoryUtilization": GPUS,
+    "poolDefaults.gpu.nodes": CHART / "ci" / "two-nodes.yaml",
 }
 NODES = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": []}]}}
 # What has to be set beside it, by the beginning of its path.
@@ -60,6 +61,7 @@ OTHERS = {
     "init": {"image": "other"},
     "tokenSecret": {"name": "a", "key": "b"},
     "count": 1,
+    "gpu.nodes": 4,
     "gpu.resource": "amd.com/gpu",
     "memoryUtilization": 0.5,
     "size": "3Gi",
@@ -195,6 +197,17 @@ def test_no_value_does_nothing(tmp_path):
         ),
         (GPUS, {"pools.large.resources": {"limits": {"cpu": 4}}}, "ask for 6"),
         (GPUS, {"pools.large.args": ["--tensor-parallel-size=2"]}, "the chart sets --tensor-parallel-size=2 itself"),
+        (GPUS, {"pools.large.gpu.nodes": 2, "pools.large.args": ["--node=0/1@a:1"]}, "sets --node=0/1@a:1 itself"),
+        (GPUS, {"pools.large.gpu.nodes": 17}, "pools.large: an executor has 64 GPUs at most"),
+        (GPUS, {"pools.large.gpu.nodes": 2, "networkPolicy.enabled": False}, "set networkPolicy.enabled"),
+        (GPUS, {"pools.slice.gpu": {"count": 1, "resource": "a.b/mig-1", "nodes": 2}}, "cannot share a model"),
+        (GPUS, {"pools.large.gpu.nodes": 2, "pools.large-0.model.servedName": "a"}, "makes an object of this name"),
+        (MINIMAL, {"pools.small.gpu.nodes": 2}, "gpu.nodes needs gpu.count"),
+        (
+            MINIMAL,
+            {"pools": {"external": {"model": {"name": "a"}, "gpu": {"count": 8, "nodes": 2}}}},
+            "pools.external: a Service has this name",
+        ),
         (MINIMAL, {"pools.small.gpu.memoryUtilization": 90}, "memoryUtilization"),
         (MINIMAL, {"pools.small.args": ["--port=1"]}, "pools.small.args: the chart sets --port=1 itself"),
         (MINIMAL, {"scheduler.args": ["--metrics-port=off"]}, "the chart sets --metrics-port=off itself"),
@@ -286,7 +299,8 @@ def test_nothing_is_installed_by_chance():
             ],
             ["Bearer"],
         ),
-        (CHART / "ci" / "one-scheduler.yaml", ["Whoever reaches the pods may call them"], ["STANDBY"]),
+        (CHART / "ci" / "one-scheduler.yaml", ["Whoever reaches the pods may call them"], ["STANDBY", "several nodes"]),
+        (CHART / "ci" / "two-nodes.yaml", ["pool large are on several nodes, and talk in plaintext"], ["pool small"]),
     ],
     ids=lambda part: part.stem if hasattr(part, "stem") else "",
 )

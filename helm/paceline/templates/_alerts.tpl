@@ -28,11 +28,17 @@
     "summary" "Executor {{ $labels.executor }} is lost"
     "description" "{{ $labels.executor }} has not answered for {{ $value | humanizeDuration }}, longer than it may take to start.") | nindent 2 }}
 - alert: PacelineExecutorRestarts
-  # One that serves for a while each time is never lost for long.
-  expr: changes(process_start_time_seconds{ {{- include "paceline.ofExecutors" . -}} }[1h]) > 2
+  # One that serves for a while each time is never lost for long. A group of nodes comes back as other pods of the same names.
+  expr: |-
+    changes(process_start_time_seconds{ {{- include "paceline.ofExecutors" . -}} }[1h]) > 2
+    {{- range $name, $pool := .Values.pools }}
+    {{- if gt (int (mustMergeOverwrite (deepCopy $.Values.poolDefaults) $pool).gpu.nodes) 1 }}
+    or changes(max by (pod) (process_start_time_seconds{ {{- include "paceline.ofExecutors" $ -}} ,pod=~"{{ include "paceline.fullname" $ }}-{{ $name }}-[0-9]+"})[1h:1m]) > 2
+    {{- end }}
+    {{- end }}
   {{- include "paceline.alert" (dict "values" $values "name" "PacelineExecutorRestarts" "severity" "warning"
-    "summary" "Executor {{ $labels.instance }} restarts again and again"
-    "description" "{{ $labels.instance }} has been restarted {{ $value }} times within an hour.") | nindent 2 }}
+    "summary" "Executor {{ or $labels.instance $labels.pod }} restarts again and again"
+    "description" "{{ or $labels.instance $labels.pod }} has been restarted {{ $value }} times within an hour.") | nindent 2 }}
 - alert: PacelineModelGone
   # Of schedulers that never had an executor no model is known, and one that stands by has lost none.
   expr: |-

@@ -87,11 +87,35 @@
 {{- if and (not .pool.gpu.count) (not (kindIs "invalid" .pool.gpu.memoryUtilization)) -}}
 {{- include "paceline.refuse" (printf "pools.%s: gpu.memoryUtilization needs gpu.count" .name) -}}
 {{- end -}}
-{{- if gt (int .pool.gpu.count) 1 -}}
+{{- if gt (int .pool.gpu.nodes) 1 -}}
+{{- include "paceline.checkNodes" . -}}
+{{- end -}}
+{{- if gt (int (mul .pool.gpu.count .pool.gpu.nodes)) 1 -}}
 {{- include "paceline.checkRanks" . -}}
 {{- end -}}
 {{- $own := list "model" "revision" "served-model-name" "host" "port" "health-port" "metrics-port" "shutdown-timeout" "cache-dir" "tls-dir" "insecure" "gpu-memory-utilization" -}}
-{{- include "paceline.checkArgs" (dict "where" (printf "pools.%s.args" .name) "args" .pool.args "own" (empty .pool.gpu.count | ternary $own (concat $own (list "runner" "tensor-parallel-size")))) -}}
+{{- include "paceline.checkArgs" (dict "where" (printf "pools.%s.args" .name) "args" .pool.args "own" (empty .pool.gpu.count | ternary $own (concat $own (list "runner" "tensor-parallel-size" "node")))) -}}
+{{- end -}}
+
+{{/* A LeaderWorkerSet makes a Service of its own name, and StatefulSets of this name with numbers behind it. */}}
+{{- define "paceline.checkNodes" -}}
+{{- if eq .name "external" -}}
+{{- include "paceline.refuse" (printf "pools.%s: a Service has this name: choose another for a pool with gpu.nodes" .name) -}}
+{{- end -}}
+{{- range $other, $_ := .root.Values.pools -}}
+{{- if regexMatch (printf "^%s-[0-9]+$" $.name) $other -}}
+{{- include "paceline.refuse" (printf "pools.%s: gpu.nodes of pools.%s makes an object of this name: choose another" $other $.name) -}}
+{{- end -}}
+{{- end -}}
+{{- if not .pool.gpu.count -}}
+{{- include "paceline.refuse" (printf "pools.%s: gpu.nodes needs gpu.count" .name) -}}
+{{- end -}}
+{{- if gt (int (mul .pool.gpu.count .pool.gpu.nodes)) 64 -}}
+{{- include "paceline.refuse" (printf "pools.%s: an executor has 64 GPUs at most: lower gpu.count or gpu.nodes" .name) -}}
+{{- end -}}
+{{- if not .root.Values.networkPolicy.enabled -}}
+{{- include "paceline.refuse" (printf "pools.%s: GPUs of several nodes talk in plaintext: set networkPolicy.enabled" .name) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "paceline.checkRanks" -}}

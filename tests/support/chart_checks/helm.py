@@ -111,7 +111,17 @@ def pod_labels(found: Object) -> dict[str, str]:
 
 
 def with_pods(objects: list[Object]) -> list[Object]:
-    return of_kind(objects, "Deployment", "StatefulSet", "Pod")
+    """A LeaderWorkerSet is two: of its leaders, and of its workers."""
+    found = of_kind(objects, "Deployment", "StatefulSet", "Pod")
+    groups = of_kind(objects, "LeaderWorkerSet")
+    return found + [part_of(group, part) for group in groups for part in ("leader", "worker")]
+
+
+def part_of(group: Object, part: str) -> Object:
+    """Leaders, or workers, of a LeaderWorkerSet, with the claims that both have."""
+    template: Object = group["spec"]["leaderWorkerTemplate"]
+    claims = template.get("volumeClaimTemplates", [])
+    return group | {"spec": group["spec"] | {"template": template[f"{part}Template"], "volumeClaimTemplates": claims}}
 
 
 def containers(spec: Object) -> list[Object]:

@@ -5,7 +5,7 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 
-from chart_checks.helm import Object
+from chart_checks.helm import Object, part_of, pod_spec
 
 KUBERNETES_VERSIONS = tuple(f"1.{minor}" for minor in range(29, 38))
 
@@ -91,11 +91,40 @@ SCALED_OBJECT = _object(
 )
 """Of https://keda.sh/docs/latest/reference/scaledobject-spec and /scalers/prometheus, what the chart uses."""
 
+_POD_TEMPLATE = _fields(["metadata", "spec"], metadata=_fields([], labels=_TEXTS, annotations=_TEXTS), spec={})
+_CLAIM = _fields(["metadata", "spec"], metadata=_METADATA, spec={"type": "object"})
+_KEPT = {"enum": ["Retain", "Delete"]}
+LEADER_WORKER_SET = _object(
+    "leaderworkerset.x-k8s.io/v1",
+    "LeaderWorkerSet",
+    ["leaderWorkerTemplate"],
+    replicas={"type": "integer"},
+    startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
+    leaderWorkerTemplate=_fields(
+        ["workerTemplate"],
+        size={"type": "integer", "minimum": 1},
+        restartPolicy={"enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]},
+        leaderTemplate=_POD_TEMPLATE,
+        workerTemplate=_POD_TEMPLATE,
+        volumeClaimTemplates={"type": "array", "items": _CLAIM},
+        persistentVolumeClaimRetentionPolicy=_fields([], whenDeleted=_KEPT, whenScaled=_KEPT),
+    ),
+)
+"""Of https://lws.sigs.k8s.io/docs/reference/leaderworkerset.v1, what the chart uses. What pods are Kubernetes says."""
+
 CUSTOM = {
     "cert-manager.io": {"Certificate": CERTIFICATE},
     "monitoring.coreos.com": {"ServiceMonitor": SERVICE_MONITOR, "PrometheusRule": PROMETHEUS_RULE},
     "keda.sh": {"ScaledObject": SCALED_OBJECT},
+    "leaderworkerset.x-k8s.io": {"LeaderWorkerSet": LEADER_WORKER_SET},
 }
+
+
+def _pods_of(found: Object) -> list[Object]:
+    if found["kind"] != "LeaderWorkerSet":
+        return []
+    specs = (pod_spec(part_of(found, part)) for part in ("leader", "worker"))
+    return [{"apiVersion": "v1", "kind": "Pod", "metadata": found["metadata"], "spec": spec} for spec in specs]
 
 
 def problem_of(found: Object, version: str) -> str:
@@ -104,6 +133,8 @@ def problem_of(found: Object, version: str) -> str:
         group = found["apiVersion"].partition("/")[0]
         if group in CUSTOM:
             jsonschema.validate(found, CUSTOM[group][found["kind"]])
+            for pod in _pods_of(found):
+                kubernetes_validate.validate(pod, version, strict=True)
         else:
             kubernetes_validate.validate(found, version, strict=True)
     except (jsonschema.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
