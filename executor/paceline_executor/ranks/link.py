@@ -44,7 +44,8 @@ _KINDS = frozenset(LinkMessage)
 class Link:
     """Sends from any thread, receives in one."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, to_node_0: bool) -> None:
+        """to_node_0: of another node's end, which alone takes batches."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
@@ -53,6 +54,7 @@ class Link:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _AWAY_S)
         connection.setblocking(False)
         self._connection = connection
+        self._max_bytes = _MAX_BATCH_BYTES if to_node_0 else _MAX_BYTES
         self._received = bytearray()
         self._is_closed = False
         self._sending = threading.Lock()  # a message at a time
@@ -77,17 +79,10 @@ class Link:
 
     def receive(self) -> Iterator[tuple[LinkMessage, bytearray]]:
         """What has come. Raises ConnectionError behind the last message, RankError for what is none."""
-        self._read()
-        while len(self._received) >= _HEAD.size:
-            code, length = _HEAD.unpack_from(self._received)
-            if code not in _KINDS or length > (_MAX_BATCH_BYTES if code == LinkMessage.BATCH else _MAX_BYTES):
-                raise RankError("what came is no message between nodes: give all nodes one version")
-            end = _HEAD.size + length
-            if len(self._received) < end:
-                break
-            body = self._received[_HEAD.size : end]
-            del self._received[:end]
-            yield LinkMessage(code), body
+        is_more = True
+        while is_more:
+            yield from self._take_whole()
+            is_more = self._read()
         if self._is_closed:
             raise ConnectionError("the connection was closed")
 
@@ -105,30 +100,43 @@ class Link:
     def is_open(self) -> bool:
         return not _wait(self._connection, select.POLLRDHUP, 0)
 
-    def _read(self) -> None:
-        while not self._is_closed:
-            try:
-                with self._using:
-                    part = self._connection.recv(_PART_BYTES)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return
-            except OSError:
-                part = b""
-            self._received += part
-            self._is_closed = not part
+    def _take_whole(self) -> Iterator[tuple[LinkMessage, bytearray]]:
+        while len(self._received) >= _HEAD.size:
+            code, length = _HEAD.unpack_from(self._received)
+            if code not in _KINDS or length > self._max_bytes:
+                raise RankError("what came is no message between nodes: give all nodes one version")
+            end = _HEAD.size + length
+            if len(self._received) < end:
+                break
+            body = self._received[_HEAD.size : end]
+            del self._received[:end]
+            yield LinkMessage(code), body
+
+    def _read(self) -> bool:
+        """A part. Returns whether more may lie there."""
+        try:
+            with self._using:
+                part = self._connection.recv(_PART_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        except OSError:
+            part = b""
+        self._received += part
+        self._is_closed = not part
+        return not self._is_closed
 
 
 def link_over(connection: socket.socket, tls: TlsFolder | None, *, is_server: bool) -> Link:
     """Raises OSError where the peer has no certificate of this authority, RankError where it is no executor's."""
     if tls is None:
-        return Link(connection)
+        return Link(connection, to_node_0=not is_server)
     context = tls.certificates().context(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     wrapped = context.wrap_socket(connection, server_side=is_server)  # closes what fails
     names: Any = (wrapped.getpeercert() or {}).get("subjectAltName", ())
     if Role.EXECUTOR not in caller_of_uris([text for kind, text in names if kind == "URI"]).roles:
         wrapped.close()
         raise RankError("by its certificate the peer is no executor")
-    return Link(wrapped)
+    return Link(wrapped, to_node_0=not is_server)
 
 
 def _wait(connection: socket.socket, event: int, timeout_s: float | None = None) -> bool:

@@ -81,9 +81,9 @@ def test_node_0_has_the_links_of_all_once_all_have_come(meetings, meeting):
     links = meeting.links()
     for node, link in theirs.items():
         sent = bytes([node]) * 3_000_000
-        sending = threading.Thread(target=link.send, args=(LinkMessage.BATCH, sent))
+        sending = threading.Thread(target=links[node].send, args=(LinkMessage.BATCH, sent))
         sending.start()
-        assert links[node].receive_one(LinkMessage.BATCH, GENEROUS_S) == sent
+        assert link.receive_one(LinkMessage.BATCH, GENEROUS_S) == sent
         sending.join()
     with pytest.raises(RankError, match=r"node 0 at 127\.0\.0\.1:\d+ was not reached within 0 s: Connection refused"):
         meetings.joined(meeting, 1)
@@ -131,6 +131,7 @@ def test_a_node_that_was_started_again_takes_its_own_place(meetings, meeting):
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x01\0\0\0\xff\xff\xff\x7f",
+        b"\x05\0\0\0\0\0\0\x01",  # node 0 takes no batches
         b"\x01\0\0\0\2\0\0\0[]",
         b"\x06\0\0\0\0\0\0\0",
         b"\x01\0\0\0\1\0\0\0{",
@@ -152,7 +153,7 @@ def test_whoever_sends_something_else_is_not_let_in(meetings, meeting, garbage):
 
 @contextmanager
 def link_to(port):
-    link = Link(socket.create_connection(("127.0.0.1", port)))
+    link = Link(socket.create_connection(("127.0.0.1", port)), to_node_0=True)
     try:
         yield link
     finally:
@@ -164,26 +165,27 @@ def authority():
     return Authority()
 
 
-def test_nodes_show_one_another_the_certificates_of_executors(meetings, authority, tmp_path):
+def test_nodes_that_show_the_certificates_of_executors_talk_both_ways_at_once(meetings, authority, tmp_path):
     tls = ["--tls-dir", str(authority.mount(tmp_path / "executor", "paceline://executor"))]
     meeting = meetings.meeting(*tls, count=2)
     theirs = meetings.joined(meeting, 1, *tls, count=2)
     ours = meeting.links()[1]
-    batch = (LinkMessage.BATCH, b"x" * 9_000_000)
-    sending = [threading.Thread(target=link.send, args=batch) for link in (ours, theirs)]
-    for thread in sending:
-        thread.start()
-    received = {}
+    batch, answers = b"x" * 9_000_000, [b"y" * 60_000] * 200
+    received = []
 
-    def receive(link):
-        received[link] = link.receive_one(LinkMessage.BATCH, GENEROUS_S)
+    def send_and_receive():
+        for answer in answers:
+            theirs.send(LinkMessage.ANSWER, answer)
+        received.append(theirs.receive_one(LinkMessage.BATCH, GENEROUS_S))
 
-    receiving = [threading.Thread(target=receive, args=(link,)) for link in (ours, theirs)]
-    for thread in receiving:
+    other = threading.Thread(target=send_and_receive)
+    sending = threading.Thread(target=ours.send, args=(LinkMessage.BATCH, batch))
+    for thread in (other, sending):
         thread.start()
-    for thread in sending + receiving:
+    assert [ours.receive_one(LinkMessage.ANSWER, GENEROUS_S) for _ in answers] == answers
+    for thread in (other, sending):
         thread.join(GENEROUS_S)
-    assert received == {ours: batch[1], theirs: batch[1]}
+    assert received == [batch]
 
 
 @pytest.mark.parametrize("who", ["scheduler", "of another authority", "nobody"])
@@ -213,8 +215,8 @@ def test_a_node_asks_who_node_0_is(meetings, authority, tmp_path):
 def pair():
     """Both ends of a connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        theirs = Link(socket.create_connection(listener.getsockname()))
-        ours = Link(listener.accept()[0])
+        theirs = Link(socket.create_connection(listener.getsockname()), to_node_0=True)
+        ours = Link(listener.accept()[0], to_node_0=False)
     yield ours, theirs
     ours.close()
     theirs.close()
