@@ -37,10 +37,18 @@ async def run(config: Config, on_lost: OnLost) -> bool:
             time.sleep(_LAST_WORDS_S)
         on_lost(error)
 
+    leaving = asyncio.Event()  # not `stopping`: a signal of this node's own must not be the second
+    left = asyncio.create_task(leaving.wait())
+
+    def leave() -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(leaving.set)
+
     stopping = follow_signals(again=lambda number: os._exit(128 + number))
     broken = watch_callbacks(loop)
     service = ExecutorService(
-        ServiceConfig(config.host, config.port, config.health_port, tls=config.tls_dir), lambda: load(config, lose)
+        ServiceConfig(config.host, config.port, config.health_port, tls=config.tls_dir),
+        lambda: load(config, lose, leave),
     )
     port, health_port = await service.listen()
     metrics = MetricsPort(service.metrics.read)
@@ -49,7 +57,7 @@ async def run(config: Config, on_lost: OnLost) -> bool:
     _log.info("listening", **where, pid=os.getpid())
     try:
         loading = asyncio.create_task(service.load())
-        await until_set_or_ended(stopping, loading, broken)
+        await until_set_or_ended(stopping, loading, broken, left)
         if not loading.done():
             loading.cancel()
             return True
@@ -58,7 +66,7 @@ async def run(config: Config, on_lost: OnLost) -> bool:
         gc.freeze()  # the model's objects stay; looking through them costs steps time
         _say_ready(description, where, time.monotonic() - start_s)
         running = asyncio.create_task(service.run())
-        await until_set_or_ended(stopping, running, broken)
+        await until_set_or_ended(stopping, running, broken, left)
         _log.info("draining", shutdown_timeout_s=config.shutdown_timeout)
         return await _drain(service, running, broken, config.shutdown_timeout)
     finally:

@@ -64,13 +64,14 @@ class RankGroup:
         on_lost: OnLost,
         links: Mapping[int, Link] | None = None,
         on_answer: Callable[[int, Answer], None] | None = None,
+        on_leaving: Callable[[], None] = lambda: None,
         listening: int | None = None,
     ) -> None:
-        """Starts them. links: of rank 0, to other nodes. on_answer: of a head, who tells rank 0. listening: see
-        Descriptors.
+        """Starts them. links: of rank 0, to other nodes, one of which may be told to stop: on_leaving. on_answer: of a
+        head, who tells rank 0. listening: see Descriptors.
         """
         self._order = order
-        self._on_lost = on_lost
+        self._on_lost, self._on_leaving = on_lost, on_leaving
         self._descriptors = Descriptors.new(order.share.degree, listening)
         self.memory = GroupMemory(self._descriptors, order.share.ranks.start, order.share, order.store_at)
         self._children: list[_Child] = []
@@ -183,6 +184,8 @@ class RankGroup:
                     _post(self.memory, ranks, body)
                 elif kind is LinkMessage.ANSWER:
                     self._on_answer(*_answer_of(body, ranks))
+                elif kind is LinkMessage.LEAVING:
+                    self._on_leaving()
                 node.has_beaten = True
         except ConnectionError as error:
             raise RankError(f"the connection to node {node.index} has ended, so all ranks end") from error

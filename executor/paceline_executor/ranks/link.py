@@ -36,6 +36,7 @@ class LinkMessage(enum.IntEnum):
     BEAT = 6  # to node 0, as all that follow
     ANSWER = 7
     POSTS = 8  # int64 [1 + ranks of the node]: a step, and the hash of what each drew in it
+    LEAVING = 9  # in place of a beat: this node was told to stop
 
 
 _KINDS = frozenset(LinkMessage)

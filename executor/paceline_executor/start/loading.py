@@ -4,6 +4,7 @@ Refuses to know file formats and computing, and imports the latter, with torch, 
 """
 
 import os
+from collections.abc import Callable
 
 from paceline.bytes_tokenizer import PRINTABLE, VOCAB_SIZE
 from paceline.process.command import ExitCode
@@ -31,9 +32,13 @@ from paceline_executor.weights.tokenizer import TokenizerBundle
 _SIMULATED_MODEL_LEN = 8192
 
 
-def load(config: Config, on_lost: OnLost = lambda _: os._exit(ExitCode.FAILED)) -> Loaded:
-    """on_lost: told of several ranks when one is lost. Raises ModelError for the model's faults, StartError for the
-    configuration's.
+def load(
+    config: Config,
+    on_lost: OnLost = lambda _: os._exit(ExitCode.FAILED),
+    on_leaving: Callable[[], None] = lambda: None,
+) -> Loaded:
+    """Of several ranks: on_lost is told when one is lost, on_leaving when another node is to stop. Raises ModelError
+    for the model's faults, StartError for the configuration's.
     """
     kind = choose_runner(config)
     if kind is RunnerKind.SIMULATED:
@@ -42,7 +47,7 @@ def load(config: Config, on_lost: OnLost = lambda _: os._exit(ExitCode.FAILED)) 
     if config.tensor_parallel_size > 1:
         from paceline_executor.start.ranks import RankStart  # with torch, which takes seconds to import
 
-        ranks = RankStart(config, kind, on_lost)
+        ranks = RankStart(config, kind, on_lost, on_leaving)
     progress = ProgressLog()
     opened = open_model(config, progress)
     if kind is RunnerKind.CPU:

@@ -91,7 +91,7 @@ class _Head:
         return group
 
     def _stop(self, number: int, _: object) -> None:
-        """A group's nodes are told to stop together: node 0 drains, and this one ends with it."""
+        """Node 0 is told by the next beat, and drains; this node ends with it."""
         if self._is_stopping:
             os._exit(128 + number)
         self._is_stopping = True
@@ -113,7 +113,7 @@ class _Head:
     def _beat(self) -> NoReturn:
         while True:
             try:
-                self._link.send(LinkMessage.BEAT)
+                self._link.send(LinkMessage.LEAVING if self._is_stopping else LinkMessage.BEAT)
             except OSError:
                 self._leave()
             time.sleep(_BEAT_S)

@@ -1,6 +1,6 @@
 """How rank 0 meets other nodes, starts its followers, and makes one runner of all ranks. Refuses to know devices."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from paceline_executor.config import Config, RunnerKind
@@ -23,9 +23,9 @@ from paceline_executor.weights.sharded import ShardedCheckpoint
 class RankStart:
     """Rank 0's, of one start."""
 
-    def __init__(self, config: Config, kind: RunnerKind, on_lost: OnLost) -> None:
-        """Other nodes may join from now on. Raises PortError."""
-        self._config, self._kind, self._on_lost = config, kind, on_lost
+    def __init__(self, config: Config, kind: RunnerKind, on_lost: OnLost, on_leaving: Callable[[], None]) -> None:
+        """Other nodes may join from now on; on_leaving: one is to stop, told again and again. Raises PortError."""
+        self._config, self._kind, self._on_lost, self._on_leaving = config, kind, on_lost, on_leaving
         self._meeting = None if config.node is None else Meeting(config)
 
     def start(self, opened: Opened) -> None:
@@ -40,7 +40,7 @@ class RankStart:
             listener = listen(config.host, 0)
             order = replace(order, store_at=(config.node.host, listener.getsockname()[1]))
             listening = listener.detach()
-        self._group = RankGroup(order, self._on_lost, links, listening=listening)
+        self._group = RankGroup(order, self._on_lost, links, on_leaving=self._on_leaving, listening=listening)
 
     @property
     def memory(self) -> GroupMemory:

@@ -247,6 +247,15 @@ def test_another_node_is_told_and_heard_as_a_rank_of_this_one_is(group, pair):
     group.memory.post_wake.wait_until(lambda: group.memory.posts[1, 3].tolist() == [NUM_POSTS + 4, 42])
 
 
+def test_another_node_that_is_to_stop_is_heard(pair, lost):
+    heard = threading.Event()
+    order = Order((), "", "cpu", Share(2, 0, 2), ("127.0.0.1", 1))
+    with closing(RankGroup(order, lost.append, {1: pair[0]}, on_leaving=heard.set)):
+        pair[1].send(LinkMessage.LEAVING)
+        assert heard.wait(GENEROUS_S)
+    assert lost == []
+
+
 def test_another_device_of_another_node_is_named(group, pair):
     pair[1].send(LinkMessage.ANSWER, json.dumps([1, ANSWER]).encode())
     with pytest.raises(RankError, match="rank 1 on node 1 has another device than rank 0"):
