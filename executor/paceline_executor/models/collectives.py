@@ -9,8 +9,9 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from paceline_executor.models.layers import DenseLinear, LayerReader, Linear, num_slices
+from paceline_executor.models.layers import DenseLinear, LayerReader, Linear
 from paceline_executor.weights.sharded import scored_by
+from paceline_executor.weights.shares import own_slices
 from paceline_kernels.linear import Splits, unrounded_linear
 
 
@@ -83,9 +84,7 @@ def summed(reader: LayerReader, parts: tuple[str, ...], collectives: Collectives
     """None: one rank has the whole matrix."""
     if collectives is None:
         return reader.linear(*parts)
-    part, config, degree = reader.weights.linear(reader.names(*parts)), reader.weights.config, collectives.degree
+    part = reader.weights.linear(reader.names(*parts))
     if isinstance(part, DenseLinear):
-        num_heads, intermediate_size = config.num_heads * degree, config.intermediate_size * degree
-        whole = replace(config, num_heads=num_heads, intermediate_size=intermediate_size)
-        part = replace(part, slices=max(1, num_slices(whole) // degree))
+        part = replace(part, slices=own_slices(reader.weights.config))
     return SummedLinear(part, reader.bias(*parts), collectives)

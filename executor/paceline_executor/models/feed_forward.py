@@ -17,8 +17,9 @@ from paceline_executor.models.layers import (
     gated_linear,
     normalised_linear,
 )
+from paceline_executor.weights.shares import own_slices, shares_whole_experts
 from paceline_kernels.activation import Gate
-from paceline_kernels.experts import gated_experts, route
+from paceline_kernels.experts import ExpertParts, gated_experts, route
 from paceline_kernels.linear import Splits
 from paceline_kernels.rms_norm import rms_norm
 from paceline_kernels.routing import Routing, Score
@@ -60,7 +61,10 @@ class SharedExpert:
     share: Linear | None  # hidden -> 1: its sigmoid multiplies what the network returns
 
     def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
-        fed = self.network.of(self.network.gate_up(x, splits), splits)
+        return self.network.of(self.network.gate_up(x, splits), splits)
+
+    def weighted(self, fed: torch.Tensor, x: torch.Tensor, splits: Splits) -> torch.Tensor:
+        """fed: what the network returns of x; of ranks, their sum."""
         return fed if self.share is None else fed * route(self.share(x, splits), _SHARED).weights
 
 
@@ -74,7 +78,9 @@ class MixtureFeedForward:
     bias: torch.Tensor | None  # [num_experts] float32, of the choice
     gate_up: torch.Tensor  # [num_experts, 2 * intermediate, hidden]
     down: torch.Tensor  # [num_experts, hidden, intermediate]
+    parts: ExpertParts
     shared: SharedExpert | None
+    collectives: Collectives | None = None  # of ranks, each with some of the experts or a part of each
 
     @property
     def num_bytes(self) -> int:
@@ -86,15 +92,20 @@ class MixtureFeedForward:
     ) -> torch.Tensor:
         x = rms_norm(x, norm, eps, residual=stream)
         routes = route(self.router(x, splits), self.routing, self.bias)
-        fed = gated_experts(x, routes, self.gate_up, self.down, self.gate)
-        return fed if self.shared is None else fed + self.shared(x, splits)
+        fed = [gated_experts(x, routes, self.gate_up, self.down, self.gate, parts=self.parts)]
+        if self.shared is not None:
+            fed.append(self.shared(x, splits))
+        if self.collectives is not None:  # of all ranks' in one go, before a weight that every rank has is applied
+            fed = list(self.collectives.sum(torch.cat(fed)).chunk(len(fed)))
+        return fed[0] if self.shared is None else fed[0] + self.shared.weighted(fed[1], x, splits)
 
 
 def read_feed_forward(
     reader: LayerReader, gate: Gate, collectives: Collectives | None
 ) -> GatedFeedForward | MixtureFeedForward:
-    """collectives: of ranks, which share no mixture. Raises ModelCorruptError."""
-    experts = reader.weights.config.experts
+    """collectives: of ranks. Raises ModelCorruptError."""
+    config = reader.weights.config
+    experts = config.experts
     if experts is None or not experts.sparse_layers[reader.layer]:
         return GatedFeedForward(gate, reader.linear(*GATE_UP), summed(reader, DOWN, collectives))
     shared, routing = None, experts.routing
@@ -102,24 +113,30 @@ def read_feed_forward(
         gate_up, down = (tuple(part.replace("mlp", "mlp.shared_expert") for part in parts) for parts in (GATE_UP, DOWN))
         share = reader.linear("mlp.shared_expert_gate") if experts.has_shared_gate else None
         shared = SharedExpert(GatedFeedForward(gate, reader.linear(*gate_up), reader.linear(*down)), share)
+    held, num_parts = experts.held or range(routing.num_experts), own_slices(config)
+    parts = ExpertParts(num_parts)
+    if shares_whole_experts(config):
+        parts = ExpertParts(groups=num_parts, first_expert=held[0])
     return MixtureFeedForward(
         gate=gate,
         routing=routing,
         router=reader.linear("mlp.gate"),
         bias=reader.vector("mlp.gate.e_score_correction_bias") if routing.has_bias else None,
-        gate_up=_stacked(reader, routing.num_experts, GATE_UP),
-        down=_stacked(reader, routing.num_experts, DOWN),
+        gate_up=_stacked(reader, held, GATE_UP),
+        down=_stacked(reader, held, DOWN),
+        parts=parts,
         shared=shared,
+        collectives=collectives,
     )
 
 
-def _stacked(reader: LayerReader, num_experts: int, parts: tuple[str, ...]) -> torch.Tensor:
-    """The same matrices of all experts, those of one side by side: [num_experts, out, in]."""
+def _stacked(reader: LayerReader, experts: range, parts: tuple[str, ...]) -> torch.Tensor:
+    """The same matrices of these experts, those of one side by side: [num_experts, out, in]."""
     stacked = torch.empty(0)
-    for expert in range(num_experts):
+    for place, expert in enumerate(experts):
         matrix = reader.linear(*(part.replace("mlp", f"mlp.experts.{expert}") for part in parts))
         assert isinstance(matrix, DenseLinear)
-        if not expert:
-            stacked = matrix.weight.new_empty((num_experts, *matrix.weight.shape))
-        stacked[expert] = matrix.weight
+        if not place:
+            stacked = matrix.weight.new_empty((len(experts), *matrix.weight.shape))
+        stacked[place] = matrix.weight
     return stacked

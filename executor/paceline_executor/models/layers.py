@@ -14,6 +14,7 @@ import torch
 from paceline_executor.models.rope import head_order
 from paceline_executor.upload.grouping import joined
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
+from paceline_executor.weights.shares import own_slices
 from paceline_kernels.activation import Gate, gate_and_multiply, gate_and_multiply_rounded
 from paceline_kernels.grouped_linear import GroupedWeight, grouped_linear
 from paceline_kernels.linear import Splits, linear
@@ -212,15 +213,6 @@ class HostWeights:
         return DenseLinear(weight, bias)
 
 
-def num_slices(config: ModelConfig) -> int:
-    """Of the inputs of `OUTPUT` and `DOWN`: the most ranks that could share them out and sum them with the same bits.
-
-    Each has whole heads, and a subtree of `sum_of_slices`. Of a model alone, so that no result depends on the ranks.
-    """
-    sizes = config.num_heads, config.intermediate_size
-    return next(count for count in (8, 4, 2, 7, 5, 3, 1) if not any(size % count for size in sizes))
-
-
 # The matrices of a layer that take the same input.
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 OUTPUT = ("self_attn.o_proj",)
@@ -258,8 +250,8 @@ class LayerReader:
 
     def linear(self, *parts: str) -> Linear:
         linear = self.weights.linear(self.names(*parts), self.bias(*parts))
-        if parts in (OUTPUT, DOWN) and isinstance(linear, DenseLinear):
-            return replace(linear, slices=num_slices(self.weights.config))
+        if parts[0].endswith((".o_proj", ".down_proj")) and isinstance(linear, DenseLinear):
+            return replace(linear, slices=own_slices(self.weights.config))
         return linear
 
     def qkv(self) -> Linear:

@@ -29,7 +29,9 @@ from paceline_kernels.vector.integers import this_processor
 from paceline_kernels.warm_up.compile_process import have_ready
 
 _NORMS = ("rms_norm", "add_rms_norm", "rms_norm_heads")
-_IN_FLOAT32 = ("linear", *_NORMS, "gate_and_multiply", "softcap", "rope_and_write_kv", "paged_attention")
+_IN_FLOAT32 = (
+    *("linear", *_NORMS, "gate_and_multiply", "gated_experts", "softcap", "rope_and_write_kv", "paged_attention"),
+)
 _DECODERS = {KvDtype.INT8: "decoder over int8", KvDtype.FLOAT16: "decoder over float16"}
 Progress = Callable[[WarmUpProgress], None]
 

@@ -26,6 +26,7 @@ from paceline_executor.weights import (
 )
 from paceline_executor.weights.fetch.known_models import KNOWN_MODELS, KnownModel, list_known_models
 from paceline_executor.weights.sharded import check_degree
+from paceline_executor.weights.shares import shares_whole_experts
 from paceline_executor.weights.tokenizer import SpecialTokens, TokenizerBundle, make_bundle
 
 _MIN_EVENT_S = 0.5
@@ -79,7 +80,12 @@ def open_model(config: Config, progress: ProgressLog) -> Opened:
     )
     structlog.get_logger().info("model", path=str(path))
     progress.log("model_load", "reading", 0.0)
-    return read_model(config, path)
+    opened = read_model(config, path)
+    model = opened.checkpoint.config
+    if config.tensor_parallel_size > 1 and model.experts is not None:
+        each_has = "some experts" if shares_whole_experts(model) else "a part of each expert"
+        structlog.get_logger().info("experts_shared", each_rank_has=each_has)
+    return opened
 
 
 def read_model(config: Config, path: Path) -> Opened:

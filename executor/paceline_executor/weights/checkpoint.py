@@ -102,6 +102,7 @@ class Mixture:
     sparse_layers: tuple[bool, ...]  # one per layer; the others have one network of the model's intermediate size
     shared_intermediate_size: int = 0  # of the expert that all tokens share; 0: there is none
     has_shared_gate: bool = False  # a number of its own for each token, whose sigmoid multiplies the shared expert
+    held: range | None = None  # the experts that one rank has; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class ModelConfig:
     logit_softcap: float | None = None  # logits likewise
     experts: Mixture | None = None
     scored: range | None = None  # the tokens whose logits one rank computes, whose part "lm_head.weight" is; None: all
+    whole: "ModelConfig | None" = None  # of which this is one rank's part
 
     def window(self, layer: int) -> int | None:
         """Positions a token sees, its own included; None for all."""
@@ -190,7 +192,7 @@ class ModelConfig:
             return shapes | self._gated_shapes("mlp", self.intermediate_size)
         experts = self.experts
         shapes["mlp.gate"] = (experts.routing.num_experts, self.hidden_size)
-        for expert in range(experts.routing.num_experts):
+        for expert in experts.held or range(experts.routing.num_experts):
             shapes |= self._gated_shapes(f"mlp.experts.{expert}", experts.intermediate_size)
         if experts.shared_intermediate_size:
             shapes |= self._gated_shapes("mlp.shared_expert", experts.shared_intermediate_size)

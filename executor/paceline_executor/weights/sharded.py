@@ -2,10 +2,11 @@
 
 Queries, keys, values, gates and ups are cut by rows, each head whole; the output of attention and downs by columns, so
 that the ranks' products add up to the whole one's, whose biases stay whole. The output matrix is cut by tokens, unless
-it is the embedding, too. All else every rank has. A KV head that several ranks' queries need each of them has. Refuses
-to know how sums come about.
+it is the embedding, too. Of a mixture a rank has some experts whole, or a part of each. All else every rank has,
+routers included. A KV head that several ranks' queries need each of them has. Refuses to know how sums come about.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from paceline_executor.errors import LimitError
 from paceline_executor.weights.checkpoint import Checkpoint, Float32Array, KvScales, ModelConfig
 from paceline_executor.weights.cuts import can_cut_inputs, can_cut_outputs, cut
 from paceline_executor.weights.grouped_rows import GroupedRows, Matrix
+from paceline_executor.weights.shares import shared_sizes, shares_whole_experts
 from paceline_executor.weights.stored_checkpoint import as_float32, as_integers
 from paceline_executor.weights.stored_tensor import StoredType
 
@@ -20,6 +22,7 @@ _KV = ("self_attn.k_proj", "self_attn.v_proj")
 _BY_ROWS = ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj")
 _TOKENS = 16  # the vocabulary is cut at multiples of so many
 _BY_COLUMNS = ("self_attn.o_proj", "mlp.down_proj")
+_EXPERT = re.compile(r"\.(experts\.\d+|shared_expert)\.")
 
 
 def check_degree(whole: Checkpoint, degree: int) -> None:
@@ -35,26 +38,29 @@ def check_degree(whole: Checkpoint, degree: int) -> None:
 def _problem(whole: Checkpoint, degree: int) -> str:
     """Why so many ranks cannot share it; empty where they can."""
     config, stored_types = whole.config, whole.stored_types
-    if config.experts is not None and degree > 1:
-        return "ranks do not share a mixture of experts yet"
+    if config.qk_norm_spans_heads and degree > 1:
+        return "queries and keys of all heads are normalised together"
     heads = f"{config.num_heads} attention heads and {config.num_kv_heads} KV heads"
-    if config.intermediate_size % degree:
-        return f"{heads}, gates and ups of {config.intermediate_size} outputs"
+    undivided = [words for words, size in shared_sizes(config).items() if size % degree]
+    if undivided:
+        return ", ".join((heads, *undivided))
     kv_fits = config.num_kv_heads % degree == 0 or degree % config.num_kv_heads == 0
     if not kv_fits or config.num_heads % degree:
         return heads
     part = ShardedCheckpoint(whole, 0, degree)
     for name, shape in part.config.tensor_shapes().items():
         stored, size = stored_types.get(name), shape[-1]
-        if _is_cut(name, _BY_COLUMNS) and not can_cut_inputs(stored, size):
+        if _matrix(name, config) in _BY_COLUMNS and not can_cut_inputs(stored, size):
             return f"tensor {name} is {_format_of(stored)}, whose groups cannot be cut into parts of {size} inputs"
-        if _is_cut(name, (*_BY_ROWS, *_KV)) and not can_cut_outputs(stored, shape[0]):
+        if _matrix(name, config) in (*_BY_ROWS, *_KV) and not can_cut_outputs(stored, shape[0]):
             return f"tensor {name} is {_format_of(stored)}, whose words cannot be cut into parts of {shape[0]} outputs"
     return ""
 
 
-def _is_cut(name: str, parts: tuple[str, ...]) -> bool:
-    return name.endswith(tuple(f".{part}.weight" for part in parts))
+def _matrix(name: str, config: ModelConfig) -> str:
+    """Which of a layer it is, or its bias: that of an expert that ranks cut as that of a network for all tokens."""
+    part = name.rsplit(".", 1)[0].split(".", 3)[-1]
+    return part if ".experts." in part and shares_whole_experts(config) else _EXPERT.sub(".", part)
 
 
 def _format_of(stored: StoredType | None) -> str:
@@ -78,9 +84,19 @@ class ShardedCheckpoint:
 
     @property
     def config(self) -> ModelConfig:
-        whole = self.whole.config
+        whole, experts = self.whole.config, self.whole.config.experts
+        if experts is not None:
+            shared_size = experts.shared_intermediate_size // self.degree
+            experts = replace(experts, shared_intermediate_size=shared_size)
+            if shares_whole_experts(whole):
+                own = self._part(experts.routing.num_experts)
+                experts = replace(experts, held=range(own.start, own.stop))
+            else:
+                experts = replace(experts, intermediate_size=experts.intermediate_size // self.degree)
         return replace(
             whole,
+            experts=experts,
+            whole=whole,
             num_heads=whole.num_heads // self.degree,
             num_kv_heads=max(1, whole.num_kv_heads // self.degree),
             intermediate_size=whole.intermediate_size // self.degree,
@@ -107,8 +123,7 @@ class ShardedCheckpoint:
 
     def stored(self, name: str) -> Matrix:
         whole = self.whole.stored(name)
-        part, kind = name.rsplit(".", 1)
-        part = part.split(".", 3)[-1]
+        part, kind = _matrix(name, self.whole.config), name.rsplit(".", 1)[1]
         outputs, inputs = slice(0, whole.num_rows), slice(0, whole.row_numbers)
         if part == "lm_head":
             outputs = self.config.scored_rows

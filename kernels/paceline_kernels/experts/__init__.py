@@ -14,7 +14,7 @@ from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.routing import Routing
 
-__all__ = ["Routes", "gated_experts", "route"]
+__all__ = ["ExpertParts", "Routes", "gated_experts", "route"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,21 @@ class Routes:
 
     experts: torch.Tensor  # [num_tokens, top_k] int32, of one token no two alike
     weights: torch.Tensor  # [num_tokens, top_k] float32
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertParts:
+    """How a token's sum is divided, so that ranks may share it with the same bits: by slices or by groups.
+
+    Each part's sum is in the order of the choice; parts are added as `sum_of_slices` does.
+    """
+
+    slices: int = 1  # of the intermediate size of each expert, of equal length
+    groups: int = 1  # of whole experts, as many in each
+    first_expert: int = 0  # whose matrices come first; a choice of an expert without matrices adds nothing
+
+
+WHOLE = ExpertParts()
 
 
 def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None) -> Routes:
@@ -45,9 +60,15 @@ def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = No
 
 
 def gated_experts(
-    x: torch.Tensor, routes: Routes, gate_up: torch.Tensor, down: torch.Tensor, gate: Gate
+    x: torch.Tensor,
+    routes: Routes,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate: Gate,
+    *,
+    parts: ExpertParts = WHOLE,
 ) -> torch.Tensor:
-    """The sum of what a token's experts make of it, each times its weight, added in float32 in the order of the choice.
+    """The sum of what a token's experts make of it, each times its weight, added in float32 in the order of `parts`.
 
     x: [num_tokens, hidden]. gate_up: [num_experts, 2 * intermediate, hidden], the gates first. down: [num_experts,
     hidden, intermediate]. All contiguous and of one type: float32 on a CPU. Returns [num_tokens, hidden] of that type,
@@ -60,6 +81,9 @@ def gated_experts(
     if both % 2:
         raise KernelArgumentError(op, f"gate_up must have as many gates as it gates, not {both} in all")
     check_tensor(op, "down", down, dtype, (num_experts, hidden, both // 2))
+    if both // 2 % parts.slices or num_experts % parts.groups:
+        sizes = f"{num_experts} experts of {both // 2} inputs"
+        raise KernelArgumentError(op, f"{sizes} have no {parts.slices} slices and {parts.groups} groups of one size")
     check_tensor(op, "x", x, dtype, (None, hidden))
     check_tensor(op, "routes.experts", routes.experts, torch.int32, (x.shape[0], None))
     check_tensor(op, "routes.weights", routes.weights, torch.float32, tuple(routes.experts.shape))
@@ -67,4 +91,4 @@ def gated_experts(
         raise UnsupportedDeviceError(op, x.device)
     from paceline_kernels.experts import cpu
 
-    return cpu.gated_experts(x, routes, gate_up, down, gate)
+    return cpu.gated_experts(x, routes, gate_up, down, gate, parts)

@@ -10,7 +10,7 @@ import torch
 
 from paceline_kernels.activation import Gate
 from paceline_kernels.activation import cpu as activation
-from paceline_kernels.experts import Routes
+from paceline_kernels.experts import ExpertParts, Routes
 from paceline_kernels.linear import cpu as linear
 from paceline_kernels.routing import Routing, Score
 
@@ -60,20 +60,22 @@ def _of_best_groups(ranking: _Rows, routing: Routing) -> _Rows:
 
 
 def gated_experts(
-    x: torch.Tensor, routes: Routes, gate_up: torch.Tensor, down: torch.Tensor, gate: Gate
+    x: torch.Tensor, routes: Routes, gate_up: torch.Tensor, down: torch.Tensor, gate: Gate, parts: ExpertParts
 ) -> torch.Tensor:
-    num_tokens, top_k = routes.experts.shape
-    slots = routes.experts.numpy().reshape(-1)
-    by_expert = np.argsort(slots, kind="stable")
-    ends = np.cumsum(np.bincount(slots, minlength=len(gate_up)))
-    results = np.empty((num_tokens * top_k, x.shape[1]), dtype=np.float32)
-    for expert in np.unique(slots):
-        own = by_expert[ends[expert - 1] if expert else 0 : ends[expert]]
-        tokens = torch.from_numpy(x.numpy()[own // top_k])
+    (num_tokens, top_k), (num_experts, hidden, _) = routes.experts.shape, down.shape
+    chosen = routes.experts.numpy() - parts.first_expert
+    by_expert = np.argsort(chosen, axis=None, kind="stable")
+    firsts = np.searchsorted(chosen.reshape(-1)[by_expert], np.arange(num_experts + 1))
+    results = np.empty((parts.slices, num_tokens * top_k, hidden), dtype=np.float32)
+    for expert in np.flatnonzero(np.diff(firsts)):
+        slots = by_expert[firsts[expert] : firsts[expert + 1]]
+        tokens = torch.from_numpy(x.numpy()[slots // top_k])
         gated = activation.gate_and_multiply(linear.linear(tokens, gate_up[expert], None, 1), int(gate))
-        results[own] = linear.linear(gated, down[expert], None, 1).numpy()
-    by_choice = results.reshape(num_tokens, top_k, -1) * routes.weights.numpy()[:, :, None]
-    total = by_choice[:, 0].copy()
-    for choice in range(1, top_k):
-        total += by_choice[:, choice]
-    return torch.from_numpy(total)
+        results[:, slots] = linear.slice_products(gated, down[expert], parts.slices).numpy()
+    by_choice = results.reshape(parts.slices, num_tokens, top_k, hidden)
+    sums = np.zeros((parts.slices, parts.groups, num_tokens, hidden), dtype=np.float32)
+    for choice in range(top_k):
+        held = np.flatnonzero((chosen[:, choice] >= 0) & (chosen[:, choice] < num_experts))
+        groups = chosen[held, choice] // (num_experts // parts.groups)
+        sums[:, groups, held] += by_choice[:, held, choice] * routes.weights.numpy()[held, choice, None]
+    return linear.sum_of_slices(torch.from_numpy(sums.reshape(-1, num_tokens, hidden)))

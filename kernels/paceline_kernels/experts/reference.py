@@ -33,12 +33,15 @@ def _route_one(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None
 
 
 def gated_experts(
-    x: torch.Tensor, routes: Routes, gate_up: torch.Tensor, down: torch.Tensor, gate: Gate
+    x: torch.Tensor, routes: Routes, gate_up: torch.Tensor, down: torch.Tensor, gate: Gate, first_expert: int = 0
 ) -> torch.Tensor:
     """Rounded to float32 once, at the end."""
     out = torch.zeros(x.shape, dtype=torch.float64)
     for token, (experts, weights) in enumerate(zip(routes.experts.tolist(), routes.weights.tolist(), strict=True)):
-        for expert, weight in zip(experts, weights, strict=True):
+        for chosen, weight in zip(experts, weights, strict=True):
+            expert = chosen - first_expert
+            if expert not in range(len(gate_up)):
+                continue
             gates, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
             out[token] += weight * (down[expert].double() @ (gated(gates, gate) * up))
     return out.float()

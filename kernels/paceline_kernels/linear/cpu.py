@@ -26,6 +26,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sli
     return out
 
 
+def slice_products(x: torch.Tensor, weight: torch.Tensor, slices: int) -> torch.Tensor:
+    """What `linear` with so many slices has not added yet: [slices, num_tokens, out]."""
+    out = torch.empty((slices, x.shape[0], weight.shape[0]), dtype=torch.float32)
+    multiply_slices(x.numpy(), weight.numpy(), out.numpy(), jit.num_threads())
+    return out
+
+
 def sum_of_slices(partials: torch.Tensor) -> torch.Tensor:
     sums = list(partials.numpy())
     while len(sums) > 1:
@@ -66,3 +73,34 @@ def multiply(
                 num_columns,
                 weight,
             )
+
+
+@jit.compiled_parallel
+def multiply_slices(
+    x: npt.NDArray[np.float32], weight: npt.NDArray[np.float32], out: npt.NDArray[np.float32], num_workers: int
+) -> None:
+    """As `multiply` does; slices of one tile come one after another, so that weights are streamed in their order."""
+    num_rows, length = x.shape
+    slices, _, num_columns = out.shape
+    width = length // slices
+    columns_each = ((num_columns + 3) // 4 + num_workers - 1) // num_workers * 4
+    rows_each = max(3, _ROW_BLOCK_FLOATS // max(length, 1) // 3 * 3)
+    x_start, w_start, out_start = simd.address(x), simd.address(weight), simd.address(out)
+    for worker in numba.prange(num_workers):
+        end = min(num_columns, (worker + 1) * columns_each)
+        for row in range(0, num_rows, rows_each):
+            for column in range(worker * columns_each, end, 4):
+                for part in range(slices):
+                    simd.dot_rows(
+                        x_start + simd.FLOAT_BYTES * (row * length + part * width),
+                        length,
+                        min(rows_each, num_rows - row),
+                        w_start + simd.FLOAT_BYTES * (column * length + part * width),
+                        length,
+                        min(4, end - column),
+                        width,
+                        None,
+                        out_start + simd.FLOAT_BYTES * ((part * num_rows + row) * num_columns + column),
+                        num_columns,
+                        weight,
+                    )

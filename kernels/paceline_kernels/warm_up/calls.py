@@ -14,6 +14,7 @@ from paceline_kernels.attention import paged_attention
 from paceline_kernels.clock import new_clock
 from paceline_kernels.decoder import INT8_SCALE_BYTES, Decoder, DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.draws import RowDraws, advance_rows, draw_inputs
+from paceline_kernels.experts import Routes, gated_experts
 from paceline_kernels.linear import linear
 from paceline_kernels.prompt_lookup.cpu import look_up
 from paceline_kernels.quantized_linear import quantized_linear, unpack_rows
@@ -85,6 +86,11 @@ def _decode(kv_dtype: torch.dtype) -> None:
     Decoder(weights).forward(batch, keys, values)
 
 
+def _gated_experts() -> None:
+    x, routes = torch.ones(1, 8), Routes(torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1))
+    gated_experts(x, routes, torch.ones(1, 16, 8), torch.ones(1, 8, 8), Gate.SILU)
+
+
 def _unpack() -> None:
     unpack_rows(_zeros(GROUP), torch.zeros(1, dtype=torch.int32))
 
@@ -100,6 +106,7 @@ CPU_CALLS: Mapping[str, Callable[[], object]] = {
     "rms_norm": lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5),
     "add_rms_norm": lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5, residual=torch.ones(1, 8)),
     "rms_norm_heads": lambda: rms_norm_heads(torch.ones(1, 3, 8), torch.ones(8), torch.ones(8), 1, 1e-5),
+    "gated_experts": _gated_experts,
     "gate_and_multiply": lambda: gate_and_multiply(torch.ones(1, 16), Gate.SILU),
     "softcap": lambda: softcap(torch.ones(1, 8), 1.0),
     "rope_and_write_kv": _rope,

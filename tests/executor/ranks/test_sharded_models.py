@@ -13,9 +13,9 @@ from executor_rig.plans import placement
 from joined_ranks import joined_ranks
 from paceline_executor.errors import LimitError
 from paceline_executor.link.engine import Engine
-from paceline_executor.models.layers import num_slices
 from paceline_executor.rows.table import RowTable
 from paceline_executor.weights.sharded import ShardedCheckpoint, check_degree
+from paceline_executor.weights.shares import num_slices
 from random_models import FAMILY_CONFIGS, TINY_CONFIG, RandomCheckpoint
 
 SEEDED = Draw(temperature=0.9, top_p=0.95, seed=123456789012345678, num_logprobs=4)

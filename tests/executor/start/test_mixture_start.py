@@ -3,12 +3,14 @@
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
 from paceline_executor.config import parse_config
 from paceline_executor.errors import LimitError, ShortMemoryError
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, MatrixKind, Numerics
 from paceline_executor.runner.device.memory_plan import activation_bytes
 from paceline_executor.start.loading import load
+from paceline_executor.start.opening import NoProgress, open_model
 from paceline_executor.start.sizing import limits_for
 from paceline_executor.weights.hf.config import read_hf_config
 from paceline_executor.weights.stored_tensor import FloatType
@@ -49,14 +51,20 @@ def test_an_executor_serves_random_experts(tmp_path):
         ([], "a mixture of experts has no packed weights on a CPU yet: take --quantization none"),
         (["--runner", "twin"], "is computed by --runner cpu only yet: take it, with --quantization none"),
         (
-            ["--quantization", "none", "--tensor-parallel-size", "2"],
-            "--tensor-parallel-size 2: ranks do not share a mixture of experts yet: leave it out",
+            ["--quantization", "none", "--tensor-parallel-size", "3"],
+            "--tensor-parallel-size 3: 4 attention heads and 2 KV heads, 4 experts: 2, 4 are possible",
         ),
     ],
 )
 def test_where_a_mixture_is_not_computed_yet_it_is_refused_by_name(tmp_path, arguments, message):
     with pytest.raises(LimitError, match=message):
         load(parsed(tmp_path, TINY, *arguments))
+
+
+def test_what_each_of_several_ranks_has_is_logged(tmp_path):
+    with capture_logs() as events:
+        open_model(parsed(tmp_path, TINY, "--tensor-parallel-size", "2"), NoProgress())
+    assert {"event": "experts_shared", "each_rank_has": "some experts", "log_level": "info"} in events
 
 
 @pytest.mark.parametrize(
