@@ -1,6 +1,7 @@
 """decoder: a whole step of a decoder-only transformer with packed weights, from token ids to logits, in one call.
 
-Knows layers of grouped-query attention and a gated feed-forward network; not requests, nor how weights were read.
+Knows layers of grouped-query attention and gated feed-forward networks, of which tokens choose some where there is a
+mixture; not requests, nor how weights were read.
 Made of the same arithmetic as the operations around it, fused where a call, a pass over memory or a wait is saved.
 """
 
@@ -13,6 +14,7 @@ from paceline_kernels.decoder.weights import (
     DecoderBatch,
     DecoderLayer,
     DecoderWeights,
+    Experts,
     HeadNormWeights,
     InputOrders,
     PostNorms,
@@ -25,6 +27,7 @@ __all__ = [
     "DecoderBatch",
     "DecoderLayer",
     "DecoderWeights",
+    "Experts",
     "HeadNormWeights",
     "InputOrders",
     "PhaseTime",

@@ -14,7 +14,7 @@ from paceline_kernels.attention import units
 from paceline_kernels.compiler import jit
 from paceline_kernels.compiler.borrowed_arrays import borrowed
 from paceline_kernels.compiler.extern_calls import called_by_name, linked_to
-from paceline_kernels.decoder import phase_pool, phases
+from paceline_kernels.decoder import expert_phases, phase_pool, phases
 from paceline_kernels.decoder.state import (
     Activations,
     AttentionSplits,
@@ -22,6 +22,7 @@ from paceline_kernels.decoder.state import (
     Float32Array,
     Int32Array,
     Int64Array,
+    Mixture,
     PackedWeights,
     Shape,
     has_orders,
@@ -34,10 +35,12 @@ from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.quantized_linear.packing import TILE
 
 # What follows each other: once, for every layer, once. `NORMALIZE` after the last layer is for the logits.
-_EMBED, _QKV, _ATTEND, _REORDER, _OUTPUT, _NORMALIZE, _GATE, _DOWN, _NORMALIZE_NEXT, _LOGITS = range(10)
-_PHASES_PER_LAYER = 8
+_EMBED, _QKV, _ATTEND, _REORDER, _OUTPUT, _NORMALIZE, _ROUTE, _GATE, _DOWN, _NORMALIZE_NEXT, _LOGITS = range(11)
+_PHASES_PER_LAYER = 9
 # numba computes with no float16: compiled code sees the bits.
 _ARRAYS: dict[torch.dtype, type[np.generic]] = {torch.float16: np.uint16, torch.int8: np.int8}
+# For products, a normalised row, the same in another order, attention, and when phases ended.
+_Memory = tuple[Float32Array, Float32Array, Float32Array, attention.Scratch, Int64Array]
 
 
 class CpuDecoder:
@@ -49,6 +52,7 @@ class CpuDecoder:
         self._weights = _compiled_weights(weights)
         self._vocab_columns = self._weights.lm_head.shape[0] * TILE
         self._activations = new_activations(self._shape, 1, 1, self._vocab_columns)
+        self._mixture = self._new_mixture(1)
         self._splits = new_splits(self._shape, 1, 1, 1)
         num_phases = 2 + _PHASES_PER_LAYER * self._shape.num_layers
         self._counters = phase_pool.new_counters(num_phases)
@@ -80,9 +84,12 @@ class CpuDecoder:
         splits = self._cut(compiled_batch, keys.shape[3])
         self._make_room(compiled_batch)
         self._counters[:] = 0
+        if self._mixture is not None:
+            self._mixture.gathered[:] = -1
         run(
             self._shape,
             self._weights,
+            self._mixture,
             compiled_batch,
             *caches,
             self._activations,
@@ -93,10 +100,18 @@ class CpuDecoder:
             jit.num_threads(),
         )
         if times is not None:
-            times += phase_times(self._times, self._kept, batch, keys)
+            times += phase_times(self._times, self._kept, batch, keys, self._num_read(batch.token_ids.shape[0]))
         num_logits = compiled_batch.logit_tokens.shape[0]
         logits = torch.from_numpy(self._activations.logits[:num_logits])
         return logits[:, : self._shape.vocab].contiguous()
+
+    def _num_read(self, num_tokens: int) -> Int64Array | None:
+        """How many experts each layer read in the last step, which had so many tokens; None without a mixture."""
+        if self._mixture is None:
+            return None
+        num_blocks = -(-num_tokens // self._mixture.tokens_per_block)
+        chosen: Int64Array = self._mixture.num_units[:, :num_blocks, 2].sum(axis=1)
+        return chosen
 
     def _cut(self, batch: Batch, block_size: int) -> AttentionSplits:
         """How attention is shared out in this batch."""
@@ -122,6 +137,13 @@ class CpuDecoder:
                 has if has >= needs else 2 * needs for has, needs in zip(room, needed, strict=True)
             )
             self._activations = new_activations(self._shape, num_tokens, num_logits, self._vocab_columns)
+            self._mixture = self._new_mixture(num_tokens)
+
+    def _new_mixture(self, num_tokens: int) -> Mixture | None:
+        experts = self._kept.experts
+        if experts is None:
+            return None
+        return expert_phases.new_mixture(experts.routing, experts.down.num_inputs, self._shape, num_tokens)
 
 
 def _shape(weights: DecoderWeights) -> Shape:
@@ -144,15 +166,14 @@ def _shape(weights: DecoderWeights) -> Shape:
 
 def _compiled_weights(weights: DecoderWeights) -> PackedWeights:
     layers = weights.layers
-    matrices = [(layer.qkv, layer.attention_output, layer.gate_up, layer.down) for layer in layers]
     norms = [norm for layer in layers for norm in (layer.attention_norm, layer.feed_forward_norm)]
     extras = [_extras(layer) for layer in layers]
     options = [
-        (layer.rope_table, attention.ALL_POSITIONS if layer.window is None else layer.window) for layer in layers
+        (layer.rope_table, attention.ALL_POSITIONS if layer.window is None else layer.window, layer.width)
+        for layer in layers
     ]
-    addresses = [[(matrix.data.data_ptr(), matrix.code) for matrix in layer] for layer in matrices]
     return PackedWeights(
-        matrices=np.array(addresses, dtype=np.int64),
+        matrices=np.array([_addresses(layer) for layer in layers], dtype=np.int64),
         extras=np.stack([np.concatenate(vectors) for vectors in extras]),
         extra_starts=np.cumsum([0, *(len(vector) for vector in extras[0])], dtype=np.int64),
         norms=torch.stack([*norms, weights.final_norm]).numpy(),
@@ -166,6 +187,17 @@ def _compiled_weights(weights: DecoderWeights) -> PackedWeights:
     )
 
 
+def _addresses(layer: DecoderLayer) -> list[tuple[int, int]]:
+    """A layer's row of `PackedWeights.matrices`."""
+    experts = layer.experts
+    of_experts = (None, None) if experts is None else (experts.gate_up, experts.down)
+    matrices = (layer.qkv, layer.attention_output, layer.gate_up, layer.down, *of_experts)
+    vectors = (None, None, None) if experts is None else (experts.router, experts.bias, experts.shared_gate)
+    router, bias, shared_gate = (0 if each is None else each.data_ptr() for each in vectors)
+    packed = [(0, 0) if each is None else (each.data.data_ptr(), each.code) for each in matrices]
+    return [*packed, (router, bias), (shared_gate, 0)]
+
+
 def _orders(weights: DecoderWeights) -> Int32Array:
     if not weights.has_orders:
         return np.empty((0, 0), dtype=np.int32)
@@ -173,9 +205,10 @@ def _orders(weights: DecoderWeights) -> Int32Array:
 
 
 def _order_of_inputs(layer: DecoderLayer) -> Int32Array:
-    pairs = zip(layer.orders, (layer.qkv, layer.attention_output, layer.gate_up), strict=True)
+    hidden, attended = layer.qkv.num_inputs, layer.attention_output.num_inputs
+    pairs = zip(layer.orders, (hidden, attended, hidden), strict=True)
     return np.concatenate(
-        [np.arange(weight.num_inputs, dtype=np.int32) if order is None else order.numpy() for order, weight in pairs]
+        [np.arange(size, dtype=np.int32) if order is None else order.numpy() for order, size in pairs]
     )
 
 
@@ -208,7 +241,15 @@ def _check_batch(batch: Batch, weights: DecoderWeights, keys: torch.Tensor) -> N
 
 
 @jit.compiled
-def _num_pieces(phase: int, layer: int, shape: Shape, weights: PackedWeights, batch: Batch, num_units: int) -> int:
+def _num_pieces(
+    phase: int,
+    layer: int,
+    shape: Shape,
+    weights: PackedWeights,
+    mixture: Mixture | None,
+    batch: Batch,
+    num_units: int,
+) -> int:
     num_tokens, num_logits = int(batch.token_ids.shape[0]), int(batch.logit_tokens.shape[0])
     blocks, width = phases.num_blocks(num_tokens), phases.OUTPUT_TILES * TILE
     if phase == _QKV:
@@ -217,10 +258,10 @@ def _num_pieces(phase: int, layer: int, shape: Shape, weights: PackedWeights, ba
         return num_units * int(shape.num_kv_heads)
     if phase == _REORDER and not has_orders(weights):
         return 0
-    if phase in (_OUTPUT, _DOWN):
+    if phase in (_ROUTE, _GATE, _DOWN):
+        return _num_network_pieces(phase, layer, num_tokens, shape, weights, mixture)
+    if phase == _OUTPUT:
         return blocks * (shape.hidden // width)
-    if phase == _GATE:
-        return blocks * (shape.intermediate // width)
     if phase == _LOGITS:
         return phases.num_blocks(num_logits) * phases.num_logit_pieces(weights)
     is_last = phase == _NORMALIZE_NEXT and layer == shape.num_layers - 1
@@ -229,8 +270,26 @@ def _num_pieces(phase: int, layer: int, shape: Shape, weights: PackedWeights, ba
 
 
 @jit.compiled
-def _is_read(phase: int, piece: int, shape: Shape, batch: Batch, splits: AttentionSplits) -> bool:
+def _num_network_pieces(
+    phase: int, layer: int, num_tokens: int, shape: Shape, weights: PackedWeights, mixture: Mixture | None
+) -> int:
+    if mixture is None:
+        width = 0 if phase == _ROUTE else shape.intermediate if phase == _GATE else shape.hidden
+        return phases.num_blocks(num_tokens) * (width // (phases.OUTPUT_TILES * TILE))
+    if phase == _ROUTE:
+        return expert_phases.num_route_pieces(layer, num_tokens, weights, mixture)
+    if phase == _GATE:
+        return expert_phases.num_gate_pieces(layer, num_tokens, weights, mixture)
+    return expert_phases.num_down_pieces(num_tokens, shape, mixture)
+
+
+@jit.compiled
+def _is_read(
+    phase: int, piece: int, shape: Shape, mixture: Mixture | None, batch: Batch, splits: AttentionSplits
+) -> bool:
     """Whether anyone reads what the last layer's piece makes: behind its keys and values only logits are made."""
+    if mixture is not None and phase in (_ROUTE, _GATE, _DOWN):
+        return True  # nobody is routed whom nobody reads
     if phase == _ATTEND:
         unit = splits.units[phases.unit_of(piece, shape, splits)]
         first, count = unit[units.TOKEN], unit[units.NUM_TOKENS]
@@ -241,16 +300,42 @@ def _is_read(phase: int, piece: int, shape: Shape, batch: Batch, splits: Attenti
         first, count = piece * phases.TOKENS_PER_NORM, phases.TOKENS_PER_NORM
     else:
         return True
-    num_wanted = 0
-    for token in batch.logit_tokens:
-        num_wanted += first <= token < first + count
-    return num_wanted > 0
+    return phases.is_wanted(first, count, batch)
+
+
+@jit.compiled
+def _feed(
+    phase: int,
+    piece: int,
+    layer: int,
+    shape: Shape,
+    weights: PackedWeights,
+    mixture: Mixture | None,
+    batch: Batch,
+    work: Activations,
+    products: Float32Array,
+    worker: int,
+) -> None:
+    """What goes through networks. Where there is no mixture, what is only for mixtures is not compiled."""
+    num_tokens = batch.token_ids.shape[0]
+    if mixture is None:
+        if phase == _GATE:
+            phases.gate(piece, layer, num_tokens, shape, weights, work, products)
+        else:
+            phases.project_down(piece, layer, num_tokens, weights, work, products)
+    elif phase == _ROUTE:
+        expert_phases.route(piece, layer, shape, weights, mixture, batch, work)
+    elif phase == _GATE:
+        expert_phases.gate(piece, layer, num_tokens, shape, weights, mixture, work, products, worker)
+    else:
+        expert_phases.project_down(piece, layer, num_tokens, shape, weights, mixture, work, worker)
 
 
 @jit.compiled
 def _work(
     shape: Shape,
     weights: PackedWeights,
+    mixture: Mixture | None,
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
@@ -272,13 +357,16 @@ def _work(
     scratch = attention.new_scratch(units.tile_tokens(group) * group, shape.head_dim, width)
     memory = (products, normalized, reordered, scratch, times)
     phase_pool.stamp(times, 0, worker)
-    _go_through(shape, weights, batch, keys, values, work, splits, counters, folds, memory, worker, num_workers)
+    _go_through(
+        shape, weights, mixture, batch, keys, values, work, splits, counters, folds, memory, worker, num_workers
+    )
 
 
 @jit.compiled
 def _go_through(
     shape: Shape,
     weights: PackedWeights,
+    mixture: Mixture | None,
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
@@ -286,13 +374,14 @@ def _go_through(
     splits: AttentionSplits,
     counters: phase_pool.Counters,
     folds: phase_pool.Counters,
-    memory: tuple[Float32Array, Float32Array, Float32Array, attention.Scratch, Int64Array],
+    memory: _Memory,
     worker: int,
     num_workers: int,
 ) -> None:
-    """All phases, in memory for products, a normalised row and attention, and when they ended."""
-    work, weights, batch, splits = borrowed(work), borrowed(weights), borrowed(batch), borrowed(splits)
-    keys, values, counters, folds = borrowed(keys), borrowed(values), borrowed(counters), borrowed(folds)
+    """All phases."""
+    work, weights, mixture, batch = borrowed(work), borrowed(weights), borrowed(mixture), borrowed(batch)
+    keys, values, splits = borrowed(keys), borrowed(values), borrowed(splits)
+    counters, folds = borrowed(counters), borrowed(folds)
     products, normalized, reordered, scratch, times = borrowed(memory)
     num_tokens, num_logits = batch.token_ids.shape[0], batch.logit_tokens.shape[0]
     for index in range(2 + _PHASES_PER_LAYER * shape.num_layers):
@@ -301,15 +390,16 @@ def _go_through(
             layer, phase = 0, _EMBED
         elif layer == shape.num_layers:
             phase = _LOGITS
-        num_pieces = _num_pieces(phase, layer, shape, weights, batch, splits.num_units)
+        num_pieces = _num_pieces(phase, layer, shape, weights, mixture, batch, splits.num_units)
         num_done, piece = 0, phase_pool.claim(counters, index, worker, num_workers, num_pieces)
         while piece < num_pieces:
-            if layer == shape.num_layers - 1 and not _is_read(phase, piece, shape, batch, splits):
+            if layer == shape.num_layers - 1 and not _is_read(phase, piece, shape, mixture, batch, splits):
                 pass  # asked of the last layer only: handing arrays over costs more than some pieces
             elif phase == _EMBED:
                 phases.embed(piece, shape, weights, batch, work, normalized, reordered)
             elif phase == _QKV:
-                phases.project_qkv(piece, layer, shape, weights, batch, keys[layer], values[layer], work, products)
+                cache = keys[layer], values[layer]
+                phases.project_qkv(piece, layer, shape, weights, batch, *cache, mixture, work, products)
             elif phase == _ATTEND:
                 rules = phases.scoring(layer, shape, weights)
                 cache = keys[layer], values[layer]
@@ -319,17 +409,17 @@ def _go_through(
             elif phase == _OUTPUT:
                 phases.project_output(piece, layer, num_tokens, weights, work, products)
             elif phase == _NORMALIZE:
-                phases.normalize(piece, 2 * layer + 1, num_tokens, shape, weights, work, normalized, reordered)
-            elif phase == _GATE:
-                phases.gate(piece, layer, num_tokens, shape, weights, work, products)
-            elif phase == _DOWN:
-                phases.project_down(piece, layer, num_tokens, weights, work, products)
+                norm = 2 * layer + 1
+                phases.normalize(piece, norm, num_tokens, shape, weights, mixture, work, normalized, reordered)
+            elif phase in (_ROUTE, _GATE, _DOWN):
+                _feed(phase, piece, layer, shape, weights, mixture, batch, work, products, worker)
             elif phase == _LOGITS:
                 phases.project_logits(piece, num_logits, shape, weights, work)
             elif layer == shape.num_layers - 1:
                 phases.normalize_last(piece, shape, weights, batch, work, normalized)
             else:
-                phases.normalize(piece, 2 * layer + 2, num_tokens, shape, weights, work, normalized, reordered)
+                norm = 2 * layer + 2
+                phases.normalize(piece, norm, num_tokens, shape, weights, mixture, work, normalized, reordered)
                 phases.copy_aux(piece, layer + 1, batch, work)
             num_done += 1
             piece = phase_pool.claim(counters, index, worker, num_workers, num_pieces)
@@ -346,6 +436,7 @@ _work_by_name = called_by_name(_work)
 def run(
     shape: Shape,
     weights: PackedWeights,
+    mixture: Mixture | None,
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
@@ -359,4 +450,6 @@ def run(
     """The step on arrays that were checked; counters are zero. times: as `phase_times` takes them, or empty."""
     for index in numba.prange(num_workers):
         worker = np.int64(index)  # of prange it is unsigned, and no name has that type
-        _work_by_name(shape, weights, batch, keys, values, work, splits, counters, folds, times, worker, num_workers)
+        _work_by_name(
+            shape, weights, mixture, batch, keys, values, work, splits, counters, folds, times, worker, num_workers
+        )

@@ -33,6 +33,7 @@ from paceline_kernels.decoder.state import (
     Batch,
     Float32Array,
     Int32Array,
+    Mixture,
     PackedWeights,
     Quantized,
     Shape,
@@ -66,7 +67,16 @@ def num_blocks(num_tokens: int) -> int:
 
 
 @jit.compiled
-def _dot(
+def is_wanted(first: int, count: int, batch: Batch) -> bool:
+    """Whether anybody wants logits of one of these tokens."""
+    num_wanted = 0
+    for token in batch.logit_tokens:
+        num_wanted += first <= token < first + count
+    return num_wanted > 0
+
+
+@jit.compiled
+def dot(
     address: int,
     weight_format: int,
     tile: int,
@@ -190,11 +200,12 @@ def normalize(
     num_tokens: int,
     shape: Shape,
     weights: PackedWeights,
+    mixture: Mixture | None,
     work: Activations,
     normalized: Float32Array,
     reordered: Float32Array,
 ) -> None:
-    """The stream of some tokens, normalised with norm `norm`, which is not the first."""
+    """The stream of some tokens, normalised with norm `norm`, which is not the first. A router finds it as `addend`."""
     layer, part = (norm - 1) // 2, ATTENTION_NORM + (norm - 1) % 2
     for token in range(piece * TOKENS_PER_NORM, min(num_tokens, (piece + 1) * TOKENS_PER_NORM)):
         if has_extra(weights, part):
@@ -203,6 +214,9 @@ def normalize(
             for i in range(shape.hidden):
                 work.stream[token, i] = normalized[i]
         _normalize_in_order(norm, token, shape, weights, work, normalized, reordered)
+        if mixture is not None:
+            for i in range(shape.hidden):
+                work.addend[token, i] = normalized[i]
 
 
 @jit.compiled
@@ -266,10 +280,14 @@ def project_qkv(
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
+    mixture: Mixture | None,
     work: Activations,
     scratch: Float32Array,
 ) -> None:
-    """One head of some tokens: queries rotated, keys rotated and stored, or values stored; caches of one layer."""
+    """One head of some tokens: queries rotated, keys rotated and stored, or values stored; caches of one layer.
+
+    Where norms span heads, who finishes the last head of these tokens normalises, rotates and stores all of them.
+    """
     num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     blocks = num_blocks(batch.token_ids.shape[0])
     first, head = piece % blocks * TOKENS_PER_PIECE, piece // blocks
@@ -277,9 +295,12 @@ def project_qkv(
     projected = scratch[: TOKENS_PER_PIECE * head_dim].reshape((TOKENS_PER_PIECE, head_dim))
     address, weight_format = weights.matrices[layer, QKV]
     tiles = head_dim // TILE
-    _dot(address, weight_format, head * tiles, tiles, hidden(work), first, rows, simd.address(projected), head_dim)
+    dot(address, weight_format, head * tiles, tiles, hidden(work), first, rows, simd.address(projected), head_dim)
     block_size, norm = keys.shape[2], QUERY_NORM if head < num_heads else KEY_NORM
-    is_normalized = has_extra(weights, norm) and head < num_heads + num_kv_heads
+    spans = False
+    if mixture is not None:
+        spans = bool(weights.extra_starts[QUERY_NORM + 1] - weights.extra_starts[QUERY_NORM] > head_dim)
+    is_normalized = has_extra(weights, norm) and head < num_heads + num_kv_heads and not spans
     table = weights.rope_tables[weights.layer_options[layer, ROPE_TABLE]]
     for row in range(rows):
         token = first + row
@@ -289,13 +310,50 @@ def project_qkv(
             _add(projected[row], extra(weights, layer, QKV_BIAS)[head * head_dim :])
         if is_normalized:
             normalize_row(projected[row], extra(weights, layer, norm), shape.eps, projected[row])
-        if head < num_heads:
+        if spans and head < num_heads + num_kv_heads:
+            kept = work.query[token, head] if head < num_heads else work.attended[token, head - num_heads]
+            for i in range(head_dim):
+                kept[i] = projected[row, i]
+        elif head < num_heads:
             rotate(projected[row], angles, work.query[token, head])
         elif head < num_heads + num_kv_heads:
             rotate(projected[row], angles, projected[row])
             _store_key(projected[row], keys, block, head - num_heads, offset)
         else:
             _store_value(projected[row], values, block, head - num_heads - num_kv_heads, offset)
+    if mixture is not None:
+        is_last = spans and phase_pool.finish(mixture.counters, piece % blocks, 1) + 1 == num_heads + 2 * num_kv_heads
+        if is_last:
+            phase_pool.reset(mixture.counters, piece % blocks)
+            _finish_heads(first, rows, layer, shape, weights, batch, keys, table, work)
+
+
+@jit.compiled
+def _finish_heads(
+    first: int,
+    rows: int,
+    layer: int,
+    shape: Shape,
+    weights: PackedWeights,
+    batch: Batch,
+    keys: attention.Cache,
+    table: Float32Array,
+    work: Activations,
+) -> None:
+    """Norms over all heads of some tokens. Their keys lie where later is what they attend to."""
+    query_norm, key_norm = extra(weights, layer, QUERY_NORM), extra(weights, layer, KEY_NORM)
+    for token in range(first, first + rows):
+        queries, new_keys = work.query[token], work.attended[token]
+        flat_queries, flat_keys = queries.reshape(-1), new_keys.reshape(-1)[: key_norm.shape[0]]
+        normalize_row(flat_queries, query_norm, shape.eps, flat_queries)
+        normalize_row(flat_keys, key_norm, shape.eps, flat_keys)
+        block, offset = batch.slots[token] // keys.shape[2], batch.slots[token] % keys.shape[2]
+        angles = table[batch.positions[token]]
+        for head in range(shape.num_heads):
+            rotate(queries[head], angles, queries[head])
+        for head in range(shape.num_kv_heads):
+            rotate(new_keys[head], angles, new_keys[head])
+            _store_key(new_keys[head], keys, block, head, offset)
 
 
 @jit.compiled
@@ -366,7 +424,7 @@ def _add_product(
     first, column = piece % blocks * TOKENS_PER_PIECE, piece // blocks * width
     rows = min(TOKENS_PER_PIECE, num_tokens - first)
     products = scratch[: TOKENS_PER_PIECE * width].reshape((TOKENS_PER_PIECE, width))
-    _dot(address, weight_format, column // TILE, OUTPUT_TILES, x, first, rows, simd.address(products), width)
+    dot(address, weight_format, column // TILE, OUTPUT_TILES, x, first, rows, simd.address(products), width)
     if not keeps:
         for row in range(rows):
             for i in range(width):
@@ -399,7 +457,7 @@ def project_output(
 
 
 @jit.compiled
-def _let_through(gates: Float32Array, ups: Float32Array, kind: int) -> None:
+def let_through(gates: Float32Array, ups: Float32Array, kind: int) -> None:
     """gates = gate(gates) * ups."""
     if kind == SILU:
         for i in range(gates.shape[0]):
@@ -426,7 +484,7 @@ def gate(
     size = TOKENS_PER_PIECE * width
     gates, ups = scratch[:size].reshape((-1, width)), scratch[size : 2 * size].reshape((-1, width))
     address, weight_format = weights.matrices[layer, GATE_UP]
-    _dot(
+    dot(
         address,
         weight_format,
         group * OUTPUT_TILES,
@@ -438,13 +496,13 @@ def gate(
         width,
     )
     tile = shape.intermediate // TILE + group * OUTPUT_TILES
-    _dot(address, weight_format, tile, OUTPUT_TILES, hidden(work), first, rows, simd.address(ups), width)
+    dot(address, weight_format, tile, OUTPUT_TILES, hidden(work), first, rows, simd.address(ups), width)
     if has_extra(weights, GATE_UP_BIAS):
         bias = extra(weights, layer, GATE_UP_BIAS)
         for row in range(rows):
             _add(gates[row], bias[group * width :])
             _add(ups[row], bias[shape.intermediate + group * width :])
-    _let_through(scratch[: rows * width], scratch[size : size + rows * width], shape.gate)
+    let_through(scratch[: rows * width], scratch[size : size + rows * width], shape.gate)
     for row in range(rows):
         _quantize(simd.address(gates) + simd.FLOAT_BYTES * width * row, 1, fed(work), first + row, group)
 
@@ -476,7 +534,7 @@ def project_logits(piece: int, num_logits: int, shape: Shape, weights: PackedWei
     stride = work.logits.shape[1]
     out = simd.address(work.logits) + simd.FLOAT_BYTES * (first * stride + tile * TILE)
     address = simd.address(weights.lm_head)
-    _dot(address, weights.lm_head_format, tile, tiles, hidden(work), first, rows, out, stride)
+    dot(address, weights.lm_head_format, tile, tiles, hidden(work), first, rows, out, stride)
     if shape.logit_softcap > 0:
         for row in range(first, first + rows):
             for column in range(tile * TILE, (tile + tiles) * TILE):

@@ -15,12 +15,12 @@ Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
-# Columns of `PackedWeights.matrices`.
-QKV, ATTENTION_OUTPUT, GATE_UP, DOWN = range(4)
+# Columns of `PackedWeights.matrices`. In those of the last two are an address and that of the bias, and an address.
+QKV, ATTENTION_OUTPUT, GATE_UP, DOWN, EXPERTS_GATE_UP, EXPERTS_DOWN, ROUTER, SHARED_GATE = range(8)
 # Parts of `PackedWeights.extras`: biases of the matrices, norms of heads, norms of what a layer adds.
 QKV_BIAS, OUTPUT_BIAS, GATE_UP_BIAS, DOWN_BIAS, QUERY_NORM, KEY_NORM, ATTENTION_NORM, FEED_FORWARD_NORM = range(8)
 # Columns of `PackedWeights.layer_options`.
-ROPE_TABLE, WINDOW = range(2)
+ROPE_TABLE, WINDOW, WIDTH = range(3)
 
 
 class Shape(NamedTuple):
@@ -28,7 +28,7 @@ class Shape(NamedTuple):
 
     num_layers: int
     hidden: int
-    intermediate: int
+    intermediate: int  # of all networks that a token goes through
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 class PackedWeights(NamedTuple):
     """The packed matrices of all layers by address, and the rest in few arrays: each takes the compiler a second."""
 
-    matrices: Int64Array  # [num_layers, 4, 2]: address, format
+    matrices: Int64Array  # [num_layers, 8, 2]: address, format; zeros for what a layer lacks
     extras: Float32Array  # [num_layers, ...]: the vectors that not every model has, side by side
     extra_starts: Int64Array  # [9]: where each begins, and the last ends; what a model lacks is empty
     norms: Float32Array  # [2 * num_layers + 1, hidden]: two of each layer, then the last
@@ -53,8 +53,43 @@ class PackedWeights(NamedTuple):
     lm_head: npt.NDArray[np.uint8]
     lm_head_format: int
     rope_tables: Float32Array  # [num_tables, num_positions, head_dim]
-    layer_options: Int64Array  # [num_layers, 2]: which of them, and how many positions a token sees
+    layer_options: Int64Array  # [num_layers, 3]: which of them, how many positions a token sees, `DecoderLayer.width`
     orders: Int32Array  # [num_layers, hidden + heads * head_dim + hidden]: InputOrders; [0, 0] without any
+
+
+class Mixture(NamedTuple):
+    """How tokens choose experts, and memory for what they chose, of as many tokens as `Activations`.
+
+    Tokens come in blocks of `tokens_per_block`, and a slot is a token and one of its choices. Those of a block lie
+    expert by expert, so that a block's are neighbours. A unit is up to 64 slots of an expert, or as many tokens that go
+    through the network for all.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate: int  # of an expert
+    score: int  # a place in `SCORES`
+    renormalises: int  # 0 or 1
+    scaling: Any  # float32
+    num_groups: int
+    top_groups: int
+    tokens_per_block: int
+    scores: Float32Array  # [tokens, 2 * num_experts + num_groups]: scores, and what choices are made by
+    choices: Int32Array  # [tokens, top_k]: experts, the first of them -1 for a token that nobody reads
+    weights: Float32Array  # [tokens, top_k + 1]: of the choices, and of the network for all
+    places: Int32Array  # [tokens, top_k]: where in its block each choice's slot lies
+    tokens: Int32Array  # [tokens * top_k]: whose each slot is
+    next_places: Int32Array  # [blocks, num_experts]: where in its block the next slot of an expert lies
+    units: Int32Array  # [blocks, units, 3]: expert, or -1; first slot, or token; how many
+    # [layers, blocks, 3]: units of experts, those of the network for all, experts that were chosen. Of each layer, as
+    # a worker that was put aside still counts the pieces of a layer that others have left.
+    num_units: Int64Array
+    counters: Int64Array  # of `phase_pool`: for each few tokens that are routed together, then for each block
+    gathered: Int64Array  # [workers] the unit whose rows a worker has side by side
+    gathered_integers: npt.NDArray[np.int8]  # [workers, 64, hidden]
+    gathered_scales: Float32Array
+    gathered_sums: Float32Array
+    results: Float32Array  # [workers, 32 of each slot and each token of a block, and of one token more]
 
 
 class Batch(NamedTuple):

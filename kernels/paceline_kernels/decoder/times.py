@@ -24,36 +24,49 @@ class PhaseTime(NamedTuple):
 
 
 def phase_times(
-    times: npt.NDArray[np.int64], weights: DecoderWeights, batch: DecoderBatch, keys: torch.Tensor
+    times: npt.NDArray[np.int64],
+    weights: DecoderWeights,
+    batch: DecoderBatch,
+    keys: torch.Tensor,
+    num_read: npt.NDArray[np.int64] | None,
 ) -> Iterator[PhaseTime]:
-    """times: [phases + 1, 2] seconds and nanoseconds, when the first began and each ended."""
+    """times: [phases + 1, 2] seconds and nanoseconds, when the first began and each ended. num_read: [num_layers] how
+    many experts were read, of a mixture.
+    """
     ends_ns = (times[:, 0] * 1_000_000_000 + times[:, 1]).tolist()
     phases = [
         ("embed", 0, 0),
         *(
             (name, index, count)
             for index, layer in enumerate(weights.layers)
-            for name, count in _of(layer, batch, keys)
+            for name, count in _of(layer, batch, keys, 0 if num_read is None else int(num_read[index]))
         ),
         ("logits", len(weights.layers) - 1, weights.lm_head.num_bytes),
     ]
     start_ns = ends_ns[0]
     for end_ns, (name, layer_index, num_bytes) in zip(ends_ns[1:], phases, strict=True):
-        if name != "reorder" or weights.has_orders:
+        if (name != "reorder" or weights.has_orders) and (name != "route" or num_read is not None):
             yield PhaseTime(name, layer_index, start_ns, end_ns, num_bytes)
             start_ns = end_ns
 
 
-def _of(layer: DecoderLayer, batch: DecoderBatch, keys: torch.Tensor) -> tuple[tuple[str, int], ...]:
+def _of(layer: DecoderLayer, batch: DecoderBatch, keys: torch.Tensor, num_read: int) -> tuple[tuple[str, int], ...]:
     """keys: of all layers, as the decoder takes them."""
+    gate_up, down = (0 if matrix is None else matrix.num_bytes for matrix in (layer.gate_up, layer.down))
+    experts, router = layer.experts, 0
+    if experts is not None:
+        gate_up += experts.gate_up.num_bytes * num_read // experts.routing.num_experts
+        down += experts.down.num_bytes * num_read // experts.routing.num_experts
+        router = experts.router.nbytes
     return (
         ("qkv", layer.qkv.num_bytes),
         ("attention", _context_bytes(layer, batch, keys)),
         ("reorder", 0),
         ("attention_output", layer.attention_output.num_bytes),
         ("norm", 0),
-        ("gate_up", layer.gate_up.num_bytes),
-        ("down", layer.down.num_bytes),
+        ("route", router),
+        ("gate_up", gate_up),
+        ("down", down),
         ("norm", 0),
     )
 

@@ -12,7 +12,7 @@ import torch
 from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.attention import paged_attention
 from paceline_kernels.clock import new_clock
-from paceline_kernels.decoder import INT8_SCALE_BYTES, Decoder, DecoderBatch, DecoderLayer, DecoderWeights
+from paceline_kernels.decoder import INT8_SCALE_BYTES, Decoder, DecoderBatch, DecoderLayer, DecoderWeights, Experts
 from paceline_kernels.draws import RowDraws, advance_rows, draw_inputs
 from paceline_kernels.experts import Routes, gated_experts
 from paceline_kernels.linear import linear
@@ -22,6 +22,7 @@ from paceline_kernels.quantized_linear.packing import GROUP, PackedWeight, pack_
 from paceline_kernels.result_ring import new_ring, write_results
 from paceline_kernels.rms_norm import rms_norm, rms_norm_heads
 from paceline_kernels.rope import rope_and_write_kv, rope_frequencies, rope_table
+from paceline_kernels.routing import Routing
 from paceline_kernels.sampling import LogitRules, SamplingParameters, TokenLists, sample
 from paceline_kernels.step_inputs import PlanColumns, RowBuffers, step_inputs
 
@@ -73,10 +74,14 @@ def _row_operations() -> None:
     look_up(state.token_ids.numpy()[0], 4, 1, 0.0)
 
 
-def _decode(kv_dtype: torch.dtype) -> None:
+def _decode(kv_dtype: torch.dtype, *, has_experts: bool = False) -> None:
     """A decoder of one layer, one head and one group of weights, all zero."""
     norm = torch.ones(GROUP)
-    layer = DecoderLayer(norm, _zeros(3 * GROUP), _zeros(GROUP), norm, _zeros(2 * GROUP), _zeros(GROUP))
+    experts = Experts(Routing(2, 1), torch.zeros(2, GROUP), _zeros(4 * GROUP), _zeros(2 * GROUP))
+    layer = DecoderLayer(
+        *(norm, _zeros(3 * GROUP), _zeros(GROUP), norm, _zeros(2 * GROUP), _zeros(GROUP)),
+        experts=experts if has_experts else None,
+    )
     table = rope_table(1, rope_frequencies(GROUP, 10_000.0))[None]
     weights = DecoderWeights(_zeros(GROUP), (layer,), norm, _zeros(GROUP), table, 1, 1, GROUP, 1e-5)
     zero, one = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
@@ -113,6 +118,8 @@ CPU_CALLS: Mapping[str, Callable[[], object]] = {
     "paged_attention": _attention,
     "decoder over int8": functools.partial(_decode, torch.int8),
     "decoder over float16": functools.partial(_decode, torch.float16),
+    "decoder of experts over int8": functools.partial(_decode, torch.int8, has_experts=True),
+    "decoder of experts over float16": functools.partial(_decode, torch.float16, has_experts=True),
     "quantized_linear": lambda: quantized_linear(torch.ones(1, GROUP), _zeros(GROUP)),
     "unpack_rows": _unpack,
     "row_operations": _row_operations,

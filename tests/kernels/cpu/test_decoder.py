@@ -1,6 +1,6 @@
 """decoder: a whole step against its reference, the same bits however tokens are grouped, and what misfits is refused.
 
-Twice: as Llama has it, and with everything that other families have besides, all at once.
+As Llama has it, with everything that other families have besides, all at once, and with a mixture of experts.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from kernel_rig.decoders import (
     NUM_POSITIONS,
     VOCAB,
     llama_weights,
+    mixture_weights,
     weights_with_everything,
 )
 from kernel_rig.packed import random_packed_weight
@@ -27,11 +28,14 @@ from kernel_rig.tensors import int32
 from paceline_kernels.decoder import AuxHidden, Decoder, DecoderBatch, reference
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.quantized_linear import WeightFormat
+from paceline_kernels.routing import Routing, Score
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 16
 WEIGHTS = llama_weights()
-BY_NAME = {"llama": WEIGHTS, "everything": weights_with_everything()}
-KINDS = pytest.mark.parametrize("weights", BY_NAME.values(), ids=BY_NAME.keys())
+MIXTURE = mixture_weights(Routing(7, 3), shared_width=64)
+BY_NAME = {"llama": WEIGHTS, "everything": weights_with_everything(), "mixture": MIXTURE}
+DENSE = ("llama", "everything")
+KINDS = pytest.mark.parametrize("weights", [BY_NAME[kind] for kind in DENSE], ids=DENSE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +104,7 @@ def compute(dtype, contexts, *steps, weights=WEIGHTS):
         pytest.param(torch.float16, "everything", 0.5, id="float16-everything", marks=slow),
         pytest.param(torch.int8, "llama", 0.4, id="int8-llama", marks=slow),
         pytest.param(torch.int8, "everything", 0.25, id="int8-everything"),
+        pytest.param(torch.float16, "mixture", 0.5, id="float16-mixture", marks=slow),
     ],
 )
 def test_steps_equal_the_reference(dtype, kind, share):
@@ -161,8 +166,14 @@ def at_once(dtype, kind):
     return [compute(dtype, contexts, [(i, 0, length)], weights=BY_NAME[kind])[0] for i, length in enumerate(LENGTHS)]
 
 
-@pytest.mark.parametrize("kind", BY_NAME)
-@DTYPES
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        *((dtype, kind) for dtype in (torch.float16, torch.int8) for kind in DENSE),
+        (torch.int8, "mixture"),
+        pytest.param(torch.float16, "mixture", marks=slow),
+    ],
+)
 @settings(max_examples=settings.default.max_examples // 5)
 @given(
     cuts=st.lists(st.tuples(*[st.sampled_from([0, 1, 2, 7, 16, 65])] * 3), min_size=1, max_size=6),
@@ -348,6 +359,94 @@ def test_a_timed_step_says_when_each_phase_was_and_what_it_had_to_read(weights):
     assert torch.equal(timed, decoder.forward(step, *caches))
 
 
+# Mixtures of experts
+
+
+BIAS = torch.tensor([0, 0.1, -9, 0.2, -9, 0, 0.3])
+MIXTURES = {
+    "renormalised": mixture_weights(Routing(7, 3)),
+    "of 8 bits, weights as they are": mixture_weights(
+        Routing(7, 3, renormalises=False, scaling=2.5), WeightFormat.INT8
+    ),
+    "all experts": mixture_weights(Routing(7, 7), shared_width=96),
+    "one expert of few, norms over all heads": mixture_weights(
+        Routing(3, 1, Score.SOFTMAX_OF_CHOSEN), norms_span_heads=True
+    ),
+    "of the best groups": mixture_weights(Routing(16, 3, Score.SIGMOID, num_groups=4, top_groups=2)),
+    "two that nobody takes": mixture_weights(Routing(7, 2, Score.SIGMOID, has_bias=True), bias=BIAS),
+    "one that everybody takes": mixture_weights(
+        Routing(7, 1, Score.SIGMOID, has_bias=True), bias=9 * int32(*[0] * 6, 1).float()
+    ),
+}
+
+
+@pytest.mark.parametrize("weights", MIXTURES.values(), ids=MIXTURES.keys())
+def test_mixtures_equal_the_reference(weights):
+    """Of contexts so short that most tokens are free of what is rounded apart, see the first test."""
+    contexts = random_contexts(*[2] * 30)
+    batch, expected_caches = batch_of(*((each, 0, 2) for each in contexts)), new_caches(torch.int8)
+    decoder = Decoder(weights)
+    found, expected = (
+        decoder.forward(batch, *new_caches(torch.int8)),
+        reference.forward(weights, batch, *expected_caches),
+    )
+    errors = (found - expected).abs().amax(dim=1) / expected.std()
+    assert errors.quantile(0.6) < 1e-5
+    assert errors.quantile(0.9) < 0.1
+    assert torch.equal(compute(torch.int8, contexts, [(7, 0, 2)], weights=weights)[0], found[14:16])
+
+
+def test_more_tokens_than_a_block_of_slots_holds_have_the_bits_of_each_alone():
+    """4,096 slots are 576 tokens of seven choices; units of them, too, are full and not."""
+    weights = MIXTURES["all experts"]
+    contexts = random_contexts(300, 330, 290)
+    together = compute(torch.int8, contexts, [(0, 0, 300), (1, 0, 330), (2, 0, 290)], weights=weights)[0]
+    alone = [
+        compute(torch.int8, contexts, [(i, 0, length)], weights=weights)[0] for i, length in enumerate((300, 330, 290))
+    ]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_threads_share_a_mixture_without_changing_a_bit(threads):
+    contexts = random_contexts(150, 280)
+    steps = [[(0, 0, 149)], [(0, 149, 150), (1, 0, 279)], [(1, 279, 280)]]
+    one = compute(torch.int8, contexts, *steps, weights=MIXTURE)
+    threads(2)
+    for _ in range(5):
+        two = compute(torch.int8, contexts, *steps, weights=MIXTURE)
+        assert all(torch.equal(a, b) for a, b in zip(two, one, strict=True))
+
+
+def test_a_token_without_numbers_spoils_no_other():
+    """Its row of the embedding has scales that are none; its experts are named, and its company has its own bits."""
+    data = MIXTURE.embedding.data.clone()
+    data[5 // 16, 2 * (5 % 16) : 2 * (5 % 16) + 2] = torch.tensor([0, 0x7E], dtype=torch.uint8)  # a float16 NaN
+    weights = dataclasses.replace(MIXTURE, embedding=dataclasses.replace(MIXTURE.embedding, data=data))
+    sound, spoilt = random_contexts(30, 3)
+    sound.token_ids[sound.token_ids == 5] = 6
+    spoilt.token_ids[1] = 5
+    together = compute(torch.int8, [sound, spoilt], [(1, 0, 3), (0, 0, 30)], weights=weights)[0]
+    assert together[1].isnan().all()
+    assert torch.equal(together[3:], compute(torch.int8, [sound], [(0, 0, 30)], weights=weights)[0])
+
+
+def test_the_last_layer_routes_only_tokens_whose_logits_are_wanted():
+    """Whatever memory holds; its experts are those of one token, which is what a timed step says it read."""
+    (context,) = random_contexts(300)
+    batch, decoder, times = batch_of((context, 0, 300)), Decoder(MIXTURE), []
+    expected = decoder.forward(batch, *new_caches(torch.int8))[-1:]
+    for part in (*decoder._decoder._activations, *decoder._decoder._mixture):
+        if getattr(part, "dtype", None) in ("float32", "int8"):
+            part.fill(99 if part.dtype == "int8" else float("nan"))
+    last = dataclasses.replace(batch, logit_tokens=int32(299))
+    assert torch.equal(decoder.forward(last, *new_caches(torch.int8), times=times), expected)
+    layer = MIXTURE.layers[1]
+    read = {one.phase: one.num_bytes for one in times if one.layer == 1}
+    assert read["route"] == 4 * 7 * HIDDEN
+    assert read["gate_up"] == layer.gate_up.num_bytes + layer.experts.gate_up.num_bytes * 3 // 7
+    assert read["down"] == layer.down.num_bytes + layer.experts.down.num_bytes * 3 // 7
+
+
 # What misfits is refused, with its name, before anything is written
 
 
@@ -459,6 +558,38 @@ def test_a_tensor_of_another_kind_is_refused(name, value, problem):
 def test_parts_that_do_not_fit_together_are_refused(changes, problem):
     with pytest.raises(KernelArgumentError, match=problem):
         dataclasses.replace(WEIGHTS, **changes)
+
+
+MIXED = MIXTURE.layers[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"down": None}, "a layer needs gate_up and down, or experts"),
+        ({"gate_up": None, "down": None, "experts": None}, "a layer needs gate_up and down, or experts"),
+        ({"gate_up": None, "down": None}, "no shared expert for experts.shared_gate"),
+        ({"down_bias": torch.ones(96)}, "beside experts networks have no biases"),
+        ({"gate_up": MIXED.qkv}, "gate_up has shape"),
+        ({"experts": {"gate_up": LAYER.gate_up}}, "experts.gate_up has shape"),
+        ({"experts": {"down": random_packed_weight(7 * 96, 64, WeightFormat.INT4, 1)}}, "experts.gate_up has shape"),
+        ({"experts": {"router": torch.ones(7, 95)}}, "experts.router must have shape"),
+        ({"experts": {"router": torch.ones(96, 7).T}}, "experts.router must be contiguous"),
+        ({"experts": {"bias": torch.ones(7)}}, "a bias if that has one"),
+        ({"experts": {"shared_gate": torch.ones(96).double()}}, "experts.shared_gate must be torch.float32"),
+    ],
+)
+def test_parts_of_a_mixture_that_do_not_fit_together_are_refused(changes, problem):
+    if changes.get("experts"):
+        changes = {"experts": dataclasses.replace(MIXED.experts, **changes["experts"])}
+    with pytest.raises(KernelArgumentError, match=problem):
+        dataclasses.replace(MIXTURE, layers=(LAYER, dataclasses.replace(MIXED, **changes)))
+
+
+def test_experts_of_two_routings_are_refused():
+    other = dataclasses.replace(MIXED.experts, routing=Routing(7, 2))
+    with pytest.raises(KernelArgumentError, match="all experts must have one routing"):
+        dataclasses.replace(MIXTURE, layers=(MIXED, dataclasses.replace(MIXED, experts=other)))
 
 
 def test_int8_blocks_that_no_tile_fits_are_refused():

@@ -1,4 +1,4 @@
-"""Random decoders for tests: one as Llama has it, and one with everything that other families have besides.
+"""Random decoders for tests: as Llama has it, with everything that other families have besides, and with experts.
 
 Knows sizes, small and different from each other. It asserts nothing.
 """
@@ -9,9 +9,10 @@ import torch
 
 from kernel_rig.packed import random_packed_weight
 from paceline_kernels.activation import Gate
-from paceline_kernels.decoder import DecoderLayer, DecoderWeights, HeadNormWeights, InputOrders, PostNorms
+from paceline_kernels.decoder import DecoderLayer, DecoderWeights, Experts, HeadNormWeights, InputOrders, PostNorms
 from paceline_kernels.quantized_linear import WeightFormat
 from paceline_kernels.rope import rope_frequencies, rope_table
+from paceline_kernels.routing import Routing
 
 HIDDEN, INTERMEDIATE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VOCAB = 96, 64, 3, 1, 32, 100
 NUM_LAYERS, NUM_POSITIONS = 2, 600
@@ -49,6 +50,39 @@ def weights_with_everything() -> DecoderWeights:
         attention_softcap=6.0,
         logit_softcap=2.0,
     )
+
+
+def mixture_weights(
+    routing: Routing,
+    kind: WeightFormat = _INT4,
+    *,
+    shared_width: int = 0,
+    bias: torch.Tensor | None = None,
+    norms_span_heads: bool = False,
+) -> DecoderWeights:
+    """A layer for all tokens, and one of experts of this kind, with inputs in an order of their own; beside them a
+    shared expert of 8 bits and its gate, if it has a width. norms_span_heads: of queries and keys.
+    """
+    plain, (num_experts, size) = llama_weights(), (routing.num_experts, 32)
+    first, second = plain.layers
+    experts = Experts(
+        routing,
+        router=torch.randn(num_experts, HIDDEN, generator=torch.Generator().manual_seed(50)) / 4,
+        gate_up=random_packed_weight(num_experts * 2 * size, HIDDEN, kind, 51),
+        down=random_packed_weight(num_experts * HIDDEN, size, kind, 52),
+        bias=bias,
+        shared_gate=(_norm(53) - 1) * 3 if shared_width else None,
+    )
+    shared = [((2 * shared_width, HIDDEN), 54), ((HIDDEN, shared_width), 55)] if shared_width else []
+    gate_up, down = [random_packed_weight(*shape, _INT8, seed) for shape, seed in shared] or (None, None)
+    orders = InputOrders(gate_up=_order(56, HIDDEN))
+    mixed = dataclasses.replace(second, gate_up=gate_up, down=down, orders=orders, experts=experts)
+    layers = (first, mixed)
+    if norms_span_heads:
+        sizes = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
+        norms = HeadNormWeights(*(_norm(57 + i, size) for i, size in enumerate(sizes)))
+        layers = tuple(dataclasses.replace(each, head_norms=norms) for each in layers)
+    return dataclasses.replace(plain, layers=layers)
 
 
 def _norm(seed: int, size: int = HIDDEN) -> torch.Tensor:
