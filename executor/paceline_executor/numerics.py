@@ -171,15 +171,14 @@ def choose_cpu_numerics(
     if kv_dtype in (KvDtype.BFLOAT16, KvDtype.FP8_E4M3):
         sentence = f"--kv-cache-dtype {kv_dtype.value} is for GPUs"
         raise LimitError(f"{sentence}: choose auto, float32, float16 or int8 for a CPU, or another --runner")
-    sizes = (model.hidden_size, model.intermediate_size, model.head_dim)
+    experts = model.experts
+    of_experts = () if experts is None else (experts.intermediate_size, experts.shared_intermediate_size)
+    sizes = (model.hidden_size, model.intermediate_size, model.head_dim, *of_experts)
     if quantization is Quantization.NONE or any(size % _GROUP for size in sizes):
         if kv_dtype not in (None, KvDtype.FLOAT32):
             reason = "--quantization none" if quantization is Quantization.NONE else f"a model of sizes {sizes}"
             raise LimitError(f"{reason} computes in float32 throughout: leave --kv-cache-dtype {kv_dtype.value} out")
         return FLOAT32_NUMERICS
-    if model.experts is not None:
-        sentence = "a mixture of experts has no packed weights on a CPU yet"
-        raise LimitError(f"{sentence}: take --quantization none, and another model as a drafter")
     if kv_dtype is KvDtype.FLOAT32:
         raise LimitError(
             "--kv-cache-dtype float32 needs --quantization none; choose float16 or int8 for packed weights"

@@ -4,23 +4,26 @@ Knows which tensors go together and how each kind of stored weight is packed.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import structlog
 import torch
 
+from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, HostWeights, LayerReader
 from paceline_executor.models.llama import GATES
 from paceline_executor.models.packed_matrix import PackedMatrix, read_packed
-from paceline_executor.models.rope import rope_tables
-from paceline_executor.weights.checkpoint import Checkpoint
+from paceline_executor.models.rope import head_order, rope_tables
+from paceline_executor.weights.checkpoint import Checkpoint, Mixture, ModelConfig
 from paceline_executor.weights.grouped_rows import IntArray
 from paceline_kernels.decoder import (
     AuxHidden,
     Decoder,
     DecoderLayer,
     DecoderWeights,
+    Experts,
     HeadNormWeights,
     InputOrders,
     PhaseTime,
@@ -35,19 +38,17 @@ class PackedLlamaModel:
     vocabulary = None
 
     def __init__(self, checkpoint: Checkpoint, max_model_len: int) -> None:
-        config, weights, in_8_bits = checkpoint.config, HostWeights(checkpoint), list[str]()
-        embedding = _in_own_order(checkpoint, "model.embed_tokens.weight", in_8_bits)
+        config, weights, packer = checkpoint.config, HostWeights(checkpoint), _Packer(checkpoint, [])
+        embedding = packer.read(("model.embed_tokens.weight",), keeps_order=True).weight
         tables, table_of_layer = rope_tables(config, max_model_len)
-        layers = [
-            _read_layer(checkpoint, LayerReader(weights, layer), table, in_8_bits)
-            for layer, table in enumerate(table_of_layer)
-        ]
+        layers = [_read_layer(packer, LayerReader(weights, layer), table) for layer, table in enumerate(table_of_layer)]
         tied = config.tie_word_embeddings
+        lm_head = embedding if tied else packer.read(("lm_head.weight",), keeps_order=True).weight
         self._weights = DecoderWeights(
             embedding=embedding,
             layers=tuple(layers),
             final_norm=weights.norm("model.norm.weight"),
-            lm_head=embedding if tied else _in_own_order(checkpoint, "lm_head.weight", in_8_bits),
+            lm_head=lm_head,
             rope_tables=tables,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -60,7 +61,7 @@ class PackedLlamaModel:
             logit_softcap=config.logit_softcap,
         )
         self._decoder = Decoder(self._weights)
-        _tell_of_8_bits(checkpoint, in_8_bits)
+        _tell_of_8_bits(checkpoint, packer.in_8_bits)
 
     def forward(
         self,
@@ -81,11 +82,18 @@ class PackedLlamaModel:
         return unpack_rows(self._weights.embedding, token_ids)
 
 
-def _in_own_order(checkpoint: Checkpoint, name: str, in_8_bits: list[str]) -> PackedWeight:
-    """Of a matrix that no layer orders inputs for."""
-    matrix = read_packed(checkpoint, (name,), keeps_order=True)
-    in_8_bits.extend(matrix.in_8_bits)
-    return matrix.weight
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    checkpoint: Checkpoint
+    in_8_bits: list[str]  # of those that were read, stored otherwise
+
+    def read(
+        self, names: tuple[str, ...], orders: Sequence[IntArray | None] = (), *, keeps_order: bool = False
+    ) -> PackedMatrix:
+        """See `read_packed`."""
+        matrix = read_packed(self.checkpoint, names, orders, keeps_order=keeps_order)
+        self.in_8_bits.extend(matrix.in_8_bits)
+        return matrix
 
 
 def _tell_of_8_bits(checkpoint: Checkpoint, in_8_bits: Sequence[str]) -> None:
@@ -101,42 +109,125 @@ def _tell_of_8_bits(checkpoint: Checkpoint, in_8_bits: Sequence[str]) -> None:
         )
 
 
-def _read_layer(checkpoint: Checkpoint, reader: LayerReader, rope_table: int, in_8_bits: list[str]) -> DecoderLayer:
-    config = checkpoint.config
-
-    def packed(*parts: str, rows: IntArray | None = None) -> PackedMatrix:
-        matrix = read_packed(checkpoint, reader.names(*parts), rows)
-        in_8_bits.extend(matrix.in_8_bits)
-        return matrix
-
-    # The inputs of `down` are the outputs of `gate_up`, which may come in its order.
-    down = packed(*DOWN)
-    fed = None if down.order is None else down.order.numpy().astype(np.intp)
-    qkv, output, gate_up = packed(*QKV), packed(*OUTPUT), packed(*GATE_UP, rows=fed)
-    gate_up_bias = reader.bias(*GATE_UP)
-    if gate_up_bias is not None and down.order is not None:
-        gate_up_bias = gate_up_bias.view(2, -1)[:, down.order.long()].flatten().contiguous()
-    return DecoderLayer(
+def _read_layer(packer: _Packer, reader: LayerReader, rope_table: int) -> DecoderLayer:
+    config = packer.checkpoint.config
+    qkv, output = packer.read(reader.names(*QKV), _orders_of_heads(config)), packer.read(reader.names(*OUTPUT))
+    layer = DecoderLayer(
         attention_norm=reader.norm("input_layernorm"),
         qkv=qkv.weight,
         attention_output=output.weight,
         feed_forward_norm=reader.feed_forward_norm(),
-        gate_up=gate_up.weight,
-        down=down.weight,
-        qkv_bias=reader.bias(*QKV),
+        gate_up=None,
+        down=None,
+        qkv_bias=_qkv_bias(reader),
         attention_output_bias=reader.bias(*OUTPUT),
-        gate_up_bias=gate_up_bias,
-        down_bias=reader.bias(*DOWN),
         head_norms=_head_norms(reader) if config.qk_norm else None,
         post_norms=_post_norms(reader) if config.post_norms else None,
-        orders=InputOrders(qkv.order, output.order, gate_up.order),
+        orders=InputOrders(qkv.order, output.order),
         rope_table=rope_table,
         window=config.window(reader.layer),
     )
+    mixture = config.experts if config.is_sparse(reader.layer) else None
+    if mixture is None:
+        return _with_network(layer, packer, reader)
+    experts = _read_experts(mixture, packer, reader)
+    if not mixture.shared_intermediate_size:
+        return replace(layer, experts=experts)
+    gate_up, down = _read_network(packer, reader, "mlp.shared_expert", keeps_order=True)
+    return replace(layer, gate_up=gate_up.weight, down=down.weight, experts=experts)
+
+
+def _with_network(layer: DecoderLayer, packer: _Packer, reader: LayerReader) -> DecoderLayer:
+    """One for all tokens."""
+    gate_up, down = _read_network(packer, reader, "mlp", keeps_order=False)
+    gate_up_bias = reader.bias(*GATE_UP)
+    if gate_up_bias is not None and down.order is not None:
+        gate_up_bias = gate_up_bias.view(2, -1)[:, down.order.long()].flatten().contiguous()
+    return replace(
+        layer,
+        gate_up=gate_up.weight,
+        down=down.weight,
+        gate_up_bias=gate_up_bias,
+        down_bias=reader.bias(*DOWN),
+        orders=layer.orders._replace(gate_up=gate_up.order),
+    )
+
+
+def _read_network(
+    packer: _Packer, reader: LayerReader, name: str, *, keeps_order: bool
+) -> tuple[PackedMatrix, PackedMatrix]:
+    """Gates and what they gate, and what comes down. keeps_order: of the inputs, which all experts share.
+
+    The inputs of `down` are the outputs of the others, which may come in its order.
+    """
+    gate_up_names, down_names = (
+        reader.names(*(part.replace("mlp", name) for part in parts)) for parts in (GATE_UP, DOWN)
+    )
+    down = packer.read(down_names)
+    fed = None if down.order is None else down.order.numpy().astype(np.intp)
+    return packer.read(gate_up_names, (fed, fed), keeps_order=keeps_order), down
+
+
+def _read_experts(mixture: Mixture, packer: _Packer, reader: LayerReader) -> Experts:
+    """Raises UnsupportedModelError for experts that are packed in more than one way."""
+    tensor, has_bias = packer.checkpoint.tensor, mixture.routing.has_bias
+    (share,) = reader.names("mlp.shared_expert_gate")
+    gate_up, down = _stacked(mixture.routing.num_experts, packer, reader)
+    return Experts(
+        routing=mixture.routing,
+        router=torch.from_numpy(tensor(*reader.names("mlp.gate"))),
+        gate_up=gate_up,
+        down=down,
+        bias=reader.vector("mlp.gate.e_score_correction_bias") if has_bias else None,
+        shared_gate=torch.from_numpy(tensor(share)).flatten() if mixture.has_shared_gate else None,
+    )
+
+
+def _stacked(num_experts: int, packer: _Packer, reader: LayerReader) -> list[PackedWeight]:
+    """Expert after expert, into memory for all, because all would not fit twice."""
+    stacks = list[PackedWeight]()
+    for expert in range(num_experts):
+        network = _read_network(packer, reader, f"mlp.experts.{expert}", keeps_order=True)
+        weights = [matrix.weight for matrix in network]
+        if not expert:
+            stacks = [
+                replace(
+                    weight,
+                    data=torch.empty((num_experts * len(weight.data), weight.data.shape[1]), dtype=torch.uint8),
+                    num_outputs=num_experts * weight.num_outputs,
+                )
+                for weight in weights
+            ]
+        for stack, weight in zip(stacks, weights, strict=True):
+            if stack.code != weight.code:
+                names = reader.names(f"mlp.experts.{expert}")
+                raise UnsupportedModelError(f"{names[0]}: not packed as expert 0 is: take --quantization none")
+            stack.data[expert * len(weight.data) : (expert + 1) * len(weight.data)] = weight.data
+    return stacks
+
+
+def _orders_of_heads(config: ModelConfig) -> tuple[IntArray, ...]:
+    """Of the rows of queries, keys and values, see `head_order`; none where they have theirs."""
+    order, size = head_order(config), config.head_dim
+    if order is None:
+        return ()
+    queries, keys = (
+        np.arange(count * size).reshape(-1, size)[:, order].reshape(-1)
+        for count in (config.num_heads, config.num_kv_heads)
+    )
+    return queries, keys, np.arange(config.num_kv_heads * size)
+
+
+def _qkv_bias(reader: LayerReader) -> torch.Tensor | None:
+    bias, orders = reader.bias(*QKV), _orders_of_heads(reader.weights.config)
+    if bias is None or not orders:
+        return bias
+    parts = torch.split(bias, [len(order) for order in orders])
+    return torch.cat([part[torch.from_numpy(order)] for part, order in zip(parts, orders, strict=True)])
 
 
 def _head_norms(reader: LayerReader) -> HeadNormWeights:
-    return HeadNormWeights(reader.norm("self_attn.q_norm"), reader.norm("self_attn.k_norm"))
+    return HeadNormWeights(reader.head_norm("self_attn.q_norm"), reader.head_norm("self_attn.k_norm"))
 
 
 def _post_norms(reader: LayerReader) -> PostNorms:

@@ -28,25 +28,29 @@ class PackedMatrix:
 
 
 def read_packed(
-    checkpoint: Checkpoint, names: Sequence[str], rows: IntArray | None = None, *, keeps_order: bool = False
+    checkpoint: Checkpoint,
+    names: Sequence[str],
+    orders: Sequence[IntArray | None] = (),
+    *,
+    keeps_order: bool = False,
 ) -> PackedMatrix:
-    """The matrices take the same inputs; their outputs are side by side. rows: in which order those of each are.
-    keeps_order: of inputs.
+    """The matrices take the same inputs; their outputs are side by side. orders: of the outputs of each; none: all are
+    where they were. keeps_order: of inputs.
 
     Raises ModelCorruptError, or UnsupportedModelError for weights that are too large.
     """
-    stored = [checkpoint.quantized(name) for name in names]
+    orders, stored = orders or [None] * len(names), [checkpoint.quantized(name) for name in names]
     parts = [part for part in stored if part is not None]
     if len(parts) == len(names):
-        parts = parts if rows is None else [part.of_rows(rows) for part in parts]
+        parts = [part if order is None else part.of_rows(order) for part, order in zip(parts, orders, strict=True)]
         packed = _as_stored(parts)
         if packed is not None and (packed.order is None or not keeps_order):
             return packed
     columns, in_8_bits = [], []
-    for name, part in zip(names, stored, strict=True):
+    for name, part, order in zip(names, stored, orders, strict=True):
         exact = None if part is None else _int8(part)
         integers, scales = exact or _rounded(name, checkpoint.tensor(name))
-        columns.append((integers, scales) if rows is None else (integers[rows], scales[rows]))
+        columns.append((integers, scales) if order is None else (integers[order], scales[order]))
         if part is not None and (exact is None or part.num_bits < 8):
             in_8_bits.append(name)
     integers, scales = (np.concatenate(parts) for parts in zip(*columns, strict=True))

@@ -32,13 +32,16 @@ _NORMS = ("rms_norm", "add_rms_norm", "rms_norm_heads")
 _IN_FLOAT32 = (
     *("linear", *_NORMS, "gate_and_multiply", "gated_experts", "softcap", "rope_and_write_kv", "paged_attention"),
 )
-_DECODERS = {KvDtype.INT8: "decoder over int8", KvDtype.FLOAT16: "decoder over float16"}
+_DECODERS = {KvDtype.INT8: "over int8", KvDtype.FLOAT16: "over float16"}
 Progress = Callable[[WarmUpProgress], None]
 
 
-def operations_of(numerics: Numerics) -> tuple[str, ...]:
+def operations_of(numerics: Numerics, config: ModelConfig) -> tuple[str, ...]:
     """As `paceline_kernels.warm_up.calls` names them."""
-    model = _IN_FLOAT32 if numerics.matrices is MatrixKind.DENSE else (_DECODERS[numerics.kv],)
+    model: tuple[str, ...] = _IN_FLOAT32
+    if numerics.matrices is MatrixKind.PACKED:
+        decoder = "decoder" if config.experts is None else "decoder of experts"
+        model = (f"{decoder} {_DECODERS[numerics.kv]}",)
     return (*model, "row_operations", "sample", "sample by rules")
 
 

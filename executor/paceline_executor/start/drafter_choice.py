@@ -41,7 +41,7 @@ class OpenedDrafter:
         from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
         from paceline_kernels.attention import Splits
 
-        _have_compiled(target, operations_of(self.numerics), progress)
+        _have_compiled(target, operations_of(self.numerics, self.checkpoint.config), progress)
         model = self.checkpoint.config
         longest = min(limits.max_model_len, model.max_model_len)
         mine = CpuModel.read(target.device, self.checkpoint, self.numerics, longest)

@@ -50,7 +50,7 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, ranks: Ra
         num_blocks = ranks.agree(_NAME, limits.num_blocks)
         longest = min(limits.max_model_len, num_blocks * limits.block_size)
         limits = replace(limits, num_blocks=num_blocks, max_model_len=longest)
-    have_compiled(device, operations_of(numerics), on_warm_up)
+    have_compiled(device, operations_of(numerics, checkpoint.config), on_warm_up)
     if ranks is not None:
         ranks.begin(limits)
     progress.log("model_load", "weights", 0.5)
@@ -110,7 +110,7 @@ class CpuRank:
 
     def build(self, limits: RowLimits) -> DeviceRunner:
         device = HostDevice(_threads_of_rank(self._config))
-        have_compiled(device, operations_of(FLOAT32_NUMERICS), lambda _: None)
+        have_compiled(device, operations_of(FLOAT32_NUMERICS, self._part.config), lambda _: None)
         sums = collectives_of_hosts(self._memory)
         return CpuModel.read(device, self._part, FLOAT32_NUMERICS, limits.max_model_len, sums).runner(limits)
 

@@ -339,9 +339,7 @@ class DeviceStart:
     ) -> Numerics:
         quantization, capability = self._config.quantization, self._place.capability
         if checkpoint.config.experts is not None:
-            raise LimitError(
-                "a mixture of experts is computed by --runner cpu only yet: take it, with --quantization none"
-            )
+            raise LimitError("a mixture of experts is computed by --runner cpu only yet: take it")
         if capability is None:
             return choose_twin_numerics(quantization, kv_dtype)
         return choose_gpu_numerics(quantization, kv_dtype, checkpoint.config, stored, capability)

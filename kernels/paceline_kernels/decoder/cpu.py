@@ -310,20 +310,15 @@ def _feed(
     layer: int,
     shape: Shape,
     weights: PackedWeights,
-    mixture: Mixture | None,
+    mixture: Mixture,
     batch: Batch,
     work: Activations,
     products: Float32Array,
     worker: int,
 ) -> None:
-    """What goes through networks. Where there is no mixture, what is only for mixtures is not compiled."""
+    """What goes through a mixture's networks."""
     num_tokens = batch.token_ids.shape[0]
-    if mixture is None:
-        if phase == _GATE:
-            phases.gate(piece, layer, num_tokens, shape, weights, work, products)
-        else:
-            phases.project_down(piece, layer, num_tokens, weights, work, products)
-    elif phase == _ROUTE:
+    if phase == _ROUTE:
         expert_phases.route(piece, layer, shape, weights, mixture, batch, work)
     elif phase == _GATE:
         expert_phases.gate(piece, layer, num_tokens, shape, weights, mixture, work, products, worker)
@@ -378,8 +373,8 @@ def _go_through(
     worker: int,
     num_workers: int,
 ) -> None:
-    """All phases."""
-    work, weights, mixture, batch = borrowed(work), borrowed(weights), borrowed(mixture), borrowed(batch)
+    """All phases. numba leaves out what a mixture that is None is asked for."""
+    work, weights, batch, mixed = borrowed(work), borrowed(weights), borrowed(batch), borrowed(mixture)
     keys, values, splits = borrowed(keys), borrowed(values), borrowed(splits)
     counters, folds = borrowed(counters), borrowed(folds)
     products, normalized, reordered, scratch, times = borrowed(memory)
@@ -390,16 +385,16 @@ def _go_through(
             layer, phase = 0, _EMBED
         elif layer == shape.num_layers:
             phase = _LOGITS
-        num_pieces = _num_pieces(phase, layer, shape, weights, mixture, batch, splits.num_units)
+        num_pieces = _num_pieces(phase, layer, shape, weights, mixed, batch, splits.num_units)
         num_done, piece = 0, phase_pool.claim(counters, index, worker, num_workers, num_pieces)
         while piece < num_pieces:
-            if layer == shape.num_layers - 1 and not _is_read(phase, piece, shape, mixture, batch, splits):
+            if layer == shape.num_layers - 1 and not _is_read(phase, piece, shape, mixed, batch, splits):
                 pass  # asked of the last layer only: handing arrays over costs more than some pieces
             elif phase == _EMBED:
                 phases.embed(piece, shape, weights, batch, work, normalized, reordered)
             elif phase == _QKV:
                 cache = keys[layer], values[layer]
-                phases.project_qkv(piece, layer, shape, weights, batch, *cache, mixture, work, products)
+                phases.project_qkv(piece, layer, shape, weights, batch, *cache, mixed, work, products)
             elif phase == _ATTEND:
                 rules = phases.scoring(layer, shape, weights)
                 cache = keys[layer], values[layer]
@@ -410,16 +405,20 @@ def _go_through(
                 phases.project_output(piece, layer, num_tokens, weights, work, products)
             elif phase == _NORMALIZE:
                 norm = 2 * layer + 1
-                phases.normalize(piece, norm, num_tokens, shape, weights, mixture, work, normalized, reordered)
-            elif phase in (_ROUTE, _GATE, _DOWN):
-                _feed(phase, piece, layer, shape, weights, mixture, batch, work, products, worker)
+                phases.normalize(piece, norm, num_tokens, shape, weights, mixed, work, normalized, reordered)
+            elif phase == _GATE and mixture is None:
+                phases.gate(piece, layer, num_tokens, shape, weights, work, products)
+            elif phase == _DOWN and mixture is None:
+                phases.project_down(piece, layer, num_tokens, weights, work, products)
+            elif phase in (_ROUTE, _GATE, _DOWN) and mixture is not None:
+                _feed(phase, piece, layer, shape, weights, mixed, batch, work, products, worker)
             elif phase == _LOGITS:
                 phases.project_logits(piece, num_logits, shape, weights, work)
             elif layer == shape.num_layers - 1:
                 phases.normalize_last(piece, shape, weights, batch, work, normalized)
             else:
                 norm = 2 * layer + 2
-                phases.normalize(piece, norm, num_tokens, shape, weights, mixture, work, normalized, reordered)
+                phases.normalize(piece, norm, num_tokens, shape, weights, mixed, work, normalized, reordered)
                 phases.copy_aux(piece, layer + 1, batch, work)
             num_done += 1
             piece = phase_pool.claim(counters, index, worker, num_workers, num_pieces)

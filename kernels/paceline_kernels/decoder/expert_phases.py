@@ -1,11 +1,11 @@
-"""The phases of a mixture's layers: tokens choose experts, gates, and what comes down from them is added per token.
+"""The phases in which tokens of a mixture choose experts, go through their gates, and add up what comes down.
 
-Knows what one piece computes, as `phases` does, whose gates and products it takes the place of, also in layers of a
-mixture without experts. What a token goes through has the same bits whoever goes with it: logits, choice and sums are
-its own, the sum in the order of its choice, the network for all last.
+Knows what one piece computes. They stand for the gates and products of `phases` in all layers of a mixture, also in
+those without experts. A token's logits and choice are its own, and so is its sum, in the order of its choice with the
+network for all tokens last: bits do not depend on who else goes through an expert.
 
-Two phases need slots expert by expert, which nobody knows before all tokens of a block have chosen: who finishes the
-last piece of few tokens chooses for them, who finishes the last of these in a block sorts its slots.
+Slots lie expert by expert, which takes the choices of all tokens of a block: who finishes the last logits of a few
+tokens chooses for them, and who is the last to do so in a block sorts its slots.
 """
 
 import numpy as np
@@ -141,11 +141,8 @@ def route(
 @jit.compiled
 def _choose(token: int, layer: int, shape: Shape, weights: PackedWeights, mixture: Mixture, work: Activations) -> None:
     """What `experts.route` chooses, and the weight of the shared expert."""
-    count, bias, gate_at = (
-        mixture.num_experts,
-        weights.matrices[layer, ROUTER, 1],
-        weights.matrices[layer, SHARED_GATE, 0],
-    )
+    count, bias = mixture.num_experts, weights.matrices[layer, ROUTER, 1]
+    gate_at = weights.matrices[layer, SHARED_GATE, 0]
     scores, ranking = mixture.scores[token, :count], mixture.scores[token, count : 2 * count]
     chosen, shares = mixture.choices[token], mixture.weights[token, : mixture.top_k]
     sum_of_scores = _score(scores, mixture.score)

@@ -127,7 +127,7 @@ def test_codes_of_groups_are_packed_as_they_are(asked):
     parts[0] = parts[0].of_rows(slice(12))
     stored = dict(zip("ab", parts, strict=True))
     checkpoint = SimpleNamespace(quantized=stored.__getitem__, tensor=None)
-    packed = read_packed(checkpoint, ("a", "b"), rows)
+    packed = read_packed(checkpoint, ("a", "b"), (rows, rows))
     expected = np.concatenate([part.floats()[rows] for part in parts])
     found = unpacked(packed.weight)
     assert packed.in_8_bits == ()

@@ -222,11 +222,11 @@ def test_positions_beyond_the_pool_take_no_memory():
 def test_warm_up_reports_each_step_and_measures_rising_times(case):
     read, measured = [], []
     rig = cpu_rig(case.checkpoint, numerics=case.numerics, num_blocks=8, block_size=16)
-    have_compiled(rig.model.device, operations_of(case.numerics), read.append)
+    have_compiled(rig.model.device, operations_of(case.numerics, case.checkpoint.config), read.append)
     points = rig.model.runner(rig.limits, on_progress=measured.append).warm_up()
     assert [size for size, _ in points] == [1, 16, 64]
     assert all(time_ns > 0 for _, time_ns in points)
-    operations = operations_of(case.numerics)
+    operations = operations_of(case.numerics, case.checkpoint.config)
     names = [(step.step.replace("compile", "read"), step.index, step.num_steps) for step in read]
     assert set(names) == {(f"read {name}", index, len(operations)) for index, name in enumerate(operations)}
     assert [(step.step, step.index, step.num_steps) for step in measured] == [
@@ -253,7 +253,7 @@ def test_nothing_compiles_after_the_warm_up(case, compiled_code):
     expected, steps = served()  # all that it needs is imported then
     assert sum(step.verified for step in steps) > 0
     compiled_code.forget()
-    have_compiled(shared_device(), operations_of(case.numerics), lambda _: None)
+    have_compiled(shared_device(), operations_of(case.numerics, case.checkpoint.config), lambda _: None)
     before = compiled_code.signatures
     assert served()[0] == expected
     assert compiled_code.signatures == before

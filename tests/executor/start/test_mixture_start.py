@@ -37,8 +37,9 @@ def config_of(folder, fields):
     return read_hf_config(folder / "config.json")
 
 
-def test_an_executor_serves_random_experts(tmp_path):
-    description = load(parsed(tmp_path, TINY, "--quantization", "none")).description
+@pytest.mark.parametrize("arguments", [[], ["--quantization", "none"]], ids=["packed", "float32"])
+def test_an_executor_serves_random_experts(tmp_path, arguments):
+    description = load(parsed(tmp_path, TINY, *arguments)).description
     model = description.served_model()
     assert (model.architecture, model.has_dummy_weights) == ("qwen3moe", True)
     of_layer = 4 * 64 + 4 * 3 * 32 * 64 + (2 * 128 + 2 * 64) * 64 + 2 * 64 + 2 * 32
@@ -48,8 +49,7 @@ def test_an_executor_serves_random_experts(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a mixture of experts has no packed weights on a CPU yet: take --quantization none"),
-        (["--runner", "twin"], "is computed by --runner cpu only yet: take it, with --quantization none"),
+        (["--runner", "twin"], "is computed by --runner cpu only yet: take it"),
         (
             ["--quantization", "none", "--tensor-parallel-size", "3"],
             "--tensor-parallel-size 3: 4 attention heads and 2 KV heads, 4 experts: 2, 4 are possible",
