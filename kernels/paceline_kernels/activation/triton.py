@@ -80,11 +80,17 @@ def gated(row, columns, WIDTH: tl.constexpr, IS_SILU: tl.constexpr):
     gates = row + columns
     gate = tl.load(gates, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gates + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    return gate_times(gate, up, IS_SILU).to(row.dtype.element_ty)
+
+
+@triton.jit
+def gate_times(gate, up, IS_SILU: tl.constexpr):
+    """gate(gate) * up, of float32."""
     if IS_SILU:
         argument = gate
     else:  # GELU with its tanh written as an exponential: 2 * sqrt(2 / pi) * (gate + 0.044715 * gate**3)
         argument = gate * (1.5957691216057308 + 0.07135481282656515 * (gate * gate))
-    return (gate / (1.0 + tl.exp(-argument)) * up).to(row.dtype.element_ty)
+    return gate / (1.0 + tl.exp(-argument)) * up
 
 
 @triton.jit

@@ -4,46 +4,29 @@ Knows logits of a router, and matrices of all experts side by side. Refuses to k
 that all tokens share. Shazeer et al., 2017, https://arxiv.org/abs/1701.06538.
 """
 
-from dataclasses import dataclass
-
 import torch
 
-from paceline_kernels.activation import Gate
+from paceline_kernels import gpu
+from paceline_kernels.activation.gates import Gate
 from paceline_kernels.arguments import check_tensor, float_type
 from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
+from paceline_kernels.experts.routes import WHOLE, ExpertParts, Routes
+from paceline_kernels.gpu.splits import Splits
+from paceline_kernels.grouped_linear.weights import GroupedWeight
 from paceline_kernels.routing import Routing
+from paceline_kernels.scaled_linear.weights import ScaledWeight
 
-__all__ = ["ExpertParts", "Routes", "gated_experts", "route"]
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """Where tokens go, in the order of their choice: the largest score first."""
-
-    experts: torch.Tensor  # [num_tokens, top_k] int32, of one token no two alike
-    weights: torch.Tensor  # [num_tokens, top_k] float32
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertParts:
-    """How a token's sum is divided, so that ranks may share it with the same bits: by slices or by groups.
-
-    Each part's sum is in the order of the choice; parts are added as `sum_of_slices` does.
-    """
-
-    slices: int = 1  # of the intermediate size of each expert, of equal length
-    groups: int = 1  # of whole experts, as many in each
-    first_expert: int = 0  # whose matrices come first; a choice of an expert without matrices adds nothing
-
-
-WHOLE = ExpertParts()
+__all__ = ["ExpertParts", "Gate", "GroupedWeight", "Routes", "ScaledWeight", "Splits", "gated_experts", "route"]
+_OP = "gated_experts"
+_EIGHT_BITS = (torch.float8_e4m3fn, torch.int8)
 
 
 def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None) -> Routes:
     """Choose experts.
 
-    logits: [num_tokens, num_experts], contiguous; float32 on a CPU. bias: [num_experts] float32, with `has_bias`.
+    logits: [num_tokens, num_experts], contiguous; float32 on a CPU, bfloat16 or float16 on a GPU, computed with in
+    float32. bias: [num_experts] float32, with `has_bias`.
     Tokens with a NaN among their logits have NaN for weights. Batch-invariant: tokens do not influence each other.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
@@ -52,43 +35,97 @@ def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = No
         raise KernelArgumentError("route", "a bias belongs to a routing that has one")
     if bias is not None:
         check_tensor("route", "bias", bias, torch.float32, (routing.num_experts,))
-    if not is_cpu(logits.device):
-        raise UnsupportedDeviceError("route", logits.device)
-    from paceline_kernels.experts import cpu
+    if is_cpu(logits.device):
+        from paceline_kernels.experts import cpu
 
-    return cpu.route(logits, routing, bias)
+        return cpu.route(logits, routing, bias)
+    if not gpu.has_kernels(logits.device):
+        raise UnsupportedDeviceError("route", logits.device, gpu.DEVICES)
+    from paceline_kernels.experts import triton
+
+    return triton.route(logits, routing, bias)
 
 
 def gated_experts(
     x: torch.Tensor,
     routes: Routes,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: torch.Tensor | ScaledWeight | GroupedWeight,
+    down: torch.Tensor | ScaledWeight | GroupedWeight,
     gate: Gate,
     *,
+    splits: Splits = Splits.EVEN,
     parts: ExpertParts = WHOLE,
 ) -> torch.Tensor:
     """The sum of what a token's experts make of it, each times its weight, added in float32 in the order of `parts`.
 
     x: [num_tokens, hidden]. gate_up: [num_experts, 2 * intermediate, hidden], the gates first. down: [num_experts,
-    hidden, intermediate]. All contiguous and of one type: float32 on a CPU. Returns [num_tokens, hidden] of that type,
-    new. Batch-invariant. Raises KernelArgumentError, UnsupportedDeviceError.
-    """
-    op = "gated_experts"
-    dtype = float_type(op, "x", x)
-    check_tensor(op, "gate_up", gate_up, dtype, (None, None, None))
-    num_experts, both, hidden = gate_up.shape
-    if both % 2:
-        raise KernelArgumentError(op, f"gate_up must have as many gates as it gates, not {both} in all")
-    check_tensor(op, "down", down, dtype, (num_experts, hidden, both // 2))
-    if both // 2 % parts.slices or num_experts % parts.groups:
-        sizes = f"{num_experts} experts of {both // 2} inputs"
-        raise KernelArgumentError(op, f"{sizes} have no {parts.slices} slices and {parts.groups} groups of one size")
-    check_tensor(op, "x", x, dtype, (None, hidden))
-    check_tensor(op, "routes.experts", routes.experts, torch.int32, (x.shape[0], None))
-    check_tensor(op, "routes.weights", routes.weights, torch.float32, tuple(routes.experts.shape))
-    if not is_cpu(x.device):
-        raise UnsupportedDeviceError(op, x.device)
-    from paceline_kernels.experts import cpu
+    hidden, intermediate]. All contiguous and of one type: float32 on a CPU, bfloat16 or float16 on a GPU, where weights
+    may be of 8 bits, too, float8_e4m3fn or int8, with float32 scales [num_experts, outputs], or both grouped, all
+    experts' outputs one below the other, without an order of inputs. parts: other than the whole on a CPU alone. Returns
+    [num_tokens, hidden] of x's type, new.
 
-    return cpu.gated_experts(x, routes, gate_up, down, gate, parts)
+    On a GPU sums are float32; what passes the gates is rounded to x's type, and where slots are grouped by experts what
+    an expert makes of a token. A token whose expert there is not becomes NaN.
+
+    Batch-invariant on a CPU, and on a GPU with Splits.FIXED; with Splits.EVEN the products are whichever are expected
+    to be fastest for as many tokens. Raises KernelArgumentError, UnsupportedDeviceError.
+    """
+    if not is_cpu(x.device) and not gpu.has_kernels(x.device):
+        raise UnsupportedDeviceError(_OP, x.device, gpu.DEVICES)
+    dtype = float_type(_OP, "x", x)
+    if isinstance(gate_up, GroupedWeight) and isinstance(down, GroupedWeight) and not is_cpu(x.device):
+        hidden = gate_up.layout.num_inputs
+        _check_groups(gate_up, down, dtype)
+    else:
+        num_experts, both, hidden = _check_weight("gate_up", gate_up, dtype, (None, None, None))
+        if both % 2:
+            raise KernelArgumentError(_OP, f"gate_up must have as many gates as it gates, not {both} in all")
+        _check_weight("down", down, dtype, (num_experts, hidden, both // 2))
+    check_tensor(_OP, "x", x, dtype, (None, hidden))
+    check_tensor(_OP, "routes.experts", routes.experts, torch.int32, (x.shape[0], None))
+    check_tensor(_OP, "routes.weights", routes.weights, torch.float32, tuple(routes.experts.shape))
+    if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor) and is_cpu(x.device):
+        if both // 2 % parts.slices or num_experts % parts.groups:
+            sizes = f"{num_experts} experts of {both // 2} inputs"
+            raise KernelArgumentError(_OP, f"{sizes} have no {parts.slices} slices and {parts.groups} equal groups")
+        from paceline_kernels.experts import cpu
+
+        return cpu.gated_experts(x, routes, gate_up, down, gate, parts)
+    if parts != WHOLE:
+        raise KernelArgumentError(_OP, "on a GPU a sum is not divided into parts")
+    from paceline_kernels.experts import triton
+
+    return triton.gated_experts(x, routes, gate_up, down, gate, splits)
+
+
+def _check_weight(
+    name: str,
+    weight: torch.Tensor | ScaledWeight | GroupedWeight,
+    dtype: torch.dtype,
+    shape: tuple[int | None, ...],
+) -> tuple[int, ...]:
+    if isinstance(weight, torch.Tensor):
+        check_tensor(_OP, name, weight, dtype, shape)
+        return tuple(weight.shape)
+    if isinstance(weight, GroupedWeight):
+        raise KernelArgumentError(_OP, f"{name} may be grouped on a GPU, where both weights are")
+    values, scales = weight.values, weight.scales
+    if is_cpu(values.device) or values.dtype not in _EIGHT_BITS:
+        problem = f"{name} must be {dtype}, or on a GPU torch.float8_e4m3fn or torch.int8, not {values.dtype}"
+        raise KernelArgumentError(_OP, problem)
+    check_tensor(_OP, name, values, values.dtype, shape)
+    check_tensor(_OP, f"scales of {name}", scales, torch.float32, tuple(values.shape[:2]))
+    return tuple(values.shape)
+
+
+def _check_groups(gate_up: GroupedWeight, down: GroupedWeight, dtype: torch.dtype) -> None:
+    up, out = gate_up.layout, down.layout
+    num_experts = out.num_outputs // up.num_inputs
+    if (out.num_outputs, up.num_outputs) != (num_experts * up.num_inputs, num_experts * 2 * out.num_inputs):
+        shapes = f"[{up.num_outputs}, {up.num_inputs}] and [{out.num_outputs}, {out.num_inputs}]"
+        raise KernelArgumentError(_OP, f"no number of experts has weights {shapes}")
+    for name, weight in (("gate_up", gate_up), ("down", down)):
+        if weight.order is not None:
+            raise KernelArgumentError(_OP, f"{name} must have its inputs in the order of the model")
+        if weight.table is not None:
+            check_tensor(_OP, f"table of {name}", weight.table, dtype, (16,))

@@ -10,13 +10,14 @@ import torch
 
 from paceline_kernels.activation import Gate
 from paceline_kernels.activation import cpu as activation
-from paceline_kernels.experts import ExpertParts, Routes
+from paceline_kernels.experts.routes import ExpertParts, Routes
 from paceline_kernels.linear import cpu as linear
 from paceline_kernels.routing import Routing, Score
 
 _Rows = npt.NDArray[np.float32]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # infinity and NaN are results like others
 def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> Routes:
     numbers = logits.numpy()
     is_nan = np.isnan(numbers).any(axis=1, keepdims=True)
@@ -37,9 +38,8 @@ def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> 
 
 def _scores(logits: _Rows, score: Score) -> _Rows:
     if score is Score.SIGMOID:
-        with np.errstate(over="ignore"):
-            sigmoids: _Rows = np.float32(1) / (np.float32(1) + np.exp(-logits))
-            return sigmoids
+        sigmoids: _Rows = np.float32(1) / (np.float32(1) + np.exp(-logits))
+        return sigmoids
     return _softmax(logits) if score is Score.SOFTMAX else logits
 
 

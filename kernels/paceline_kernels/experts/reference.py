@@ -4,7 +4,7 @@ import torch
 
 from paceline_kernels.activation import Gate
 from paceline_kernels.activation.reference import gate as gated
-from paceline_kernels.experts import Routes
+from paceline_kernels.experts.routes import Routes
 from paceline_kernels.routing import Routing, Score
 
 

@@ -11,6 +11,12 @@ from paceline_kernels.attention.triton import chunks, splits
 from paceline_kernels.block_copy import triton as block_copy
 from paceline_kernels.clock import triton as clock
 from paceline_kernels.draws import triton as draws
+from paceline_kernels.experts.triton.combining import combine_slots
+from paceline_kernels.experts.triton.few_rows import down_few_tokens, gate_up_few_slots
+from paceline_kernels.experts.triton.grouping import group_slots
+from paceline_kernels.experts.triton.groups import multiply_expert_groups
+from paceline_kernels.experts.triton.router import route_rows
+from paceline_kernels.experts.triton.tiles import multiply_expert_tiles
 from paceline_kernels.grouped_linear.triton import few_rows as few_groups
 from paceline_kernels.grouped_linear.triton import tiles as group_tiles
 from paceline_kernels.grouped_linear.triton import widening
@@ -36,6 +42,13 @@ _KERNELS: tuple[Any, ...] = (
     clock.stamp_kernel,
     draws.draw_inputs_kernel,
     draws.advance_rows_kernel,
+    combine_slots,
+    gate_up_few_slots,
+    down_few_tokens,
+    group_slots,
+    route_rows,
+    multiply_expert_tiles,
+    multiply_expert_groups,
     few_groups.multiply_few_groups,
     group_tiles.multiply_group_tiles,
     widening.widen_groups,

@@ -101,6 +101,7 @@ class Case:
     num_flops: int = 0
     allowed_error: float = 0.0
     anchor: AnchorKey | None = None
+    predicted: str = ""  # printed beside what is found
 
     @property
     def name(self) -> str:

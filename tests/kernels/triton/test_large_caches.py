@@ -3,19 +3,16 @@
 A GPU of 141 GB has them: two layers of a model in 100 GiB are enough. Here they are addresses of which few have memory.
 """
 
-import math
-import mmap
-
 import pytest
 import torch
 
+from kernel_rig.tensors import spread
 from paceline_kernels.attention import Splits
 from paceline_kernels.attention import triton as attention
 from paceline_kernels.block_copy import triton as block_copy
 from paceline_kernels.rope import rope_frequencies, rope_table
 from paceline_kernels.rope import triton as rope
 
-_NO_RESERVE = 0x4000  # of Linux: `mmap` names it from Python 3.13 on
 _HEADS, _BLOCK_SIZE, _DIM = 2, 16, 64
 _BLOCK_NUMBERS = _HEADS * _BLOCK_SIZE * _DIM
 _MANY = 2**31 // _BLOCK_NUMBERS + 4  # the last blocks lie behind 2**31 numbers
@@ -26,13 +23,6 @@ _FEW = 4  # blocks of the caches that are compared with
 def _needs_the_interpreter(gpu, device):
     if device.type != "cpu":
         pytest.skip("on a GPU this would be memory")
-
-
-def spread(shape, dtype):
-    """Zeros, of which only those pages have memory that are written to. Offsets of 32 bits lead in front of them."""
-    num_bytes = (math.prod(shape) + 2**31) * dtype.itemsize
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-    return torch.frombuffer(memory, dtype=dtype)[2**31 :].view(shape)
 
 
 def caches(num_blocks, dtype):

@@ -17,7 +17,7 @@ from gpu_kernels.case import Case as TimedCase
 from gpu_kernels.case import Place
 from gpu_kernels.product_cases import AWQ, BLOCKS, Q4_K, W4A16, Grouped
 from gpu_kernels.sampling_cases import DrawWay
-from kernel_resources import draws_cases
+from kernel_resources import draws_cases, experts_cases
 from kernel_resources.case import Case, meta, type_name
 from paceline_kernels.activation import Gate, gate_and_multiply_rounded, softcap
 from paceline_kernels.attention.triton.launches import BULK_SPLITS
@@ -53,6 +53,7 @@ def cases(capability: int) -> Iterator[Case]:
     yield from _attention(architecture, has_fp8=has_fp8)
     yield from _products(architecture, has_fp8=has_fp8)
     yield from _grouped_products(architecture)
+    yield from experts_cases.cases(architecture, has_fp8=has_fp8)
     yield from _sampling()
 
 

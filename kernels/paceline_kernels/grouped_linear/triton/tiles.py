@@ -73,18 +73,62 @@ def multiply_group_tiles(
     TOGETHER: tl.constexpr,
 ):
     """A tile of out, OUTPUTS columns by TOKENS rows; a program each."""
+    output_tile, token_tile = tile_of(tl.program_id(0), num_outputs, num_tokens, OUTPUTS, TOKENS, TOGETHER)
+    outputs = output_tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    tokens = token_tile * TOKENS + tl.arange(0, TOKENS)
+    sums = sums_of_groups(
+        x,
+        words,
+        scales,
+        zeros,
+        minima,
+        table,
+        outputs,
+        outputs < num_outputs,
+        tokens,
+        (tokens < num_tokens)[None, :],
+        num_inputs,
+        num_tiles,
+        num_groups,
+        CODES,
+        MIDDLE,
+        GROUP,
+        IS_WHOLE,
+    )
+    store_products(out, sums, None, bias, outputs, tokens, num_outputs, num_tokens)
+
+
+@triton.jit
+def sums_of_groups(
+    x,
+    words,
+    scales,
+    zeros,
+    minima,
+    table,
+    outputs,  # [OUTPUTS]
+    output_inside,  # [OUTPUTS]
+    x_rows,  # [TOKENS]
+    token_inside,  # [1, TOKENS]
+    num_inputs,
+    num_tiles,
+    num_groups,
+    CODES: tl.constexpr,
+    MIDDLE: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+):
+    """[OUTPUTS, TOKENS]: some rows of the matrix times some of x; the rest as above."""
+    OUTPUTS: tl.constexpr = outputs.shape[0]
+    TOKENS: tl.constexpr = x_rows.shape[0]
     PLANES: tl.constexpr = 32 // bits_of(CODES)
     TILE: tl.constexpr = PLANES * WORDS
     SPAN: tl.constexpr = TILE if GROUP == 0 or GROUP > TILE else GROUP
     SPANS: tl.constexpr = TILE // SPAN
-    output_tile, token_tile = tile_of(tl.program_id(0), num_outputs, num_tokens, OUTPUTS, TOKENS, TOGETHER)
-    outputs = output_tile * OUTPUTS + tl.arange(0, OUTPUTS)
-    tokens = token_tile * TOKENS + tl.arange(0, TOKENS)
     within = tl.arange(0, WORDS)
-    output_inside, token_inside = outputs < num_outputs, (tokens < num_tokens)[None, :]
     of_tiles = words + (outputs // 16).to(tl.int64)[:, None] * num_tiles * TILE_WORDS
     of_tiles += (outputs % 16 * WORDS)[:, None] + within[None, :]
-    rows = x + tokens.to(tl.int64)[None, :] * num_inputs + within[:, None]  # [16, TOKENS]
+    rows = x + x_rows.to(tl.int64)[None, :] * num_inputs + within[:, None]  # [16, TOKENS]
     of_groups = outputs // 16 * num_groups * 16 + outputs % 16
     ones = tl.full([OUTPUTS, WORDS], 1.0, x.dtype.element_ty)
     sums = tl.zeros([OUTPUTS, TOKENS], tl.float32)
@@ -114,4 +158,4 @@ def multiply_group_tiles(
             sums += part * scales_now[span].to(tl.float32)[:, None]
             if minima is not None:
                 sums += of_x * minima_now[span].to(tl.float32)[:, None]
-    store_products(out, sums, None, bias, outputs, tokens, num_outputs, num_tokens)
+    return sums

@@ -1,0 +1,111 @@
+"""How the kernels of mixtures are launched, at the sizes of three models: each line of the launch table and kind of
+weights, for both products apart, because one kernel multiplies in both.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from gpu_kernels.case import Place
+from gpu_kernels.expert_cases import MIXTRAL_8X7B, OLMOE, QWEN3_30B, Mixture
+from gpu_kernels.product_cases import AWQ, Q4_K, W4A16, Grouped
+from kernel_resources.case import Case, meta, type_name
+from paceline_kernels.activation import Gate
+from paceline_kernels.experts import Routes, gated_experts, route
+from paceline_kernels.experts.triton import parts
+from paceline_kernels.experts.triton.combining import combine
+from paceline_kernels.experts.triton.grouping import SlotTiles, group
+from paceline_kernels.experts.triton.groups import launch_expert_groups
+from paceline_kernels.experts.triton.launches import TILES, ExpertsLaunch, group_tiles_launch
+from paceline_kernels.experts.triton.tiles import launch_expert_tiles
+from paceline_kernels.gpu.architecture import Architecture
+from paceline_kernels.routing import Routing, Score
+from paceline_kernels.scaled_linear import ScaledWeight
+
+_BFLOAT16, _INT8, _FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
+_MODELS = (QWEN3_30B, MIXTRAL_8X7B, OLMOE)
+_TOKENS = 256
+
+
+def cases(architecture: Architecture, *, has_fp8: bool) -> Iterator[Case]:
+    yield from _routes()
+    for model in _MODELS:
+        routes, products = _routes_of(model, _TOKENS), meta(_TOKENS * model.top_k, model.hidden)
+        yield Case(f"experts {model.name} group", partial(group, routes.experts, model.num_experts, 64))
+        yield Case(f"experts {model.name} combine", partial(combine, products, routes, model.num_experts))
+    types = (_BFLOAT16, _INT8, _FP8) if has_fp8 else (_BFLOAT16, _INT8)
+    for dtype in types:
+        gate_up, down = _weights(QWEN3_30B, dtype)
+        one = meta(1, QWEN3_30B.hidden), _routes_of(QWEN3_30B, 1), gate_up, down, Gate.SILU
+        yield Case(f"experts {QWEN3_30B.name} one token {type_name(dtype)}", partial(gated_experts, *one))
+        for up_to, launch in TILES[architecture, dtype.itemsize].items():
+            yield from _tiles(QWEN3_30B, dtype, Gate.SILU, min(up_to, 256), launch)
+    for form in (W4A16, AWQ, Q4_K):
+        for slots_per_expert in (8, 64):
+            yield from _groups(QWEN3_30B, form, slots_per_expert, architecture)
+    for model in (MIXTRAL_8X7B, OLMOE):
+        *_, launch = TILES[architecture, _BFLOAT16.itemsize].values()
+        yield from _tiles(model, _BFLOAT16, Gate.GELU_TANH, 256, launch)
+
+
+def _routes() -> Iterator[Case]:
+    bias = meta(256, dtype=torch.float32)
+    of_groups = Routing(256, 8, Score.SIGMOID, scaling=2.5, has_bias=True, num_groups=8, top_groups=4)
+    yield Case("route 256 in groups", partial(route, meta(_TOKENS, 256), of_groups, bias))
+    yield Case("route 512", partial(route, meta(_TOKENS, 512), Routing(512, 10)))
+    yield Case("route 32 of chosen", partial(route, meta(_TOKENS, 32), Routing(32, 4, Score.SOFTMAX_OF_CHOSEN)))
+    for model in _MODELS:
+        routing = Routing(model.num_experts, model.top_k, renormalises=model is not OLMOE)
+        yield Case(f"route {model.name}", partial(route, meta(_TOKENS, model.num_experts), routing))
+
+
+def _tiles(
+    model: Mixture, dtype: torch.dtype, gate: Gate, slots_per_expert: int, launch: ExpertsLaunch
+) -> Iterator[Case]:
+    num_tokens, size = slots_per_expert * model.num_experts // model.top_k, launch.gate_up.tokens
+    num_slots = num_tokens * model.top_k
+    tiles = _slot_tiles(num_slots, model, size)
+    name = f"experts {model.name} {slots_per_expert} {type_name(dtype)}"
+    (values, scales), (down, down_scales) = map(parts, _weights(model, dtype))
+    x, gated = meta(num_tokens, model.hidden), meta(num_slots, model.intermediate)
+    of_gate_up = x, values, scales, tiles, num_slots, gate, launch.gate_up
+    of_down = gated, down, down_scales, tiles, num_slots, None, launch.down
+    yield Case(f"{name} gate up", partial(launch_expert_tiles, *of_gate_up))
+    yield Case(f"{name} down", partial(launch_expert_tiles, *of_down))
+
+
+def _groups(model: Mixture, form: Grouped, slots_per_expert: int, architecture: Architecture) -> Iterator[Case]:
+    num_slots = slots_per_expert * model.num_experts
+    place, is_plain = Place(meta(1).device, _BFLOAT16), form is W4A16
+    launch = group_tiles_launch(architecture, num_slots, model.num_experts, is_plain=is_plain, is_fixed=False)
+    gate_up = form.weight(place, 2 * model.num_experts * model.intermediate, model.hidden, 0)
+    down = form.weight(place, model.num_experts * model.hidden, model.intermediate, 0)
+    x, gated = meta(num_slots // model.top_k, model.hidden), meta(num_slots, model.intermediate)
+    tiles, name = _slot_tiles(num_slots, model, launch.tokens), f"experts {model.name} {slots_per_expert} {form}"
+    of_gate_up = x, gate_up, tiles, num_slots, Gate.SILU, model.intermediate, launch
+    of_down = gated, down, tiles, num_slots, None, model.hidden, launch
+    yield Case(f"{name} gate up", partial(launch_expert_groups, *of_gate_up))
+    yield Case(f"{name} down", partial(launch_expert_groups, *of_down))
+
+
+def _slot_tiles(num_slots: int, model: Mixture, size: int) -> SlotTiles:
+    words, max_tiles = partial(meta, dtype=torch.int32), num_slots // size + model.num_experts
+    return SlotTiles(words(max_tiles * size), words(max_tiles), words(1), size)
+
+
+def _routes_of(model: Mixture, num_tokens: int) -> Routes:
+    shape = num_tokens, model.top_k
+    return Routes(meta(*shape, dtype=torch.int32), meta(*shape, dtype=torch.float32))
+
+
+def _weights(model: Mixture, dtype: torch.dtype) -> tuple[torch.Tensor | ScaledWeight, torch.Tensor | ScaledWeight]:
+    shapes = (
+        (model.num_experts, 2 * model.intermediate, model.hidden),
+        (model.num_experts, model.hidden, model.intermediate),
+    )
+    gate_up, down = (meta(*shape, dtype=dtype) for shape in shapes)
+    if dtype == _BFLOAT16:
+        return gate_up, down
+    scales = (meta(*shape[:2], dtype=torch.float32) for shape in shapes)
+    return ScaledWeight(gate_up, next(scales)), ScaledWeight(down, next(scales))
