@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from unittest.mock import Mock
@@ -95,6 +96,8 @@ def test_least_bytes_and_operations_are_those_of_the_shape():
     assert counts["add + norm tokens 4096 width 4096"][0] == 4 * 4096 * 4096 * 2
     assert counts["rope + kv tokens 4096 fp8"][0] == 4096 * 128 * (2 * (2 * 32 + 2 * 8) + 2 * 8 + 4)
     assert counts["sample rows 256 vocab 128256 greedy"][0] == 256 * 128_256 * 4
+    expert = 3 * 2048 * 768  # of 30B-A3B, of which a token has 8
+    assert counts["experts t 1 30B-A3B bfloat16"] == (2 * 8 * expert + 2 * 2048 * 2, 2 * 8 * expert)
 
 
 @pytest.mark.parametrize("scale", [Scale.QUICK, Scale.FULL])
@@ -138,8 +141,10 @@ def test_a_line_shows_rate_limit_ratios_and_targets():
     assert " ".join(shown.split()) == "silu tokens 4096 2.00 2 TB/s 50% 2.00 0.50 >= 0.85 of a copy: missed"
     failed = line(Failure(case_of("silu", {"tokens": 1}), "it broke"))
     assert " ".join(failed.split()) == "silu tokens 1 FAILED: it broke"
+    predicted = line(result_of(case_of("silu", {"tokens": 1}, predicted="3.0 us by its bytes"), 2.0))
+    assert predicted.endswith("  predicted: 3.0 us by its bytes")
     lines = [line(result_of(case, 98_765.4, torch_us=1e6, anchor_us=1e6)) for case in all_cases()]
-    assert max(len(text.split("  >=")[0].split("  <=")[0]) for text in lines) <= 96
+    assert max(len(re.split("  >=|  <=|  predicted", text)[0]) for text in lines) <= 96
 
 
 def test_products_of_float8_have_a_limit_of_their_own():

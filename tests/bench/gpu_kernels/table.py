@@ -13,7 +13,7 @@ HEADER = (
 
 def line(result: Result | Failure) -> str:
     """One result: time, rate, its share of the device's limit, how many times as long torch and the best anchor take,
-    and whether each target is reached.
+    whether each target is reached, and what was predicted.
     """
     if isinstance(result, Failure):
         return f"{result.case.name:<44} FAILED: {result.sentence}"
@@ -21,7 +21,8 @@ def line(result: Result | Failure) -> str:
     share = "" if result.share_of_ceiling is None else f"{result.share_of_ceiling:.0%}"
     figures = f"{result.us:>8.2f} {rate:>12} {share:>5} {_times(result.torch_ratio)} {_times(result.anchor_ratio)}"
     note = f" (torch: {result.torch_failure})" if result.torch_failure else ""
-    return f"{result.case.name:<44} {figures}  {_verdicts(result)}{note}".rstrip()
+    predicted = f"  predicted: {result.case.predicted}" if result.case.predicted else ""
+    return f"{result.case.name:<44} {figures}  {_verdicts(result)}{note}{predicted}".rstrip()
 
 
 def summary(results: Sequence[Result | Failure], targets: Sequence[Target] = TARGETS) -> Iterator[str]:

@@ -16,6 +16,7 @@ class Measure(enum.Enum):
     ANCHOR = "x of the best anchor"  # its time over ours
     OTHER = "x of the other"  # the same of what it is timed beside
     COPY_SHARE = "of a copy"
+    PRODUCT_SHARE = "of a large product"
     TBPS = "TB/s"
     US = "us"  # the one of which less is better
 
@@ -45,6 +46,7 @@ class Target:
             Measure.ANCHOR: result.anchor_ratio,
             Measure.OTHER: result.torch_ratio,
             Measure.COPY_SHARE: result.share_of_ceiling,
+            Measure.PRODUCT_SHARE: result.share_of_ceiling,
             Measure.TBPS: result.rate,
             Measure.US: result.us,
         }
@@ -82,7 +84,7 @@ def _is_within(value: int | str | None, bounds: tuple[float, float] | str) -> bo
     return bounds[0] <= value <= bounds[1]
 
 
-_SMALL = (1, 16)
+_SMALL, _FEW_TOKENS = (1, 16), (1, 32)
 # Of weights of 4 bits: at most so much of the time of our product by weights of 16.
 _SHARES: tuple[tuple[float, Mapping[str, tuple[float, float] | str]], ...] = (
     (0.38, {"m": (1, 8), "n": (28_672, 28_672)}),
@@ -110,6 +112,8 @@ TARGETS = (
     Target("rope + kv", Measure.COPY_SHARE, 0.85, {"tokens": (4096, 4096)}),
     Target("silu", Measure.COPY_SHARE, 0.85, {"tokens": (4096, 4096)}),
     Target("sample", Measure.US, 60, {"rows": (256, 256)}),
+    Target("experts", Measure.COPY_SHARE, 0.85, {"t": _FEW_TOKENS}),
+    Target("experts", Measure.PRODUCT_SHARE, 0.55, {"t": (2048, 2048), "weight": "bfloat16"}),
     *_GROUPED,
     Target("grouped linear", Measure.OTHER, round(1 / 1.08, 2), {"m": (1, 64), "weight": "fp8 g128"}),
     Target("grouped linear", Measure.OTHER, round(1 / 1.2, 2), {"m": (2048, 2048), "weight": "fp8 g128"}),
