@@ -162,12 +162,14 @@ def test_gated_experts_of_8_bits_equal_the_reference(gpu, place, dtype, shape, w
     assert_close(ours, reference.gated_experts(x, routes, wide_gate_up, wide_down, Gate.SILU))
 
 
-def in_groups(shape, codes, group, *, has_zeros=False, has_minima=False, order=None):
+def in_groups(shape, codes, group, *, dtype=None, has_zeros=False, has_minima=False, order=None):
     """(random weights in groups, the numbers they stand for [experts, out, in])"""
     (num_experts, num_out, num_in), generator = shape, torch.Generator().manual_seed(sum(shape))
     is_integer, gain = codes in (Codes.INT4, Codes.INT8), 0.25 if codes.num_bits == 4 else 0.015
     layout = GroupedLayout(num_experts * num_out, num_in, group, codes, 1 << codes.num_bits - 1 if is_integer else 0)
-    table, minima_type = normal(16, seed=4) * 4 if codes is Codes.TABLE else None, torch.float32 if has_minima else None
+    table, minima_type = None, torch.float32 if has_minima else None
+    if codes is Codes.TABLE:
+        table = (normal(16, seed=4) * 4).to(dtype)
     options = {"has_zeros": has_zeros, "minima_type": minima_type, "table": table, "order": order}
     made = new_grouped(layout, torch.device("cpu"), torch.float32, **options)
 
@@ -193,7 +195,7 @@ def in_groups(shape, codes, group, *, has_zeros=False, has_minima=False, order=N
 @pytest.mark.parametrize("shape", [(7, 150, 41, 3, 2), pytest.param((70, 40, 151, 3, 2), marks=slow)], ids=str)
 def test_gated_experts_in_groups_equal_the_reference(gpu, place, exact, form, shape):
     """Experts begin anywhere in a tile of words."""
-    codes, group, options = form
+    codes, group, options = *form[:2], form[2] | {"dtype": exact}
     _, hidden, intermediate, num_experts, _ = shape
     x, routes, *_ = problem(shape, exact)
     gate_up, wide_gate_up = in_groups((num_experts, 2 * intermediate, hidden), codes, group, **options)

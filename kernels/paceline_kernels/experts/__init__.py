@@ -64,8 +64,8 @@ def gated_experts(
     experts' outputs one below the other, without an order of inputs. parts: other than the whole on a CPU alone. Returns
     [num_tokens, hidden] of x's type, new.
 
-    On a GPU sums are float32; what passes the gates is rounded to x's type, and where slots are grouped by experts what
-    an expert makes of a token. A token whose expert there is not becomes NaN.
+    On a GPU sums are float32; what passes the gates is rounded to x's type, as is what an expert makes of a token. A
+    token whose expert there is not becomes NaN.
 
     Batch-invariant on a CPU, and on a GPU with Splits.FIXED; with Splits.EVEN the products are whichever are expected
     to be fastest for as many tokens. Raises KernelArgumentError, UnsupportedDeviceError.

@@ -12,7 +12,7 @@ from paceline_kernels.block_copy import triton as block_copy
 from paceline_kernels.clock import triton as clock
 from paceline_kernels.draws import triton as draws
 from paceline_kernels.experts.triton.combining import combine_slots
-from paceline_kernels.experts.triton.few_rows import down_few_tokens, gate_up_few_slots
+from paceline_kernels.experts.triton.few_slots import multiply_few_slots
 from paceline_kernels.experts.triton.grouping import group_slots
 from paceline_kernels.experts.triton.groups import multiply_expert_groups
 from paceline_kernels.experts.triton.router import route_rows
@@ -43,8 +43,7 @@ _KERNELS: tuple[Any, ...] = (
     draws.draw_inputs_kernel,
     draws.advance_rows_kernel,
     combine_slots,
-    gate_up_few_slots,
-    down_few_tokens,
+    multiply_few_slots,
     group_slots,
     route_rows,
     multiply_expert_tiles,

@@ -10,7 +10,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from kernel_rig.tensors import int32, normal, spread
 from paceline_kernels.experts.triton.combining import combine_slots
-from paceline_kernels.experts.triton.few_rows import down_few_tokens, gate_up_few_slots
+from paceline_kernels.experts.triton.few_slots import multiply_few_slots
 from paceline_kernels.experts.triton.router import route_rows
 from paceline_kernels.experts.triton.tiles import multiply_expert_tiles
 
@@ -71,23 +71,12 @@ def of_tiles(num_rows, num_experts):
     return out[-_SLOTS:]
 
 
-def gated_one_by_one(num_rows, num_experts):
+def one_by_one(num_rows, num_experts):
     x, out = rows_of_x(num_rows)
     gate_up, (experts, _) = last_expert(num_experts, 2 * _WIDTH), routes(num_rows, num_experts - 1)
     sizes = num_experts, _WIDTH, _WIDTH
-    gate_up_few_slots[(_SLOTS, 1)](out, x, gate_up, None, experts, *sizes, 1, True, _WIDTH, 32)
+    multiply_few_slots[(_SLOTS, 1)](out, x, gate_up, None, experts, *sizes, 1, "SILU", _WIDTH, 32)
     return out[-_SLOTS:]
-
-
-def down_by_tokens(num_rows, num_experts):
-    x, out = rows_of_x(num_rows)
-    num_experts *= 2  # of half as many outputs
-    sizes = num_experts, _WIDTH, _WIDTH
-    its_routes = routes(num_rows, num_experts - 1)
-    down_few_tokens[(_SLOTS // 2, 1)](
-        out, x, last_expert(num_experts, _WIDTH), None, *its_routes, *sizes, 2, _WIDTH, 32
-    )
-    return out[num_rows // 2 - _SLOTS // 2 : num_rows // 2]
 
 
 def combined(num_rows, num_experts):
@@ -107,8 +96,7 @@ def routed(num_rows, _):
     ("compute", "first_program"),
     [
         (of_tiles, 0),
-        (gated_one_by_one, _MANY - _SLOTS),
-        (down_by_tokens, (_MANY - _SLOTS) // 2),
+        (one_by_one, _MANY - _SLOTS),
         (combined, (_MANY - _SLOTS) // 2),
         (routed, _MANY - _SLOTS),
     ],

@@ -12,12 +12,13 @@ from gpu_kernels.expert_cases import MIXTRAL_8X7B, OLMOE, QWEN3_30B, Mixture
 from gpu_kernels.product_cases import AWQ, Q4_K, W4A16, Grouped
 from kernel_resources.case import Case, meta, type_name
 from paceline_kernels.activation import Gate
-from paceline_kernels.experts import Routes, gated_experts, route
+from paceline_kernels.experts import Routes, route
 from paceline_kernels.experts.triton import parts
 from paceline_kernels.experts.triton.combining import combine
+from paceline_kernels.experts.triton.few_slots import launch_few_slots
 from paceline_kernels.experts.triton.grouping import SlotTiles, group
 from paceline_kernels.experts.triton.groups import launch_expert_groups
-from paceline_kernels.experts.triton.launches import TILES, ExpertsLaunch, group_tiles_launch
+from paceline_kernels.experts.triton.launches import FEW_SLOTS, TILES, ExpertsLaunch, group_tiles_launch
 from paceline_kernels.experts.triton.tiles import launch_expert_tiles
 from paceline_kernels.gpu.architecture import Architecture
 from paceline_kernels.routing import Routing, Score
@@ -36,9 +37,7 @@ def cases(architecture: Architecture, *, has_fp8: bool) -> Iterator[Case]:
         yield Case(f"experts {model.name} combine", partial(combine, products, routes, model.num_experts))
     types = (_BFLOAT16, _INT8, _FP8) if has_fp8 else (_BFLOAT16, _INT8)
     for dtype in types:
-        gate_up, down = _weights(QWEN3_30B, dtype)
-        one = meta(1, QWEN3_30B.hidden), _routes_of(QWEN3_30B, 1), gate_up, down, Gate.SILU
-        yield Case(f"experts {QWEN3_30B.name} one token {type_name(dtype)}", partial(gated_experts, *one))
+        yield from _few_slots(QWEN3_30B, dtype)
         for up_to, launch in TILES[architecture, dtype.itemsize].items():
             yield from _tiles(QWEN3_30B, dtype, Gate.SILU, min(up_to, 256), launch)
     for form in (W4A16, AWQ, Q4_K):
@@ -58,6 +57,15 @@ def _routes() -> Iterator[Case]:
     for model in _MODELS:
         routing = Routing(model.num_experts, model.top_k, renormalises=model is not OLMOE)
         yield Case(f"route {model.name}", partial(route, meta(_TOKENS, model.num_experts), routing))
+
+
+def _few_slots(model: Mixture, dtype: torch.dtype) -> Iterator[Case]:
+    x, gated, experts = meta(1, model.hidden), meta(model.top_k, model.intermediate), _routes_of(model, 1).experts
+    gate_up, down = map(parts, _weights(model, dtype))
+    name = f"experts {model.name} one token {type_name(dtype)}"
+    of_gate_up, of_down = (x, *gate_up, experts, Gate.SILU, FEW_SLOTS), (gated, *down, experts, None, FEW_SLOTS)
+    yield Case(f"{name} gate up", partial(launch_few_slots, *of_gate_up))
+    yield Case(f"{name} down", partial(launch_few_slots, *of_down))
 
 
 def _tiles(

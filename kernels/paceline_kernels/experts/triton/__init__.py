@@ -5,12 +5,11 @@ import torch
 from paceline_kernels.activation.gates import Gate
 from paceline_kernels.experts.routes import Routes
 from paceline_kernels.experts.triton.combining import combine
-from paceline_kernels.experts.triton.few_rows import launch_down, launch_gate_up
+from paceline_kernels.experts.triton.few_slots import launch_few_slots
 from paceline_kernels.experts.triton.grouping import group
 from paceline_kernels.experts.triton.groups import launch_expert_groups
 from paceline_kernels.experts.triton.launches import (
-    FEW_DOWN,
-    FEW_GATE_UP,
+    FEW_SLOTS,
     group_tiles_launch,
     takes_few_slots,
     tiles_launch,
@@ -43,8 +42,9 @@ def gated_experts(
     if not num_tokens * x.shape[1]:
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if splits is Splits.EVEN and takes_few_slots(num_tokens, top_k, num_experts):
-        gated = launch_gate_up(x, routes, up_weight, up_scales, gate, FEW_GATE_UP)
-        return launch_down(gated, routes, down_weight, down_scales, FEW_DOWN)
+        gated = launch_few_slots(x, up_weight, up_scales, routes.experts, gate, FEW_SLOTS)
+        products = launch_few_slots(gated, down_weight, down_scales, routes.experts, None, FEW_SLOTS)
+        return combine(products, routes, num_experts)
     num_slots, is_fixed = num_tokens * top_k, splits is Splits.FIXED
     widest = max(up_weight.dtype, down_weight.dtype, key=lambda dtype: dtype.itemsize)
     launch = tiles_launch(architecture.current(), widest, num_slots, num_experts, is_fixed=is_fixed)

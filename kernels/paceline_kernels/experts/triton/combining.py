@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 
 from paceline_kernels.experts.routes import Routes
-from paceline_kernels.experts.triton.few_rows import route_of
 
 # As `activation`: one 16-byte load of 16-bit numbers per thread and slot.
 _BLOCK, _NUM_WARPS = 1024, 4
@@ -36,13 +35,15 @@ def combine_slots(
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program per token and BLOCK columns."""
+    """A program per token and BLOCK columns. The weight of a slot without an expert counts as NaN."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     total = tl.zeros([BLOCK], tl.float32)
     for choice in range(TOP_K):
         slot = token * TOP_K + choice
-        _, route_weight = route_of(experts, route_weights, slot, num_experts)
+        expert = tl.load(experts + slot)
+        is_one = (expert >= 0) & (expert < num_experts)
+        route_weight = tl.where(is_one, tl.load(route_weights + slot), float("nan"))
         total += route_weight * tl.load(products + slot * width + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * width + columns, total.to(out.dtype.element_ty), mask=inside)

@@ -5,7 +5,8 @@ MB each in bfloat16, 8 a layer for a token, 52 for 8 tokens, 112 for 32.
 
 Few slots. Of a token no two experts are alike, so a program per slot reads nothing twice. With S slots at random it
 reads about S / 2E more than there is, from the second level, where slots of one expert come at the same time: up to a
-quarter costs less than the two launches that group slots and add them up. A program has 8 KiB of weights in flight.
+quarter costs less than the launch that groups slots. A warp reads 512 bytes of a row, a program 8 KiB of both gates and
+ups, and six programs share a multiprocessor, with no barrier before their last sum.
 
 Tiles. An expert of which a tile is part is read once per tile: so a tile has about as many slots as an expert on
 average, and at least 16, the fewest that leave 64 outputs to a matrix instruction. Gate and up are two sums of the same
@@ -24,7 +25,7 @@ from paceline_kernels.linear.triton.launches import TilesLaunch
 
 @dataclass(frozen=True, slots=True)
 class FewSlotsLaunch:
-    """Of `gate_up_few_slots` and `down_few_tokens`."""
+    """Of `multiply_few_slots`."""
 
     outputs: int  # of a program, of gates as many again
     width: int  # inputs at a time
@@ -41,7 +42,7 @@ class ExpertsLaunch:
 
 MANY = sys.maxsize
 SM_80, SM_90 = Architecture.SM_80, Architecture.SM_90
-FEW_GATE_UP, FEW_DOWN = FewSlotsLaunch(4, 512, 4), FewSlotsLaunch(16, 256, 4)
+FEW_SLOTS = FewSlotsLaunch(8, 256, 4)
 # By (architecture, bytes per weight), and by the slots per expert up to which it is expected to be the best.
 TILES = {
     (SM_90, 2): {
