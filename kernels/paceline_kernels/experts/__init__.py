@@ -61,7 +61,7 @@ def gated_experts(
     x: [num_tokens, hidden]. gate_up: [num_experts, 2 * intermediate, hidden], the gates first. down: [num_experts,
     hidden, intermediate]. All contiguous and of one type: float32 on a CPU, bfloat16 or float16 on a GPU, where weights
     may be of 8 bits, too, float8_e4m3fn or int8, with float32 scales [num_experts, outputs], or both grouped, all
-    experts' outputs one below the other, without an order of inputs. parts: other than the whole on a CPU alone. Returns
+    experts' outputs one below the other, without an order of inputs. parts: on a CPU; a GPU has the whole. Returns
     [num_tokens, hidden] of x's type, new.
 
     On a GPU sums are float32; what passes the gates is rounded to x's type, as is what an expert makes of a token. A

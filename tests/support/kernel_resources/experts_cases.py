@@ -26,6 +26,7 @@ from paceline_kernels.scaled_linear import ScaledWeight
 
 _BFLOAT16, _INT8, _FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
 _MODELS = (QWEN3_30B, MIXTRAL_8X7B, OLMOE)
+_SMALLEST = Mixture("smallest", 2, 1, 1, 1)  # Triton makes constants of sizes that are 1
 _TOKENS = 256
 
 
@@ -46,6 +47,8 @@ def cases(architecture: Architecture, *, has_fp8: bool) -> Iterator[Case]:
     for model in (MIXTRAL_8X7B, OLMOE):
         *_, launch = TILES[architecture, _BFLOAT16.itemsize].values()
         yield from _tiles(model, _BFLOAT16, Gate.GELU_TANH, 256, launch)
+    yield from _few_slots(_SMALLEST, _BFLOAT16)
+    yield from _tiles(_SMALLEST, _BFLOAT16, Gate.SILU, 8, TILES[architecture, _BFLOAT16.itemsize][8])
 
 
 def _routes() -> Iterator[Case]:
@@ -54,7 +57,7 @@ def _routes() -> Iterator[Case]:
     yield Case("route 256 in groups", partial(route, meta(_TOKENS, 256), of_groups, bias))
     yield Case("route 512", partial(route, meta(_TOKENS, 512), Routing(512, 10)))
     yield Case("route 32 of chosen", partial(route, meta(_TOKENS, 32), Routing(32, 4, Score.SOFTMAX_OF_CHOSEN)))
-    for model in _MODELS:
+    for model in (*_MODELS, _SMALLEST):
         routing = Routing(model.num_experts, model.top_k, renormalises=model is not OLMOE)
         yield Case(f"route {model.name}", partial(route, meta(_TOKENS, model.num_experts), routing))
 

@@ -77,7 +77,7 @@ def mixture_weights(
     gate_up, down = [random_packed_weight(*shape, _INT8, seed) for shape, seed in shared] or (None, None)
     orders = InputOrders(gate_up=_order(56, HIDDEN))
     mixed = dataclasses.replace(second, gate_up=gate_up, down=down, orders=orders, experts=experts)
-    layers = (first, mixed)
+    layers: tuple[DecoderLayer, ...] = (first, mixed)
     if norms_span_heads:
         sizes = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
         norms = HeadNormWeights(*(_norm(57 + i, size) for i, size in enumerate(sizes)))
@@ -104,6 +104,7 @@ def _layer(formats: tuple[WeightFormat, WeightFormat, WeightFormat, WeightFormat
 
 
 def _with_everything(layer: DecoderLayer, seed: int, rope_table: int, window: int | None) -> DecoderLayer:
+    assert layer.gate_up is not None
     zeros = random_packed_weight(layer.gate_up.num_outputs, HIDDEN, WeightFormat.INT4_ZEROS, seed, span=2)
     return dataclasses.replace(
         layer,

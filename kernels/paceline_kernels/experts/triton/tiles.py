@@ -85,7 +85,7 @@ def multiply_expert_tiles(
     first_output = tl.load(tile_experts + tile).to(tl.int64) * matrix_outputs
     weights = weight + (first_output + outputs)[:, None] * num_inputs + inputs[None, :]
     rows = x + (slots // SHARING).to(tl.int64)[None, :] * num_inputs + inputs[:, None]
-    to_up = num_outputs.to(tl.int64) * num_inputs
+    to_up = tl.cast(num_outputs, tl.int64) * num_inputs
     sums = tl.zeros([OUTPUTS, TOKENS], tl.float32)
     ups = tl.zeros([OUTPUTS, TOKENS], tl.float32)
     for start in range(0, num_inputs, WIDTH):
