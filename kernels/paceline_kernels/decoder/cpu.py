@@ -22,7 +22,7 @@ from paceline_kernels.decoder.state import (
     Float32Array,
     Int32Array,
     Int64Array,
-    Mixture,
+    MixtureState,
     PackedWeights,
     Shape,
     has_orders,
@@ -139,7 +139,7 @@ class CpuDecoder:
             self._activations = new_activations(self._shape, num_tokens, num_logits, self._vocab_columns)
             self._mixture = self._new_mixture(num_tokens)
 
-    def _new_mixture(self, num_tokens: int) -> Mixture | None:
+    def _new_mixture(self, num_tokens: int) -> MixtureState | None:
         experts = self._kept.experts
         if experts is None:
             return None
@@ -246,7 +246,7 @@ def _num_pieces(
     layer: int,
     shape: Shape,
     weights: PackedWeights,
-    mixture: Mixture | None,
+    mixture: MixtureState | None,
     batch: Batch,
     num_units: int,
 ) -> int:
@@ -271,7 +271,7 @@ def _num_pieces(
 
 @jit.compiled
 def _num_network_pieces(
-    phase: int, layer: int, num_tokens: int, shape: Shape, weights: PackedWeights, mixture: Mixture | None
+    phase: int, layer: int, num_tokens: int, shape: Shape, weights: PackedWeights, mixture: MixtureState | None
 ) -> int:
     if mixture is None:
         width = 0 if phase == _ROUTE else shape.intermediate if phase == _GATE else shape.hidden
@@ -285,7 +285,7 @@ def _num_network_pieces(
 
 @jit.compiled
 def _is_read(
-    phase: int, piece: int, shape: Shape, mixture: Mixture | None, batch: Batch, splits: AttentionSplits
+    phase: int, piece: int, shape: Shape, mixture: MixtureState | None, batch: Batch, splits: AttentionSplits
 ) -> bool:
     """Whether anyone reads what the last layer's piece makes: behind its keys and values only logits are made."""
     if mixture is not None and phase in (_ROUTE, _GATE, _DOWN):
@@ -310,7 +310,7 @@ def _feed(
     layer: int,
     shape: Shape,
     weights: PackedWeights,
-    mixture: Mixture,
+    mixture: MixtureState,
     batch: Batch,
     work: Activations,
     products: Float32Array,
@@ -330,7 +330,7 @@ def _feed(
 def _work(
     shape: Shape,
     weights: PackedWeights,
-    mixture: Mixture | None,
+    mixture: MixtureState | None,
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
@@ -358,10 +358,19 @@ def _work(
 
 
 @jit.compiled
+def _place(index: int, num_layers: int) -> tuple[int, int]:
+    """The layer and the phase that come as number `index` of all."""
+    if index == 0:
+        return 0, _EMBED
+    layer = (index - 1) // _PHASES_PER_LAYER
+    return layer, _LOGITS if layer == num_layers else (index - 1) % _PHASES_PER_LAYER + 1
+
+
+@jit.compiled
 def _go_through(
     shape: Shape,
     weights: PackedWeights,
-    mixture: Mixture | None,
+    mixture: MixtureState | None,
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
@@ -380,11 +389,7 @@ def _go_through(
     products, normalized, reordered, scratch, times = borrowed(memory)
     num_tokens, num_logits = batch.token_ids.shape[0], batch.logit_tokens.shape[0]
     for index in range(2 + _PHASES_PER_LAYER * shape.num_layers):
-        layer, phase = (index - 1) // _PHASES_PER_LAYER, (index - 1) % _PHASES_PER_LAYER + 1
-        if index == 0:
-            layer, phase = 0, _EMBED
-        elif layer == shape.num_layers:
-            phase = _LOGITS
+        layer, phase = _place(index, shape.num_layers)
         num_pieces = _num_pieces(phase, layer, shape, weights, mixed, batch, splits.num_units)
         num_done, piece = 0, phase_pool.claim(counters, index, worker, num_workers, num_pieces)
         while piece < num_pieces:
@@ -404,8 +409,7 @@ def _go_through(
             elif phase == _OUTPUT:
                 phases.project_output(piece, layer, num_tokens, weights, work, products)
             elif phase == _NORMALIZE:
-                norm = 2 * layer + 1
-                phases.normalize(piece, norm, num_tokens, shape, weights, mixed, work, normalized, reordered)
+                phases.normalize(piece, 2 * layer + 1, num_tokens, shape, weights, mixed, work, normalized, reordered)
             elif phase == _GATE and mixture is None:
                 phases.gate(piece, layer, num_tokens, shape, weights, work, products)
             elif phase == _DOWN and mixture is None:
@@ -417,13 +421,11 @@ def _go_through(
             elif layer == shape.num_layers - 1:
                 phases.normalize_last(piece, shape, weights, batch, work, normalized)
             else:
-                norm = 2 * layer + 2
-                phases.normalize(piece, norm, num_tokens, shape, weights, mixed, work, normalized, reordered)
+                phases.normalize(piece, 2 * layer + 2, num_tokens, shape, weights, mixed, work, normalized, reordered)
                 phases.copy_aux(piece, layer + 1, batch, work)
             num_done += 1
             piece = phase_pool.claim(counters, index, worker, num_workers, num_pieces)
-        phase_pool.finish(counters, index, num_done)
-        phase_pool.wait(counters, index, num_pieces)
+        phase_pool.meet(counters, index, num_done, num_pieces)
         phase_pool.stamp(times, index + 1, worker)
 
 
@@ -435,7 +437,7 @@ _work_by_name = called_by_name(_work)
 def run(
     shape: Shape,
     weights: PackedWeights,
-    mixture: Mixture | None,
+    mixture: MixtureState | None,
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,

@@ -25,7 +25,7 @@ from paceline_kernels.decoder.state import (
     Activations,
     Batch,
     Float32Array,
-    Mixture,
+    MixtureState,
     PackedWeights,
     Quantized,
     Shape,
@@ -52,13 +52,13 @@ _NAN, _BELOW_ALL = np.float32("nan"), np.float32("-inf")
 _SMALL = np.float32(1e-20)
 
 
-def new_mixture(routing: Routing, intermediate: int, shape: Shape, num_tokens: int) -> Mixture:
+def new_mixture(routing: Routing, intermediate: int, shape: Shape, num_tokens: int) -> MixtureState:
     """Memory for so many tokens, and for all workers that there may be."""
     k, num_experts = routing.top_k, routing.num_experts
     per_block = max(1, _SLOTS_PER_BLOCK // k // _TOKENS_PER_ROUTE) * _TOKENS_PER_ROUTE
     num_blocks, num_units = -(-num_tokens // per_block), num_experts + 1 + per_block * (k + 1) // TOKENS_PER_PIECE
     num_workers, num_results = jit.max_threads(), min(per_block, num_tokens) * (k + 1) + 1
-    return Mixture(
+    return MixtureState(
         num_experts=num_experts,
         top_k=k,
         intermediate=intermediate,
@@ -94,20 +94,20 @@ def _num_route_blocks(num_tokens: int) -> int:
 
 
 @jit.compiled
-def _num_chunks(layer: int, weights: PackedWeights, mixture: Mixture) -> int:
+def _num_chunks(layer: int, weights: PackedWeights, mixture: MixtureState) -> int:
     """Of the experts of a layer; one where nothing is routed."""
     has_router = weights.matrices[layer, ROUTER, 0] != 0
     return (mixture.num_experts + _EXPERTS_PER_ROUTE - 1) // _EXPERTS_PER_ROUTE if has_router else 1
 
 
 @jit.compiled
-def num_route_pieces(layer: int, num_tokens: int, weights: PackedWeights, mixture: Mixture) -> int:
+def num_route_pieces(layer: int, num_tokens: int, weights: PackedWeights, mixture: MixtureState) -> int:
     return _num_route_blocks(num_tokens) * _num_chunks(layer, weights, mixture)
 
 
 @jit.compiled
 def route(
-    piece: int, layer: int, shape: Shape, weights: PackedWeights, mixture: Mixture, batch: Batch, work: Activations
+    piece: int, layer: int, shape: Shape, weights: PackedWeights, mixture: MixtureState, batch: Batch, work: Activations
 ) -> None:
     """Logits of some tokens for some experts, and what follows from the last of them."""
     num_tokens = batch.token_ids.shape[0]
@@ -139,7 +139,9 @@ def route(
 
 
 @jit.compiled
-def _choose(token: int, layer: int, shape: Shape, weights: PackedWeights, mixture: Mixture, work: Activations) -> None:
+def _choose(
+    token: int, layer: int, shape: Shape, weights: PackedWeights, mixture: MixtureState, work: Activations
+) -> None:
     """What `experts.route` chooses, and the weight of the shared expert."""
     count, bias = mixture.num_experts, weights.matrices[layer, ROUTER, 1]
     gate_at = weights.matrices[layer, SHARED_GATE, 0]
@@ -219,7 +221,7 @@ def _leave_best_groups(ranking: Float32Array, values: Float32Array, top_groups: 
 
 
 @jit.compiled
-def _sort(block: int, start: int, num_tokens: int, layer: int, weights: PackedWeights, mixture: Mixture) -> None:
+def _sort(block: int, start: int, num_tokens: int, layer: int, weights: PackedWeights, mixture: MixtureState) -> None:
     """Lay the slots of a block's tokens, which begin with token `start`, expert by expert, and cut them into units."""
     k, end, units, next_places = mixture.top_k, start + num_tokens, mixture.units[block], mixture.next_places[block]
     num_units, place, num_read, counts = 0, 0, 0, mixture.num_units[layer, block]
@@ -257,13 +259,13 @@ def _sort(block: int, start: int, num_tokens: int, layer: int, weights: PackedWe
 
 
 @jit.compiled
-def _num_blocks(num_tokens: int, mixture: Mixture) -> int:
+def _num_blocks(num_tokens: int, mixture: MixtureState) -> int:
     return (num_tokens + mixture.tokens_per_block - 1) // mixture.tokens_per_block
 
 
 @jit.compiled
 def _network(
-    expert: int, first: int, layer: int, num_tokens: int, weights: PackedWeights, mixture: Mixture
+    expert: int, first: int, layer: int, num_tokens: int, weights: PackedWeights, mixture: MixtureState
 ) -> tuple[int, int]:
     """The groups of a row of a network's inputs to `down`, and which of all is the first one of row `first`."""
     groups = mixture.intermediate // GROUP
@@ -274,13 +276,13 @@ def _network(
 
 
 @jit.compiled
-def _num_gate_pieces(block: int, layer: int, weights: PackedWeights, mixture: Mixture) -> int:
+def _num_gate_pieces(block: int, layer: int, weights: PackedWeights, mixture: MixtureState) -> int:
     counts = mixture.num_units[layer, block]
     return int(counts[0] * mixture.intermediate + counts[1] * weights.layer_options[layer, WIDTH]) // GROUP
 
 
 @jit.compiled
-def num_gate_pieces(layer: int, num_tokens: int, weights: PackedWeights, mixture: Mixture) -> int:
+def num_gate_pieces(layer: int, num_tokens: int, weights: PackedWeights, mixture: MixtureState) -> int:
     count = 0
     for block in range(_num_blocks(num_tokens, mixture)):
         count += _num_gate_pieces(block, layer, weights, mixture)
@@ -294,7 +296,7 @@ def gate(
     num_tokens: int,
     shape: Shape,
     weights: PackedWeights,
-    mixture: Mixture,
+    mixture: MixtureState,
     work: Activations,
     products: Float32Array,
     worker: int,
@@ -336,7 +338,7 @@ def _addresses(x: Quantized, group: int) -> tuple[int, int, int]:
 
 
 @jit.compiled
-def _gathered(unit: int, first: int, rows: int, mixture: Mixture, work: Activations, worker: int) -> Quantized:
+def _gathered(unit: int, first: int, rows: int, mixture: MixtureState, work: Activations, worker: int) -> Quantized:
     """The rows of a unit's tokens, one after the other; unit: a number that no other unit of the step has."""
     integers, scales = mixture.gathered_integers[worker], mixture.gathered_scales[worker]
     sums = mixture.gathered_sums[worker]
@@ -352,7 +354,7 @@ def _gathered(unit: int, first: int, rows: int, mixture: Mixture, work: Activati
 
 
 @jit.compiled
-def num_down_pieces(num_tokens: int, shape: Shape, mixture: Mixture) -> int:
+def num_down_pieces(num_tokens: int, shape: Shape, mixture: MixtureState) -> int:
     return _num_blocks(num_tokens, mixture) * (shape.hidden // _COLUMNS)
 
 
@@ -363,7 +365,7 @@ def project_down(
     num_tokens: int,
     shape: Shape,
     weights: PackedWeights,
-    mixture: Mixture,
+    mixture: MixtureState,
     work: Activations,
     worker: int,
 ) -> None:
@@ -400,7 +402,7 @@ def _add(
     tokens: int,
     layer: int,
     weights: PackedWeights,
-    mixture: Mixture,
+    mixture: MixtureState,
     results: Float32Array,
     total: Float32Array,
 ) -> None:

@@ -100,8 +100,9 @@ def reset(counters: Counters, index: int) -> None:
 
 
 @compiled
-def wait(counters: Counters, index: int, num_pieces: int) -> None:
-    """Return when all pieces are done."""
+def meet(counters: Counters, index: int, count: int, num_pieces: int) -> None:
+    """Say that so many pieces are done; return when all are."""
+    finish(counters, index, count)
     done = _address(counters, index)
     looks = 0
     while _read(done) < num_pieces:

@@ -57,7 +57,7 @@ class PackedWeights(NamedTuple):
     orders: Int32Array  # [num_layers, hidden + heads * head_dim + hidden]: InputOrders; [0, 0] without any
 
 
-class Mixture(NamedTuple):
+class MixtureState(NamedTuple):
     """How tokens choose experts, and memory for what they chose, of as many tokens as `Activations`.
 
     Tokens come in blocks of `tokens_per_block`, and a slot is a token and one of its choices. Those of a block lie

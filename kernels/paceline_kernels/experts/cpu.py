@@ -78,4 +78,4 @@ def gated_experts(
         held = np.flatnonzero((chosen[:, choice] >= 0) & (chosen[:, choice] < num_experts))
         groups = chosen[held, choice] // (num_experts // parts.groups)
         sums[:, groups, held] += by_choice[:, held, choice] * routes.weights.numpy()[held, choice, None]
-    return linear.sum_of_slices(torch.from_numpy(sums.reshape(-1, num_tokens, hidden)))
+    return linear.sum_of_slices(torch.from_numpy(sums.reshape(parts.slices * parts.groups, num_tokens, hidden)))

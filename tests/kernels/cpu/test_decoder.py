@@ -21,6 +21,7 @@ from kernel_rig.decoders import (
     VOCAB,
     llama_weights,
     mixture_weights,
+    mixtures,
     weights_with_everything,
 )
 from kernel_rig.packed import random_packed_weight
@@ -28,11 +29,11 @@ from kernel_rig.tensors import int32
 from paceline_kernels.decoder import AuxHidden, Decoder, DecoderBatch, reference
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.quantized_linear import WeightFormat
-from paceline_kernels.routing import Routing, Score
+from paceline_kernels.routing import Routing
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 16
 WEIGHTS = llama_weights()
-MIXTURE = mixture_weights(Routing(7, 3), shared_width=64)
+MIXTURE, MIXTURES = mixture_weights(Routing(7, 3), shared_width=64), mixtures()
 BY_NAME = {"llama": WEIGHTS, "everything": weights_with_everything(), "mixture": MIXTURE}
 DENSE = ("llama", "everything")
 KINDS = pytest.mark.parametrize("weights", [BY_NAME[kind] for kind in DENSE], ids=DENSE)
@@ -360,24 +361,6 @@ def test_a_timed_step_says_when_each_phase_was_and_what_it_had_to_read(weights):
 
 
 # Mixtures of experts
-
-
-BIAS = torch.tensor([0, 0.1, -9, 0.2, -9, 0, 0.3])
-MIXTURES = {
-    "renormalised": mixture_weights(Routing(7, 3)),
-    "of 8 bits, weights as they are": mixture_weights(
-        Routing(7, 3, renormalises=False, scaling=2.5), WeightFormat.INT8
-    ),
-    "all experts": mixture_weights(Routing(7, 7), shared_width=96),
-    "one expert of few, norms over all heads": mixture_weights(
-        Routing(3, 1, Score.SOFTMAX_OF_CHOSEN), norms_span_heads=True
-    ),
-    "of the best groups": mixture_weights(Routing(16, 3, Score.SIGMOID, num_groups=4, top_groups=2)),
-    "two that nobody takes": mixture_weights(Routing(7, 2, Score.SIGMOID, has_bias=True), bias=BIAS),
-    "one that everybody takes": mixture_weights(
-        Routing(7, 1, Score.SIGMOID, has_bias=True), bias=9 * int32(*[0] * 6, 1).float()
-    ),
-}
 
 
 @pytest.mark.parametrize("weights", MIXTURES.values(), ids=MIXTURES.keys())

@@ -51,8 +51,7 @@ def walk(counters, num_pieces, doers, too_early, worker, num_workers):
             do_piece(phase, piece, num_pieces, doers, too_early)
             num_done += 1
             piece = phase_pool.claim(counters, phase, worker, num_workers, num_pieces[phase])
-        phase_pool.finish(counters, phase, num_done)
-        phase_pool.wait(counters, phase, num_pieces[phase])
+        phase_pool.meet(counters, phase, num_done, num_pieces[phase])
 
 
 class Work:

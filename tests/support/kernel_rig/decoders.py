@@ -12,7 +12,7 @@ from paceline_kernels.activation import Gate
 from paceline_kernels.decoder import DecoderLayer, DecoderWeights, Experts, HeadNormWeights, InputOrders, PostNorms
 from paceline_kernels.quantized_linear import WeightFormat
 from paceline_kernels.rope import rope_frequencies, rope_table
-from paceline_kernels.routing import Routing
+from paceline_kernels.routing import Routing, Score
 
 HIDDEN, INTERMEDIATE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VOCAB = 96, 64, 3, 1, 32, 100
 NUM_LAYERS, NUM_POSITIONS = 2, 600
@@ -83,6 +83,24 @@ def mixture_weights(
         norms = HeadNormWeights(*(_norm(57 + i, size) for i, size in enumerate(sizes)))
         layers = tuple(dataclasses.replace(each, head_norms=norms) for each in layers)
     return dataclasses.replace(plain, layers=layers)
+
+
+def mixtures() -> dict[str, DecoderWeights]:
+    """By how their routers choose."""
+    unwanted, wanted = torch.tensor([0, 0.1, -9, 0.2, -9, 0, 0.3]), torch.tensor([0.0] * 6 + [9.0])
+    return {
+        "renormalised": mixture_weights(Routing(7, 3)),
+        "of 8 bits, weights as they are": mixture_weights(
+            Routing(7, 3, renormalises=False, scaling=2.5), WeightFormat.INT8
+        ),
+        "all experts": mixture_weights(Routing(7, 7), shared_width=96),
+        "one expert of few, norms over all heads": mixture_weights(
+            Routing(3, 1, Score.SOFTMAX_OF_CHOSEN), norms_span_heads=True
+        ),
+        "of the best groups": mixture_weights(Routing(16, 3, Score.SIGMOID, num_groups=4, top_groups=2)),
+        "two that nobody takes": mixture_weights(Routing(7, 2, Score.SIGMOID, has_bias=True), bias=unwanted),
+        "one that everybody takes": mixture_weights(Routing(7, 1, Score.SIGMOID, has_bias=True), bias=wanted),
+    }
 
 
 def _norm(seed: int, size: int = HIDDEN) -> torch.Tensor:
