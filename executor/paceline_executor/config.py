@@ -329,10 +329,10 @@ class Config:
     node: Node | None = option(
         _LIMITS,
         _node,
-        "N/COUNT@HOST:PORT",
+        "N/COUNT@ADDR",
         None,
         text="Ranks are on COUNT nodes, as many on each, which are started alike but for N. Node 0 is the executor and"
-        " listens at PORT of --host; others join it at HOST. [default: one node]",
+        " listens at this port of --host; others join it at ADDR, HOST:PORT. [default: one node]",
     )
     num_threads: int | None = option(
         _LIMITS,

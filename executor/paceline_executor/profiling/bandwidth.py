@@ -16,7 +16,14 @@ _LAST_KERNEL = "write_results"  # of each step, once
 _OF_LIBRARIES = ("gemm", "gemv", "nvjet", "cutlass", "splitk")
 _KINDS: Mapping[str, tuple[str, ...]] = {
     ATTENTION: ("attend_", "fold_partials"),
-    LINEAR: ("multiply_tiles", "multiply_few", "multiply_group", "widen_groups", *_OF_LIBRARIES),
+    LINEAR: (
+        "multiply_tiles",
+        "multiply_few_rows",
+        "multiply_few_groups",
+        "multiply_group",
+        "widen_groups",
+        *_OF_LIBRARIES,
+    ),
 }
 
 

@@ -405,8 +405,13 @@ def test_greedy_tokens_are_those_of_transformers_with_the_same_weights(tmp_path,
     prompts = torch.randint(CONFIG.vocab_size, (50, 16), generator=torch.Generator().manual_seed(0))
     ours = driver.run([driver.add(prompt, max_chunk=8) for prompt in prompts.tolist()], 16)
     options = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options |= {"return_dict_in_generate": True, "output_logits": True}
     theirs = model.generate(prompts, attention_mask=torch.ones_like(prompts), **options)
-    assert ours == theirs[:, 16:].tolist()
+    best = torch.stack(theirs.logits).topk(2).values  # [16 tokens, 50 prompts, 2]
+    # Of two tokens that are as good within rounding, each processor chooses its own.
+    clear = (best[..., 0] - best[..., 1] > 1e-4).all(dim=0)
+    assert clear.sum() >= 40
+    assert torch.tensor(ours)[clear].equal(theirs.sequences[clear, 16:])
 
 
 HOSTILE = ["(a+)+$", "(.*)*x", "(", "[" * 10_000]
