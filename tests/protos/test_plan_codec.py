@@ -101,6 +101,9 @@ new_requests = every_field(
     bad_word_token_ids=some(token_ids),
     ignored_end_token_ids=token_ids,
     unsupported_fields=st.just(()),  # made when a message is read
+    structured=st.builds(sampling_pb2.StructuredOutput, regex=st.text(max_size=8)).map(
+        lambda form: form.SerializeToString(deterministic=True)
+    ),
 )
 plans = every_field(
     plan.BatchPlan,

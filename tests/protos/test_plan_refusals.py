@@ -232,7 +232,7 @@ SOUND = {
 # one by one. A plan or an answer ends its stream: nobody asks for these.
 LATER = {
     "plan": (
-        *("new_requests.structured", "new_requests.adapter_slot"),
+        "new_requests.adapter_slot",
         *("new_requests.sampling.bad_words", "new_requests.sampling.n"),
         *("adapter_loads", "imports", "exports"),
     ),

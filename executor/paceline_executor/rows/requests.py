@@ -48,9 +48,10 @@ def bounded(placement: NewRequest) -> NewRequest:
 
 
 def _unsupported(placement: NewRequest, limits: RowLimits) -> RequestError | None:  # noqa: ARG001  # one signature
-    if not placement.unsupported_fields:
+    fields = (*placement.unsupported_fields, *(("structured",) if placement.structured else ()))
+    if not fields:
         return None
-    field = placement.unsupported_fields[0]
+    field = fields[0]
     return UnsupportedFieldError(f"{field} is not supported by this executor; leave it unset", field)
 
 

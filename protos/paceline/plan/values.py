@@ -271,6 +271,7 @@ class NewRequest:
     ignored_end_token_ids: tuple[int, ...] = ()  # end tokens of the model that do not end the row
     unsupported_fields: tuple[str, ...] = ()  # names of fields that are set, and that no executor honours yet
     trace_parent: str = ""  # of W3C, for log lines
+    structured: bytes = b""  # a StructuredOutput that the output keeps to; empty: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,6 +466,7 @@ class Model:
     weight_bytes: int = 0  # of an executor's memory
     weights_digest: str = ""  # empty when unknown
     num_ranks: int = 1  # of an executor: processes that share each layer
+    structured_output: str = ""  # what holds outputs to a form, with its version; empty: nothing does
 
 
 @dataclass(frozen=True, slots=True)

@@ -1342,6 +1342,7 @@ class Model(_message.Message):
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     NUM_RANKS_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name is what requests call it."""
     architecture: _builtins.str
@@ -1370,6 +1371,10 @@ class Model(_message.Message):
     """weights_digest tells weights apart: executors whose digests differ do not serve a model together. Empty when unknown."""
     num_ranks: _builtins.int
     """num_ranks is how many processes of an executor share each layer, the most where executors differ; 0 is 1."""
+    structured_output: _builtins.str
+    """structured_output names what holds outputs to a form, with its version, such as "llguidance 1.9.1": requests with a
+    form run where it is the same. Empty: they are refused.
+    """
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """end_token_ids end a completion unless ignore_eos is set."""
@@ -1401,10 +1406,11 @@ class Model(_message.Message):
         weight_bytes: _builtins.int = ...,
         weights_digest: _builtins.str = ...,
         num_ranks: _builtins.int = ...,
+        structured_output: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "has_dummy_weights", b"has_dummy_weights", "max_model_len", b"max_model_len", "name", b"name", "num_executors", b"num_executors", "num_parameters", b"num_parameters", "num_ranks", b"num_ranks", "quantization", b"quantization", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "has_dummy_weights", b"has_dummy_weights", "max_model_len", b"max_model_len", "name", b"name", "num_executors", b"num_executors", "num_parameters", b"num_parameters", "num_ranks", b"num_ranks", "quantization", b"quantization", "structured_output", b"structured_output", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,26 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Whitespace:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WhitespaceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Whitespace.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WHITESPACE_UNSPECIFIED: _Whitespace.ValueType  # 0
+    """WHITESPACE_UNSPECIFIED allows runs of at most 32 characters."""
+    WHITESPACE_COMPACT: _Whitespace.ValueType  # 1
+    """WHITESPACE_COMPACT allows none: fewer tokens, and more of them certain."""
+
+class Whitespace(_Whitespace, metaclass=_WhitespaceEnumTypeWrapper):
+    """Whitespace says what may stand between the tokens of JSON."""
+
+WHITESPACE_UNSPECIFIED: Whitespace.ValueType  # 0
+"""WHITESPACE_UNSPECIFIED allows runs of at most 32 characters."""
+WHITESPACE_COMPACT: Whitespace.ValueType  # 1
+"""WHITESPACE_COMPACT allows none: fewer tokens, and more of them certain."""
+Global___Whitespace: _TypeAlias = Whitespace  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -366,7 +386,10 @@ Global___SpeculationParams: _TypeAlias = SpeculationParams  # noqa: Y015
 
 @_typing.final
 class StructuredOutput(_message.Message):
-    """StructuredOutput constrains the output text to a form."""
+    """StructuredOutput constrains the output text to a form. While the form is open no token ends the completion; where it
+    is complete and cannot go on, nothing else does. Keys of JSON come
+    in the order of the schema.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -375,17 +398,30 @@ class StructuredOutput(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    WHITESPACE_FIELD_NUMBER: _builtins.int
+    IN_REASONING_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """json_schema is a JSON Schema document that the output is valid against."""
+    """json_schema is a JSON Schema document that the output is valid against. At most 64 KiB."""
     regex: _builtins.str
-    """regex is a regular expression that the whole output matches."""
+    """regex is a regular expression that the whole output matches. At most 4 KiB."""
     grammar: _builtins.str
-    """grammar is a context-free grammar in Lark form that derives the output."""
+    """grammar is a context-free grammar in Lark form that derives the output. At most 64 KiB."""
     json_object: _builtins.bool
-    """json_object asks for any JSON object."""
+    """json_object asks for any JSON object; true, or unset."""
+    whitespace: Global___Whitespace.ValueType
+    """whitespace says what may stand between the tokens of JSON."""
+    in_reasoning: _builtins.bool
+    """in_reasoning puts the model's reasoning under the form, too. Default false: it is free text, and the form begins
+    behind it.
+    """
     @_builtins.property
     def choice(self) -> Global___Choice:
         """choice is the list of texts of which the output is one."""
+
+    @_builtins.property
+    def tags(self) -> Global___Tags:
+        """tags asks for free text with forms between marks."""
 
     def __init__(
         self,
@@ -395,13 +431,21 @@ class StructuredOutput(_message.Message):
         grammar: _builtins.str = ...,
         choice: Global___Choice | None = ...,
         json_object: _builtins.bool = ...,
+        tags: Global___Tags | None = ...,
+        whitespace: Global___Whitespace.ValueType = ...,
+        in_reasoning: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_in_reasoning", b"_in_reasoning", "choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "in_reasoning", b"in_reasoning", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex", "tags", b"tags"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_reasoning", b"_in_reasoning", "choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "in_reasoning", b"in_reasoning", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex", "tags", b"tags", "whitespace", b"whitespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "regex", "grammar", "choice", "json_object"]  # noqa: Y015
+    _WhichOneofReturnType__in_reasoning: _TypeAlias = _typing.Literal["in_reasoning"]  # noqa: Y015
+    _WhichOneofArgType__in_reasoning: _TypeAlias = _typing.Literal["_in_reasoning", b"_in_reasoning"]  # noqa: Y015
+    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "regex", "grammar", "choice", "json_object", "tags"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__in_reasoning) -> _WhichOneofReturnType__in_reasoning | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_constraint) -> _WhichOneofReturnType_constraint | None: ...
 
 Global___StructuredOutput: _TypeAlias = StructuredOutput  # noqa: Y015
@@ -415,7 +459,7 @@ class Choice(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """options are the allowed texts; at least one."""
+        """options are the allowed texts; 1 to 1,024, together at most 64 KiB."""
 
     def __init__(
         self,
@@ -429,6 +473,78 @@ class Choice(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Choice: _TypeAlias = Choice  # noqa: Y015
+
+@_typing.final
+class Tags(_message.Message):
+    """Tags are marks in free text, each with a form between its begin and its end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAGS_FIELD_NUMBER: _builtins.int
+    REQUIRED_FIELD_NUMBER: _builtins.int
+    AT_MOST_ONE_FIELD_NUMBER: _builtins.int
+    required: _builtins.bool
+    """required asks for at least one. Default false."""
+    at_most_one: _builtins.bool
+    """at_most_one ends the output behind the first. Default false."""
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tag]:
+        """tags are those that may stand; 1 to 128."""
+
+    def __init__(
+        self,
+        *,
+        tags: _abc.Iterable[Global___Tag] | None = ...,
+        required: _builtins.bool = ...,
+        at_most_one: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_most_one", b"at_most_one", "required", b"required", "tags", b"tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tags: _TypeAlias = Tags  # noqa: Y015
+
+@_typing.final
+class Tag(_message.Message):
+    """Tag is a form between two marks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    begin: _builtins.str
+    """begin is the text that opens it, such as "<tool_call>"; not empty, and no other tag's."""
+    json_schema: _builtins.str
+    """json_schema is a JSON Schema document."""
+    regex: _builtins.str
+    """regex is a regular expression."""
+    grammar: _builtins.str
+    """grammar is a context-free grammar in Lark form."""
+    end: _builtins.str
+    """end is the text that closes it; empty: the form's own end does."""
+    def __init__(
+        self,
+        *,
+        begin: _builtins.str = ...,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        grammar: _builtins.str = ...,
+        end: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["form", b"form", "grammar", b"grammar", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "form", b"form", "grammar", b"grammar", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["json_schema", "regex", "grammar"]  # noqa: Y015
+    _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
+
+Global___Tag: _TypeAlias = Tag  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):

@@ -89,6 +89,7 @@ _ID = TextLength(0, 64)
 _NAME = TextLength(0, MAX_NAME_BYTES)
 _KEY_PART = TextLength(0, 128, is_name=False)  # clients choose it, and it is told to nobody else
 _SENTENCE = TextLength(0, MAX_SENTENCE_BYTES, is_name=False)
+_FORM = TextLength(0, 1 << 20, is_name=False)
 _DIGEST = Data(0, 64)
 _TRANSFERS = Many(1 << 14)
 _SPAN = Period(MAX_NS // 1_000_000_000)
@@ -149,6 +150,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "weight_bytes": _NUMBER,
         "weights_digest": TextLength(0, 128),
         "num_ranks": Whole(0, MAX_RANKS),
+        "structured_output": _NAME,
     },
     plan_pb2.KvGeometry: {
         "num_blocks": Whole(1, MAX_BLOCKS),
@@ -259,13 +261,16 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "n": Whole(-1 - _INT32, _INT32),
     },
     sampling_pb2.StructuredOutput: {
-        "json_schema": TextLength(0, 1 << 20, is_name=False),
-        "regex": TextLength(0, 1 << 20, is_name=False),
-        "grammar": TextLength(0, 1 << 20, is_name=False),
+        **dict.fromkeys(("json_schema", "regex", "grammar"), _FORM),
         "choice": _MESSAGE,
         "json_object": _BIT,
+        "tags": _MESSAGE,
+        "whitespace": _INT,
+        "in_reasoning": _BIT,
     },
     sampling_pb2.Choice: {"options": Many(1 << 12, TextLength(0, 1 << 16, is_name=False))},
+    sampling_pb2.Tags: {"tags": Many(1 << 10), "required": _BIT, "at_most_one": _BIT},
+    sampling_pb2.Tag: dict.fromkeys(("begin", "json_schema", "regex", "grammar", "end"), _FORM),
     plan_pb2.BlockGrants: {"rows": Column(MAX_ROWS - 1, MAX_BLOCKS), "indices": _BLOCKS, "block_ids": _BLOCKS},
     plan_pb2.BlockCopies: {"sources": _BLOCKS, "destinations": _BLOCKS},
     plan_pb2.BlockTags: {"block_ids": _BLOCKS, "keys": Data(0, KEY_BYTES * MAX_BLOCKS)},

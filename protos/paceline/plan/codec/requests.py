@@ -198,6 +198,7 @@ def write_new_request(new: NewRequest) -> plan_pb2.NewRequest:
         bad_word_token_ids=[inference_pb2.TokenIds(ids=word) for word in new.bad_word_token_ids],
         ignored_end_token_ids=new.ignored_end_token_ids,
         trace_parent=new.trace_parent,
+        structured=sampling_pb2.StructuredOutput.FromString(new.structured) if new.structured else None,
     )
 
 
@@ -222,6 +223,7 @@ def read_new_request(message: plan_pb2.NewRequest) -> NewRequest:
         ignored_end_token_ids=tuple(message.ignored_end_token_ids),
         unsupported_fields=_unsupported_fields(message),
         trace_parent=message.trace_parent,
+        structured=message.structured.SerializeToString(deterministic=True),
     )
 
 
@@ -229,7 +231,7 @@ def _unsupported_fields(message: plan_pb2.NewRequest) -> tuple[str, ...]:
     # A field that is set to the value that changes nothing is honoured.
     sampling = message.sampling
     in_use = {
-        "structured": message.HasField("structured"),
+        "structured": message.HasField("structured") and not message.structured.ByteSize(),  # of no form
         "adapter_slot": message.HasField("adapter_slot"),
         "sampling.bad_words": bool(sampling.bad_words),  # texts, and an executor has no tokenizer
         "sampling.n": sampling.HasField("n") and sampling.n != 1,

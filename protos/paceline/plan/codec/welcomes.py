@@ -89,6 +89,7 @@ def write_model(model: Model) -> inference_pb2.Model:
         weight_bytes=model.weight_bytes,
         weights_digest=model.weights_digest,
         num_ranks=model.num_ranks if model.num_ranks > 1 else 0,
+        structured_output=model.structured_output,
     )
 
 
@@ -107,6 +108,7 @@ def _read_model(message: inference_pb2.Model) -> Model:
         weight_bytes=message.weight_bytes,
         weights_digest=message.weights_digest,
         num_ranks=message.num_ranks or 1,
+        structured_output=message.structured_output,
     )
 
 
