@@ -14,6 +14,7 @@ from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.memory import available_bytes, explained
 from paceline_executor.ranks.group import OnLost
+from paceline_executor.ranks.meeting import Meeting
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.drafter import PromptLookup
 from paceline_executor.runner.interface import Runner
@@ -43,13 +44,14 @@ def load(
     kind = choose_runner(config)
     if kind is RunnerKind.SIMULATED:
         return load_simulated(config, read_step_times(config.step_times) if config.step_times else StepTimeCurve())
+    meeting = None if config.node is None else Meeting(config)
+    progress = ProgressLog()
+    opened = open_model(config, progress)
     ranks = None
     if config.tensor_parallel_size > 1:
         from paceline_executor.start.ranks import RankStart  # with torch, which takes seconds to import
 
-        ranks = RankStart(config, kind, on_lost, on_leaving)
-    progress = ProgressLog()
-    opened = open_model(config, progress)
+        ranks = RankStart(config, kind, meeting, on_lost, on_leaving)
     if kind is RunnerKind.CPU:
         with explained("memory ran out while the model was loaded: free some, or raise its limits, also ulimit -v"):
             from paceline_executor.start.loading_cpu import load_on_cpu  # with torch, too

@@ -23,10 +23,17 @@ from paceline_executor.weights.sharded import ShardedCheckpoint
 class RankStart:
     """Rank 0's, of one start."""
 
-    def __init__(self, config: Config, kind: RunnerKind, on_lost: OnLost, on_leaving: Callable[[], None]) -> None:
-        """Other nodes may join from now on; on_leaving: one is to stop, told again and again. Raises PortError."""
+    def __init__(
+        self,
+        config: Config,
+        kind: RunnerKind,
+        meeting: Meeting | None,
+        on_lost: OnLost,
+        on_leaving: Callable[[], None],
+    ) -> None:
+        """meeting: of nodes; None where there is one. on_leaving: a node is to stop, told again and again."""
         self._config, self._kind, self._on_lost, self._on_leaving = config, kind, on_lost, on_leaving
-        self._meeting = None if config.node is None else Meeting(config)
+        self._meeting = meeting
 
     def start(self, opened: Opened) -> None:
         """The followers, once all nodes are here. Raises RankError, PortError."""
