@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from paceline.v1.admin_pb2 import ListExecutorsRequest
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
+from paceline_executor.config import let_waiting_threads_sleep
 from repository_checks.programs import BIN
 from suite_cost import ProcessCost, SuiteCost
 
@@ -31,6 +32,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 # Executors that tests start without naming a runner are on the CPU, whatever this machine has.
 if os.environ["TRITON_INTERPRET"] == "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+# As an executor does: where the other core is busy, a thread that waits would burn this one.
+let_waiting_threads_sleep()
 
 # What a shell runs in the background ignores Ctrl-C, and its children do, too: programs that are sent one would hang.
 signal.signal(signal.SIGINT, signal.default_int_handler)
