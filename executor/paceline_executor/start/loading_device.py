@@ -338,8 +338,6 @@ class DeviceStart:
         self, checkpoint: Checkpoint, stored: Mapping[str, StoredType], kv_dtype: KvDtype | None
     ) -> Numerics:
         quantization, capability = self._config.quantization, self._place.capability
-        if checkpoint.config.experts is not None:
-            raise LimitError("a mixture of experts is computed by --runner cpu only yet: take it")
         if capability is None:
             return choose_twin_numerics(quantization, kv_dtype)
         return choose_gpu_numerics(quantization, kv_dtype, checkpoint.config, stored, capability)
