@@ -87,8 +87,9 @@ def test_all_experts_take_memory(tmp_path, fields, num_parameters):
 
 
 def test_a_step_holds_what_all_of_a_tokens_experts_make(tmp_path):
-    """A row of 8 slots, of gates, what they gate, the product, and the result; dense layers would take 3 x 6144."""
+    """Of 8 slots what passes the gates, each slice of the product, and 16 bytes; dense layers would take 3 x 6144."""
     model = config_of(tmp_path, QWEN3_30B)
-    slots = 8 * (3 * 768 + 2048)
-    tokens = activation_bytes(model, 2048, 1, 2) - activation_bytes(model, 1024, 1, 2)
-    assert tokens == pytest.approx(1024 * 2 * (slots + 4 * 2048 + 2 * 128 + 6144 / 2) * 9 / 8, rel=1e-3)
+    for slices in (1, 8):
+        slots = 8 * (768 + slices * 2048 + 8)
+        tokens = activation_bytes(model, 2048, 1, 2, slices) - activation_bytes(model, 1024, 1, 2, slices)
+        assert tokens == pytest.approx(1024 * 2 * (slots + 5 * 2048 + 2 * 128 + 6144 / 2) * 9 / 8, rel=1e-3)
