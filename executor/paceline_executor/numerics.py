@@ -26,6 +26,8 @@ _INT4_BYTES = 0.5 + 4 / _GROUP  # half a byte, and its part of a scale and a min
 _INT8_SLOTS = 16
 _INT8_MAX_HEAD_DIM = 512
 _FIRST_WITH_FP8 = (8, 9)
+_TILE_OUTPUTS = 16  # of weights in groups, on a GPU
+EXPERTS = ".mlp.experts."  # in names of matrices
 _OTHER_DRAFTER = "name a smaller model, with drafter draft_model"
 _GPU_MAX_HEAD_DIM, _GPU_HEAD_DIM_STEP = 256, 8
 _BEYOND_FLOAT16 = frozenset(("gemma2", "gemma3"))  # what flows between their layers exceeds 65,504
@@ -90,7 +92,8 @@ class Numerics:
 
         stored: as in `choose_gpu_numerics`.
         """
-        return sum(self._tensor_bytes(name, shape, stored.get(name)) for name, shape in model.tensor_shapes().items())
+        kept = self._as_computed(model, stored)
+        return sum(self._tensor_bytes(name, shape, kept.get(name)) for name, shape in model.tensor_shapes().items())
 
     def max_bytes_per_weight(self) -> float:
         """Packed: a byte and its part of a scale for every 32."""
@@ -108,15 +111,30 @@ class Numerics:
             return math.prod(shape) + _SCALE_BYTES * shape[0]
         return math.prod(shape) * self.dtype.itemsize
 
+    def _as_computed(self, model: ModelConfig, stored: Mapping[str, StoredType]) -> Mapping[str, StoredType]:
+        """Without the types of experts that become dense."""
+        if self.matrices is not MatrixKind.AS_STORED or model.experts is None or not stored:
+            return stored
+        dense = {
+            f"model.layers.{layer}"
+            for layer in range(model.num_layers)
+            if model.is_sparse(layer) and not experts_stay_grouped(model, layer, stored)
+        }
+        return {
+            name: kind
+            for name, kind in stored.items()
+            if EXPERTS not in name or name.split(EXPERTS)[0] not in dense or not grouped_type(kind) or are_w8a8([kind])
+        }
+
     def _stays_grouped(self, name: str, stored: StoredType | None) -> GroupedType | None:
         return grouped_type(stored) if self.matrices is MatrixKind.AS_STORED and _is_multiplied(name) else None
 
     def widened_bytes(self, model: ModelConfig, stored: Mapping[str, StoredType]) -> int:
         """What a step of many tokens takes for weights of 4 or 8 bits: one product's, such as gates', in 16 bits.
 
-        W8A8 is widened only beside matrices that are not of it.
+        W8A8 is widened only beside matrices that are not of it, experts never.
         """
-        shapes = model.tensor_shapes().items()
+        shapes = [each for each in model.tensor_shapes().items() if EXPERTS not in each[0]]
         grouped = {name: shape for name, shape in shapes if self._stays_grouped(name, stored.get(name))}
         if are_w8a8(map(stored.get, grouped)):
             return 0
@@ -141,6 +159,23 @@ FLOAT32_NUMERICS = Numerics(MatrixKind.DENSE, KvDtype.FLOAT32)
 """Also the twin's."""
 
 
+def experts_stay_grouped(model: ModelConfig, layer: int, stored: Mapping[str, StoredType]) -> bool:
+    """Whether a GPU's kernels take the experts of a sparse layer in the groups that a file has: if both products do.
+
+    stored: as in `choose_gpu_numerics`; all experts of a layer are stored alike.
+    """
+    assert model.experts is not None
+    names = model.expert_names(layer, "gate_proj", "up_proj", "down_proj")[:3]
+    gate, up, down = (grouped_type(stored.get(name)) for name in names)
+    if gate is None or down is None or gate != up:
+        return False
+    hidden, intermediate = model.hidden_size, model.experts.intermediate_size
+    return all(
+        not kind.is_ordered and not kind.is_w8a8 and outputs % _TILE_OUTPUTS == 0 and _lies_in_tiles(kind, inputs)
+        for kind, outputs, inputs in ((gate, intermediate, hidden), (down, hidden, intermediate))
+    )
+
+
 def _is_multiplied(name: str) -> bool:
     """Rows are taken of an embedding, which is dense, whatever its type in the file."""
     return name.endswith(("_proj.weight", "lm_head.weight"))
@@ -150,12 +185,17 @@ def _grouped_bytes(stored: GroupedType, shape: tuple[int, ...], dtype: FloatType
     """Of whole tiles of 16 outputs and 128 inputs; of groups that do not lie in tiles, nor these in them, dense."""
     if stored.is_w8a8:
         return math.prod(shape) + _SCALE_BYTES * shape[0]
-    outputs, inputs = -(-shape[0] // 16) * 16, -(-shape[1] // 128) * 128
-    group, tile = stored.group or shape[1], 512 // stored.bits
-    if group < shape[1] and (group % 16 or (group % tile and tile % group)):
+    if not _lies_in_tiles(stored, shape[1]):
         return math.prod(shape) * dtype.itemsize
+    outputs, inputs = -(-shape[0] // _TILE_OUTPUTS) * _TILE_OUTPUTS, -(-shape[1] // 128) * 128
+    group = stored.group or shape[1]
     of_group = stored.scales.itemsize * (1 + stored.has_minima) + stored.has_zeros
     return outputs * (inputs * stored.bits // 8 + -(-shape[1] // group) * of_group)
+
+
+def _lies_in_tiles(stored: GroupedType, num_inputs: int) -> bool:
+    group, tile = stored.group or num_inputs, 512 // stored.bits
+    return group >= num_inputs or (group % 16 == 0 and (group % tile == 0 or tile % group == 0))
 
 
 def choose_cpu_numerics(

@@ -23,7 +23,7 @@ class Routing:
     good as the sum of its two best scores. DeepSeek-V3, 2024, https://arxiv.org/abs/2412.19437.
     """
 
-    num_experts: int  # at least 2
+    num_experts: int  # of one, its score is a gate's: each token has it
     top_k: int  # 1 to num_experts
     score: Score = Score.SOFTMAX
     renormalises: bool = True  # the weights of the chosen are divided by their sum

@@ -292,6 +292,16 @@ def test_on_a_gpu_fixed_sums_in_slices_are_the_tree_of_each_slices_sum(gpu, plac
     assert torch.equal(linear(x, weight, bias, splits=Splits.FIXED, slices=slices).cpu(), rounded)
 
 
+@SPLITS
+@pytest.mark.parametrize("num_tokens", [1, 21])
+def test_a_product_that_is_not_rounded_is_that_of_the_numbers(place, dtype, splits, num_tokens):
+    """Of 16 bits, to what float32 holds: a router's choice depends on less than they could tell."""
+    x, weight, _ = problem((num_tokens, 70, 130), dtype)
+    ours = unrounded_linear(place(x), place(weight), splits=splits)
+    expected = (x.double() @ weight.double().t()).float()
+    torch.testing.assert_close(ours.cpu(), expected, rtol=0, atol=1e-6 * expected.abs().max().item())
+
+
 def test_the_number_of_threads_does_not_change_a_bit(threads):
     """Threads share columns out, never a sum."""
     x, weight, _ = problem((21, 77, 130), torch.float32)

@@ -36,13 +36,30 @@ class Collectives(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SummedLinear:
-    """Of a matrix whose columns the ranks share. The bias is the whole one's, added once.
+class UnsummedLinear:
+    """One rank's part of a matrix whose columns the ranks share.
 
-    With Splits.FIXED, where weights are dense, the bits are those of one rank: what is summed is not rounded before.
+    With Splits.FIXED, where weights are dense, it is not rounded before it is summed, so that the bits are those of one
+    rank.
     """
 
     part: Linear  # without a bias
+
+    @property
+    def num_bytes(self) -> int:
+        return self.part.num_bytes
+
+    def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
+        if splits is Splits.FIXED and isinstance(self.part, DenseLinear):
+            return unrounded_linear(x, self.part.weight, self.part.slices)
+        return self.part(x, splits)
+
+
+@dataclass(frozen=True, slots=True)
+class SummedLinear:
+    """The sum of the ranks' parts. The bias is the whole one's, added once."""
+
+    part: UnsummedLinear
     bias: torch.Tensor | None
     collectives: Collectives
 
@@ -51,11 +68,7 @@ class SummedLinear:
         return self.part.num_bytes
 
     def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
-        part = self.part
-        if splits is Splits.FIXED and isinstance(part, DenseLinear):
-            total = self.collectives.sum(unrounded_linear(x, part.weight, part.slices))
-        else:
-            total = self.collectives.sum(part(x, splits))
+        total = self.collectives.sum(self.part(x, splits))
         if self.bias is not None:
             total = total.add_(self.bias)
         return total.to(x.dtype)
@@ -87,4 +100,4 @@ def summed(reader: LayerReader, parts: tuple[str, ...], collectives: Collectives
     part = reader.weights.linear(reader.names(*parts))
     if isinstance(part, DenseLinear):
         part = replace(part, slices=own_slices(reader.weights.config))
-    return SummedLinear(part, reader.bias(*parts), collectives)
+    return SummedLinear(UnsummedLinear(part), reader.bias(*parts), collectives)

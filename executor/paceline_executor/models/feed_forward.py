@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline_executor.models.collectives import Collectives, summed
+from paceline_executor.models.collectives import Collectives, UnsummedLinear, summed
 from paceline_executor.models.layers import (
     DOWN,
     GATE_UP,
-    DenseLinear,
+    ExpertWeights,
     LayerReader,
     Linear,
+    UnroundedLinear,
+    bytes_of,
     gated_linear,
     normalised_linear,
 )
@@ -24,7 +26,7 @@ from paceline_kernels.linear import Splits
 from paceline_kernels.rms_norm import rms_norm
 from paceline_kernels.routing import Routing, Score
 
-# A sigmoid as `route` takes it: torch's has other bits in other batches.
+# A sigmoid as `route` takes it: on a CPU torch's has other bits in other batches.
 _SHARED = Routing(num_experts=1, top_k=1, score=Score.SIGMOID, renormalises=False)
 
 
@@ -58,7 +60,11 @@ class SharedExpert:
     """All tokens go through it."""
 
     network: GatedFeedForward
-    share: Linear | None  # hidden -> 1: its sigmoid multiplies what the network returns
+    share: UnroundedLinear | None  # hidden -> 1: its sigmoid multiplies what the network returns
+
+    @property
+    def num_bytes(self) -> int:
+        return self.network.num_bytes + (0 if self.share is None else self.share.num_bytes)
 
     def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
         return self.network.of(self.network.gate_up(x, splits), splits)
@@ -70,34 +76,38 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class MixtureFeedForward:
-    """Batch-invariant, as its operations are. See GatedFeedForward."""
+    """See GatedFeedForward."""
 
     gate: Gate
     routing: Routing
-    router: Linear  # hidden -> num_experts
+    router: UnroundedLinear  # hidden -> num_experts
     bias: torch.Tensor | None  # [num_experts] float32, of the choice
-    gate_up: torch.Tensor  # [num_experts, 2 * intermediate, hidden]
-    down: torch.Tensor  # [num_experts, hidden, intermediate]
+    gate_up: ExpertWeights  # [num_experts, 2 * intermediate, hidden]
+    down: ExpertWeights  # [num_experts, hidden, intermediate]
     parts: ExpertParts
     shared: SharedExpert | None
     collectives: Collectives | None = None  # of ranks, each with some of the experts or a part of each
 
     @property
     def num_bytes(self) -> int:
-        shared = 0 if self.shared is None else self.shared.network.num_bytes
-        return self.router.num_bytes + self.gate_up.nbytes + self.down.nbytes + shared
+        shared = 0 if self.shared is None else self.shared.num_bytes
+        return self.router.num_bytes + bytes_of(self.gate_up) + bytes_of(self.down) + shared
 
     def __call__(
         self, x: torch.Tensor, norm: torch.Tensor, eps: float, splits: Splits, stream: torch.Tensor
     ) -> torch.Tensor:
         x = rms_norm(x, norm, eps, residual=stream)
         routes = route(self.router(x, splits), self.routing, self.bias)
-        fed = [gated_experts(x, routes, self.gate_up, self.down, self.gate, parts=self.parts)]
+        # What ranks add up is not rounded before, where bits are to be those of one rank.
+        dtype = torch.float32 if self.collectives is not None and splits is Splits.FIXED else None
+        matrices = self.gate_up, self.down, self.gate
+        fed = [gated_experts(x, routes, *matrices, splits=splits, parts=self.parts, dtype=dtype)]
         if self.shared is not None:
             fed.append(self.shared(x, splits))
         if self.collectives is not None:  # of all ranks' in one go, before a weight that every rank has is applied
-            fed = list(self.collectives.sum(torch.cat(fed)).chunk(len(fed)))
-        return fed[0] if self.shared is None else fed[0] + self.shared.weighted(fed[1], x, splits)
+            fed = list(self.collectives.sum(torch.cat(fed)).to(x.dtype).chunk(len(fed)))
+        # In place: the product with a float32 weight would be float32, too.
+        return fed[0] if self.shared is None else fed[0].add_(self.shared.weighted(fed[1], x, splits))
 
 
 def read_feed_forward(
@@ -108,35 +118,29 @@ def read_feed_forward(
     experts = config.experts
     if experts is None or not experts.sparse_layers[reader.layer]:
         return GatedFeedForward(gate, reader.linear(*GATE_UP), summed(reader, DOWN, collectives))
-    shared, routing = None, experts.routing
-    if experts.shared_intermediate_size:
-        gate_up, down = (tuple(part.replace("mlp", "mlp.shared_expert") for part in parts) for parts in (GATE_UP, DOWN))
-        share = reader.linear("mlp.shared_expert_gate") if experts.has_shared_gate else None
-        shared = SharedExpert(GatedFeedForward(gate, reader.linear(*gate_up), reader.linear(*down)), share)
-    held, num_parts = experts.held or range(routing.num_experts), own_slices(config)
+    routing, num_parts = experts.routing, own_slices(config)
     parts = ExpertParts(num_parts)
     if shares_whole_experts(config):
-        parts = ExpertParts(groups=num_parts, first_expert=held[0])
+        parts = ExpertParts(groups=num_parts, first_expert=0 if experts.held is None else experts.held.start)
+    gate_up, down = reader.weights.experts(reader.layer)
     return MixtureFeedForward(
         gate=gate,
         routing=routing,
-        router=reader.linear("mlp.gate"),
+        router=reader.unrounded_linear("mlp.gate"),
         bias=reader.vector("mlp.gate.e_score_correction_bias") if routing.has_bias else None,
-        gate_up=_stacked(reader, held, GATE_UP),
-        down=_stacked(reader, held, DOWN),
+        gate_up=gate_up,
+        down=down,
         parts=parts,
-        shared=shared,
+        shared=_shared(reader, gate, collectives) if experts.shared_intermediate_size else None,
         collectives=collectives,
     )
 
 
-def _stacked(reader: LayerReader, experts: range, parts: tuple[str, ...]) -> torch.Tensor:
-    """The same matrices of these experts, those of one side by side: [num_experts, out, in]."""
-    stacked = torch.empty(0)
-    for place, expert in enumerate(experts):
-        matrix = reader.linear(*(part.replace("mlp", f"mlp.experts.{expert}") for part in parts))
-        assert isinstance(matrix, DenseLinear)
-        if not place:
-            stacked = matrix.weight.new_empty((len(experts), *matrix.weight.shape))
-        stacked[place] = matrix.weight
-    return stacked
+def _shared(reader: LayerReader, gate: Gate, collectives: Collectives | None) -> SharedExpert:
+    gate_up, down = (
+        reader.linear(*(part.replace("mlp", "mlp.shared_expert") for part in parts)) for parts in (GATE_UP, DOWN)
+    )
+    experts = reader.weights.config.experts
+    has_gate = experts is not None and experts.has_shared_gate
+    network = GatedFeedForward(gate, gate_up, down if collectives is None else UnsummedLinear(down))
+    return SharedExpert(network, reader.unrounded_linear("mlp.shared_expert_gate") if has_gate else None)

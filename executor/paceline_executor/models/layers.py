@@ -12,15 +12,17 @@ import numpy as np
 import torch
 
 from paceline_executor.models.rope import head_order
-from paceline_executor.upload.grouping import joined
+from paceline_executor.upload.grouping import joined, reordered
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 from paceline_executor.weights.shares import own_slices
 from paceline_kernels.activation import Gate, gate_and_multiply, gate_and_multiply_rounded
 from paceline_kernels.grouped_linear import GroupedWeight, grouped_linear
-from paceline_kernels.linear import Splits, linear
+from paceline_kernels.linear import Splits, linear, unrounded_linear
 from paceline_kernels.quantized_linear import PackedWeight, quantized_linear
 from paceline_kernels.rms_norm import rms_norm, rms_norm_rounded
 from paceline_kernels.scaled_linear import RoundedRows, ScaledWeight, quantize_rows, rounded_type, scaled_linear
+
+ExpertWeights = torch.Tensor | ScaledWeight | GroupedWeight
 
 
 class Linear(Protocol):
@@ -52,6 +54,20 @@ class DenseLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class UnroundedLinear:
+    """Weights [out, in] of the type that is computed with, outputs of float32: numbers on which choices depend."""
+
+    weight: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.nbytes
+
+    def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
+        return unrounded_linear(x, self.weight, splits=splits)
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLinear:
     """A linear layer of a CPU with weights of 4 or 8 bits and inputs made int8, without a bias."""
 
@@ -74,8 +90,7 @@ class ScaledLinear:
 
     @property
     def num_bytes(self) -> int:
-        values, scales = self.weight.values, self.weight.scales
-        return values.numel() * values.element_size() + scales.numel() * scales.element_size()
+        return bytes_of(self.weight)
 
     def __call__(self, x: torch.Tensor | RoundedRows, splits: Splits) -> torch.Tensor:
         return scaled_linear(x, self.weight, self.bias, splits=splits)
@@ -138,6 +153,28 @@ def _together(
     return None
 
 
+def _with_outputs(linear: Linear, rows: torch.Tensor) -> Linear:
+    """In another order, in which each of several side by side keeps its own. rows: [out], which one comes where."""
+    if isinstance(linear, SeparateLinears):
+        parts, first = [], 0
+        for part in linear.parts:
+            assert isinstance(part, DenseLinear | GroupedLinear)
+            weight = part.weight
+            size = weight.layout.num_outputs if isinstance(weight, GroupedWeight) else weight.shape[0]
+            parts.append(_with_outputs(part, rows[first : first + size] - first))
+            first += size
+        return SeparateLinears(tuple(parts))
+    assert isinstance(linear, DenseLinear | ScaledLinear | GroupedLinear)
+    bias = None if linear.bias is None else linear.bias[rows]
+    if isinstance(linear, DenseLinear):
+        return replace(linear, weight=linear.weight[rows], bias=bias)
+    if isinstance(linear, GroupedLinear):
+        return GroupedLinear(reordered(linear.weight, rows.to(linear.weight.words.device)), bias)
+    values, scales = linear.weight.values, linear.weight.scales
+    octets = values.view(torch.uint8)[rows]  # no device indexes float8
+    return ScaledLinear(ScaledWeight(octets.view(values.dtype), scales[rows]), bias)
+
+
 def normalised_linear(
     linear: Linear,
     x: torch.Tensor,
@@ -159,14 +196,34 @@ def gated_linear(linear: Linear, gate_up: torch.Tensor, gate: Gate, splits: Spli
     return linear(gate_and_multiply(gate_up, gate), splits)
 
 
+def of_experts(weight: ExpertWeights, count: int) -> ExpertWeights:
+    """Of matrices of so many experts one below the other: [count, out, in], but for grouped ones."""
+    if isinstance(weight, GroupedWeight):
+        return weight
+    if isinstance(weight, ScaledWeight):
+        values = weight.values
+        return ScaledWeight(values.view(count, -1, values.shape[1]), weight.scales.view(count, -1))
+    return weight.view(count, -1, weight.shape[1])
+
+
+def bytes_of(weight: ExpertWeights) -> int:
+    if isinstance(weight, ScaledWeight):
+        return weight.values.nbytes + weight.scales.nbytes
+    return weight.num_bytes if isinstance(weight, GroupedWeight) else weight.nbytes
+
+
 class Weights(Protocol):
     """On the device that computes with them."""
 
     @property
     def config(self) -> ModelConfig: ...
 
-    def embedding(self, name: str) -> torch.Tensor:
-        """Takes a Hugging Face name; of the type that is computed with."""
+    def dense(self, name: str) -> torch.Tensor:
+        """Takes a Hugging Face name; of the type that is computed with, whatever products are made with."""
+        ...
+
+    def vector(self, name: str) -> torch.Tensor:
+        """float32."""
         ...
 
     def norm(self, name: str) -> torch.Tensor:
@@ -181,6 +238,10 @@ class Weights(Protocol):
         """The matrices take the same input; their outputs are side by side."""
         ...
 
+    def experts(self, layer: int) -> tuple[ExpertWeights, ExpertWeights]:
+        """Gates and ups, and downs, of a sparse layer, as `gated_experts` takes them."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class HostWeights:
@@ -193,8 +254,10 @@ class HostWeights:
     def config(self) -> ModelConfig:
         return self.checkpoint.config
 
-    def embedding(self, name: str) -> torch.Tensor:
+    def dense(self, name: str) -> torch.Tensor:
         return torch.from_numpy(self.checkpoint.tensor(name))
+
+    vector = dense
 
     def norm(self, name: str) -> torch.Tensor:
         weight = torch.from_numpy(self.checkpoint.tensor(name))
@@ -211,6 +274,20 @@ class HostWeights:
             rounded = quantize_rows(weight, torch.float8_e4m3fn)
             weight = rounded.values.float() * rounded.scales[:, None]
         return DenseLinear(weight, bias)
+
+    def experts(self, layer: int) -> tuple[ExpertWeights, ExpertWeights]:
+        return self._stacked(layer, "gate_proj", "up_proj"), self._stacked(layer, "down_proj")
+
+    def _stacked(self, layer: int, *parts: str) -> torch.Tensor:
+        """Matrix by matrix: of a layer's experts there is one copy."""
+        names = self.config.expert_names(layer, *parts)
+        num_outputs, num_inputs = self.config.tensor_shapes()[names[0]]
+        stacked = torch.empty((len(names), num_outputs, num_inputs))
+        for place, name in enumerate(names):
+            matrix = self.linear((name,))
+            assert isinstance(matrix, DenseLinear)
+            stacked[place] = matrix.weight
+        return stacked.view(-1, len(parts) * num_outputs, num_inputs)
 
 
 # The matrices of a layer that take the same input.
@@ -246,7 +323,10 @@ class LayerReader:
         return self.weights.bias(tuple(self._name(part, "bias") for part in parts))
 
     def vector(self, part: str) -> torch.Tensor:
-        return self.weights.bias((f"model.layers.{self.layer}.{part}",))
+        return self.weights.vector(f"model.layers.{self.layer}.{part}")
+
+    def unrounded_linear(self, part: str) -> UnroundedLinear:
+        return UnroundedLinear(self.weights.dense(self._name(part, "weight")))
 
     def linear(self, *parts: str) -> Linear:
         linear = self.weights.linear(self.names(*parts), self.bias(*parts))
@@ -260,12 +340,10 @@ class LayerReader:
         order = head_order(config)
         if order is None:
             return linear
-        assert isinstance(linear, DenseLinear)
         num_rotated = config.num_heads + config.num_kv_heads
-        rows = torch.arange(linear.weight.shape[0]).view(-1, config.head_dim)
+        rows = torch.arange((num_rotated + config.num_kv_heads) * config.head_dim).view(-1, config.head_dim)
         rows[:num_rotated] = rows[:num_rotated, torch.from_numpy(order)]
-        bias = None if linear.bias is None else linear.bias[rows.flatten()]
-        return replace(linear, weight=linear.weight[rows.flatten()], bias=bias)
+        return _with_outputs(linear, rows.flatten())
 
     def head_norm(self, part: str) -> torch.Tensor:
         """Of queries or keys."""

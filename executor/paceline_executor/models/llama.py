@@ -60,7 +60,7 @@ class LlamaModel:
         """Serves positions below `max_model_len`. collectives: of ranks, each with its part of the layers' weights."""
         config = weights.config
         self._config = config
-        self._embedding = weights.embedding("model.embed_tokens.weight")
+        self._embedding = weights.dense("model.embed_tokens.weight")
         tables, table_of_layer = rope_tables(config, max_model_len)
         self._rope_tables = tables.to(self._embedding.device)
         self._layers = [

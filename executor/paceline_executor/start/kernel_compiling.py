@@ -46,7 +46,7 @@ from paceline_kernels.warm_up.triton_kernels import settle_keys
 from paceline_kernels.warm_up.triton_launches import KernelLaunch, launches_of
 from paceline_kernels.warm_up.triton_processes import Compiled, compile_launches
 
-_FOLDER = "triton"
+_FOLDER, _OF_LAYER = "triton", "model.layers."
 _ALIGNED_LAYERS = 4  # scales of a layer's heads lie at a multiple of 4 bytes, and alignments count up to 16
 
 
@@ -218,14 +218,12 @@ def _digest(steps: Steps, capability: tuple[int, int]) -> str:
 
 def first_layers(model: ModelConfig, stored: Mapping[str, StoredType]) -> ModelConfig:
     """The same model up to the layer behind which none is launched otherwise than one before."""
+    types: dict[int, list[StoredType]] = {layer: [] for layer in range(model.num_layers)}
+    for name in model.tensor_shapes() if stored else ():
+        if name.startswith(_OF_LAYER):
+            types[int(name.split(".")[2])].append(stored[name])
     kinds = [
-        (
-            model.window(layer),
-            layer % _ALIGNED_LAYERS,
-            tuple(
-                stored[name] for name in model.tensor_shapes() if name.startswith(f"model.layers.{layer}.") and stored
-            ),
-        )
+        (model.window(layer), layer % _ALIGNED_LAYERS, model.is_sparse(layer), tuple(types[layer]))
         for layer in range(model.num_layers)
     ]
     num_layers = next(count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == set(kinds))

@@ -35,7 +35,7 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, ranks: Ra
     whole, degree = opened.checkpoint, config.tensor_parallel_size
     if ranks is not None:
         ranks.start(opened)
-    checkpoint = part_of(whole, None if ranks is None else ranks.memory)
+    checkpoint = part_of(whole, 0, degree)
     numerics = choose_cpu_numerics(config.quantization, config.kv_cache_dtype, whole.config, config.block_size)
     opened_drafter = open_drafter(config, opened, numerics, progress)
     drafter_needs = NO_DRAFTER if opened_drafter is None else opened_drafter.needs
@@ -97,7 +97,7 @@ class CpuRank:
     device = _NAME
 
     def __init__(self, config: Config, whole: Checkpoint, memory: GroupMemory) -> None:
-        self._config, self._part, self._memory = config, part_of(whole, memory), memory
+        self._config, self._part, self._memory = config, part_of(whole, memory.rank, memory.degree), memory
 
     @property
     def num_blocks(self) -> int:

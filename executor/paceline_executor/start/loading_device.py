@@ -3,8 +3,8 @@
 Refuses to know how bytes come to a device and in which numbers they are computed with.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 
 import structlog
@@ -17,7 +17,7 @@ from paceline_executor.config import (
     LoadFormat,
     RunnerKind,
 )
-from paceline_executor.errors import LimitError, MissingDeviceError
+from paceline_executor.errors import LimitError, MissingDeviceError, ShortMemoryError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
@@ -26,7 +26,14 @@ from paceline_executor.models.collectives import Collectives
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, twin_model, upload_model
 from paceline_executor.models.rope import rotation_bytes
-from paceline_executor.numerics import KvDtype, MatrixKind, Numerics, choose_gpu_numerics, choose_twin_numerics
+from paceline_executor.numerics import (
+    KvDtype,
+    MatrixKind,
+    Numerics,
+    Quantization,
+    choose_gpu_numerics,
+    choose_twin_numerics,
+)
 from paceline_executor.ranks.memory import GroupMemory
 from paceline_executor.ranks.process_group import ProcessGroupCollectives, collectives_of_hosts
 from paceline_executor.rows.table import RowTable
@@ -61,7 +68,9 @@ from paceline_executor.start.sizing import (
     longest_row,
     row_limits,
 )
-from paceline_executor.weights.checkpoint import Checkpoint, KvScales
+from paceline_executor.weights.checkpoint import Checkpoint, KvScales, ModelConfig
+from paceline_executor.weights.sharded import can_share
+from paceline_executor.weights.shares import own_slices, shares_whole_experts
 from paceline_executor.weights.stored_tensor import FloatType, StoredType
 from paceline_kernels.linear import Splits
 
@@ -99,10 +108,7 @@ def load_on_device(
     config: Config, kind: RunnerKind, opened: Opened, progress: ProgressLog, ranks: RankStart | None
 ) -> Loaded:
     """Raises ModelError, LimitError, ShortMemoryError, MissingDeviceError."""
-    place = _place(kind, 0, config.share)
-    if ranks is not None:
-        ranks.start(opened)
-    return DeviceStart(config, place, opened, progress, None if ranks is None else ranks.memory).load(ranks)
+    return DeviceStart(config, _place(kind, 0, config.share), opened, progress).load(ranks)
 
 
 def rank_on_device(config: Config, kind: RunnerKind, opened: Opened, memory: GroupMemory) -> "DeviceStart":
@@ -145,7 +151,7 @@ class DeviceStart:
         progress: ProgressLog,
         memory: GroupMemory | None = None,
     ) -> None:
-        """memory: of a rank; None of one that has the whole model."""
+        """memory: of a rank that follows; the first one's is there from `load` on."""
         if config.has_default_block_size:
             config = replace(config, block_size=DEVICE_BLOCK_SIZE)
         self._config = config
@@ -153,13 +159,12 @@ class DeviceStart:
         self._opened = opened
         self._progress = progress
         self._memory = memory
-        self._checkpoint = checkpoint = part_of(opened.checkpoint, memory)
+        degree = config.tensor_parallel_size
+        self._checkpoint = checkpoint = part_of(opened.checkpoint, 0 if memory is None else memory.rank, degree)
         self._model = checkpoint.config
         self._stored = checkpoint.stored_types
         self._numerics = self._choose_numerics(checkpoint, self._stored, config.kv_cache_dtype)
-        if config.batch_invariant and memory is not None and self._numerics.matrices is not MatrixKind.DENSE:
-            sentence = "--batch-invariant with --tensor-parallel-size is for weights that stay floats"
-            raise LimitError(f"{sentence}: choose --quantization none, or leave one out")
+        self._check_splits(self._numerics, degree)
         self._draft = self._open_draft()
         # What is verified together has other bits.
         self._max_drafts = 0 if config.batch_invariant else _MAX_DRAFTS
@@ -182,6 +187,8 @@ class DeviceStart:
         plan, limits = self.plan_memory()
         log.info("memory", device=place.name, total=place.memory.total_bytes, **plan.table)
         if ranks is not None:
+            ranks.start(self._opened)
+            self._memory = ranks.memory
             limits = self._limits(limits.max_model_len, ranks.agree(place.name, limits.num_blocks))
         if place.capability is not None:
             self.compile_kernels(place.capability, limits)
@@ -205,15 +212,54 @@ class DeviceStart:
         return Loaded(Engine(RowTable(limits), runner), self._describe(limits, runner, step_points))
 
     def plan_memory(self) -> tuple[MemoryPlan, RowLimits]:
-        config, model, numerics = self._config, self._model, self._numerics
+        """Raises ShortMemoryError, which says what would fit."""
+        return self._planned(self._model, self._numerics, self._config.tensor_parallel_size, self._what_fits)
+
+    def _what_fits(self) -> str:
+        """As many GPUs as the weights take, or the formats in which they take less."""
+        whole, degree, fitting = self._opened.checkpoint, self._config.tensor_parallel_size, []
+        for more in () if self._place.is_twin else range(degree + 1, whole.config.num_heads + 1):
+            if can_share(whole, more) and self._fits(part_of(whole, 0, more).config, self._numerics, more):
+                fitting.append(f"{more} GPUs (--tensor-parallel-size {more})")
+                break
+        for quantization in (Quantization.AUTO, Quantization.FP8):
+            with suppress(LimitError):
+                numerics = self._choose_numerics(
+                    self._checkpoint, self._stored, self._config.kv_cache_dtype, quantization
+                )
+                if numerics != self._numerics and self._fits(self._model, numerics, degree):
+                    fitting.append(f"--quantization {quantization.value}")
+        return f"the model needs {' or '.join(fitting)}" if fitting else "choose a smaller model"
+
+    def _fits(self, model: ModelConfig, numerics: Numerics, degree: int) -> bool:
+        try:
+            self._check_splits(numerics, degree)
+            self._planned(model, numerics, degree)
+        except (LimitError, ShortMemoryError):
+            return False
+        return True
+
+    def _check_splits(self, numerics: Numerics, degree: int) -> None:
+        if self._config.batch_invariant and degree > 1 and numerics.matrices is not MatrixKind.DENSE:
+            sentence = "--batch-invariant with --tensor-parallel-size is for weights that stay floats"
+            raise LimitError(f"{sentence}: choose --quantization none, or leave one out")
+
+    def _planned(
+        self, model: ModelConfig, numerics: Numerics, degree: int, what_fits: Callable[[], str] = str
+    ) -> tuple[MemoryPlan, RowLimits]:
+        """model: a rank's part, where there are several."""
+        config = self._config
         max_model_len = longest_row(config, model.max_model_len)
         fillable = fillable_blocks(config, max_model_len)
         most = self._limits(max_model_len, fillable)
+        # With fixed splits ranks add up slices of experts, which are apart until then.
+        is_sliced = self._splits is Splits.FIXED and numerics.matrices is not MatrixKind.FLOAT8
+        expert_slices = own_slices(model) if is_sliced and not shares_whole_experts(model) else 1
         drafting = DraftBytes() if self._draft is None else self._draft.bytes_of(most, self._sizes)
 
         def step_bytes(num_draws: int, num_tokens: int) -> int:
             seen = num_tokens * drafting.per_step_token
-            return seen + activation_bytes(model, num_tokens, num_draws, numerics.dtype.itemsize)
+            return seen + activation_bytes(model, num_tokens, num_draws, numerics.dtype.itemsize, expert_slices)
 
         # A captured step keeps tables of blocks, hidden states, a few columns.
         kept = [
@@ -233,7 +279,7 @@ class DeviceStart:
             graphs=graph_bytes(
                 max(drafting.activations, *(step_bytes(size.num_draws, size.num_tokens) for size in self._sizes)),
                 [*kept, *drafting.kept],
-                config.tensor_parallel_size,
+                degree,
             ),
         )
         least_tokens = config.max_model_len or min(max_model_len, MIN_POOL_TOKENS)
@@ -242,11 +288,12 @@ class DeviceStart:
             min_blocks=-(-least_tokens // config.block_size),
             max_blocks=fillable,
         )
-        place, degree = self._place, config.tensor_parallel_size
+        place = self._place
         kv_bytes = None if config.kv_cache_memory is None else config.kv_cache_memory // degree
         if kv_bytes is None and place.is_twin:
             kv_bytes = min(place.memory.free_bytes // _TWIN_KV_SHARE, MAX_DEFAULT_KV_BYTES // degree)
-        plan = plan_memory(place.memory, config.gpu_memory_utilization or _DEFAULT_SHARE, uses, needs, kv_bytes)
+        share = config.gpu_memory_utilization or _DEFAULT_SHARE
+        plan = plan_memory(place.memory, share, uses, needs, kv_bytes, what_fits)
         return plan, self._limits(max_model_len, plan.num_blocks)
 
     def compile_kernels(self, capability: tuple[int, int], limits: RowLimits) -> None:
@@ -335,11 +382,14 @@ class DeviceStart:
         return replace(limits, max_num_draft_tokens=self._max_drafts)
 
     def _choose_numerics(
-        self, checkpoint: Checkpoint, stored: Mapping[str, StoredType], kv_dtype: KvDtype | None
+        self,
+        checkpoint: Checkpoint,
+        stored: Mapping[str, StoredType],
+        kv_dtype: KvDtype | None,
+        quantization: Quantization | None = None,
     ) -> Numerics:
-        quantization, capability = self._config.quantization, self._place.capability
-        if checkpoint.config.experts is not None:
-            raise LimitError("a mixture of experts is computed by --runner cpu only yet: take it")
+        """quantization: else the one that was asked for."""
+        quantization, capability = quantization or self._config.quantization, self._place.capability
         if capability is None:
             return choose_twin_numerics(quantization, kv_dtype)
         return choose_gpu_numerics(quantization, kv_dtype, checkpoint.config, stored, capability)

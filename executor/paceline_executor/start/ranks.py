@@ -83,6 +83,6 @@ class RankStart:
         self._group.has_warmed_up()
 
 
-def part_of(whole: Checkpoint, memory: GroupMemory | None) -> Checkpoint:
+def part_of(whole: Checkpoint, rank: int, degree: int) -> Checkpoint:
     """A rank's; all of it where there is one rank."""
-    return whole if memory is None else ShardedCheckpoint(whole, memory.rank, memory.degree)
+    return whole if degree == 1 else ShardedCheckpoint(whole, rank, degree)

@@ -15,8 +15,10 @@ from paceline_executor.weights.stored_checkpoint import FLOAT8_NUMBERS
 from paceline_executor.weights.stored_tensor import GroupedType
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.grouped_linear import Codes, GroupedLayout, GroupedWeight, new_grouped, pack_grouped
+from paceline_kernels.grouped_linear.weights import TILE_OUTPUTS
 
 _LARGEST_ZERO = 255
+_OF_OUTPUTS = ("words", "scales", "zeros", "minima")  # fields of a weight that have a tile of outputs first
 
 
 def expected_weight(
@@ -87,10 +89,58 @@ def joined(first: GroupedWeight, second: GroupedWeight) -> GroupedWeight | None:
         return None
     stacked = {
         name: torch.cat((getattr(first, name), getattr(second, name)))
-        for name in ("words", "scales", "zeros", "minima")
+        for name in _OF_OUTPUTS
         if getattr(first, name) is not None
     }
     return replace(first, layout=replace(layout, num_outputs=layout.num_outputs + num_outputs), **stacked)
+
+
+def stack_of(first: GroupedWeight, count: int) -> GroupedWeight:
+    """Room for as many of its scheme one below the other, each of whole tiles, to be `put` there."""
+
+    def room(one: torch.Tensor | None) -> torch.Tensor | None:
+        return None if one is None else one.new_empty((count * one.shape[0], *one.shape[1:]))
+
+    words, scales = room(first.words), room(first.scales)
+    assert words is not None
+    assert scales is not None
+    layout = replace(first.layout, num_outputs=count * first.layout.num_outputs)
+    return replace(first, layout=layout, words=words, scales=scales, zeros=room(first.zeros), minima=room(first.minima))
+
+
+def put(stack: GroupedWeight, place: int, weight: GroupedWeight) -> GroupedWeight | None:
+    """Write one of a stack. Returns the stack, which has zeros once one of them has; None for one of another scheme."""
+    if (weight.zeros is None) != (stack.zeros is None):
+        stack, weight = (each if each.zeros is not None else _with_zeros(each) for each in (stack, weight))
+    if replace(weight.layout, num_outputs=stack.layout.num_outputs) != stack.layout or not _is_alike(stack, weight):
+        return None
+    num_tiles = weight.layout.num_output_tiles
+    for to, part in zip(_of_outputs(stack), _of_outputs(weight), strict=True):
+        to[place * num_tiles : (place + 1) * num_tiles] = part
+    return stack
+
+
+def reordered(weight: GroupedWeight, rows: torch.Tensor) -> GroupedWeight:
+    """The same outputs in another order. rows: [out], which one comes where."""
+    layout = weight.layout
+    places = torch.arange(TILE_OUTPUTS * layout.num_output_tiles, device=rows.device)
+    places[: layout.num_outputs] = rows
+
+    def moved(part: torch.Tensor) -> torch.Tensor:
+        by_output = part.transpose(1, 2).flatten(0, 1)[places]
+        return by_output.view(-1, TILE_OUTPUTS, *by_output.shape[1:]).transpose(1, 2).contiguous()
+
+    zeros, minima = (None if part is None else moved(part) for part in (weight.zeros, weight.minima))
+    return replace(weight, words=moved(weight.words), scales=moved(weight.scales), zeros=zeros, minima=minima)
+
+
+def _with_zeros(weight: GroupedWeight) -> GroupedWeight:
+    """Those that it has without saying so."""
+    return replace(weight, zeros=torch.full_like(weight.scales, weight.layout.middle, dtype=torch.uint8))
+
+
+def _of_outputs(weight: GroupedWeight) -> list[torch.Tensor]:
+    return [part for part in (getattr(weight, name) for name in _OF_OUTPUTS) if part is not None]
 
 
 def _is_alike(one: GroupedWeight, other: GroupedWeight) -> bool:

@@ -12,9 +12,9 @@ import numpy as np
 import structlog
 import torch
 
-from paceline_executor.numerics import MatrixKind
+from paceline_executor.numerics import MatrixKind, experts_stay_grouped
 from paceline_executor.upload.conversion import check_convertible, codes_of, groups_of, numbers_of, numbers_of_groups
-from paceline_executor.upload.grouping import expected_weight, grouped_weight
+from paceline_executor.upload.grouping import expected_weight, grouped_weight, put, stack_of
 from paceline_executor.upload.staging import Staging
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 from paceline_executor.weights.grouped_rows import GroupedTensor, Matrix
@@ -107,6 +107,44 @@ class Uploader:
             write(tensor, ScaledWeight(values[rows], scales[rows]))
             first = rows.stop
         return ScaledWeight(values, scales)
+
+    def experts(self, layer: int, kind: MatrixKind) -> list[torch.Tensor | ScaledWeight | GroupedWeight]:
+        """Gates and ups, and downs, of all experts of a sparse layer: each one below the other, in one allocation.
+
+        Grouped, where both stay so, else neither. Raises ModelCorruptError.
+        """
+        config, stored = self.config, self._checkpoint.stored_types
+        both = [config.expert_names(layer, *parts) for parts in (("gate_proj", "up_proj"), ("down_proj",))]
+        if kind is MatrixKind.AS_STORED and experts_stay_grouped(config, layer, stored):
+            stacks = [stack for stack in map(self._stack, both) if stack is not None]
+            if len(stacks) == len(both):
+                return [*stacks]
+        return [self._experts(names, kind) for names in both]
+
+    def _stack(self, names: list[str]) -> GroupedWeight | None:
+        """None where kernels have no form for one, or none for all."""
+        stack = None
+        for place, name in enumerate(names):
+            tensor = self._checkpoint.stored(name)
+            grouped = grouped_type(tensor.stored)
+            weight = None if grouped is None else self._grouped(tensor, grouped)
+            if weight is None:
+                return None
+            self._note(tensor, weight.is_finite())
+            stack = put(stack_of(weight, len(names)) if stack is None else stack, place, weight)
+            if stack is None:
+                return None
+        return stack
+
+    def _experts(self, names: list[str], kind: MatrixKind) -> torch.Tensor | ScaledWeight:
+        tensors = [self._checkpoint.stored(name) for name in names]
+        types = [tensor.stored for tensor in tensors]
+        if kind is MatrixKind.AS_STORED and any(map(grouped_type, types)) and not are_w8a8(types):
+            structlog.get_logger().info("weights_widened", tensor=tensors[0].name, stored=str(types[0]))
+            kind = MatrixKind.DENSE
+        weight = self.matrix(*names, kind=kind)
+        assert not isinstance(weight, list)
+        return weight
 
     def _as_stored(self, tensor: Matrix) -> torch.Tensor | GroupedWeight:
         grouped = grouped_type(tensor.stored)

@@ -163,6 +163,13 @@ class ModelConfig:
         """Whether experts are its feed-forward network."""
         return self.experts is not None and self.experts.sparse_layers[layer]
 
+    def expert_names(self, layer: int, *parts: str) -> list[str]:
+        """Those of such matrices as "gate_proj" of a sparse layer, expert by expert as far as they are held."""
+        if self.experts is None:
+            return []
+        held = self.experts.held or range(self.experts.routing.num_experts)
+        return [f"model.layers.{layer}.mlp.experts.{expert}.{part}.weight" for expert in held for part in parts]
+
     def layer_shapes(self, *, is_sparse: bool) -> dict[str, tuple[int, ...]]:
         """By names inside a layer, such as "self_attn.q_proj.weight"."""
         matrices = self._matrix_shapes(is_sparse=is_sparse)

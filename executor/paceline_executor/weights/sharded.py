@@ -35,10 +35,17 @@ def check_degree(whole: Checkpoint, degree: int) -> None:
     raise LimitError(f"--tensor-parallel-size {degree}: {problem}: {are if possible else 'leave it out'}")
 
 
+def can_share(whole: Checkpoint, degree: int) -> bool:
+    """Whether `check_degree` lets it pass."""
+    return not _problem(whole, degree)
+
+
 def _problem(whole: Checkpoint, degree: int) -> str:
     """Why so many ranks cannot share it; empty where they can."""
     config, stored_types = whole.config, whole.stored_types
-    if config.qk_norm_spans_heads and degree > 1:
+    if degree == 1:
+        return ""
+    if config.qk_norm_spans_heads:
         return "queries and keys of all heads are normalised together"
     heads = f"{config.num_heads} attention heads and {config.num_kv_heads} KV heads"
     undivided = [words for words, size in shared_sizes(config).items() if size % degree]

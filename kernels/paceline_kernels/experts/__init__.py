@@ -25,12 +25,11 @@ _EIGHT_BITS = (torch.float8_e4m3fn, torch.int8)
 def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None) -> Routes:
     """Choose experts.
 
-    logits: [num_tokens, num_experts], contiguous; float32 on a CPU, bfloat16 or float16 on a GPU, computed with in
-    float32. bias: [num_experts] float32, with `has_bias`.
+    logits: [num_tokens, num_experts] float32, contiguous. bias: [num_experts] float32, with `has_bias`.
     Tokens with a NaN among their logits have NaN for weights. Batch-invariant: tokens do not influence each other.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
-    check_tensor("route", "logits", logits, float_type("route", "logits", logits), (None, routing.num_experts))
+    check_tensor("route", "logits", logits, torch.float32, (None, routing.num_experts))
     if (bias is not None) != routing.has_bias:
         raise KernelArgumentError("route", "a bias belongs to a routing that has one")
     if bias is not None:
@@ -55,47 +54,50 @@ def gated_experts(
     *,
     splits: Splits = Splits.EVEN,
     parts: ExpertParts = WHOLE,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The sum of what a token's experts make of it, each times its weight, added in float32 in the order of `parts`.
 
     x: [num_tokens, hidden]. gate_up: [num_experts, 2 * intermediate, hidden], the gates first. down: [num_experts,
     hidden, intermediate]. All contiguous and of one type: float32 on a CPU, bfloat16 or float16 on a GPU, where weights
     may be of 8 bits, too, float8_e4m3fn or int8, with float32 scales [num_experts, outputs], or both grouped, all
-    experts' outputs one below the other, without an order of inputs. parts: on a CPU; a GPU has the whole. Returns
-    [num_tokens, hidden] of x's type, new.
+    experts' outputs one below the other, without an order of inputs. Returns [num_tokens, hidden] of x's type, or of
+    dtype: float32, for sums that ranks add to theirs; new.
 
-    On a GPU sums are float32; what passes the gates is rounded to x's type, as is what an expert makes of a token. A
-    token whose expert there is not becomes NaN.
+    On a GPU sums are float32; what passes the gates is rounded to x's type, as is what an expert makes of a token.
 
     Batch-invariant on a CPU, and on a GPU with Splits.FIXED; with Splits.EVEN the products are whichever are expected
     to be fastest for as many tokens. Raises KernelArgumentError, UnsupportedDeviceError.
     """
     if not is_cpu(x.device) and not gpu.has_kernels(x.device):
         raise UnsupportedDeviceError(_OP, x.device, gpu.DEVICES)
-    dtype = float_type(_OP, "x", x)
+    own = float_type(_OP, "x", x)
+    if dtype not in (None, own, torch.float32):
+        raise KernelArgumentError(_OP, f"the result must be of the type of x or torch.float32, not {dtype}")
     if isinstance(gate_up, GroupedWeight) and isinstance(down, GroupedWeight) and not is_cpu(x.device):
         hidden = gate_up.layout.num_inputs
-        _check_groups(gate_up, down, dtype)
+        _check_groups(gate_up, down, own)
     else:
-        num_experts, both, hidden = _check_weight("gate_up", gate_up, dtype, (None, None, None))
+        num_experts, both, hidden = _check_weight("gate_up", gate_up, own, (None, None, None))
         if both % 2:
             raise KernelArgumentError(_OP, f"gate_up must have as many gates as it gates, not {both} in all")
-        _check_weight("down", down, dtype, (num_experts, hidden, both // 2))
-    check_tensor(_OP, "x", x, dtype, (None, hidden))
+        _check_weight("down", down, own, (num_experts, hidden, both // 2))
+    check_tensor(_OP, "x", x, own, (None, hidden))
     check_tensor(_OP, "routes.experts", routes.experts, torch.int32, (x.shape[0], None))
     check_tensor(_OP, "routes.weights", routes.weights, torch.float32, tuple(routes.experts.shape))
-    if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor) and is_cpu(x.device):
+    if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
         if both // 2 % parts.slices or num_experts % parts.groups:
             sizes = f"{num_experts} experts of {both // 2} inputs"
             raise KernelArgumentError(_OP, f"{sizes} have no {parts.slices} slices and {parts.groups} equal groups")
-        from paceline_kernels.experts import cpu
+        if is_cpu(x.device):
+            from paceline_kernels.experts import cpu
 
-        return cpu.gated_experts(x, routes, gate_up, down, gate, parts)
-    if parts != WHOLE:
-        raise KernelArgumentError(_OP, "on a GPU a sum is not divided into parts")
+            return cpu.gated_experts(x, routes, gate_up, down, gate, parts)
+    if splits is Splits.EVEN or not (isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)):
+        parts = ExpertParts(first_expert=parts.first_expert)
     from paceline_kernels.experts import triton
 
-    return triton.gated_experts(x, routes, gate_up, down, gate, splits)
+    return triton.gated_experts(x, routes, gate_up, down, gate, splits, parts, dtype)
 
 
 def _check_weight(

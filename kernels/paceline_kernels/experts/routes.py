@@ -17,11 +17,12 @@ class Routes:
 class ExpertParts:
     """How a token's sum is divided, so that ranks may share it with the same bits: by slices or by groups.
 
-    Each part's sum is in the order of the choice; parts are added as `sum_of_slices` does.
+    Each part's sum is in the order of the choice; parts are added as `sum_of_slices` does. A GPU divides sums of floats
+    with Splits.FIXED alone.
     """
 
     slices: int = 1  # of the intermediate size of each expert, of equal length
-    groups: int = 1  # of whole experts, as many in each
+    groups: int = 1  # of whole experts, as many in each; slices or groups are 1
     first_expert: int = 0  # whose matrices come first; a choice of an expert without matrices adds nothing
 
 

@@ -41,16 +41,18 @@ def linear(
     return triton.linear(x, weight, bias, splits, slices)
 
 
-def unrounded_linear(x: torch.Tensor, weight: torch.Tensor, slices: int = 1) -> torch.Tensor:
-    """What `linear` with Splits.FIXED sums and has not rounded yet: float32. Equal parts of the inputs give the parts
+def unrounded_linear(
+    x: torch.Tensor, weight: torch.Tensor, slices: int = 1, *, splits: Splits = Splits.FIXED
+) -> torch.Tensor:
+    """What `linear` sums and has not rounded yet: float32. With Splits.FIXED equal parts of the inputs give the parts
     of one `sum_of_slices`. Raises as `linear` does.
     """
     if is_cpu(x.device):  # its numbers are float32 anyway
         return linear(x, weight, slices=slices)
     _check(x, weight, None, slices)
-    from paceline_kernels.linear.triton.tiles import launch_tiles
+    from paceline_kernels.linear import triton
 
-    return launch_tiles(x, weight, None, None, slices, torch.float32)
+    return triton.unrounded_linear(x, weight, slices, splits)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slices: int) -> None:

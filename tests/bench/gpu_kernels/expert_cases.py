@@ -72,7 +72,7 @@ def cases(scale: Scale, place: Place) -> Iterator[Case]:
 def route_case(place: Place, num_tokens: int, routing: Routing) -> Case:
     def build(seed: int) -> Work:
         # Of few different numbers, so that there are ties, none of which may be a matter of rounding.
-        logits = place.integers(16, num_tokens, routing.num_experts, seed=seed).to(place.dtype) / 4
+        logits = place.integers(16, num_tokens, routing.num_experts, seed=seed).float() / 4
         bias = place.integers(4, routing.num_experts, seed=seed + 1).float() if routing.has_bias else None
 
         def mismatch(found: Routes) -> float:
@@ -88,7 +88,7 @@ def route_case(place: Place, num_tokens: int, routing: Routing) -> Case:
         op="route",
         shape={"t": num_tokens, "e": routing.num_experts, "k": routing.top_k, "score": routing.score.value},
         build=build,
-        num_bytes=num_tokens * (routing.num_experts * place.dtype.itemsize + 8 * routing.top_k),
+        num_bytes=num_tokens * (routing.num_experts * 4 + 8 * routing.top_k),
         allowed_error=1e-5,
     )
 
@@ -102,7 +102,7 @@ def experts_case(
 
     def build(seed: int) -> Work:
         x, logits = (place.normal(num_tokens, size, seed=seed) for size in (mixture.hidden, mixture.num_experts))
-        routes = route(logits, Routing(mixture.num_experts, mixture.top_k), None)
+        routes = route(logits.float(), Routing(mixture.num_experts, mixture.top_k), None)
         gate_up, down = _weight(place, gate_up_shape, kind, seed + 2), _weight(place, down_shape, kind, seed + 3)
         return compared(
             lambda: gated_experts(x, routes, gate_up, down, Gate.SILU, splits),

@@ -1,9 +1,7 @@
-"""Every family on a device: its kernels, interpreted, give the logits that the CPU has in float32.
+"""Every family of dense models on a device: its kernels, interpreted, give the logits that the CPU has in float32.
 
-float32 shows that nothing is left out or in the wrong place. float16 shows that types fit, and what rounding costs.
 In `make test` each part of a model is in one case: Gemma 3 has most, Gemma 2 its caps, a Llama of float8 the biases,
 Qwen 3 keys and values of 8 bits.
-bfloat16 is what Triton's interpreter cannot compute.
 """
 
 import importlib.util
@@ -16,14 +14,26 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
+from interpreted_models import (
+    DEVICE,
+    MAX_MODEL_LEN,
+    all_steps,
+    assert_close,
+    average,
+    computed_in,
+    config_of,
+    errors,
+    logits_of,
+    on_cpu,
+    on_device,
+    two_steps,
+)
 from joined_ranks import JoinedCollectives
 from kernel_rig.turns import Turns
-from model_inputs import Row, inputs_of
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
 from paceline_executor.models import layers
-from paceline_executor.models.interface import KvCache
-from paceline_executor.models.registry import build_model, upload_model
-from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
+from paceline_executor.models.registry import upload_model
+from paceline_executor.numerics import MatrixKind
 from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.sharded import ShardedCheckpoint
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
@@ -39,13 +49,6 @@ if importlib.util.find_spec("triton") is None:  # it is for Linux
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
-DEVICE = torch.device("cpu")
-BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 16, 12, 64
-LENGTHS = (19, 12)  # tokens of two rows: one beyond the window, and in a second block
-WINDOW = 6
-# Of logits, as a part of their spread, by the type that is computed with: on average (root mean square), and at most.
-TOLERANCES = {torch.float32: (2e-5, 1e-4), torch.float16: (4e-3, 5e-2)}
-
 
 @pytest.fixture(autouse=True)
 def _ieee_arithmetic():
@@ -57,95 +60,6 @@ def _ieee_arithmetic():
 def families_of(*chosen):
     """Those of `make test`, and the others."""
     return [pytest.param(name, marks=[] if name in chosen else [pytest.mark.slow]) for name in FAMILY_CONFIGS]
-
-
-def tokens_of(row):
-    """A row's random token ids."""
-    return torch.randint(3, 250, (LENGTHS[row],), generator=torch.Generator().manual_seed(row)).int()
-
-
-def batch(parts, **of_device):
-    """A batch in which row i computes the positions parts[i], its blocks in turn with the other's; all logits."""
-    rows = [
-        Row(tokens_of(row)[start:stop].tolist(), range(row, NUM_BLOCKS, len(parts)), start)
-        for row, (start, stop) in enumerate(parts)
-    ]
-    return replace(inputs_of(*rows, block_size=BLOCK_SIZE), **of_device)
-
-
-def config_of(family):
-    """A window that few tokens leave: a program computes each token, and the interpreter takes milliseconds for it."""
-    config = FAMILY_CONFIGS[family]
-    return replace(config, sliding_window=WINDOW) if config.sliding_window else config
-
-
-def two_steps(**of_device):
-    """Two chunks, one beyond the window, then two decodes."""
-    return batch([(0, 12), (0, 4)], **of_device), batch([(12, 13), (4, 5)], max_query_len=1, **of_device)
-
-
-def all_steps():
-    """Chunks, a decode beside a chunk, verified drafts beside a decode, chunks that read what is there."""
-    return (
-        batch([(0, 12), (0, 4)]),
-        batch([(12, 13), (4, 9)]),
-        batch([(13, 16), (9, 10)], short_tokens=4, max_query_len=4),
-        batch([(16, 19), (10, 12)]),
-    )
-
-
-def cache_of(config, dtype):
-    """An unwritten cache, with unwritten scales where it is of int8, and with 1/64 where it is of float8."""
-    shape = (config.num_layers, NUM_BLOCKS, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-    keys_values = [torch.full(shape, 100 if dtype == torch.int8 else float("nan")).to(dtype) for _ in range(2)]
-    if dtype == torch.int8:
-        return KvCache(*keys_values, *(torch.full(shape[:-1], float("nan")) for _ in range(2)))
-    if dtype == torch.float8_e4m3fn:
-        return KvCache(*keys_values, *(torch.full((shape[0], shape[2]), 1 / 64) for _ in range(2)))
-    return KvCache(*keys_values)
-
-
-def logits_of(model, config, dtype, batches):
-    """Those of all tokens of these steps."""
-    cache = cache_of(config, dtype)
-    return torch.cat([model.forward(inputs, cache).clone() for inputs in batches])
-
-
-def on_cpu(checkpoint, batches):
-    """What all others are compared with."""
-    model = build_model(checkpoint, MAX_MODEL_LEN, MatrixKind.DENSE)
-    return logits_of(model, checkpoint.config, torch.float32, batches)
-
-
-def computed_in(dtype, kind=MatrixKind.DENSE):
-    floats = {torch.float32: FloatType.FLOAT32, torch.float16: FloatType.FLOAT16}
-    return Numerics(kind, KvDtype.FLOAT32, floats[dtype])
-
-
-def on_device(checkpoint, dtype, batches, kind=MatrixKind.AS_STORED, kv_dtype=None):
-    """The same by a GPU's kernels."""
-    with cpu_stands_for_gpu():
-        model = upload_model(checkpoint, DEVICE, MAX_MODEL_LEN, computed_in(dtype, kind))
-        logits = logits_of(model, checkpoint.config, kv_dtype or dtype, batches)
-    assert logits.dtype == dtype  # `sample` reads them as they are
-    return logits.float()
-
-
-def errors(found, expected):
-    """By how much of the spread of the logits each is off."""
-    return (found - expected) / expected.std()
-
-
-def average(errors):
-    """Their root mean square."""
-    return errors.square().mean().sqrt()
-
-
-def assert_close(found, expected, dtype):
-    """Off by what rounding to this type costs."""
-    off, (on_average, at_most) = errors(found, expected), TOLERANCES[dtype]
-    assert average(off) < on_average
-    assert off.abs().max() < at_most
 
 
 @pytest.mark.parametrize("family", families_of("gemma3"))
@@ -265,7 +179,7 @@ def first_row(inputs):
 def test_with_fixed_splits_a_tokens_bits_do_not_depend_on_its_mates(monkeypatch):
     monkeypatch.setattr(np, "matmul", lambda a, b, dtype: np.einsum("ik,kj->ij", a, b, dtype=dtype))
     checkpoint = RandomCheckpoint(config_of("gemma2"))
-    chunks, decodes = two_steps(splits=Splits.FIXED)
+    chunks, decodes = two_steps(Splits.FIXED)
     together = on_device(checkpoint, torch.float16, [chunks, decodes])[-2]
     alone = on_device(checkpoint, torch.float16, [chunks, first_row(decodes)])[-1]
     assert torch.equal(alone, together)
@@ -299,7 +213,7 @@ def test_an_unknown_architecture_is_refused_by_name():
 def test_with_fixed_splits_two_ranks_have_the_bits_of_one():
     """In 16 bits: what is summed over ranks is not rounded before."""
     checkpoint, turns = RandomCheckpoint(FAMILY_CONFIGS["llama"]), Turns(2)
-    batches = [replace(each, splits=Splits.FIXED) for each in two_steps()]
+    batches = two_steps(Splits.FIXED)
     alone = on_device(checkpoint, torch.float16, batches, MatrixKind.DENSE)
     numerics = computed_in(torch.float16)
 

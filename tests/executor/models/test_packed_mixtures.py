@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
 from model_inputs import Row, inputs_of
@@ -20,7 +19,7 @@ from paceline_executor.weights.checkpoint import Mixture, Rope
 from paceline_executor.weights.grouped_rows import GroupedRows
 from paceline_kernels.quantized_linear import WeightFormat, unpack_rows
 from paceline_kernels.routing import Routing, Score
-from random_models import TINY_CONFIG, RandomCheckpoint, gguf_parts
+from random_models import TINY_CONFIG, RandomCheckpoint, gguf_mixture
 
 LENGTH = 100
 DENSE = replace(TINY_CONFIG, head_dim=32, tie_word_embeddings=False)
@@ -70,16 +69,7 @@ def test_logits_of_8_bits_are_near_those_in_float32(config):
 
 def test_a_gguf_file_of_4_bits_keeps_its_integers_and_scales(tmp_path):
     """One tensor holds a matrix of all experts."""
-    kind, parts = GGMLQuantizationType.Q4_0, gguf_parts(RandomCheckpoint(DENSE), GGMLQuantizationType.Q4_0)
-    parts.metadata |= {"llama.expert_count": 4, "llama.expert_used_count": 2}
-    source = RandomCheckpoint(replace(DENSE, experts=SPARSE))
-    for layer in range(2):
-        ours, theirs = f"model.layers.{layer}.mlp", f"blk.{layer}.ffn"
-        parts.tensors[f"{theirs}_gate_inp.weight"] = (source.tensor(f"{ours}.gate.weight"), GGMLQuantizationType.F32)
-        for part in ("gate", "up", "down"):
-            matrices = [source.tensor(f"{ours}.experts.{expert}.{part}_proj.weight") for expert in range(4)]
-            del parts.tensors[f"{theirs}_{part}.weight"]
-            parts.tensors[f"{theirs}_{part}_exps.weight"] = (quants.quantize(np.stack(matrices), kind), kind)
+    parts = gguf_mixture(RandomCheckpoint(replace(DENSE, experts=SPARSE)), GGMLQuantizationType.Q4_0)
     checkpoint = load_checkpoint(parts.write(tmp_path / "mixture.gguf"))
     experts = PackedLlamaModel(checkpoint, LENGTH)._weights.layers[1].experts
     for packed, names in ((experts.gate_up, ("gate", "up")), (experts.down, ("down",))):

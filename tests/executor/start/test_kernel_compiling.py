@@ -43,7 +43,7 @@ from paceline_kernels.linear import Splits
 from paceline_kernels.warm_up import triton_processes
 from paceline_kernels.warm_up.triton_launches import KernelLaunch
 from paceline_kernels.warm_up.triton_processes import Compiled, compile_launches
-from random_models import TINY_CONFIG, RandomCheckpoint, gguf_parts
+from random_models import MIXTURE_CONFIGS, TINY_CONFIG, RandomCheckpoint, gguf_parts
 
 LIMITS = RowLimits(
     num_rows=2,
@@ -73,7 +73,7 @@ from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.limits import RowLimits
 from paceline_executor.runner.device import rehearsal
 from paceline_executor.runner.device.buckets import buckets_of
-from random_models import TINY_CONFIG
+from random_models import MIXTURE_CONFIGS, TINY_CONFIG
 from paceline_executor.weights.hf.eagle3_config import Eagle3Config
 from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.gpu.no_gpu import compile_for
@@ -125,6 +125,9 @@ if drafts_by is None:  # how many blocks there are depends on the memory that is
     assert launches_of_steps(replace(steps, limits=more_blocks)) == found
 for launch in found:
     print(json.dumps([launch.kernel, launch.specialization]))
+if sys.argv[-1] == "nothing":
+    for launch in launches_of_steps(replace(steps, model=MIXTURE_CONFIGS["qwen2moe"])):
+        print("mixture", json.dumps([launch.kernel, launch.specialization]))
 print(json.dumps({name: sorted(set(operations)) for name, operations in noted.items()}))
 """
 
@@ -196,9 +199,9 @@ def said(tmp_path_factory):
     return run(FIND + COMPILE, tmp_path_factory.mktemp("compiled"), "nothing").splitlines()
 
 
-def found_in(said):
+def found_in(said, model=""):
     """What is compiled beforehand: kernels, each with all that its code depends on."""
-    return {tuple(json.loads(line)) for line in said if line.startswith("[")}
+    return {tuple(json.loads(line.removeprefix(model))) for line in said if line.startswith(f"{model}[")}
 
 
 # What else is launched writes only numbers, on which no launch depends: without it all are 0.
@@ -263,13 +266,13 @@ def head():
     return drafting_by_head(of_head, torch.arange(100), NUMERICS, LIMITS, Splits.EVEN)
 
 
-def run_whole_model(drafting=None, checkpoint=None, numerics=NUMERICS):
+def run_whole_model(drafting=None, checkpoint=None, numerics=NUMERICS, config=TINY_CONFIG):
     """Prompts in chunks beside decodes, with rules, and with log-probabilities of output and prompt; drafts of every
     depth, some beside a chunk; copies of blocks.
     """
-    geometry = kv_geometry(TINY_CONFIG, LIMITS.num_blocks, LIMITS.block_size, NUMERICS)
+    geometry = kv_geometry(config, LIMITS.num_blocks, LIMITS.block_size, NUMERICS)
     cache = allocate_on_device(geometry, NUMERICS.kv, CPU)
-    model = upload_model(checkpoint or RandomCheckpoint(), CPU, LIMITS.max_model_len, numerics)
+    model = upload_model(checkpoint or RandomCheckpoint(config), CPU, LIMITS.max_model_len, numerics)
     sizes = buckets_of(2, 16, 5)
     runner = DeviceRunner(TwinDevice(), model, cache, geometry, LIMITS, buckets=sizes, drafting=drafting)
     engine = SteppingEngine(RowTable(LIMITS), runner)
@@ -306,6 +309,17 @@ def test_whatever_a_whole_model_launches_was_compiled_before(said, monkeypatch, 
     assert ("lookup_drafts_kernel" in kernels) == (drafts_by == "nothing")
 
 
+@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+def test_whatever_a_mixture_launches_was_compiled_before(said, monkeypatch):
+    """Few slots and tiles, whichever a step has; a choice of one, by which a shared expert is multiplied."""
+    recorder = Recorder(monkeypatch)
+    with cpu_stands_for_gpu():
+        run_whole_model(config=MIXTURE_CONFIGS["qwen2moe"])
+    kernels = {name.rpartition(".")[2] for name, _ in recorder.seen}
+    assert recorder.seen <= found_in(said, "mixture ")
+    assert kernels >= {"route_rows", "group_slots", "multiply_few_slots", "multiply_expert_tiles", "combine_slots"}
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 def test_whatever_a_model_of_blocks_launches_was_compiled_before(tmp_path, monkeypatch):
@@ -333,7 +347,9 @@ def test_nothing_that_is_captured_has_to_do_with_the_host(said):
 
 
 def test_kernels_are_compiled_once_whoever_compiles_which_and_in_whatever_order(said):
-    num_launches, counted, is_told, refusal, is_all_kept = (line for line in said if not line.startswith(("[", "{")))
+    num_launches, counted, is_told, refusal, is_all_kept = (
+        line for line in said if not line.startswith(("[", "{", "mixture"))
+    )
     assert (num_launches, counted) == ("3", "3 0 0")  # rows are taken in one way, however many
     assert (is_told, is_all_kept) == ("True", "True")
     assert refusal.startswith("paceline_kernels.take_rows.triton.take_rows_kernel: RuntimeError: Specialization data")
@@ -452,3 +468,10 @@ def test_layers_that_launch_the_same_are_gone_through_once():
     assert {(first.window(layer), layer % 4) for layer in range(first.num_layers)} == kinds
     assert first.num_layers == 12
     assert kernel_compiling.first_layers(replace(TINY_CONFIG, num_layers=32), {}).num_layers == 4
+
+
+def test_sparse_layers_are_gone_through_wherever_they_begin():
+    """Here behind five dense ones."""
+    config = MIXTURE_CONFIGS["glm4moe"]
+    experts = replace(config.experts, sparse_layers=(False,) * 5 + (True,) * 41)
+    assert kernel_compiling.first_layers(replace(config, num_layers=46, experts=experts), {}).num_layers == 9

@@ -36,7 +36,7 @@ from paceline_executor.start.opening import Opened, ProgressLog, open_model, sim
 from paceline_executor.weights.checkpoint import KvScales, Mixture
 from paceline_executor.weights.hf.eagle3 import eagle3_from_folder
 from paceline_executor.weights.sharded import ShardedCheckpoint
-from paceline_executor.weights.stored_tensor import FloatType
+from paceline_executor.weights.stored_tensor import FloatType, GroupedType
 from paceline_kernels.linear import Splits
 from paceline_kernels.routing import Routing
 from paceline_kernels.scaled_linear import ScaledWeight
@@ -411,12 +411,12 @@ def test_the_table_of_gpus_is_the_arithmetic_above_it(name):
     assert degrees_of(name) == [[degree(gib, bits) for bits in (16, 8, 4.2)] for gib in GPUS_GIB]
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", [*DENSE, *MIXTURES])
 def test_as_many_gpus_as_the_table_says_hold_its_tokens(name):
     for gib, degrees in zip(GPUS_GIB, degrees_of(name), strict=True):
         place = replace(H100, memory=DeviceMemory(int(gib * GIB), int(gib * GIB)))
         for quantization, degree in zip(("none", "fp8"), degrees, strict=False):
-            rank = ShardedCheckpoint(RandomCheckpoint(DENSE[name]), 0, degree).config
+            rank = ShardedCheckpoint(RandomCheckpoint((DENSE | MIXTURES)[name]), 0, degree).config
             limits = planned("--quantization", quantization, place=place, model=rank)[1]
             assert limits.num_blocks * limits.block_size >= SIZED_TOKENS
 
@@ -437,8 +437,98 @@ def test_a_head_takes_memory_of_its_own_and_of_each_token(tmp_path):
 def test_a_model_that_does_not_fit_is_refused_with_what_to_do():
     """A 24 GiB GPU, of which another process has half."""
     small = replace(H100, memory=DeviceMemory(24 * GIB, 12 * GIB))
-    with pytest.raises(ShortMemoryError, match=r"of weights .* --quantization fp8 .* end other processes on the GPU"):
+    with pytest.raises(ShortMemoryError, match=r"of weights .* --quantization fp8, or end other processes on the GPU"):
         planned(*EIGHT_K, place=small)
+
+
+def test_a_mixture_leaves_the_rest_of_a_gpu_to_its_kv_cache():
+    """Of 8x7B in float8 on 80 GiB all experts are held: 46.7 GB of weights, 128 KiB a token in 16 bits."""
+    plan, limits = planned(*EIGHT_K, "--quantization", "fp8", model=MIXTRAL)
+    of_layer = 8 * (3 * 14_336 * 4096 + 4 * (2 * 14_336 + 4096)) + 2 * 8 * 4096  # experts and their scales, a router
+    of_layer += 2 * 4096 * (4096 + 1024) + 4 * (2 * 4096 + 2 * 1024) + 2 * 2 * 4096  # attention, norms
+    by_hand = 32 * of_layer + 32_000 * 4096 * 3 + 4 * 32_000 + 2 * 4096 + 8192 * 128 * 4
+    assert plan.table["weights"] == by_hand
+    left = 0.9 * 80 * GIB - by_hand - sum(plan.table[name] for name in ("activations", "rows", "graphs"))
+    assert limits.num_blocks * 64 * 128 * 1024 == pytest.approx(left, rel=1e-2)
+    # Of 2,048 tokens two slots each, and of one row to many the vocabulary.
+    assert plan.table["activations"] < 1.5 * GIB
+
+
+FOUR_BITS = GroupedType("of a test", 4, group=128, scales=FloatType.FLOAT16)
+
+
+def in_four_bits(model):
+    """Its checkpoint, with the matrices that products are made with in groups of 128."""
+    names = [name for name in model.tensor_shapes() if name.endswith("_proj.weight")]
+    return Stored(model, dict.fromkeys(model.tensor_shapes(), FloatType.FLOAT16) | dict.fromkeys(names, FOUR_BITS))
+
+
+class Stored(RandomCheckpoint):
+    """Stored as it is told."""
+
+    stored_types = {}  # noqa: RUF012
+
+    def __init__(self, config, types):
+        super().__init__(config)
+        self.stored_types = types
+
+
+def test_experts_in_four_bits_are_counted_as_they_are_held_and_none_is_widened():
+    """4.125 bits a number. What is widened is one product of attention, as in a dense model."""
+    config = parse_config(["--model", "shape"])
+    start = DeviceStart(config, H100, opened(in_four_bits(QWEN3_30B)), ProgressLog())
+    table = start.plan_memory()[0].table
+    experts, attention = 128 * 3 * 768 * 2048, 2 * 2048 * (4096 + 512)
+    others = 2 * (48 * (128 * 2048 + 2 * 2048) + 2 * 151_936 * 2048)
+    assert table["weights"] == pytest.approx(48 * (experts + attention) * 4.125 / 8 + others, rel=1e-2)
+    whole = planned(model=QWEN3_30B)[0].table
+    assert table["activations"] - whole["activations"] == 2 * 2 * 4096 * 2048
+    half = ShardedCheckpoint(in_four_bits(QWEN3_30B), 0, 2)
+    of_rank = DeviceStart(config, H100, opened(half), ProgressLog()).plan_memory()[0].table["weights"]
+    assert of_rank == pytest.approx((table["weights"] + 2 * 48 * 128 * 2048 + 2 * 151_936 * 2048) / 2, rel=1e-2)
+
+
+def test_slices_of_experts_take_memory_where_bits_do_not_depend_on_the_batch():
+    """Of each of two slots 8 products of 4096 numbers in place of one; of whole experts there is one in any case."""
+    tokens = parse_config(["--model", "shape"]).max_num_batched_tokens
+    half = ShardedCheckpoint(RandomCheckpoint(MIXTRAL), 0, 2).config
+    place = replace(H100, memory=DeviceMemory(139 * GIB, 139 * GIB))
+
+    def activations(model, *arguments):
+        return planned(*arguments, place=place, model=model)[0].table["activations"]
+
+    def more(model):
+        return activations(model, "--batch-invariant") - activations(model)
+
+    assert more(MIXTRAL) == pytest.approx(tokens * 2 * 7 * 4096 * 2 * 9 / 8, rel=1e-6)
+    assert more(half) == pytest.approx(tokens * 2 * 3 * 4096 * 2 * 9 / 8, rel=1e-6)
+    assert more(QWEN3_30B) == 0
+
+
+GPU_80, GPU_24 = H100, replace(H100, memory=DeviceMemory(24 * GIB, 24 * GIB))
+
+
+@pytest.mark.parametrize(
+    ("model", "place", "arguments", "needs"),
+    [
+        (MIXTRAL, GPU_80, [], "2 GPUs (--tensor-parallel-size 2) or --quantization fp8"),
+        (QWEN3_30B, GPU_24, [], "4 GPUs (--tensor-parallel-size 4)"),
+        (MIXTRAL, GPU_24, ["--tensor-parallel-size", "2"], "8 GPUs (--tensor-parallel-size 8)"),
+        (MIXTRAL, replace(GPU_80, capability=(8, 0)), [], "2 GPUs (--tensor-parallel-size 2)"),
+    ],
+)
+def test_a_model_that_does_not_fit_says_how_it_would(model, place, arguments, needs):
+    """By the fewest GPUs that hold it, and the formats in which this one does."""
+    with pytest.raises(ShortMemoryError) as refused:
+        planned(*EIGHT_K, *arguments, place=place, model=model)
+    assert f"; the model needs {needs}, or raise --gpu-memory-utilization" in str(refused.value)
+
+
+def test_a_model_that_fits_in_no_way_says_so():
+    """Ranks of one with float8 weights would not have the bits of one rank."""
+    arguments = "--quantization", "fp8", "--batch-invariant"
+    with pytest.raises(ShortMemoryError, match="; choose a smaller model, or raise --gpu-memory-utilization"):
+        planned(*EIGHT_K, *arguments, place=GPU_24, model=LLAMA_70B)
 
 
 def test_bits_that_do_not_depend_on_the_batch_take_no_memory():

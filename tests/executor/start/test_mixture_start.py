@@ -1,4 +1,4 @@
-"""A service of a mixture of experts: what it takes, what it is told it is, and where it is refused so far."""
+"""A service of a mixture of experts: what it takes, what it is told it is, and where it is refused."""
 
 import json
 
@@ -37,7 +37,9 @@ def config_of(folder, fields):
     return read_hf_config(folder / "config.json")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--quantization", "none"]], ids=["packed", "float32"])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--quantization", "none"], ["--runner", "twin"]], ids=["packed", "float32", "twin"]
+)
 def test_an_executor_serves_random_experts(tmp_path, arguments):
     description = load(parsed(tmp_path, TINY, *arguments)).description
     model = description.served_model()
@@ -46,19 +48,10 @@ def test_an_executor_serves_random_experts(tmp_path, arguments):
     assert description.num_parameters == 2 * of_layer + 2 * 300 * 64 + 64
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--runner", "twin"], "is computed by --runner cpu only yet: take it"),
-        (
-            ["--quantization", "none", "--tensor-parallel-size", "3"],
-            "--tensor-parallel-size 3: 4 attention heads and 2 KV heads, 4 experts: 2, 4 are possible",
-        ),
-    ],
-)
-def test_where_a_mixture_is_not_computed_yet_it_is_refused_by_name(tmp_path, arguments, message):
+def test_ranks_that_cannot_share_a_mixture_are_refused_by_name(tmp_path):
+    message = "--tensor-parallel-size 3: 4 attention heads and 2 KV heads, 4 experts: 2, 4 are possible"
     with pytest.raises(LimitError, match=message):
-        load(parsed(tmp_path, TINY, *arguments))
+        load(parsed(tmp_path, TINY, "--quantization", "none", "--tensor-parallel-size", "3"))
 
 
 def test_what_each_of_several_ranks_has_is_logged(tmp_path):
@@ -94,8 +87,9 @@ def test_all_experts_take_memory(tmp_path, fields, num_parameters):
 
 
 def test_a_step_holds_what_all_of_a_tokens_experts_make(tmp_path):
-    """A row of 8 slots, of gates, what they gate, the product, and the result; dense layers would take 3 x 6144."""
+    """Of 8 slots what passes the gates, each slice of the product, and 16 bytes; dense layers would take 3 x 6144."""
     model = config_of(tmp_path, QWEN3_30B)
-    slots = 8 * (3 * 768 + 2048)
-    tokens = activation_bytes(model, 2048, 1, 2) - activation_bytes(model, 1024, 1, 2)
-    assert tokens == pytest.approx(1024 * 2 * (slots + 4 * 2048 + 2 * 128 + 6144 / 2) * 9 / 8, rel=1e-3)
+    for slices in (1, 8):
+        slots = 8 * (768 + slices * 2048 + 8)
+        tokens = activation_bytes(model, 2048, 1, 2, slices) - activation_bytes(model, 1024, 1, 2, slices)
+        assert tokens == pytest.approx(1024 * 2 * (slots + 5 * 2048 + 2 * 128 + 6144 / 2) * 9 / 8, rel=1e-3)

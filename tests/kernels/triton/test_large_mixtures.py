@@ -66,7 +66,7 @@ def of_tiles(num_rows, num_experts):
     x, out = rows_of_x(num_rows)
     slots = int32(*range(num_rows - _SLOTS, num_rows), *[num_rows] * (16 - _SLOTS))
     tiles, gate_up = (slots, int32(num_experts - 1), int32(1)), last_expert(num_experts, 2 * _WIDTH)
-    sizes = num_rows, _WIDTH, _WIDTH
+    sizes = num_rows, _WIDTH, _WIDTH, _WIDTH
     multiply_expert_tiles[(1,)](out, x, gate_up, None, *tiles, *sizes, 1, "SILU", 32, _WIDTH, 16, 1)
     return out[-_SLOTS:]
 
@@ -74,14 +74,17 @@ def of_tiles(num_rows, num_experts):
 def one_by_one(num_rows, num_experts):
     x, out = rows_of_x(num_rows)
     gate_up, (experts, _) = last_expert(num_experts, 2 * _WIDTH), routes(num_rows, num_experts - 1)
-    sizes = num_experts, _WIDTH, _WIDTH
+    sizes = 0, num_experts, _WIDTH, _WIDTH
     multiply_few_slots[(_SLOTS, 1)](out, x, gate_up, None, experts, *sizes, 1, "SILU", _WIDTH, 32)
     return out[-_SLOTS:]
 
 
 def combined(num_rows, num_experts):
     products, out = rows_of_x(num_rows)
-    combine_slots[(_SLOTS // 2, 1)](out, products, *routes(num_rows, num_experts - 1), num_experts, _WIDTH, 2, _WIDTH)
+    chosen = routes(num_rows, num_experts - 1)
+    combine_slots[(_SLOTS // 2, 1)](
+        out, products, *chosen, 0, num_experts, num_rows, _WIDTH, TOP_K=2, SLICES=1, GROUPS=1, BLOCK=_WIDTH
+    )
     return out[num_rows // 2 - _SLOTS // 2 : num_rows // 2]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from paceline_executor.weights import ModelConfig
 from quantised_files.writers import (
     Float32Array,
     Tensors,
@@ -69,10 +70,11 @@ class Written:
         return folder
 
 
-def written(variant: Variant) -> Written:
+def written(variant: Variant, config: ModelConfig = CONFIG, of_config: _Fields | None = None) -> Written:
+    """config: what of_config says in a config.json, that of a Llama where it is None."""
     tensors: Tensors = {}
     weights: dict[str, Float32Array] = {}
-    for name, shape in CONFIG.tensor_shapes().items():
+    for name, shape in config.tensor_shapes().items():
         rng, module = np.random.default_rng(list(name.encode())), name.removesuffix(".weight")
         if len(shape) == 1:
             tensors[name] = torch.from_numpy(rng.uniform(0.8, 1.2, shape)).bfloat16()
@@ -84,7 +86,7 @@ def written(variant: Variant) -> Written:
         )
         parts, weights[name] = writer(rng, *shape)
         tensors |= {f"{module}.{end}": tensor.contiguous() for end, tensor in parts.items()}
-    fields = {"config.json": llama_fields(CONFIG)}
+    fields = {"config.json": dict(of_config or llama_fields(config))}
     if variant.config is not None and variant.file == "config.json":
         fields["config.json"]["quantization_config"] = deepcopy(variant.config)
     elif variant.config is not None:

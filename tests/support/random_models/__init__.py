@@ -16,10 +16,19 @@ from gguf.constants import GGMLQuantizationType
 
 from paceline.process.options import default_cache_dir
 from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, resolve_model
-from paceline_executor.weights.checkpoint import Activation, Checkpoint, Float32Array, KvScales, LinearScaling, Rope
+from paceline_executor.weights.checkpoint import (
+    Activation,
+    Checkpoint,
+    Float32Array,
+    KvScales,
+    LinearScaling,
+    Mixture,
+    Rope,
+)
 from paceline_executor.weights.dummy import DummyCheckpoint
 from paceline_executor.weights.grouped_rows import GroupedRows, Matrix
 from paceline_executor.weights.stored_tensor import FloatType, StoredType
+from paceline_kernels.routing import Routing, Score
 
 TINY_CONFIG = ModelConfig(
     architecture="llama",
@@ -51,6 +60,31 @@ _FAMILIES: Mapping[str, _Options] = {
 # What each family adds to a Llama, with values that are felt.
 FAMILY_CONFIGS = {
     family: replace(TINY_CONFIG, architecture=family, head_dim=32, **options) for family, options in _FAMILIES.items()
+}
+
+_MIXTURES: Mapping[str, _Options] = {
+    "mixtral": {"experts": Mixture(Routing(4, 2), 48, (True, True)), "sliding_window": 20},
+    "qwen2moe": {
+        "experts": Mixture(Routing(8, 3, renormalises=False), 48, (True, True), 80, has_shared_gate=True),
+        "qkv_bias": True,
+    },
+    "qwen3moe": {"experts": Mixture(Routing(8, 3), 48, (False, True)), "qk_norm": True},
+    "olmoe": {
+        "experts": Mixture(Routing(8, 8, renormalises=False), 48, (True, True)),
+        "qk_norm": True,
+        "qk_norm_spans_heads": True,
+    },
+    "glm4moe": {
+        "experts": Mixture(Routing(8, 2, Score.SIGMOID, True, 2.5, True, 4, 2), 48, (False, True), 48),
+        "rope": Rope(10_000.0, rotary_dim=16),
+        "qk_norm": True,
+        "qkv_bias": True,
+    },
+}
+# Every way to choose experts, one of them all; two have a dense layer first.
+MIXTURE_CONFIGS = {
+    family: replace(TINY_CONFIG, architecture=family, head_dim=32, tie_word_embeddings=False, **options)
+    for family, options in _MIXTURES.items()
 }
 
 GGUF_NAMES = {
@@ -150,6 +184,33 @@ def gguf_parts(
         values = _as_stored(name, checkpoint.tensor(name), config)
         kind = GGMLQuantizationType.F32 if len(shape) == 1 else quantization
         parts.tensors[gguf_name(name)] = (gguf.quantize(values, kind), kind)
+    return parts
+
+
+def gguf_mixture(
+    checkpoint: RandomCheckpoint, quantization: GGMLQuantizationType, downs: GGMLQuantizationType | None = None
+) -> GgufParts:
+    """The same of one whose layers all have the experts of a Mixtral. downs: their type, where it is another one."""
+    config = checkpoint.config
+    assert config.experts is not None
+    num_experts = config.experts.routing.num_experts
+    parts = gguf_parts(RandomCheckpoint(replace(config, architecture="llama", experts=None)), quantization)
+    parts.metadata |= {
+        "llama.expert_count": num_experts,
+        "llama.expert_used_count": config.experts.routing.top_k,
+        "llama.expert_feed_forward_length": config.experts.intermediate_size,
+    }
+    for layer in range(config.num_layers):
+        ours, theirs = f"model.layers.{layer}.mlp", f"blk.{layer}.ffn"
+        router = checkpoint.tensor(f"{ours}.gate.weight")
+        parts.tensors[f"{theirs}_gate_inp.weight"] = (router, GGMLQuantizationType.F32)
+        for part in ("gate", "up", "down"):
+            matrices = [
+                checkpoint.tensor(f"{ours}.experts.{expert}.{part}_proj.weight") for expert in range(num_experts)
+            ]
+            kind = downs or quantization if part == "down" else quantization
+            del parts.tensors[f"{theirs}_{part}.weight"]
+            parts.tensors[f"{theirs}_{part}_exps.weight"] = (gguf.quantize(np.stack(matrices), kind), kind)
     return parts
 
 

@@ -3,7 +3,7 @@
 Knows which option makes which part smaller. Refuses to ask a device, and to allocate.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from paceline.plan.values import MAX_BLOCKS
@@ -14,12 +14,12 @@ STEP_TOKEN_BYTES = 32
 """Of a captured step: ids, positions and slots."""
 
 _PARTIAL_BYTES = 16 << 20  # of contexts that are divided among programs
+_SLOT_NUMBERS = 8  # of 16 bits: an expert, a weight, places in tiles
 _GRAPH_BYTES = 8 << 20  # of a captured step; 5.4 MiB were measured
 _LIBRARY_BYTES = 256 << 20  # workspaces and code
 _LINK_BYTES = 512 << 20  # of NCCL, where there are several ranks: estimated
 _SLACK = 8  # an eighth is lost to rounding
 _SMALLER = {
-    "weights": "choose --quantization fp8 or a smaller model",
     "activations": "lower --max-num-batched-tokens or --max-num-seqs",
     "rows": "lower --max-model-len or --max-num-seqs",
     "rings": "lower --max-num-seqs",
@@ -60,11 +60,17 @@ class MemoryPlan:
 
 
 def plan_memory(
-    memory: DeviceMemory, share: float, uses: MemoryUses, needs: BlockNeeds, kv_cache_bytes: int | None = None
+    memory: DeviceMemory,
+    share: float,
+    uses: MemoryUses,
+    needs: BlockNeeds,
+    kv_cache_bytes: int | None = None,
+    what_fits: Callable[[], str] = str,
 ) -> MemoryPlan:
     """Everything stays within `share` of the device's memory, and within what is free of it.
 
-    kv_cache_bytes: what the KV cache gets at most; None is all that is left. Raises ShortMemoryError.
+    kv_cache_bytes: what the KV cache gets at most; None is all that is left. what_fits: says what to do about weights
+    that do not fit. Raises ShortMemoryError.
     """
     budget = min(int(memory.total_bytes * share), memory.free_bytes)
     parts = asdict(uses)
@@ -72,7 +78,8 @@ def plan_memory(
     if left < 0:
         largest = max(parts, key=lambda name: parts[name])
         sentence = f"{_named(parts)} do not fit into {_budget(memory, share)}"
-        raise ShortMemoryError(f"{sentence}; {_SMALLER[largest]}, or {_larger(memory, share)}")
+        smaller = what_fits() if largest == "weights" else _SMALLER[largest]
+        raise ShortMemoryError(f"{sentence}; {smaller}, or {_larger(memory, share)}")
     if kv_cache_bytes is not None and kv_cache_bytes > left:
         sentence = f"{mib(kv_cache_bytes)} of KV cache beside {_named(parts)} do not fit into {_budget(memory, share)}"
         raise ShortMemoryError(f"{sentence}; lower --kv-cache-memory, or {_larger(memory, share)}")
@@ -85,18 +92,21 @@ def plan_memory(
     return MemoryPlan(num_blocks, {**parts, "kv_cache": num_blocks * needs.bytes_per_block})
 
 
-def activation_bytes(model: ModelConfig, num_tokens: int, num_draws: int, number_bytes: int) -> int:
+def activation_bytes(
+    model: ModelConfig, num_tokens: int, num_draws: int, number_bytes: int, expert_slices: int = 1
+) -> int:
     """At a step's peak, at most; numbers are of `number_bytes` each.
 
     Stream and norm are there all the time; beside them queries, keys, values and what is attended, or gates and what
-    they gate, of a mixture those of each of a token's experts. Inputs of 8-bit products are held once more.
+    they gate, of a mixture what passes the gates of each of a token's experts and each slice of its product, logits of
+    the router and the shared expert's. Inputs of 8-bit products are held once more.
     """
     queries, keys_values = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
     widest = max(2 * queries + keys_values, 3 * model.intermediate_size)
     if model.experts is not None:
         experts, routing = model.experts, model.experts.routing
-        of_slot = 3 * experts.intermediate_size + model.hidden_size
-        shared = 3 * experts.shared_intermediate_size + model.hidden_size
+        of_slot = experts.intermediate_size + expert_slices * model.hidden_size + _SLOT_NUMBERS
+        shared = 3 * experts.shared_intermediate_size + 2 * model.hidden_size
         widest = max(widest, routing.top_k * of_slot + 2 * routing.num_experts + shared)
     per_token = (3 * model.hidden_size + widest) * number_bytes + max(model.hidden_size, model.intermediate_size)
     per_draw = model.vocab_size * (number_bytes + 8)  # logits, in float32, and once more under rules

@@ -22,8 +22,11 @@ def launch_few_slots(
     experts: torch.Tensor,
     gate: Gate | None,
     launch: FewSlotsLaunch,
+    first_expert: int = 0,
 ) -> torch.Tensor:
-    """As `launch_expert_tiles`: [num_slots, out]. experts: [num_tokens, top_k]; a slot without one has zeros."""
+    """As `launch_expert_tiles`: [num_slots, out]. experts: [num_tokens, top_k]; a slot without one of those from
+    first_expert on has zeros.
+    """
     num_slots, num_experts, num_outputs = experts.numel(), len(weight), weight.shape[1]
     if gate is not None:
         num_outputs //= 2
@@ -34,6 +37,7 @@ def launch_few_slots(
         weight,
         scales,
         experts,
+        first_expert,
         num_experts,
         weight.shape[2],
         num_outputs,
@@ -46,13 +50,14 @@ def launch_few_slots(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_expert"])
 def multiply_few_slots(
     out,  # [num_slots, num_outputs]
     x,  # [num_slots / SHARING, num_inputs]
     weight,  # [num_experts, num_outputs or with a gate twice that, num_inputs]
     scales,  # [num_experts, the same] float32, or None
     experts,  # [num_slots] int32
+    first_expert,
     num_experts,
     num_inputs,
     num_outputs,
@@ -65,7 +70,7 @@ def multiply_few_slots(
     slot = tl.program_id(0)
     outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     inside = outputs < num_outputs
-    expert = tl.load(experts + slot)
+    expert = tl.load(experts + slot) - first_expert
     read = inside & (expert >= 0) & (expert < num_experts)
     matrix_outputs = num_outputs if GATE is None else 2 * num_outputs
     rows = expert.to(tl.int64) * matrix_outputs + outputs

@@ -27,8 +27,10 @@ class SlotTiles:
         return len(self.experts)
 
 
-def group(experts: torch.Tensor, num_experts: int, size: int) -> SlotTiles:
-    """experts: [num_tokens, top_k] int32; slots are its places. Those of no expert are in no tile."""
+def group(experts: torch.Tensor, num_experts: int, size: int, first_expert: int = 0) -> SlotTiles:
+    """experts: [num_tokens, top_k] int32; slots are its places. Of experts there are num_experts from first_expert on,
+    which tiles have as 0; slots of others are in no tile.
+    """
     num_slots, device = experts.numel(), experts.device
     # Most tiles there are where as many experts as can be have one slot more than tiles that are full.
     max_tiles = (num_slots + min(num_slots, num_experts) * (size - 1)) // size
@@ -40,6 +42,7 @@ def group(experts: torch.Tensor, num_experts: int, size: int) -> SlotTiles:
         tile_experts,
         num_tiles,
         experts,
+        first_expert,
         num_experts,
         num_slots,
         EXPERTS=triton.next_power_of_2(num_experts),
@@ -50,12 +53,13 @@ def group(experts: torch.Tensor, num_experts: int, size: int) -> SlotTiles:
     return SlotTiles(slots, tile_experts, num_tiles, size)
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["first_expert", "num_slots"])
 def group_slots(
     slots,  # [max_tiles * SIZE] int32
     tile_experts,  # [max_tiles] int32
     num_tiles,  # [1] int32
     experts,  # [num_slots] int32
+    first_expert,
     num_experts,
     num_slots,
     EXPERTS: tl.constexpr,  # at least num_experts
@@ -66,7 +70,7 @@ def group_slots(
     own, numbers, places = tl.program_id(0), tl.arange(0, EXPERTS), tl.arange(0, BLOCK)
     counts = tl.zeros([EXPERTS], tl.int32)
     for start in range(0, num_slots, BLOCK):
-        chosen = tl.load(experts + start + places, mask=start + places < num_slots, other=-1)
+        chosen = tl.load(experts + start + places, mask=start + places < num_slots, other=-1) - first_expert
         counts += tl.histogram(chosen, EXPERTS, mask=(chosen >= 0) & (chosen < num_experts))
     tiles = (counts + (SIZE - 1)) // SIZE
     if own == 0:
@@ -77,7 +81,7 @@ def group_slots(
         tl.store(tile_experts + tile, own)
     next_slot = first * SIZE
     for start in range(0, num_slots, BLOCK):
-        chosen = tl.load(experts + start + places, mask=start + places < num_slots, other=-1)
+        chosen = tl.load(experts + start + places, mask=start + places < num_slots, other=-1) - first_expert
         is_own = (chosen == own).to(tl.int32)
         tl.store(slots + next_slot + tl.cumsum(is_own) - 1, start + places, mask=is_own > 0)
         next_slot += tl.sum(is_own)

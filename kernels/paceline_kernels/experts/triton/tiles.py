@@ -25,15 +25,17 @@ def launch_expert_tiles(
     num_slots: int,
     gate: Gate | None,
     launch: TilesLaunch,
+    slices: int = 1,
 ) -> torch.Tensor:
-    """[num_slots, out], of x's type: every slot's row of x times the transpose of its expert's matrix, scaled, gated.
+    """[slices * num_slots, out], of x's type: every slot's row of x times the transpose of its expert's matrix, scaled,
+    gated; with slices a product of each part of the inputs, one below the other.
 
     x: [rows, in], a row for every num_slots / rows slots. weight: [num_experts, out, in], with a gate twice the
     outputs, gates first. scales: [num_experts, out], the same, float32. Slots in no tile stay unwritten.
     """
-    num_outputs = weight.shape[1] if gate is None else weight.shape[1] // 2
-    out = torch.empty((num_slots, num_outputs), dtype=x.dtype, device=x.device)
-    multiply_expert_tiles[(triton.cdiv(num_outputs, launch.outputs) * tiles.max_tiles,)](
+    num_outputs, num_inputs = weight.shape[1] if gate is None else weight.shape[1] // 2, weight.shape[2]
+    out = torch.empty((slices * num_slots, num_outputs), dtype=x.dtype, device=x.device)
+    multiply_expert_tiles[(triton.cdiv(num_outputs, launch.outputs) * tiles.max_tiles, slices)](
         out,
         x,
         weight,
@@ -42,7 +44,8 @@ def launch_expert_tiles(
         tiles.experts,
         tiles.num_tiles,
         num_slots,
-        weight.shape[2],
+        num_inputs,
+        num_inputs // slices,
         num_outputs,
         SHARING=num_slots // len(x),
         GATE=None if gate is None else gate.name,
@@ -58,7 +61,7 @@ def launch_expert_tiles(
 
 @triton.jit(do_not_specialize=["num_slots"])
 def multiply_expert_tiles(
-    out,  # [num_slots, num_outputs]
+    out,  # [slices, num_slots, num_outputs]
     x,  # [num_slots / SHARING, num_inputs]
     weight,  # [num_experts, num_outputs or with a gate twice that, num_inputs]
     scales,  # [num_experts, the same] float32, or None
@@ -67,6 +70,7 @@ def multiply_expert_tiles(
     num_tiles,  # [1] int32
     num_slots,
     num_inputs,
+    slice_inputs,
     num_outputs,
     SHARING: tl.constexpr,  # slots of a row of x
     GATE: tl.constexpr,  # a Gate's name, or None
@@ -75,7 +79,7 @@ def multiply_expert_tiles(
     TOKENS: tl.constexpr,  # slots of a tile
     TOGETHER: tl.constexpr,
 ):
-    """A tile of out, OUTPUTS columns of TOKENS slots; a program each."""
+    """A tile of out, OUTPUTS columns of TOKENS slots of a slice; a program each."""
     if tl.program_id(0) >= (num_outputs + OUTPUTS - 1) // OUTPUTS * tl.load(num_tiles):
         return
     tile, outputs, slots = place_of(tile_slots, num_tiles, num_outputs, OUTPUTS, TOKENS, TOGETHER)
@@ -88,8 +92,9 @@ def multiply_expert_tiles(
     to_up = tl.cast(num_outputs, tl.int64) * num_inputs
     sums = tl.zeros([OUTPUTS, TOKENS], tl.float32)
     ups = tl.zeros([OUTPUTS, TOKENS], tl.float32)
-    for start in range(0, num_inputs, WIDTH):
-        input_inside = start + inputs < num_inputs
+    first = tl.program_id(1) * slice_inputs
+    for start in range(first, first + slice_inputs, WIDTH):
+        input_inside = start + inputs < first + slice_inputs
         weight_inside = output_inside[:, None] & input_inside[None, :]
         rows_x = tl.load(rows + start, mask=slot_inside[None, :] & input_inside[:, None], other=0.0)
         w = tl.load(weights + start, mask=weight_inside, other=0.0)
@@ -104,7 +109,8 @@ def multiply_expert_tiles(
             ups *= tl.load(of_outputs + num_outputs, mask=output_inside, other=0.0)[:, None]
     if GATE is not None:
         sums = gate_times(sums, ups, GATE == "SILU")
-    places = out + slots.to(tl.int64)[None, :] * num_outputs + outputs[:, None]
+    rows_of_out = tl.program_id(1).to(tl.int64) * num_slots + slots
+    places = out + rows_of_out[None, :] * num_outputs + outputs[:, None]
     tl.store(places, sums.to(out.dtype.element_ty), mask=output_inside[:, None] & slot_inside[None, :])
 
 

@@ -23,3 +23,10 @@ def linear(
             return launch_tiles(x, weight, None, bias, slices if splits is Splits.FIXED else 1)
         case Product.LIBRARY:
             return functional.linear(x, weight, bias)
+
+
+def unrounded_linear(x: torch.Tensor, weight: torch.Tensor, slices: int, splits: Splits) -> torch.Tensor:
+    is_few = product_of_16_bits(architecture.current(), x.shape[0], weight.numel()) is Product.FEW_ROWS
+    if splits is Splits.EVEN and is_few:
+        return launch_few_rows(x, weight, None, None, torch.float32)
+    return launch_tiles(x, weight, None, None, slices if splits is Splits.FIXED else 1, torch.float32)

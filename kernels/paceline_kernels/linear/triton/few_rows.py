@@ -21,11 +21,18 @@ _MIN_TILE_TOKENS = 8  # the columns of a matrix instruction
 
 
 def launch_few_rows(
-    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x [num_tokens, in] times the transpose of weight [out, in], scaled, plus the bias: [num_tokens, out]."""
+    """x [num_tokens, in] times the transpose of weight [out, in], scaled, plus the bias: [num_tokens, out].
+
+    dtype: of the result, else that of x.
+    """
     num_tokens, num_outputs = x.shape[0], weight.shape[0]
-    out = torch.empty((num_tokens, num_outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((num_tokens, num_outputs), dtype=dtype or x.dtype, device=x.device)
     if not out.numel():
         return out
     launch = few_rows_launch(architecture.current(), weight.dtype, num_tokens)

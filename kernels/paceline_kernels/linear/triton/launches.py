@@ -112,6 +112,7 @@ SLICED_TILES = {
     SM_90: {16: TilesLaunch(64, 16, 128, 4, 5), MANY: TilesLaunch(64, 64, 128, 8, 3)},
     SM_80: {16: TilesLaunch(64, 16, 128, 4, 5), MANY: TilesLaunch(64, 64, 64, 8, 4)},
 }
+FEW_OUTPUTS, SMALL_TILE = 512, 64
 # Tiles of outputs that see all rows before the next ones: 1,024 outputs and 2,048 rows run at the same time.
 OUTPUT_TILES_TOGETHER = 8
 # Of 16 bits: by the number of rows up to which it holds, the product of ours, and from how many weights on the library
@@ -143,10 +144,12 @@ def outputs_of_a_program(launch: FewRowsLaunch, num_outputs: int) -> int:
     return min(launch.max_outputs, 16 if num_outputs < 4096 else 32 if num_outputs < 16_384 else 64)
 
 
-def tiles_launch(architecture: Architecture, weight_type: torch.dtype, num_tokens: int, slices: int = 1) -> TilesLaunch:
-    """The first line for at least as many rows."""
+def tiles_launch(
+    architecture: Architecture, weight_type: torch.dtype, num_tokens: int, slices: int = 1, num_outputs: int = MANY
+) -> TilesLaunch:
+    """The first line for at least as many rows; of a router's few outputs small tiles, or few programs would run."""
     lines = TILES[architecture, _num_bytes(weight_type)] if slices == 1 else SLICED_TILES[architecture]
-    return _first_for(num_tokens, lines)
+    return _first_for(min(num_tokens, SMALL_TILE) if num_outputs <= FEW_OUTPUTS else num_tokens, lines)
 
 
 def _first_for(num_tokens: int, lines: Mapping[int, _Launch]) -> _Launch:

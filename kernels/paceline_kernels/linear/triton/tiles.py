@@ -15,6 +15,7 @@ import triton.language as tl
 from paceline_kernels.gpu import architecture
 from paceline_kernels.gpu.rounded_rows import RoundedRows
 from paceline_kernels.linear.triton.launches import OUTPUT_TILES_TOGETHER, ROUNDED_TILES, tiles_launch
+from paceline_kernels.linear.triton.slices import with_neighbours, with_those_left
 from paceline_kernels.linear.triton.weights import store_products, widened
 
 
@@ -37,7 +38,7 @@ def launch_tiles(
         return out
     launch = ROUNDED_TILES
     if row_scales is None:
-        launch = tiles_launch(architecture.current(), weight.dtype, num_tokens, slices)
+        launch = tiles_launch(architecture.current(), weight.dtype, num_tokens, slices, num_outputs)
     grid = (triton.cdiv(num_outputs, launch.outputs) * triton.cdiv(num_tokens, launch.tokens),)
     multiply_tiles[grid](
         out,
@@ -100,25 +101,8 @@ def multiply_tiles(
             else:
                 sums = tl.dot(w, rows_x, sums, out_dtype=tl.int32)
         if SLICES > 1:
-            if number % 2 == 0:
-                of_one = sums
-            else:
-                sums += of_one
-                if number % 4 == 1:
-                    of_two = sums
-                else:
-                    sums += of_two
-                    if number % 8 == 3:
-                        of_four = sums
-                    else:
-                        sums += of_four
-    # Those that have no neighbour, from the right on.
-    if SLICES == 3:
-        sums += of_two
-    elif SLICES == 5:
-        sums += of_four
-    elif SLICES == 7:
-        sums = of_four + (of_two + sums)
+            sums, of_one, of_two, of_four = with_neighbours(number, sums, of_one, of_two, of_four)
+    sums = with_those_left(sums, of_two, of_four, SLICES)
     if row_scales is not None:
         sums = sums.to(tl.float32) * tl.load(row_scales + tokens, mask=tokens < num_tokens, other=0.0)[None, :]
     store_products(out, sums, scales, bias, outputs, tokens, num_outputs, num_tokens)

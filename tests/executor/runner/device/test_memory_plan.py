@@ -96,7 +96,7 @@ def test_the_kv_cache_takes_what_is_asked_for():
 @pytest.mark.parametrize(
     ("memory", "uses", "kv_bytes", "sentence"),
     [
-        (GPU, replace(USES, weights=90 * GIB), None, "--quantization fp8 .* or raise --gpu-memory-utilization"),
+        (GPU, replace(USES, weights=90 * GIB), None, "; take another, or raise --gpu-memory-utilization"),
         (GPU, replace(USES, activations=90 * GIB), None, "lower --max-num-batched-tokens"),
         (GPU, replace(USES, rows=90 * GIB), None, "lower --max-model-len"),
         (GPU, replace(USES, graphs=90 * GIB), None, "lower --max-num-batched-tokens"),
@@ -109,7 +109,7 @@ def test_the_kv_cache_takes_what_is_asked_for():
 )
 def test_what_does_not_fit_says_what_to_lower(memory, uses, kv_bytes, sentence):
     with pytest.raises(ShortMemoryError, match=sentence):
-        plan_memory(memory, 0.9, uses, NEEDS, kv_bytes)
+        plan_memory(memory, 0.9, uses, NEEDS, kv_bytes, lambda: "take another")
 
 
 def test_a_step_takes_its_layers_widest_moment_and_its_logits():
