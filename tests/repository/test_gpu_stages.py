@@ -23,7 +23,7 @@ import paceline_executor
 import paceline_scheduler
 from gpu import bench_stage, cells, drafts_stage, e2e_stage, endurance, engine_side, ranks_stage, runner_stage
 from gpu.bars import BARS, PEER_BARS, ratio, read_peer, table, verdicts
-from gpu.bench_models import timed
+from gpu.bench_models import timed, write_config
 from gpu.cells import FULL, TINY, spread_of
 from gpu.config import compiling_into, stage_environment
 from gpu.drafted_cells import tell_nothing_apart
@@ -34,15 +34,16 @@ from gpu.feed import limits_of, prompts_of
 from gpu.invariance import Variants
 from gpu.predictor import Predictor
 from gpu.report import Figure, Report
-from gpu.rigs import LLAMA_8B, find_place, make_feed, random_model, timed_numbers
+from gpu.rigs import EXPERTS, LLAMA_8B, QWEN3_30B, find_place, make_feed, random_model, timed_numbers, uploaded
 from gpu.stage import NEEDED, Stage, Task, run_stage
 from gpu.wheels import install_wheels, missing_modules
 from paceline.process.command import ExitCode
 from paceline.process.options import default_cache_dir
 from paceline_executor import version
 from paceline_executor.start import kernel_compiling
+from paceline_executor.weights.hf.config import read_hf_config
 from process_groups import run_program
-from random_models import TINY_CONFIG
+from random_models import MIXTURE_CONFIGS, TINY_CONFIG, RandomCheckpoint
 from repository_checks.sources import ROOT
 
 
@@ -68,13 +69,14 @@ def test_the_runners_stage_passes_on_the_twin(task):
     assert report.left_out == []
     written = json.loads((task.folder / "runner.json").read_text(encoding="utf-8"))
     names = [check["name"] for check in written["checks"]]
-    assert sum("the same bits" in name for name in names) == 6
+    assert sum("the same bits" in name for name in names) == 12
     assert any("gemma3" in name for name in names)
     assert "tokens with drafts are the CPU's" in names
 
 
-def test_the_engine_alone_fills_every_cell(task):
-    report = engine_side.work(replace(task, numbers="float32"), report_in(task, "engine"))
+@pytest.mark.parametrize("numbers", ["float32", EXPERTS])
+def test_the_engine_alone_fills_every_cell(task, numbers):
+    report = engine_side.work(replace(task, numbers=numbers), report_in(task, "engine"))
     assert failures(report) == []
     all_cells = (*TINY.cells(), *TINY.engine_cells())
     wanted = [(what, shape) for cell in all_cells for what, shape, _ in TINY.figures_of(cell)]
@@ -113,7 +115,7 @@ def test_the_stage_of_drafts_fills_every_cell(task):
 def test_the_stage_of_ranks_passes_on_the_cpu(task):
     report = ranks_stage.work(task, report_in(task, "ranks"))
     assert failures(report) == []
-    assert len(report.checks) == 6
+    assert len(report.checks) == 8
 
 
 @pytest.mark.soak
@@ -142,6 +144,19 @@ def test_tokens_that_are_not_the_cpus_are_found(monkeypatch, spoil):
     monkeypatch.setattr(Predictor, "logits", lambda *text: spoil(logits(*text)))
     with pytest.raises(CheckFailedError, match="of 12 tokens are the CPU's choice"):
         agrees(find_place(rehearses=True), TINY_CONFIG, GREEDY_ALONE, 2)
+
+
+def test_a_mixture_of_other_experts_is_found():
+    """Though tokens that are far off may be those whose experts rounding decides."""
+    place, config = find_place(rehearses=True), MIXTURE_CONFIGS["qwen3moe"]
+
+    def feed_of(checkpoint, limits):
+        experts = replace(config.experts, routing=replace(config.experts.routing, top_k=2))
+        other = RandomCheckpoint(replace(config, experts=experts))
+        return make_feed(place, uploaded(place, other, limits.max_model_len), config, limits)
+
+    with pytest.raises(CheckFailedError, match="tokens are the CPU's choice"):
+        agrees(place, config, GREEDY_ALONE, 2, feed_of=feed_of)
 
 
 def test_bits_that_differ_are_found():
@@ -255,6 +270,16 @@ def test_figures_are_what_their_names_say():
     weights = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
     attention = 4 * (2048 * 2049 / 2) * 32 * 128 * 32
     assert flops_of(LLAMA_8B, 2048) == 2.0 * weights * 2048 + attention + 2.0 * 128256 * 4096
+    weights = 48 * (2048 * (4096 + 512) * 2 + 8 * 3 * 2048 * 768)  # of 8 experts of 128
+    attention = 4 * sum(range(2049)) * 32 * 128 * 48
+    assert flops_of(QWEN3_30B, 2048) == 2.0 * weights * 2048 + attention + 2.0 * 151_936 * 2048
+
+
+def test_an_executor_reads_the_mixture_that_is_timed(tmp_path):
+    tiny = timed(rehearses=True, numbers=EXPERTS).config
+    for name, config in (("full", QWEN3_30B), ("tiny", tiny)):
+        (tmp_path / name).mkdir()
+        assert read_hf_config(write_config(config, tmp_path / name, EXPERTS) / "config.json") == config
 
 
 def test_a_system_that_starts_with_nothing_compiled_finds_nothing(tmp_path):

@@ -12,10 +12,10 @@ import torch
 
 from gpu.cells import FULL, TINY, Shapes
 from gpu.drafting_models import DrafterConfig, drafters_of_8b, tiny_drafters
-from gpu.rigs import LLAMA_8B, Place, quantised_fields, stored_types
+from gpu.rigs import EXPERTS, LLAMA_8B, QWEN3_30B, Place, quantised_fields, stored_types
 from paceline_executor.limits import RowLimits
 from paceline_executor.weights.checkpoint import ModelConfig
-from random_models import TINY_CONFIG
+from random_models import MIXTURE_CONFIGS, TINY_CONFIG
 
 _RESERVED_BYTES = 8 << 30  # graphs, activations, libraries
 _OPTIONS = {"fp8": ("--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3")}
@@ -66,16 +66,18 @@ class Timed:
         ]
 
 
-def timed(*, rehearses: bool) -> Timed:
-    """Llama-3-8B's shape, or a tiny one."""
+def timed(*, rehearses: bool, numbers: str | None = None) -> Timed:
+    """Llama-3-8B's shape, or that of a mixture, or tiny ones."""
     if rehearses:
-        tiny = replace(TINY_CONFIG, max_model_len=1024)
+        tiny = replace(MIXTURE_CONFIGS["qwen3moe"] if numbers == EXPERTS else TINY_CONFIG, max_model_len=1024)
         return Timed(tiny, TINY, block_size=16, max_tokens=32, drafters=tiny_drafters(tiny))
+    if numbers == EXPERTS:
+        return Timed(QWEN3_30B, FULL, block_size=64, max_tokens=2048, drafters={})
     return Timed(LLAMA_8B, FULL, block_size=64, max_tokens=2048, drafters=drafters_of_8b())
 
 
 def write_config(config: ModelConfig, folder: Path, numbers: str = "") -> Path:
-    """A folder with a config.json of this Llama's shape."""
+    """A folder with a config.json of the shape of this Llama, or of this mixture of Qwen 3."""
     model = folder / f"model-{numbers}"
     model.mkdir(exist_ok=True)
     values = {
@@ -96,6 +98,17 @@ def write_config(config: ModelConfig, folder: Path, numbers: str = "") -> Path:
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
+    if config.experts is not None:
+        dense = [layer for layer, is_sparse in enumerate(config.experts.sparse_layers) if not is_sparse]
+        values |= {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": config.experts.routing.num_experts,
+            "num_experts_per_tok": config.experts.routing.top_k,
+            "norm_topk_prob": config.experts.routing.renormalises,
+            "moe_intermediate_size": config.experts.intermediate_size,
+            "mlp_only_layers": dense,
+        }
     values |= quantised_fields(numbers)
     (model / "config.json").write_text(json.dumps(values), encoding="utf-8")
     return model

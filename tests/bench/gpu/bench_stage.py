@@ -22,7 +22,7 @@ from gpu.config import compiling_into
 from gpu.errors import CheckFailedError
 from gpu.loading import loading_figures
 from gpu.report import Figure, Report
-from gpu.rigs import find_place, free_unused_memory, timed_numbers
+from gpu.rigs import EXPERTS, find_place, free_unused_memory, timed_numbers
 from gpu.stage import Task, run_stage
 from gpu.system import START_S, System, running_system
 from gpu.system_cells import SystemCells, patient_client
@@ -38,8 +38,10 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     peers = read_peer(task.peer)
     place = find_place(rehearses=task.rehearses)
     names = timed_numbers(place, task.numbers)
-    report, what = report_on(place.name), timed(rehearses=task.rehearses)
-    if task.rehearses or task.seconds_left() > _MIN_LOADING_S:
+    report, what = report_on(place.name), timed(rehearses=task.rehearses, numbers=task.numbers)
+    if names == [EXPERTS]:
+        report.leave_out("loading: of a mixture it is not timed")
+    elif task.rehearses or task.seconds_left() > _MIN_LOADING_S:
         loading = partial(loading_figures, place, names, what.config, task.folder)
         report.check("loading", partial(report.measured, loading))
     else:

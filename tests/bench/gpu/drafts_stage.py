@@ -30,7 +30,7 @@ from paceline_kernels.attention import Splits
 
 def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     """Scripts alone first, then behind each kind of drafter."""
-    place, what = find_place(rehearses=task.rehearses), timed(rehearses=task.rehearses)
+    place, what = find_place(rehearses=task.rehearses), timed(rehearses=task.rehearses, numbers=task.numbers)
     report = report_on(place.name)
     names = timed_numbers(place, task.numbers)
     num_left = len(names) * (1 + len(what.drafters))

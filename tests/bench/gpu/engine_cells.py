@@ -4,6 +4,7 @@ Knows streams and landed steps. Decodes begin with contexts that are taken for c
 """
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -124,12 +125,15 @@ class EngineCells:
 
 
 def flops_of(config: ModelConfig, num_tokens: int) -> float:
-    """Operations of a prompt: the layers' products for each token, logits of the last one, attention to all before."""
+    """Operations of a prompt: the layers' products for each token, of a mixture those of the experts that it goes to,
+    logits of the last one, attention to all before.
+    """
+    routing = None if config.experts is None else config.experts.routing
+    share = 1.0 if routing is None else routing.top_k / routing.num_experts
     layers = sum(
-        rows * columns
-        for name, (rows, *rest) in config.tensor_shapes().items()
+        math.prod(shape) * (share if ".experts." in name else 1.0)
+        for name, shape in config.tensor_shapes().items()
         if name.endswith("_proj.weight")
-        for columns in rest
     )
     pairs = num_tokens * (num_tokens + 1) / 2
     attention = 4 * pairs * config.num_heads * config.head_dim * config.num_layers

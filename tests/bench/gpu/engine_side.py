@@ -17,7 +17,8 @@ from gpu.stage import Task, run_stage
 
 def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     """All cells, as long as there is time."""
-    place, what, numbers = find_place(rehearses=task.rehearses), timed(rehearses=task.rehearses), task.numbers or ""
+    place, numbers = find_place(rehearses=task.rehearses), task.numbers or ""
+    what = timed(rehearses=task.rehearses, numbers=numbers)
     report, numerics, begun = report_on(place.name), place.numerics[numbers], time.perf_counter()
     report.file = task.folder / f"engine-{numbers}.json"
     limits = what.limits(place, numbers)  # by what is free before the weights are there

@@ -11,15 +11,18 @@ from functools import partial
 from executor_rig.plans import GREEDY
 from gpu.errors import CheckFailedError
 from gpu.feed import Feed, Stream, limits_of, prompts_of
-from gpu.rigs import Place, make_feed, random_model
+from gpu.rigs import EXPERTS, Place, make_feed, random_model
 from paceline.plan.sampling import SamplingParams
+from paceline_executor.weights.checkpoint import Mixture
 from paceline_kernels.attention import Splits
-from random_models import TINY_CONFIG
+from paceline_kernels.routing import Routing
+from random_models import MIXTURE_CONFIGS, TINY_CONFIG
 
 # Large enough for every product and every way to attend that full sizes have.
 _GPU_CONFIG = replace(
     TINY_CONFIG, num_layers=3, hidden_size=1024, intermediate_size=2816, num_heads=8, head_dim=128, vocab_size=8192
 )
+_GPU_MIXTURE = replace(_GPU_CONFIG, qk_norm=True, experts=Mixture(Routing(32, 4), 512, (True, True, True), 512, True))
 _NUM_ROWS = 32
 _NUM_MATES = 24
 _SAMPLINGS = (GREEDY, SamplingParams(temperature=0.9, seed=3, top_p=0.9), SamplingParams(temperature=0.7, seed=2**63))
@@ -32,9 +35,10 @@ class Variants:
     """Streams that have run one by one, to be run again in other ways."""
 
     def __init__(self, place: Place, numbers: str, num_tokens: int) -> None:
-        config, lengths, max_tokens = TINY_CONFIG, (30, 7, 45), 64
+        tiny, full = (MIXTURE_CONFIGS["qwen2moe"], _GPU_MIXTURE) if numbers == EXPERTS else (TINY_CONFIG, _GPU_CONFIG)
+        config, lengths, max_tokens = tiny, (30, 7, 45), 64
         if place.is_cuda:
-            config, lengths, max_tokens = _GPU_CONFIG, (300, 70, 500), 512
+            config, lengths, max_tokens = full, (300, 70, 500), 512
         self._num_tokens = num_tokens
         limits = limits_of(config, _NUM_ROWS, max(lengths) + num_tokens, max_tokens)
         numerics = place.numerics[numbers]

@@ -32,14 +32,17 @@ from paceline_executor.runner.device.buckets import Buckets
 from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.upload.conversion import TORCH_TYPES
-from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
+from paceline_executor.weights.checkpoint import Checkpoint, Mixture, ModelConfig
 from paceline_executor.weights.dummy import DummyCheckpoint
 from paceline_executor.weights.sharded import ShardedCheckpoint
 from paceline_kernels.linear import Splits
-from random_models import FAMILY_CONFIGS, TINY_CONFIG
+from paceline_kernels.routing import Routing
+from random_models import FAMILY_CONFIGS, MIXTURE_CONFIGS, TINY_CONFIG
 
 LLAMA_70B = replace(LLAMA_8B, num_layers=80, hidden_size=8192, intermediate_size=28_672, num_heads=64)
 _SAMPLINGS = (GREEDY, SamplingParams(temperature=0.9, seed=3, top_p=0.9))
+_SPARSE = Mixture(Routing(8, 3), 96, (True, True), 96, has_shared_gate=True)
+_WIDE = Mixture(Routing(4, 2), 2048, (True, True))
 _CONTEXT, _WARM_STEPS = 512, 8
 Drawn = Callable[[], Sequence[list[list[int]]]]
 
@@ -59,15 +62,17 @@ class _NoLinks:
 def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     place = find_place(rehearses=task.rehearses)
     report, num_tokens, num_steps = report_on(place.name), 48, 10_000
-    cases = list(itertools.product(("llama", "gemma3"), (2, 4)))
+    cases = list(itertools.product(("llama", "gemma3", "glm4moe"), (2, 4)))
     if task.rehearses:
         num_tokens, num_steps, cases = 6, 100, cases[:1]
     print(f"ranks on {place.name}", flush=True)
     for family, degree in cases:
-        compared = partial(agrees, place, FAMILY_CONFIGS[family], GREEDY_AND_SEEDED, num_tokens)
+        compared = partial(agrees, place, (FAMILY_CONFIGS | MIXTURE_CONFIGS)[family], GREEDY_AND_SEEDED, num_tokens)
         feed_of = partial(_feed_of, place, degree)
         report.check(f"{family} on {degree} ranks: tokens are the CPU's", partial(compared, feed_of=feed_of))
-    report.check("fixed splits: 1, 2 and 4 ranks have the same bits", partial(_has_equal_bits, place, num_tokens))
+    for model, experts in {"": None, ", some experts each": _SPARSE, ", a part of each expert": _WIDE}.items():
+        equal = partial(_has_equal_bits, place, num_tokens, experts)
+        report.check(f"fixed splits: 1, 2 and 4 ranks have the same bits{model}", equal)
     report.check(f"{num_steps:,} steps of two ranks: both draw the same", partial(_stays_equal, place, num_steps))
     for num_rows in (1, 32, 256):
         shape = f"one of 8 ranks of 70B, {num_rows} rows at {_CONTEXT}"
@@ -96,8 +101,8 @@ def _feed_of(place: Place, degree: int, checkpoint: Checkpoint, limits: RowLimit
     return _joined(place, degree, checkpoint, limits)[0]
 
 
-def _has_equal_bits(place: Place, num_tokens: int) -> str:
-    config, lengths = replace(TINY_CONFIG, num_heads=8, num_kv_heads=4), (40, 7, 23)
+def _has_equal_bits(place: Place, num_tokens: int, experts: Mixture | None) -> str:
+    config, lengths = replace(TINY_CONFIG, num_heads=8, num_kv_heads=4, experts=experts), (40, 7, 23)
     checkpoint = RoundedCheckpoint(config, TORCH_TYPES[next(iter(place.numerics.values())).dtype])
     limits = limits_of(config, len(lengths), max(lengths) + num_tokens)
     alone = make_feed(

@@ -25,11 +25,12 @@ from paceline_executor.runner.device.drafts import MakeDrafting
 from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
-from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, Rope
+from paceline_executor.weights.checkpoint import Checkpoint, Mixture, ModelConfig, Rope
 from paceline_executor.weights.dummy import dummy_types
 from paceline_executor.weights.hf.json_fields import JsonFields
 from paceline_executor.weights.stored_tensor import FloatType, StoredType
 from paceline_kernels.attention import Splits
+from paceline_kernels.routing import Routing
 from paceline_kernels.warm_up.triton_kernels import settle_keys
 
 LLAMA_8B = ModelConfig(
@@ -46,10 +47,26 @@ LLAMA_8B = ModelConfig(
     rope=Rope(500_000.0),
     tie_word_embeddings=False,
 )
+# 30B-A3B.
+QWEN3_30B = replace(
+    LLAMA_8B,
+    architecture="qwen3moe",
+    num_layers=48,
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_kv_heads=4,
+    vocab_size=151_936,
+    max_model_len=40_960,
+    rms_norm_eps=1e-6,
+    rope=Rope(1e6),
+    qk_norm=True,
+    experts=Mixture(Routing(128, 8), 768, (True,) * 48),
+)
 _BF16 = Numerics(MatrixKind.DENSE, KvDtype.BFLOAT16, FloatType.BFLOAT16)
 _FP8 = Numerics(MatrixKind.FLOAT8, KvDtype.FP8_E4M3, FloatType.BFLOAT16)
 _AS_STORED = replace(_BF16, matrices=MatrixKind.AS_STORED)
 AWQ, GROUP_SIZE = "awq", 128
+EXPERTS = "experts"  # the first numbers there are, of a mixture; timed where it is asked for
 _QUANTISED = {
     "int4": {"quant_method": "gptq", "bits": 4, "group_size": GROUP_SIZE, "sym": True},
     AWQ: {"quant_method": AWQ, "bits": 4, "group_size": GROUP_SIZE, "zero_point": True},
@@ -86,18 +103,18 @@ def find_place(*, rehearses: bool) -> Place:
         from paceline_kernels.compiler import jit  # a machine with a GPU need not have a compiler for CPUs
 
         jit.set_num_threads(1)  # tiny products are done before a second thread wakes up
-        return Place(TwinDevice(), "the CPU, as a rehearsal", {"float32": FLOAT32_NUMERICS})
+        return Place(TwinDevice(), "the CPU, as a rehearsal", dict.fromkeys(("float32", EXPERTS), FLOAT32_NUMERICS))
     settle_keys()  # or what executors have compiled is not found
     numerics = {"bf16": _BF16}
     if torch.cuda.get_device_capability() >= (8, 9):
         numerics["fp8"] = _FP8
-    numerics |= dict.fromkeys(_QUANTISED, _AS_STORED)
+    numerics |= dict.fromkeys(_QUANTISED, _AS_STORED) | {EXPERTS: _BF16}
     return Place(CudaDevice(), torch.cuda.get_device_name(), numerics)
 
 
 def timed_numbers(place: Place, only: str | None) -> list[str]:
     """In which numbers models are timed. Raises GpuRunError for a type that the device has not."""
-    names = [name for name in place.numerics if only in (None, name)]
+    names = [name for name in place.numerics if name == only or (only is None and name != EXPERTS)]
     if not names:
         raise GpuRunError(f"{place.name} has no {only}: there is {', '.join(place.numerics)}")
     return names

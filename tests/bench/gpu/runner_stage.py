@@ -14,7 +14,7 @@ from gpu.invariance import Variants
 from gpu.report import Report
 from gpu.rigs import Place, find_place
 from gpu.stage import Task, run_stage
-from random_models import FAMILY_CONFIGS, TINY_CONFIG
+from random_models import FAMILY_CONFIGS, MIXTURE_CONFIGS, TINY_CONFIG
 
 _MAX_DRAFTS = 7
 
@@ -29,8 +29,9 @@ class Sizes:
     num_steps: int  # without growth
 
 
-FULL = Sizes(tuple(FAMILY_CONFIGS), num_tokens=48, num_lasting=16, num_steps=100_000)
-TINY = Sizes(("llama", "gemma3"), num_tokens=6, num_lasting=4, num_steps=300)
+_CONFIGS = FAMILY_CONFIGS | MIXTURE_CONFIGS
+FULL = Sizes(tuple(_CONFIGS), num_tokens=48, num_lasting=16, num_steps=100_000)
+TINY = Sizes(("llama", "gemma3", "glm4moe"), num_tokens=6, num_lasting=4, num_steps=300)
 
 
 def work(task: Task, report_on: Callable[[str], Report]) -> Report:
@@ -40,11 +41,12 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     print(f"runner on {place.name}", flush=True)
     compared = partial(agrees, place, num_tokens=sizes.num_tokens)
     for family in sizes.families:
-        check = partial(compared, FAMILY_CONFIGS[family], GREEDY_ALONE)
+        check = partial(compared, _CONFIGS[family], GREEDY_ALONE)
         report.check(f"{family}: greedy tokens are the CPU's", check)
     report.check("seeded draws are the CPU's", partial(compared, TINY_CONFIG, SEEDED))
-    drafted = partial(compared, TINY_CONFIG, GREEDY_AND_SEEDED, max_drafts=_MAX_DRAFTS)
-    report.check("tokens with drafts are the CPU's", drafted)
+    for name, config in (("tokens", TINY_CONFIG), ("a mixture's tokens", MIXTURE_CONFIGS["qwen3moe"])):
+        drafted = partial(compared, config, GREEDY_AND_SEEDED, max_drafts=_MAX_DRAFTS)
+        report.check(f"{name} with drafts are the CPU's", drafted)
     for numbers in place.numerics:
         _check_variants(report, place, numbers, sizes.num_tokens)
     endures = f"{sizes.num_steps:,} steps take no more memory"

@@ -82,7 +82,9 @@ def add_options(parser: argparse.ArgumentParser, seconds: float | None = None, o
     parser.add_argument("--model", metavar="PATH", help="a real small model for e2e; without it weights are random")
     parser.add_argument("--peer", type=Path, metavar="FILE", help="CSV of another engine's figures on this GPU")
     parser.add_argument(
-        "--numbers", metavar="TYPE", help="bf16, fp8, int4 or awq, the only type that drafts and bench time"
+        "--numbers",
+        metavar="TYPE",
+        help="bf16, fp8, int4, awq or experts (bf16, Qwen3-30B-A3B's shape), the only type that drafts and bench time",
     )
 
 

@@ -9,17 +9,20 @@ from model_inputs import Row, inputs_of
 from paceline_executor.models import dummy
 from paceline_executor.models.dummy import DummyWeights
 from paceline_executor.models.interface import KvCache
-from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, GroupedLinear, LayerReader
+from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, GroupedLinear, LayerReader, bytes_of
 from paceline_executor.models.llama import LlamaModel
+from paceline_executor.models.shapes import ShapeWeights
 from paceline_executor.numerics import KvDtype, MatrixKind, Numerics
 from paceline_executor.upload.grouping import expected_weight
 from paceline_executor.weights.stored_tensor import FloatType, GroupedType
-from paceline_kernels.grouped_linear import unpack_grouped
+from paceline_kernels.grouped_linear import GroupedWeight, unpack_grouped
 from paceline_kernels.linear import Splits
-from random_models import FAMILY_CONFIGS
+from paceline_kernels.scaled_linear import ScaledWeight
+from random_models import FAMILY_CONFIGS, MIXTURE_CONFIGS
 
 CPU = torch.device("cpu")
 CONFIG = replace(FAMILY_CONFIGS["llama"], num_layers=3)
+CONFIGS = FAMILY_CONFIGS | MIXTURE_CONFIGS
 NUM_TOKENS = 30
 
 
@@ -36,14 +39,14 @@ def logits_of(config):
     return LlamaModel(weights_of(config, dtype=torch.float32), 64).forward(inputs, KvCache(*cache))
 
 
-@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+@pytest.mark.parametrize("family", CONFIGS)
 def test_a_model_of_them_computes_ordinary_numbers(family):
     """Logits that differ from token to token, none of them huge: sampling has something to do."""
-    logits = logits_of(FAMILY_CONFIGS[family])
+    logits = logits_of(CONFIGS[family])
     assert logits.shape == (NUM_TOKENS, CONFIG.vocab_size)
     assert 0.1 < logits.std() < 30
     assert not torch.equal(logits[0], logits[1])
-    assert torch.equal(logits, logits_of(FAMILY_CONFIGS[family]))
+    assert torch.equal(logits, logits_of(CONFIGS[family]))
 
 
 @pytest.mark.parametrize("is_float8", [False, True])
@@ -84,6 +87,34 @@ def test_groups_have_unit_gain_and_all_that_a_checkpoint_says(stored):
     x = torch.randn(3, 64)
     whole = LayerReader(weights, 0).linear(*QKV)(x, Splits.EVEN)
     assert torch.equal(whole, torch.cat([weights.linear((name,))(x, Splits.EVEN) for name in names], dim=1))
+
+
+@pytest.mark.parametrize(
+    ("stored", "is_float8"),
+    [
+        (None, False),
+        (None, True),
+        (GroupedType("groups", 4, group=32, scales=FloatType.BFLOAT16, has_zeros=True), False),
+        (GroupedType("rows", 8, is_w8a8=True), False),
+        (GroupedType("ordered", 4, group=32, scales=FloatType.BFLOAT16, is_ordered=True), False),
+    ],
+    ids=str,
+)
+def test_experts_are_made_as_they_are_uploaded(stored, is_float8):
+    """Of unit gain, none like another."""
+    config = MIXTURE_CONFIGS["qwen2moe"]
+    weights = weights_of(config, is_float8=is_float8, stored=stored)
+    kind = MatrixKind.FLOAT8 if is_float8 else MatrixKind.AS_STORED
+    expected = ShapeWeights(config, torch.bfloat16, kind, weights.stored).experts(1)
+    for made, shape, width in zip(weights.experts(1), expected, (64, 48), strict=True):
+        assert type(made) is type(shape)
+        assert bytes_of(made) == bytes_of(shape)
+        if isinstance(made, GroupedWeight):
+            made = unpack_grouped(made, torch.float32).unflatten(0, (8, -1))
+        elif isinstance(made, ScaledWeight):
+            made = made.values.float() * made.scales[..., None]
+        assert 0.8 < made.float().std() * width**0.5 < 1.2
+        assert made.flatten(1).unique(dim=0).shape[0] == 8
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -4,9 +4,11 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import replace
 
 import grpc
 import pytest
+from gguf.constants import GGMLQuantizationType
 
 from executor_rig.cpu import cpu_runner
 from executor_rig.driving import Driver
@@ -14,7 +16,7 @@ from executor_rig.plan_client import attached, column, grants, info_of, request,
 from executor_rig.rank_processes import GENEROUS_S, ON_CPU, ranks, until_gone
 from paceline.process.command import ExitCode
 from paceline.v1 import plan_pb2
-from random_models import RandomCheckpoint, gguf_parts
+from random_models import MIXTURE_CONFIGS, RandomCheckpoint, gguf_mixture, gguf_parts
 
 ON_TWIN = ["--runner", "twin", "--max-num-batched-tokens", "64", "--block-size", "16"]
 PLACING = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
@@ -47,6 +49,20 @@ async def test_two_ranks_serve_the_tokens_of_one_and_end_in_good_order(model, wa
 
     assert [token for result in results for token in tokens_by_row(result).get(0, ())] == expected
     assert (len(followers), process.returncode, complaint) == (1, ExitCode.OK, "")
+
+
+@pytest.mark.slow
+async def test_two_ranks_of_the_twin_serve_the_tokens_of_a_mixture(tmp_path):
+    """Each has some of its experts, and the steps are captured."""
+    config = replace(MIXTURE_CONFIGS["mixtral"], sliding_window=None)
+    checkpoint = RandomCheckpoint(config)
+    file = gguf_mixture(checkpoint, GGMLQuantizationType.F32).write(tmp_path / "mixture.gguf")
+    with ranks(file, 2, [*ON_TWIN, "--batch-invariant", "--quantization", "none"]) as (_, port, _):
+        async with attached(f"127.0.0.1:{port}") as client:
+            results = [await client.run([(0, 3)], PLACING), *[await client.run([(0, 1)]) for _ in range(6)]]
+    driver = Driver(cpu_runner(checkpoint, num_blocks=4, block_size=16))
+    (expected,) = driver.run([driver.add([5, 6, 7], max_chunk=8)], 7)
+    assert [token for result in results for token in tokens_by_row(result)[0]] == expected
 
 
 FAULTS = {"killed": (signal.SIGKILL, "was ended by signal 9"), "frozen": (signal.SIGSTOP, "stands still")}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from gpu.rigs import LLAMA_8B
+from gpu.rigs import LLAMA_8B, QWEN3_30B
 from paceline.plan.values import GraphSizes
 from paceline_executor.config import RunnerKind, parse_config
 from paceline_executor.errors import LimitError, MissingDeviceError, ShortMemoryError
@@ -385,8 +385,6 @@ LLAMA_70B = replace(LLAMA_8B, num_layers=80, hidden_size=8192, intermediate_size
 QWEN3_32B = replace(LLAMA_70B, num_layers=64, hidden_size=5120, intermediate_size=25600, vocab_size=151936)
 DENSE = {"Llama 8B": LLAMA_8B, "Qwen3-32B": QWEN3_32B, "Llama 70B": LLAMA_70B}
 MIXTRAL = replace(LLAMA_8B, vocab_size=32_000, experts=Mixture(Routing(8, 2), 14_336, (True,) * 32))
-QWEN3_30B = replace(LLAMA_8B, num_layers=48, hidden_size=2048, num_kv_heads=4, vocab_size=151_936)
-QWEN3_30B = replace(QWEN3_30B, experts=Mixture(Routing(128, 8), 768, (True,) * 48))
 MIXTURES = {"Mixtral-8x7B": MIXTRAL, "Qwen3-30B-A3B": QWEN3_30B}
 GPUS_GIB = (44.5, 79.1, 139.8)  # what a driver says that L40S, H100 and H200 have
 SIZED_TOKENS = 131_072

@@ -32,31 +32,39 @@ from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.device.twin import TwinDevice
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_kernels.devices import cpu_stands_for_gpu
-from random_models import TINY_CONFIG, RandomCheckpoint
+from random_models import MIXTURE_CONFIGS, TINY_CONFIG, RandomCheckpoint
 
-CONFIG = replace(TINY_CONFIG, vocab_size=LIMITS.vocab_size)
-CHECKPOINT = RandomCheckpoint(CONFIG)
-MODEL = LlamaModel(HostWeights(CHECKPOINT), LIMITS.max_model_len)
+CONFIGS = {
+    name: replace(config, vocab_size=LIMITS.vocab_size)
+    for name, config in {"dense": TINY_CONFIG, "mixture": MIXTURE_CONFIGS["qwen2moe"]}.items()
+}
 BUCKETS = buckets_of(LIMITS.num_rows, LIMITS.max_num_batched_tokens)
 
 
-def cold_runner(buckets):
+def cold_runner(buckets, model="dense", on_progress=lambda _: None):
     """A runner that has captured nothing, and its device."""
-    device = TwinDevice()
-    geometry = kv_geometry(CONFIG, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
+    device, config = TwinDevice(), CONFIGS[model]
+    geometry = kv_geometry(config, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
     kv_cache = allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv)
-    return DeviceRunner(device, MODEL, kv_cache, geometry, LIMITS, buckets=buckets), device
+    computed = LlamaModel(HostWeights(RandomCheckpoint(config)), LIMITS.max_model_len)
+    runner = DeviceRunner(device, computed, kv_cache, geometry, LIMITS, buckets=buckets, on_progress=on_progress)
+    return runner, device
 
 
 @cache
-def device_runner(buckets=BUCKETS):
+def device_runner(buckets=BUCKETS, model="dense"):
     """A warm runner, and its device. Tables come and go; it remembers rows that it must forget."""
-    runner, device = cold_runner(buckets)
+    runner, device = cold_runner(buckets, model)
     runner.warm_up()
     return runner, device
 
 
-CPU = cpu_runner(CHECKPOINT, num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size)
+@cache
+def on_cpu(model="dense"):
+    """The other side."""
+    return cpu_runner(RandomCheckpoint(CONFIGS[model]), num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size)
+
+
 SAMPLINGS = (
     SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0),
     SamplingParams(temperature=0.8, top_k=7, top_p=0.9, min_p=0.01, seed=2**63 + 1),
@@ -85,12 +93,13 @@ def asking(placed, of_name):
 class Pair:
     """The same plans on a device, launched ahead, and on the CPU, one by one."""
 
-    def __init__(self, wanted, seed, buckets):
+    def __init__(self, wanted, seed, buckets, model):
         self.random = Random(seed)  # noqa: S311  # reproducible on purpose
-        runner, self.device = device_runner(buckets)
+        runner, self.device = device_runner(buckets, model)
         self.device.late_by(seed)
         self.ahead = Engine(RowTable(LIMITS), runner)
-        self.one_by_one = Engine(RowTable(LIMITS), CPU)
+        self.cpu = on_cpu(model)
+        self.one_by_one = Engine(RowTable(LIMITS), self.cpu)
         self.scheduler = Scheduler(self.random, [Request(f"request-{i}", *one) for i, one in enumerate(wanted)])
         self.kinds = {f"request-{i}": self.random.randrange(60) for i in range(len(wanted))}
         self.in_flight = deque()  # plan, ticket, whether its launch failed
@@ -125,7 +134,7 @@ class Pair:
         result = outcome_of(lambda: self.ahead.collect(ticket))
         self.one_by_one.table.begin_device()  # which describes all rows anew
         failing = Mock(side_effect=MemoryError("of the test"))
-        with patch.multiple(CPU, launch=failing, copy_blocks=failing) if fails else nullcontext():
+        with patch.multiple(self.cpu, launch=failing, copy_blocks=failing) if fails else nullcontext():
             expected = outcome_of(lambda: self.one_by_one.collect(self.one_by_one.launch(planned)))
         assert repr(result) == repr(expected)
         if result is None:
@@ -147,13 +156,15 @@ requests = st.lists(wanted, min_size=2, max_size=6)
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("failing", [0.0, 0.1])
 @pytest.mark.parametrize("buckets", [BUCKETS, Buckets([])], ids=["captured", "launched one by one"])
-def test_a_device_that_keeps_rows_says_what_the_cpu_says(buckets, failing):
+@pytest.mark.parametrize("model", ["dense", pytest.param("mixture", marks=pytest.mark.slow)])
+def test_a_device_that_keeps_rows_says_what_the_cpu_says(model, buckets, failing):
+    """Chunks, shared prefixes, preempted rows and failed steps at random."""
     reached = Counter()
 
     @settings(max_examples=settings.default.max_examples // 5)
     @given(requests, st.integers(0, 2**32))
     def both_say_the_same(wanted, seed):
-        pair = Pair(wanted, seed, buckets)
+        pair = Pair(wanted, seed, buckets, model)
         pair.run(failing, reached)
         assert pair.scheduler.is_done
 
@@ -183,12 +194,15 @@ def results_of(engine, num_tokens):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("num_tokens", [2, pytest.param(6, marks=pytest.mark.slow)])
-def test_the_kernels_of_a_gpu_draw_what_the_cpu_draws(num_tokens):
+@pytest.mark.parametrize(
+    ("model", "num_tokens"),
+    [("dense", 2), ("mixture", 2), *(pytest.param(model, 6, marks=pytest.mark.slow) for model in CONFIGS)],
+)
+def test_the_kernels_of_a_gpu_draw_what_the_cpu_draws(model, num_tokens):
     """Interpreted, in a runner on the twin: with top-k and top-p, penalties and a mask, to the end of the rows."""
-    cpu = drawn_tokens(Engine(RowTable(LIMITS), CPU), num_tokens)
+    cpu = drawn_tokens(Engine(RowTable(LIMITS), on_cpu(model)), num_tokens)
     with np.errstate(all="ignore"), cpu_stands_for_gpu():
-        gpu = drawn_tokens(Engine(RowTable(LIMITS), cold_runner(Buckets([]))[0]), num_tokens)
+        gpu = drawn_tokens(Engine(RowTable(LIMITS), cold_runner(Buckets([]), model)[0]), num_tokens)
     assert gpu == cpu
     assert all(gpu[-1][1])
 
@@ -252,14 +266,12 @@ def test_a_device_that_has_failed_when_a_step_is_launched_ends_the_executor(lost
 
 def test_the_warm_up_captures_every_bucket_and_measures_steps():
     told = []
-    geometry = kv_geometry(CONFIG, LIMITS.num_blocks, LIMITS.block_size, FLOAT32_NUMERICS)
-    kv_cache = allocate_kv_cache(geometry, FLOAT32_NUMERICS.kv)
-    runner = DeviceRunner(TwinDevice(), MODEL, kv_cache, geometry, LIMITS, buckets=BUCKETS, on_progress=told.append)
+    runner, _ = cold_runner(BUCKETS, on_progress=told.append)
     points = runner.warm_up()
     assert [size for size, _ in points] == [1, 16]
     assert all(step_ns > 0 for _, step_ns in points)
     assert [progress.index for progress in told] == list(range(len(list(BUCKETS)) + 2))
-    assert kv_cache.keys.isfinite().all()
+    assert all(tensor.isfinite().all() for tensor in runner._kv_cache.of_blocks)
 
 
 def test_nothing_is_in_a_capture_before_its_first_replay():
