@@ -3,6 +3,7 @@
 import json
 import sys
 import textwrap
+from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,12 +159,15 @@ def bench(tmp_path, monkeypatch):
     events, failures, clock = [], {}, count(step=10)
     environment = Environment(tmp_path / "peer", ("peer==1.0",), "a while")
     engines = (Engine("paceline", "a", (), None), Engine("llama.cpp", "b", (), environment))
+    mixed = tuple(replace(engine, name=f"{engine.name}, experts") for engine in engines)
     time = SimpleNamespace(monotonic=lambda: next(clock))
     of_program = {
         "BENCH": tmp_path,
+        "MIXTURE_FILE": tmp_path / "mixture.gguf",
         "ROOT": tmp_path,
-        "all_engines": lambda model: engines,
+        "all_engines": lambda model: (*engines, *mixed),
         "install": lambda environment, say: events.append("installs"),
+        "write_mixture": lambda path: (events.append("writes the mixture"), path.touch()),
         "model_file": lambda: Path("model.gguf"),
         "measure_quality": lambda command: {"fast": 12.1, "float32": 12.0},
         "end_with_what_was_started": lambda: None,
@@ -198,6 +202,19 @@ def test_peers_are_installed_before_the_clock_starts_and_engines_take_turns(benc
     runs = [event for name in turns for event in (f"{name} runs", f"{name} stops")]
     assert (code, events) == (0, ["installs", *runs, "paceline ends", "llama.cpp ends"])
     assert "reached 0 of 1" in said  # both are as fast
+
+
+def test_a_mixture_is_measured_where_it_is_named_and_its_file_is_gone_at_the_end(bench, tmp_path):
+    code, events, said = bench("--only", "experts: 1 request", "--repetitions", "1")
+    runs = [
+        event for name in ("paceline", "llama.cpp") for event in (f"{name}, experts runs", f"{name}, experts stops")
+    ]
+    ends = ["paceline, experts ends", "llama.cpp, experts ends"]
+    assert (code, events) == (0, ["installs", "writes the mixture", *runs, *ends])
+    assert "experts: 1 request, context 440" in said
+    assert not (tmp_path / "mixture.gguf").exists()
+    _, events, _ = bench("--repetitions", "1", "--engines", "none")
+    assert not [event for event in events if "mixture" in event or "experts" in event]
 
 
 def test_no_further_repetition_begins_that_would_not_end_in_time(bench):

@@ -17,7 +17,7 @@ from side_by_side.measurements import (
     workloads_of,
 )
 from side_by_side.results import EngineFacts, Limits, Results, Sample
-from side_by_side.rows import all_rows
+from side_by_side.rows import all_rows, mixture_rows
 from side_by_side.table import print_table
 
 
@@ -126,12 +126,13 @@ def test_an_engine_twice_as_fast_has_twice_the_figures():
     for measurement in all_measurements():
         for engine in measurement.engines:
             workloads = workloads_of(measurement, 0)
-            answers = made_up_answers(workloads, step_s=0.01 if engine == OURS else 0.02)
+            answers = made_up_answers(workloads, step_s=0.01 if engine.startswith(OURS) else 0.02)
             values = measurement.values(workloads, answers) | {"peak_bytes": 1.0}
             run.samples.append(Sample(measurement.name, engine, 0, values, 0.0, 0.0, 0.5, 0.2))
-    made = {each.name: outcome(each, run) for each in all_rows()}
-    compared = [made[name].ratio for name in made if name.startswith(("decode", "prefill", "8 ", "16 ", "32 "))]
-    assert compared == pytest.approx([2.0] * 8)
+    made = {each.name: outcome(each, run) for each in (*all_rows(), *mixture_rows())}
+    twice = ("decode", "prefill", "8 ", "16 ", "32 ", "experts")
+    compared = [made[name].ratio for name in made if name.startswith(twice)]
+    assert compared == pytest.approx([2.0] * 11)
     assert made["p99 ITL of 8 streams, 1,900 tokens arrive"].ratio == pytest.approx(0.5)
     assert [each.limit_share is None for each in made.values()].count(False) == 9
 

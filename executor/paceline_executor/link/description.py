@@ -29,6 +29,7 @@ class Description:
     weight_bytes: int = 0  # in memory
     weights_digest: str = ""  # empty: nobody compares them
     num_ranks: int = 1
+    expert_load_ratio: Callable[[], float | None] = lambda: None  # of the last step; None where nobody counts
 
     def welcome(self, incarnation: int, tag_key: bytes, max_plans_in_flight: int) -> Welcome:
         """Lacks epoch and protocol."""

@@ -44,7 +44,10 @@ KV_BLOCKS = _gauge("kv_blocks", "Blocks of the KV cache.")
 KV_CACHE_BYTES = _gauge("kv_cache_bytes", "Bytes of the KV cache.")
 IDLE = _counter("idle_seconds_total", "Time without a step.")
 PROFILED_RATE = _gauge("profiled_bytes_per_second", "Bytes that kernels read, in the last profile.", "kernel")
-READ = (IS_DRIVEN, EPOCH, INFO, WEIGHT_BYTES, RANKS, KV_BLOCKS, KV_CACHE_BYTES, IDLE, PROFILED_RATE)
+EXPERT_LOAD = _gauge(
+    "expert_load_ratio", "Most tokens of an expert by the mean, in a layer of the last step; of packed weights on CPUs."
+)
+READ = (IS_DRIVEN, EPOCH, INFO, WEIGHT_BYTES, RANKS, KV_BLOCKS, KV_CACHE_BYTES, IDLE, PROFILED_RATE, EXPERT_LOAD)
 
 
 class ExecutorMetrics:
@@ -99,5 +102,7 @@ class ExecutorMetrics:
             gauges[WEIGHT_BYTES] = {(): description.weight_bytes}
             gauges[RANKS] = {(): description.num_ranks}
             gauges[KV_BLOCKS] = {(): geometry.num_blocks}
+            ratio = description.expert_load_ratio()
+            gauges[EXPERT_LOAD] = {} if ratio is None else {(): ratio}
             gauges[KV_CACHE_BYTES] = {(): geometry.num_blocks * geometry.bytes_per_block}
         return [*self._meter.read(), *(Reading(definition, values) for definition, values in gauges.items())]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 import torch
 
@@ -61,6 +62,9 @@ class PackedLlamaModel:
             logit_softcap=config.logit_softcap,
         )
         self._decoder = Decoder(self._weights)
+        self._sparse_layers = [place for place, layer in enumerate(layers) if layer.experts is not None]
+        self._num_steps = 0
+        self._tokens_of_experts: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         _tell_of_8_bits(checkpoint, packer.in_8_bits)
 
     def forward(
@@ -71,7 +75,19 @@ class PackedLlamaModel:
         aux: AuxHidden | None = None,
         times: list[PhaseTime] | None = None,
     ) -> torch.Tensor:
-        return self._decoder.forward(inputs, kv_cache.keys, kv_cache.values, aux=aux, times=times)
+        logits = self._decoder.forward(inputs, kv_cache.keys, kv_cache.values, aux=aux, times=times)
+        if self._sparse_layers:
+            layer = self._sparse_layers[self._num_steps % len(self._sparse_layers)]
+            self._tokens_of_experts = self._decoder.tokens_of_experts(layer, inputs.token_ids.shape[0])
+            self._num_steps += 1
+        return logits
+
+    def expert_load_ratio(self) -> float | None:
+        """In the last step, the most tokens that an expert of a layer got by the mean of that layer's, layers by turns;
+        None before the first one, and without a mixture. Any thread may ask.
+        """
+        tokens = self._tokens_of_experts
+        return float(tokens.max() / tokens.mean()) if tokens.any() else None
 
     @property
     def num_bytes(self) -> int:

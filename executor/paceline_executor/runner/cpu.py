@@ -111,6 +111,10 @@ class CpuModel:
             return self.model.num_bytes
         return self.numerics.weight_bytes(self.config, {})
 
+    def expert_load_ratio(self) -> float | None:
+        """See PackedLlamaModel; None of a model in float32."""
+        return self.model.expert_load_ratio() if isinstance(self.model, PackedLlamaModel) else None
+
     @property
     def on_device(self) -> HostModel:
         return HostModel(self.model, self.config.vocab_size, self.device.profiler)

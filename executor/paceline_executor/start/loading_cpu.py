@@ -87,6 +87,7 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, ranks: Ra
         weight_bytes=model.weight_bytes * degree,
         weights_digest=checkpoint.digest,
         num_ranks=degree,
+        expert_load_ratio=model.expert_load_ratio,
     )
     return Loaded(Engine(RowTable(limits), runner), description)
 

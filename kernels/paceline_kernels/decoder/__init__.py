@@ -5,6 +5,8 @@ mixture; not requests, nor how weights were read.
 Made of the same arithmetic as the operations around it, fused where a call, a pass over memory or a wait is saved.
 """
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline_kernels.arguments import check_tensor
@@ -97,6 +99,13 @@ class Decoder:
         if aux is not None:
             _check_aux(aux, num_tokens, weights)
         return self._decoder.forward(batch, keys, values, aux, times)
+
+    def tokens_of_experts(self, layer: int, num_tokens: int) -> npt.NDArray[np.int64]:
+        """[num_experts]: how many tokens of the last step, of `num_tokens` in all, each expert of a layer got, new.
+
+        Those of the last layer are the tokens whose logits were wanted. The layer has experts.
+        """
+        return self._decoder.tokens_of_experts(layer, num_tokens)
 
 
 def _check_aux(aux: AuxHidden, num_tokens: int, weights: DecoderWeights) -> None:

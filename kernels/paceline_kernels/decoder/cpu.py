@@ -113,6 +113,12 @@ class CpuDecoder:
         chosen: Int64Array = self._mixture.num_units[:, :num_blocks, 2].sum(axis=1)
         return chosen
 
+    def tokens_of_experts(self, layer: int, num_tokens: int) -> Int64Array:
+        assert self._mixture is not None
+        ends = self._mixture.next_places[layer, : -(-num_tokens // self._mixture.tokens_per_block)]
+        tokens: Int64Array = np.diff(ends, prepend=0).sum(axis=0)
+        return tokens
+
     def _cut(self, batch: Batch, block_size: int) -> AttentionSplits:
         """How attention is shared out in this batch."""
         group = self._shape.num_heads // self._shape.num_kv_heads

@@ -73,7 +73,7 @@ def new_mixture(routing: Routing, intermediate: int, shape: Shape, num_tokens: i
         weights=np.empty((num_tokens, k + 1), dtype=np.float32),
         places=np.empty((num_tokens, k), dtype=np.int32),
         tokens=np.empty(num_tokens * k, dtype=np.int32),
-        next_places=np.empty((num_blocks, num_experts), dtype=np.int32),
+        next_places=np.empty((shape.num_layers, num_blocks, num_experts), dtype=np.int32),
         units=np.empty((num_blocks, num_units, 3), dtype=np.int32),
         num_units=np.empty((shape.num_layers, num_blocks, 3), dtype=np.int64),
         counters=phase_pool.new_counters(-(-num_tokens // _TOKENS_PER_ROUTE) + num_blocks),
@@ -223,7 +223,8 @@ def _leave_best_groups(ranking: Float32Array, values: Float32Array, top_groups: 
 @jit.compiled
 def _sort(block: int, start: int, num_tokens: int, layer: int, weights: PackedWeights, mixture: MixtureState) -> None:
     """Lay the slots of a block's tokens, which begin with token `start`, expert by expert, and cut them into units."""
-    k, end, units, next_places = mixture.top_k, start + num_tokens, mixture.units[block], mixture.next_places[block]
+    k, end = mixture.top_k, start + num_tokens
+    units, next_places = mixture.units[block], mixture.next_places[layer, block]
     num_units, place, num_read, counts = 0, 0, 0, mixture.num_units[layer, block]
     next_places[:] = 0
     if weights.matrices[layer, ROUTER, 0] != 0:

@@ -79,7 +79,7 @@ class MixtureState(NamedTuple):
     weights: Float32Array  # [tokens, top_k + 1]: of the choices, and of the network for all
     places: Int32Array  # [tokens, top_k]: where in its block each choice's slot lies
     tokens: Int32Array  # [tokens * top_k]: whose each slot is
-    next_places: Int32Array  # [blocks, num_experts]: where in its block the next slot of an expert lies
+    next_places: Int32Array  # [layers, blocks, num_experts]: where in its block an expert's next slot lies, or its end
     units: Int32Array  # [blocks, units, 3]: expert, or -1; first slot, or token; how many
     # [layers, blocks, 3]: units of experts, those of the network for all, experts that were chosen. Of each layer, as
     # a worker that was put aside still counts the pieces of a layer that others have left.

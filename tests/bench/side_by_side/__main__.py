@@ -13,14 +13,15 @@ from rich.console import Console
 from process_groups import end_with_what_was_started
 from side_by_side import results
 from side_by_side.comparison import Row, outcome
-from side_by_side.engines import BENCH, OURS, QUICK, ROOT, all_engines
+from side_by_side.engines import BENCH, MIXTURE_FILE, OURS, OURS_EXPERTS, QUICK, ROOT, all_engines
 from side_by_side.errors import EngineError, InstallError
 from side_by_side.install import install, model_file
 from side_by_side.machine import PATIENCE_S, describe_machine
 from side_by_side.measurements import Measurement, all_measurements
+from side_by_side.mixture import write_mixture
 from side_by_side.quality import COMMAND, QUALITY, SHORT_COMMAND, measure_quality, quality_sample
 from side_by_side.results import Results
-from side_by_side.rows import all_rows
+from side_by_side.rows import all_rows, mixture_rows
 from side_by_side.run import EngineRunner, measure_all, say
 from side_by_side.table import print_table
 
@@ -45,7 +46,7 @@ def main(
 ) -> None:
     """Measure this system against its peers on this machine, with the same model file, in one run."""
     end_with_what_was_started()  # engines that are stopped would stay for ever
-    rows = [row for row in all_rows() if _is_wanted(row.name, only)]
+    rows = [row for row in (*all_rows(), *(mixture_rows() if only else ())) if _is_wanted(row.name, only)]
     if not rows:
         raise typer.BadParameter(f"--only: no row has {only!r} in its name")
     if show is not None:
@@ -70,6 +71,7 @@ def main(
     finally:
         for runner in runners:
             runner.end()
+        MIXTURE_FILE.unlink(missing_ok=True)
     path = BENCH / "results" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
     results.save(found, path)
     say(f"results in {path.relative_to(ROOT)}")
@@ -86,7 +88,7 @@ def _installed(measurements: Sequence[Measurement], peers: str, patience_s: floa
     runners = [
         EngineRunner(engine, patience_s)
         for engine in all_engines(model_file())
-        if engine.name in needed and (engine.name == OURS or _is_wanted(engine.name, peers))
+        if engine.name in needed and (engine.name in (OURS, OURS_EXPERTS) or _is_wanted(engine.name, peers))
     ]
     for runner in runners:
         try:
@@ -95,6 +97,9 @@ def _installed(measurements: Sequence[Measurement], peers: str, patience_s: floa
         except InstallError as error:
             say(f"{runner.engine.name}: {error}")
             runner.give_up(error)
+    if OURS_EXPERTS in needed:
+        say(f"writing {MIXTURE_FILE.relative_to(ROOT)}")
+        write_mixture(MIXTURE_FILE)
     return runners
 
 

@@ -40,6 +40,8 @@ class Row:
     target: float
     limit_share: Callable[[Mapping[str, float], Limits], float] | None = None
     """The part of the machine's limit that our values reach."""
+    engine: str = OURS
+    """Whose our figure is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,13 @@ def rate(num_tokens: int, seconds: str) -> Callable[[Mapping[str, float]], float
 
 def outcome(row: Row, results: Results) -> Outcome:
     """Make the line of a row: of several peers the best counts, by its median."""
-    ours = _by_repetition(results.samples, OURS, row.ours)
+    ours = _by_repetition(results.samples, row.engine, row.ours)
     others = {engine: _by_repetition(results.samples, engine, figure) for engine, figure in row.against}
     medians = {engine: median(figures.values()) for engine, figures in others.items() if figures}
     choose = max if row.bound is Bound.AT_LEAST else min
     best = choose(medians, key=lambda engine: medians[engine]) if medians else ""
     ratios = [ours[number] / theirs for number, theirs in others.get(best, {}).items() if number in ours and theirs]
-    parts = {(OURS, row.ours.measurement), *((engine, figure.measurement) for engine, figure in row.against)}
+    parts = {(row.engine, row.ours.measurement), *((engine, figure.measurement) for engine, figure in row.against)}
     return Outcome(
         row,
         median(ours.values()) if ours else None,
@@ -100,7 +102,9 @@ def _by_repetition(samples: Sequence[Sample], engine: str, figure: Figure) -> di
 
 
 def _limit_share(row: Row, results: Results) -> float | None:
-    samples = [each for each in results.samples if each.engine == OURS and each.measurement == row.ours.measurement]
+    samples = [
+        each for each in results.samples if each.engine == row.engine and each.measurement == row.ours.measurement
+    ]
     limits = results.best_limits
     if row.limit_share is None or not samples or limits is None:
         return None

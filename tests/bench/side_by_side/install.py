@@ -21,7 +21,8 @@ _STAMP = "installed.txt"
 def install(environment: Environment, say: Callable[[str], None]) -> None:
     """Make the environment, unless it holds just this already. `InstallError` says what pip said last."""
     stamp = environment.folder / _STAMP
-    contents = "\n".join((*environment.requirements, *environment.options, *environment.unwanted))
+    variables = map("=".join, environment.variables.items())
+    contents = "\n".join((*environment.requirements, *environment.options, *environment.unwanted, *variables))
     if stamp.exists() and stamp.read_text(encoding="utf-8") == contents:
         return
     say(f"installing {', '.join(environment.requirements)}, once: {environment.takes}")

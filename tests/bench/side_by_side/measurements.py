@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median
 
 from side_by_side.drivers.protocol import Answer, Request, Workload
-from side_by_side.engines import LLAMA, LLAMA_SERVER, OPENVINO, OURS, VLLM
+from side_by_side.engines import LLAMA, LLAMA_EXPERTS, LLAMA_SERVER, OPENVINO, OURS, OURS_EXPERTS, VLLM
 
 _FIRST_TOKEN_ID, _PAST_TOKEN_ID = 1_000, 41_000
 DECODED_TOKENS = 64
@@ -22,6 +22,7 @@ _PREFIX, _OWN_PART, _NUM_PREFIXES = 400, 16, 3
 _NUM_RUNNING, LONG_PROMPT, _RUNNING_BEFORE = 8, 1_900, 16
 CONTEXTS = (60, 440, 1_900)
 NUMS_OF_STREAMS = (8, 16, 32)
+EXPERTS_CONTEXT, EXPERTS_STREAMS = 440, 8
 
 Values = dict[str, float]
 
@@ -51,6 +52,8 @@ def all_measurements() -> tuple[Measurement, ...]:
         Measurement("prefix", (OURS,), _prefixes, prefix_values),
         Measurement("mixed", (OURS,), _mixed, mixed_values),
         Measurement("arrival", (OURS, LLAMA_SERVER, OPENVINO, VLLM), _arrival, arrival_values),
+        Measurement("experts-single", (OURS_EXPERTS, LLAMA_EXPERTS), _single(EXPERTS_CONTEXT), single_values),
+        Measurement("experts-streams", (OURS_EXPERTS, LLAMA_EXPERTS), _streams(EXPERTS_STREAMS), streams_values),
     )
 
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 from side_by_side import model
 from side_by_side.comparison import Bound, Figure, Row, rate, value
-from side_by_side.engines import LLAMA, LLAMA_SERVER, OPENVINO, OURS, VLLM
+from side_by_side.engines import LLAMA, LLAMA_EXPERTS, LLAMA_SERVER, OPENVINO, OURS, OURS_EXPERTS, VLLM
 from side_by_side.measurements import (
     CONTEXTS,
     DECODED_TOKENS,
+    EXPERTS_CONTEXT,
+    EXPERTS_STREAMS,
     LONG_PROMPT,
     NUMS_OF_STREAMS,
     STREAM_OUTPUT,
@@ -42,6 +44,21 @@ def all_rows() -> tuple[Row, ...]:
         _itself("idle between steps, 1 stream, by step time", "ms", _IDLE, _BUSY, Bound.AT_MOST, 0.05),
         _itself("perplexity, fast path by float32", "", _FAST, _FLOAT32, Bound.AT_MOST, 1.01),
     )
+
+
+def mixture_rows() -> tuple[Row, ...]:
+    """Of a mixture of experts, in the order of the table; no other row's words are in their names."""
+    single, streams = "experts-single", "experts-streams"
+    return (
+        _experts(f"1 request, context {EXPERTS_CONTEXT}", Figure(single, value("decode_tok_s")), 1.0),
+        _experts(f"TTFT of {EXPERTS_CONTEXT}, by tokens", Figure(single, rate(EXPERTS_CONTEXT, "first_s")), 1.0),
+        _experts(f"{EXPERTS_STREAMS} requests, 128 in, 128 out", Figure(streams, value("output_tok_s")), 1.3),
+    )
+
+
+def _experts(name: str, figure: Figure, target: float) -> Row:
+    against = _against(figure, LLAMA_EXPERTS)
+    return Row(f"experts: {name}", "tok/s", figure, against, Bound.AT_LEAST, target, engine=OURS_EXPERTS)
 
 
 def _itself(name: str, unit: str, ours: Figure, other: Figure, bound: Bound, target: float) -> Row:

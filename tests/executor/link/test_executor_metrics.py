@@ -1,6 +1,8 @@
 """What operators see of an executor: every metric exists, and moves when its subject does."""
 
 import asyncio
+from dataclasses import replace
+from itertools import chain, repeat
 
 import numpy as np
 
@@ -20,7 +22,9 @@ CONSTANT = {
 
 
 def load():
-    return loaded(HashRunner(HASH_LIMITS.num_blocks, HASH_LIMITS.block_size, HASH_LIMITS.vocab_size))
+    whole = loaded(HashRunner(HASH_LIMITS.num_blocks, HASH_LIMITS.block_size, HASH_LIMITS.vocab_size))
+    ratios = chain((None,), repeat(2.5))
+    return replace(whole, description=replace(whole.description, expert_load_ratio=lambda: next(ratios)))
 
 
 def look(service):
@@ -65,6 +69,7 @@ async def test_every_metric_exists_and_moves():
     assert after["executor_draft_seconds_total"][()] == 0.25
     assert after["executor_refused_plans_total"][()] == 2
     assert after["executor_failed_steps_total"][()] == 1
+    assert (before["executor_expert_load_ratio"], after["executor_expert_load_ratio"]) == ({}, {(): 2.5})
     assert (before["executor_is_driven"][()], after["executor_is_driven"][()]) == (0, 1)
     assert after["executor_epoch"][()] == before["executor_epoch"][()] + 1
     assert {labels[0]: sum(steps.counts) for labels, steps in after["executor_step_seconds"].items()} == dict.fromkeys(

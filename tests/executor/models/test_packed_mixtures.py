@@ -92,6 +92,26 @@ class OneOtherwise(RandomCheckpoint):
         return GroupedRows(4, generator.integers(0, 16, shape, np.uint8), scales, 32, zeros=zeros)
 
 
+class Sending(RandomCheckpoint):
+    """Corrections send all tokens of the first layer to two experts of eight."""
+
+    def tensor(self, name):
+        values = super().tensor(name)
+        return np.float32([9, 9, 0, 0, 0, 0, 0, 0]) if name.startswith("model.layers.0.") and "bias" in name else values
+
+
+def test_layers_by_turns_tell_the_load_of_their_busiest_expert():
+    mixture = Mixture(Routing(8, 2, Score.SIGMOID, has_bias=True), 32, (True, True))
+    model = PackedLlamaModel(Sending(replace(DENSE, experts=mixture)), LENGTH)
+    loads = [model.expert_load_ratio()]
+    for _ in range(3):
+        logits_of(model, DENSE)
+        loads.append(model.expert_load_ratio())
+    assert loads[:2] == [None, 4.0]
+    assert 1.0 <= loads[2] < 4.0
+    assert loads[3] == 4.0
+
+
 def test_experts_packed_in_more_than_one_way_are_refused():
     with pytest.raises(UnsupportedModelError, match=r"layers\.0\.mlp\.experts\.3.*: not packed as expert 0 is"):
         PackedLlamaModel(OneOtherwise(replace(DENSE, experts=SPARSE)), LENGTH)

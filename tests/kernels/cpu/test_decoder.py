@@ -423,11 +423,18 @@ def test_the_last_layer_routes_only_tokens_whose_logits_are_wanted():
             part.fill(99 if part.dtype == "int8" else float("nan"))
     last = dataclasses.replace(batch, logit_tokens=int32(299))
     assert torch.equal(decoder.forward(last, *new_caches(torch.int8), times=times), expected)
+    assert sorted(decoder.tokens_of_experts(1, 300)) == [0] * 4 + [1] * 3
     layer = MIXTURE.layers[1]
     read = {one.phase: one.num_bytes for one in times if one.layer == 1}
     assert read["route"] == 4 * 7 * HIDDEN
     assert read["gate_up"] == layer.gate_up.num_bytes + layer.experts.gate_up.num_bytes * 3 // 7
     assert read["down"] == layer.down.num_bytes + layer.experts.down.num_bytes * 3 // 7
+
+
+def test_experts_of_a_layer_get_the_tokens_of_all_blocks_of_slots():
+    batch, decoder = batch_of(*((one, 0, 300) for one in random_contexts(300, 300))), Decoder(MIXTURES["all experts"])
+    decoder.forward(batch, *new_caches(torch.int8))
+    assert decoder.tokens_of_experts(1, 600).tolist() == [600] * 7
 
 
 # What misfits is refused, with its name, before anything is written

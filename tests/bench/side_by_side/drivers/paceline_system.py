@@ -1,7 +1,8 @@
 """Drives this system as its users do: a scheduler, an executor and a client, three processes that speak gRPC.
 
-Run by the project's own interpreter with the GGUF file as argument. This process is the client. What the executor's
-steps took is read from AdminService where a workload asks for it.
+Run by the project's own interpreter with the GGUF file, the size of the KV cache and options of the scheduler as
+arguments. This process is the client. What the executor's steps took is read from AdminService where a workload asks
+for it.
 """
 
 import asyncio
@@ -24,8 +25,6 @@ from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports, p
 from paceline_client import AsyncClient, Sampling, Stopping, UnavailableError
 from side_by_side.drivers.protocol import Answer, Facts, Request, Step, Workload, reserve_stdout, serve
 
-# Room for 32 requests of 256 tokens and a little more: what llama.cpp is given for the same requests.
-_KV_CACHE = "102MiB"
 # What the default does not say; empty: as a user gets it.
 _EXECUTOR_OPTIONS: tuple[str, ...] = ()
 _LOOK_S = 5.0
@@ -151,14 +150,16 @@ def running(deployment: Deployment) -> Iterator[Processes]:
 
 def main() -> None:
     channel = reserve_stdout()
+    model, kv_cache, *scheduler_options = sys.argv[1:]
     deployment = Deployment(
-        model=sys.argv[1],
+        model=model,
         host=LOOPBACK,
         ports=free_ports(1),
         shutdown_timeout_seconds=_STOP_S,
-        executor_options=("--kv-cache-memory", _KV_CACHE, *_EXECUTOR_OPTIONS),
+        scheduler_options=tuple(scheduler_options),
+        executor_options=("--kv-cache-memory", kv_cache, *_EXECUTOR_OPTIONS),
     )
-    configuration = " ".join(("defaults, KV cache", _KV_CACHE, *_EXECUTOR_OPTIONS))
+    configuration = " ".join(("defaults, KV cache", kv_cache, *scheduler_options, *_EXECUTOR_OPTIONS))
     with running(deployment) as processes, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         system = runner.run(System.connect(deployment, processes))
         pids = tuple(process.pid for process in processes)
