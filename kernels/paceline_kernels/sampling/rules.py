@@ -120,7 +120,7 @@ def _is_ruled(rules: RuleArrays, row: np.int64) -> bool:
 @jit.compiled
 def _has_penalties(rules: RuleArrays, row: np.int64) -> bool:
     has_counts = rules.presence_penalty[row] != 0 or rules.frequency_penalty[row] != 0
-    return has_counts or rules.repetition_penalty[row] != 1
+    return bool(has_counts or rules.repetition_penalty[row] != 1)
 
 
 @jit.compiled
