@@ -41,6 +41,8 @@
             InvalidFieldError
             UnsupportedFieldError
             NumericError
+            NoTokenLeftError
+            StructuredFailedError
 
 Every message names what was wrong and what to do about it, in one line.
 """
@@ -255,3 +257,7 @@ class NumericError(RequestError, reason="NUMERIC_FAULT"):
 
 class NoTokenLeftError(RequestError, code=Code.FAILED_PRECONDITION, reason="NO_TOKEN_LEFT"):
     """Everything that the request allows is masked."""
+
+
+class StructuredFailedError(RequestError, code=Code.INVALID_ARGUMENT, reason="STRUCTURED_FAILED"):
+    """The form of the output takes more than a step may, here as anywhere."""

@@ -22,6 +22,7 @@ from executor_rig.driving import Driver
 from executor_rig.hash_runner import continuation
 from executor_rig.plan_client import attached, grants, request, tokens_by_row
 from paceline.bytes_tokenizer import PRINTABLE
+from paceline.forms.grammar import LIBRARY
 from paceline.process.command import ExitCode
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_executor import __main__ as program
@@ -34,6 +35,7 @@ COMMAND = [sys.executable, "-m", "paceline_executor"]
 ANY_PORTS = ["--port", "0", "--health-port", "0", "--metrics-port", "0"]
 PLACING = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
 GENEROUS_S = 30.0
+NUM_CONTROL = 3  # tokens of the model, before those of bytes
 
 
 @pytest.fixture(scope="module")
@@ -326,7 +328,7 @@ def test_threads_wait_as_the_user_says(monkeypatch, chosen, spins):
 
 
 async def test_the_twin_starts_as_a_gpu_does_and_draws_what_the_cpu_draws(model):
-    """In float32, greedy; schedulers are told which steps it has captured."""
+    """In float32, greedy; schedulers are told which steps it has captured, and that it holds outputs to forms."""
     pytest.importorskip("paceline_executor.runner.device.runner")
     limits = ["--max-num-seqs", "2", "--max-num-batched-tokens", "64"]
     with _process("--model", model, "--runner", "twin", *limits, *ANY_PORTS) as process:
@@ -334,10 +336,20 @@ async def test_the_twin_starts_as_a_gpu_does_and_draws_what_the_cpu_draws(model)
         async with attached(f"127.0.0.1:{ready['port']}") as client:
             results = [await client.run([(0, 3)], PLACING)]
             results += [await client.run([(0, 1)]) for _ in range(5)]
+            formed = request(1, [5, 6, 7], end_token_ids=client.welcome.model.end_token_ids)
+            formed.structured.choice.options[:] = ["far", "near"]
+            placing = plan_pb2.BatchPlan(new_requests=[formed], grants=grants([(1, 0, 1), (1, 1, 2)]))
+            formed_results = [await client.run([(1, 3)], placing)]
+            while not formed_results[-1].finishes[0]:
+                formed_results.append(await client.run([(1, 1)]))
     driver = Driver(cpu_runner(RandomCheckpoint(), num_blocks=4, block_size=16))
     expected = driver.run([driver.add([5, 6, 7], max_chunk=8)], 6)[0]
 
     assert [token for result in results for token in tokens_by_row(result)[0]] == expected
+    *letters, end = [token for result in formed_results for token in tokens_by_row(result)[1]]
+    assert bytes(letter - NUM_CONTROL for letter in letters) in (b"far", b"near")
+    assert end in client.welcome.model.end_token_ids
+    assert client.welcome.model.structured_output == LIBRARY
     assert (client.welcome.graphs.num_rows[-1], client.welcome.graphs.num_tokens[-1]) == (2, 64)
     assert [event["event"] for event in events if event["event"] in ("memory", "numerics")] == ["memory", "numerics"]
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_rig.draws import FOUR_ROWS, parameters, rules
+from kernel_rig.draws import FOUR_ROWS, masks, parameters, rules
 from kernel_rig.tensors import int32, placed, random_logits
 from kernel_rig.turns import by_ranks
 from paceline_kernels.errors import KernelArgumentError
@@ -45,27 +45,29 @@ def logits_of(kinds, vocab_size, seed):
     kinds=st.lists(ANY_LOGITS, min_size=4, max_size=4),
     rows=FOUR_ROWS,
     ruled=st.one_of(st.none(), st.lists(ANY_RULES, min_size=4, max_size=4)),
+    unmasked=st.none() | st.lists(st.none() | st.sets(st.integers(0, 96), min_size=1), min_size=4, max_size=4),
     num_logprobs=st.lists(st.sampled_from([-1, 0, 3, 60, 200]), min_size=4, max_size=4),
     cuts=st.lists(st.integers(0, 24).map(lambda cut: 4 * cut), max_size=3).map(sorted),
     seed=st.integers(0, 1000),
 )
-def test_ranks_that_share_a_vocabulary_find_what_one_rank_finds(kinds, rows, ruled, num_logprobs, cuts, seed):
+def test_ranks_that_share_a_vocabulary_find_what_one_rank_finds(kinds, rows, ruled, unmasked, num_logprobs, cuts, seed):
     """To the bit, and all of them: wherever it is cut, with ties and filters over the cuts, and with empty parts."""
     logits, chosen, chosen_rules = logits_of(kinds, VOCAB, seed), parameters(rows), ruled and rules(*ruled)
+    changes = chosen_rules, unmasked and masks(VOCAB, *unmasked)
     chosen.num_logprobs.copy_(int32(*num_logprobs))
     given_ids = torch.randint(VOCAB, (4,), dtype=torch.int32, generator=torch.Generator().manual_seed(seed))
-    alone = sample(logits, chosen, chosen_rules)
+    alone = sample(logits, chosen, *changes)
     alone_of_given = token_logprobs(logits, given_ids, chosen.num_logprobs)
     bounds = [0, *cuts, VOCAB]
 
     def work(rank, gather):
         part = logits[:, bounds[rank] : bounds[rank + 1]].contiguous()
         vocabulary = VocabularySlice(VOCAB, bounds[rank], rank, gather)
-        samples = sample(part, chosen, chosen_rules, vocabulary=vocabulary)
+        samples = sample(part, chosen, *changes, vocabulary=vocabulary)
         return samples, token_logprobs(part, given_ids, chosen.num_logprobs, vocabulary=vocabulary)
 
     is_drawn = alone.outcomes == SampleOutcome.DRAWN
-    expected = reference.sample(logits, parameters(rows), chosen_rules)
+    expected = reference.sample(logits, parameters(rows), *changes)
     assert torch.equal(alone.outcomes, expected.outcomes)
     assert torch.equal(alone.token_ids[is_drawn], expected.token_ids[is_drawn])
     for samples, of_given in by_ranks(len(bounds) - 1, work):

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_rig.draws import FOUR_ROWS, OFF, parameters, rules
+from kernel_rig.draws import FOUR_ROWS, OFF, masks, parameters, rules
 from kernel_rig.tensors import int32, placed, random_logits
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.gpu import architecture
@@ -60,10 +60,11 @@ def _small_launch(is_gpu, request, monkeypatch):
         monkeypatch.setattr(InterpreterBuilder, "create_fma", fma)
 
 
-def draw(place, logits, rows, chosen_rules=None, num_logprobs=-1):
+def draw(place, logits, rows, chosen_rules=None, num_logprobs=-1, chosen_masks=None):
     """What is drawn from logits, on the CPU."""
     chosen = placed(place, parameters(rows, num_logprobs))
-    ours = sample(place(logits), chosen, placed(place, chosen_rules), max_logprobs=num_logprobs)
+    changes = placed(place, chosen_rules), placed(place, chosen_masks)
+    ours = sample(place(logits), chosen, *changes, max_logprobs=num_logprobs)
     return placed(torch.Tensor.cpu, ours)
 
 
@@ -280,21 +281,22 @@ def compiled_rules():
     return first_ruled
 
 
-def after(backend, logits, row):
-    """What rules make of one row of logits: to the bit what the reference makes of it."""
-    logits, chosen = np.array(logits, dtype=np.float32), rules(row)
+def after(backend, logits, row, unmasked=None):
+    """What mask and rules make of one row of logits: to the bit what the reference makes of it."""
+    logits, chosen, chosen_masks = np.array(logits, dtype=np.float32), rules(row), masks(len(logits), unmasked)
     if backend.is_gpu:
         from paceline_kernels.sampling import triton as kernels
 
         with backend.memory() as place:
             draws = kernels._rows("sample", place(torch.from_numpy(logits)[None]))
-            ruled, is_ruled = kernels._apply(placed(place, chosen), place(int32(0)), draws)
+            changes = placed(place, chosen), placed(place, chosen_masks)
+            ruled, is_ruled = kernels._apply(*changes, place(int32(0)), draws)
             left = ruled[0].cpu().numpy() if is_ruled[0] else logits
     else:
         from paceline_kernels.sampling.rules import rule_arrays
 
-        left = compiled_rules()(logits, rule_arrays(chosen, len(logits)))
-    assert left.tolist() == reference.ruled(logits, chosen, 0).tolist()
+        left = compiled_rules()(logits, rule_arrays(chosen, chosen_masks, len(logits)))
+    assert left.tolist() == reference.ruled(reference.masked(logits, chosen_masks, 0), chosen, 0).tolist()
     return left.tolist()
 
 
@@ -303,6 +305,7 @@ TOKENS = st.lists(st.integers(0, 18), max_size=12)
 
 @settings(deadline=None)  # on a GPU the first one compiles
 @given(
+    unmasked=st.none() | st.sets(st.integers(0, 18)),
     allowed=st.sets(st.integers(0, 18)).map(sorted),
     forbidden=TOKENS,
     biased=st.dictionaries(st.integers(0, 18), st.floats(-100, 100, width=32)),
@@ -312,9 +315,9 @@ TOKENS = st.lists(st.integers(0, 18), max_size=12)
     prompt=TOKENS,
     output=TOKENS,
 )
-def test_rules_equal_their_reference_to_the_bit(backend, biased, **row):
+def test_masks_and_rules_equal_their_reference_to_the_bit(backend, unmasked, biased, **row):
     logits = np.random.default_rng(0).normal(size=19).astype(np.float32) * 4
-    after(backend, logits, row | {"biased": list(biased), "biases": list(biased.values())})
+    after(backend, logits, row | {"biased": list(biased), "biases": list(biased.values())}, unmasked)
 
 
 @pytest.mark.parametrize(
@@ -370,6 +373,29 @@ def test_rows_with_rules_draw_what_the_reference_draws_beside_rows_without(backe
     assert samples.outcomes.tolist() == [SampleOutcome.DRAWN] * 7 + [SampleOutcome.NOTHING_LEFT]
     assert samples.token_ids[0] == logits[0].argmax()
     assert_same_draws(backend, place, logits[3:], [{"top_p": 0.9, "top_k": 5}] * 5, rules(*rows[3:]))
+
+
+def test_masked_rows_draw_what_their_masks_leave_beside_rows_without(backend, place):
+    """Whole words, parts of words and the last token; every other row as without masks, its log-probabilities too."""
+    unmasked = [None, range(150), {149}, {31, 32, 64, 95}, None, range(3, 140), (), None]
+    logits, rows = random_logits(len(unmasked), 150), [{"top_p": 0.9, "top_k": 20}] * len(unmasked)
+    chosen = masks(150, *unmasked)
+    ours, plain = draw(place, logits, rows, None, 3, chosen), draw(place, logits, rows, None, 3)
+    expected = reference.sample(logits, parameters(rows, 3), None, chosen)
+    assert ours.outcomes.tolist() == [SampleOutcome.DRAWN] * 6 + [SampleOutcome.NOTHING_LEFT, SampleOutcome.DRAWN]
+    assert torch.equal(ours.token_ids, expected.token_ids)
+    assert torch.equal(ours.top_logprobs, plain.top_logprobs)
+    kept = [0, 1, 4, 7]
+    assert torch.equal(ours.token_ids[kept], plain.token_ids[kept])
+    for tokens, token in zip(unmasked[1:6], ours.token_ids[1:6].tolist(), strict=True):
+        assert tokens is None or token in tokens
+
+
+def test_masks_and_lists_of_allowed_tokens_both_count(place):
+    both = rules({"allowed": [3, 40]}, {"allowed": [3], "biased": [3], "biases": [9.0]})
+    samples = draw(place, torch.ones(2, 50), [GREEDY] * 2, both, chosen_masks=masks(50, {0, 40}, {0, 40}))
+    assert samples.outcomes.tolist() == [SampleOutcome.DRAWN, SampleOutcome.NOTHING_LEFT]
+    assert samples.token_ids[0] == 40
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -501,6 +527,14 @@ def test_no_rows_give_no_tokens(place):
 def test_lists_that_compiled_code_could_not_bear_are_refused(chosen, problem):
     with pytest.raises(KernelArgumentError, match=problem):
         sample(torch.zeros(1, 8), parameters([GREEDY]), chosen)
+
+
+def test_masks_that_are_too_narrow_or_of_other_rows_are_refused():
+    logits, one = torch.zeros(1, 40), parameters([GREEDY])
+    with pytest.raises(KernelArgumentError, match="masks must have a bit for each of 40 tokens"):
+        sample(logits, one, masks=masks(32, {1}))
+    with pytest.raises(KernelArgumentError, match=r"masks.of_draws must have shape \[1\]"):
+        sample(logits, one, masks=masks(40, {1}, {2}))
 
 
 def test_logits_and_columns_of_another_kind_are_refused():

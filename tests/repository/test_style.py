@@ -23,6 +23,8 @@ BREACHES = {
     "cli-layers": ("clients/paceline_cli/top/breach.py", "import paceline_cli.commands.top"),
     "process-alone": ("protos/paceline/process/breach.py", "import paceline.v1.plan_pb2"),
     "plan-alone": ("protos/paceline/plan/breach.py", "import structlog"),
+    "forms-alone": ("protos/paceline/forms/breach.py", "import numpy"),
+    "forms-uncompiled": ("protos/paceline/forms/grammar.py", "import llguidance"),
     "plan-values-plain": ("protos/paceline/plan/hashes.py", "import paceline.v1.plan_pb2"),
     "messages-at-the-border": (
         "scheduler/paceline_scheduler/core/queue/breach.py",

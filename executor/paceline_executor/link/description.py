@@ -30,6 +30,7 @@ class Description:
     weights_digest: str = ""  # empty: nobody compares them
     num_ranks: int = 1
     expert_load_ratio: Callable[[], float | None] = lambda: None  # of the last step; None where nobody counts
+    structured_output: str = ""  # what holds outputs to a form; empty: nothing does
 
     def welcome(self, incarnation: int, tag_key: bytes, max_plans_in_flight: int) -> Welcome:
         """Lacks epoch and protocol."""
@@ -61,6 +62,7 @@ class Description:
             weight_bytes=self.weight_bytes,
             weights_digest=self.weights_digest,
             num_ranks=self.num_ranks,
+            structured_output=self.structured_output,
         )
 
     def kv_geometry(self) -> KvGeometry:

@@ -23,14 +23,15 @@ _NO_OUTPUT = StepOutput(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Ticket:
-    """A launch that failed on the device says so when it is collected, after those before it."""
+    """A launch that failed on the device says so when it is collected, after those before it. So do draws."""
 
     launched: Launched
     handle: StepHandle | None  # None: there is nothing to compute, or the launch failed
     error: Exception | None
     prepare_ns: int
+    is_to_draw: bool = False
 
 
 class Engine:
@@ -51,8 +52,9 @@ class Engine:
     def can_launch(self, plan: BatchPlan) -> bool:
         if not self._in_flight:
             return True
-        has_failed = self._in_flight[-1].error is not None
-        return len(self._in_flight) < self.max_in_flight and not has_failed and self.table.can_launch(plan)
+        last = self._in_flight[-1]
+        has_room = len(self._in_flight) < self.max_in_flight and last.error is None and not last.is_to_draw
+        return has_room and self.table.can_launch(plan)
 
     def launch(self, plan: BatchPlan) -> Ticket:
         """Raises PlanError or UnsupportedPlanError for a bad plan, StepFailedError for another failure before the
@@ -68,12 +70,26 @@ class Engine:
             raise _step_failed(error) from error
         ticket = self._start(launched, start_ns)
         self._in_flight.append(ticket)
+        self.draw()
         return ticket
+
+    def draw(self) -> None:
+        """Lets the oldest step in flight draw, if it waited: masks follow from the tokens of the step before it."""
+        ticket = self._in_flight[0] if self._in_flight else None
+        if ticket is None or not ticket.is_to_draw:
+            return
+        ticket.is_to_draw = False
+        try:
+            with self.profiler.span("mask"):
+                masks = self.table.masks(ticket.launched)
+            self.runner.draw(ticket.handle, masks)
+        except Exception as error:
+            ticket.error = error
 
     def is_done(self, ticket: Ticket) -> bool:
         """True of a device that has failed: `collect` says so."""
         try:
-            return ticket.handle is None or self.runner.is_done(ticket.handle)
+            return ticket.handle is None or ticket.error is not None or self.runner.is_done(ticket.handle)
         except Exception:
             return True
 
@@ -82,6 +98,7 @@ class Engine:
         step failed: it and all later ones are then taken back. Raises DeviceFaultError when the device failed: nothing
         can go on then.
         """
+        self.draw()
         try:
             if ticket.error is not None:
                 raise ticket.error
@@ -116,7 +133,7 @@ class Engine:
                     handle = self.runner.launch(prepared.batch)
         except Exception as error:
             return Ticket(launched, None, error, 0)
-        return Ticket(launched, handle, None, prepare_ns)
+        return Ticket(launched, handle, None, prepare_ns, prepared.batch.is_masked)
 
     def _wait(self, handle: StepHandle) -> StepOutput:
         try:
@@ -132,8 +149,10 @@ class Engine:
         self._in_flight.popleft()
         while self._in_flight:
             later = self._in_flight.popleft()
-            if later.handle is not None:
+            if later.handle is not None and later.error is None:
                 with contextlib.suppress(StepLostError):
+                    if later.is_to_draw:
+                        self.runner.draw(later.handle, None)
                     self._wait(later.handle)
         self.table.take_back()
 

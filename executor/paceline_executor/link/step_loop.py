@@ -293,6 +293,7 @@ class StepLoop:
         self._last_step = (plan.epoch, plan.step_id)
         with engine.profiler.span("tell"):
             self._post(self._on_report, result)
+        engine.draw()
         if engine.profiler.is_on:
             engine.profiler.end_step(_mark(launched, waited_ns, self._clock_ns()))
         self._attribution.succeeded(plan)

@@ -24,6 +24,7 @@ from paceline_executor.runner.interface import (
     RowDescriptions,
     SamplingColumns,
     StepBatch,
+    TokenMasks,
 )
 from paceline_executor.runner.row_rules import RowRules
 
@@ -36,20 +37,27 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """Of the step launched last, when those before it have landed. None where nobody wants what is drawn."""
+
+    masks: TokenMasks | None
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     sources: Int32Array
     destinations: Int32Array
 
 
-Message = Prepare | Copy | StepBatch
-_MESSAGES = (Prepare, Copy, StepBatch)
+Message = Prepare | Copy | StepBatch | Draw
+_MESSAGES = (Prepare, Copy, StepBatch, Draw)
 
 _NONE, _INT, _FLOAT, _TUPLE, _MAPPING, _ARRAY, _CLASS, _CONSTANT = 0, 1, 2, 3, 4, 8, 16, 32
 _CONSTANTS = (NOTHING_DESCRIBED, NO_CELLS)  # most batches have both
 _DTYPES = tuple(np.dtype(kind) for kind in ("<i4", "<f4", "<u8"))
 _CLASSES: tuple[type[Any], ...] = (
     *_MESSAGES,
-    *(RowDescriptions, SamplingColumns, HostTokenLists, BlockCells, PromptTargets, RowRules),
+    *(RowDescriptions, SamplingColumns, HostTokenLists, BlockCells, PromptTargets, RowRules, TokenMasks),
 )
 _CODES = {
     kind: code for start, kinds in ((_ARRAY, _DTYPES), (_CLASS, _CLASSES)) for code, kind in enumerate(kinds, start)

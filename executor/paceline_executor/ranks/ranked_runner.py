@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol
 
 from paceline_executor.errors import DEVICE_FAILED, DeviceError, DeviceFaultError
 from paceline_executor.profiling.profiler import Profiler
-from paceline_executor.ranks.messages import Copy, Message, Prepare
+from paceline_executor.ranks.messages import Copy, Draw, Message, Prepare
 from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.interface import (
     CacheGeometry,
@@ -20,6 +20,7 @@ from paceline_executor.runner.interface import (
     StepHandle,
     StepLostError,
     StepOutput,
+    TokenMasks,
 )
 
 _NEXT_S = 0.02
@@ -74,6 +75,11 @@ class RankedRunner:
         self._num_steps += 1
         return step
 
+    def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
+        self._tell(Draw(masks))
+        with _for_all():
+            self._own.draw(_step(handle).handle, masks)
+
     def is_done(self, handle: StepHandle) -> bool:
         return self._own.is_done(_step(handle).handle)
 
@@ -98,6 +104,7 @@ class FollowingRank:
         self._checks = checks
         self._in_flight: deque[_RankedStep] = deque()
         self._num_steps = 0
+        self._is_to_draw = False  # the step launched last
 
     @property
     def num_in_flight(self) -> int:
@@ -106,7 +113,8 @@ class FollowingRank:
     def follow(self, read: Callable[[float | None], Message | None]) -> NoReturn:
         """read: the next message; None where none came for so many seconds."""
         while True:
-            message = read(_NEXT_S if self._in_flight else None)
+            can_land = len(self._in_flight) > self._is_to_draw
+            message = read(_NEXT_S if can_land else None)
             if message is None:
                 self.land()
             else:
@@ -123,6 +131,10 @@ class FollowingRank:
                     self.land()
                 self._in_flight.append(_RankedStep(self._num_steps, self._own.launch(message)))
                 self._num_steps += 1
+                self._is_to_draw = bool(message.is_masked)
+            case Draw(masks):
+                self._own.draw(self._in_flight[-1].handle, masks)
+                self._is_to_draw = False
 
     def land(self) -> None:
         step = self._in_flight.popleft()

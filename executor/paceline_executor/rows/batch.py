@@ -3,7 +3,7 @@
 Counts are bounds: what rows come to if the steps in flight bring all they may.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,20 +48,25 @@ class Prepared:
 def prepare(
     columns: RowArrays,
     rules: Mapping[int, RowRules],
+    masked: Collection[int],
     plan: BatchPlan,
     places: npt.NDArray[np.intp],
     limits: RowLimits,
 ) -> Prepared:
-    """rules: by row, where any. places: those in the plan's columns of the rows that have not ended."""
+    """rules: by row, where any. masked: rows whose outputs keep to a form. places: those in the plan's columns of the
+    rows that have not ended.
+    """
     rows, num_tokens = plan.rows[places], plan.num_scheduled_tokens[places]
     known, num_drafts = columns.known_bound[rows], granted_drafts(plan, places, limits)
     if plan.num_draft_tokens.size:
         num_tokens = num_tokens - plan.num_draft_tokens[places]
     if num_drafts is not None:
+        num_drafts = np.where(np.isin(rows, list(masked)), 0, num_drafts) if masked else num_drafts
         num_tokens, known = num_tokens + num_drafts, known + num_drafts
     context_lens = columns.computed_bound[rows] + num_tokens
     sampled = np.flatnonzero(context_lens == known).astype(np.int32)
     num_draws = np.ones(sampled.size, dtype=np.int32)
+    is_masked = bool(masked) and not set(masked).isdisjoint(rows[sampled].tolist())
     if num_drafts is not None:
         num_drafts = num_drafts[sampled]
         num_draws += num_drafts
@@ -76,6 +81,7 @@ def prepare(
         num_drafts=num_drafts,
         min_draft_chance=plan.min_draft_chance,
         draft_spare_ns=plan.draft_spare_ns,
+        is_masked=is_masked,
     )
     return Prepared(batch, places, num_draws)
 

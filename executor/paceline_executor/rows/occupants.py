@@ -8,6 +8,7 @@ import numpy as np
 from paceline.plan.values import NewRequest, RecordId, Release, RowFinish, RowState
 from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.columns import RowArrays
+from paceline_executor.rows.forms import Forms, RowForm
 from paceline_executor.rows.logprobs import LogprobLog
 from paceline_executor.rows.rules import rules_of
 from paceline_executor.runner.interface import Int32Array
@@ -17,13 +18,15 @@ from paceline_executor.runner.row_rules import RowRules
 class Occupants:
     """Includes those that a step in flight releases."""
 
-    def __init__(self, columns: RowArrays, block_tables: BlockTables) -> None:
+    def __init__(self, columns: RowArrays, block_tables: BlockTables, forms: Forms | None) -> None:
         self._columns = columns
         self._block_tables = block_tables
+        self._forms = forms
         self._placements: dict[int, NewRequest] = {}  # by row
         self._rows: dict[RecordId, int] = {}  # of requests that no launched step releases
         self.logprobs: dict[int, LogprobLog] = {}  # by row, where asked
         self.rules: dict[int, RowRules] = {}  # by row, where any
+        self.forms: dict[int, RowForm] = {}  # by row, where any
 
     def __len__(self) -> int:
         return len(self._placements)
@@ -52,6 +55,8 @@ class Occupants:
         rules = rules_of(placement)
         if rules is not None:
             self.rules[placement.row] = rules
+        if placement.structured and self._forms is not None:
+            self.forms[placement.row] = self._forms.begin(placement)
         if num_top is not None:
             self.logprobs[placement.row] = _log_of(placement, num_top, before)
 
@@ -66,6 +71,7 @@ class Occupants:
         self._columns.clear(row)
         self.logprobs.pop(row, None)
         self.rules.pop(row, None)
+        self.forms.pop(row, None)
         del self._placements[row]
 
     def remove(self, row: int) -> None:

@@ -4,14 +4,14 @@
 can fail half-way.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.plan.values import BatchPlan, LogprobColumns, RowError, RowFinish, RowLogprobs, StepResult
-from paceline_executor.errors import NoTokenLeftError, NumericError, RequestError
+from paceline_executor.errors import NoTokenLeftError, NumericError, RequestError, StructuredFailedError
 from paceline_executor.rows.batch import Prepared
 from paceline_executor.rows.columns import GOES_ON, RowArrays
 from paceline_executor.rows.logprobs import LogprobLog
@@ -21,8 +21,10 @@ _ERRORS: dict[RowProblem, tuple[type[RequestError], str]] = {
     RowProblem.NOT_FINITE: (NumericError, "the model's logits are not finite numbers"),
     RowProblem.NOTHING_LEFT: (
         NoTokenLeftError,
-        "no token is left to draw: allowed_token_ids, bad_words and min_tokens together exclude every one",
+        "no token is left to draw: allowed_token_ids, bad_words, min_tokens and the output's form together exclude "
+        "every one",
     ),
+    RowProblem.FORM: (StructuredFailedError, "the form of the output takes more than a step may; make it simpler"),
 }
 
 
@@ -42,16 +44,44 @@ class Drawn:
     prompt_logprobs: tuple[RowLogprobs, ...]
 
 
-def draw(columns: RowArrays, logs: Mapping[int, LogprobLog], prepared: Prepared, output: StepOutput) -> Drawn:
+def judged(
+    prepared: Prepared, output: StepOutput, undrawn: Set[int], failed_forms: Set[int]
+) -> tuple[StepOutput, npt.NDArray[np.intp]]:
+    """Masks without a token left nothing: of rows that draw nothing yet this is no problem, of those whose form failed
+    it is another. undrawn, failed_forms: rows. Returns also the batch rows that draw nothing.
+    """
+    if not undrawn and not failed_forms:
+        return output, np.empty(0, dtype=np.intp)
+    problems = dict(output.problems)
+    for index, problem in output.problems.items():
+        if problem is RowProblem.NOTHING_LEFT and int(prepared.rows[index]) in undrawn:
+            del problems[index]
+        elif problem is RowProblem.NOTHING_LEFT and int(prepared.rows[index]) in failed_forms:
+            problems[index] = RowProblem.FORM
+    waits = [row in undrawn and index not in problems for index, row in enumerate(prepared.rows.tolist())]
+    return replace(output, problems=problems), np.flatnonzero(waits)
+
+
+def draw(
+    columns: RowArrays,
+    logs: Mapping[int, LogprobLog],
+    prepared: Prepared,
+    output: StepOutput,
+    undrawn: npt.NDArray[np.intp],
+) -> Drawn:
     """Raises ValueError when the output does not fit the batch. logs: by row, of those that want log-probabilities for
-    each token.
+    each token. undrawn: batch rows that go on and draw nothing.
     """
     is_live = columns.finish[prepared.rows] == GOES_ON  # others have ended since the launch
-    has_tokens = _has_tokens(prepared, output, is_live)
+    has_tokens = _has_tokens(prepared, output, is_live, undrawn)
     sampled = prepared.batch.sampled[has_tokens]
     rows, num_accepted = prepared.rows[sampled], output.num_accepted[has_tokens]
+    num_computed = _num_computed(prepared, output, is_live)
+    # Its last known token is computed again, in front of its next draw.
+    waiting = prepared.rows[undrawn]
+    num_computed[undrawn] = columns.num_known[waiting] - 1 - columns.num_computed[waiting]
     return Drawn(
-        num_computed=_num_computed(prepared, output, is_live),
+        num_computed=num_computed,
         num_missing=prepared.num_draws - output.num_accepted,
         rows=rows,
         places=prepared.places[sampled],
@@ -75,10 +105,12 @@ def _num_verified(prepared: Prepared, output: StepOutput) -> Int32Array:
     return verified
 
 
-def _has_tokens(prepared: Prepared, output: StepOutput, is_live: BoolArray) -> BoolArray:
-    """Sampled rows that neither failed nor had ended. Raises ValueError for other counts."""
+def _has_tokens(prepared: Prepared, output: StepOutput, is_live: BoolArray, undrawn: npt.NDArray[np.intp]) -> BoolArray:
+    """Sampled rows that drew, and neither failed nor had ended. Raises ValueError for other counts."""
     sampled, num_accepted = prepared.batch.sampled, output.num_accepted
     has_tokens = is_live[sampled]
+    if undrawn.size:
+        has_tokens &= ~np.isin(sampled, undrawn)
     if output.problems:
         has_tokens &= ~np.isin(sampled, list(output.problems))
         if not all(is_live[index] for index in output.problems):

@@ -27,12 +27,13 @@ from paceline_executor.runner.interface import Int32Array
 _Check = Callable[[NewRequest, RowLimits], RequestError | None]
 
 
-def fault_of(placement: NewRequest, limits: RowLimits) -> RequestError | None:
+def fault_of(placement: NewRequest, limits: RowLimits, *, has_forms: bool) -> RequestError | None:
+    """has_forms: outputs can be held to them."""
     for check in _CHECKS:
         fault = check(placement, limits)
         if fault is not None:
             return fault
-    return None
+    return _unsupported_field("structured") if placement.structured and not has_forms else None
 
 
 def bounded(placement: NewRequest) -> NewRequest:
@@ -48,10 +49,12 @@ def bounded(placement: NewRequest) -> NewRequest:
 
 
 def _unsupported(placement: NewRequest, limits: RowLimits) -> RequestError | None:  # noqa: ARG001  # one signature
-    fields = (*placement.unsupported_fields, *(("structured",) if placement.structured else ()))
-    if not fields:
+    if not placement.unsupported_fields:
         return None
-    field = fields[0]
+    return _unsupported_field(placement.unsupported_fields[0])
+
+
+def _unsupported_field(field: str) -> UnsupportedFieldError:
     return UnsupportedFieldError(f"{field} is not supported by this executor; leave it unset", field)
 
 

@@ -29,7 +29,7 @@ def rules_of(placement: NewRequest) -> RowRules | None:
         forbidden=np.array([word[0] for word in placement.bad_word_token_ids if len(word) == 1], dtype=np.int32),
         bad_words={before: np.array(last, dtype=np.int32) for before, last in words.items()},
         bad_word_lens=tuple(sorted({len(before) for before in words})),
-        min_tokens=placement.min_tokens,
+        min_tokens=0 if placement.structured else placement.min_tokens,  # the form knows what else there is
         end_token_ids=np.array(placement.end_token_ids + placement.ignored_end_token_ids, dtype=np.int32),
         prompt=_each_once(placement.prompt_token_ids) if is_prompt_penalised else NO_TOKENS,
     )

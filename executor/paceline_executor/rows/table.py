@@ -9,7 +9,8 @@ Refuses to know the device, which reads `Launched.prepared`.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, field
 
 from paceline.plan.hashes import HASH_START, grant_hash
 from paceline.plan.values import (
@@ -29,17 +30,19 @@ from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.bounds import check_schedule, raise_bounds
 from paceline_executor.rows.checks import check_form
 from paceline_executor.rows.columns import GOES_ON, RowArrays
+from paceline_executor.rows.forms import Forms, MaskedRow
 from paceline_executor.rows.occupants import Occupants
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
 from paceline_executor.rows.tags import TagBoard
 from paceline_executor.rows.undo import Undo
-from paceline_executor.runner.interface import StepOutput
+from paceline_executor.runner.interface import StepOutput, TokenMasks
+from paceline_executor.runner.row_rules import NO_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """The plan took effect as far as it can before its step has ended."""
+    """The plan took effect as far as it can before its step has ended. What its masks tell is added."""
 
     plan: BatchPlan
     now_ns: int
@@ -47,16 +50,21 @@ class Launched:
     prepared: Prepared
     grant_hash: int
     undo: Undo
+    waiting: set[int] = field(default_factory=set)  # rows that draw nothing yet, for their forms
+    idle: set[int] = field(default_factory=set)  # rows that waited before, and do nothing until they are described anew
+    failed_forms: set[int] = field(default_factory=set)  # rows
 
 
 class RowTable:
     """Includes the records of requests that left them."""
 
-    def __init__(self, limits: RowLimits) -> None:
+    def __init__(self, limits: RowLimits, forms: Forms | None = None) -> None:
+        """forms: None where outputs cannot be held to one."""
         self.limits = limits
+        self._forms = forms
         self._columns = RowArrays(limits)
         self._block_tables = BlockTables(self._columns, limits.num_blocks)
-        self._occupants = Occupants(self._columns, self._block_tables)
+        self._occupants = Occupants(self._columns, self._block_tables, forms)
         self._tags = TagBoard(limits.num_blocks)
         self._records = Records(limits.max_record_bytes, limits.record_keep_ns)
         self._grant_hash = HASH_START
@@ -117,7 +125,8 @@ class RowTable:
             errors = tuple(filter(None, (self._place(placement, plan, undo) for placement in plan.new_requests)))
             self._grant(plan, undo)
             places = check_schedule(plan, self._columns, self.limits)
-            prepared = prepare(self._columns, self._occupants.rules, plan, places, self.limits)
+            occupants = self._occupants
+            prepared = prepare(self._columns, occupants.rules, occupants.forms, plan, places, self.limits)
             raise_bounds(self._columns, prepared, undo)
             self._columns.count_as_told(prepared.rows, undo)
         except Exception:
@@ -127,14 +136,29 @@ class RowTable:
         self._in_flight.append(launched)
         return launched
 
+    def masks(self, launched: Launched) -> TokenMasks:
+        """What rows of the oldest step in flight may draw. A row draws nothing whose form is not compiled yet."""
+        columns, forms, rows = self._columns, self._occupants.forms, []
+        for row in launched.prepared.rows[launched.prepared.batch.sampled].tolist():
+            if row in forms and row not in launched.idle and columns.finish[row] == GOES_ON:
+                output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]]
+                rows.append(MaskedRow(row, forms[row], output, NO_TOKENS))
+        if self._forms is None:
+            raise ValueError("no outputs are held to forms here")
+        filled = self._forms.fill(rows)
+        launched.waiting.update(filled.waiting)
+        launched.failed_forms.update(filled.failed)
+        return filled.masks
+
     def land(self, launched: Launched, output: StepOutput) -> StepResult:
         """Lands the oldest step in flight. If this fails nothing has changed."""
         if launched is not self._in_flight[0]:
             raise ValueError(f"step {launched.plan.step_id} is not the oldest in flight")
         plan, prepared = launched.plan, launched.prepared
+        output, undrawn = outcome.judged(prepared, output, launched.waiting | launched.idle, launched.failed_forms)
         logs = self._occupants.logprobs
         records = [self._occupants.record_of(release) for release in plan.releases]
-        drawn = outcome.draw(self._columns, logs, prepared, output)
+        drawn = outcome.draw(self._columns, logs, prepared, output, undrawn)
         progress = self._columns.progress(prepared.rows)
         lengths = [(logs[told.row], len(logs[told.row])) for told in drawn.logprobs]
         try:
@@ -149,8 +173,15 @@ class RowTable:
             raise
         self._in_flight.popleft()
         outcome.settle(self._columns, prepared, drawn)
+        self._describe_anew(launched.waiting)
         self._keep_records(launched, records)
         return result
+
+    def _describe_anew(self, waiting: Set[int]) -> None:
+        """The device takes rows that could draw nothing for ended."""
+        self._columns.is_told[list(waiting)] = False
+        for launched in self._in_flight:
+            launched.idle.update(waiting)
 
     def take_back(self) -> None:
         """Undoes all steps in flight. They may have written to the blocks granted by their plans, whose former holders
@@ -218,7 +249,7 @@ class RowTable:
         self._check_place(placement, plan)
         undo.add(lambda: self._occupants.remove(row))
         self._occupants.occupy(placement)
-        fault = fault_of(placement, self.limits)
+        fault = fault_of(placement, self.limits, has_forms=self._forms is not None)
         if fault is not None:
             self._occupants.occupy(bounded(placement))
             self._columns.place_failed(placement)

@@ -24,6 +24,7 @@ from paceline_executor.runner.interface import (
     SamplingColumns,
     StepBatch,
     StepOutput,
+    TokenMasks,
 )
 from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
 from paceline_executor.runner.rule_columns import Ruled, rule_columns
@@ -59,7 +60,7 @@ class HostRows:
         self._tokens, self._tables, self._end_tokens = (NO_TOKENS.reshape(0, 1) for _ in range(3))
         self._rules: dict[int, RowRules] = {}
 
-    def step(self, batch: StepBatch, compute: Compute) -> StepOutput:
+    def step(self, batch: StepBatch, compute: Compute, masks: TokenMasks | None = None) -> StepOutput:
         """Takes in what the batch tells, computes and advances. Nothing is computed where all rows have ended."""
         if batch.described.rows.size:
             self._describe(batch.described)
@@ -67,7 +68,7 @@ class HostRows:
             self._fill(batch.cells)
         # Behind a context lies what is drawn there.
         self._tokens = _with_room(self._tokens, len(self._tokens), int(batch.context_lens.max(initial=0)) + 1)
-        step = self._next_step(batch)
+        step = self._next_step(batch, masks)
         output = compute(step.batch) if step.rows.size else _NO_OUTPUT
         self._advance(step, output)
         return self._output(step, output, batch)
@@ -104,7 +105,7 @@ class HostRows:
         for name in ("_tokens", "_tables", "_end_tokens"):
             setattr(self, name, _with_room(getattr(self, name), num_rows, 1))
 
-    def _next_step(self, batch: StepBatch) -> _Step:
+    def _next_step(self, batch: StepBatch, masks: TokenMasks | None) -> _Step:
         held = self._num_known[batch.rows]
         if batch.num_drafts is not None:
             held[batch.sampled] += self._draft(batch, batch.rows[batch.sampled], batch.num_drafts)
@@ -120,6 +121,8 @@ class HostRows:
         sampled = num_draws.nonzero()[0].astype(np.int32)
         num_draws = num_draws[sampled]
         num_blocks = -(-int(context_lens.max(initial=0)) // self._block_size)
+        drawing, num_before = _draws(rows[sampled], num_draws)
+        sampling = self._sampling_of(drawing, num_before)
         flat = FlatBatch(
             token_ids=self._tokens[rows.repeat(num_tokens), positions],
             positions=positions,
@@ -127,9 +130,13 @@ class HostRows:
             context_lens=context_lens,
             block_tables=self._tables[rows, :num_blocks],
             sampled=sampled,
-            sampling=self._sampling_of(*_draws(rows[sampled], num_draws)),
+            sampling=sampling,
             prompt_targets=_targets_of(batch.prompt_targets, places),
             num_drafts=None if batch.num_drafts is None else num_draws - 1,
+            masks=masks,
+            mask_of_draw=None
+            if masks is None
+            else masks.before_output(self._num_known.size)[drawing] + sampling.offsets,
         )
         return _Step(flat, places, rows, num_draws)
 

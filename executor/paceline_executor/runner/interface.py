@@ -105,6 +105,29 @@ NOTHING_SAMPLED = SamplingColumns.greedy(0)
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens rows may draw: that of token t is bit `t % 32` of word `t // 32`. Masks of a row follow each other:
+    that of its first draw, and one behind each draft.
+    """
+
+    rows: Int32Array  # [num_masked] of the executor
+    offsets: Int32Array  # [num_masked] of the output tokens that are drawn first
+    starts: Int32Array  # [num_masked] their masks
+    words: Int32Array  # [num_masks, vocab / 32, rounded up]
+
+    def before_output(self, num_rows: int) -> Int32Array:
+        """Returns [num_rows] of the executor: what an output token's offset is added to for its mask; with any offset
+        below 0 for a row that has none.
+        """
+        before = np.full(num_rows, NO_MASK, dtype=np.int32)
+        before[self.rows] = self.starts - self.offsets
+        return before
+
+
+NO_MASK = -(2**30)
+
+
+@dataclass(frozen=True, slots=True)
 class PromptTargets:
     """The first `num_tokens[i]` tokens that batch row `rows[i]` computes are followed by the next `num_tokens[i]` of
     `token_ids`, whose log-probabilities are wanted. None of those positions is sampled.
@@ -172,7 +195,7 @@ class StepBatch:
     drafts, which the runner finds, and which are among its tokens; the logits of each, and of the token before them,
     are sampled too. One pays that is right with `min_draft_chance`; what the drafter has not computed of rows may take
     `draft_spare_ns`. `num_drafts` is None when no row may have any, `prompt_targets` when nobody asked for
-    log-probabilities of a prompt.
+    log-probabilities of a prompt. `is_masked`: nothing is drawn before `Runner.draw`.
     """
 
     rows: Int32Array  # [num_rows] of the executor
@@ -185,6 +208,7 @@ class StepBatch:
     num_drafts: Int32Array | None = None  # [num_sampled]
     min_draft_chance: float = 0.0
     draft_spare_ns: int = 0
+    is_masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +229,8 @@ class FlatBatch:
     sampling: SamplingColumns
     prompt_targets: PromptTargets | None = None
     num_drafts: Int32Array | None = None  # [num_sampled]
+    masks: TokenMasks | None = None
+    mask_of_draw: Int32Array | None = None  # [num_draws], below 0 for none; with masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +253,8 @@ class StepLogprobs:
 
 class RowProblem(enum.Enum):
     NOT_FINITE = "a logit is NaN or infinite"
-    NOTHING_LEFT = "the row's rules mask every token"
+    NOTHING_LEFT = "the row's rules and its mask leave no token"
+    FORM = "the form of the row's output cannot be followed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +315,12 @@ class Runner(Protocol):
     def launch(self, batch: StepBatch) -> StepHandle:
         """Starts to write the batch's KV, compute logits and sample. A failure fails this step alone: nothing behind it
         runs, and it can be taken back.
+        """
+        ...
+
+    def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
+        """Of the step launched last, whose batch is masked, when those before it have been waited for. masks: None
+        draws what nobody wants, so that the step ends. A failure is as one of `launch`.
         """
         ...
 

@@ -10,6 +10,7 @@ row has in it.
 
 import time
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from paceline_executor.runner.interface import (
     StepHandle,
     StepLogprobs,
     StepOutput,
+    TokenMasks,
     UInt64Array,
     output_of,
 )
@@ -57,6 +59,14 @@ def prompt_logprobs_of(targets: PromptTargets | None) -> dict[int, StepLogprobs]
     ends = np.cumsum(targets.num_tokens)
     columns = zip(targets.rows, ends - targets.num_tokens, ends, targets.num_top, strict=True)
     return {int(row): logprobs_of(targets.token_ids[start:end], int(num_top)) for row, start, end, num_top in columns}
+
+
+@dataclass(slots=True, eq=False)
+class _Masked:
+    """A step that is computed when it is told what may be drawn."""
+
+    batch: StepBatch
+    output: StepOutput | None = None
 
 
 class SimulatedRunner:
@@ -114,8 +124,13 @@ class SimulatedRunner:
         self._slots[destinations] = self._slots[sources]
         self._digests[destinations] = self._digests[sources]
 
-    def launch(self, batch: StepBatch) -> StepOutput:
-        return self._rows.step(batch, self.compute)
+    def launch(self, batch: StepBatch) -> StepHandle:
+        return _Masked(batch) if batch.is_masked else self._rows.step(batch, self.compute)
+
+    def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
+        if not isinstance(handle, _Masked):
+            raise TypeError(f"a step draws by the handle of its launch, not by {handle!r}")
+        handle.output = self._rows.step(handle.batch, self.compute, masks)
 
     def compute(self, batch: FlatBatch) -> StepOutput:
         """Writes the batch's ids into their slots, then draws from what each sampled row's table leads to."""
@@ -140,10 +155,10 @@ class SimulatedRunner:
         )
 
     def is_done(self, handle: StepHandle) -> bool:
-        return output_of(handle) is handle and self._clock_ns() >= self._done_ns
+        return output_of(_of_masked(handle)) is not None and self._clock_ns() >= self._done_ns
 
     def wait(self, handle: StepHandle) -> StepOutput:
-        output, left_ns = output_of(handle), self._done_ns - self._clock_ns()
+        output, left_ns = output_of(_of_masked(handle)), self._done_ns - self._clock_ns()
         if left_ns > 0:
             self._sleep(left_ns / 1e9)
         return output
@@ -189,12 +204,20 @@ class SimulatedRunner:
         sampling = batch.sampling
         noise = _mix(sampling.seeds + sampling.offsets.astype(np.uint64) * np.uint64(HASH_BASE))
         drawn = self._tokens_of(_mix(self._context_hashes(batch) ^ noise))
-        if sampling.rules is not None:
+        if sampling.rules is not None or batch.mask_of_draw is not None:
             for index, token_id in enumerate(drawn.tolist()):
-                rules = sampling.rules
-                allowed, forbidden = _listed(rules.allowed, index), _listed(rules.forbidden, index)
-                drawn[index] = nearest_left(token_id, allowed, forbidden, self._vocab_size)
+                drawn[index] = nearest_left(token_id, *self._left(batch, index), self._vocab_size)
         return drawn
+
+    def _left(self, batch: FlatBatch, draw: int) -> tuple[set[int], set[int]]:
+        """The allowed tokens, none for all, and the forbidden ones."""
+        rules, allowed, forbidden = batch.sampling.rules, set[int](), set[int]()
+        if rules is not None:
+            allowed, forbidden = _listed(rules.allowed, draw), _listed(rules.forbidden, draw)
+        if batch.masks is not None and batch.mask_of_draw is not None and batch.mask_of_draw[draw] >= 0:
+            bits = np.unpackbits(batch.masks.words[batch.mask_of_draw[draw]].view(np.uint8), bitorder="little")
+            forbidden |= set(np.flatnonzero(bits[: self._vocab_size] == 0).tolist())
+        return allowed, forbidden
 
     def _tokens_of(self, hashes: UInt64Array) -> Int32Array:
         drawn: Int32Array = (hashes % np.uint64(len(self._drawn))).astype(np.int32) + np.int32(self._drawn.start)
@@ -230,6 +253,10 @@ def nearest_left(token_id: int, allowed: Set[int], forbidden: Set[int], vocab_si
         if candidate not in forbidden and (candidate in allowed or not allowed):
             return candidate
     return NOTHING_LEFT
+
+
+def _of_masked(handle: StepHandle) -> StepHandle:
+    return handle.output if isinstance(handle, _Masked) else handle
 
 
 def _listed(lists: HostTokenLists, index: int) -> set[int]:

@@ -5,8 +5,10 @@ Refuses to know file formats and computing, and imports the latter, with torch, 
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from paceline.bytes_tokenizer import PRINTABLE, VOCAB_SIZE
+from paceline.forms.grammar import LIBRARY
 from paceline.process.command import ExitCode
 from paceline_executor.config import Config, RunnerKind
 from paceline_executor.limits import RowLimits
@@ -23,6 +25,7 @@ from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimeCurve, read_step_times
 from paceline_executor.start.opening import (
     ProgressLog,
+    forms_of,
     open_model,
     simulated_tokenizer,
 )
@@ -74,7 +77,10 @@ def load_simulated(
     runner.draft_by(PromptLookup())
     tokenizer = simulated_tokenizer(vocab_size)
     description = describe_simulated(config.served_model_name or "simulated", runner, limits, tokenizer)
-    return Loaded(engine(RowTable(limits), runner), description)
+    forms = forms_of(tokenizer, vocab_size)
+    return Loaded(
+        engine(RowTable(limits, forms), runner), replace(description, structured_output=LIBRARY if forms else "")
+    )
 
 
 def describe_simulated(name: str, runner: Runner, limits: RowLimits, tokenizer: TokenizerBundle) -> Description:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import structlog
 
+from paceline.forms.grammar import LIBRARY
 from paceline.plan.values import MAX_BLOCKS
 from paceline_executor.config import Config, LoadFormat
 from paceline_executor.limits import RowLimits
@@ -22,7 +23,7 @@ from paceline_executor.runner.device.host_device import HostDevice
 from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.interface import CacheGeometry, WarmUpProgress
 from paceline_executor.start.drafter_choice import open_drafter
-from paceline_executor.start.opening import Opened, ProgressLog, served_name
+from paceline_executor.start.opening import Opened, ProgressLog, forms_of, served_name
 from paceline_executor.start.ranks import RankStart, part_of
 from paceline_executor.start.sizing import NO_DRAFTER, DrafterNeeds, limits_for
 from paceline_executor.weights import Checkpoint
@@ -71,6 +72,7 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, ranks: Ra
         instructions=instructions(),
         num_threads=num_threads,
     )
+    forms = forms_of(opened.tokenizer, limits.vocab_size) if ranks is None else None
     description = Description(
         model=served_name(config, opened.path),
         architecture=checkpoint.config.architecture,
@@ -88,8 +90,9 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, ranks: Ra
         weights_digest=checkpoint.digest,
         num_ranks=degree,
         expert_load_ratio=model.expert_load_ratio,
+        structured_output="" if forms is None else LIBRARY,
     )
-    return Loaded(Engine(RowTable(limits), runner), description)
+    return Loaded(Engine(RowTable(limits, forms), runner), description)
 
 
 class CpuRank:

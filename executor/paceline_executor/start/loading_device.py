@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import structlog
 import torch
 
+from paceline.forms.grammar import LIBRARY
 from paceline_executor.config import (
     DEVICE_BLOCK_SIZE,
     Config,
@@ -59,7 +60,7 @@ from paceline_executor.share import Share
 from paceline_executor.start.device_drafts import DeviceDraft, DeviceHeadDraft, Draft, DraftBytes
 from paceline_executor.start.device_runner import RunnerParts, build_runner, graph_sizes
 from paceline_executor.start.drafter_choice import open_draft_model, open_head
-from paceline_executor.start.opening import NoProgress, Opened, ProgressLog, served_name
+from paceline_executor.start.opening import NoProgress, Opened, ProgressLog, forms_of, served_name
 from paceline_executor.start.ranks import RankStart, part_of
 from paceline_executor.start.sizing import (
     MAX_DEFAULT_KV_BYTES,
@@ -209,7 +210,10 @@ class DeviceStart:
             device=place.name,
             batch_invariant=self._config.batch_invariant,
         )
-        return Loaded(Engine(RowTable(limits), runner), self._describe(limits, runner, step_points))
+        forms = forms_of(self._opened.tokenizer, limits.vocab_size) if ranks is None else None
+        description = self._describe(limits, runner, step_points)
+        described = replace(description, structured_output="" if forms is None else LIBRARY)
+        return Loaded(Engine(RowTable(limits, forms), runner), described)
 
     def plan_memory(self) -> tuple[MemoryPlan, RowLimits]:
         """Raises ShortMemoryError, which says what would fit."""

@@ -4,11 +4,12 @@ Knows logits, parameters and rules; not what a token means, nor why one is maske
 
 The definition, which every implementation follows:
 
-0. Where a row has rules, they change a copy of its logits, in float32 and in the order of vLLM's sampler
-   (https://docs.vllm.ai/en/v0.20.0/api/vllm/v1/sample/sampler/): all but the allowed tokens become -inf; forbidden
-   tokens become -inf; biases are added; the logit of every token in prompt or output is divided by the repetition
-   penalty if it is above 0, else multiplied by it; from that of every token in the output are taken the frequency
-   penalty times its occurrences there, and then the presence penalty. A row whose every token is -inf draws none.
+0. Where a row has a mask or rules, they change a copy of its logits, in float32 and in the order of vLLM's sampler
+   (https://docs.vllm.ai/en/v0.20.0/api/vllm/v1/sample/sampler/): tokens whose bit is not set in the mask become -inf;
+   all but the allowed tokens become -inf; forbidden tokens become -inf; biases are added; the logit of every token in
+   prompt or output is divided by the repetition penalty if it is above 0, else multiplied by it; from that of every
+   token in the output are taken the frequency penalty times its occurrences there, and then the presence penalty. A
+   row whose every token is -inf draws none.
    What follows applies to the copy.
 1. A temperature below 1e-5 takes the largest logit, the lowest id on ties, and nothing of what follows applies. So does
    one by which the largest logit divided is beyond float32.
@@ -46,6 +47,7 @@ from paceline_kernels.sampling.columns import (
     Samples,
     SamplingParameters,
     TokenLists,
+    TokenMasks,
     VocabularySlice,
 )
 
@@ -59,6 +61,7 @@ __all__ = [
     "Samples",
     "SamplingParameters",
     "TokenLists",
+    "TokenMasks",
     "VocabularySlice",
     "sample",
     "token_logprobs",
@@ -69,6 +72,7 @@ def sample(
     logits: torch.Tensor,
     parameters: SamplingParameters,
     rules: LogitRules | DrawRules | None = None,
+    masks: TokenMasks | None = None,
     *,
     max_logprobs: int | None = None,
     vocabulary: VocabularySlice | None = None,
@@ -79,7 +83,8 @@ def sample(
     Batch-invariant: rows do not influence each other. num_logprobs beyond the vocabulary counts as the vocabulary.
     max_logprobs: what num_logprobs counts as at most, and how many columns the best tokens have (none below 1). None
     looks for the largest of the column, which only a CPU can: a GPU would have to wait, and goes up to 1,024.
-    Rules cost their rows what their lists are long, and one to three passes over the vocabulary; None costs nothing.
+    Rules cost their rows what their lists are long, and one to three passes over the vocabulary, masks a pass; None
+    costs nothing. A mask beyond those given is none.
     DrawRules are for hosts that need not know what has been drawn, and for rows that have several draws.
     vocabulary: the part of it that logits are of, on a CPU; all ranks find the bits of one that has all. None is all.
     Raises KernelArgumentError, UnsupportedDeviceError.
@@ -97,17 +102,20 @@ def sample(
         _check_draw_rules(rules, num_rows)
     elif rules is not None:
         _check_rules(rules, num_rows)
+    if masks is not None:
+        _check_masks(masks, logits)
     if is_cpu(logits.device):
         from paceline_kernels.sampling import cpu
         from paceline_kernels.sampling.draw_rules import rules_of_draws
 
         rules = rules_of_draws(rules, parameters.offsets) if isinstance(rules, DrawRules) else rules
-        return cpu.sample(logits, parameters, rules, max_logprobs, vocabulary or VocabularySlice(logits.shape[1]))
+        vocabulary = vocabulary or VocabularySlice(logits.shape[1])
+        return cpu.sample(logits, parameters, rules, masks, max_logprobs, vocabulary)
     if gpu.has_kernels(logits.device):
         from paceline_kernels.sampling import triton
 
         _check_whole("sample", vocabulary)
-        return triton.sample(logits, parameters, rules, _known("sample", max_logprobs))
+        return triton.sample(logits, parameters, rules, masks, _known("sample", max_logprobs))
     raise UnsupportedDeviceError("sample", logits.device, gpu.DEVICES)
 
 
@@ -163,6 +171,14 @@ def _check_rules(rules: LogitRules, num_rows: int) -> None:
     for name, lists in rules.lists():
         _check_lists(name, lists, num_rows)
     _check_strengths(rules, num_rows)
+
+
+def _check_masks(masks: TokenMasks, logits: torch.Tensor) -> None:
+    # A rank's logits are of a part of the vocabulary.
+    check_tensor("sample", "masks.words", masks.words, torch.int32, (None, None))
+    if masks.words.shape[1] < -(-logits.shape[1] // 32):
+        raise KernelArgumentError("sample", f"masks must have a bit for each of {logits.shape[1]} tokens")
+    check_tensor("sample", "masks.of_draws", masks.of_draws, torch.int32, (logits.shape[0],))
 
 
 def _check_draw_rules(rules: DrawRules, num_draws: int) -> None:

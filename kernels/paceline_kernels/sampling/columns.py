@@ -68,6 +68,22 @@ class LogitRules:
         lists = (self.allowed, self.forbidden, self.biased, self.prompt, self.output)
         return tuple(zip(names, lists, strict=True))
 
+    @classmethod
+    def none(cls, num_rows: int, device: torch.device) -> "LogitRules":
+        """Those that change nothing."""
+        zeros = torch.empty(num_rows + 1, dtype=torch.int32, device=device).zero_()
+        off, one = (torch.empty(num_rows, dtype=torch.float32, device=device).fill_(value) for value in (0, 1))
+        no_tokens = TokenLists(zeros, zeros[:0])
+        return cls(no_tokens, no_tokens, no_tokens, off[:0], off, off, one, no_tokens, no_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens may be drawn, by bits: that of token t is bit `t % 32` of word `t // 32`."""
+
+    words: torch.Tensor  # [num_masks, vocab / 32, rounded up] int32
+    of_draws: torch.Tensor  # [num_draws] int32: the mask of each row of logits, below 0 none
+
 
 @dataclass(frozen=True, slots=True)
 class RuleTable:

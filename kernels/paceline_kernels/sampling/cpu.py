@@ -1,8 +1,9 @@
 """sampling for CPUs: row by row, each alone, of the tokens that one rank has, and then of all ranks.
 
 Knows the definition in the package's docstring. Filters are kept as a threshold, so that nothing the size of the
-vocabulary is sorted. A row that has rules is copied, so that log-probabilities are of the logits as given; there are as
-many copies at a time as threads. Ranks tell each other a few integers for each row, and each finds the same.
+vocabulary is sorted. A row that has rules or a mask is copied, so that log-probabilities are of the logits as given;
+there are as many copies at a time as threads. Ranks tell each other a few integers for each row, and each finds the
+same.
 """
 
 import numba
@@ -17,6 +18,7 @@ from paceline_kernels.sampling.columns import (
     SampleOutcome,
     Samples,
     SamplingParameters,
+    TokenMasks,
     VocabularySlice,
 )
 from paceline_kernels.sampling.contenders import NONE, best_of, contender, token_of, value_of
@@ -53,13 +55,16 @@ def sample(
     logits: torch.Tensor,
     parameters: SamplingParameters,
     rules: LogitRules | None,
+    masks: TokenMasks | None,
     max_logprobs: int | None,
     vocabulary: VocabularySlice,
 ) -> Samples:
     num_rows = logits.shape[0]
     token_ids, outcomes = torch.empty(num_rows, dtype=torch.int32), torch.empty(num_rows, dtype=torch.int32)
-    # Two specialisations are compiled: without rules, rows pay nothing for them.
-    arrays = None if rules is None else rule_arrays(rules, vocabulary.vocab_size)
+    # Two specialisations are compiled: without rules and masks, rows pay nothing for them.
+    if masks is not None:
+        rules = rules or LogitRules.none(num_rows, logits.device)
+    arrays = None if rules is None else rule_arrays(rules, masks, vocabulary.vocab_size)
     rows = RowLogits(logits.numpy(), vocabulary.start, parameters.temperature.numpy())
     found = np.empty(num_rows, np.int64)
     find_best(rows, arrays, found)

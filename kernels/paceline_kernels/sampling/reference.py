@@ -16,6 +16,7 @@ from paceline_kernels.sampling.columns import (
     Samples,
     SamplingParameters,
     TokenLists,
+    TokenMasks,
 )
 
 _Float32Array = npt.NDArray[np.float32]
@@ -135,12 +136,25 @@ def _listed(lists: TokenLists, row: int) -> torch.Tensor:
     return lists.token_ids[start:end]
 
 
+def masked(logits: _Float32Array, masks: TokenMasks, row: int) -> _Float32Array:
+    """A row's logits, -inf where the mask has no bit."""
+    mask = int(masks.of_draws[row])
+    if not 0 <= mask < len(masks.words):
+        return logits
+    words = masks.words[mask].tolist()
+    bits = [words[token // 32] >> token % 32 & 1 for token in range(len(logits))]
+    return np.where(bits, logits, np.float32(-np.inf))
+
+
 def sample(
-    logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | DrawRules | None = None
+    logits: torch.Tensor,
+    parameters: SamplingParameters,
+    rules: LogitRules | DrawRules | None = None,
+    masks: TokenMasks | None = None,
 ) -> Samples:
     if isinstance(rules, DrawRules):
         rules = rules_of_draws(rules, parameters.offsets)
-    rows = [_sample_row(logits.numpy()[row], parameters, rules, row) for row in range(len(logits))]
+    rows = [_sample_row(logits.numpy()[row], parameters, rules, masks, row) for row in range(len(logits))]
     num_top = max([0, *parameters.num_logprobs.tolist()])
     logprobs = torch.log_softmax(logits.double(), dim=-1).float()
     top = torch.sort(logprobs, dim=-1, descending=True, stable=True)
@@ -155,14 +169,20 @@ def sample(
 
 
 def _sample_row(
-    logits: _Float32Array, parameters: SamplingParameters, rules: LogitRules | None, row: int
+    logits: _Float32Array,
+    parameters: SamplingParameters,
+    rules: LogitRules | None,
+    masks: TokenMasks | None,
+    row: int,
 ) -> tuple[int, SampleOutcome]:
     if not np.isfinite(logits).all():
         return 0, SampleOutcome.NOT_FINITE
+    if masks is not None:
+        logits = masked(logits, masks, row)
     if rules is not None:
         logits = ruled(logits, rules, row)
-        if logits.max() == -np.inf:
-            return 0, SampleOutcome.NOTHING_LEFT
+    if logits.max() == -np.inf:
+        return 0, SampleOutcome.NOTHING_LEFT
     temperature = np.float32(parameters.temperature[row])
     with np.errstate(over="ignore"):
         is_greedy = temperature < np.float32(1e-5) or not np.isfinite((logits / temperature).max())

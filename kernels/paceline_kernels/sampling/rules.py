@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from paceline_kernels.arguments import check_tensor
 from paceline_kernels.compiler import jit
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.sampling.columns import LogitRules
+from paceline_kernels.sampling.columns import LogitRules, TokenMasks
 
 _Float32Array = npt.NDArray[np.float32]
 _Int32Array = npt.NDArray[np.int32]
@@ -36,10 +38,17 @@ class RuleArrays(NamedTuple):
     prompt: _Int32Array
     cu_output: _Int32Array
     output: _Int32Array
+    mask_words: _Int32Array
+    masks: _Int32Array  # by row, below 0 none
 
 
-def rule_arrays(rules: LogitRules, vocab_size: int) -> RuleArrays:
-    """The rules' columns, not copied. Raises KernelArgumentError for lists that do not fit or name no token."""
+def rule_arrays(rules: LogitRules, masks: TokenMasks | None, vocab_size: int) -> RuleArrays:
+    """The columns, not copied. Raises KernelArgumentError for lists and masks that do not fit or name no token."""
+    num_rows, num_words = rules.presence_penalty.shape[0], -(-vocab_size // 32)
+    words, of_draws = np.empty((0, num_words), np.int32), np.full(num_rows, -1, np.int32)
+    if masks is not None:
+        check_tensor("sample", "masks.words", masks.words, torch.int32, (None, num_words))
+        words, of_draws = masks.words.numpy(), masks.of_draws.numpy()
     lists = {}
     for name, columns in rules.lists():
         cu_lens, token_ids = columns.cu_lens.numpy(), columns.token_ids.numpy()
@@ -57,6 +66,8 @@ def rule_arrays(rules: LogitRules, vocab_size: int) -> RuleArrays:
         rules.repetition_penalty.numpy(),
         *lists["prompt"],
         *lists["output"],
+        words,
+        of_draws,
     )
 
 
@@ -68,7 +79,11 @@ def check_token_ids(op: str, name: str, token_ids: _Int32Array, vocab_size: int)
 
 @jit.compiled
 def ruled(logits: _Float32Array, start: int, row: np.int64, rules: RuleArrays) -> _Float32Array:
-    """A copy of one row's logits with its rules applied. logits: of the tokens from `start` on."""
+    """A copy of one row's logits with mask and rules applied; the logits, where it has neither. logits: of the tokens
+    from `start` on.
+    """
+    if not _is_ruled(rules, row):
+        return logits
     allowed = rules.allowed[rules.cu_allowed[row] : rules.cu_allowed[row + 1]]
     if len(allowed):
         left = np.full(len(logits), _MASKED)
@@ -77,6 +92,8 @@ def ruled(logits: _Float32Array, start: int, row: np.int64, rules: RuleArrays) -
                 left[token - start] = logits[token - start]
     else:
         left = logits.copy()
+    if 0 <= rules.masks[row] < len(rules.mask_words):
+        _mask(left, start, rules.mask_words[rules.masks[row]])
     for token in rules.forbidden[rules.cu_forbidden[row] : rules.cu_forbidden[row + 1]]:
         if start <= token < start + len(left):
             left[token - start] = _MASKED
@@ -85,11 +102,37 @@ def ruled(logits: _Float32Array, start: int, row: np.int64, rules: RuleArrays) -
             left[rules.biased[i] - start] += rules.biases[i]
     presence, frequency = rules.presence_penalty[row], rules.frequency_penalty[row]
     repetition = rules.repetition_penalty[row]
-    if presence != 0 or frequency != 0 or repetition != 1:
+    if _has_penalties(rules, row):
         prompt = rules.prompt[rules.cu_prompt[row] : rules.cu_prompt[row + 1]]
         output = rules.output[rules.cu_output[row] : rules.cu_output[row + 1]]
         _penalize(left, start, prompt, output, presence, frequency, repetition)
     return left
+
+
+@jit.compiled
+def _is_ruled(rules: RuleArrays, row: np.int64) -> bool:
+    num_listed = rules.cu_allowed[row + 1] - rules.cu_allowed[row]
+    num_listed += rules.cu_forbidden[row + 1] - rules.cu_forbidden[row]
+    num_listed += rules.cu_biased[row + 1] - rules.cu_biased[row]
+    return num_listed > 0 or rules.masks[row] >= 0 or _has_penalties(rules, row)
+
+
+@jit.compiled
+def _has_penalties(rules: RuleArrays, row: np.int64) -> bool:
+    has_counts = rules.presence_penalty[row] != 0 or rules.frequency_penalty[row] != 0
+    return bool(has_counts or rules.repetition_penalty[row] != 1)
+
+
+@jit.compiled
+def _mask(left: _Float32Array, start: int, words: _Int32Array) -> None:
+    """Word by word: most have all bits, or none."""
+    stop = start + len(left)
+    for word in range(start // 32, (stop + 31) // 32):
+        bits = words[word]
+        if bits != -1:
+            for token in range(max(start, 32 * word), min(stop, 32 * word + 32)):
+                if not (bits >> (token - 32 * word)) & 1:
+                    left[token - start] = _MASKED
 
 
 @jit.compiled

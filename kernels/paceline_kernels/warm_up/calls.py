@@ -23,7 +23,7 @@ from paceline_kernels.result_ring import new_ring, write_results
 from paceline_kernels.rms_norm import rms_norm, rms_norm_heads
 from paceline_kernels.rope import rope_and_write_kv, rope_frequencies, rope_table
 from paceline_kernels.routing import Routing
-from paceline_kernels.sampling import LogitRules, SamplingParameters, TokenLists, sample
+from paceline_kernels.sampling import LogitRules, SamplingParameters, sample
 from paceline_kernels.step_inputs import PlanColumns, RowBuffers, step_inputs
 
 _BLOCK_SIZE = 16
@@ -49,10 +49,7 @@ def _sample() -> None:
 
 
 def _sample_by_rules() -> None:
-    none = TokenLists(torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32))
-    zero = torch.zeros(1)
-    rules = LogitRules(none, none, none, torch.zeros(0), zero, zero, zero + 1, none, none)
-    sample(torch.ones(1, 8), _parameters(), rules)
+    sample(torch.ones(1, 8), _parameters(), LogitRules.none(1, torch.device("cpu")))
 
 
 def _parameters() -> SamplingParameters:

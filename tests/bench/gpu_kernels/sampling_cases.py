@@ -80,7 +80,7 @@ def sample_case(place: Place, num_rows: int, vocab: int, way: DrawWay) -> Case:
         rules = _rules(place, way, num_rows, vocab, seed) if way.num_seen else None
 
         def ours() -> torch.Tensor:
-            return sample(logits, on_device, rules, way.num_logprobs).token_ids
+            return sample(logits, on_device, rules, None, way.num_logprobs).token_ids
 
         def error(how: Way) -> float:
             checked = slice(0, _NUM_CHECKED)

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from random import Random
 
 from paceline_executor.profiling.profiler import Profiler
-from paceline_executor.runner.interface import CacheGeometry, Int32Array, Runner, StepBatch, StepHandle, StepOutput
+from paceline_executor.runner.interface import (
+    CacheGeometry,
+    Int32Array,
+    Runner,
+    StepBatch,
+    StepHandle,
+    StepOutput,
+    TokenMasks,
+)
 
 MAX_IN_FLIGHT = 4
 _LATENESS = 0.7  # how often a step that could be told is said not to be done
@@ -17,9 +25,10 @@ _LATENESS = 0.7  # how often a step that could be told is said not to be done
 
 @dataclass(eq=False)
 class _Hidden:
-    """It was computed and nobody may know."""
+    """It was computed and nobody may know. None: it has still to draw."""
 
-    output: StepOutput
+    handle: StepHandle
+    output: StepOutput | None
 
 
 class HidingRunner:
@@ -58,9 +67,17 @@ class HidingRunner:
     def launch(self, batch: StepBatch) -> StepHandle:
         if len(self._hidden) >= self._max_in_flight:
             raise AssertionError("more steps are launched than this device has room for")
-        self._hidden.append(_Hidden(self._inner.wait(self._inner.launch(batch))))
+        handle = self._inner.launch(batch)
+        self._hidden.append(_Hidden(handle, None if batch.is_masked else self._inner.wait(handle)))
         self.deepest = max(self.deepest, len(self._hidden))
         return self._hidden[-1]
+
+    def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
+        hidden = self._hidden[-1]
+        if handle is not hidden or len(self._hidden) > 1:
+            raise AssertionError("the step launched last draws when those before it have landed")
+        self._inner.draw(hidden.handle, masks)
+        hidden.output = self._inner.wait(hidden.handle)
 
     def is_done(self, handle: StepHandle) -> bool:
         self._check_oldest(handle)
@@ -72,6 +89,8 @@ class HidingRunner:
         if self.lose_next is not None:
             error, self.lose_next = self.lose_next, None
             raise error
+        if hidden.output is None:
+            raise AssertionError("a step that has not drawn is waited for")
         return hidden.output
 
     def _check_oldest(self, handle: StepHandle) -> None:

@@ -50,6 +50,7 @@ def placement(
     ignored_end_token_ids: Sequence[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
     num_prompt_logprobs: int | None = None,
+    structured: bytes = b"",
 ) -> NewRequest:
     return NewRequest(
         row=row,
@@ -68,6 +69,7 @@ def placement(
         ignored_end_token_ids=tuple(ignored_end_token_ids),
         bad_word_token_ids=tuple(tuple(word) for word in bad_words),
         num_prompt_logprobs=num_prompt_logprobs,
+        structured=structured,
     )
 
 

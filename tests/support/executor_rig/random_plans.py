@@ -12,7 +12,8 @@ from executor_rig.plans import Cell, placement, plan
 from paceline.plan.hashes import HASH_START, grant_hash
 from paceline.plan.values import BatchPlan, NewRequest, RowFinish, RowState, StepResult
 from paceline_executor.limits import RowLimits
-from paceline_executor.runner.interface import Int32Array, StepBatch, StepOutput
+from paceline_executor.runner.interface import Int32Array, StepBatch, StepHandle, output_of
+from paceline_executor.runner.row_rules import NO_TOKENS
 
 LIMITS = RowLimits(num_rows=3, max_model_len=24, max_num_batched_tokens=16, num_blocks=14, block_size=4, vocab_size=50)
 
@@ -256,7 +257,7 @@ class FragileRunner(HashRunner):
         super().copy_blocks(sources, destinations)
         self._fail("copy")
 
-    def launch(self, batch: StepBatch) -> StepOutput:
+    def launch(self, batch: StepBatch) -> StepHandle:
         """It may also give an answer that does not fit the batch; where all rows have ended, no pass can fail."""
         num_steps = self.num_steps
         output = super().launch(batch)
@@ -264,7 +265,7 @@ class FragileRunner(HashRunner):
             self._fail("forward pass")
         if self.fails_in == "output" and batch.sampled.size:
             self.fails_in = ""
-            return replace(output, token_ids=output.token_ids[:0])
+            return replace(output_of(output), token_ids=NO_TOKENS)
         return output
 
     def twin(self) -> "FragileRunner":

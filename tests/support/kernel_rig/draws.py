@@ -1,12 +1,12 @@
 """Rows of draws: parameters and rules by what each row names, and any of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-from paceline_kernels.sampling import LogitRules, SamplingParameters, TokenLists
+from paceline_kernels.sampling import LogitRules, SamplingParameters, TokenLists, TokenMasks
 
 Row = Mapping[str, Any]
 _LISTS = ("allowed", "forbidden", "biased", "prompt", "output")
@@ -46,6 +46,21 @@ def rules(*rows: Row) -> LogitRules:
         frequency_penalty=penalty("frequency", 0.0),
         repetition_penalty=penalty("repetition", 1.0),
     )
+
+
+def masks(vocab_size: int, *rows: Iterable[int] | None) -> TokenMasks:
+    """Of rows that may draw these tokens alone, or any; masks lie in the order of their rows, reversed."""
+    masked = [row for row in reversed(rows) if row is not None]
+    words = torch.zeros(len(masked), -(-vocab_size // 32), dtype=torch.int64)
+    for mask, tokens in enumerate(masked):
+        for token in set(tokens):
+            words[mask, token // 32] |= 1 << token % 32
+    number, of_draws = len(masked), []
+    for row in rows:
+        number -= row is not None
+        of_draws.append(-1 if row is None else number)
+    words = words.where(words < 2**31, words - 2**32)
+    return TokenMasks(words.int(), torch.tensor(of_draws, dtype=torch.int32))
 
 
 ANY_FILTERS = st.fixed_dictionaries(

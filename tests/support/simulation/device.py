@@ -21,6 +21,7 @@ from paceline_executor.runner.interface import (
     StepHandle,
     StepLostError,
     StepOutput,
+    TokenMasks,
 )
 from paceline_executor.runner.simulated import EMPTY_SLOT
 from paceline_executor.runner.step_times import StepTimeCurve
@@ -144,6 +145,12 @@ class TimedRunner:
         if fails and self._failure is StepFailure.STEP:
             self._lost = launched
         return launched
+
+    def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
+        """Nothing of a step that is not computed."""
+        assert isinstance(handle, _Timed), "launch() made it"
+        if handle.handle is not None:
+            self._inner.draw(handle.handle, masks)
 
     def is_done(self, handle: StepHandle) -> bool:
         """Whether its time is over, and the runner inside says so too."""

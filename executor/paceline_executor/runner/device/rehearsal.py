@@ -20,7 +20,7 @@ from paceline_executor.runner.device.buckets import Bucket, Buckets
 from paceline_executor.runner.device.device import Captured
 from paceline_executor.runner.device.drafts import MakeDrafting, WantedDrafts, lookups
 from paceline_executor.runner.device.row_words import RowWords
-from paceline_executor.runner.device.steps import DeviceSteps, Rings
+from paceline_executor.runner.device.steps import DeviceSteps, Rings, RowMasks
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
 from paceline_kernels.attention import Splits
 from paceline_kernels.block_copy import block_copy
@@ -97,16 +97,17 @@ def rehearse(
         max_logprobs,
     )
     steps = DeviceSteps(device, model, kv_cache, rows, rings, limits.block_size, splits, drafting)
-    rules = _rules(num_rows)
+    rules, masks = _rules(num_rows), RowMasks(_ints(-(-limits.vocab_size // 32))[None], _ints(num_rows))
     for _ in steps.capture(buckets):
         pass
     for size in (*buckets, *_beyond(buckets, limits)):
         for with_logprobs in (False, True):
-            for of_rows in (None, rules):
-                steps.launch(size, with_logprobs=with_logprobs, rules=of_rows)
+            for of_rows, of_forms in ((None, None), (rules, None), (None, masks), (rules, masks)):
+                graphs = steps.launch(size, of_rows)
+                steps.draw(graphs, with_logprobs=with_logprobs, rules=of_rows, masks=of_forms)
         for wanted in _wanted(limits) if drafting.max_drafts and not size.is_decode else ():
             for of_rows in (None, rules):
-                steps.launch(size, with_logprobs=False, rules=of_rows, wanted=wanted)
+                steps.draw(steps.launch(size, of_rows, wanted), with_logprobs=False, rules=of_rows)
     for num_tokens in range(1, MAX_PIECE_TOKENS + 1):
         logits = steps.logits_of(PlanColumns(_ints(1), _ints(1)), num_tokens)
         for num_top in (0, 1):

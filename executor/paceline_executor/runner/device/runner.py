@@ -23,7 +23,7 @@ from paceline_executor.runner.device.device import Device
 from paceline_executor.runner.device.drafts import MakeDrafting, WantedDrafts, lookups
 from paceline_executor.runner.device.kept_rules import KeptRules
 from paceline_executor.runner.device.row_words import RowWords, WordChanges
-from paceline_executor.runner.device.steps import DeviceSteps, Rings
+from paceline_executor.runner.device.steps import DeviceSteps, Rings, RowMasks, StepGraphs
 from paceline_executor.runner.interface import (
     BoolArray,
     CacheGeometry,
@@ -34,6 +34,7 @@ from paceline_executor.runner.interface import (
     StepLogprobs,
     StepLostError,
     StepOutput,
+    TokenMasks,
     WarmUpProgress,
 )
 from paceline_executor.runner.measuring import fastest_ns, prompt
@@ -42,7 +43,7 @@ from paceline_kernels.attention import Splits
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.plan_ring import PlanWriter, new_plan_ring, write_words
 from paceline_kernels.result_ring import RingReader, StepResults, new_ring
-from paceline_kernels.sampling import SampleOutcome, token_logprobs
+from paceline_kernels.sampling import RuleTable, SampleOutcome, token_logprobs
 from paceline_kernels.step_inputs import PlanColumns
 
 T = TypeVar("T")
@@ -69,6 +70,8 @@ class _Launched:
     planned: Int32Array  # [num_planned] batch rows that the ring tells of
     with_logprobs: bool
     pieces: Sequence[_LaunchedPiece]
+    graphs: StepGraphs
+    rules: RuleTable | None
 
 
 class DeviceRunner:
@@ -175,6 +178,14 @@ class DeviceRunner:
         self._next_step += 1
         return launched
 
+    def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
+        try:
+            self._draw(_launched(handle), masks)
+        except Exception:
+            self._end_launched()
+            self._next_step -= 1  # the device has not counted it
+            raise
+
     def is_done(self, handle: StepHandle) -> bool:
         self._device.poll()
         return self._reader.has_step(_launched(handle).step)
@@ -269,9 +280,19 @@ class DeviceRunner:
         with self._device.profiler.span("rules"):
             rules = self._rules.of(drawing.tolist())
         num_draws = batch.sampled.size + (0 if batch.num_drafts is None else int(batch.num_drafts.sum()))
-        size = self._size(num_tokens, num_draws)
-        self._steps.launch(size, with_logprobs=with_logprobs, rules=rules, wanted=_wanted(batch))
-        return _Launched(self._next_step, batch, planned, with_logprobs, pieces)
+        graphs = self._steps.launch(self._size(num_tokens, num_draws), rules, _wanted(batch))
+        launched = _Launched(self._next_step, batch, planned, with_logprobs, pieces, graphs, rules)
+        if not batch.is_masked:
+            self._draw(launched, None)
+        return launched
+
+    def _draw(self, launched: _Launched, masks: TokenMasks | None) -> None:
+        on_device = None
+        if masks is not None and masks.rows.size:
+            upload, num_rows = self._device.upload, self._limits.num_rows
+            on_device = RowMasks(upload(masks.words), upload(masks.before_output(num_rows)))
+        with_logprobs, rules = launched.with_logprobs, launched.rules
+        self._steps.draw(launched.graphs, with_logprobs=with_logprobs, rules=rules, masks=on_device)
 
     def _size(self, num_tokens: Int32Array, num_draws: int) -> Bucket:
         """num_tokens: of each row."""

@@ -18,12 +18,13 @@ from paceline_executor.runner.device.buckets import Bucket, Buckets
 from paceline_executor.runner.device.device import Capture, Captured, Device, Uncaptured, capture_filled
 from paceline_executor.runner.device.drafts import Drafting, WantedDrafts
 from paceline_executor.runner.device.row_words import RowWords
+from paceline_executor.runner.interface import NO_MASK
 from paceline_kernels.attention import Splits
 from paceline_kernels.clock import new_clock, stamp
 from paceline_kernels.draws import DrawInputs, advance_rows, draw_inputs
 from paceline_kernels.plan_ring import PlanRing, read_plan
 from paceline_kernels.result_ring import ResultRing, write_results
-from paceline_kernels.sampling import DrawRules, RuleTable, SamplingParameters, sample
+from paceline_kernels.sampling import DrawRules, RuleTable, SamplingParameters, TokenMasks, sample
 from paceline_kernels.step_inputs import PlanColumns, StepInputs, step_inputs
 
 T = TypeVar("T")
@@ -51,7 +52,19 @@ class Forwarded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Graphs:
+class RowMasks:
+    """As `runner.interface.TokenMasks` has them, on the device."""
+
+    words: torch.Tensor  # [num_masks, words] int32
+    before_output: torch.Tensor  # [num_rows] int32
+
+    def of(self, draws: DrawInputs) -> TokenMasks:
+        masks = self.before_output.index_select(0, draws.rows.clamp(min=0)) + draws.parameters.offsets
+        return TokenMasks(self.words, masks.where(draws.rows >= 0, NO_MASK))
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraphs:
     """`draws` are keyed by whether they have log-probabilities."""
 
     plan: Captured[PlanColumns] | None  # None: `forward` reads it
@@ -96,7 +109,7 @@ class DeviceSteps:
         self.drafting = drafting
         self._step = torch.zeros(1, dtype=torch.int64, device=device.torch_device)
         self._clock = new_clock(device.torch_device)
-        self._graphs: dict[Bucket, _Graphs] = {}
+        self._graphs: dict[Bucket, StepGraphs] = {}
 
     @property
     def num_steps(self) -> int:
@@ -117,11 +130,9 @@ class DeviceSteps:
             forward = capture_filled(self._device, self._forwarding(bucket, plan))
             self._graphs[bucket] = self._with_draws(plan, forward, self._device.capture)
 
-    def launch(
-        self, size: Bucket, *, with_logprobs: bool, rules: RuleTable | None, wanted: WantedDrafts | None = None
-    ) -> None:
-        """Its plan is in the ring. size: one that was captured, or any other. wanted: None where no row may have a
-        draft.
+    def launch(self, size: Bucket, rules: RuleTable | None, wanted: WantedDrafts | None = None) -> StepGraphs:
+        """Up to the draws. Its plan is in the ring. size: one that was captured, or any other. rules: None where no
+        drawing row has any. wanted: None where no row may have a draft.
         """
         graphs, span = self._graphs.get(size) or self._uncaptured(size), self._device.profiler.span
         if graphs.plan is not None:
@@ -132,12 +143,18 @@ class DeviceSteps:
                 self._device.launch(lambda: stamp(self._clock, _DRAFTS_ENDED))
         with span("forward"):
             graphs.forward.replay()
-        with span("draw"):
-            if rules is None:
+        return graphs
+
+    def draw(
+        self, graphs: StepGraphs, *, with_logprobs: bool, rules: RuleTable | None, masks: RowMasks | None = None
+    ) -> None:
+        """Behind the step launched last. masks: on the device, of rows."""
+        with self._device.profiler.span("draw"):
+            if rules is None and masks is None:
                 graphs.draws[with_logprobs].replay()
             else:
-                forward = graphs.forward
-                self._device.launch(lambda: self._draw(forward.outputs, with_logprobs=with_logprobs, rules=rules))
+                drawing = partial(self._draw, with_logprobs=with_logprobs, rules=rules, masks=masks)
+                self._device.launch(lambda: drawing(graphs.forward.outputs))
 
     def count_from(self, step: int) -> None:
         """The next step has this number."""
@@ -150,7 +167,7 @@ class DeviceSteps:
         inputs = self._inputs(batch, places, None)
         return self._model.logits(self._hidden(inputs), self._splits)
 
-    def _uncaptured(self, size: Bucket) -> _Graphs:
+    def _uncaptured(self, size: Bucket) -> StepGraphs:
         def launched(work: Callable[[], T]) -> Uncaptured[T]:
             return Uncaptured(self._device, work)
 
@@ -162,11 +179,11 @@ class DeviceSteps:
 
     def _with_draws(
         self, plan: Captured[PlanColumns] | None, forward: Captured[Forwarded], captured: Capture
-    ) -> _Graphs:
+    ) -> StepGraphs:
         def drawing(*, with_logprobs: bool) -> Captured[None]:
-            return captured(lambda: self._draw(forward.outputs, with_logprobs=with_logprobs, rules=None))
+            return captured(lambda: self._draw(forward.outputs, with_logprobs=with_logprobs, rules=None, masks=None))
 
-        return _Graphs(plan, forward, {False: drawing(with_logprobs=False), True: drawing(with_logprobs=True)})
+        return StepGraphs(plan, forward, {False: drawing(with_logprobs=False), True: drawing(with_logprobs=True)})
 
     def _read_plan(self, num_rows: int) -> PlanColumns:
         return read_plan(self._rings.plans, self._step, self._rows.words, num_rows, self._clock)
@@ -191,13 +208,16 @@ class DeviceSteps:
         observer.observe(states, inputs.slot_mapping)
         return hidden
 
-    def _draw(self, forwarded: Forwarded, *, with_logprobs: bool, rules: RuleTable | None) -> None:
+    def _draw(
+        self, forwarded: Forwarded, *, with_logprobs: bool, rules: RuleTable | None, masks: RowMasks | None
+    ) -> None:
         rows, draws = self._rows, forwarded.draws
         logits = self._model.logits(forwarded.hidden, self._splits)
         drawn = None if rules is None else DrawRules(rules, draws.rows, rows.state.token_ids, rows.draws.num_prompt)
+        unmasked = None if masks is None else masks.of(draws)
         max_logprobs = self._rings.max_logprobs if with_logprobs else -1
         vocabulary = self._model.vocabulary
-        samples = sample(logits, draws.parameters, drawn, max_logprobs=max_logprobs, vocabulary=vocabulary)
+        samples = sample(logits, draws.parameters, drawn, unmasked, max_logprobs=max_logprobs, vocabulary=vocabulary)
         columns = rows.state, rows.draws, forwarded.plan, forwarded.batch, draws, samples
         advanced = advance_rows(*columns, self.drafting.max_drafts)
         results, step, clock = self._rings.results, self._step, self._clock

@@ -20,6 +20,7 @@ from paceline_kernels.sampling.columns import (
     Samples,
     SamplingParameters,
     TokenLists,
+    TokenMasks,
 )
 from paceline_kernels.sampling.triton.draw import draw_kernel
 from paceline_kernels.sampling.triton.launches import LAUNCHES, MAX_LOGPROBS, Launch
@@ -67,12 +68,19 @@ class _Rows:
 
 
 def sample(
-    logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | DrawRules | None, max_logprobs: int
+    logits: torch.Tensor,
+    parameters: SamplingParameters,
+    rules: LogitRules | DrawRules | None,
+    masks: TokenMasks | None,
+    max_logprobs: int,
 ) -> Samples:
     rows = _rows("sample", logits)
     token_ids, outcomes = rows.column(torch.int32), rows.column(torch.int32)
     if rows.count:
-        ruled, is_ruled = (None, None) if rules is None else _apply(rules, parameters.offsets, rows)
+        ruled, is_ruled = None, None
+        if rules is not None or masks is not None:
+            rules = rules or LogitRules.none(rows.count, logits.device)
+            ruled, is_ruled = _apply(rules, masks, parameters.offsets, rows)
         _draw(rows, parameters, ruled, is_ruled, token_ids, outcomes)
     best = _logprobs("sample", rows, token_ids, parameters.num_logprobs, max_logprobs)
     return Samples(token_ids, outcomes, best.logprobs, best.top_token_ids, best.top_logprobs)
@@ -192,9 +200,12 @@ def _rules_of(rules: LogitRules | DrawRules) -> _Rules:
     )
 
 
-def _apply(given: LogitRules | DrawRules, offsets: torch.Tensor, draws: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits of draws that have rules, with the rules applied, and which draws these are."""
+def _apply(
+    given: LogitRules | DrawRules, masks: TokenMasks | None, offsets: torch.Tensor, draws: _Rows
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits of draws that have rules or a mask, with both applied, and which draws these are."""
     rules, launch = _rules_of(given), draws.launch
+    mask_columns = (None, None, 0) if masks is None else (masks.words, masks.of_draws, masks.words.shape[0])
     kept, block = rules.of_rows, launch.rule_block
     ruled, is_ruled = draws.empty(draws.vocab, torch.float32), draws.column(torch.int32)
     copy_ruled_kernel[(draws.count * triton.cdiv(draws.vocab, block),)](
@@ -209,6 +220,7 @@ def _apply(given: LogitRules | DrawRules, offsets: torch.Tensor, draws: _Rows) -
         rules.min_tokens,
         offsets,
         *rules.penalties,
+        *mask_columns,
         draws.vocab,
         block,
         num_warps=launch.rule_warps,
@@ -227,6 +239,7 @@ def _apply(given: LogitRules | DrawRules, offsets: torch.Tensor, draws: _Rows) -
         *rules.penalties,
         *rules.history,
         draws.empty(draws.vocab, torch.int32) if rules.has_history else None,
+        *mask_columns,
         draws.vocab,
         rules.max_tokens,
         block,

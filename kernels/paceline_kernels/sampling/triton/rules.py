@@ -16,13 +16,14 @@ _DONE = tl.constexpr(-1)
 @triton.jit(
     do_not_specialize_on_alignment=[
         *("rows", "cu_allowed", "cu_forbidden", "min_tokens", "cu_words", "cu_biased", "offsets"),
-        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    ]
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "mask_words", "masks"),
+    ],
+    do_not_specialize=["num_masks"],
 )
 def copy_ruled_kernel(
     logits,  # [draws, vocab], float32 or of 16 bits
-    ruled,  # [draws, vocab] float32: the copy, of draws that have rules; -inf where one says what is allowed
-    is_ruled,  # [draws] int32: whether a draw has rules
+    ruled,  # [draws, vocab] float32: the copy, of draws that have rules; -inf where mask or list do not allow a token
+    is_ruled,  # [draws] int32: whether a draw has rules or a mask
     rows,  # [draws] int32, whose rules it has, below 0 for none; None: rules are of draws
     cu_allowed,  # and what follows: [rows + 1] int32
     cu_forbidden,
@@ -33,6 +34,9 @@ def copy_ruled_kernel(
     presence_penalty,  # and the next two: [rows] float32
     frequency_penalty,
     repetition_penalty,
+    mask_words,  # [num_masks, words] int32, a bit for each token, or None
+    masks,  # [draws] int32: whose mask a draw has; outside 0 to num_masks - 1 none
+    num_masks,
     vocab,
     BLOCK: tl.constexpr,
 ):
@@ -41,14 +45,15 @@ def copy_ruled_kernel(
     draw = (tl.program_id(0) // parts).to(tl.int64)
     part = tl.program_id(0) % parts
     row = _row_of(rows, draw)
-    is_changed, num_allowed = tl.full([], False, tl.int1), tl.full([], 0, tl.int32)
+    mask = _mask_of(mask_words, masks, num_masks, draw)
+    is_changed, num_allowed = mask >= 0, tl.full([], 0, tl.int32)
     if row >= 0:
         num_allowed = tl.load(cu_allowed + row + 1) - tl.load(cu_allowed + row)
         num_listed = tl.load(cu_biased + row + 1) - tl.load(cu_biased + row) + num_allowed
         num_listed += _forbidden_end(cu_forbidden, min_tokens, offsets, row, draw) - tl.load(cu_forbidden + row)
         if cu_words is not None:
             num_listed += tl.load(cu_words + row + 1) - tl.load(cu_words + row)
-        is_changed = (num_listed > 0) | _has_penalties(
+        is_changed |= (num_listed > 0) | _has_penalties(
             tl.load(presence_penalty + row), tl.load(frequency_penalty + row), tl.load(repetition_penalty + row)
         )
     if part == 0:
@@ -57,6 +62,7 @@ def copy_ruled_kernel(
         tokens = part * BLOCK + tl.arange(0, BLOCK)
         places = draw * vocab + tokens
         left = tl.load(logits + places, mask=tokens < vocab, other=0.0).to(tl.float32)
+        left = _masked(left, tokens, tokens < vocab, mask_words, mask, vocab)
         tl.store(ruled + places, tl.where(num_allowed > 0, float("-inf"), left), mask=tokens < vocab)
 
 
@@ -65,8 +71,9 @@ def copy_ruled_kernel(
         *("rows", "cu_allowed", "allowed", "cu_forbidden", "forbidden", "min_tokens", "cu_biased", "biased", "biases"),
         *("cu_words", "word_starts", "word_tokens", "offsets"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-        *("cu_prompt", "prompt", "cu_output", "output", "num_prompt"),
-    ]
+        *("cu_prompt", "prompt", "cu_output", "output", "num_prompt", "mask_words", "masks"),
+    ],
+    do_not_specialize=["num_masks"],
 )
 def apply_rules_kernel(
     logits,  # [draws, vocab], float32 or of 16 bits
@@ -94,6 +101,9 @@ def apply_rules_kernel(
     output,
     num_prompt,  # [rows] int32, or None
     counts,  # [draws, vocab] int32, for the program's own use; None where no draw lists prompt or output
+    mask_words,
+    masks,
+    num_masks,
     vocab,
     MAX_TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -103,10 +113,13 @@ def apply_rules_kernel(
     if tl.load(is_ruled + draw) == 0:
         return
     row = _row_of(rows, draw)
+    if row < 0:
+        return
     given, left = logits + draw * vocab, ruled + draw * vocab
-    _mask(given, left, cu_allowed + row, allowed, tl.load(cu_allowed + row + 1), vocab, BLOCK)
+    mask = _mask_of(mask_words, masks, num_masks, draw)
+    _allow(given, left, cu_allowed + row, allowed, mask_words, mask, vocab, BLOCK)
     forbidden_end = _forbidden_end(cu_forbidden, min_tokens, offsets, row, draw)
-    _mask(None, left, cu_forbidden + row, forbidden, forbidden_end, vocab, BLOCK)
+    _forbid(left, cu_forbidden + row, forbidden, forbidden_end, vocab, BLOCK)
     if cu_words is not None:
         said = output + row * MAX_TOKENS + tl.load(num_prompt + row)
         _forbid_words(left, cu_words + row, word_starts, word_tokens, said, tl.load(offsets + draw), vocab, BLOCK)
@@ -155,14 +168,43 @@ def _forbidden_end(cu_forbidden, min_tokens, offsets, row, draw):
 
 
 @triton.jit
-def _mask(given, left, start, token_ids, end, vocab, BLOCK: tl.constexpr):
-    """The logits of a list's tokens become those given, or -inf. start: where its start is to be loaded from."""
+def _mask_of(mask_words, masks, num_masks, draw):
+    """A draw's mask, below 0 for none."""
+    mask = tl.full([], -1, tl.int32)
+    if mask_words is not None:
+        mask = tl.load(masks + draw)
+        mask = tl.where(mask < num_masks, mask, -1)
+    return mask
+
+
+@triton.jit
+def _masked(left, tokens, exists, mask_words, mask, vocab):
+    """The logits of these tokens, -inf where the mask has no bit."""
+    if mask_words is not None:
+        if mask >= 0:
+            words = mask_words + mask.to(tl.int64) * tl.cdiv(vocab, 32)
+            bits = tl.load(words + tokens // 32, mask=exists, other=0) >> (tokens % 32)
+            left = tl.where((bits & 1) != 0, left, float("-inf"))
+    return left
+
+
+@triton.jit
+def _allow(given, left, cu_allowed, allowed, mask_words, mask, vocab, BLOCK: tl.constexpr):
+    """The logits of a list's tokens become those given, where a mask allows them. cu_allowed: at the row."""
+    end = tl.load(cu_allowed + 1)
+    for place in range(tl.load(cu_allowed), end, BLOCK):
+        tokens, exists = _listed(allowed, place, end, vocab, BLOCK)
+        logit = tl.load(given + tokens, mask=exists, other=0.0).to(tl.float32)
+        tl.store(left + tokens, _masked(logit, tokens, exists, mask_words, mask, vocab), mask=exists)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _forbid(left, start, token_ids, end, vocab, BLOCK: tl.constexpr):
+    """The logits of a list's tokens become -inf. start: where its start is to be loaded from."""
     for place in range(tl.load(start), end, BLOCK):
         tokens, exists = _listed(token_ids, place, end, vocab, BLOCK)
-        if given is None:
-            tl.store(left + tokens, float("-inf"), mask=exists)
-        else:
-            tl.store(left + tokens, tl.load(given + tokens, mask=exists), mask=exists)
+        tl.store(left + tokens, float("-inf"), mask=exists)
     tl.debug_barrier()
 
 

@@ -41,7 +41,7 @@ def one_row(lookups, monkeypatch):
     sizes = []
     launch = lookups.runner._steps.launch
     monkeypatch.setattr(
-        lookups.runner._steps, "launch", lambda size, **kinds: [sizes.append(size), launch(size, **kinds)][1]
+        lookups.runner._steps, "launch", lambda size, *kinds: [sizes.append(size), launch(size, *kinds)][1]
     )
 
     def served(num_drafts, prompt, **asked):

@@ -1,0 +1,277 @@
+"""Which tokens rows may draw whose output keeps to a form: grammars compiled by llguidance, and rows' places in them.
+
+A mask is a function of form, output and tokenizer alone. What is kept here of a row is a cache of that, so whoever
+places a row again need not know of it. Forms are compiled, and outputs so far replayed, in threads of their own, never
+in the one that asks. Refuses to know devices and plans.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+from paceline.forms.compiling import LIMITS
+from paceline.forms.grammar import grammar_of
+from paceline.plan.values import NewRequest
+from paceline.v1.sampling_pb2 import StructuredOutput
+from paceline_executor.runner.cores import usable_cores
+from paceline_executor.runner.interface import Int32Array, TokenMasks
+
+_CACHE_BYTES = 64 * 1024 * 1024
+_FORM_BYTES, _BYTES_PER_BYTE = 128 * 1024, 32  # of a compiled form, and of it for each byte of its text; estimates
+_COMPILING_THREADS, _MAX_MASKING_THREADS = 2, 8
+_ANY, _NONE = np.uint32(0xFFFFFFFF), np.uint32(0)
+
+_Words = npt.NDArray[np.uint32]
+_log = structlog.get_logger()
+
+
+class FormFailedError(Exception):
+    """The form cannot be followed, by llguidance's own word for why. It has nothing of a request's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The tokens that end a row, as bits of a mask, beside those that its form's tokenizer takes for ends."""
+
+    places: Int32Array  # [num_words] of a mask, ascending
+    known: _Words  # [num_words] bits of all of them
+    own: _Words  # [num_words] bits of those that end the row
+    of_model: int  # the word of one that its tokenizer knows
+    model_bit: np.uint32
+
+    @classmethod
+    def of(cls, placement: NewRequest, model_ends: Sequence[int]) -> "Ends":
+        own = np.array(placement.end_token_ids, dtype=np.int32)
+        known = np.array((*placement.end_token_ids, *placement.ignored_end_token_ids, *model_ends), dtype=np.int32)
+        places = np.unique(known // 32)
+        of_model, model_bit = int(np.searchsorted(places, model_ends[0] // 32)), np.uint32(1 << model_ends[0] % 32)
+        return cls(places, _bits(places, known), _bits(places, own), of_model, model_bit)
+
+
+def _bits(places: Int32Array, token_ids: Int32Array) -> _Words:
+    words = np.zeros(places.size, dtype=np.uint32)
+    bits = np.uint32(1) << (token_ids % 32).astype(np.uint32)
+    np.bitwise_or.at(words, np.searchsorted(places, token_ids // 32), bits)
+    return words
+
+
+class RowForm:
+    """Where a row is in its form: what its matcher has consumed is compared with the row's output, and not trusted."""
+
+    def __init__(self, placement: NewRequest, ends: Ends, compiled: Future[LLMatcher], pool: Executor) -> None:
+        self.structured = placement.structured
+        self.ends = ends
+        self.min_tokens = placement.min_tokens
+        self.is_fragile = False
+        self._pool = pool
+        self._fresh_at = -1  # tokens of the output for which its matcher was compiled
+        self._matcher: LLMatcher | None = None
+        self._compiled = compiled
+        self._consumed: Int32Array = placement.output_token_ids
+        self._begin_at(placement.output_token_ids, compiled)
+
+    @property
+    def digest(self) -> str:
+        """For log lines."""
+        return hashlib.sha256(self.structured).hexdigest()[:16]
+
+    @property
+    def is_ready(self) -> bool:
+        return self._replayed.done()
+
+    def at(self, output: Int32Array) -> LLMatcher:
+        """Behind this output; what is done with it has to be taken back. Raises FormFailedError."""
+        matcher, num_consumed = self._matcher or self._replayed.result(), self._consumed.size
+        if np.array_equal(output[:num_consumed], self._consumed):
+            _consume(matcher, output[num_consumed:].tolist())
+        else:
+            matcher = _replay(self._compiled, output)
+        self._matcher, self._consumed = matcher, output.copy()
+        return matcher
+
+    def has_failed_at(self, output: Int32Array) -> bool:
+        """Of a matcher in error: so it would be anywhere."""
+        return self._fresh_at == output.size or self._compiled.exception() is not None
+
+    def begin_fresh(self, output: Int32Array, compiled: Future[LLMatcher]) -> None:
+        """Copies share a lexer, which remembers what all of them met, its errors too."""
+        self.is_fragile, self._fresh_at = True, output.size
+        self._begin_at(output, compiled)
+
+    def _begin_at(self, output: Int32Array, compiled: Future[LLMatcher]) -> None:
+        self._compiled, self._matcher, self._consumed = compiled, None, output.copy()
+        self._replayed = self._pool.submit(_replay, compiled, self._consumed)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedRow:
+    """It draws behind its output, and behind each of its drafts."""
+
+    row: int
+    form: RowForm
+    output: Int32Array
+    drafts: Int32Array
+
+    @property
+    def num_masks(self) -> int:
+        return 1 + self.drafts.size
+
+
+@dataclass(frozen=True, slots=True)
+class FilledMasks:
+    """Rows that wait for their forms, and rows whose form failed, have masks without a token."""
+
+    masks: TokenMasks
+    waiting: frozenset[int]
+    failed: frozenset[int]
+
+
+class Forms:
+    """Those of a process. `begin` and `fill` are called from one thread."""
+
+    def __init__(
+        self, tokenizer_json: bytes, end_token_ids: Sequence[int], vocab_size: int, pool: Executor | None = None
+    ) -> None:
+        """end_token_ids: the model's, at least one. vocab_size: the model's; ids without a text are never drawn. pool:
+        compiles and replays, by default in threads of its own.
+
+        Costs nothing before the first form, with which the tokenizer is read.
+        """
+        self._tokenizer_json = tokenizer_json
+        self._end_token_ids = tuple(end_token_ids)
+        self._vocab_size = vocab_size
+        self._pool = pool or ThreadPoolExecutor(_COMPILING_THREADS, "forms")
+        self._masking: LLExecutor | None = None
+        self._tokenizer: LLTokenizer | None = None
+        self._tokenizer_lock = Lock()
+        self._compiled: OrderedDict[bytes, tuple[Future[LLMatcher], int]] = OrderedDict()  # with bytes; last used last
+        self._num_bytes = 0
+
+    def begin(self, placement: NewRequest) -> RowForm:
+        """Returns at once; the form is compiled and the output so far replayed meanwhile."""
+        compiled = self._compiled_form(placement.structured)
+        return RowForm(placement, Ends.of(placement, self._end_token_ids), compiled, self._pool)
+
+    def fill(self, rows: Sequence[MaskedRow]) -> FilledMasks:
+        """The masks of these rows, in their order."""
+        starts = np.cumsum([0, *(each.num_masks for each in rows)], dtype=np.int32)
+        words: _Words = np.full((starts[-1], -(-self._vocab_size // 32)), _ANY)
+        places = {each.row: words[start:stop] for each, start, stop in zip(rows, starts[:-1], starts[1:], strict=True)}
+        stuck = self._fill_ready([each for each in rows if each.form.is_ready], places, words)
+        failed = set()
+        for each in stuck:
+            if each.form.has_failed_at(each.output):
+                _log.warning("form_failed", row=each.row, form=each.form.digest)
+                failed.add(each.row)
+            else:
+                each.form.begin_fresh(each.output, self._pool.submit(self._compile, each.form.structured))
+                self._forget(each.form.structured)
+        waiting = {each.row for each in rows if not each.form.is_ready or each in stuck} - failed
+        for row in waiting | failed:
+            places[row][:] = _NONE
+        _set_ends([each for each in rows if each.row not in waiting | failed], places)
+        masks = TokenMasks(
+            rows=np.array([each.row for each in rows], dtype=np.int32),
+            offsets=np.array([each.output.size for each in rows], dtype=np.int32),
+            starts=starts[:-1],
+            words=words.view(np.int32),
+        )
+        return FilledMasks(masks, frozenset(waiting), frozenset(failed))
+
+    def _compiled_form(self, structured: bytes) -> Future[LLMatcher]:
+        digest = hashlib.sha256(structured).digest()
+        if digest not in self._compiled:
+            num_bytes = _FORM_BYTES + _BYTES_PER_BYTE * len(structured)
+            self._compiled[digest] = self._pool.submit(self._compile, structured), num_bytes
+            self._num_bytes += num_bytes
+        self._compiled.move_to_end(digest)
+        while self._num_bytes > _CACHE_BYTES and len(self._compiled) > 1:
+            self._num_bytes -= self._compiled.popitem(last=False)[1][1]
+        return self._compiled[digest][0]
+
+    def _forget(self, structured: bytes) -> None:
+        _, num_bytes = self._compiled.pop(hashlib.sha256(structured).digest(), (None, 0))
+        self._num_bytes -= num_bytes
+
+    def _compile(self, structured: bytes) -> LLMatcher:
+        """With its first mask, which may take the longest of all. Raises FormFailedError."""
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                text, ends = self._tokenizer_json.decode(), list(self._end_token_ids)
+                self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=ends)
+        grammar = grammar_of(StructuredOutput.FromString(structured))
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        matcher.compute_bitmask()
+        _check(matcher)
+        return matcher
+
+    def _fill_ready(
+        self, rows: Sequence[MaskedRow], places: Mapping[int, _Words], words: _Words
+    ) -> Sequence[MaskedRow]:
+        """words: of all rows. Returns the rows whose matcher is in error."""
+        stuck, going = [], []
+        for each in rows:
+            try:
+                going.append((each, each.form.at(each.output)))
+            except Exception:
+                stuck.append(each)
+        width = words.shape[1]
+        masks = [(places[each.row].ctypes.data - words.ctypes.data) // (4 * width) for each, _ in going]
+        drafts = [each.drafts.tolist() for each, _ in going]
+        self._fill_words([*zip((matcher for _, matcher in going), masks, drafts, strict=True)], words)
+        # Asked after every mask: that of a matcher in error is of the end tokens alone.
+        return [*stuck, *(each for each, matcher in going if matcher.is_error())]
+
+    def _fill_words(self, rows: Sequence[tuple[LLMatcher, int, list[int]]], words: _Words) -> None:
+        """Behind a draft that a form refuses nothing is written: it is wrong, so nothing behind it counts."""
+        if self._masking is None:
+            self._masking = LLExecutor(min(_MAX_MASKING_THREADS, usable_cores()))
+        num_masks, width = words.shape
+        memory = words.ctypes.data, 4 * width, num_masks
+        if plain := [(matcher, mask) for matcher, mask, drafts in rows if not drafts]:
+            self._masking.unsafe_compute_mask_ptr(plain, *memory)
+        if drafting := [row for row in rows if row[2]]:
+            self._masking.unsafe_compute_mask_ptr_with_draft_token(drafting, *memory)
+
+
+def _replay(compiled: Future[LLMatcher], output: Int32Array) -> LLMatcher:
+    """Raises FormFailedError."""
+    matcher = compiled.result().deep_copy()
+    _consume(matcher, output.tolist())
+    return matcher
+
+
+def _consume(matcher: LLMatcher, token_ids: list[int]) -> None:
+    """Raises FormFailedError."""
+    if token_ids:
+        matcher.consume_tokens(token_ids)
+        _check(matcher)
+
+
+def _check(matcher: LLMatcher) -> None:
+    """Asked after every mask: that of a matcher in error is of the end tokens alone. Raises FormFailedError."""
+    if matcher.is_error():
+        raise FormFailedError(matcher.stop_reason())
+
+
+def _set_ends(rows: Sequence[MaskedRow], places: Mapping[int, _Words]) -> None:
+    """Where a form is complete, all that ends the row may be drawn, else nothing of it. Below min_tokens it may be only
+    where nothing else is left.
+    """
+    for each in rows:
+        words, ends = places[each.row], each.form.ends
+        of_ends = words[:, ends.places]
+        is_complete = (of_ends[:, ends.of_model] & ends.model_bit) != 0
+        words[:, ends.places] = others = of_ends & ~ends.known
+        num_early = each.form.min_tokens - each.output.size
+        if num_early > 0:
+            is_complete[:num_early] &= ~words[:num_early].any(axis=1)
+        words[:, ends.places] = others | np.where(is_complete[:, None], ends.own, _NONE)
