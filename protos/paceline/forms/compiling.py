@@ -27,7 +27,9 @@ LIMITS = LLParserLimits(
 
 _NUM_STEPS = 64
 _KEYS = re.compile(r'Unimplemented keys: \["([^"]*)"')
-_TOO_COMPLEX = re.compile(r"fuel|too (?:complex|large|big|many|deep)|limit|exceed|items", re.IGNORECASE)
+_TOO_COMPLEX = re.compile(
+    r"fuel|too (?:complex|large|big|many|deep)|limit|exceed|items|unable to determine", re.IGNORECASE
+)
 _UNSUPPORTED = re.compile(r"not (?:yet )?supported|unimplemented|unknown special|not implemented", re.IGNORECASE)
 
 
