@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from paceline.bytes_tokenizer import PRINTABLE, VOCAB_SIZE
-from paceline.forms.grammar import LIBRARY
+from paceline.forms.library import LIBRARY
 from paceline.process.command import ExitCode
 from paceline_executor.config import Config, RunnerKind
 from paceline_executor.limits import RowLimits

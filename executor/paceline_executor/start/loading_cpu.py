@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import structlog
 
-from paceline.forms.grammar import LIBRARY
+from paceline.forms.library import LIBRARY
 from paceline.plan.values import MAX_BLOCKS
 from paceline_executor.config import Config, LoadFormat
 from paceline_executor.limits import RowLimits

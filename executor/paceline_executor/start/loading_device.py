@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import structlog
 import torch
 
-from paceline.forms.grammar import LIBRARY
+from paceline.forms.library import LIBRARY
 from paceline_executor.config import (
     DEVICE_BLOCK_SIZE,
     Config,
