@@ -87,7 +87,7 @@ def test_logits_are_those_of_the_cpu(family):
     assert_close(on_device(checkpoint, FLOAT32, batches), on_cpu(checkpoint, batches), FLOAT32)
 
 
-@pytest.mark.parametrize("family", families_of("qwen2moe"))
+@pytest.mark.parametrize("family", families_of("qwen2moe", "glm4moe"))
 def test_in_16_bits_logits_are_near_those_of_the_cpu(family):
     """Off by what rounding costs: routers, whose logits stay float32, choose the same experts."""
     checkpoint, batches = RandomCheckpoint(config_of(family)), two_steps()
