@@ -87,7 +87,7 @@ def test_logits_are_those_of_the_cpu(family):
     assert_close(on_device(checkpoint, FLOAT32, batches), on_cpu(checkpoint, batches), FLOAT32)
 
 
-@pytest.mark.parametrize("family", families_of("qwen2moe"))
+@pytest.mark.parametrize("family", families_of("qwen2moe", "glm4moe"))
 def test_in_16_bits_logits_are_near_those_of_the_cpu(family):
     """Off by what rounding costs: routers, whose logits stay float32, choose the same experts."""
     checkpoint, batches = RandomCheckpoint(config_of(family)), two_steps()
@@ -211,9 +211,17 @@ def test_two_ranks_have_the_logits_of_one_and_its_bits_with_fixed_splits(config,
     summed is not rounded before.
     """
     dtype = FLOAT16 if splits is Splits.FIXED else FLOAT32
-    checkpoint, turns, numerics = RandomCheckpoint(config), Turns(2), computed_in(dtype)
-    batches = two_steps(splits)
+    checkpoint, batches = RandomCheckpoint(config), two_steps(splits)
     alone = on_device(checkpoint, dtype, batches, MatrixKind.DENSE)
+    found = on_two_ranks(checkpoint, dtype, batches, MatrixKind.DENSE)
+    assert torch.equal(*found)
+    assert_close(found[0], alone, dtype)
+    assert splits is Splits.EVEN or torch.equal(found[0], alone)
+
+
+def on_two_ranks(checkpoint, dtype, batches, kind):
+    """The logits of each."""
+    turns, numerics = Turns(2), computed_in(dtype, kind)
 
     def of_rank(rank):
         part, sums = ShardedCheckpoint(checkpoint, rank, 2), JoinedCollectives(turns, rank)
@@ -222,10 +230,16 @@ def test_two_ranks_have_the_logits_of_one_and_its_bits_with_fixed_splits(config,
             return logits_of(model, part.config, dtype, batches)
 
     with cpu_stands_for_gpu(), ThreadPoolExecutor(2) as ranks:
-        found = [logits.float() for logits in ranks.map(of_rank, range(2))]
+        return [logits.float() for logits in ranks.map(of_rank, range(2))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["awq", "w8a8", FP8_BLOCKS])
+def test_two_ranks_have_quantised_experts_as_a_folder_has_them(tmp_path, name):
+    checkpoint = quantised(tmp_path, name)
+    found = on_two_ranks(checkpoint, FLOAT32, two_steps(), AS_STORED)
     assert torch.equal(*found)
-    assert_close(found[0], alone, dtype)
-    assert splits is Splits.EVEN or torch.equal(found[0], alone)
+    assert_close(found[0], on_cpu(checkpoint, two_steps()), FLOAT32)
 
 
 @pytest.mark.slow

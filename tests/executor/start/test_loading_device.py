@@ -522,6 +522,15 @@ def test_a_model_that_does_not_fit_says_how_it_would(model, place, arguments, ne
     assert f"; the model needs {needs}, or raise --gpu-memory-utilization" in str(refused.value)
 
 
+def test_ranks_that_have_no_room_are_refused_before_others_are_started(monkeypatch):
+    monkeypatch.setattr(loading_device, "_take_gpu", lambda *_: None)
+    ranks = SimpleNamespace(start=lambda _: pytest.fail("ranks were started"))
+    config = parse_config(["--model", "shape", "--load-format", "dummy", "--tensor-parallel-size", "2"])
+    monkeypatch.setattr(loading_device, "this_gpu", lambda: GPU_24)
+    with pytest.raises(ShortMemoryError, match="the model needs 8 GPUs"):
+        load_on_device(config, RunnerKind.CUDA, opened(RandomCheckpoint(MIXTRAL)), ProgressLog(), ranks)
+
+
 def test_a_model_that_fits_in_no_way_says_so():
     """Ranks of one with float8 weights would not have the bits of one rank."""
     arguments = "--quantization", "fp8", "--batch-invariant"

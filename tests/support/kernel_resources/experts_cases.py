@@ -9,7 +9,7 @@ import torch
 
 from gpu_kernels.case import Place
 from gpu_kernels.expert_cases import MIXTRAL_8X7B, OLMOE, QWEN3_30B, Mixture
-from gpu_kernels.product_cases import AWQ, Q4_K, W4A16, Grouped
+from gpu_kernels.product_cases import BLOCKS, FORMS, W4A16, Grouped
 from kernel_resources.case import Case, meta, type_name
 from paceline_kernels.activation import Gate
 from paceline_kernels.experts import ExpertParts, Routes, route
@@ -41,7 +41,7 @@ def cases(architecture: Architecture, *, has_fp8: bool) -> Iterator[Case]:
         yield from _few_slots(QWEN3_30B, dtype)
         for up_to, launch in TILES[architecture, dtype.itemsize].items():
             yield from _tiles(QWEN3_30B, dtype, Gate.SILU, min(up_to, 256), launch)
-    for form in (W4A16, AWQ, Q4_K):
+    for form in FORMS:
         for slots_per_expert in (8, 64):
             yield from _groups(QWEN3_30B, form, slots_per_expert, architecture)
     for model in (MIXTRAL_8X7B, OLMOE):
@@ -95,7 +95,7 @@ def _tiles(
 
 def _groups(model: Mixture, form: Grouped, slots_per_expert: int, architecture: Architecture) -> Iterator[Case]:
     num_slots = slots_per_expert * model.num_experts
-    place, is_plain = Place(meta(1).device, _BFLOAT16), form is W4A16
+    place, is_plain = Place(meta(1).device, _BFLOAT16), form in (W4A16, BLOCKS)
     launch = group_tiles_launch(architecture, num_slots, model.num_experts, is_plain=is_plain, is_fixed=False)
     gate_up = form.weight(place, 2 * model.num_experts * model.intermediate, model.hidden, 0)
     down = form.weight(place, model.num_experts * model.hidden, model.intermediate, 0)

@@ -76,7 +76,7 @@ GROUP_TILES = {
     (SM_90, True): (GroupTilesLaunch(64, 16, 4, 4), GroupTilesLaunch(64, 64, 4, 3)),
     (SM_90, False): (GroupTilesLaunch(64, 16, 4, 4), GroupTilesLaunch(64, 32, 8, 3)),
     (SM_80, True): (GroupTilesLaunch(64, 16, 4, 4), GroupTilesLaunch(64, 64, 4, 3)),
-    (SM_80, False): (GroupTilesLaunch(32, 16, 4, 4), GroupTilesLaunch(64, 64, 8, 3)),
+    (SM_80, False): (GroupTilesLaunch(32, 16, 4, 4), GroupTilesLaunch(64, 32, 8, 3)),
 }
 # The line of all batches with Splits.FIXED: its tiles take as many matrix instructions for a slot as for 64, which for
 # one token of Qwen3-30B-A3B is a third of the time of its bytes.
