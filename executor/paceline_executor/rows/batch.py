@@ -3,7 +3,7 @@
 Counts are bounds: what rows come to if the steps in flight bring all they may.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from paceline.plan.values import BatchPlan
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.columns import NOT_ASKED, RowArrays
+from paceline_executor.rows.forms import RowForm
 from paceline_executor.runner.interface import (
     NO_CELLS,
     NOTHING_DESCRIBED,
@@ -48,12 +49,12 @@ class Prepared:
 def prepare(
     columns: RowArrays,
     rules: Mapping[int, RowRules],
-    masked: Collection[int],
+    forms: Mapping[int, RowForm],
     plan: BatchPlan,
     places: npt.NDArray[np.intp],
     limits: RowLimits,
 ) -> Prepared:
-    """rules: by row, where any. masked: rows whose outputs keep to a form. places: those in the plan's columns of the
+    """rules, forms: by row, where any. places: those in the plan's columns of the
     rows that have not ended.
     """
     rows, num_tokens = plan.rows[places], plan.num_scheduled_tokens[places]
@@ -61,12 +62,13 @@ def prepare(
     if plan.num_draft_tokens.size:
         num_tokens = num_tokens - plan.num_draft_tokens[places]
     if num_drafts is not None:
-        num_drafts = np.where(np.isin(rows, list(masked)), 0, num_drafts) if masked else num_drafts
+        fragile = [row for row, form in forms.items() if form.is_fragile]
+        num_drafts = np.where(np.isin(rows, fragile), 0, num_drafts) if fragile else num_drafts
         num_tokens, known = num_tokens + num_drafts, known + num_drafts
     context_lens = columns.computed_bound[rows] + num_tokens
     sampled = np.flatnonzero(context_lens == known).astype(np.int32)
     num_draws = np.ones(sampled.size, dtype=np.int32)
-    is_masked = bool(masked) and not set(masked).isdisjoint(rows[sampled].tolist())
+    is_masked = bool(forms) and not forms.keys().isdisjoint(rows[sampled].tolist())
     if num_drafts is not None:
         num_drafts = num_drafts[sampled]
         num_draws += num_drafts

@@ -318,6 +318,12 @@ class Runner(Protocol):
         """
         ...
 
+    def drafts(self, handle: StepHandle) -> HostTokenLists | None:
+        """Those of each sampled row of a masked step, before it draws; None if no row has any. Waits until they are
+        found.
+        """
+        ...
+
     def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
         """Of the step launched last, whose batch is masked, when those before it have been waited for. masks: None
         draws what nobody wants, so that the step ends. A failure is as one of `launch`.

@@ -17,6 +17,7 @@ from paceline_executor.models.interface import DeviceModel, ForwardInputs, KvCac
 from paceline_executor.runner.device.buckets import Bucket, Buckets
 from paceline_executor.runner.device.device import Capture, Captured, Device, Uncaptured, capture_filled
 from paceline_executor.runner.device.drafts import Drafting, WantedDrafts
+from paceline_executor.runner.device.found_drafts import FoundDrafts
 from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.interface import NO_MASK
 from paceline_kernels.attention import Splits
@@ -130,9 +131,16 @@ class DeviceSteps:
             forward = capture_filled(self._device, self._forwarding(bucket, plan))
             self._graphs[bucket] = self._with_draws(plan, forward, self._device.capture)
 
-    def launch(self, size: Bucket, rules: RuleTable | None, wanted: WantedDrafts | None = None) -> StepGraphs:
+    def launch(
+        self,
+        size: Bucket,
+        rules: RuleTable | None,
+        wanted: WantedDrafts | None = None,
+        found: FoundDrafts | None = None,
+    ) -> StepGraphs:
         """Up to the draws. Its plan is in the ring. size: one that was captured, or any other. rules: None where no
-        drawing row has any. wanted: None where no row may have a draft.
+        drawing row has any. wanted: None where no row may have a draft. found: is told which
+        drafts there are.
         """
         graphs, span = self._graphs.get(size) or self._uncaptured(size), self._device.profiler.span
         if graphs.plan is not None:
@@ -141,6 +149,8 @@ class DeviceSteps:
                 with span("draft"), self._device.guessing():
                     self.drafting.launch(graphs.plan, size.num_rows, wanted, rules)
                 self._device.launch(lambda: stamp(self._clock, _DRAFTS_ENDED))
+                if found is not None:
+                    found.launch(self._step)
         with span("forward"):
             graphs.forward.replay()
         return graphs
