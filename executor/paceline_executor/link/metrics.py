@@ -100,4 +100,5 @@ class ExecutorMetrics:
             gauges[RANKS] = {(): description.num_ranks}
             gauges[KV_BLOCKS] = {(): geometry.num_blocks}
             gauges[KV_CACHE_BYTES] = {(): geometry.num_blocks * geometry.bytes_per_block}
-        return [*self._meter.read(), *(Reading(definition, values) for definition, values in gauges.items())]
+        of_forms = [] if description is None or description.forms is None else description.forms.meter.read()
+        return [*self._meter.read(), *of_forms, *(Reading(definition, values) for definition, values in gauges.items())]

@@ -17,6 +17,7 @@ from paceline_executor.runner.interface import (
     NO_CELLS,
     NOTHING_DESCRIBED,
     BlockCells,
+    ForcedDrafts,
     HostTokenLists,
     Int32Array,
     PromptTargets,
@@ -26,6 +27,7 @@ from paceline_executor.runner.interface import (
 )
 from paceline_executor.runner.row_rules import RowRules
 
+MAX_FORCED_TOKENS = 32  # of a row: of the steps in flight, too
 _MAX_INT32 = np.iinfo(np.int32).max
 
 
@@ -72,6 +74,7 @@ def prepare(
     if num_drafts is not None:
         num_drafts = num_drafts[sampled]
         num_draws += num_drafts
+    forced = None if num_drafts is None or not is_masked else _forced(columns, forms, rows[sampled], num_drafts)
     batch = StepBatch(
         rows=rows,
         num_tokens=num_tokens,
@@ -84,6 +87,7 @@ def prepare(
         min_draft_chance=plan.min_draft_chance,
         draft_spare_ns=plan.draft_spare_ns,
         is_masked=is_masked,
+        forced=forced,
     )
     return Prepared(batch, places, num_draws)
 
@@ -95,6 +99,22 @@ def granted_drafts(plan: BatchPlan, places: npt.NDArray[np.intp], limits: RowLim
     wanted, room = plan.num_draft_tokens[places], limits.max_draws - places.size
     granted: Int32Array = wanted - np.clip(np.cumsum(wanted, dtype=np.int32) - room, 0, wanted)
     return granted if granted.any() else None
+
+
+def _forced(
+    columns: RowArrays, forms: Mapping[int, RowForm], rows: Int32Array, num_drafts: Int32Array
+) -> ForcedDrafts | None:
+    """Behind the tokens that are known, which may be more when the drafts are wanted."""
+    found: dict[int, Int32Array] = {}
+    for row in rows[num_drafts > 0].tolist():
+        if row in forms:
+            output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]]
+            found[row] = forms[row].forced_at(output)[:MAX_FORCED_TOKENS]
+    forced = np.array([row for row, token_ids in found.items() if token_ids.size], dtype=np.int32)
+    if not forced.size:
+        return None
+    token_ids = HostTokenLists.of([found[row] for row in forced.tolist()])
+    return ForcedDrafts(forced, columns.num_known[forced], token_ids)
 
 
 def _described(columns: RowArrays, rules: Mapping[int, RowRules], rows: Int32Array) -> RowDescriptions:

@@ -127,6 +127,9 @@ class RowTable:
             places = check_schedule(plan, self._columns, self.limits)
             occupants = self._occupants
             prepared = prepare(self._columns, occupants.rules, occupants.forms, plan, places, self.limits)
+            if self._forms is not None and prepared.batch.forced is not None:
+                num_forced = prepared.batch.forced.token_ids.token_ids.size
+                self._forms.meter.add("executor_forced_draft_tokens_total", num_forced)
             raise_bounds(self._columns, prepared, undo)
             self._columns.count_as_told(prepared.rows, undo)
         except Exception:

@@ -17,6 +17,7 @@ from paceline_executor.runner.interface import (
     NOTHING_SAMPLED,
     BlockCells,
     FlatBatch,
+    ForcedDrafts,
     HostTokenLists,
     Int32Array,
     LogitRuleColumns,
@@ -181,11 +182,23 @@ class HostRows:
         for index in wanting.tolist():
             row, wanted = int(rows[index]), int(num_wanted[index])
             known = int(self._num_known[row])
-            guessed = self.drafter.draft(self._tokens[row, :known], wanted, batch.min_draft_chance)
+            guessed = self._forced(batch.forced, row, known)
+            if not guessed.size:
+                guessed = self.drafter.draft(self._tokens[row, :known], wanted, batch.min_draft_chance)
             drafts = self._possible(guessed[:wanted], row)
             num_drafts[index] = drafts.size
             self._tokens[row, known : known + drafts.size] = drafts
         return num_drafts
+
+    def _forced(self, forced: ForcedDrafts | None, row: int, known: int) -> Int32Array:
+        """As far as the row has gone on with them."""
+        if forced is None:
+            return NO_TOKENS
+        for index in np.flatnonzero(forced.rows == row).tolist():
+            tokens, start = forced.token_ids.list_of(index), int(forced.starts[index])
+            if np.array_equal(tokens[: known - start], self._tokens[row, start:known]):
+                return tokens[known - start :]
+        return NO_TOKENS
 
     def _possible(self, drafts: Int32Array, row: int) -> Int32Array:
         """Before the first that ends the row or is no token: behind an end token a row takes none."""

@@ -17,7 +17,6 @@ from paceline_executor.models.interface import DeviceModel, ForwardInputs, KvCac
 from paceline_executor.runner.device.buckets import Bucket, Buckets
 from paceline_executor.runner.device.device import Capture, Captured, Device, Uncaptured, capture_filled
 from paceline_executor.runner.device.drafts import Drafting, WantedDrafts
-from paceline_executor.runner.device.found_drafts import FoundDrafts
 from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.interface import NO_MASK
 from paceline_kernels.attention import Splits
@@ -136,11 +135,11 @@ class DeviceSteps:
         size: Bucket,
         rules: RuleTable | None,
         wanted: WantedDrafts | None = None,
-        found: FoundDrafts | None = None,
+        tell: Callable[[torch.Tensor], None] | None = None,
     ) -> StepGraphs:
         """Up to the draws. Its plan is in the ring. size: one that was captured, or any other. rules: None where no
-        drawing row has any. wanted: None where no row may have a draft. found: is told which
-        drafts there are.
+        drawing row has any. wanted: None where no row may have a draft. tell: is called behind
+        the drafting, with the step's number.
         """
         graphs, span = self._graphs.get(size) or self._uncaptured(size), self._device.profiler.span
         if graphs.plan is not None:
@@ -149,8 +148,8 @@ class DeviceSteps:
                 with span("draft"), self._device.guessing():
                     self.drafting.launch(graphs.plan, size.num_rows, wanted, rules)
                 self._device.launch(lambda: stamp(self._clock, _DRAFTS_ENDED))
-                if found is not None:
-                    found.launch(self._step)
+                if tell is not None:
+                    tell(self._step)
         with span("forward"):
             graphs.forward.replay()
         return graphs
