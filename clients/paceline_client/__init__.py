@@ -9,6 +9,7 @@ from paceline_client.errors import (
     ConnectFailedError,
     ConnectionLostError,
     FieldViolation,
+    IncompleteOutputError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
@@ -23,6 +24,7 @@ from paceline_client.errors import (
     UnsupportedError,
     WrongServerError,
 )
+from paceline_client.forms import Choice, Grammar, JsonObject, JsonSchema, Regex, Tag, Tags
 from paceline_client.requests import Message, Output, Sampling, Scheduling, Stopping
 from paceline_client.results import (
     Completion,
@@ -46,6 +48,7 @@ __all__ = [
     "AccessDeniedError",
     "AsyncClient",
     "AsyncStream",
+    "Choice",
     "Client",
     "ClientClosedError",
     "Completion",
@@ -57,7 +60,11 @@ __all__ = [
     "Explanation",
     "FieldViolation",
     "FinishReason",
+    "Grammar",
+    "IncompleteOutputError",
     "InvalidRequestError",
+    "JsonObject",
+    "JsonSchema",
     "Keepalive",
     "Limits",
     "Message",
@@ -66,6 +73,7 @@ __all__ = [
     "Output",
     "OverloadedError",
     "PacelineError",
+    "Regex",
     "RequestCancelledError",
     "RequestState",
     "RequestTimeoutError",
@@ -79,6 +87,8 @@ __all__ = [
     "Stream",
     "StreamCorruptedError",
     "StreamError",
+    "Tag",
+    "Tags",
     "Timeout",
     "Times",
     "Tls",

@@ -26,6 +26,7 @@ from paceline_client.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
+from paceline_client.forms import FormLike
 from paceline_client.request_run import RequestRun
 from paceline_client.requests import (
     GenerationRequest,
@@ -205,6 +206,7 @@ class AsyncClient:
         stopping: StoppingLike | None = None,
         output: OutputLike | None = None,
         scheduling: SchedulingLike | None = None,
+        structured: FormLike | None = None,
         model: str | None = None,
         tenant: str = "",
         request_id: str | None = None,
@@ -219,6 +221,7 @@ class AsyncClient:
             stopping=stopping,
             output=output,
             scheduling=scheduling,
+            structured=structured,
             model=model,
             tenant=tenant,
             request_id=request_id,
@@ -240,6 +243,7 @@ class AsyncClient:
         stopping: StoppingLike | None = None,
         output: OutputLike | None = None,
         scheduling: SchedulingLike | None = None,
+        structured: FormLike | None = None,
         model: str | None = None,
         tenant: str = "",
         request_id: str | None = None,
@@ -252,6 +256,7 @@ class AsyncClient:
             stopping=stopping,
             output=output,
             scheduling=scheduling,
+            structured=structured,
             model=model,
             tenant=tenant,
             timeout=make_timeout(timeout, self._timeout),
@@ -269,6 +274,7 @@ class AsyncClient:
         stopping: StoppingLike | None = None,
         output: OutputLike | None = None,
         scheduling: SchedulingLike | None = None,
+        structured: FormLike | None = None,
         model: str | None = None,
         tenant: str = "",
         timeout: TimeoutLike | None = None,  # noqa: ASYNC109  the one that the request would have
@@ -280,6 +286,7 @@ class AsyncClient:
             stopping=stopping,
             output=output,
             scheduling=scheduling,
+            structured=structured,
             model=model,
             tenant=tenant,
             timeout=make_timeout(timeout, self._timeout),

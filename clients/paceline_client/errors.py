@@ -14,6 +14,7 @@
     ├── RequestTimeoutError        the request's time is up
     ├── RequestCancelledError      the request was cancelled before its end
     ├── ServerError                the server failed; its log says why
+    ├── IncompleteOutputError      the output has not the form that was asked for: something cut it
     ├── StreamError                the output of one request cannot go on
     │   ├── StreamCorruptedError   tokens are missing, doubled or changed
     │   └── SlowConsumerError      more output was left unread, here or on the server, than may wait
@@ -115,6 +116,10 @@ class RequestCancelledError(PacelineError):
 
 class ServerError(PacelineError):
     """The server failed; its log says why."""
+
+
+class IncompleteOutputError(PacelineError):
+    """The output has not the form that was asked for: `max_tokens` or a stop text cut it, or its class refuses it."""
 
 
 class StreamError(PacelineError):

@@ -71,7 +71,7 @@ class RequestRun:
             while isinstance(received, Delta):
                 yield received
                 received = await self._next(clock)
-            self._end = received
+            self._end = replace(received, structured=self._request.structured)
         except PacelineError as error:
             self._end = await self._connection.explained(error)
             raise self._end from None

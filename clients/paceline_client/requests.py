@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from paceline_client.config import Timeout
 from paceline_client.errors import FieldViolation, InvalidRequestError
+from paceline_client.forms import Form, FormLike, as_form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,7 @@ class GenerationRequest:
     output: Output
     scheduling: Scheduling
     timeout: Timeout
+    structured: Form | None = None
     trace_parent: str | None = None
     trace_state: str | None = None
     max_outage_seconds: float | None = None
@@ -161,6 +163,7 @@ def make_request(
     stopping: StoppingLike | None,
     output: OutputLike | None,
     scheduling: SchedulingLike | None,
+    structured: FormLike | None,
     model: str | None,
     tenant: str,
     timeout: Timeout,
@@ -177,6 +180,7 @@ def make_request(
         stopping=_as_value("stopping", Stopping, stopping),
         output=_as_value("output", Output, output),
         scheduling=_as_value("scheduling", Scheduling, scheduling),
+        structured=as_form(structured),
         timeout=timeout,
         trace_parent=trace.get("traceparent"),
         trace_state=trace.get("tracestate"),

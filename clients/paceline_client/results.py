@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from paceline_client.errors import PacelineError
+from paceline_client.errors import IncompleteOutputError, PacelineError
+from paceline_client.forms import Form
 from paceline_client.requests import Sampling
 
 
@@ -109,6 +111,26 @@ class Result:
     """By index, as many as `Sampling.n` asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt's tokens from the second one on, if asked for."""
+    structured: Form | None = None
+    """The form that was asked for."""
+
+    @property
+    def parsed(self) -> Any:  # noqa: ANN401 (what the caller's class or JSON makes of it)
+        """The text as the form means it: an object of the class, or JSON; of other forms the text.
+
+        `IncompleteOutputError` where the form is not complete, as behind `max_tokens`, or the class does not take it;
+        `ValueError` where no form was asked for.
+        """
+        if self.structured is None:
+            raise ValueError(f"request {self.request_id} asked for no form; see its text")
+        if self.finish_reason is not FinishReason.STOP:
+            what = f"the output ended with {self.finish_reason} before its form was complete"
+            raise IncompleteOutputError(f"request {self.request_id}: {what}", reason="INCOMPLETE_OUTPUT")
+        try:
+            return self.structured.parse(self.text)
+        except ValueError as error:
+            what = f"request {self.request_id}: the output cannot be parsed: {error}"
+            raise IncompleteOutputError(what, reason="INCOMPLETE_OUTPUT") from error
 
     @property
     def text(self) -> str:
@@ -216,6 +238,8 @@ class Model:
     """Of an executor's memory, the most where executors differ."""
     weights_digest: str = ""
     """Executors whose digests differ do not serve a model together; empty when unknown."""
+    structured_output: str = ""
+    """What holds outputs to a form, with its version; empty: nothing does."""
 
 
 @dataclass(frozen=True, slots=True)

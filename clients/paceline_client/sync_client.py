@@ -16,6 +16,7 @@ from paceline_client.addresses import Target
 from paceline_client.async_client import DEFAULT_TARGET, AsyncClient, AsyncStream
 from paceline_client.config import Keepalive, Limits, Retry, Tls
 from paceline_client.errors import ClientClosedError, PacelineError
+from paceline_client.forms import FormLike
 from paceline_client.loop_thread import LoopThread
 from paceline_client.requests import (
     MessageLike,
@@ -168,6 +169,7 @@ class Client:
         stopping: StoppingLike | None = None,
         output: OutputLike | None = None,
         scheduling: SchedulingLike | None = None,
+        structured: FormLike | None = None,
         model: str | None = None,
         tenant: str = "",
         request_id: str | None = None,
@@ -182,6 +184,7 @@ class Client:
             stopping=stopping,
             output=output,
             scheduling=scheduling,
+            structured=structured,
             model=model,
             tenant=tenant,
             request_id=request_id,

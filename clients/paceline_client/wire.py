@@ -398,6 +398,7 @@ def _read_model(model: pb.Model) -> Model:
         default_system_text=model.default_system_text,
         weight_bytes=model.weight_bytes or None,
         weights_digest=model.weights_digest,
+        structured_output=model.structured_output,
     )
 
 

@@ -10,6 +10,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import EncodeError, Message
 
 from paceline.v1 import inference_pb2 as pb
+from paceline.v1 import sampling_pb2 as sampling_pb
+from paceline_client.forms import Choice, Form, Grammar, JsonObject, JsonSchema, Regex, Tags
 from paceline_client.requests import Chat, GenerationRequest, Output, Prompt, Sampling, Stopping, Text, invalid
 
 # A year, as good as for ever: servers take 366 days at most, and clocks and messages cannot hold every float.
@@ -44,6 +46,8 @@ def generate_request(request: GenerationRequest, *, max_bytes: int) -> pb.Genera
         set_field(message, name, getattr(request.scheduling, name))
     if (max_drafts := request.scheduling.max_num_draft_tokens) is not None:
         set_field(message.speculation, "max_num_draft_tokens", max_drafts, "speculation.")
+    if request.structured is not None:
+        _set_form(message.structured, request.structured)
     set_field(message, "trace_parent", request.trace_parent)
     set_field(message, "trace_state", request.trace_state)
     if request.timeout.total_seconds is not None:
@@ -118,6 +122,41 @@ def set_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
                 raise invalid("token_ids", "these are tokens already")
             message.token_ids.SetInParent()
             set_all(message.token_ids, "ids", prompt.ids, "token_ids.")
+
+
+def _set_form(message: sampling_pb.StructuredOutput, form: Form) -> None:
+    match form:
+        case JsonObject():
+            message.json_object = True
+        case Choice(options):
+            if isinstance(options, str):
+                raise invalid("structured.choice.options", "must be a list of texts, not one text")
+            message.choice.SetInParent()
+            set_all(message.choice, "options", options, "structured.choice.")
+        case Tags():
+            message.tags.SetInParent()
+            message.tags.required, message.tags.at_most_one = form.required, form.at_most_one
+            for number, tag in enumerate(form.tags):
+                path, added = f"structured.tags.tags[{number}].", message.tags.tags.add()
+                set_field(added, "begin", tag.begin, path)
+                _set_text_form(added, tag.form, path)
+                set_field(added, "end", tag.end, path)
+        case _:
+            _set_text_form(message, form, "structured.")
+    if isinstance(form, JsonSchema | JsonObject | Tags) and form.compact:
+        message.whitespace = sampling_pb.WHITESPACE_COMPACT
+
+
+def _set_text_form(
+    message: sampling_pb.StructuredOutput | sampling_pb.Tag, form: JsonSchema | Regex | Grammar, path: str
+) -> None:
+    match form:
+        case JsonSchema():
+            set_field(message, "json_schema", form.text, path)
+        case Regex(pattern):
+            set_field(message, "regex", pattern, path)
+        case Grammar(lark):
+            set_field(message, "grammar", lark, path)
 
 
 def _set_part(message: Message, part: Sampling | Stopping | Output, path: str) -> None:

@@ -52,6 +52,7 @@ class ServedModel:
     weight_bytes: int = 0  # of an executor, the most where they differ; 0 when unknown
     weights_digest: str = ""  # empty when unknown
     num_ranks: int = 1  # of an executor, the most where they differ
+    structured_output: str = ""  # what holds outputs to a form; empty: nothing does
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:

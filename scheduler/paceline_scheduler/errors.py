@@ -3,6 +3,7 @@
 SchedulerError
     RequestRefusedError
         InvalidRequestError
+            InvalidFormError
         UnsupportedError
         UnauthenticatedError
             TokenRevokedError
@@ -74,6 +75,14 @@ class InvalidRequestError(RequestRefusedError, code=Code.INVALID_ARGUMENT, reaso
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+
+
+class InvalidFormError(InvalidRequestError):
+    """Of a structured output; `reason` is one of `paceline.forms`."""
+
+    def __init__(self, reason: str, field: str, message: str) -> None:
+        super().__init__(field, message)
+        self.reason = reason
 
 
 class UnsupportedError(RequestRefusedError, code=Code.UNIMPLEMENTED, reason="UNSUPPORTED"):

@@ -17,6 +17,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from paceline.v1 import inference_pb2 as pb
+from paceline.v1.sampling_pb2 import StructuredOutput
 from paceline_cli.app import app
 from paceline_cli.sentences import explained
 from paceline_cli.waiting import WaitingNotice
@@ -66,6 +67,21 @@ def test_generate_sends_what_the_options_say():
     assert [message.role for message in chat.chat.messages] == ["system", "user"]
     assert not chat.HasField("sampling")
     assert not chat.HasField("speculation")
+
+
+def test_an_answer_is_asked_for_in_a_form(tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "integer"}')
+    for options, sent in (
+        (("--json-schema", str(file)), {"json_schema": '{"type": "integer"}'}),
+        (("--regex", "a+"), {"regex": "a+"}),
+        (("--choice", "yes", "--choice", "no"), {"choice": {"options": ["yes", "no"]}}),
+        (("--json-object",), {"json_object": True}),
+    ):
+        _, (request,) = played(say("1"), "generate", "?", *options)
+        assert request.structured == StructuredOutput(**sent)
+    for options in (("--regex", "a", "--json-object"), ("--json-schema", str(tmp_path / "none"))):
+        assert run("generate", "?", *options).exit_code == 2
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
@@ -230,7 +246,8 @@ def test_models_are_a_table_or_json():
         table = run("models", target=server.target)
         array = run("models", "--json", target=server.target)
     header, row = table.stdout.splitlines()
-    assert header.split() == ["Model", "Architecture", "Size", "Weights", "Bits", "Memory", "Context", "Executors"]
+    named = ["Model", "Architecture", "Size", "Weights", "Bits", "Memory", "Context", "Executors", "Forms"]
+    assert header.split() == named
     assert row.split() == ["small", "llama", "135", "M", "unquantised", "5.6", "90", "MiB", "2048", "2"]
     (fields,) = json.loads(array.stdout)
     assert (fields["name"], fields["default_sampling"]) == ("small", {"temperature": 0.5})

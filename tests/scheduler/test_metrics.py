@@ -122,6 +122,7 @@ async def test_every_metric_exists_and_moves():
             rig.submit(*requests)
             await watched.look_until(lambda: not any(rig.runtime.views.with_listener()))
         watched.refuse()
+        watched.edge.texts.forms.on_checked(0.001)
         rig.submit(*(make_request(4, 20) for _ in range(3)))
         await asyncio.sleep(0.01)
         deployment[ADDRESS].break_stream()

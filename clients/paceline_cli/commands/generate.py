@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from paceline_cli.output import echo_json
 from paceline_cli.stopwatch import Stopwatch
 from paceline_cli.waiting import WaitingNotice
 from paceline_client.errors import PacelineError
+from paceline_client.forms import Choice, Form, JsonObject, JsonSchema, Regex
 from paceline_client.requests import Message, Output, Sampling, Scheduling, Stopping, invalid
 from paceline_client.results import Completion, Result
 from paceline_client.sync_client import Stream
@@ -43,6 +45,16 @@ def generate(
     *,
     sampling: Sampling,
     stop: options.StopOption = None,
+    json_schema: Annotated[
+        Path | None, typer.Option("--json-schema", metavar="FILE", help="Answer JSON that is valid against this.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option("--regex", metavar="PATTERN", help="Answer what this pattern matches as a whole.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option("--choice", metavar="TEXT", help="Answer this. May be given several times.")
+    ] = None,
+    json_object: Annotated[bool, typer.Option("--json-object", help="Answer an object of JSON.")] = False,
     num_completions: options.NumCompletionsOption = None,
     logprobs: options.LogprobsOption = None,
     timeout: options.RequestTimeoutOption = None,
@@ -57,7 +69,7 @@ def generate(
 ) -> None:
     """Ask one question and stream the answer to stdout."""
     with reported(), cli_client(target, tls_dir, token_file, max_outage) as client:
-        text = read_prompt(prompt)
+        text, structured = read_prompt(prompt), form_of(json_schema, regex, choice, json_object)
         stopwatch = Stopwatch(time.monotonic)
 
         def ask(most: int | None) -> Result:
@@ -68,6 +80,7 @@ def generate(
                 stopping=Stopping(max_tokens=most, min_tokens=min_tokens, stop=stop),
                 output=Output(logprobs=logprobs),
                 scheduling=Scheduling(priority=priority, max_num_draft_tokens=max_draft_tokens),
+                structured=structured,
                 model=model,
                 timeout=options.timeout_of(timeout),
             )
@@ -84,6 +97,28 @@ def generate(
 def as_chat(text: str, system: str | None) -> list[Message]:
     """An empty system text takes the place of the model's own."""
     return [*([] if system is None else [Message("system", system)]), Message("user", text)]
+
+
+def form_of(json_schema: Path | None, regex: str | None, choice: list[str] | None, json_object: bool) -> Form | None:
+    forms: list[Form] = []
+    if json_schema is not None:
+        forms.append(JsonSchema(_read_file(json_schema)))
+    if regex is not None:
+        forms.append(Regex(regex))
+    if choice:
+        forms.append(Choice(choice))
+    if json_object:
+        forms.append(JsonObject())
+    if len(forms) > 1:
+        raise typer.BadParameter("give one form of the answer", param_hint="--json-schema, --regex, --choice")
+    return forms[0] if forms else None
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"cannot read {path}: {error}", param_hint="--json-schema") from None
 
 
 def read_prompt(prompt: str | None) -> str:

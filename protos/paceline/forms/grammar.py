@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 from paceline.forms.errors import FormError, Reason
@@ -10,9 +9,6 @@ from paceline.forms.lark import check_lark
 from paceline.forms.patterns import check_pattern, lark_regex
 from paceline.forms.schemas import prepare_schema, read_schema
 from paceline.v1 import sampling_pb2
-
-LIBRARY = f"llguidance {metadata.version('llguidance')}"
-"""Masks depend on its version."""
 
 MAX_TEXT_BYTES = 64 * 1024  # of a form's texts together
 MAX_REGEX_BYTES = 4 * 1024

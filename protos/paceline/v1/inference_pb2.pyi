@@ -190,7 +190,9 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def structured(self) -> _sampling_pb2.StructuredOutput:
-        """structured constrains the form of the output; unset does not. Not supported yet: set, it is refused by name."""
+        """structured constrains the form of the output; unset does not. One that cannot be kept is refused with a reason
+        STRUCTURED_TOO_LARGE, _UNSUPPORTED, _MALFORMED or _TOO_COMPLEX before it is queued; it excludes stopping.ignore_eos.
+        """
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:

@@ -993,6 +993,7 @@ class RequestContext(_message.Message):
     TIMES_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    REQUEST_WITH_FORM_FIELD_NUMBER: _builtins.int
     body_digest: _builtins.bytes
     """body_digest is the BLAKE2b-128 digest of the request, prompt included, without what changes from one attachment to
     the next: it tells a resent request from another one of the same id.
@@ -1033,6 +1034,12 @@ class RequestContext(_message.Message):
     def times(self) -> _inference_pb2.PhaseTimes:
         """times say where its time went until it was placed."""
 
+    @_builtins.property
+    def request_with_form(self) -> _inference_pb2.GenerateRequest:
+        """request_with_form stands in place of request where that asks for a form: a scheduler that knows none then cannot
+        read the context, and places no such request without its form.
+        """
+
     def __init__(
         self,
         *,
@@ -1048,10 +1055,11 @@ class RequestContext(_message.Message):
         times: _inference_pb2.PhaseTimes | None = ...,
         num_draft_tokens: _builtins.int = ...,
         num_accepted_draft_tokens: _builtins.int = ...,
+        request_with_form: _inference_pb2.GenerateRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "request", b"request", "settings", b"settings", "times", b"times", "waited", b"waited"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "request", b"request", "request_with_form", b"request_with_form", "settings", b"settings", "times", b"times", "waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "body_digest", b"body_digest", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_executor_deaths", b"num_executor_deaths", "num_preemptions", b"num_preemptions", "num_prompt_cached_tokens", b"num_prompt_cached_tokens", "request", b"request", "settings", b"settings", "times", b"times", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "body_digest", b"body_digest", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_executor_deaths", b"num_executor_deaths", "num_preemptions", b"num_preemptions", "num_prompt_cached_tokens", b"num_prompt_cached_tokens", "request", b"request", "request_with_form", b"request_with_form", "settings", b"settings", "times", b"times", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_death_offset: _TypeAlias = _typing.Literal["last_death_offset"]  # noqa: Y015
     _WhichOneofArgType__last_death_offset: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset"]  # noqa: Y015

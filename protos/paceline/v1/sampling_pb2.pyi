@@ -387,8 +387,9 @@ Global___SpeculationParams: _TypeAlias = SpeculationParams  # noqa: Y015
 @_typing.final
 class StructuredOutput(_message.Message):
     """StructuredOutput constrains the output text to a form. While the form is open no token ends the completion; where it
-    is complete and cannot go on, nothing else does. Keys of JSON come
-    in the order of the schema.
+    is complete and cannot go on, nothing else does. max_tokens and stop texts may cut it. Keys of JSON come in the order
+    of the schema; JSON has at most 64 levels, 10,000 values, 4,096 in an enum and 500 optional properties of an object, a
+    pattern repeats no part more than 10,000 times. Grammars name no tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -413,7 +414,7 @@ class StructuredOutput(_message.Message):
     """whitespace says what may stand between the tokens of JSON."""
     in_reasoning: _builtins.bool
     """in_reasoning puts the model's reasoning under the form, too. Default false: it is free text, and the form begins
-    behind it.
+    behind it; of a model whose marks of reasoning are not known the form is over the whole output.
     """
     @_builtins.property
     def choice(self) -> Global___Choice:
@@ -489,7 +490,7 @@ class Tags(_message.Message):
     """at_most_one ends the output behind the first. Default false."""
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tag]:
-        """tags are those that may stand; 1 to 128."""
+        """tags are those that may stand; 1 to 128, their texts together at most 64 KiB."""
 
     def __init__(
         self,
@@ -518,7 +519,7 @@ class Tag(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     begin: _builtins.str
-    """begin is the text that opens it, such as "<tool_call>"; not empty, and no other tag's."""
+    """begin is the text that opens it, such as "<tool_call>"; not empty, and no other tag's stands in it."""
     json_schema: _builtins.str
     """json_schema is a JSON Schema document."""
     regex: _builtins.str

@@ -239,6 +239,8 @@ class Edge:
         if resumption.is_begun:
             known = self.backend.views.known(request.key, request.body_digest, model.name)
         if known is None:
+            if message.HasField("structured"):
+                await self.texts.forms.check(request.structured)
             token_ids = await self.texts.token_ids(message, model)
             words = text_options(message).bad_words
             bad_words = await self.texts.bad_word_token_ids(words, model) if words else ()

@@ -51,9 +51,9 @@ MAX_STOP_TEXTS = 16
 MAX_STOP_TEXT_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_CHAT_MESSAGES = 4096
-# In every plan that places the request: more than all its fields together may have (118 KiB), less than what an
+# In every plan that places the request: more than all its fields together may have (182 KiB), less than what an
 # executor keeps (512 KiB).
-MAX_ORIGIN_BYTES = 128 * 1024
+MAX_ORIGIN_BYTES = 192 * 1024
 MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 256
@@ -96,7 +96,6 @@ _BOUNDS = {
 _BOUNDED_PARTS = tuple(dict.fromkeys(path.split(".")[0] for path in _BOUNDS if "." in path))
 
 _UNSUPPORTED = (
-    "structured",
     "adapter",
     "output.parts",
     "output.token_bytes",
@@ -164,6 +163,7 @@ def validate(
         origin=origin,
         body_digest=body_digest,
         trace_parent=message.trace_parent,
+        structured=_structured(message),
         max_outage_s=max_outage_of(message),
     )
     return request, model
@@ -327,6 +327,16 @@ def _check_logit_bias(biases: Mapping[int, float], model: ServedModel) -> tuple[
             limit = f"must be at least {-MAX_LOGIT_BIAS} and at most {MAX_LOGIT_BIAS}"
             raise InvalidRequestError(f"{field}[{token_id}]", f"is {bias:.7g}, {limit}")
     return tuple(sorted(biases.items()))
+
+
+def _structured(message: inference_pb2.GenerateRequest) -> bytes:
+    if message.HasField("structured") and message.stopping.ignore_eos:
+        sentence = "is set beside structured: a structured output ends where its form is complete"
+        raise InvalidRequestError("stopping.ignore_eos", sentence)
+    form = sampling_pb2.StructuredOutput()
+    form.CopyFrom(message.structured)
+    form.DiscardUnknownFields()
+    return form.SerializeToString(deterministic=True)
 
 
 def _check_min_tokens(stopping: sampling_pb2.StoppingParams) -> int:

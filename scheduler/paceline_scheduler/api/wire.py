@@ -157,6 +157,7 @@ def model(served: ServedModel) -> inference_pb2.Model:
         weight_bytes=served.weight_bytes,
         weights_digest=served.weights_digest,
         num_ranks=served.num_ranks,
+        structured_output=served.structured_output,
     )
 
 

@@ -5,6 +5,7 @@ The link packs request and `History` into bytes that executors do not read.
 
 from dataclasses import dataclass, fields
 
+from paceline.forms.library import LIBRARY
 from paceline.plan.values import NO_TAGS, BlockTags, FailedStep, Int32Array, NewRequest, RowState, StepPoint, Welcome
 from paceline_scheduler.core.outputs import NO_DRAFTS, DraftCounts
 from paceline_scheduler.core.phases import NO_TIMES, PhaseTimes
@@ -31,6 +32,7 @@ class ExecutorDescription:
     failed_step: FailedStep | None = None
     graph_tokens: tuple[int, ...] = ()  # sizes of captured steps that hold chunks, ascending
     max_num_draft_tokens: int = 0  # of a row and step
+    holds_forms: bool = False  # it masks with the library that forms are checked with here
 
     @classmethod
     def of(cls, address: str, welcome: Welcome) -> "ExecutorDescription":
@@ -51,6 +53,7 @@ class ExecutorDescription:
             failed_step=welcome.failed_step,
             graph_tokens=() if welcome.graphs is None else welcome.graphs.num_tokens,
             max_num_draft_tokens=welcome.limits.max_num_draft_tokens,
+            holds_forms=welcome.model.structured_output == LIBRARY,
         )
 
     @property
@@ -110,6 +113,7 @@ class Placement(NewRequest):
             bad_word_token_ids=request.bad_words,
             ignored_end_token_ids=request.ignored_end_token_ids if request.min_tokens else (),
             trace_parent=request.trace_parent,
+            structured=request.structured,
             request=request,
             history=history,
         )

@@ -16,7 +16,13 @@ from paceline_scheduler.core.request import NOTHING_HELD, Request
 from paceline_scheduler.core.requests.resuming import ResumeMode, prior_of, resume_mode
 from paceline_scheduler.core.retained import RetainedLogprobs, RetainedOutput
 from paceline_scheduler.core.state import CoreState
-from paceline_scheduler.errors import DrainingError, DuplicateRequestError, InvalidRequestError, NoExecutorError
+from paceline_scheduler.errors import (
+    DrainingError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    NoExecutorError,
+    UnsupportedError,
+)
 
 _OWED_S = 60.0
 """For so long a new scheduler believes that another one took a request."""
@@ -50,7 +56,7 @@ def check_taken(state: CoreState, live: LiveRequest, now: float, *, is_returning
     executors = state.executors
     try:
         check_fits(live.request, executors.by_address.values(), state.limits)
-    except InvalidRequestError as error:
+    except (InvalidRequestError, UnsupportedError) as error:
         if is_returning:
             raise NoExecutorError(
                 f"no attached executor can hold the request ({error}); try again", _OWED_RETRY_S

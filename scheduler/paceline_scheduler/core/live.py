@@ -193,12 +193,14 @@ class LiveRequest:
 
     @property
     def num_placed_bytes(self) -> int:
-        return 4 * self.num_known_tokens + len(self.request.origin)
+        return 4 * self.num_known_tokens + len(self.request.origin) + len(self.request.structured)
 
     def fits(self, description: ExecutorDescription) -> bool:
         """An empty executor could run it to its end."""
         wanted = self.request.max_tokens
         needed = self.num_known_tokens + 1 if wanted is None else self.num_prompt_tokens + wanted
+        if self.request.structured and not description.holds_forms:
+            return False
         return description.model == self.request.model and needed <= description.max_request_tokens
 
     def max_tokens_on(self, description: ExecutorDescription) -> int:

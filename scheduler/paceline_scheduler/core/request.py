@@ -43,6 +43,8 @@ class Request:
     while. `deadline_s` is on the injected monotonic clock. Until it was begun it waits for `max_outage_s` at a time
     while no executor is there for it.
 
+    `structured` is a message, the form of its output; empty: any. Executors that hold outputs to none do not run it.
+
     `is_resumable`: it goes on for a while without a listener. `attachment` is the client's number for this listener,
     `waited_s` the time since the first submission. `origin` is the request as sent without its prompt; `body_digest`
     the BLAKE2b-128 digest of all of it but what changes from one attachment to the next.
@@ -73,6 +75,7 @@ class Request:
     origin: bytes = b""
     body_digest: bytes = b""
     trace_parent: str = ""
+    structured: bytes = b""
     max_outage_s: float = MAX_OUTAGE_S
 
     def is_of(self, body_digest: bytes, model: str) -> bool:

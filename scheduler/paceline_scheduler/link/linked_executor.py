@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from paceline.forms.library import LIBRARY
 from paceline.plan.hashes import TOKENIZER_FORM, tokenizer_form
 from paceline.plan.values import Model
 from paceline_scheduler.backend import ExecutorStatus, ServedModel, TokenizerSource
@@ -61,8 +62,14 @@ def served_models(executors: Iterable[LinkedExecutor]) -> tuple[ServedModel, ...
             weight_bytes=max(model.weight_bytes, others.weight_bytes if others else 0),
             weights_digest=model.weights_digest or (others.weights_digest if others else ""),
             num_ranks=max(model.num_ranks, others.num_ranks if others else 0),
+            structured_output=_usable(model.structured_output, others.structured_output if others else ""),
         )
     return tuple(served[name] for name in sorted(served))
+
+
+def _usable(library: str, other: str) -> str:
+    """Requests with a form run where it is the one that forms are checked with here."""
+    return other if other == LIBRARY or not library else library
 
 
 def _newer(tokenizer: TokenizerSource, other: TokenizerSource) -> TokenizerSource:

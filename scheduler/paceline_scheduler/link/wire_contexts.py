@@ -42,6 +42,8 @@ def read_context(record_id: RecordId, data: bytes) -> tuple[Request | None, Hist
         context = plan_pb2.RequestContext.FromString(data)
     except DecodeError:
         return None, NO_HISTORY
+    if context.HasField("request_with_form"):
+        context.request.CopyFrom(context.request_with_form)
     if not context.HasField("settings") or not context.HasField("request") or not _is_within_bounds(context):
         return None, NO_HISTORY
     history = History(
@@ -96,6 +98,7 @@ def _request(record_id: RecordId, context: plan_pb2.RequestContext) -> Request:
         origin=sent.SerializeToString(),
         body_digest=context.body_digest,
         trace_parent=sent.trace_parent,
+        structured=sent.structured.SerializeToString(deterministic=True),
     )
 
 
@@ -120,7 +123,8 @@ def write_context(request: Request, history: History) -> bytes:
         num_draft_tokens=history.drafts.num_verified,
         num_accepted_draft_tokens=history.drafts.num_accepted,
     )
-    message.request.ParseFromString(request.origin)
+    sent = message.request_with_form if request.structured else message.request
+    sent.ParseFromString(request.origin)
     if history.deadline_left_s is not None:
         message.deadline_left.CopyFrom(write_duration(history.deadline_left_s))
     return message.SerializeToString()

@@ -48,6 +48,7 @@ COUNTED = (
     _counter("num_preemptions_total", "Requests taken off their row for want of blocks.", *_MODEL),
     _counter("request_success_total", "Ended requests by how they ended.", *_MODEL, "finished_reason"),
     _counter("admission_rejections_total", "Refused requests by reason.", "reason"),
+    _histogram("form_check_seconds", "Time that checking a new form of an output took.", (), STEP_BOUNDS_S),
     _counter("recoveries_total", "Losses that requests survived.", "kind"),
     _counter("tenant_requests_total", "Ended requests by tenant.", "tenant"),
     _counter("tenant_prompt_tokens_total", "Prompt tokens of ended requests by tenant.", "tenant"),

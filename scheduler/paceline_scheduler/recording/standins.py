@@ -155,6 +155,7 @@ class StandIns:
             cache_salt=self.digest(request.cache_salt.encode()).hex(),
             point=NOTHING_HELD,
             origin=bytes(len(request.origin)),
+            structured=bytes(len(request.structured)),
             body_digest=self.digest(request.body_digest),
             trace_parent="",
         )

@@ -5,6 +5,7 @@ Keeps nothing from one look to the next.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from paceline.plan.values import RecordId
 from paceline.process.metrics import Definition, Labels, Meter, Reading
@@ -85,6 +86,7 @@ def observe(runtime: Runtime, edge: Edge, log_requests: float) -> Meter:
     runtime.show_plans(ServingObserver(meter, runtime.after_turn))
     runtime.show(request_log)
     edge.on_refusal(refused)
+    edge.texts.forms.on_checked = partial(meter.observe, "form_check_seconds")
     return meter
 
 

@@ -83,9 +83,8 @@ async def test_the_largest_request_of_known_fields_is_taken(server, stub):
         tenant="é" * 64,
         cache_salt="é" * 64,
         bypass_prefix_cache=True,
-        stopping=sampling_pb2.StoppingParams(
-            stop=["\U0010ffff" * 256] * 16, stop_token_ids=[399] * 64, max_tokens=100, ignore_eos=True
-        ),
+        stopping=sampling_pb2.StoppingParams(stop=["\U0010ffff" * 256] * 16, stop_token_ids=[399] * 64, max_tokens=100),
+        structured=sampling_pb2.StructuredOutput(json_schema='{"title":"' + "x" * 65_520 + '"}'),
         sampling=sampling_pb2.SamplingParams(temperature=1, top_k=400, top_p=0.5, min_p=0.1, seed=2**64 - 1),
         output=sampling_pb2.OutputOptions(logprobs=20, skip_special_tokens=False),
     )

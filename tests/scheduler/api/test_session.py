@@ -99,8 +99,11 @@ async def test_a_failing_request_fails_alone(session, backend):
     await session.generate("bad", sampling=sampling_pb2.SamplingParams(top_p=2))
     name, code, info = await session.failure()
     assert (name, code, info.reason, info.metadata["field"]) == ("bad", 3, "INVALID_FIELD", "sampling.top_p")
-    await session.generate("unsupported", structured=sampling_pb2.StructuredOutput())
-    assert (await session.failure())[2].metadata["feature"] == "structured"
+    await session.generate("unsupported", adapter="a")
+    assert (await session.failure())[2].metadata["feature"] == "adapter"
+    await session.generate("form", structured=sampling_pb2.StructuredOutput(regex="("))
+    _, code, info = await session.failure()
+    assert (code, info.reason, info.metadata["field"]) == (3, "STRUCTURED_MALFORMED", "structured.regex")
     await session.generate("")
     assert (await session.failure())[2].metadata["field"] == "request_id"
     await session.generate("late")

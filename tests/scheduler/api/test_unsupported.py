@@ -28,7 +28,6 @@ CHAT_REQUEST = pb.GenerateRequest(request_id="r1", chat=CHAT)
 PATHS = tuple(leaves(pb.GenerateRequest.DESCRIPTOR))
 # By the path of the field: what asks for it, and what is to be found in the error.
 REFUSED = {
-    "structured": {"structured": {"json_object": True}},
     "adapter": {"adapter": "legal"},
     "output.parts": {"output": {"parts": True}},
     "output.token_bytes": {"output": {"token_bytes": True}},

@@ -182,6 +182,16 @@ def test_what_is_kept_of_a_request_is_bounded():
     assert caught.value.field == "message"
 
 
+def test_a_structured_output_ends_where_its_form_is_complete():
+    request = request_with("structured", {"regex": "a"})
+    assert check(request).structured == request.structured.SerializeToString()
+    request.structured.choice.SetInParent()
+    request.stopping.ignore_eos = True
+    with pytest.raises(InvalidRequestError, match="a structured output ends where its form is complete") as caught:
+        check(request)
+    assert caught.value.field == "stopping.ignore_eos"
+
+
 def test_a_chat_needs_a_template():
     """The error says what to send instead."""
     model = served_model(tokenizer_source(byte_level_tokenizer(), chat_template=None))

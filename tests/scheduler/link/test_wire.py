@@ -268,6 +268,20 @@ def test_what_is_left_with_an_executor_comes_back_whole():
             assert getattr(read, field.name) == getattr(request, field.name), field.name
 
 
+def test_a_form_stays_with_its_request_where_a_successor_knows_forms_and_no_other_reads_it():
+    """Releases that knew none looked for `request`, and would place it without its form."""
+    sent = inference_pb2.GenerateRequest(request_id="r", structured={"regex": "a+"}, resumable=True)
+    request = dataclasses.replace(
+        make_request(request_id="r"), origin=sent.SerializeToString(), structured=sent.structured.SerializeToString()
+    )
+    data = write_context(request, NO_HISTORY)
+    assert read_context(request.key, data)[0].structured == request.structured
+    assert not plan_pb2.RequestContext.FromString(data).HasField("request")
+    placement = make_placement(0, request)
+    message = plan_pb2.AttachRequest.FromString(encode_request(BatchPlan(1, 1, 1, new_requests=(placement,))))
+    assert message.plan.new_requests[0].structured.regex == "a+"
+
+
 def with_settings(**fields):
     """A context that an executor has made up."""
     made_up = {"request": inference_pb2.GenerateRequest(), "settings": plan_pb2.NewRequest()} | fields

@@ -64,7 +64,15 @@ class _Server:
 
 
 _REQUEST = make_request(
-    Text("Hi"), sampling=None, stopping=None, output=None, scheduling=None, model=None, tenant="", timeout=Timeout()
+    Text("Hi"),
+    sampling=None,
+    stopping=None,
+    output=None,
+    scheduling=None,
+    structured=None,
+    model=None,
+    tenant="",
+    timeout=Timeout(),
 )
 _CALLS: tuple[Callable[[wire.CallChannel], Awaitable[object]], ...] = (
     lambda on: wire.list_models(on, timeout_seconds=_ANSWERED_S),

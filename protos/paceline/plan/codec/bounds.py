@@ -371,7 +371,8 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
     # What schedulers leave for schedulers
     inference_pb2.PhaseTimes: {"queued": _SPAN, "prefill": _SPAN, "decode": _SPAN, "preempted": _SPAN},
     plan_pb2.RequestContext: {
-        "request": Inside(is_looked_into=False),  # as a client sent it: the scheduler that reads it looks at its fields
+        # As a client sent it: the scheduler that reads it looks at its fields.
+        **dict.fromkeys(("request", "request_with_form"), Inside(is_looked_into=False)),
         "body_digest": _DIGEST,
         "waited": _SPAN,
         "deadline_left": _SPAN,

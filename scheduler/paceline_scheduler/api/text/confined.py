@@ -125,14 +125,14 @@ class Confined:
         self._setup_error: str | None = None
         self._is_closed = False
 
-    async def ask(self, question: dict[str, Any]) -> Message:
+    async def ask(self, question: dict[str, Any], data: bytes = b"") -> Message:
         """Raises ConfinedError, and QueueFullError when no process can be started."""
         async with self._turn:
             process = await self._ready_process()
             # A process in an unknown state is not used again.
             self._process = None
             # It ends itself at max_work_s.
-            answer = await _ask(process, question, b"", 2 * self._confinement.max_work_s)
+            answer = await _ask(process, question, data, 2 * self._confinement.max_work_s)
             if self._is_closed:
                 await process.stop()
             else:

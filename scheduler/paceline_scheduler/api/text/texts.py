@@ -1,6 +1,6 @@
 """Prompts to tokens and tokens to text, for any model that is served.
 
-The one place that joins tokenizers, chat templates and their bounds.
+The one place that joins tokenizers, chat templates, forms of outputs and their bounds.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.rules import Prompt, check_prompt_length, check_token_ids
 from paceline_scheduler.api.text.chat_renderer import ChatRenderers, TemplateSource
 from paceline_scheduler.api.text.confined import Confinement
+from paceline_scheduler.api.text.forms import Forms
 from paceline_scheduler.api.text.special_texts import Turns
 from paceline_scheduler.api.text.tokenizer import TextModel, TextModels, TextThreads, Trial, try_confined
 from paceline_scheduler.backend import ServedModel, TokenizerSource
@@ -48,6 +49,7 @@ class Texts:
         self._threads = TextThreads(limits)
         self._models = TextModels(self._threads, cache or AsyncDiskCache(), is_at_rest, trial)
         self._chats = ChatRenderers(limits, local_time, confinement)
+        self.forms = Forms(limits)
 
     async def prepare(self, source: TokenizerSource, vocab_size: int) -> None:
         """Building it blocks everything else. Raises UnsupportedError."""
@@ -108,6 +110,7 @@ class Texts:
         await self._models.close()
         self._threads.close()
         await self._chats.close()
+        await self.forms.close()
 
     async def _ask(self, model: TextModel, num_chars: int, method: Callable[..., _T], *arguments: object) -> _T:
         """Have a method run where the model's tokenizer may run, and off the event loop if it takes long."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence, Set
 
+from paceline.forms.library import LIBRARY
 from paceline_scheduler.core.executor.attachment import Attachment
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
@@ -18,6 +19,7 @@ from paceline_scheduler.errors import (
     NoLongerServedError,
     QueueFullError,
     UnknownModelError,
+    UnsupportedError,
 )
 
 _NO_EXECUTOR_RETRY_S = 1.0
@@ -36,6 +38,11 @@ def check_fits(request: Request, executors: Collection[Attachment], limits: Core
     serving = [executor for executor in serving if not _is_closed(executor)]
     if not serving:
         raise NoExecutorError(f"every executor of the model {request.model!r} is draining", _NO_EXECUTOR_RETRY_S)
+    if request.structured:
+        serving = [executor for executor in serving if executor.description.holds_forms]
+        if not serving:
+            sentence = f"no executor of the model {request.model!r} holds outputs to a form with {LIBRARY}"
+            raise UnsupportedError("structured", f"{sentence}; upgrade them, or leave structured unset")
     num_prompt = len(request.prompt_token_ids)
     tenant = request.key.tenant
     room = max(max_request_tokens(executor.description, tenant, limits.tenants) for executor in serving) - num_prompt
@@ -157,6 +164,8 @@ def no_longer_served(live: LiveRequest, executors: Iterable[Attachment]) -> NoLo
         return NoLongerServedError(
             f"the executors of the model {request.model!r} are gone; ListModels names the models served"
         )
+    if request.structured and not any(d.holds_forms for d in descriptions if d.model == request.model):
+        return NoLongerServedError(f"the executors of {request.model!r} that hold outputs to a form are gone")
     return NoLongerServedError(
         f"the executor that could hold this request is gone; the others hold at most {largest} tokens"
     )
