@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.forms.grammar import LIBRARY
+from paceline.forms.library import LIBRARY
 from paceline.plan.values import ExecutorLimits, GraphSizes, KvGeometry, Model, StepPoint, Welcome
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
