@@ -20,6 +20,12 @@ PROMTOOL = command -v promtool $(BIN)/promtool > /dev/null || { ( mkdir -p $(VEN
 	$$apt update && $$apt download prometheus && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool > promtool && \
 	chmod +x promtool && mv promtool ../bin ) > /dev/null 2>&1 || echo "  no promtool: the alerts are not tested"; rm -rf $(VENV)/apt; }
 
+# Schemas of others that forms of outputs are tried with; the wheel of jsonschema leaves its test suite out.
+SCHEMAS = $(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --no-binary jsonschema -d $(VENV)/schemas \
+	jsonschema==4.26.0 check-jsonschema==0.39.0 && cd $(VENV)/schemas && \
+	../bin/python -m tarfile -e jsonschema-4.26.0.tar.gz . && ../bin/python -m zipfile -e check_jsonschema-0.39.0-*.whl . && \
+	rm -f *.tar.gz *.whl
+
 # Where the environment forbids to keep bytecode, each of the hundreds of processes of a run would compile every module.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -118,6 +124,7 @@ $(VENV)/.dev: $(VENV)/.run
 	@PYTHONPATH=tests/support $(BIN)/python -m chart_checks.helm4 $(VENV)/helm4/*.whl $(BIN)/helm4
 	@rm -rf $(VENV)/helm4
 	@$(PROMTOOL)
+	@$(SCHEMAS)
 	@touch $@
 
 # Tools that look at the environment from outside: what they need is not in it.

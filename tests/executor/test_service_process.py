@@ -22,7 +22,7 @@ from executor_rig.driving import Driver
 from executor_rig.hash_runner import continuation
 from executor_rig.plan_client import attached, grants, request, tokens_by_row
 from paceline.bytes_tokenizer import PRINTABLE
-from paceline.forms.grammar import LIBRARY
+from paceline.forms.library import LIBRARY
 from paceline.process.command import ExitCode
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_executor import __main__ as program

@@ -320,7 +320,7 @@ def test_rules_of_draws_change_what_the_reference_changes(backend, place, monkey
     here = architecture.current()
     launch = dataclasses.replace(kernels.LAUNCHES[here], rule_block=4)  # loops go round
     monkeypatch.setitem(kernels.LAUNCHES, here, launch)
-    ruled, is_ruled = kernels._apply(placed(place, rules), place(offsets), kernels._rows("sample", place(logits)))
+    ruled, is_ruled = kernels._apply(placed(place, rules), None, place(offsets), kernels._rows("sample", place(logits)))
     assert torch.where(is_ruled.cpu()[:, None] != 0, ruled.cpu(), logits).tolist() == expected
     assert not is_ruled[0]
 

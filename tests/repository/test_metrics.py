@@ -6,6 +6,7 @@ import pytest
 
 from paceline.process.metrics_port import PREFIX
 from paceline_executor.link import metrics as executor
+from paceline_executor.rows import forms
 from paceline_scheduler.config import parse_config
 from paceline_scheduler.observers import definitions as scheduler
 from repository_checks.sources import ROOT
@@ -13,7 +14,7 @@ from repository_checks.sources import ROOT
 pytestmark = pytest.mark.lint
 
 OPERATING = (ROOT / "OPERATING.md").read_text(encoding="utf-8")
-DEFINITIONS = (*scheduler.READ, *scheduler.COUNTED, *executor.READ, *executor.COUNTED)
+DEFINITIONS = (*scheduler.READ, *scheduler.COUNTED, *executor.READ, *executor.COUNTED, *forms.COUNTED)
 
 
 def documented(text):

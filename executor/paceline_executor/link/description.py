@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline.forms.library import LIBRARY
 from paceline.plan.values import ExecutorLimits, GraphSizes, KvGeometry, Model, StepPoint, Welcome
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.tokenizer import tokenizer_digest
+from paceline_executor.rows.forms import Forms
 from paceline_executor.runner.interface import CacheGeometry
 from paceline_executor.weights.tokenizer import TokenizerBundle
 
@@ -30,7 +32,7 @@ class Description:
     weights_digest: str = ""  # empty: nobody compares them
     num_ranks: int = 1
     expert_load_ratio: Callable[[], float | None] = lambda: None  # of the last step; None where nobody counts
-    structured_output: str = ""  # what holds outputs to a form; empty: nothing does
+    forms: Forms | None = None  # None: outputs are held to none
 
     def welcome(self, incarnation: int, tag_key: bytes, max_plans_in_flight: int) -> Welcome:
         """Lacks epoch and protocol."""
@@ -62,7 +64,7 @@ class Description:
             weight_bytes=self.weight_bytes,
             weights_digest=self.weights_digest,
             num_ranks=self.num_ranks,
-            structured_output=self.structured_output,
+            structured_output="" if self.forms is None else LIBRARY,
         )
 
     def kv_geometry(self) -> KvGeometry:

@@ -81,7 +81,7 @@ class Engine:
         ticket.is_to_draw = False
         try:
             with self.profiler.span("mask"):
-                masks = self.table.masks(ticket.launched)
+                masks = self.table.masks(ticket.launched, self.runner.drafts(ticket.handle))
             self.runner.draw(ticket.handle, masks)
         except Exception as error:
             ticket.error = error

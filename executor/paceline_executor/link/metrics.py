@@ -105,4 +105,5 @@ class ExecutorMetrics:
             ratio = description.expert_load_ratio()
             gauges[EXPERT_LOAD] = {} if ratio is None else {(): ratio}
             gauges[KV_CACHE_BYTES] = {(): geometry.num_blocks * geometry.bytes_per_block}
-        return [*self._meter.read(), *(Reading(definition, values) for definition, values in gauges.items())]
+        of_forms = [] if description is None or description.forms is None else description.forms.meter.read()
+        return [*self._meter.read(), *of_forms, *(Reading(definition, values) for definition, values in gauges.items())]

@@ -18,6 +18,7 @@ from paceline_executor.runner.interface import (
     NO_CELLS,
     NOTHING_DESCRIBED,
     BlockCells,
+    ForcedDrafts,
     HostTokenLists,
     Int32Array,
     PromptTargets,
@@ -57,7 +58,7 @@ _CONSTANTS = (NOTHING_DESCRIBED, NO_CELLS)  # most batches have both
 _DTYPES = tuple(np.dtype(kind) for kind in ("<i4", "<f4", "<u8"))
 _CLASSES: tuple[type[Any], ...] = (
     *_MESSAGES,
-    *(RowDescriptions, SamplingColumns, HostTokenLists, BlockCells, PromptTargets, RowRules, TokenMasks),
+    *(RowDescriptions, SamplingColumns, HostTokenLists, BlockCells, PromptTargets, RowRules, TokenMasks, ForcedDrafts),
 )
 _CODES = {
     kind: code for start, kinds in ((_ARRAY, _DTYPES), (_CLASS, _CLASSES)) for code, kind in enumerate(kinds, start)

@@ -15,6 +15,7 @@ from paceline_executor.ranks.messages import Copy, Draw, Message, Prepare
 from paceline_executor.runner.device.runner import DeviceRunner
 from paceline_executor.runner.interface import (
     CacheGeometry,
+    HostTokenLists,
     Int32Array,
     StepBatch,
     StepHandle,
@@ -74,6 +75,10 @@ class RankedRunner:
             step = _RankedStep(self._num_steps, self._own.launch(batch))
         self._num_steps += 1
         return step
+
+    def drafts(self, handle: StepHandle) -> HostTokenLists | None:
+        with _for_all():
+            return self._own.drafts(_step(handle).handle)
 
     def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
         self._tell(Draw(masks))

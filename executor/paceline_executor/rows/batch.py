@@ -3,7 +3,7 @@
 Counts are bounds: what rows come to if the steps in flight bring all they may.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,12 @@ import numpy.typing as npt
 from paceline.plan.values import BatchPlan
 from paceline_executor.limits import RowLimits
 from paceline_executor.rows.columns import NOT_ASKED, RowArrays
+from paceline_executor.rows.forms import RowForm
 from paceline_executor.runner.interface import (
     NO_CELLS,
     NOTHING_DESCRIBED,
     BlockCells,
+    ForcedDrafts,
     HostTokenLists,
     Int32Array,
     PromptTargets,
@@ -25,6 +27,7 @@ from paceline_executor.runner.interface import (
 )
 from paceline_executor.runner.row_rules import RowRules
 
+MAX_FORCED_TOKENS = 32  # of a row: of the steps in flight, too
 _MAX_INT32 = np.iinfo(np.int32).max
 
 
@@ -48,12 +51,12 @@ class Prepared:
 def prepare(
     columns: RowArrays,
     rules: Mapping[int, RowRules],
-    masked: Collection[int],
+    forms: Mapping[int, RowForm],
     plan: BatchPlan,
     places: npt.NDArray[np.intp],
     limits: RowLimits,
 ) -> Prepared:
-    """rules: by row, where any. masked: rows whose outputs keep to a form. places: those in the plan's columns of the
+    """rules, forms: by row, where any. places: those in the plan's columns of the
     rows that have not ended.
     """
     rows, num_tokens = plan.rows[places], plan.num_scheduled_tokens[places]
@@ -61,15 +64,17 @@ def prepare(
     if plan.num_draft_tokens.size:
         num_tokens = num_tokens - plan.num_draft_tokens[places]
     if num_drafts is not None:
-        num_drafts = np.where(np.isin(rows, list(masked)), 0, num_drafts) if masked else num_drafts
+        fragile = [row for row, form in forms.items() if form.is_fragile]
+        num_drafts = np.where(np.isin(rows, fragile), 0, num_drafts) if fragile else num_drafts
         num_tokens, known = num_tokens + num_drafts, known + num_drafts
     context_lens = columns.computed_bound[rows] + num_tokens
     sampled = np.flatnonzero(context_lens == known).astype(np.int32)
     num_draws = np.ones(sampled.size, dtype=np.int32)
-    is_masked = bool(masked) and not set(masked).isdisjoint(rows[sampled].tolist())
+    is_masked = bool(forms) and not forms.keys().isdisjoint(rows[sampled].tolist())
     if num_drafts is not None:
         num_drafts = num_drafts[sampled]
         num_draws += num_drafts
+    forced = None if num_drafts is None or not is_masked else _forced(columns, forms, rows[sampled], num_drafts)
     batch = StepBatch(
         rows=rows,
         num_tokens=num_tokens,
@@ -82,6 +87,7 @@ def prepare(
         min_draft_chance=plan.min_draft_chance,
         draft_spare_ns=plan.draft_spare_ns,
         is_masked=is_masked,
+        forced=forced,
     )
     return Prepared(batch, places, num_draws)
 
@@ -93,6 +99,22 @@ def granted_drafts(plan: BatchPlan, places: npt.NDArray[np.intp], limits: RowLim
     wanted, room = plan.num_draft_tokens[places], limits.max_draws - places.size
     granted: Int32Array = wanted - np.clip(np.cumsum(wanted, dtype=np.int32) - room, 0, wanted)
     return granted if granted.any() else None
+
+
+def _forced(
+    columns: RowArrays, forms: Mapping[int, RowForm], rows: Int32Array, num_drafts: Int32Array
+) -> ForcedDrafts | None:
+    """Behind the tokens that are known, which may be more when the drafts are wanted."""
+    found: dict[int, Int32Array] = {}
+    for row in rows[num_drafts > 0].tolist():
+        if row in forms:
+            output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]]
+            found[row] = forms[row].forced_at(output)[:MAX_FORCED_TOKENS]
+    forced = np.array([row for row, token_ids in found.items() if token_ids.size], dtype=np.int32)
+    if not forced.size:
+        return None
+    token_ids = HostTokenLists.of([found[row] for row in forced.tolist()])
+    return ForcedDrafts(forced, columns.num_known[forced], token_ids)
 
 
 def _described(columns: RowArrays, rules: Mapping[int, RowRules], rows: Int32Array) -> RowDescriptions:

@@ -6,6 +6,7 @@ in the one that asks. Refuses to know devices and plans.
 """
 
 import hashlib
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -20,14 +21,25 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from paceline.forms.compiling import LIMITS
 from paceline.forms.grammar import grammar_of
 from paceline.plan.values import NewRequest
+from paceline.process.metrics import Definition, Kind, Meter
 from paceline.v1.sampling_pb2 import StructuredOutput
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.interface import Int32Array, TokenMasks
+from paceline_executor.runner.row_rules import NO_TOKENS
 
 _CACHE_BYTES = 64 * 1024 * 1024
 _FORM_BYTES, _BYTES_PER_BYTE = 128 * 1024, 32  # of a compiled form, and of it for each byte of its text; estimates
 _COMPILING_THREADS, _MAX_MASKING_THREADS = 2, 8
 _ANY, _NONE = np.uint32(0xFFFFFFFF), np.uint32(0)
+
+_SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+COUNTED = (
+    Definition("executor_form_mask_seconds", Kind.HISTOGRAM, "Time that masks of a step took.", (), _SECONDS),
+    Definition("executor_form_compile_seconds", Kind.HISTOGRAM, "Time that compiling a form took.", (), _SECONDS),
+    Definition("executor_failed_forms_total", Kind.COUNTER, "Requests whose form took more than a step may."),
+    Definition("executor_waiting_forms_total", Kind.COUNTER, "Draws that waited until a form was compiled."),
+    Definition("executor_forced_draft_tokens_total", Kind.COUNTER, "Drafts that forms told."),
+)
 
 _Words = npt.NDArray[np.uint32]
 _log = structlog.get_logger()
@@ -97,6 +109,15 @@ class RowForm:
         self._matcher, self._consumed = matcher, output.copy()
         return matcher
 
+    def forced_at(self, output: Int32Array) -> Int32Array:
+        """How the output goes on, as far as the form leaves no choice; its text may be made of other tokens, too."""
+        if not self.is_ready or self.is_fragile:
+            return NO_TOKENS
+        try:
+            return np.array(self.at(output).compute_ff_tokens(), dtype=np.int32)
+        except Exception:
+            return NO_TOKENS  # its next mask says so
+
     def has_failed_at(self, output: Int32Array) -> bool:
         """Of a matcher in error: so it would be anywhere."""
         return self._fresh_at == output.size or self._compiled.exception() is not None
@@ -149,9 +170,10 @@ class Forms:
         self._end_token_ids = tuple(end_token_ids)
         self._vocab_size = vocab_size
         self._pool = pool or ThreadPoolExecutor(_COMPILING_THREADS, "forms")
+        self.meter = Meter(COUNTED)
         self._masking: LLExecutor | None = None
         self._tokenizer: LLTokenizer | None = None
-        self._tokenizer_lock = Lock()
+        self._lock = Lock()
         self._compiled: OrderedDict[bytes, tuple[Future[LLMatcher], int]] = OrderedDict()  # with bytes; last used last
         self._num_bytes = 0
 
@@ -162,6 +184,7 @@ class Forms:
 
     def fill(self, rows: Sequence[MaskedRow]) -> FilledMasks:
         """The masks of these rows, in their order."""
+        start_ns = time.perf_counter_ns()
         starts = np.cumsum([0, *(each.num_masks for each in rows)], dtype=np.int32)
         words: _Words = np.full((starts[-1], -(-self._vocab_size // 32)), _ANY)
         places = {each.row: words[start:stop] for each, start, stop in zip(rows, starts[:-1], starts[1:], strict=True)}
@@ -178,6 +201,9 @@ class Forms:
         for row in waiting | failed:
             places[row][:] = _NONE
         _set_ends([each for each in rows if each.row not in waiting | failed], places)
+        self.meter.add("executor_failed_forms_total", len(failed))
+        self.meter.add("executor_waiting_forms_total", len(waiting))
+        self.meter.observe("executor_form_mask_seconds", (time.perf_counter_ns() - start_ns) / 1e9)
         masks = TokenMasks(
             rows=np.array([each.row for each in rows], dtype=np.int32),
             offsets=np.array([each.output.size for each in rows], dtype=np.int32),
@@ -203,13 +229,16 @@ class Forms:
 
     def _compile(self, structured: bytes) -> LLMatcher:
         """With its first mask, which may take the longest of all. Raises FormFailedError."""
-        with self._tokenizer_lock:
+        start_ns = time.perf_counter_ns()
+        with self._lock:
             if self._tokenizer is None:
                 text, ends = self._tokenizer_json.decode(), list(self._end_token_ids)
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=ends)
         grammar = grammar_of(StructuredOutput.FromString(structured))
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         matcher.compute_bitmask()
+        with self._lock:
+            self.meter.observe("executor_form_compile_seconds", (time.perf_counter_ns() - start_ns) / 1e9)
         _check(matcher)
         return matcher
 

@@ -36,7 +36,7 @@ from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
 from paceline_executor.rows.tags import TagBoard
 from paceline_executor.rows.undo import Undo
-from paceline_executor.runner.interface import StepOutput, TokenMasks
+from paceline_executor.runner.interface import HostTokenLists, StepOutput, TokenMasks
 from paceline_executor.runner.row_rules import NO_TOKENS
 
 
@@ -127,6 +127,9 @@ class RowTable:
             places = check_schedule(plan, self._columns, self.limits)
             occupants = self._occupants
             prepared = prepare(self._columns, occupants.rules, occupants.forms, plan, places, self.limits)
+            if self._forms is not None and prepared.batch.forced is not None:
+                num_forced = prepared.batch.forced.token_ids.token_ids.size
+                self._forms.meter.add("executor_forced_draft_tokens_total", num_forced)
             raise_bounds(self._columns, prepared, undo)
             self._columns.count_as_told(prepared.rows, undo)
         except Exception:
@@ -136,15 +139,17 @@ class RowTable:
         self._in_flight.append(launched)
         return launched
 
-    def masks(self, launched: Launched) -> TokenMasks:
-        """What rows of the oldest step in flight may draw. A row draws nothing whose form is not compiled yet."""
-        columns, forms, rows = self._columns, self._occupants.forms, []
-        for row in launched.prepared.rows[launched.prepared.batch.sampled].tolist():
-            if row in forms and row not in launched.idle and columns.finish[row] == GOES_ON:
-                output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]]
-                rows.append(MaskedRow(row, forms[row], output, NO_TOKENS))
+    def masks(self, launched: Launched, drafts: HostTokenLists | None) -> TokenMasks:
+        """What rows of the oldest step in flight may draw. drafts: of the rows that it samples. A row draws nothing
+        whose form is not compiled yet.
+        """
         if self._forms is None:
             raise ValueError("no outputs are held to forms here")
+        columns, forms, rows = self._columns, self._occupants.forms, []
+        for index, row in enumerate(launched.prepared.rows[launched.prepared.batch.sampled].tolist()):
+            if row in forms and row not in launched.idle and columns.finish[row] == GOES_ON:
+                output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]]
+                rows.append(MaskedRow(row, forms[row], output, NO_TOKENS if drafts is None else drafts.list_of(index)))
         filled = self._forms.fill(rows)
         launched.waiting.update(filled.waiting)
         launched.failed_forms.update(filled.failed)

@@ -17,6 +17,8 @@ from paceline_executor.runner.interface import (
     NOTHING_SAMPLED,
     BlockCells,
     FlatBatch,
+    ForcedDrafts,
+    HostTokenLists,
     Int32Array,
     LogitRuleColumns,
     PromptTargets,
@@ -38,13 +40,23 @@ _NO_OUTPUT = StepOutput(
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class BegunStep:
     """Of the rows that have not ended."""
 
+    launched: StepBatch
     batch: FlatBatch
     places: npt.NDArray[np.intp]  # [num_rows] in the batch that was launched
     rows: Int32Array  # [num_rows]
     num_draws: Int32Array  # [num_sampled]
+
+    @property
+    def drafts(self) -> HostTokenLists:
+        """Of each sampled row of the batch that was launched."""
+        batch, found = self.batch, [NO_TOKENS] * self.launched.rows.size
+        for index, num_draws in zip(batch.sampled.tolist(), self.num_draws.tolist(), strict=True):
+            stop = batch.cu_seqlens[index + 1]
+            found[self.places[index]] = batch.token_ids[stop - num_draws + 1 : stop]
+        return HostTokenLists.of([found[index] for index in self.launched.sampled.tolist()])
 
 
 class HostRows:
@@ -60,18 +72,29 @@ class HostRows:
         self._tokens, self._tables, self._end_tokens = (NO_TOKENS.reshape(0, 1) for _ in range(3))
         self._rules: dict[int, RowRules] = {}
 
-    def step(self, batch: StepBatch, compute: Compute, masks: TokenMasks | None = None) -> StepOutput:
+    def step(self, batch: StepBatch, compute: Compute) -> StepOutput:
         """Takes in what the batch tells, computes and advances. Nothing is computed where all rows have ended."""
+        return self.end(self.begin(batch), compute)
+
+    def begin(self, batch: StepBatch) -> BegunStep:
+        """Up to what is computed."""
         if batch.described.rows.size:
             self._describe(batch.described)
         if batch.cells.rows.size:
             self._fill(batch.cells)
         # Behind a context lies what is drawn there.
         self._tokens = _with_room(self._tokens, len(self._tokens), int(batch.context_lens.max(initial=0)) + 1)
-        step = self._next_step(batch, masks)
-        output = compute(step.batch) if step.rows.size else _NO_OUTPUT
+        return self._next_step(batch)
+
+    def end(self, step: BegunStep, compute: Compute, masks: TokenMasks | None = None) -> StepOutput:
+        batch = step.batch
+        if masks is not None:
+            drawing, _ = _draws(step.rows[batch.sampled], step.num_draws)
+            before = masks.before_output(self._num_known.size)
+            batch = replace(batch, masks=masks, mask_of_draw=before[drawing] + batch.sampling.offsets)
+        output = compute(batch) if step.rows.size else _NO_OUTPUT
         self._advance(step, output)
-        return self._output(step, output, batch)
+        return self._output(step, output)
 
     def _describe(self, described: RowDescriptions) -> None:
         rows, known, end_tokens = described.rows, described.known, described.end_token_ids
@@ -105,7 +128,7 @@ class HostRows:
         for name in ("_tokens", "_tables", "_end_tokens"):
             setattr(self, name, _with_room(getattr(self, name), num_rows, 1))
 
-    def _next_step(self, batch: StepBatch, masks: TokenMasks | None) -> _Step:
+    def _next_step(self, batch: StepBatch) -> BegunStep:
         held = self._num_known[batch.rows]
         if batch.num_drafts is not None:
             held[batch.sampled] += self._draft(batch, batch.rows[batch.sampled], batch.num_drafts)
@@ -121,8 +144,6 @@ class HostRows:
         sampled = num_draws.nonzero()[0].astype(np.int32)
         num_draws = num_draws[sampled]
         num_blocks = -(-int(context_lens.max(initial=0)) // self._block_size)
-        drawing, num_before = _draws(rows[sampled], num_draws)
-        sampling = self._sampling_of(drawing, num_before)
         flat = FlatBatch(
             token_ids=self._tokens[rows.repeat(num_tokens), positions],
             positions=positions,
@@ -130,15 +151,11 @@ class HostRows:
             context_lens=context_lens,
             block_tables=self._tables[rows, :num_blocks],
             sampled=sampled,
-            sampling=sampling,
+            sampling=self._sampling_of(*_draws(rows[sampled], num_draws)),
             prompt_targets=_targets_of(batch.prompt_targets, places),
             num_drafts=None if batch.num_drafts is None else num_draws - 1,
-            masks=masks,
-            mask_of_draw=None
-            if masks is None
-            else masks.before_output(self._num_known.size)[drawing] + sampling.offsets,
         )
-        return _Step(flat, places, rows, num_draws)
+        return BegunStep(batch, flat, places, rows, num_draws)
 
     def _sampling_of(self, rows: Int32Array, num_before: Int32Array | int) -> SamplingColumns:
         """num_before: drafts of the row before each draw."""
@@ -165,11 +182,23 @@ class HostRows:
         for index in wanting.tolist():
             row, wanted = int(rows[index]), int(num_wanted[index])
             known = int(self._num_known[row])
-            guessed = self.drafter.draft(self._tokens[row, :known], wanted, batch.min_draft_chance)
+            guessed = self._forced(batch.forced, row, known)
+            if not guessed.size:
+                guessed = self.drafter.draft(self._tokens[row, :known], wanted, batch.min_draft_chance)
             drafts = self._possible(guessed[:wanted], row)
             num_drafts[index] = drafts.size
             self._tokens[row, known : known + drafts.size] = drafts
         return num_drafts
+
+    def _forced(self, forced: ForcedDrafts | None, row: int, known: int) -> Int32Array:
+        """As far as the row has gone on with them."""
+        if forced is None:
+            return NO_TOKENS
+        for index in np.flatnonzero(forced.rows == row).tolist():
+            tokens, start = forced.token_ids.list_of(index), int(forced.starts[index])
+            if np.array_equal(tokens[: known - start], self._tokens[row, start:known]):
+                return tokens[known - start :]
+        return NO_TOKENS
 
     def _possible(self, drafts: Int32Array, row: int) -> Int32Array:
         """Before the first that ends the row or is no token: behind an end token a row takes none."""
@@ -177,7 +206,7 @@ class HostRows:
         is_bad = (drafts < 0) | (drafts >= self._vocab_size) | is_end
         return drafts[: is_bad.argmax()] if is_bad.any() else drafts
 
-    def _advance(self, step: _Step, output: StepOutput) -> None:
+    def _advance(self, step: BegunStep, output: StepOutput) -> None:
         sampled, num_accepted = step.rows[step.batch.sampled], output.num_accepted
         ends, num_known = num_accepted.cumsum(), self._num_known[sampled] + num_accepted
         positions = np.arange(output.token_ids.size) + (num_known - ends).repeat(num_accepted)
@@ -191,8 +220,9 @@ class HostRows:
             ended = np.append(ended, step.rows[list(output.problems)])
         self._num_computed[ended] = self._num_known[ended]  # nothing is left to compute
 
-    def _output(self, step: _Step, output: StepOutput, batch: StepBatch) -> StepOutput:
+    def _output(self, step: BegunStep, output: StepOutput) -> StepOutput:
         """As that of the whole batch."""
+        batch = step.launched
         sampled = step.places[step.batch.sampled]
 
         def of_batch(values: Int32Array) -> Int32Array:

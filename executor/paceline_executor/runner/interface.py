@@ -128,6 +128,15 @@ NO_MASK = -(2**30)
 
 
 @dataclass(frozen=True, slots=True)
+class ForcedDrafts:
+    """What a row's form says in advance, behind the tokens that its host knew: drafts, in place of any others."""
+
+    rows: Int32Array  # [num_forced] of the executor
+    starts: Int32Array  # [num_forced] positions of the first tokens
+    token_ids: HostTokenLists  # none is empty
+
+
+@dataclass(frozen=True, slots=True)
 class PromptTargets:
     """The first `num_tokens[i]` tokens that batch row `rows[i]` computes are followed by the next `num_tokens[i]` of
     `token_ids`, whose log-probabilities are wanted. None of those positions is sampled.
@@ -195,7 +204,8 @@ class StepBatch:
     drafts, which the runner finds, and which are among its tokens; the logits of each, and of the token before them,
     are sampled too. One pays that is right with `min_draft_chance`; what the drafter has not computed of rows may take
     `draft_spare_ns`. `num_drafts` is None when no row may have any, `prompt_targets` when nobody asked for
-    log-probabilities of a prompt. `is_masked`: nothing is drawn before `Runner.draw`.
+    log-probabilities of a prompt. `is_masked`: nothing is drawn before `Runner.draw`. `forced`: those of the drafts
+    that forms know.
     """
 
     rows: Int32Array  # [num_rows] of the executor
@@ -209,6 +219,7 @@ class StepBatch:
     min_draft_chance: float = 0.0
     draft_spare_ns: int = 0
     is_masked: bool = False
+    forced: ForcedDrafts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +326,12 @@ class Runner(Protocol):
     def launch(self, batch: StepBatch) -> StepHandle:
         """Starts to write the batch's KV, compute logits and sample. A failure fails this step alone: nothing behind it
         runs, and it can be taken back.
+        """
+        ...
+
+    def drafts(self, handle: StepHandle) -> HostTokenLists | None:
+        """Those of each sampled row of a masked step, before it draws; None if no row has any. Waits until they are
+        found.
         """
         ...
 

@@ -17,7 +17,7 @@ import numpy as np
 from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.runner.acceptance import counting_draws, places_of_draws
 from paceline_executor.runner.drafter import Drafter, NoDrafter, TimedDrafter
-from paceline_executor.runner.host_rows import HostRows
+from paceline_executor.runner.host_rows import BegunStep, HostRows
 from paceline_executor.runner.interface import (
     CacheGeometry,
     FlatBatch,
@@ -65,7 +65,7 @@ def prompt_logprobs_of(targets: PromptTargets | None) -> dict[int, StepLogprobs]
 class _Masked:
     """A step that is computed when it is told what may be drawn."""
 
-    batch: StepBatch
+    step: BegunStep
     output: StepOutput | None = None
 
 
@@ -125,12 +125,14 @@ class SimulatedRunner:
         self._digests[destinations] = self._digests[sources]
 
     def launch(self, batch: StepBatch) -> StepHandle:
-        return _Masked(batch) if batch.is_masked else self._rows.step(batch, self.compute)
+        return _Masked(self._rows.begin(batch)) if batch.is_masked else self._rows.step(batch, self.compute)
+
+    def drafts(self, handle: StepHandle) -> HostTokenLists | None:
+        return _masked(handle).step.drafts
 
     def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
-        if not isinstance(handle, _Masked):
-            raise TypeError(f"a step draws by the handle of its launch, not by {handle!r}")
-        handle.output = self._rows.step(handle.batch, self.compute, masks)
+        masked = _masked(handle)
+        masked.output = self._rows.end(masked.step, self.compute, masks)
 
     def compute(self, batch: FlatBatch) -> StepOutput:
         """Writes the batch's ids into their slots, then draws from what each sampled row's table leads to."""
@@ -253,6 +255,12 @@ def nearest_left(token_id: int, allowed: Set[int], forbidden: Set[int], vocab_si
         if candidate not in forbidden and (candidate in allowed or not allowed):
             return candidate
     return NOTHING_LEFT
+
+
+def _masked(handle: StepHandle) -> _Masked:
+    if not isinstance(handle, _Masked):
+        raise TypeError(f"a step draws by the handle of its launch, not by {handle!r}")
+    return handle
 
 
 def _of_masked(handle: StepHandle) -> StepHandle:

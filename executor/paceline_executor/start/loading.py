@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from paceline.bytes_tokenizer import PRINTABLE, VOCAB_SIZE
-from paceline.forms.library import LIBRARY
 from paceline.process.command import ExitCode
 from paceline_executor.config import Config, RunnerKind
 from paceline_executor.limits import RowLimits
@@ -78,9 +77,7 @@ def load_simulated(
     tokenizer = simulated_tokenizer(vocab_size)
     description = describe_simulated(config.served_model_name or "simulated", runner, limits, tokenizer)
     forms = forms_of(tokenizer, vocab_size)
-    return Loaded(
-        engine(RowTable(limits, forms), runner), replace(description, structured_output=LIBRARY if forms else "")
-    )
+    return Loaded(engine(RowTable(limits, forms), runner), replace(description, forms=forms))
 
 
 def describe_simulated(name: str, runner: Runner, limits: RowLimits, tokenizer: TokenizerBundle) -> Description:

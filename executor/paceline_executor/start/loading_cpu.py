@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import structlog
 
-from paceline.forms.library import LIBRARY
 from paceline.plan.values import MAX_BLOCKS
 from paceline_executor.config import Config, LoadFormat
 from paceline_executor.limits import RowLimits
@@ -72,7 +71,7 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, ranks: Ra
         instructions=instructions(),
         num_threads=num_threads,
     )
-    forms = forms_of(opened.tokenizer, limits.vocab_size) if ranks is None else None
+    forms = forms_of(opened.tokenizer, limits.vocab_size)
     description = Description(
         model=served_name(config, opened.path),
         architecture=checkpoint.config.architecture,
@@ -90,7 +89,7 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, ranks: Ra
         weights_digest=checkpoint.digest,
         num_ranks=degree,
         expert_load_ratio=model.expert_load_ratio,
-        structured_output="" if forms is None else LIBRARY,
+        forms=forms,
     )
     return Loaded(Engine(RowTable(limits, forms), runner), description)
 

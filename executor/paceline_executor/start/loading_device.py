@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import structlog
 import torch
 
-from paceline.forms.library import LIBRARY
 from paceline_executor.config import (
     DEVICE_BLOCK_SIZE,
     Config,
@@ -210,10 +209,9 @@ class DeviceStart:
             device=place.name,
             batch_invariant=self._config.batch_invariant,
         )
-        forms = forms_of(self._opened.tokenizer, limits.vocab_size) if ranks is None else None
-        description = self._describe(limits, runner, step_points)
-        described = replace(description, structured_output="" if forms is None else LIBRARY)
-        return Loaded(Engine(RowTable(limits, forms), runner), described)
+        forms = forms_of(self._opened.tokenizer, limits.vocab_size)
+        description = replace(self._describe(limits, runner, step_points), forms=forms)
+        return Loaded(Engine(RowTable(limits, forms), runner), description)
 
     def plan_memory(self) -> tuple[MemoryPlan, RowLimits]:
         """Raises ShortMemoryError, which says what would fit."""

@@ -28,7 +28,7 @@ LIMITS = LLParserLimits(
 _NUM_STEPS = 64
 _KEYS = re.compile(r'Unimplemented keys: \["([^"]*)"')
 _TOO_COMPLEX = re.compile(
-    r"fuel|too (?:complex|large|big|many|deep)|limit|exceed|items|unable to determine", re.IGNORECASE
+    r"fuel|too (?:complex|large|big|many|deep)|limit|exceed|max is|unable to determine", re.IGNORECASE
 )
 _UNSUPPORTED = re.compile(r"not (?:yet )?supported|unimplemented|unknown special|not implemented", re.IGNORECASE)
 
@@ -79,8 +79,8 @@ def _refusal(structured: sampling_pb2.StructuredOutput, error: str) -> FormError
     if "oneOf" in error:
         sentence = f"has a oneOf{_where(structured, 'oneOf')} whose cases may overlap; use anyOf"
         return FormError(Reason.UNSUPPORTED, field, sentence)
-    if "registry" in error:
-        return FormError(Reason.UNSUPPORTED, field, "has a $ref that leads out of the document")
+    if "registry" in error or "Anchor" in error:
+        return FormError(Reason.UNSUPPORTED, field, "has a $ref to what the document has not")
     if "Unsatisfiable" in error:
         return FormError(Reason.MALFORMED, field, f"allows no value: {line}")
     if "NoExtension" in error:

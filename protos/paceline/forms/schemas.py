@@ -33,11 +33,11 @@ Schema = dict[str, Any]
 
 
 def _finite(text: str) -> float:
-    """Also of NaN and Infinity, which Python takes for JSON."""
+    """Of NaN and Infinity, too, which Python takes for JSON. The compiler wants whole counts to be written so."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text[:32]} is no number of JSON, or too large")
-    return number
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
 DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)

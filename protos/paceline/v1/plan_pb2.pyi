@@ -883,8 +883,8 @@ class NewRequest(_message.Message):
     @_builtins.property
     def structured(self) -> _sampling_pb2.StructuredOutput:
         """structured constrains the form of the output; unset does not. The executor masks what it draws from, and replays
-        output_token_ids to know where in the form it is. Not supported yet: set, it fails the request with
-        UNSUPPORTED_FIELD.
+        output_token_ids to know where in the form it is. Set, it fails the request with UNSUPPORTED_FIELD at an executor
+        whose Model.structured_output is empty, and with STRUCTURED_FAILED where a mask takes more than a step may.
         """
 
     @_builtins.property

@@ -8,6 +8,7 @@ import pytest
 from drafting.serving import serve
 from executor_rig.cpu import cpu_rig, cpu_runner
 from executor_rig.driving import Draw, Driver
+from executor_rig.forms import letter_forms, regex
 from executor_rig.plans import GREEDY as PLAIN
 from executor_rig.plans import placement
 from joined_ranks import joined_ranks
@@ -68,7 +69,7 @@ def test_the_number_of_slices_is_a_models_alone(num_heads, intermediate_size, sl
     assert num_slices(replace(TINY_CONFIG, num_heads=num_heads, intermediate_size=intermediate_size)) == slices
 
 
-def test_rules_drafts_and_log_probabilities_are_those_of_one():
+def test_rules_forms_drafts_and_log_probabilities_are_those_of_one():
     """What rows of an engine ask for, of their prompts, too; the drafts are right where the text repeats itself."""
     checkpoint, sizes = RandomCheckpoint(TINY_CONFIG), {"num_blocks": 64, "block_size": 16, "max_drafts": 4}
     alone, (runner, steps) = cpu_rig(checkpoint, **sizes), joined_ranks(checkpoint, 2, **sizes)
@@ -77,11 +78,13 @@ def test_rules_drafts_and_log_probabilities_are_those_of_one():
         {"num_logprobs": 3},
         {"num_prompt_logprobs": 1},
         {"sampling": ruled, "bad_words": [[7], [5, 6], [1, 2, 3]]},
+        {"structured": regex("(ab[c-e]|fffffff){3,5}"), "end_token_ids": [7]},
     )
+    forms = letter_forms(TINY_CONFIG.vocab_size, [7])
     requests = [placement(row, [5, 6] * (2 + 9 * row), max_tokens=24, **more) for row, more in enumerate(asked)]
 
     def served(runner):
-        return serve(Engine(RowTable(alone.limits), runner), requests, lambda _, step: 4 if step else 0)
+        return serve(Engine(RowTable(alone.limits, forms), runner), requests, lambda _, step: 4 if step else 0)
 
     (expected, verified), (found, also) = served(alone.runner), served(runner)
     assert sum(step.accepted for step in verified) > 0
@@ -91,6 +94,7 @@ def test_rules_drafts_and_log_probabilities_are_those_of_one():
         assert other.prompt_logprobs == one.prompt_logprobs
         assert [each[1] for each in other.logprobs] == [each[1] for each in one.logprobs]
     assert all(drawn == [drawn[0]] * 2 for drawn in steps())
+    assert set(found[3].tokens) <= {*range(6), 7}
 
 
 def test_parts_are_the_whole_when_put_together():

@@ -2,6 +2,7 @@
 
 import json
 from collections import deque
+from dataclasses import replace
 
 import jsonschema
 import numpy as np
@@ -218,6 +219,23 @@ def test_a_row_that_waited_draws_again_while_steps_before_are_in_flight(seen_or_
             pool.finish()
     ((alone,), _) = serve(engine_of(RowTable(LIMITS, bytes_forms())), [waiting])
     assert (tokens, finish) == (alone.tokens, RowFinish.END_TOKEN)
+
+
+def drafting_engine(forms):
+    limits = replace(LIMITS, max_num_draft_tokens=8)
+    return SteppingEngine(RowTable(limits, forms), HashRunner(LIMITS.num_blocks, LIMITS.block_size, VOCAB_SIZE))
+
+
+def test_what_a_form_forces_is_drafted_and_right(seen_or_hidden):
+    """Of a tokenizer of bytes nothing else could be drawn: long keys come in a few steps, and outputs are the same."""
+    keys = ["the_first_of_its_keys", "and_another_one"]
+    schema = {"type": "object", "properties": {key: {"type": "boolean"} for key in keys}, "required": keys}
+    request = asking(0, json_schema(schema | {"additionalProperties": False}), max_tokens=80)
+    ((plain,), slow_steps) = serve(drafting_engine(bytes_forms()), [request])
+    ((drafted,), steps) = serve(drafting_engine(bytes_forms()), [request], lambda *_: 8)
+    assert drafted == plain
+    assert len(slow_steps) == len(plain.tokens) > 3 * len(steps)
+    assert sum(step.accepted for step in steps) > 0.9 * sum(step.verified for step in steps)
 
 
 def errors_of(outcomes):

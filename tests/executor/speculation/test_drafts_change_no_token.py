@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from drafting.drafters import KnowingDrafter, UselessDrafter
 from drafting.serving import RandomRun, serve
 from drafting.targets import HIGH, HOSTS, KINDS, LIMITS, TWINS, Target
+from executor_rig.forms import choice, regex
 from executor_rig.plans import GREEDY, placement
 from kernel_rig import poisoned
 from paceline.plan.sampling import SamplingParams
@@ -32,11 +33,17 @@ QUICK = {
     "packed-float16": DRAFTERS,
     "captured": ("erring", "lookup", "itself", "model", "head"),
 }
+QUICK_WITH_FORMS = [("packed-float16", "erring"), ("packed-float16", "model"), ("captured", "lookup")]
 CASES = [
     pytest.param(name, kind, marks=[] if kind in QUICK.get(name, ()) else pytest.mark.slow)
     for name in KINDS
     for kind in DRAFTERS
     if name in HOSTS or kind != "copy"  # twins have no other numbers
+]
+CASES_WITH_FORMS = [
+    pytest.param(name, kind, marks=[] if (name, kind) in QUICK_WITH_FORMS else pytest.mark.slow)
+    for name in KINDS
+    for kind in ("erring", "lookup", "model", "head")
 ]
 
 
@@ -86,8 +93,12 @@ samplings = st.builds(
 words = st.lists(st.lists(st.sampled_from((*FEW, HIGH)), min_size=1, max_size=3), max_size=4)
 
 
+NO_FORM = st.just(b"")
+FORMS_OF_FEW = st.sampled_from([b"", regex("[a-f]{3,30}"), regex("(abc|de){1,9}f?"), choice("ab", "abcdef", "cccc")])
+
+
 @st.composite
-def wanted_requests(draw):
+def wanted_requests(draw, forms=NO_FORM):
     """Several, which may begin alike: those who want log-probabilities of their prompts share no blocks."""
     common = draw(st.lists(st.sampled_from(FEW), max_size=9))
     requests = []
@@ -100,6 +111,7 @@ def wanted_requests(draw):
             own + begin if num_prompt_logprobs else begin + own,
             max_tokens=draw(st.sampled_from([1, 5, 12, 64])),
             end_token_ids=draw(st.sampled_from([(), (7,), (6, 7), (7, HIGH)])),
+            structured=draw(forms),
             ignored_end_token_ids=draw(st.sampled_from([(), (5,)])),
             min_tokens=draw(st.sampled_from([0, 9])),
             bad_words=draw(words),
@@ -125,12 +137,12 @@ def drafter_of(kind, requests, outcomes, seed):
     }.get(kind, kind)
 
 
-def compare_with_plain_decoding(target, kind):
+def compare_with_plain_decoding(target, kind, forms=NO_FORM):
     """Serve requests drawn at random with drafts and without; returns what was reached."""
     reached, finishes = Counter(), Counter()
 
     @settings(max_examples=settings.default.max_examples // 4)
-    @given(wanted_requests(), st.integers(0, 2**32), st.integers(1, MOST))
+    @given(wanted_requests(forms), st.integers(0, 2**32), st.integers(1, MOST))
     def outcomes_are_those_of_plain_decoding(wanted, seed, most):
         expected = [target.plain.outcome(request) for request in wanted]
         engine = target.engine(drafter_of(kind, wanted, expected, seed))
@@ -142,7 +154,7 @@ def compare_with_plain_decoding(target, kind):
     outcomes_are_those_of_plain_decoding()
     for branch in ("failed", "released", "copied", "chunks beside drafts"):
         assert reached[branch] >= 5, reached
-    for reason in ("END_TOKEN", "LENGTH", "CONTEXT_FULL"):
+    for reason in ("END_TOKEN", "LENGTH", *(("CONTEXT_FULL",) if forms is NO_FORM else ())):
         assert finishes[reason] >= 1, finishes
     return reached
 
@@ -169,6 +181,13 @@ def test_whoever_drafts_requests_get_what_plain_decoding_says(new_target, name, 
     reached = compare_with_plain_decoding(new_target(name), kind)
     assert_as_right_as(kind, reached["verified"], reached["accepted"])
     assert reached["drafts behind drafts"] >= 5, reached
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize(("name", "kind"), CASES_WITH_FORMS)
+def test_outputs_with_forms_are_those_of_plain_decoding_too(new_target, name, kind):
+    reached = compare_with_plain_decoding(new_target(name), kind, FORMS_OF_FEW)
+    assert reached["verified"] > reached["accepted"] >= 5, reached
 
 
 def test_a_drafter_that_fails_costs_its_drafts_and_no_step(host, failing_drafters):

@@ -14,6 +14,7 @@ from paceline.plan.values import BatchPlan, NewRequest, StepResult
 from paceline_executor.errors import StepFailedError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine, Ticket
+from paceline_executor.rows.forms import Forms
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
 
@@ -104,15 +105,16 @@ def serve(
 class Plain:
     """What comes of a request alone, without drafts; computed once for each."""
 
-    def __init__(self, runner: Runner, limits: RowLimits) -> None:
+    def __init__(self, runner: Runner, limits: RowLimits, forms: Forms | None = None) -> None:
         self._runner = runner
+        self._forms = forms
         self._limits = replace(limits, max_num_draft_tokens=0)
         self._outcomes: dict[str, Outcome] = {}
 
     def outcome(self, request: NewRequest) -> Outcome:
         key = repr(request)
         if key not in self._outcomes:
-            engine = Engine(RowTable(self._limits), self._runner)
+            engine = Engine(RowTable(self._limits, self._forms), self._runner)
             ((self._outcomes[key],), _) = serve(engine, [replace(request, row=0)])
         return self._outcomes[key]
 

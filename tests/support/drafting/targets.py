@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from drafting.serving import Plain
+from executor_rig.forms import letter_forms
 from executor_rig.random_plans import LIMITS as PLAIN_LIMITS
 from hash_twin import HostDrafter
 from paceline_executor.limits import RowLimits
@@ -63,6 +64,7 @@ def _checkpoint(num_layers: int, vocab_size: int, max_model_len: int, seed: int)
 MODEL = _checkpoint(3, LIMITS.vocab_size, INT8_LIMITS.max_model_len, 0)
 SMALLER = _checkpoint(1, LIMITS.vocab_size - 9, 20, 1)
 HIGH = LIMITS.vocab_size - 2  # a token that the smaller model does not know
+FORMS = letter_forms(LIMITS.vocab_size, (7, HIGH))
 _HEADS = {
     "head": random_head(MODEL.config, aux_layers=(2, 1), draft_vocab_size=30),
     "large head": random_head(MODEL.config, aux_layers=(2, 1), has_embedding=True),
@@ -181,7 +183,7 @@ class Target:
 
     def __init__(self, kind: Kind, folder: Path) -> None:
         self.limits = kind.limits
-        self.plain = Plain(Place(Kind(kind.numerics)).runner(None), kind.limits)
+        self.plain = Plain(Place(Kind(kind.numerics)).runner(None), kind.limits, FORMS)
         self._place = Place(kind)
         self._folder = folder
         self._chosen = HostDrafter(NoDrafter(), kind.limits.vocab_size)
@@ -198,7 +200,7 @@ class Target:
             self._chosen.inner = drafter
             drafter = "chosen"
         self.runner = self._warm(drafter or "lookup")
-        return Engine(RowTable(self.limits), self.runner)
+        return Engine(RowTable(self.limits, FORMS), self.runner)
 
     def _warm(self, name: str) -> DeviceRunner:
         if name not in self._runners:

@@ -71,13 +71,13 @@ def bytes_forms(pool: Executor | None = None) -> Forms:
 
 
 def letter_forms(vocab_size: int, end_token_ids: Sequence[int], pool: Executor | None = None) -> Forms:
-    """Token i is the i-th letter, an end token a special one."""
+    """Token i is the i-th letter, an end token a special one; those behind the letters have no text."""
     added = [
         {"id": i, "content": f"<|end{i}|>", "special": True, "normalized": False}
         | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
         for i in end_token_ids
     ]
-    vocab = {f"<|end{i}|>" if i in end_token_ids else LETTERS[i]: i for i in range(vocab_size)}
+    vocab = {f"<|end{i}|>" if i in end_token_ids else LETTERS[i]: i for i in range(min(vocab_size, len(LETTERS)))}
     whole = {
         "version": "1.0",
         "added_tokens": added,

@@ -11,6 +11,7 @@ from random import Random
 from paceline_executor.profiling.profiler import Profiler
 from paceline_executor.runner.interface import (
     CacheGeometry,
+    HostTokenLists,
     Int32Array,
     Runner,
     StepBatch,
@@ -71,6 +72,12 @@ class HidingRunner:
         self._hidden.append(_Hidden(handle, None if batch.is_masked else self._inner.wait(handle)))
         self.deepest = max(self.deepest, len(self._hidden))
         return self._hidden[-1]
+
+    def drafts(self, handle: StepHandle) -> HostTokenLists | None:
+        hidden = self._hidden[-1]
+        if handle is not hidden:
+            raise AssertionError("only the step launched last may have still to draw")
+        return self._inner.drafts(hidden.handle)
 
     def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
         hidden = self._hidden[-1]

@@ -8,9 +8,14 @@ from datetime import datetime
 from types import FrameType
 from typing import NoReturn
 
+from google.protobuf.message import DecodeError
+
 from edge_rig.tokenizers import CHAT_TEMPLATE
 from fuzzing.target import Target, scratch, tokenizer
 from paceline.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
+from paceline.forms.compiling import check_form
+from paceline.forms.errors import FormError
+from paceline.v1.sampling_pb2 import StructuredOutput, Tag, Tags
 from paceline_cli.bench.errors import TraceError
 from paceline_cli.bench.traces import Scale, read_trace, replay
 from paceline_cli.supervisor.log_lines import Level, parse_line
@@ -135,7 +140,24 @@ def _sound_spelling() -> Iterator[bytes]:
     yield pack(TokenTexts(texts.spelling, (("bos_token", "<s>"),)))
 
 
+def check(data: bytes) -> None:
+    """Be the process that checks the form of an output."""
+    with suppress(DecodeError, FormError, _OutOfTimeError), _bounded():
+        check_form(StructuredOutput.FromString(data))
+
+
+def _sound_forms() -> Iterator[bytes]:
+    schema = '{"$defs":{"a":{"type":"array","items":{"$ref":"#/$defs/a"}}},"properties":{"x":{"$ref":"#/$defs/a"}}}'
+    yield StructuredOutput(json_schema=schema).SerializeToString()
+    yield StructuredOutput(json_schema='{"type":"string","pattern":"^(a{2}|[^b]){3,}$"}').SerializeToString()
+    yield StructuredOutput(regex=r"(?i)a{2,3}/[\]x]*\p{L}").SerializeToString()
+    grammar = '%ignore / +/\nstart: a ["b"i] | %json {"enum":[1]} // c\na[lazy]: /x\\/{2}/ | "\\n"~3'
+    yield StructuredOutput(grammar=grammar).SerializeToString()
+    yield StructuredOutput(tags=Tags(tags=[Tag(begin="<a>", json_schema="{}", end="</a>")])).SerializeToString()
+
+
 TARGETS = (
+    Target("form", check, _sound_forms),
     Target("chat-template", render, _sound_templates),
     Target("trace-csv", _reads_trace("trace.csv"), lambda: (_CSV,)),
     Target("trace-jsonl", _reads_trace("trace.jsonl"), lambda: _JSONL),

@@ -15,6 +15,7 @@ from paceline_executor.link.step_loop import Command
 from paceline_executor.link.step_thread import Wait, Work
 from paceline_executor.runner.interface import (
     FlatBatch,
+    HostTokenLists,
     Int32Array,
     Runner,
     StepBatch,
@@ -145,6 +146,10 @@ class TimedRunner:
         if fails and self._failure is StepFailure.STEP:
             self._lost = launched
         return launched
+
+    def drafts(self, handle: StepHandle) -> HostTokenLists | None:
+        assert isinstance(handle, _Timed), "launch() made it"
+        return None if handle.handle is None else self._inner.drafts(handle.handle)
 
     def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
         """Nothing of a step that is not computed."""

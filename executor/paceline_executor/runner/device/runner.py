@@ -24,9 +24,11 @@ from paceline_executor.runner.device.drafts import MakeDrafting, WantedDrafts, l
 from paceline_executor.runner.device.kept_rules import KeptRules
 from paceline_executor.runner.device.row_words import RowWords, WordChanges
 from paceline_executor.runner.device.steps import DeviceSteps, Rings, RowMasks, StepGraphs
+from paceline_executor.runner.device.told_drafts import ToldDrafts
 from paceline_executor.runner.interface import (
     BoolArray,
     CacheGeometry,
+    HostTokenLists,
     Int32Array,
     RowProblem,
     StepBatch,
@@ -113,6 +115,7 @@ class DeviceRunner:
         rings = Rings(plans, results, max_logprobs)
         drafts = (drafting or lookups(limits))(device, self._rows)
         columns = self._rows, rings, geometry.block_size, splits
+        self._told = ToldDrafts(device, self._rows, drafts.max_drafts)
         self._steps = DeviceSteps(device, model, kv_cache, *columns, drafts)
         self._next_step = 0
         self._failed = np.zeros(num_rows, dtype=np.bool_)  # rows whose prompt was no number: the device goes on
@@ -177,6 +180,19 @@ class DeviceRunner:
             raise
         self._next_step += 1
         return launched
+
+    def drafts(self, handle: StepHandle) -> HostTokenLists | None:
+        launched = _launched(handle)
+        if launched.batch.num_drafts is None or not launched.batch.num_drafts.any():
+            return None
+        try:
+            self._device.wait_until(lambda: self._told.is_of(launched.step))
+        except StepLostError:
+            return None  # whoever waits for the step is told
+        except Exception:
+            self._end_launched()
+            raise
+        return self._told.lists
 
     def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
         try:
@@ -280,7 +296,8 @@ class DeviceRunner:
         with self._device.profiler.span("rules"):
             rules = self._rules.of(drawing.tolist())
         num_draws = batch.sampled.size + (0 if batch.num_drafts is None else int(batch.num_drafts.sum()))
-        graphs = self._steps.launch(self._size(num_tokens, num_draws), rules, _wanted(batch))
+        tell = partial(self._told.launch, batch) if batch.is_masked else None
+        graphs = self._steps.launch(self._size(num_tokens, num_draws), rules, _wanted(batch), tell)
         launched = _Launched(self._next_step, batch, planned, with_logprobs, pieces, graphs, rules)
         if not batch.is_masked:
             self._draw(launched, None)

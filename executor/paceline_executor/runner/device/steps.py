@@ -130,9 +130,16 @@ class DeviceSteps:
             forward = capture_filled(self._device, self._forwarding(bucket, plan))
             self._graphs[bucket] = self._with_draws(plan, forward, self._device.capture)
 
-    def launch(self, size: Bucket, rules: RuleTable | None, wanted: WantedDrafts | None = None) -> StepGraphs:
+    def launch(
+        self,
+        size: Bucket,
+        rules: RuleTable | None,
+        wanted: WantedDrafts | None = None,
+        tell: Callable[[torch.Tensor], None] | None = None,
+    ) -> StepGraphs:
         """Up to the draws. Its plan is in the ring. size: one that was captured, or any other. rules: None where no
-        drawing row has any. wanted: None where no row may have a draft.
+        drawing row has any. wanted: None where no row may have a draft. tell: is called behind
+        the drafting, with the step's number.
         """
         graphs, span = self._graphs.get(size) or self._uncaptured(size), self._device.profiler.span
         if graphs.plan is not None:
@@ -141,6 +148,8 @@ class DeviceSteps:
                 with span("draft"), self._device.guessing():
                     self.drafting.launch(graphs.plan, size.num_rows, wanted, rules)
                 self._device.launch(lambda: stamp(self._clock, _DRAFTS_ENDED))
+                if tell is not None:
+                    tell(self._step)
         with span("forward"):
             graphs.forward.replay()
         return graphs
