@@ -86,6 +86,22 @@ def test_without_fixed_splits_a_rank_has_the_sum_of_its_experts(gpu, place, exac
     assert_near(found, reference.gated_experts(x, routes, *weights, Gate.SILU, held.start))
 
 
+@pytest.mark.parametrize(("num_experts", "sizes"), [(None, [16]), (3, [16]), (24, [])])
+def test_products_are_those_for_as_many_slots_as_a_ranks_experts_have(
+    gpu, place, exact, monkeypatch, num_experts, sizes
+):
+    """Of all that tokens choose from: here few slots, where all are this rank's many."""
+    from paceline_kernels.experts import triton as kernels
+
+    found, group = [], kernels.group
+    monkeypatch.setattr(kernels, "group", lambda *args: found.append(args[2]) or group(*args))
+    x, routes, gate_up, down = operands(exact)
+    x, routes = x[:4], type(routes)(routes.experts[:4], routes.weights[:4])
+    parts = ExpertParts(first_expert=5, num_experts=num_experts)
+    summed(place(x), placed(place, routes), place(gate_up[5:8]), place(down[5:8]), parts, splits=Splits.EVEN)
+    assert found == sizes
+
+
 @pytest.mark.parametrize("parts", [ExpertParts(slices=3), ExpertParts(groups=3)])
 def test_parts_have_one_size(parts):
     with pytest.raises(KernelArgumentError, match="8 experts of 40 inputs have no"):

@@ -121,7 +121,8 @@ def read_feed_forward(
     routing, num_parts = experts.routing, own_slices(config)
     parts = ExpertParts(num_parts)
     if shares_whole_experts(config):
-        parts = ExpertParts(groups=num_parts, first_expert=0 if experts.held is None else experts.held.start)
+        first = 0 if experts.held is None else experts.held.start
+        parts = ExpertParts(groups=num_parts, first_expert=first, num_experts=routing.num_experts)
     gate_up, down = reader.weights.experts(reader.layer)
     return MixtureFeedForward(
         gate=gate,

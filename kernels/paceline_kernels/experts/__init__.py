@@ -4,6 +4,8 @@ Knows logits of a router, and matrices of all experts side by side. Refuses to k
 that all tokens share. Shazeer et al., 2017, https://arxiv.org/abs/1701.06538.
 """
 
+from dataclasses import replace
+
 import torch
 
 from paceline_kernels import gpu
@@ -94,7 +96,7 @@ def gated_experts(
 
             return cpu.gated_experts(x, routes, gate_up, down, gate, parts)
     if splits is Splits.EVEN or not (isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)):
-        parts = ExpertParts(first_expert=parts.first_expert)
+        parts = replace(parts, slices=1, groups=1)
     from paceline_kernels.experts import triton
 
     return triton.gated_experts(x, routes, gate_up, down, gate, splits, parts, dtype)

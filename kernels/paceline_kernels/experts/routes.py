@@ -24,6 +24,7 @@ class ExpertParts:
     slices: int = 1  # of the intermediate size of each expert, of equal length
     groups: int = 1  # of whole experts, as many in each; slices or groups are 1
     first_expert: int = 0  # whose matrices come first; a choice of an expert without matrices adds nothing
+    num_experts: int | None = None  # that tokens choose from, where it is not those with matrices
 
 
 WHOLE = ExpertParts()

@@ -97,6 +97,14 @@ def test_packed_it_knows_a_text_nearly_as_well():
     assert packed == pytest.approx(in_float32(), rel=0.01)
 
 
+def test_with_matrices_of_float8_it_knows_a_text_nearly_as_well():
+    """Within 1 %; its router stays as it is."""
+    checkpoint = load_checkpoint(FOLDER)
+    rounded = perplexity(LlamaModel(HostWeights(checkpoint, is_rounded=True), WINDOW), checkpoint.config)
+    assert rounded != in_float32()
+    assert rounded == pytest.approx(in_float32(), rel=0.01)
+
+
 @pytest.mark.soak
 def test_it_is_what_its_training_makes(tmp_path):
     save(train(NUM_STEPS), tmp_path)

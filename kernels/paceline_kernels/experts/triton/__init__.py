@@ -44,14 +44,14 @@ def gated_experts(
     (num_tokens, top_k), num_experts = routes.experts.shape, len(up_weight)
     if not num_tokens * x.shape[1]:
         return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
-    first = parts.first_expert
-    if splits is Splits.EVEN and takes_few_slots(num_tokens, top_k, num_experts):
+    first, in_all = parts.first_expert, parts.num_experts or num_experts
+    if splits is Splits.EVEN and takes_few_slots(num_tokens, top_k, in_all):
         gated = launch_few_slots(x, up_weight, up_scales, routes.experts, gate, FEW_SLOTS, first)
         products = launch_few_slots(gated, down_weight, down_scales, routes.experts, None, FEW_SLOTS, first)
         return combine(products, routes, num_experts, parts, dtype)
     num_slots, is_fixed = num_tokens * top_k, splits is Splits.FIXED
     widest = max(up_weight.dtype, down_weight.dtype, key=lambda dtype: dtype.itemsize)
-    launch = tiles_launch(architecture.current(), widest, num_slots, num_experts, is_fixed=is_fixed)
+    launch = tiles_launch(architecture.current(), widest, num_slots, in_all, is_fixed=is_fixed)
     tiles = group(routes.experts, num_experts, launch.gate_up.tokens, first)
     gated = launch_expert_tiles(x, up_weight, up_scales, tiles, num_slots, gate, launch.gate_up)
     products = launch_expert_tiles(gated, down_weight, down_scales, tiles, num_slots, None, launch.down, parts.slices)
@@ -73,7 +73,8 @@ def gated_groups(
     if not num_slots:
         return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     is_plain, is_fixed = gate_up.is_plain and down.is_plain, splits is Splits.FIXED
-    launch = group_tiles_launch(architecture.current(), num_slots, num_experts, is_plain=is_plain, is_fixed=is_fixed)
+    in_all = parts.num_experts or num_experts
+    launch = group_tiles_launch(architecture.current(), num_slots, in_all, is_plain=is_plain, is_fixed=is_fixed)
     tiles = group(routes.experts, num_experts, launch.tokens, parts.first_expert)
     gated = launch_expert_groups(x, gate_up, tiles, num_slots, gate, down.layout.num_inputs, launch)
     products = launch_expert_groups(gated, down, tiles, num_slots, None, x.shape[1], launch)
