@@ -133,7 +133,7 @@ class RowForm:
         self._replayed = self._pool.submit(_replay, compiled, self._consumed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MaskedRow:
     """It draws behind its output, and behind each of its drafts."""
 
@@ -187,21 +187,21 @@ class FormMasker:
         """The masks of these rows, in their order."""
         start_ns = time.perf_counter_ns()
         starts = np.cumsum([0, *(each.num_masks for each in rows)], dtype=np.int32)
-        words: _Words = np.full((starts[-1], -(-self._vocab_size // 32)), _ANY)
+        words: _Words = np.zeros((starts[-1], -(-self._vocab_size // 32)), dtype=np.uint32)
         places = {each.row: words[start:stop] for each, start, stop in zip(rows, starts[:-1], starts[1:], strict=True)}
-        stuck = self._fill_ready([each for each in rows if each.form.is_ready], places, words)
-        failed = set()
+        ready = [each for each in rows if each.form.is_ready]  # asked once: it becomes so at any time
+        stuck = self._fill_ready(ready, places, words)
+        waiting, failed = {each.row for each in rows} - {each.row for each in ready}, set()
         for each in stuck:
+            places[each.row][:] = _NONE
             if each.form.has_failed_at(each.output):
                 _log.warning("form_failed", row=each.row, form=each.form.digest)
                 failed.add(each.row)
             else:
+                waiting.add(each.row)
                 each.form.begin_fresh(each.output, self._pool.submit(self._compile, each.form.structured))
                 self._forget(each.form.structured)
-        waiting = {each.row for each in rows if not each.form.is_ready or each in stuck} - failed
-        for row in waiting | failed:
-            places[row][:] = _NONE
-        _set_ends([each for each in rows if each.row not in waiting | failed], places)
+        _set_ends([each for each in ready if each not in stuck], places)
         self.meter.add("executor_failed_forms_total", len(failed))
         self.meter.add("executor_waiting_forms_total", len(waiting))
         self.meter.observe("executor_form_mask_seconds", (time.perf_counter_ns() - start_ns) / 1e9)
@@ -249,6 +249,7 @@ class FormMasker:
         """words: of all rows. Returns the rows whose matcher is in error."""
         stuck, going = [], []
         for each in rows:
+            places[each.row][1:] = _ANY
             try:
                 going.append((each, each.form.at(each.output)))
             except Exception:
