@@ -8,7 +8,7 @@ from paceline.plan.values import ExecutorLimits, GraphSizes, KvGeometry, Model, 
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.tokenizer import tokenizer_digest
-from paceline_executor.rows.forms import Forms
+from paceline_executor.rows.forms import FormMasker
 from paceline_executor.runner.interface import CacheGeometry
 from paceline_executor.weights.tokenizer import TokenizerBundle
 
@@ -32,7 +32,7 @@ class Description:
     weights_digest: str = ""  # empty: nobody compares them
     num_ranks: int = 1
     expert_load_ratio: Callable[[], float | None] = lambda: None  # of the last step; None where nobody counts
-    forms: Forms | None = None  # None: outputs are held to none
+    forms: FormMasker | None = None  # None: outputs are held to none
 
     def welcome(self, incarnation: int, tag_key: bytes, max_plans_in_flight: int) -> Welcome:
         """Lacks epoch and protocol."""

@@ -25,7 +25,7 @@ from paceline_executor.runner.interface import (
     RowDescriptions,
     SamplingColumns,
     StepBatch,
-    TokenMasks,
+    StepMasks,
 )
 from paceline_executor.runner.row_rules import RowRules
 
@@ -41,7 +41,7 @@ class Prepare:
 class Draw:
     """Of the step launched last, when those before it have landed. None where nobody wants what is drawn."""
 
-    masks: TokenMasks | None
+    masks: StepMasks | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ _CONSTANTS = (NOTHING_DESCRIBED, NO_CELLS)  # most batches have both
 _DTYPES = tuple(np.dtype(kind) for kind in ("<i4", "<f4", "<u8"))
 _CLASSES: tuple[type[Any], ...] = (
     *_MESSAGES,
-    *(RowDescriptions, SamplingColumns, HostTokenLists, BlockCells, PromptTargets, RowRules, TokenMasks, ForcedDrafts),
+    *(RowDescriptions, SamplingColumns, HostTokenLists, BlockCells, PromptTargets, RowRules, StepMasks, ForcedDrafts),
 )
 _CODES = {
     kind: code for start, kinds in ((_ARRAY, _DTYPES), (_CLASS, _CLASSES)) for code, kind in enumerate(kinds, start)

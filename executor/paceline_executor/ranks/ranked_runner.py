@@ -20,8 +20,8 @@ from paceline_executor.runner.interface import (
     StepBatch,
     StepHandle,
     StepLostError,
+    StepMasks,
     StepOutput,
-    TokenMasks,
 )
 
 _NEXT_S = 0.02
@@ -80,7 +80,7 @@ class RankedRunner:
         with _for_all():
             return self._own.drafts(_step(handle).handle)
 
-    def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
+    def draw(self, handle: StepHandle, masks: StepMasks | None) -> None:
         self._tell(Draw(masks))
         with _for_all():
             self._own.draw(_step(handle).handle, masks)

@@ -24,12 +24,13 @@ from paceline.plan.values import NewRequest
 from paceline.process.metrics import Definition, Kind, Meter
 from paceline.v1.sampling_pb2 import StructuredOutput
 from paceline_executor.runner.cores import usable_cores
-from paceline_executor.runner.interface import Int32Array, TokenMasks
+from paceline_executor.runner.interface import Int32Array, StepMasks
 from paceline_executor.runner.row_rules import NO_TOKENS
 
 _CACHE_BYTES = 64 * 1024 * 1024
 _FORM_BYTES, _BYTES_PER_BYTE = 128 * 1024, 32  # of a compiled form, and of it for each byte of its text; estimates
 _COMPILING_THREADS, _MAX_MASKING_THREADS = 2, 8
+_FEW = 8  # masks that take less time than waking a thread for them
 _ANY, _NONE = np.uint32(0xFFFFFFFF), np.uint32(0)
 
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -132,7 +133,7 @@ class RowForm:
         self._replayed = self._pool.submit(_replay, compiled, self._consumed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MaskedRow:
     """It draws behind its output, and behind each of its drafts."""
 
@@ -150,12 +151,12 @@ class MaskedRow:
 class FilledMasks:
     """Rows that wait for their forms, and rows whose form failed, have masks without a token."""
 
-    masks: TokenMasks
+    masks: StepMasks
     waiting: frozenset[int]
     failed: frozenset[int]
 
 
-class Forms:
+class FormMasker:
     """Those of a process. `begin` and `fill` are called from one thread."""
 
     def __init__(
@@ -171,7 +172,7 @@ class Forms:
         self._vocab_size = vocab_size
         self._pool = pool or ThreadPoolExecutor(_COMPILING_THREADS, "forms")
         self.meter = Meter(COUNTED)
-        self._masking: LLExecutor | None = None
+        self._threads = LLExecutor(max(1, min(_MAX_MASKING_THREADS, usable_cores() // 2)))
         self._tokenizer: LLTokenizer | None = None
         self._lock = Lock()
         self._compiled: OrderedDict[bytes, tuple[Future[LLMatcher], int]] = OrderedDict()  # with bytes; last used last
@@ -186,25 +187,25 @@ class Forms:
         """The masks of these rows, in their order."""
         start_ns = time.perf_counter_ns()
         starts = np.cumsum([0, *(each.num_masks for each in rows)], dtype=np.int32)
-        words: _Words = np.full((starts[-1], -(-self._vocab_size // 32)), _ANY)
+        words: _Words = np.zeros((starts[-1], -(-self._vocab_size // 32)), dtype=np.uint32)
         places = {each.row: words[start:stop] for each, start, stop in zip(rows, starts[:-1], starts[1:], strict=True)}
-        stuck = self._fill_ready([each for each in rows if each.form.is_ready], places, words)
-        failed = set()
+        ready = [each for each in rows if each.form.is_ready]  # asked once: it becomes so at any time
+        stuck = self._fill_ready(ready, places, words)
+        waiting, failed = {each.row for each in rows} - {each.row for each in ready}, set()
         for each in stuck:
+            places[each.row][:] = _NONE
             if each.form.has_failed_at(each.output):
                 _log.warning("form_failed", row=each.row, form=each.form.digest)
                 failed.add(each.row)
             else:
+                waiting.add(each.row)
                 each.form.begin_fresh(each.output, self._pool.submit(self._compile, each.form.structured))
                 self._forget(each.form.structured)
-        waiting = {each.row for each in rows if not each.form.is_ready or each in stuck} - failed
-        for row in waiting | failed:
-            places[row][:] = _NONE
-        _set_ends([each for each in rows if each.row not in waiting | failed], places)
+        _set_ends([each for each in ready if each not in stuck], places)
         self.meter.add("executor_failed_forms_total", len(failed))
         self.meter.add("executor_waiting_forms_total", len(waiting))
         self.meter.observe("executor_form_mask_seconds", (time.perf_counter_ns() - start_ns) / 1e9)
-        masks = TokenMasks(
+        masks = StepMasks(
             rows=np.array([each.row for each in rows], dtype=np.int32),
             offsets=np.array([each.output.size for each in rows], dtype=np.int32),
             starts=starts[:-1],
@@ -248,6 +249,7 @@ class Forms:
         """words: of all rows. Returns the rows whose matcher is in error."""
         stuck, going = [], []
         for each in rows:
+            places[each.row][1:] = _ANY
             try:
                 going.append((each, each.form.at(each.output)))
             except Exception:
@@ -261,14 +263,16 @@ class Forms:
 
     def _fill_words(self, rows: Sequence[tuple[LLMatcher, int, list[int]]], words: _Words) -> None:
         """Behind a draft that a form refuses nothing is written: it is wrong, so nothing behind it counts."""
-        if self._masking is None:
-            self._masking = LLExecutor(min(_MAX_MASKING_THREADS, usable_cores()))
         num_masks, width = words.shape
         memory = words.ctypes.data, 4 * width, num_masks
-        if plain := [(matcher, mask) for matcher, mask, drafts in rows if not drafts]:
-            self._masking.unsafe_compute_mask_ptr(plain, *memory)
+        plain = [(matcher, mask) for matcher, mask, drafts in rows if not drafts]
+        if len(plain) < _FEW:
+            for matcher, mask in plain:
+                matcher.unsafe_compute_mask_ptr(words[mask].ctypes.data, 4 * width)
+        else:
+            self._threads.unsafe_compute_mask_ptr(plain, *memory)
         if drafting := [row for row in rows if row[2]]:
-            self._masking.unsafe_compute_mask_ptr_with_draft_token(drafting, *memory)
+            self._threads.unsafe_compute_mask_ptr_with_draft_token(drafting, *memory)
 
 
 def _replay(compiled: Future[LLMatcher], output: Int32Array) -> LLMatcher:

@@ -8,7 +8,7 @@ import numpy as np
 from paceline.plan.values import NewRequest, RecordId, Release, RowFinish, RowState
 from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.columns import RowArrays
-from paceline_executor.rows.forms import Forms, RowForm
+from paceline_executor.rows.forms import FormMasker, RowForm
 from paceline_executor.rows.logprobs import LogprobLog
 from paceline_executor.rows.rules import rules_of
 from paceline_executor.runner.interface import Int32Array
@@ -18,7 +18,7 @@ from paceline_executor.runner.row_rules import RowRules
 class Occupants:
     """Includes those that a step in flight releases."""
 
-    def __init__(self, columns: RowArrays, block_tables: BlockTables, forms: Forms | None) -> None:
+    def __init__(self, columns: RowArrays, block_tables: BlockTables, forms: FormMasker | None) -> None:
         self._columns = columns
         self._block_tables = block_tables
         self._forms = forms

@@ -9,7 +9,6 @@ Refuses to know the device, which reads `Launched.prepared`.
 """
 
 from collections import deque
-from collections.abc import Set
 from dataclasses import dataclass, field
 
 from paceline.plan.hashes import HASH_START, grant_hash
@@ -30,13 +29,13 @@ from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.bounds import check_schedule, raise_bounds
 from paceline_executor.rows.checks import check_form
 from paceline_executor.rows.columns import GOES_ON, RowArrays
-from paceline_executor.rows.forms import Forms, MaskedRow
+from paceline_executor.rows.forms import FormMasker, MaskedRow
 from paceline_executor.rows.occupants import Occupants
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
 from paceline_executor.rows.tags import TagBoard
 from paceline_executor.rows.undo import Undo
-from paceline_executor.runner.interface import HostTokenLists, StepOutput, TokenMasks
+from paceline_executor.runner.interface import HostTokenLists, StepMasks, StepOutput
 from paceline_executor.runner.row_rules import NO_TOKENS
 
 
@@ -58,7 +57,7 @@ class Launched:
 class RowTable:
     """Includes the records of requests that left them."""
 
-    def __init__(self, limits: RowLimits, forms: Forms | None = None) -> None:
+    def __init__(self, limits: RowLimits, forms: FormMasker | None = None) -> None:
         """forms: None where outputs cannot be held to one."""
         self.limits = limits
         self._forms = forms
@@ -139,7 +138,7 @@ class RowTable:
         self._in_flight.append(launched)
         return launched
 
-    def masks(self, launched: Launched, drafts: HostTokenLists | None) -> TokenMasks:
+    def masks(self, launched: Launched, drafts: HostTokenLists | None) -> StepMasks:
         """What rows of the oldest step in flight may draw. drafts: of the rows that it samples. A row draws nothing
         whose form is not compiled yet.
         """
@@ -178,15 +177,11 @@ class RowTable:
             raise
         self._in_flight.popleft()
         outcome.settle(self._columns, prepared, drawn)
-        self._describe_anew(launched.waiting)
+        self._columns.is_told[list(launched.waiting)] = False  # the device takes them for ended
+        for later in self._in_flight:
+            later.idle.update(launched.waiting)
         self._keep_records(launched, records)
         return result
-
-    def _describe_anew(self, waiting: Set[int]) -> None:
-        """The device takes rows that could draw nothing for ended."""
-        self._columns.is_told[list(waiting)] = False
-        for launched in self._in_flight:
-            launched.idle.update(waiting)
 
     def take_back(self) -> None:
         """Undoes all steps in flight. They may have written to the blocks granted by their plans, whose former holders
@@ -220,7 +215,7 @@ class RowTable:
     def _close(self, release: Release, undo: Undo) -> None:
         """Its blocks may be granted again, and its request placed elsewhere."""
         row, columns = release.row, self._columns
-        self._check_release(release)
+        _check_release(release, columns, self._occupants)
 
         def reopen() -> None:
             columns.in_use[row], columns.is_closed[row] = True, False
@@ -230,15 +225,6 @@ class RowTable:
         columns.in_use[row], columns.is_closed[row] = False, True
         self._occupants.release(row)
         self._block_tables.drop(row, undo)
-
-    def _check_release(self, release: Release) -> None:
-        row, columns = release.row, self._columns
-        if not columns.in_use[row]:
-            raise PlanError(PlanFault.ROW_NOT_IN_USE, f"row {row} is released but holds no request")
-        num_output = self._occupants.num_output(row, columns.known_bound)
-        if release.final is not None and release.final.num_output_tokens > num_output:
-            sentence = f"row {row} is released with {release.final.num_output_tokens} tokens and has {num_output}"
-            raise PlanError(PlanFault.RELEASE_BEYOND_OUTPUT, sentence)
 
     def _keep_records(self, launched: Launched, records: list[RowState]) -> None:
         for release, record in zip(launched.plan.releases, records, strict=True):
@@ -317,3 +303,13 @@ class RowTable:
 
         undo.add(restore)
         self._grant_hash = grant_hash(grant_hash(before, plan.grants), plan.shared)
+
+
+def _check_release(release: Release, columns: RowArrays, occupants: Occupants) -> None:
+    row = release.row
+    if not columns.in_use[row]:
+        raise PlanError(PlanFault.ROW_NOT_IN_USE, f"row {row} is released but holds no request")
+    num_output = occupants.num_output(row, columns.known_bound)
+    if release.final is not None and release.final.num_output_tokens > num_output:
+        sentence = f"row {row} is released with {release.final.num_output_tokens} tokens and has {num_output}"
+        raise PlanError(PlanFault.RELEASE_BEYOND_OUTPUT, sentence)

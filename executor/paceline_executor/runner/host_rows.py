@@ -25,8 +25,8 @@ from paceline_executor.runner.interface import (
     RowDescriptions,
     SamplingColumns,
     StepBatch,
+    StepMasks,
     StepOutput,
-    TokenMasks,
 )
 from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
 from paceline_executor.runner.rule_columns import Ruled, rule_columns
@@ -86,7 +86,7 @@ class HostRows:
         self._tokens = _with_room(self._tokens, len(self._tokens), int(batch.context_lens.max(initial=0)) + 1)
         return self._next_step(batch)
 
-    def end(self, step: BegunStep, compute: Compute, masks: TokenMasks | None = None) -> StepOutput:
+    def end(self, step: BegunStep, compute: Compute, masks: StepMasks | None = None) -> StepOutput:
         batch = step.batch
         if masks is not None:
             drawing, _ = _draws(step.rows[batch.sampled], step.num_draws)

@@ -105,7 +105,7 @@ NOTHING_SAMPLED = SamplingColumns.greedy(0)
 
 
 @dataclass(frozen=True, slots=True)
-class TokenMasks:
+class StepMasks:
     """Which tokens rows may draw: that of token t is bit `t % 32` of word `t // 32`. Masks of a row follow each other:
     that of its first draw, and one behind each draft.
     """
@@ -240,7 +240,7 @@ class FlatBatch:
     sampling: SamplingColumns
     prompt_targets: PromptTargets | None = None
     num_drafts: Int32Array | None = None  # [num_sampled]
-    masks: TokenMasks | None = None
+    masks: StepMasks | None = None
     mask_of_draw: Int32Array | None = None  # [num_draws], below 0 for none; with masks
 
 
@@ -335,7 +335,7 @@ class Runner(Protocol):
         """
         ...
 
-    def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
+    def draw(self, handle: StepHandle, masks: StepMasks | None) -> None:
         """Of the step launched last, whose batch is masked, when those before it have been waited for. masks: None
         draws what nobody wants, so that the step ends. A failure is as one of `launch`.
         """

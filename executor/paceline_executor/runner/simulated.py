@@ -28,8 +28,8 @@ from paceline_executor.runner.interface import (
     StepBatch,
     StepHandle,
     StepLogprobs,
+    StepMasks,
     StepOutput,
-    TokenMasks,
     UInt64Array,
     output_of,
 )
@@ -130,7 +130,7 @@ class SimulatedRunner:
     def drafts(self, handle: StepHandle) -> HostTokenLists | None:
         return _masked(handle).step.drafts
 
-    def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
+    def draw(self, handle: StepHandle, masks: StepMasks | None) -> None:
         masked = _masked(handle)
         masked.output = self._rows.end(masked.step, self.compute, masks)
 

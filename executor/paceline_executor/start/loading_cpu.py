@@ -71,7 +71,6 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, ranks: Ra
         instructions=instructions(),
         num_threads=num_threads,
     )
-    forms = forms_of(opened.tokenizer, limits.vocab_size)
     description = Description(
         model=served_name(config, opened.path),
         architecture=checkpoint.config.architecture,
@@ -89,9 +88,9 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, ranks: Ra
         weights_digest=checkpoint.digest,
         num_ranks=degree,
         expert_load_ratio=model.expert_load_ratio,
-        forms=forms,
+        forms=forms_of(opened.tokenizer, limits.vocab_size),
     )
-    return Loaded(Engine(RowTable(limits, forms), runner), description)
+    return Loaded(Engine(RowTable(limits, description.forms), runner), description)
 
 
 class CpuRank:

@@ -16,7 +16,7 @@ from paceline.bytes_tokenizer import CHAT_TEMPLATE, END_TOKEN_IDS, VOCAB_SIZE, m
 from paceline.plan.sampling import GenerationDefaults
 from paceline.plan.texts import MAX_NAME_BYTES, readable
 from paceline_executor.config import Config, LoadFormat
-from paceline_executor.rows.forms import Forms
+from paceline_executor.rows.forms import FormMasker
 from paceline_executor.weights import (
     Checkpoint,
     FetchOptions,
@@ -71,11 +71,11 @@ class Opened:
     tokenizer: TokenizerBundle
 
 
-def forms_of(tokenizer: TokenizerBundle, vocab_size: int) -> Forms | None:
+def forms_of(tokenizer: TokenizerBundle, vocab_size: int) -> FormMasker | None:
     """None where no token ends an output."""
     if not tokenizer.end_token_ids:
         return None
-    return Forms(tokenizer.tokenizer_json, tokenizer.end_token_ids, vocab_size)
+    return FormMasker(tokenizer.tokenizer_json, tokenizer.end_token_ids, vocab_size)
 
 
 def open_model(config: Config, progress: ProgressLog) -> Opened:

@@ -238,6 +238,14 @@ def test_what_a_form_forces_is_drafted_and_right(seen_or_hidden):
     assert sum(step.accepted for step in steps) > 0.9 * sum(step.verified for step in steps)
 
 
+def test_a_row_whose_form_becomes_ready_while_masks_are_filled_draws_nothing(monkeypatch):
+    forms, answers = bytes_forms(), iter([False, True, True])
+    monkeypatch.setattr(forms_module.RowForm, "is_ready", property(lambda _: next(answers)))
+    form = forms.begin(placement(0, [1], end_token_ids=END_TOKEN_IDS, structured=regex("a")))
+    filled = forms.fill([MaskedRow(0, form, int32([]), int32(list(b"aa")))])
+    assert (filled.waiting, left_by(filled, VOCAB_SIZE)) == ({0}, [set()] * 3)
+
+
 def errors_of(outcomes):
     return [(RowFinish(outcome.finish).name, outcome.error) for outcome in outcomes]
 

@@ -14,7 +14,7 @@ from paceline.plan.values import BatchPlan, NewRequest, StepResult
 from paceline_executor.errors import StepFailedError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine, Ticket
-from paceline_executor.rows.forms import Forms
+from paceline_executor.rows.forms import FormMasker
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
 
@@ -105,7 +105,7 @@ def serve(
 class Plain:
     """What comes of a request alone, without drafts; computed once for each."""
 
-    def __init__(self, runner: Runner, limits: RowLimits, forms: Forms | None = None) -> None:
+    def __init__(self, runner: Runner, limits: RowLimits, forms: FormMasker | None = None) -> None:
         self._runner = runner
         self._forms = forms
         self._limits = replace(limits, max_num_draft_tokens=0)

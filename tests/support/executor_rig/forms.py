@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from paceline.bytes_tokenizer import END_TOKEN_IDS, VOCAB_SIZE
 from paceline.v1.sampling_pb2 import WHITESPACE_COMPACT, Choice, StructuredOutput
-from paceline_executor.rows.forms import Forms
+from paceline_executor.rows.forms import FormMasker
 from paceline_executor.start.opening import simulated_tokenizer
 
 T = TypeVar("T")
@@ -64,13 +64,13 @@ class WhenTold(AtOnce):
             self._waiting.popleft()()
 
 
-def bytes_forms(pool: Executor | None = None) -> Forms:
+def bytes_forms(pool: Executor | None = None) -> FormMasker:
     """Of the tokenizer of bytes."""
     tokenizer_json = simulated_tokenizer(VOCAB_SIZE).tokenizer_json
-    return Forms(tokenizer_json, END_TOKEN_IDS, VOCAB_SIZE, pool or AtOnce())
+    return FormMasker(tokenizer_json, END_TOKEN_IDS, VOCAB_SIZE, pool or AtOnce())
 
 
-def letter_forms(vocab_size: int, end_token_ids: Sequence[int], pool: Executor | None = None) -> Forms:
+def letter_forms(vocab_size: int, end_token_ids: Sequence[int], pool: Executor | None = None) -> FormMasker:
     """Token i is the i-th letter, an end token a special one; those behind the letters have no text."""
     added = [
         {"id": i, "content": f"<|end{i}|>", "special": True, "normalized": False}
@@ -85,4 +85,4 @@ def letter_forms(vocab_size: int, end_token_ids: Sequence[int], pool: Executor |
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     }
-    return Forms(json.dumps(whole).encode(), end_token_ids, vocab_size, pool or AtOnce())
+    return FormMasker(json.dumps(whole).encode(), end_token_ids, vocab_size, pool or AtOnce())

@@ -16,8 +16,8 @@ from paceline_executor.runner.interface import (
     Runner,
     StepBatch,
     StepHandle,
+    StepMasks,
     StepOutput,
-    TokenMasks,
 )
 
 MAX_IN_FLIGHT = 4
@@ -79,7 +79,7 @@ class HidingRunner:
             raise AssertionError("only the step launched last may have still to draw")
         return self._inner.drafts(hidden.handle)
 
-    def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
+    def draw(self, handle: StepHandle, masks: StepMasks | None) -> None:
         hidden = self._hidden[-1]
         if handle is not hidden or len(self._hidden) > 1:
             raise AssertionError("the step launched last draws when those before it have landed")

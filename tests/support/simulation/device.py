@@ -21,8 +21,8 @@ from paceline_executor.runner.interface import (
     StepBatch,
     StepHandle,
     StepLostError,
+    StepMasks,
     StepOutput,
-    TokenMasks,
 )
 from paceline_executor.runner.simulated import EMPTY_SLOT
 from paceline_executor.runner.step_times import StepTimeCurve
@@ -151,7 +151,7 @@ class TimedRunner:
         assert isinstance(handle, _Timed), "launch() made it"
         return None if handle.handle is None else self._inner.drafts(handle.handle)
 
-    def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
+    def draw(self, handle: StepHandle, masks: StepMasks | None) -> None:
         """Nothing of a step that is not computed."""
         assert isinstance(handle, _Timed), "launch() made it"
         if handle.handle is not None:

@@ -24,7 +24,6 @@ from paceline_executor.runner.device.drafts import MakeDrafting, WantedDrafts, l
 from paceline_executor.runner.device.kept_rules import KeptRules
 from paceline_executor.runner.device.row_words import RowWords, WordChanges
 from paceline_executor.runner.device.steps import DeviceSteps, Rings, RowMasks, StepGraphs
-from paceline_executor.runner.device.told_drafts import ToldDrafts
 from paceline_executor.runner.interface import (
     BoolArray,
     CacheGeometry,
@@ -35,8 +34,8 @@ from paceline_executor.runner.interface import (
     StepHandle,
     StepLogprobs,
     StepLostError,
+    StepMasks,
     StepOutput,
-    TokenMasks,
     WarmUpProgress,
 )
 from paceline_executor.runner.measuring import fastest_ns, prompt
@@ -115,7 +114,6 @@ class DeviceRunner:
         rings = Rings(plans, results, max_logprobs)
         drafts = (drafting or lookups(limits))(device, self._rows)
         columns = self._rows, rings, geometry.block_size, splits
-        self._told = ToldDrafts(device, self._rows, drafts.max_drafts)
         self._steps = DeviceSteps(device, model, kv_cache, *columns, drafts)
         self._next_step = 0
         self._failed = np.zeros(num_rows, dtype=np.bool_)  # rows whose prompt was no number: the device goes on
@@ -135,7 +133,7 @@ class DeviceRunner:
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
         self.capture()
-        return self.measure(self._run)
+        return self.measure(lambda batch: self.wait(self.launch(batch)))
 
     def capture(self) -> None:
         """The first part of a warm-up."""
@@ -186,17 +184,22 @@ class DeviceRunner:
         if launched.batch.num_drafts is None or not launched.batch.num_drafts.any():
             return None
         try:
-            self._device.wait_until(lambda: self._told.is_of(launched.step))
+            self._device.wait_until(lambda: self._steps.told.is_of(launched.step))
         except StepLostError:
             return None  # whoever waits for the step is told
         except Exception:
             self._end_launched()
             raise
-        return self._told.lists
+        return self._steps.told.lists
 
-    def draw(self, handle: StepHandle, masks: TokenMasks | None) -> None:
+    def draw(self, handle: StepHandle, masks: StepMasks | None) -> None:
+        launched, on_device = _launched(handle), None
         try:
-            self._draw(_launched(handle), masks)
+            if masks is not None and masks.rows.size:
+                upload, num_rows = self._device.upload, self._limits.num_rows
+                on_device = RowMasks(upload(masks.words), upload(masks.before_output(num_rows)))
+            with_logprobs, rules = launched.with_logprobs, launched.rules
+            self._steps.draw(launched.graphs, with_logprobs=with_logprobs, rules=rules, masks=on_device)
         except Exception:
             self._end_launched()
             self._next_step -= 1  # the device has not counted it
@@ -278,9 +281,6 @@ class DeviceRunner:
         profiler.add_bytes(LINEAR, self._model.weight_bytes)
         profiler.add_bytes(ATTENTION, seen)
 
-    def _run(self, batch: StepBatch) -> StepOutput:
-        return self.wait(self.launch(batch))
-
     def _launch(self, batch: StepBatch, changes: WordChanges) -> _Launched:
         targets, num_tokens = pieces_of(batch.prompt_targets), batch.num_tokens.copy()
         in_slot = 0 if targets else min(changes.places.size, self._writer.max_words)
@@ -296,20 +296,12 @@ class DeviceRunner:
         with self._device.profiler.span("rules"):
             rules = self._rules.of(drawing.tolist())
         num_draws = batch.sampled.size + (0 if batch.num_drafts is None else int(batch.num_drafts.sum()))
-        tell = partial(self._told.launch, batch) if batch.is_masked else None
+        tell = partial(self._steps.told.launch, batch) if batch.is_masked else None
         graphs = self._steps.launch(self._size(num_tokens, num_draws), rules, _wanted(batch), tell)
         launched = _Launched(self._next_step, batch, planned, with_logprobs, pieces, graphs, rules)
         if not batch.is_masked:
-            self._draw(launched, None)
+            self._steps.draw(graphs, with_logprobs=with_logprobs, rules=rules)
         return launched
-
-    def _draw(self, launched: _Launched, masks: TokenMasks | None) -> None:
-        on_device = None
-        if masks is not None and masks.rows.size:
-            upload, num_rows = self._device.upload, self._limits.num_rows
-            on_device = RowMasks(upload(masks.words), upload(masks.before_output(num_rows)))
-        with_logprobs, rules = launched.with_logprobs, launched.rules
-        self._steps.draw(launched.graphs, with_logprobs=with_logprobs, rules=rules, masks=on_device)
 
     def _size(self, num_tokens: Int32Array, num_draws: int) -> Bucket:
         """num_tokens: of each row."""

@@ -18,6 +18,7 @@ from paceline_executor.runner.device.buckets import Bucket, Buckets
 from paceline_executor.runner.device.device import Capture, Captured, Device, Uncaptured, capture_filled
 from paceline_executor.runner.device.drafts import Drafting, WantedDrafts
 from paceline_executor.runner.device.row_words import RowWords
+from paceline_executor.runner.device.told_drafts import ToldDrafts
 from paceline_executor.runner.interface import NO_MASK
 from paceline_kernels.attention import Splits
 from paceline_kernels.clock import new_clock, stamp
@@ -53,7 +54,7 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """As `runner.interface.TokenMasks` has them, on the device."""
+    """As `runner.interface.StepMasks` has them, on the device."""
 
     words: torch.Tensor  # [num_masks, words] int32
     before_output: torch.Tensor  # [num_rows] int32
@@ -107,6 +108,7 @@ class DeviceSteps:
         self._block_size = block_size
         self._splits = splits
         self.drafting = drafting
+        self.told = ToldDrafts(device, rows, drafting.max_drafts)
         self._step = torch.zeros(1, dtype=torch.int64, device=device.torch_device)
         self._clock = new_clock(device.torch_device)
         self._graphs: dict[Bucket, StepGraphs] = {}
