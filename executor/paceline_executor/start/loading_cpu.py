@@ -13,7 +13,7 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.memory import available_bytes
-from paceline_executor.numerics import FLOAT32_NUMERICS, choose_cpu_numerics
+from paceline_executor.numerics import FLOAT32_NUMERICS, Numerics, choose_cpu_numerics
 from paceline_executor.ranks.memory import GroupMemory
 from paceline_executor.ranks.process_group import collectives_of_hosts
 from paceline_executor.rows.table import RowTable
@@ -64,13 +64,7 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, ranks: Ra
     if ranks is not None:
         ranks.has_warmed_up()
     progress.log("warm_up", "done", 1.0)
-    structlog.get_logger().info(
-        "numerics",
-        weights=numerics.weights,
-        kv_cache=numerics.kv.value,
-        instructions=instructions(),
-        num_threads=num_threads,
-    )
+    _log_numerics(numerics, num_threads)
     description = Description(
         model=served_name(config, opened.path),
         architecture=checkpoint.config.architecture,
@@ -91,6 +85,16 @@ def load_on_cpu(config: Config, opened: Opened, progress: ProgressLog, ranks: Ra
         forms=forms_of(opened.tokenizer, limits.vocab_size),
     )
     return Loaded(Engine(RowTable(limits, description.forms), runner), description)
+
+
+def _log_numerics(numerics: Numerics, num_threads: int) -> None:
+    structlog.get_logger().info(
+        "numerics",
+        weights=numerics.weights,
+        kv_cache=numerics.kv.value,
+        instructions=instructions(),
+        num_threads=num_threads,
+    )
 
 
 class CpuRank:
