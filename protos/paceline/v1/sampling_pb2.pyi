@@ -414,7 +414,7 @@ class StructuredOutput(_message.Message):
     """whitespace says what may stand between the tokens of JSON."""
     in_reasoning: _builtins.bool
     """in_reasoning puts the model's reasoning under the form, too. Default false: it is free text, and the form begins
-    behind it; of a model whose marks of reasoning are not known the form is over the whole output.
+    behind it; of a model whose marks of reasoning are not known, which none are yet, the form is over the whole output.
     """
     @_builtins.property
     def choice(self) -> Global___Choice:

@@ -1,0 +1,1 @@
+"""Structured output measured on a running system: what of it is valid, and what it costs."""
