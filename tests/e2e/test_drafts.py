@@ -18,6 +18,7 @@ async def followed(client, request, scheduling):
         sampling=request.sampling,
         stopping=request.stopping,
         output=request.output,
+        structured=request.structured,
         scheduling=scheduling,
     )
     texts = {}
@@ -39,7 +40,7 @@ def told(result):
 
 
 async def test_drafts_change_no_delta(running_system):
-    requests = [*chaos_requests(NUM_REQUESTS)]
+    requests = [*chaos_requests(NUM_REQUESTS, has_forms=True)]
     requests.append(replace(requests[0], prompt=COUNTING, messages=None, stopping=Stopping(max_tokens=80)))
     async with AsyncClient(running_system.api) as client:
         plain = [await followed(client, each, Scheduling(max_num_draft_tokens=0)) for each in requests]

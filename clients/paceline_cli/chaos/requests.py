@@ -7,11 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline_client.async_client import AsyncClient, AsyncStream
+from paceline_client.forms import Form, JsonSchema, Regex, Tag, Tags
 from paceline_client.requests import Message, Output, Sampling, Stopping
 
 _GREEDY = Sampling(temperature=0.0, seed=20)  # which a simulated runner goes by
 _PLAIN = Output()
 _SUBJECTS = ("a lighthouse", "two rivers", "the night train", "an old piano", "the first snow", "a paper boat")
+_RECORD = {
+    "type": "object",
+    "properties": {
+        "identifier": {"type": "integer"},
+        "name": {"type": "string", "maxLength": 24},
+        "state": {"enum": ["open", "closed", "waiting"]},
+    },
+    "required": ["identifier", "name", "state"],
+    "additionalProperties": False,
+}
+_RECORDS = {"type": "array", "items": _RECORD, "minItems": 1000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +36,7 @@ class ChaosRequest:
     sampling: Sampling = _GREEDY
     stopping: Stopping
     output: Output = _PLAIN
+    structured: Form | None = None
 
     def stream(self, client: AsyncClient, model: str) -> AsyncStream:
         """The request, not yet sent: it goes out when its first delta is asked for."""
@@ -33,12 +46,15 @@ class ChaosRequest:
             sampling=self.sampling,
             stopping=self.stopping,
             output=self.output,
+            structured=self.structured,
             model=model,
         )
 
 
-def chaos_requests(max_tokens: int) -> tuple[ChaosRequest, ...]:
-    """24 requests with outputs of a half to all of `max_tokens`: half of them greedy, half sampled with a seed."""
+def chaos_requests(max_tokens: int, *, has_forms: bool) -> tuple[ChaosRequest, ...]:
+    """24 requests with outputs of a half to all of `max_tokens`: half of them greedy, half sampled with a seed. Where
+    the model has forms, four more that keep to one.
+    """
     lengths = (max_tokens, max_tokens * 3 // 4, max_tokens // 2, max_tokens * 5 // 8)
     plain = [
         ChaosRequest(
@@ -49,7 +65,8 @@ def chaos_requests(max_tokens: int) -> tuple[ChaosRequest, ...]:
         )
         for number in range(12)
     ]
-    return (*plain, *(replace(request, name=name) for name, request in _special(max_tokens).items()))
+    special = _special(max_tokens) | (_formed(max_tokens) if has_forms else {})
+    return (*plain, *(replace(request, name=name) for name, request in special.items()))
 
 
 def _special(max_tokens: int) -> dict[str, ChaosRequest]:
@@ -82,4 +99,23 @@ def _special(max_tokens: int) -> dict[str, ChaosRequest]:
             messages=(Message("system", "You answer in one sentence."), Message("user", "What is a comet?")),
             stopping=whole,
         ),
+    }
+
+
+def _formed(max_tokens: int) -> dict[str, ChaosRequest]:
+    """Outputs of forms that go on for longer."""
+    whole, half = (Stopping(max_tokens=max(tokens, 1)) for tokens in (max_tokens, max_tokens // 2))
+    records, word = JsonSchema(_RECORDS), Regex("[a-z]{3,9}( [a-z]{3,9}){400}")
+    tags = Tags([Tag("<note>", JsonSchema(_RECORD, compact=True), "</note>")])
+
+    def ask(sampling: Sampling, stopping: Stopping, structured: Form) -> ChaosRequest:
+        return ChaosRequest(
+            name="", prompt="The records are ", sampling=sampling, stopping=stopping, structured=structured
+        )
+
+    return {
+        "records": ask(_GREEDY, whole, records),
+        "records, four completions": ask(Sampling(temperature=1.0, seed=28, n=4), half, records),
+        "words of letters": ask(Sampling(temperature=0.9, top_k=50, seed=29), whole, word),
+        "notes in a text": ask(Sampling(temperature=1.0, seed=30, frequency_penalty=0.5), whole, tags),
     }
