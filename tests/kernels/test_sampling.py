@@ -295,7 +295,7 @@ def after(backend, logits, row, unmasked=None):
     else:
         from paceline_kernels.sampling.rules import rule_arrays
 
-        left = compiled_rules()(logits, rule_arrays(chosen, chosen_masks, len(logits)))
+        left = compiled_rules()(logits, rule_arrays(chosen, chosen_masks, 1, len(logits)))
     assert left.tolist() == reference.ruled(reference.masked(logits, chosen_masks, 0), chosen, 0).tolist()
     return left.tolist()
 

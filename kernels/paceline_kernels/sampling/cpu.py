@@ -62,9 +62,9 @@ def sample(
     num_rows = logits.shape[0]
     token_ids, outcomes = torch.empty(num_rows, dtype=torch.int32), torch.empty(num_rows, dtype=torch.int32)
     # Two specialisations are compiled: without rules and masks, rows pay nothing for them.
-    if masks is not None:
-        rules = rules or LogitRules.none(num_rows, logits.device)
-    arrays = None if rules is None else rule_arrays(rules, masks, vocabulary.vocab_size)
+    arrays = None
+    if rules is not None or masks is not None:
+        arrays = rule_arrays(rules, masks, num_rows, vocabulary.vocab_size)
     rows = RowLogits(logits.numpy(), vocabulary.start, parameters.temperature.numpy())
     found = np.empty(num_rows, np.int64)
     find_best(rows, arrays, found)

@@ -42,13 +42,18 @@ class RuleArrays(NamedTuple):
     masks: _Int32Array  # by row, below 0 none
 
 
-def rule_arrays(rules: LogitRules, masks: TokenMasks | None, vocab_size: int) -> RuleArrays:
+def rule_arrays(rules: LogitRules | None, masks: TokenMasks | None, num_rows: int, vocab_size: int) -> RuleArrays:
     """The columns, not copied. Raises KernelArgumentError for lists and masks that do not fit or name no token."""
-    num_rows, num_words = rules.presence_penalty.shape[0], -(-vocab_size // 32)
-    words, of_draws = np.empty((0, num_words), np.int32), np.full(num_rows, -1, np.int32)
-    if masks is not None:
+    num_words = -(-vocab_size // 32)
+    if masks is None:
+        words, of_rows = np.empty((0, num_words), np.int32), np.full(num_rows, -1, np.int32)
+    else:
         check_tensor("sample", "masks.words", masks.words, torch.int32, (None, num_words))
-        words, of_draws = masks.words.numpy(), masks.of_draws.numpy()
+        words, of_rows = masks.words.numpy(), masks.of_draws.numpy()
+    if rules is None:
+        none, off = (np.zeros(num_rows + 1, np.int32), np.empty(0, np.int32)), np.zeros(num_rows, np.float32)
+        no_biases, penalties = off[:0], (off, off, np.ones(num_rows, np.float32))
+        return RuleArrays(*none, *none, *none, no_biases, *penalties, *none, *none, words, of_rows)
     lists = {}
     for name, columns in rules.lists():
         cu_lens, token_ids = columns.cu_lens.numpy(), columns.token_ids.numpy()
@@ -67,7 +72,7 @@ def rule_arrays(rules: LogitRules, masks: TokenMasks | None, vocab_size: int) ->
         *lists["prompt"],
         *lists["output"],
         words,
-        of_draws,
+        of_rows,
     )
 
 

@@ -126,7 +126,7 @@ def test_those_of_other_tokens_are_not_taken_over(engine, changes):
 
 def test_a_step_that_fails_leaves_them_as_they_were(engine):
     _run(engine, 2)
-    engine.runner.fail_next = RuntimeError("lost")
+    engine.inner.fail_next = RuntimeError("lost")
     other = placement(1, [7], num_logprobs=3, name="other")
     with pytest.raises(StepFailedError):
         engine.execute(plan([(1, 1)], finish=[(0, 1)], place=[other], grants=[(1, 0, 8)]))
@@ -153,7 +153,7 @@ def test_a_malformed_plan_leaves_the_record_of_the_attempt_before(engine):
 def test_a_row_that_fails_alone_tells_none(engine):
     """It drew no token that they could be of."""
     _run(engine, 2)
-    engine.runner.faulty_tokens = frozenset(_expected(2))
+    engine.inner.faulty_tokens = frozenset(_expected(2))
     result = engine.execute(plan([(0, 1)]))
 
     (state,) = engine.table.states()

@@ -42,11 +42,11 @@ def as_seen(runner: Runner, limits: RowLimits) -> Runner:
 
 
 class SteppingEngine(Engine):
-    """`runner` is the one inside, to break it."""
+    """`inner` is the runner as it was given, to break it."""
 
     def __init__(self, table: RowTable, runner: Runner, *more: Callable[[], int]) -> None:
         super().__init__(table, as_seen(runner, table.limits), *more)
-        self.runner = runner
+        self.inner = runner
 
     def execute(self, plan: BatchPlan) -> StepResult:
         return self.collect(self.launch(plan))
