@@ -5,8 +5,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken
 
+from edge_rig.tokenizers import byte_level_tokenizer
 from form_walks.walks import WalkEnd, takes, walk
 from paceline.forms.compiling import check_form
 from paceline.forms.errors import FormError, Reason
@@ -328,6 +330,34 @@ def test_a_form_allows_what_it_says(name):
     check_form(structured)
     assert [text for text in outputs if not takes(grammar_of(structured), text)] == []
     assert [text for text in others if takes(grammar_of(structured), text)] == []
+
+
+MARKS = ("<call>", "</call>", "<think>")
+
+
+def test_a_mark_that_is_one_token_may_be_that_token_or_be_spelled():
+    """The library takes such a token for none of a text: with text alone a model could not draw what it was taught."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
+    library = LLTokenizer(tokenizer.to_str(), eos_token=0)
+
+    def takes(structured, *parts, tokens=MARKS):
+        matcher = LLMatcher(library, grammar_of(structured, tokens), log_level=0)
+        whole = {mark: [tokenizer.token_to_id(mark)] for mark in MARKS}
+        ids = [each for part in parts for each in whole.get(part) or library.tokenize_str(part)]
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    form = tags(Tag(begin="<call>\n", json_schema=INTEGER, end="\n</call>"))
+    output = ("<think>", "hm", "<call>", "\n", "1", "\n", "</call>", "so ", "<call>", "\n", "2", "\n", "</call>")
+    assert takes(form, *output)
+    assert takes(form, "so <ca", "ll>\n", "1", "\n", "</call>", "<think>", " .")
+    assert not takes(form, *output, tokens=())
+    assert not takes(form, "<call>", "1")
+    assert not takes(form, "<call>", "\n", "1", "</call>")
+    once = tags(Tag(begin="<call>", regex="x"), at_most_one=True, required=True)
+    assert takes(once, "<think>", "<call>", "x")
+    assert not takes(once, "<think>", "<call>", "x", "<call>", "x")
+    assert not takes(once, "<think>")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """From a StructuredOutput as it was sent to the text that llguidance compiles. Imports no compiler."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from paceline.forms.errors import FormError, Reason
@@ -16,13 +17,18 @@ MAX_CHOICES = 1024
 MAX_TAGS = 128
 
 FIELD = "structured"
+_IS_TOKEN = re.compile(r"<[^<>\[\]\s]+>")
 
 Grammar = dict[str, Any]
 """One of llguidance's list: a JSON Schema, or Lark. The first is the whole output's, others are named in it."""
 
 
-def grammar_of(structured: sampling_pb2.StructuredOutput) -> str:
-    """Returns what to compile, with `LIMITS`. Raises FormError."""
+def grammar_of(structured: sampling_pb2.StructuredOutput, tokens: Collection[str] = ()) -> str:
+    """Returns what to compile, with `LIMITS`. Raises FormError.
+
+    `tokens` are what clients see of the tokenizer's added tokens. One that looks like `<this>` is no text to the
+    compiler: so marks of tags may be spelled or be such a token, and others may stand in free text.
+    """
     if structured.whitespace not in sampling_pb2.Whitespace.values():
         raise FormError(Reason.MALFORMED, f"{FIELD}.whitespace", f"is {structured.whitespace}, which means nothing")
     is_compact = structured.whitespace == sampling_pb2.WHITESPACE_COMPACT
@@ -35,7 +41,7 @@ def grammar_of(structured: sampling_pb2.StructuredOutput) -> str:
             schema = prepare_schema({"type": "object"}, FIELD, is_compact=is_compact)
             grammars = [{"json_schema": schema}]
         case "tags":
-            grammars = _tags(structured.tags, is_compact=is_compact)
+            grammars = _tags(structured.tags, list(filter(_IS_TOKEN.fullmatch, tokens)), is_compact=is_compact)
         case None:
             raise FormError(Reason.MALFORMED, FIELD, "has no form; set one of json_schema, regex, grammar, choice")
         case name:
@@ -83,18 +89,17 @@ def _choice(options: Sequence[str]) -> str:
     return "start: " + " | ".join(map(_quoted, options))
 
 
-def _tags(sent: sampling_pb2.Tags, *, is_compact: bool) -> list[Grammar]:
+def _tags(sent: sampling_pb2.Tags, tokens: Sequence[str], *, is_compact: bool) -> list[Grammar]:
     """Free text is lazy: it ends with the first mark, and each mark is one of a lexeme of its own."""
     tags, field = sent.tags, f"{FIELD}.tags.tags"
     _check_count(len(tags), field, MAX_TAGS)
     _check_size("".join(tag.begin + tag.end + _text(tag) for tag in tags), field, MAX_TEXT_BYTES)
     _check_begins([tag.begin for tag in tags], field)
     any_tag = " | ".join(f"tag_{index}" for index in range(len(tags)))
-    if sent.at_most_one:
-        start = f"({any_tag})" if sent.required else f"({any_tag} | TEXT)"
-    else:
-        start = f"({any_tag}){'+' if sent.required else '*'} TEXT"
-    lines, forms = [f"start: {start}", r"TEXT: /(.|\n)*/"], []
+    others = " | ".join(token for token in tokens if not any(tag.begin.startswith(token) for tag in tags))
+    lines = [_start(sent), r"TEXT: /(.|\n)*/", f"any_tag: {any_tag}"]
+    lines.append(f"others: (TEXT ({others}))*" if others else 'others: ""')
+    forms = []
     for index, tag in enumerate(tags):
         kind = tag.WhichOneof("form")
         if kind is None:
@@ -102,8 +107,22 @@ def _tags(sent: sampling_pb2.Tags, *, is_compact: bool) -> list[Grammar]:
         form = _form(kind, getattr(tag, kind), f"{field}[{index}].{kind}", is_compact=is_compact)
         forms.append({"name": f"form_{index}", **form})
         lines.append(f"begin_{index}[lazy]: TEXT {_quoted(tag.begin)}")
-        lines.append(f"tag_{index}: begin_{index} @form_{index} {_quoted(tag.end) if tag.end else ''}")
+        begin, end = _mark(tag.begin, tokens), _mark(tag.end, tokens)
+        begins = f"begin_{index} | TEXT {begin}" if begin.startswith("<") else f"begin_{index}"
+        lines.append(f"tag_{index}: ({begins}) @form_{index} ({_quoted(tag.end)} | {end})")
     return [_lark("\n".join(lines)), *forms]
+
+
+def _start(sent: sampling_pb2.Tags) -> str:
+    if sent.at_most_one:
+        return f"start: others {'any_tag' if sent.required else '(any_tag | TEXT)'}"
+    return f"start: (others any_tag){'+' if sent.required else '*'} others TEXT"
+
+
+def _mark(text: str, tokens: Sequence[str]) -> str:
+    """With the tokens in it as these, and the rest as text."""
+    parts = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
+    return " ".join(part if index % 2 else _quoted(part) for index, part in enumerate(parts) if part) or '""'
 
 
 def _text(tag: sampling_pb2.Tag) -> str:

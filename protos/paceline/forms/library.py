@@ -1,6 +1,6 @@
-"""What compiles forms here. Apart from the rest, as whoever places requests needs only its name."""
+"""What compiles forms here. Apart from the rest, as whoever places requests needs only its name, and reads no disk."""
 
-from importlib import metadata
+VERSION = "1.9.1"
 
-LIBRARY = f"llguidance {metadata.version('llguidance')}"
+LIBRARY = f"llguidance {VERSION}"
 """With its version, which masks depend on: executors with another one are given no request with a form."""

@@ -17,6 +17,11 @@ REFUSALS_AND_FAILURES = [
     (errors.InvalidRequestError("sampling.top_p", "is 2"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"),
     (errors.UnsupportedError("sampling.n"), grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED"),
     (errors.DuplicateRequestError("x"), grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
+    (
+        errors.InvalidFormError("STRUCTURED_MALFORMED", "structured.regex", "x"),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "STRUCTURED_MALFORMED",
+    ),
     (errors.StaleAttachmentError("x"), grpc.StatusCode.ABORTED, "STALE_ATTACHMENT"),
     (errors.SupersededError("x"), grpc.StatusCode.ABORTED, "STALE_ATTACHMENT"),
     (errors.ResumeMismatchError("x"), grpc.StatusCode.FAILED_PRECONDITION, "RESUME_MISMATCH"),

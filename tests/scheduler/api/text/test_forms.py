@@ -11,8 +11,10 @@ from paceline_scheduler.api.text import forms as module
 from paceline_scheduler.api.text.forms import Forms
 from paceline_scheduler.errors import InvalidFormError, QueueFullError
 
-SLOW = StructuredOutput(grammar="start: A\nA: /a{1000}/~1000")
-"""Its first mask takes a second and 180 MiB."""
+SLOW = StructuredOutput(grammar="start: a0\n" + "".join(f"a{i}: a{i + 1} a{i + 1}\n" for i in range(450)))
+"""A second until the compiler says that a name is unknown."""
+LARGE = StructuredOutput(grammar="start: A\nA: /a{1000}/~1000")
+"""Its first mask takes 180 MiB."""
 
 
 @pytest.fixture
@@ -45,10 +47,11 @@ async def test_a_form_is_checked_once_whether_it_is_taken_or_refused(forms, chec
     assert len(checked) == 2
 
 
-async def test_a_form_that_costs_too_much_ends_its_process_and_nothing_else(forms, checked):
-    assert (await refusal(forms, SLOW)).reason == "STRUCTURED_TOO_COMPLEX"
+@pytest.mark.parametrize("form", [SLOW, LARGE], ids=["slow", "large"])
+async def test_a_form_that_costs_too_much_ends_its_process_and_nothing_else(forms, checked, form):
+    assert (await refusal(forms, form)).reason == "STRUCTURED_TOO_COMPLEX"
     await forms.check(StructuredOutput(regex="a").SerializeToString())
-    assert (await refusal(forms, SLOW)).reason == "STRUCTURED_TOO_COMPLEX"
+    assert (await refusal(forms, form)).reason == "STRUCTURED_TOO_COMPLEX"
     assert len(checked) == 2
 
 

@@ -16,6 +16,7 @@ from edge_rig.tokenizers import (
     tokenizer_source,
     try_here,
 )
+from paceline.forms.library import LIBRARY
 from paceline.plan.hashes import TOKENIZER_FORM, tokenizer_digest, tokenizer_form
 from paceline.plan.sampling import GenerationDefaults
 from paceline.plan.values import Model
@@ -227,6 +228,16 @@ def test_a_form_that_is_not_known_here_decides_nothing_for_the_others():
         for tokenizers in ([known, claimed], [claimed, known]):
             (served,) = served_models([LinkedExecutor(0.0, model=model, tokenizer=each) for each in tokenizers])
             assert served.tokenizer == known
+
+
+def test_a_model_is_said_to_take_forms_where_one_executor_holds_outputs_to_them_with_the_library_here():
+    def told(*libraries):
+        models = [Model("tiny", "llama", 256, 400, structured_output=library) for library in libraries]
+        (served,) = served_models([LinkedExecutor(0.0, model=each, tokenizer=BYTE_LEVEL) for each in models])
+        return served.structured_output
+
+    assert told("", LIBRARY, "") == told(LIBRARY, "llguidance 1.0.0") == told("llguidance 1.0.0", LIBRARY) == LIBRARY
+    assert (told("", ""), told("llguidance 1.0.0", "")) == ("", "llguidance 1.0.0")
 
 
 async def test_an_executor_that_is_slow_with_its_tokenizer_keeps_no_other_model_waiting():
