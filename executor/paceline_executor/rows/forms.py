@@ -6,6 +6,7 @@ in the one that asks. Refuses to know devices and plans.
 """
 
 import hashlib
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -174,6 +175,7 @@ class FormMasker:
         self.meter = Meter(COUNTED)
         self._threads = LLExecutor(max(1, min(_MAX_MASKING_THREADS, usable_cores() // 2)))
         self._tokenizer: LLTokenizer | None = None
+        self._marks: tuple[str, ...] = ()  # added tokens that are part of an output's text
         self._lock = Lock()
         self._compiled: OrderedDict[bytes, tuple[Future[LLMatcher], int]] = OrderedDict()  # with bytes; last used last
         self._num_bytes = 0
@@ -235,7 +237,9 @@ class FormMasker:
             if self._tokenizer is None:
                 text, ends = self._tokenizer_json.decode(), list(self._end_token_ids)
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=ends)
-        grammar = grammar_of(StructuredOutput.FromString(structured))
+                added = json.loads(text).get("added_tokens", ())
+                self._marks = tuple(token["content"] for token in added if not token["special"])
+        grammar = grammar_of(StructuredOutput.FromString(structured), self._marks)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         matcher.compute_bitmask()
         with self._lock:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafting.serving import serve
-from executor_rig.forms import WhenTold, bytes_forms, choice, json_schema, letter_forms, regex
+from executor_rig.forms import WhenTold, bytes_forms, call, choice, json_schema, letter_forms, regex
 from executor_rig.hash_runner import HashRunner
 from executor_rig.plans import int32, placement, plan
 from executor_rig.stepping import SteppingEngine
@@ -141,6 +141,15 @@ def test_ids_without_a_text_are_never_left():
     form = forms.begin(placement(0, [1], end_token_ids=END_TOKEN_IDS, structured=regex("(?s:.*)")))
     (free,) = left(forms, form, [], vocab_size=288)
     assert free == {*range(0x80), *range(0xC2, 0xF5), *END_TOKEN_IDS}  # what UTF-8 begins with
+
+
+def test_a_mark_that_is_one_token_may_be_drawn_as_one():
+    forms = letter_forms(LETTERS, ENDS, marks={10: "<call>", 11: "</call>"})
+    form = forms.begin(placement(0, [1], end_token_ids=ENDS, structured=call("<call>", "</call>", "ab")))
+    assert 10 in left(forms, form, [])[0]
+    assert left(forms, form, [10]) == [{0}]
+    assert 11 in left(forms, form, [10, 0, 1])[0]
+    assert left(forms, form, [10, 0, 1, 11]) == [set(ENDS)]
 
 
 def test_rows_draw_what_their_forms_allow_and_end_with_them(table):

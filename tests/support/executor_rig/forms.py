@@ -2,12 +2,12 @@
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
 from paceline.bytes_tokenizer import END_TOKEN_IDS, VOCAB_SIZE
-from paceline.v1.sampling_pb2 import WHITESPACE_COMPACT, Choice, StructuredOutput
+from paceline.v1.sampling_pb2 import WHITESPACE_COMPACT, Choice, StructuredOutput, Tag, Tags
 from paceline_executor.rows.forms import FormMasker
 from paceline_executor.start.opening import simulated_tokenizer
 
@@ -64,20 +64,31 @@ class WhenTold(AtOnce):
             self._waiting.popleft()()
 
 
+def call(begin: str, end: str, pattern: str) -> bytes:
+    """One tag, and nothing behind it."""
+    message = StructuredOutput(
+        tags=Tags(tags=[Tag(begin=begin, regex=pattern, end=end)], required=True, at_most_one=True)
+    )
+    return message.SerializeToString(deterministic=True)
+
+
 def bytes_forms(pool: Executor | None = None) -> FormMasker:
     """Of the tokenizer of bytes."""
     tokenizer_json = simulated_tokenizer(VOCAB_SIZE).tokenizer_json
     return FormMasker(tokenizer_json, END_TOKEN_IDS, VOCAB_SIZE, pool or AtOnce())
 
 
-def letter_forms(vocab_size: int, end_token_ids: Sequence[int], pool: Executor | None = None) -> FormMasker:
-    """Token i is the i-th letter, an end token a special one; those behind the letters have no text."""
+def letter_forms(
+    vocab_size: int, end_token_ids: Sequence[int], pool: Executor | None = None, marks: Mapping[int, str] | None = None
+) -> FormMasker:
+    """Token i is the i-th letter, but for end tokens and marks; those behind the letters have no text."""
+    texts = {i: f"<|end{i}|>" for i in end_token_ids} | dict(marks or {})
     added = [
-        {"id": i, "content": f"<|end{i}|>", "special": True, "normalized": False}
+        {"id": i, "content": text, "special": i in end_token_ids, "normalized": False}
         | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-        for i in end_token_ids
+        for i, text in texts.items()
     ]
-    vocab = {f"<|end{i}|>" if i in end_token_ids else LETTERS[i]: i for i in range(min(vocab_size, len(LETTERS)))}
+    vocab = {texts.get(i, LETTERS[i]): i for i in range(min(vocab_size, len(LETTERS)))}
     whole = {
         "version": "1.0",
         "added_tokens": added,
