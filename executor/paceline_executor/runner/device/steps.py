@@ -1,7 +1,7 @@
 """Steps on a device: what they launch, captured for every bucket, or launched one by one where none fits.
 
 A step is two captures: `forward` up to the hidden states that tokens are drawn after, and `draw`, so that what the host
-decides in between (rules, later masks of grammars) needs no capture of its own. Where there may be drafts, the plan is
+decides in between (rules, masks of forms) needs no capture of its own. Where there may be drafts, the plan is
 read by one before them, and drafting, which is launched if a row may have any, lies between. Steps begin and end in
 memory that host and device share: nothing is copied, and nothing is waited for. Refuses to know plans and results.
 """
