@@ -246,7 +246,7 @@ def test_models_are_a_table_or_json():
         table = run("models", target=server.target)
         array = run("models", "--json", target=server.target)
     header, row = table.stdout.splitlines()
-    named = ["Model", "Architecture", "Size", "Weights", "Bits", "Memory", "Context", "Executors", "Forms"]
+    named = ["Model", "Architecture", "Size", "Weights", "Bits", "Memory", "Context", "Executors"]
     assert header.split() == named
     assert row.split() == ["small", "llama", "135", "M", "unquantised", "5.6", "90", "MiB", "2048", "2"]
     (fields,) = json.loads(array.stdout)

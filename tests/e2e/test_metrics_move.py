@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.v1.executor_pb2 import ProfileRequest
 from paceline.v1.executor_pb2_grpc import ExecutorServiceStub
-from paceline_client import AsyncClient, Sampling, Stopping
+from paceline_client import AsyncClient, JsonSchema, Sampling, Stopping
 from paceline_client.errors import PacelineError
 from service_processes.logged import SchedulerTestProcess
 from service_processes.measured import event, module_process
@@ -18,9 +18,11 @@ from service_processes.measured import event, module_process
 PORTS = ("--port", "0", "--health-port", "0", "--metrics-port", "0")
 SMALL = ("--max-num-seqs", "8", "--max-model-len", "512", "--kv-cache-memory", "2MiB")
 CONSTANT = {"cache_config_info", "executor_info", "executor_ranks", "executor_weight_bytes"}
-CONSTANT |= {"executor_kv_blocks", "executor_kv_cache_bytes"}
+CONSTANT |= {"executor_kv_blocks", "executor_kv_cache_bytes", "executor_expert_load_ratio"}  # of a mixture
 # What no client and no operator can do to a sound system; their own tests show them.
-NOT_HERE = {"executor_refused_plans", "executor_failed_steps"}
+NOT_HERE = {"executor_refused_plans", "executor_failed_steps", "executor_failed_forms"}
+FORM = {"type": "object", "properties": {"harbour_of_the_fishermen": {"enum": [1743]}}, "additionalProperties": False}
+FORM["required"] = list(FORM["properties"])
 LETTER = "The harbour was built in 1743 by fishermen who had lost their boats in the great storm. "
 
 
@@ -58,7 +60,7 @@ def value(families, name, **labels):
 
 async def ask(target, text, most, **others):
     async with AsyncClient(target) as client:
-        stopping = Stopping(max_tokens=most, ignore_eos=True)
+        stopping = Stopping(max_tokens=most, ignore_eos="structured" not in others)
         return await client.generate(text, stopping=stopping, sampling=Sampling(temperature=0.0), **others)
 
 
@@ -67,6 +69,7 @@ async def load(target):
     await asyncio.gather(*(ask(target, f"{number} {LETTER}", 4) for number in range(24)))
     for _ in range(2):
         await ask(target, LETTER * 4, 60)
+        await ask(target, LETTER, 60, structured=JsonSchema(FORM, compact=True))
     with pytest.raises(PacelineError):
         await ask(target, LETTER, 10_000)
     await asyncio.gather(*(ask(target, f"{LETTER * 2}{number}", 330, tenant=f"t-{number}") for number in range(6)))

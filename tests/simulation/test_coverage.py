@@ -23,7 +23,10 @@ LINK = (
     "result_batcher",
     "step_loop",
 )
-FILES = [*(ROOT / "link" / f"{name}.py" for name in LINK), *(ROOT / "rows").glob("[!_]*.py")]
+# No simulated client asks for a form yet: `tests/executor/rows/test_forms.py` shows what becomes of these.
+LEFT_OUT = {"forms.py"}
+ROWS = (path for path in (ROOT / "rows").glob("[!_]*.py") if path.name not in LEFT_OUT)
+FILES = [*(ROOT / "link" / f"{name}.py" for name in LINK), *ROWS]
 
 
 def lines_of_functions(code):

@@ -52,7 +52,7 @@ def table_of(served: list[Model]) -> Table:
             memory = f"{model.weight_bytes / 2**20:,.0f} MiB"
             bits = f"{model.weight_bytes * 8 / model.num_parameters:.1f}" if model.num_parameters else ""
         numbers = str(model.max_model_len), str(model.num_executors)
-        table.add_row(model.name, model.architecture, size, form, bits, memory, *numbers, model.structured_output)
+        table.add_row(model.name, model.architecture, size, form, bits, memory, *numbers)
     return table
 
 
@@ -65,5 +65,4 @@ _COLUMNS = (
     ("Memory", "right"),
     ("Context", "right"),
     ("Executors", "right"),
-    ("Forms", "left"),
 )
