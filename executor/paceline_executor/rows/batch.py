@@ -56,9 +56,7 @@ def prepare(
     places: npt.NDArray[np.intp],
     limits: RowLimits,
 ) -> Prepared:
-    """rules, forms: by row, where any. places: those in the plan's columns of the
-    rows that have not ended.
-    """
+    """rules, forms: by row, where any. places: those in the plan's columns of the rows that have not ended."""
     rows, num_tokens = plan.rows[places], plan.num_scheduled_tokens[places]
     known, num_drafts = columns.known_bound[rows], granted_drafts(plan, places, limits)
     if plan.num_draft_tokens.size:
@@ -108,8 +106,7 @@ def _forced(
     found: dict[int, Int32Array] = {}
     for row in rows[num_drafts > 0].tolist():
         if row in forms:
-            output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]]
-            found[row] = forms[row].forced_at(output)[:MAX_FORCED_TOKENS]
+            found[row] = forms[row].forced_at(columns.output_of(row))[:MAX_FORCED_TOKENS]
     forced = np.array([row for row, token_ids in found.items() if token_ids.size], dtype=np.int32)
     if not forced.size:
         return None

@@ -52,6 +52,10 @@ class RowArrays:
         self.tokens = np.zeros((num_rows, limits.max_model_len), dtype=np.int32)
         self.max_end_tokens = 1  # columns of end_tokens worth comparing
 
+    def output_of(self, row: int) -> npt.NDArray[np.int32]:
+        """Returns a view of its output tokens that are known."""
+        return self.tokens[row, self.num_prompt[row] : self.num_known[row]]
+
     def progress(self, rows: npt.NDArray[np.int32]) -> RowProgress:
         """Returns a copy of all but the tokens."""
         return self.num_computed[rows], self.num_known[rows], self.finish[rows]

@@ -103,7 +103,7 @@ class Occupants:
 
     def _state(self, row: int) -> RowState:
         columns, placement = self._columns, self._placements[row]
-        output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]].copy()
+        output = columns.output_of(row).copy()
         is_failed_placement = columns.num_known[row] == 0
         logprobs = self.logprobs.get(row)
         return RowState(

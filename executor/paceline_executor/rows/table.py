@@ -147,8 +147,8 @@ class RowTable:
         columns, forms, rows = self._columns, self._occupants.forms, []
         for index, row in enumerate(launched.prepared.rows[launched.prepared.batch.sampled].tolist()):
             if row in forms and row not in launched.idle and columns.finish[row] == GOES_ON:
-                output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]]
-                rows.append(MaskedRow(row, forms[row], output, NO_TOKENS if drafts is None else drafts.list_of(index)))
+                of_row = NO_TOKENS if drafts is None else drafts.list_of(index)
+                rows.append(MaskedRow(row, forms[row], columns.output_of(row), of_row))
         filled = self._forms.fill(rows)
         launched.waiting.update(filled.waiting)
         launched.failed_forms.update(filled.failed)

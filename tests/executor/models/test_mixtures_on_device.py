@@ -49,7 +49,10 @@ from random_models import MIXTURE_CONFIGS, RandomCheckpoint, gguf_mixture
 if importlib.util.find_spec("triton") is None:  # it is for Linux
     pytest.skip("needs Triton", allow_module_level=True)
 
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.usefixtures("ieee_arithmetic"),
+]
 
 slow = pytest.mark.slow
 FLOAT32, FLOAT16, AS_STORED = torch.float32, torch.float16, MatrixKind.AS_STORED
@@ -57,13 +60,6 @@ FLOAT32, FLOAT16, AS_STORED = torch.float32, torch.float16, MatrixKind.AS_STORED
 QWEN3_MOE = {"model_type": "qwen3_moe", "vocab_size": 272, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
 QWEN3_MOE |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 4}
 QWEN3_MOE |= {"num_experts_per_tok": 2, "moe_intermediate_size": 64, "max_position_embeddings": 512}
-
-
-@pytest.fixture(autouse=True)
-def _ieee_arithmetic():
-    """Infinity and NaN are results like others: the interpreter computes with numpy, which would warn."""
-    with np.errstate(all="ignore"):
-        yield
 
 
 def families_of(*chosen):

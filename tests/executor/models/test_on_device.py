@@ -47,14 +47,10 @@ from random_models import FAMILY_CONFIGS, RandomCheckpoint, gguf_parts, tiny_che
 if importlib.util.find_spec("triton") is None:  # it is for Linux
     pytest.skip("needs Triton", allow_module_level=True)
 
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _ieee_arithmetic():
-    """Infinity and NaN are results like others: the interpreter computes with numpy, which would warn."""
-    with np.errstate(all="ignore"):
-        yield
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.usefixtures("ieee_arithmetic"),
+]
 
 
 def families_of(*chosen):
