@@ -13,6 +13,7 @@ from jinja2 import ext, nodes, parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_TEMPLATE_CHARS = 1 << 20
+_NOTHING: Mapping[str, Any] = {}
 
 
 class ChatRefusedError(Exception):
@@ -49,20 +50,23 @@ class ChatTemplate:
         except Exception as error:  # a hostile source can fail in any way
             raise TemplateFailedError(_sentence(error)) from error
 
-    def render(self, messages: list[dict[str, str]], now: datetime, max_chars: int) -> str:
-        """The template may show the local time `now`. Raises ChatRefusedError, and TemplateFailedError also above
-        `max_chars`.
+    def render(
+        self, messages: list[dict[str, Any]], now: datetime, max_chars: int, variables: Mapping[str, Any] = _NOTHING
+    ) -> str:
+        """The template may show the local time `now`. `variables` are such as tools. Raises ChatRefusedError, and
+        TemplateFailedError also above `max_chars`.
         """
-        variables = self._constants | {
+        given = self._constants | {
             "messages": messages,
             "tools": None,
             "documents": None,
             "add_generation_prompt": True,
             "strftime_now": now.strftime,
+            **variables,
         }
         pieces, num_chars = [], 0
         try:
-            for piece in self._template.generate(variables):
+            for piece in self._template.generate(given):
                 num_chars += len(piece)
                 if num_chars > max_chars:
                     raise TemplateFailedError(f"the rendered chat has more characters than the limit of {max_chars}")
