@@ -29,6 +29,8 @@ def grammar_of(structured: sampling_pb2.StructuredOutput, tokens: Collection[str
     `tokens` are what clients see of the tokenizer's added tokens. One that looks like `<this>` is no text to the
     compiler: so marks of tags may be spelled or be such a token, and others may stand in free text.
     """
+    if structured.HasField("composed"):
+        return structured.composed
     if structured.whitespace not in sampling_pb2.Whitespace.values():
         raise FormError(Reason.MALFORMED, f"{FIELD}.whitespace", f"is {structured.whitespace}, which means nothing")
     is_compact = structured.whitespace == sampling_pb2.WHITESPACE_COMPACT

@@ -400,6 +400,7 @@ class StructuredOutput(_message.Message):
     CHOICE_FIELD_NUMBER: _builtins.int
     JSON_OBJECT_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    COMPOSED_FIELD_NUMBER: _builtins.int
     WHITESPACE_FIELD_NUMBER: _builtins.int
     IN_REASONING_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
@@ -410,11 +411,15 @@ class StructuredOutput(_message.Message):
     """grammar is a context-free grammar in Lark form that derives the output. At most 64 KiB."""
     json_object: _builtins.bool
     """json_object asks for any JSON object; true, or unset."""
+    composed: _builtins.str
+    """composed is a form over tokens, as schedulers write it of tools and of what marks a model's reasoning: the list of
+    grammars that Model.structured_output takes, as JSON. Of a client it is refused by name.
+    """
     whitespace: Global___Whitespace.ValueType
     """whitespace says what may stand between the tokens of JSON."""
     in_reasoning: _builtins.bool
     """in_reasoning puts the model's reasoning under the form, too. Default false: it is free text, and the form begins
-    behind it; of a model whose marks of reasoning are not known, which none are yet, the form is over the whole output.
+    behind it; of a model whose marks of reasoning are not known the form is over the whole output.
     """
     @_builtins.property
     def choice(self) -> Global___Choice:
@@ -433,16 +438,17 @@ class StructuredOutput(_message.Message):
         choice: Global___Choice | None = ...,
         json_object: _builtins.bool = ...,
         tags: Global___Tags | None = ...,
+        composed: _builtins.str = ...,
         whitespace: Global___Whitespace.ValueType = ...,
         in_reasoning: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_in_reasoning", b"_in_reasoning", "choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "in_reasoning", b"in_reasoning", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex", "tags", b"tags"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_in_reasoning", b"_in_reasoning", "choice", b"choice", "composed", b"composed", "constraint", b"constraint", "grammar", b"grammar", "in_reasoning", b"in_reasoning", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex", "tags", b"tags"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_reasoning", b"_in_reasoning", "choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "in_reasoning", b"in_reasoning", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex", "tags", b"tags", "whitespace", b"whitespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_reasoning", b"_in_reasoning", "choice", b"choice", "composed", b"composed", "constraint", b"constraint", "grammar", b"grammar", "in_reasoning", b"in_reasoning", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex", "tags", b"tags", "whitespace", b"whitespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__in_reasoning: _TypeAlias = _typing.Literal["in_reasoning"]  # noqa: Y015
     _WhichOneofArgType__in_reasoning: _TypeAlias = _typing.Literal["_in_reasoning", b"_in_reasoning"]  # noqa: Y015
-    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "regex", "grammar", "choice", "json_object", "tags"]  # noqa: Y015
+    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "regex", "grammar", "choice", "json_object", "tags", "composed"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__in_reasoning) -> _WhichOneofReturnType__in_reasoning | None: ...

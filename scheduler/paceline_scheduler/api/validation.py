@@ -333,6 +333,8 @@ def _structured(message: inference_pb2.GenerateRequest) -> bytes:
     if message.HasField("structured") and message.stopping.ignore_eos:
         sentence = "is set beside structured: a structured output ends where its form is complete"
         raise InvalidRequestError("stopping.ignore_eos", sentence)
+    if message.structured.HasField("composed"):
+        raise InvalidRequestError("structured.composed", "is for schedulers to write; set another form")
     form = sampling_pb2.StructuredOutput()
     form.CopyFrom(message.structured)
     form.DiscardUnknownFields()
