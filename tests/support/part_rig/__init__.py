@@ -88,17 +88,11 @@ def cut(
     detokenizer, pieces = Detokenizer(spelling, skip_special_tokens=True, before=[0]), []
     for token_id in vocabulary.encode(output):
         cutter.take(token_id, detokenizer.take([token_id]))
-        pieces.append(_taken(cutter))
+        pieces.append(cutter.taken())
     if is_finished:
         cutter.finish()
-        pieces.append(_taken(cutter))
+        pieces.append(cutter.taken())
     return gathered(pieces, cutter.num_reasoning_tokens)
-
-
-def _taken(cutter: PartCutter) -> tuple[Part, ...]:
-    parts = tuple(cutter.parts)
-    cutter.parts.clear()
-    return parts
 
 
 def gathered(pieces: Iterable[Iterable[Part]], num_reasoning_tokens: int = 0) -> Cut:
