@@ -29,6 +29,7 @@ class TokenizerSource:
     special_tokens: tuple[tuple[str, str], ...]  # names that templates know, such as bos_token, and texts
     defaults: GenerationDefaults
     default_system_text: str | None = None  # of a chat without a system message; None: its template decides
+    response_template: str | None = None  # how the model marks the parts of its output, in JSON; None: it does not say
 
     def is_alike(self, other: "TokenizerSource") -> bool:
         """Whether a model may be served with both: one vocabulary, which executors of different releases may read in

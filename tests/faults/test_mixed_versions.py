@@ -63,7 +63,9 @@ def older(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """It says much where only later forms look: its begin token, its end tokens, and what a template calls them."""
+    """It says much where only later forms look: its begin token, its end tokens, what a template calls them, and how
+    outputs are marked.
+    """
     folder = tmp_path_factory.mktemp("model") / "tiny"
     folder.mkdir()
     sizes = {"vocab_size": 400, "num_layers": 8, "max_model_len": 2048, "tie_word_embeddings": False}
@@ -72,6 +74,7 @@ def model(tmp_path_factory):
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer.save(str(folder / "tokenizer.json"))
     named = {"tokenizer_class": "LlamaTokenizer", "chat_template": "{{ bos_token }}" + CHAT_TEMPLATE}
+    named["response_template"] = {"start_anchor": "<|im_start|>assistant", "fields": {"content": {}}}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     fields = llama_fields(checkpoint.config) | {"eos_token_id": [2, *range(300, 304)]}
     (folder / "config.json").write_text(json.dumps(fields))

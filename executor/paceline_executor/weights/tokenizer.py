@@ -50,6 +50,7 @@ class TokenizerBundle:
     special_tokens: tuple[tuple[str, str], ...]
     defaults: GenerationDefaults
     default_system_text: str | None = None  # of a chat without a system message; None: its template decides
+    response_template: str | None = None  # how outputs are marked, in JSON, untrusted
 
 
 def make_bundle(

@@ -380,8 +380,8 @@ class GetTokenizerResponse(_message.Message):
     last: _builtins.bool
     """last says that nothing follows."""
     response_template: _builtins.str
-    """response_template says in JSON how the model marks reasoning and tool calls in its output; unset when its files do
-    not say. Never set yet.
+    """response_template says in JSON, as transformers has it, how the model marks reasoning and tool calls in its output;
+    unset when its files do not say.
     """
     default_system_text: _builtins.str
     """default_system_text is the system message of a chat that has none; unset: the template decides."""

@@ -740,7 +740,8 @@ class Delta(_message.Message):
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputPart]:
         """parts are what these tokens add to the output as it is cut at the marks of the model's response template, if asked
-        for; `text` holds the same with the marks. Never set yet.
+        for; `text` holds the same with those marks that are no special tokens, and with the spaces around the whole of
+        text and reasoning. Text behind a stop text is in neither. A call that cannot be read is text.
         """
 
     def __init__(
@@ -812,11 +813,13 @@ class ToolCallPart(_message.Message):
     index: _builtins.int
     """index numbers the calls of the completion: 0, 1, …."""
     id: _builtins.str
-    """id tells the call from others of the conversation; set in the first piece only."""
+    """id tells the call from others of the conversation: nine letters or digits, the same again whenever the request is
+    sent again; set in the first piece only.
+    """
     name: _builtins.str
     """name is the tool's; set in the first piece only."""
     arguments: _builtins.str
-    """arguments is what this piece adds to the JSON object of the arguments."""
+    """arguments is what this piece adds to the JSON object of the arguments. max_tokens may cut it."""
     def __init__(
         self,
         *,
@@ -951,7 +954,7 @@ class Usage(_message.Message):
     num_accepted_draft_tokens: _builtins.int
     """num_accepted_draft_tokens is how many of them became output."""
     num_reasoning_tokens: _builtins.int
-    """num_reasoning_tokens is how many output tokens are reasoning, if parts were asked for. Always 0 yet."""
+    """num_reasoning_tokens is how many output tokens are reasoning or its marks, if parts were asked for."""
     def __init__(
         self,
         *,
@@ -1345,6 +1348,8 @@ class Model(_message.Message):
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     NUM_RANKS_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
+    SUPPORTS_TOOLS_FIELD_NUMBER: _builtins.int
+    SUPPORTS_REASONING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name is what requests call it."""
     architecture: _builtins.str
@@ -1377,6 +1382,12 @@ class Model(_message.Message):
     """structured_output names what holds outputs to a form, with its version, such as "llguidance 1.9.1": requests with a
     form run where it is the same. Empty: they are refused.
     """
+    supports_tools: _builtins.bool
+    """supports_tools says that calls of tools are known by marks, and that the model's own chat template writes what is
+    read so. Requests with tools are refused otherwise.
+    """
+    supports_reasoning: _builtins.bool
+    """supports_reasoning says that reasoning is known by marks."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """end_token_ids end a completion unless ignore_eos is set."""
@@ -1409,10 +1420,12 @@ class Model(_message.Message):
         weights_digest: _builtins.str = ...,
         num_ranks: _builtins.int = ...,
         structured_output: _builtins.str = ...,
+        supports_tools: _builtins.bool = ...,
+        supports_reasoning: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "has_dummy_weights", b"has_dummy_weights", "max_model_len", b"max_model_len", "name", b"name", "num_executors", b"num_executors", "num_parameters", b"num_parameters", "num_ranks", b"num_ranks", "quantization", b"quantization", "structured_output", b"structured_output", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "has_dummy_weights", b"has_dummy_weights", "max_model_len", b"max_model_len", "name", b"name", "num_executors", b"num_executors", "num_parameters", b"num_parameters", "num_ranks", b"num_ranks", "quantization", b"quantization", "structured_output", b"structured_output", "supports_reasoning", b"supports_reasoning", "supports_tools", b"supports_tools", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -994,6 +994,7 @@ class RequestContext(_message.Message):
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     REQUEST_WITH_FORM_FIELD_NUMBER: _builtins.int
+    OUTPUT_FORMAT_FIELD_NUMBER: _builtins.int
     body_digest: _builtins.bytes
     """body_digest is the BLAKE2b-128 digest of the request, prompt included, without what changes from one attachment to
     the next: it tells a resent request from another one of the same id.
@@ -1012,6 +1013,10 @@ class RequestContext(_message.Message):
     """num_draft_tokens is how many drafts were verified before it was placed."""
     num_accepted_draft_tokens: _builtins.int
     """num_accepted_draft_tokens is how many of them became output."""
+    output_format: _builtins.str
+    """output_format names, with its version, what the output is cut into parts by: a scheduler that has none of this name
+    refuses to go on with the request, as it would cut other parts. Empty: it is not cut.
+    """
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest:
         """request is the request as sent, without its prompt and what changes from one attachment to the next."""
@@ -1056,10 +1061,11 @@ class RequestContext(_message.Message):
         num_draft_tokens: _builtins.int = ...,
         num_accepted_draft_tokens: _builtins.int = ...,
         request_with_form: _inference_pb2.GenerateRequest | None = ...,
+        output_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "request", b"request", "request_with_form", b"request_with_form", "settings", b"settings", "times", b"times", "waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "body_digest", b"body_digest", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_executor_deaths", b"num_executor_deaths", "num_preemptions", b"num_preemptions", "num_prompt_cached_tokens", b"num_prompt_cached_tokens", "request", b"request", "request_with_form", b"request_with_form", "settings", b"settings", "times", b"times", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "body_digest", b"body_digest", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_executor_deaths", b"num_executor_deaths", "num_preemptions", b"num_preemptions", "num_prompt_cached_tokens", b"num_prompt_cached_tokens", "output_format", b"output_format", "request", b"request", "request_with_form", b"request_with_form", "settings", b"settings", "times", b"times", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_death_offset: _TypeAlias = _typing.Literal["last_death_offset"]  # noqa: Y015
     _WhichOneofArgType__last_death_offset: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset"]  # noqa: Y015

@@ -310,13 +310,11 @@ class OutputOptions(_message.Message):
     once, and no more than 1,024 tokens are gathered, fewer when they come with much beside them. At least 1, default 1.
     """
     parts: _builtins.bool
-    """parts also returns the output cut into text, reasoning and tool calls, as the model's response template marks them.
-    Default: whether the request has tools. Not supported yet: set to true, it is refused by name.
+    """parts also returns the output cut into text, reasoning and tool calls, as the model's response template marks them;
+    of a model whose marks are not known all is text. Default: whether the request has tools.
     """
     token_bytes: _builtins.bool
-    """token_bytes also returns the bytes of each token beside its log-probability. Default false. Not supported yet: set
-    to true, it is refused by name.
-    """
+    """token_bytes also returns the bytes of each token beside its log-probability. Default false."""
     def __init__(
         self,
         *,
@@ -571,7 +569,7 @@ class TokenLogprobs(_message.Message):
     """logprob is its log-probability."""
     token_bytes: _builtins.bytes
     """token_bytes are the bytes that the token stands for, of a special token its name; they need not be whole
-    characters. Unset: not asked for; executors leave it unset. Never set yet.
+    characters. Unset: not asked for; executors leave it unset.
     """
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
@@ -609,7 +607,7 @@ class TokenLogprob(_message.Message):
     logprob: _builtins.float
     """logprob is its log-probability."""
     token_bytes: _builtins.bytes
-    """token_bytes are as in TokenLogprobs. Never set yet."""
+    """token_bytes are as in TokenLogprobs."""
     def __init__(
         self,
         *,

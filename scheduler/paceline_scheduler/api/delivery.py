@@ -111,6 +111,10 @@ class Delivery:
             delta.logprobs = batch.logprobs[handle][: len(token_ids)]
         if handle in batch.prompt_logprobs:
             delta.prompt_logprobs = batch.prompt_logprobs[handle]
+        if completion.token_bytes is not None:
+            delta.token_bytes = completion.token_bytes
+        if completion.text.has_parts:
+            delta.parts = completion.text.take_parts()
         completion.num_tokens += len(token_ids)
         completion.rolling_hash = hash_
         if match is not None or notice is not None:
@@ -156,6 +160,7 @@ class Delivery:
         point, prefix = request.point, resumed.prefix_token_ids.tolist()
         completion.num_tokens, completion.rolling_hash = len(prefix), point.resume_hash
         match, stop_token_id = completion.text.replay(prefix, request.end_token_ids)
+        completion.text.take_parts()  # the client has them
         notice = None if resumed.outputs is None else resumed.outputs.finishes.get(completion.handle)
         if match is None and stop_token_id is None:
             return False
@@ -185,6 +190,7 @@ class Delivery:
             num_prompt_tokens=completion.stream.num_prompt_tokens,
             num_cached_tokens=0 if known is None else known.num_cached_tokens,
             num_output_tokens=completion.num_tokens,
+            num_reasoning_tokens=completion.text.num_reasoning_tokens,
             times=None if known is None else known.times,
             drafts=NO_DRAFTS if known is None else known.drafts,
         )

@@ -15,7 +15,7 @@ from random import SystemRandom
 
 from paceline.plan.values import RecordId
 from paceline.process.callers import Caller
-from paceline.v1.inference_pb2 import GenerateRequest
+from paceline.v1.inference_pb2 import TOOL_CHOICE_MODE_NONE, GenerateRequest
 from paceline_scheduler.api.delivery import Delivery
 from paceline_scheduler.api.fan_out import core_requests
 from paceline_scheduler.api.limits import EdgeLimits
@@ -26,6 +26,8 @@ from paceline_scheduler.api.resumption import ValidResumption, check_resumption,
 from paceline_scheduler.api.servicer_access import tenant_of
 from paceline_scheduler.api.stream import RequestStream, StreamedCompletion, StreamState
 from paceline_scheduler.api.text.detokenizer import Detokenizer
+from paceline_scheduler.api.text.parts.bound import OutputFormat
+from paceline_scheduler.api.text.parts.cutter import PartCutter, Wanted
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.api.text.tokenizer import TextModel
 from paceline_scheduler.api.unserved import Unserved
@@ -203,8 +205,11 @@ class Edge:
                 first = replace(first, waited_s=first.waited_s + waited_s)
             text_model = await self.texts.model(model)
             await self.executors.until_synced(arrival)  # lost meanwhile, perhaps
+            output_format = None
+            if first.output_format:
+                output_format = self.texts.output_format(model, text_model, first.output_format)
             if stream.state is StreamState.PREPARING:
-                self._run(stream, first, resumption, text_model)
+                self._run(stream, first, resumption, text_model, output_format)
         except SchedulerError as error:
             if stream.state is not StreamState.ENDED:
                 self.requests.forget(stream)
@@ -235,22 +240,35 @@ class Edge:
             # Before it is tokenised.
             self.backend.views.require_time(model.name, self.backend.now_s(), request.key.tenant)
         # All clients come back at once: what is known is not tokenised again.
-        known = None
+        known, options = None, text_options(message)
         if resumption.is_begun:
             known = self.backend.views.known(request.key, request.body_digest, model.name)
         if known is None:
             if message.HasField("structured"):
                 await self.texts.forms.check(request.structured)
+            if message.chat.tools:
+                await self.texts.require_tools(model)
             token_ids = await self.texts.token_ids(message, model)
-            words = text_options(message).bad_words
+            words = options.bad_words
             bad_words = await self.texts.bad_word_token_ids(words, model) if words else ()
         else:
             token_ids, bad_words = known.prompt_token_ids, known.bad_words
         check_context(len(token_ids), resumption, model)
         check_prompt_logprobs(request.num_prompt_logprobs, len(token_ids))
+        if options.wants_parts:
+            # What the client has of it was cut so.
+            output_format = known.output_format if known is not None else ""
+            request = replace(request, output_format=output_format or self.texts.format_name(model.tokenizer))
         return replace(request, prompt_token_ids=token_ids, bad_words=bad_words), model, resumption
 
-    def _run(self, stream: RequestStream, first: Request, resumption: ValidResumption, text_model: TextModel) -> None:
+    def _run(
+        self,
+        stream: RequestStream,
+        first: Request,
+        resumption: ValidResumption,
+        text_model: TextModel,
+        output_format: OutputFormat | None,
+    ) -> None:
         stream.num_prompt_tokens = len(first.prompt_token_ids)
         stream.span.prepared(first.model, stream.num_prompt_tokens)
         options = text_options(stream.request)
@@ -258,7 +276,9 @@ class Edge:
         core = core_requests(first, stream.handles, resumption.points)
         parts = list(zip(core, resumption.is_finished, strict=True))
         requests = tuple(request for request, is_finished in parts if not is_finished)
-        self.requests.run(stream, [_completion(stream, request, options, text_model) for request in requests])
+        self.requests.run(
+            stream, [_completion(stream, request, options, text_model, output_format) for request in requests]
+        )
         if not (first.is_resumable or resumption.is_begun):
             self.backend.feed(Submit(requests))
             return
@@ -363,8 +383,24 @@ class Edge:
 
 
 def _completion(
-    stream: RequestStream, request: Request, options: TextOptions, text_model: TextModel
+    stream: RequestStream,
+    request: Request,
+    options: TextOptions,
+    text_model: TextModel,
+    output_format: OutputFormat | None,
 ) -> StreamedCompletion:
-    detokenizer = Detokenizer(text_model.spelling, options.skip_special_tokens, request.prompt_token_ids)
-    text = stream.span.new_text(detokenizer, options.stop_texts, options.matched_text, request.min_tokens)
-    return StreamedCompletion(stream, request.handle, request.key, text)
+    spelling, parts = text_model.spelling, None
+    if output_format is not None:
+        chat = stream.request.chat
+        wanted = Wanted(
+            request.key.request_id,
+            request.key.index,
+            tools={tool.name: tool.parameters_json_schema for tool in chat.tools},
+            takes_calls=chat.tool_choice.mode != TOOL_CHOICE_MODE_NONE,
+        )
+        parts = PartCutter(output_format, wanted)
+        parts.begin(request.prompt_token_ids, spelling)
+    detokenizer = Detokenizer(spelling, options.skip_special_tokens, request.prompt_token_ids)
+    text = stream.span.new_text(detokenizer, options.stop_texts, options.matched_text, request.min_tokens, parts)
+    token_bytes = spelling.token_bytes if options.wants_token_bytes else None
+    return StreamedCompletion(stream, request.handle, request.key, text, token_bytes)

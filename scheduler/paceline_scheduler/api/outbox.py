@@ -8,12 +8,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from paceline.plan.values import FinishReason, TokenLogprobs
+from paceline_scheduler.api.text.parts.part import Part, append_parts
 from paceline_scheduler.core.outputs import NO_DRAFTS, DraftCounts
 from paceline_scheduler.core.phases import PhaseTimes
 
 _DELTA_BYTES = 48
 _TOKEN_BYTES = 5
 _LOGPROB_BYTES = 16
+_PART_BYTES = 24
 _FAILURE_BYTES = 512
 # More is not held.
 _MAX_HELD_BYTES = 16 * 1024
@@ -31,6 +33,7 @@ class Finish:
     num_output_tokens: int
     times: PhaseTimes | None = None
     drafts: DraftCounts = NO_DRAFTS
+    num_reasoning_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -47,6 +50,8 @@ class PendingDelta:
     finish: Finish | None = None
     index: int = 0  # of the completion
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first output
+    parts: list[Part] | None = None  # its own, too
+    token_bytes: tuple[bytes, ...] | None = None  # of each token of the vocabulary, to tell beside log-probabilities
     num_bytes: int = 0  # counted by the outbox
 
     def append(self, later: "PendingDelta") -> None:
@@ -55,6 +60,9 @@ class PendingDelta:
         self.text += later.text
         self.logprobs += later.logprobs
         self.prompt_logprobs += later.prompt_logprobs
+        if later.parts:
+            self.parts = self.parts or []
+            append_parts(self.parts, later.parts)
         self.finish = later.finish
         self.num_bytes += later.num_bytes - _DELTA_BYTES
 
@@ -274,7 +282,10 @@ def _delta_bytes(delta: PendingDelta) -> int:
     num_bytes = _DELTA_BYTES + _TOKEN_BYTES * len(delta.token_ids) + (len(text) if text.isascii() else 4 * len(text))
     if delta.logprobs or delta.prompt_logprobs:
         logprobs = (*delta.logprobs, *delta.prompt_logprobs)
-        num_bytes += sum([_LOGPROB_BYTES * (1 + len(item.top)) for item in logprobs])
+        each = _LOGPROB_BYTES if delta.token_bytes is None else 2 * _LOGPROB_BYTES
+        num_bytes += sum([each * (1 + len(item.top)) for item in logprobs])
+    if delta.parts:
+        num_bytes += sum([_PART_BYTES + len(part.name) + 4 * len(part.text) for part in delta.parts])
     return num_bytes
 
 

@@ -13,6 +13,7 @@ from paceline_scheduler.api.completion import CompletionText, StopMatch
 from paceline_scheduler.api.outbox import Finish
 from paceline_scheduler.api.resumption import number_of
 from paceline_scheduler.api.text.detokenizer import Detokenizer
+from paceline_scheduler.api.text.parts.cutter import PartCutter
 from paceline_scheduler.api.text.stop_texts import MatchedText
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.spans import names
@@ -26,9 +27,14 @@ class RequestSpan:
         """It goes to the core."""
 
     def new_text(
-        self, detokenizer: Detokenizer, stop_texts: tuple[str, ...], matched_text: MatchedText, min_tokens: int
+        self,
+        detokenizer: Detokenizer,
+        stop_texts: tuple[str, ...],
+        matched_text: MatchedText,
+        min_tokens: int,
+        parts: PartCutter | None = None,
     ) -> CompletionText:
-        return CompletionText(detokenizer, stop_texts, matched_text, min_tokens)
+        return CompletionText(detokenizer, stop_texts, matched_text, min_tokens, parts)
 
     def finished(self, finish: Finish) -> None:
         """Of one completion."""
@@ -99,9 +105,14 @@ class _SampledSpan(RequestSpan):
         self._put_below(names.PREPARE, self._begun.start_s, self._clock(), {names.INPUT_TOKENS: num_prompt_tokens})
 
     def new_text(
-        self, detokenizer: Detokenizer, stop_texts: tuple[str, ...], matched_text: MatchedText, min_tokens: int
+        self,
+        detokenizer: Detokenizer,
+        stop_texts: tuple[str, ...],
+        matched_text: MatchedText,
+        min_tokens: int,
+        parts: PartCutter | None = None,
     ) -> CompletionText:
-        text = _TimedText(self._clock, detokenizer, stop_texts, matched_text, min_tokens)
+        text = _TimedText(self._clock, detokenizer, stop_texts, matched_text, min_tokens, parts)
         self._texts.append(text)
         return text
 
@@ -153,8 +164,9 @@ class _TimedText(CompletionText):
         stop_texts: tuple[str, ...],
         matched_text: MatchedText,
         min_tokens: int,
+        parts: PartCutter | None,
     ) -> None:
-        super().__init__(detokenizer, stop_texts, matched_text, min_tokens)
+        super().__init__(detokenizer, stop_texts, matched_text, min_tokens, parts)
         self._clock = clock
         self.first_s: float | None = None
         self.last_s = self.busy_s = 0.0

@@ -22,9 +22,10 @@ from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.servicer_access import any_tenant_of, audited, caller, tenant_of
 from paceline_scheduler.api.servicer_session import serve_session
 from paceline_scheduler.api.stream import StreamState
+from paceline_scheduler.api.text.parts.formats import NO_PARTS
 from paceline_scheduler.api.validation import check_prompt, choose_model
 from paceline_scheduler.backend import ServedModel
-from paceline_scheduler.errors import InvalidRequestError
+from paceline_scheduler.errors import InvalidRequestError, SchedulerError
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _TRACE_FIELDS = {
@@ -82,11 +83,11 @@ class InferenceServicer(InferenceServiceServicer):
     async def ListModels(self, request: pb.ListModelsRequest, context: _Context) -> pb.ListModelsResponse:
         """A scheduler that drains or stands by raises instead."""
         self._edge.require_serving()
-        return pb.ListModelsResponse(models=[wire.model(served) for served in self._edge.executors.models()])
+        return pb.ListModelsResponse(models=[await self._shown(served) for served in self._edge.executors.models()])
 
     @override
     async def GetModel(self, request: pb.GetModelRequest, context: _Context) -> pb.GetModelResponse:
-        return pb.GetModelResponse(model=wire.model(self._model(request.model)))
+        return pb.GetModelResponse(model=await self._shown(self._model(request.model)))
 
     @override
     async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:
@@ -121,6 +122,13 @@ class InferenceServicer(InferenceServiceServicer):
         if not request.request.request_id:
             request.request.request_id = secrets.token_hex(16)
         return wire.estimate_response(await self._edge.estimate(request.request))
+
+    async def _shown(self, model: ServedModel) -> pb.Model:
+        try:
+            support = await self._edge.texts.parts_support(model)
+        except SchedulerError:  # too busy to try it now
+            support = NO_PARTS
+        return wire.model(model, support)
 
     def _model(self, name: str) -> ServedModel:
         self._edge.executors.require_lead()

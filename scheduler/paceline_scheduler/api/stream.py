@@ -53,5 +53,6 @@ class StreamedCompletion:
     handle: int
     key: RecordId
     text: CompletionText
+    token_bytes: tuple[bytes, ...] | None = None  # of each token; None: nobody asked
     num_tokens: int = 0
     rolling_hash: int = HASH_START

@@ -74,6 +74,8 @@ class TextOptions:
     skip_special_tokens: bool
     matched_text: MatchedText
     stream_interval: int  # in tokens
+    wants_parts: bool
+    wants_token_bytes: bool
 
 
 _BOUNDS = {
@@ -95,11 +97,7 @@ _BOUNDS = {
 
 _BOUNDED_PARTS = tuple(dict.fromkeys(path.split(".")[0] for path in _BOUNDS if "." in path))
 
-_UNSUPPORTED = (
-    "adapter",
-    "output.parts",
-    "output.token_bytes",
-)
+_UNSUPPORTED = ("adapter",)
 _UNSUPPORTED_IN_CHATS = ("tools", "tool_choice", "template_arguments", "continue_final_message")
 _UNSUPPORTED_IN_TURNS = ("reasoning", "tool_calls", "tool_call_id", "name")
 
@@ -178,6 +176,8 @@ def text_options(message: inference_pb2.GenerateRequest) -> TextOptions:
         skip_special_tokens=output.skip_special_tokens or not output.HasField("skip_special_tokens"),
         matched_text=MatchedText.INCLUDED if stopping.include_stop_str_in_output else MatchedText.DROPPED,
         stream_interval=output.stream_interval or 1,
+        wants_parts=output.parts if output.HasField("parts") else bool(message.chat.tools),
+        wants_token_bytes=output.token_bytes,
     )
 
 

@@ -10,6 +10,8 @@ from paceline.v1 import admin_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.access.tenant_limits import TenantLimits
 from paceline_scheduler.api import status
 from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
+from paceline_scheduler.api.text.parts.formats import NO_PARTS, PartsSupport
+from paceline_scheduler.api.text.parts.part import Part, PartKind
 from paceline_scheduler.backend import ExecutorStatus, ServedModel
 from paceline_scheduler.core.answers import Estimate, Explanation, ListedRequest
 from paceline_scheduler.core.limits import LimitValues
@@ -49,17 +51,42 @@ def _fill_delta(message: inference_pb2.Delta, delta: PendingDelta) -> None:
     message.attempt = delta.attempt
     message.rolling_hash = delta.rolling_hash
     if delta.logprobs:
-        message.logprobs.extend(_logprobs(delta.logprobs))
+        message.logprobs.extend(_logprobs(delta.logprobs, delta.token_bytes))
     if delta.prompt_logprobs:
-        message.prompt_logprobs.extend(_logprobs(delta.prompt_logprobs))
+        message.prompt_logprobs.extend(_logprobs(delta.prompt_logprobs, delta.token_bytes))
+    if delta.parts:
+        for part in delta.parts:
+            _fill_part(message.parts.add(), part)
     if delta.finish is not None:
         message.finish.CopyFrom(_finish(delta.finish))
 
 
-def _logprobs(logprobs: Iterable[TokenLogprobs]) -> Iterable[sampling_pb2.TokenLogprobs]:
+def _fill_part(message: inference_pb2.OutputPart, part: Part) -> None:
+    match part.kind:
+        case PartKind.TEXT:
+            message.text = part.text
+        case PartKind.REASONING:
+            message.reasoning = part.text
+        case PartKind.CALL:
+            message.tool_call.index = part.index
+            message.tool_call.arguments = part.text
+            if part.id:
+                message.tool_call.id, message.tool_call.name = part.id, part.name
+
+
+def _logprobs(
+    logprobs: Iterable[TokenLogprobs], token_bytes: tuple[bytes, ...] | None
+) -> Iterable[sampling_pb2.TokenLogprobs]:
     for item in logprobs:
-        top = [sampling_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in item.top]
-        yield sampling_pb2.TokenLogprobs(token_id=item.token_id, logprob=item.logprob, top=top)
+        message = sampling_pb2.TokenLogprobs(token_id=item.token_id, logprob=item.logprob)
+        message.top.extend(
+            sampling_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in item.top
+        )
+        if token_bytes is not None:
+            message.token_bytes = token_bytes[item.token_id]
+            for each in message.top:
+                each.token_bytes = token_bytes[each.token_id]
+        yield message
 
 
 def _finish(finish: Finish) -> inference_pb2.Finish:
@@ -71,6 +98,7 @@ def _finish(finish: Finish) -> inference_pb2.Finish:
             num_output_tokens=finish.num_output_tokens,
             num_draft_tokens=finish.drafts.num_verified,
             num_accepted_draft_tokens=finish.drafts.num_accepted,
+            num_reasoning_tokens=finish.num_reasoning_tokens,
         ),
     )
     if finish.times is not None:
@@ -140,7 +168,7 @@ def request_view(listed: ListedRequest) -> admin_pb2.RequestView:
     return message
 
 
-def model(served: ServedModel) -> inference_pb2.Model:
+def model(served: ServedModel, support: PartsSupport = NO_PARTS) -> inference_pb2.Model:
     return inference_pb2.Model(
         name=served.name,
         architecture=served.architecture,
@@ -158,6 +186,8 @@ def model(served: ServedModel) -> inference_pb2.Model:
         weights_digest=served.weights_digest,
         num_ranks=served.num_ranks,
         structured_output=served.structured_output,
+        supports_tools=not support.why_no_tools,
+        supports_reasoning=support.has_reasoning,
     )
 
 

@@ -44,6 +44,7 @@ class Request:
     while no executor is there for it.
 
     `structured` is a message, the form of its output; empty: any. Executors that hold outputs to none do not run it.
+    `output_format` names what its output is cut into parts by; empty: it is not.
 
     `is_resumable`: it goes on for a while without a listener. `attachment` is the client's number for this listener,
     `waited_s` the time since the first submission. `origin` is the request as sent without its prompt; `body_digest`
@@ -76,6 +77,7 @@ class Request:
     body_digest: bytes = b""
     trace_parent: str = ""
     structured: bytes = b""
+    output_format: str = ""
     max_outage_s: float = MAX_OUTAGE_S
 
     def is_of(self, body_digest: bytes, model: str) -> bool:

@@ -99,6 +99,7 @@ def _request(record_id: RecordId, context: plan_pb2.RequestContext) -> Request:
         body_digest=context.body_digest,
         trace_parent=sent.trace_parent,
         structured=sent.structured.SerializeToString(deterministic=True),
+        output_format=context.output_format,
     )
 
 
@@ -122,6 +123,7 @@ def write_context(request: Request, history: History) -> bytes:
         settings=settings,
         num_draft_tokens=history.drafts.num_verified,
         num_accepted_draft_tokens=history.drafts.num_accepted,
+        output_format=request.output_format,
     )
     sent = message.request_with_form if request.structured else message.request
     sent.ParseFromString(request.origin)

@@ -29,8 +29,6 @@ PATHS = tuple(leaves(pb.GenerateRequest.DESCRIPTOR))
 # By the path of the field: what asks for it, and what is to be found in the error.
 REFUSED = {
     "adapter": {"adapter": "legal"},
-    "output.parts": {"output": {"parts": True}},
-    "output.token_bytes": {"output": {"token_bytes": True}},
     "chat.tools": {"chat": {"tools": [{"name": "clock"}]}},
     "chat.tool_choice": {"chat": {"tool_choice": {"mode": pb.TOOL_CHOICE_MODE_NONE}}},
     "chat.template_arguments": {"chat": {"template_arguments": {"enable_thinking": pb.TemplateArgument(flag=False)}}},

@@ -206,7 +206,7 @@ def test_unset_fields_take_the_defaults():
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1.0, 0, 1.0, 0.0)
     assert (valid.max_tokens, valid.num_logprobs, valid.deadline_s, valid.bad_words) == (None, None, None, ())
     assert (valid.end_token_ids, valid.model) == ((END,), MODEL.name)
-    assert text_options(request_with()) == TextOptions((), (), True, MatchedText.DROPPED, 1)
+    assert text_options(request_with()) == TextOptions((), (), True, MatchedText.DROPPED, 1, False, False)
 
 
 def test_unset_fields_take_the_models_generation_defaults_and_zero_is_not_unset():

@@ -3,9 +3,11 @@
 Reads JSON and jinja2 source only: no pickle, no tokenizer class, no code out of the folder.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -25,6 +27,7 @@ from paceline_executor.weights.tokenizer import (
 
 _TRIAL_S, _TRIAL_BYTES = 60, 2 << 30
 MAX_TOKENIZER_BYTES = 256 << 20
+MAX_RESPONSE_TEMPLATE_CHARS = 1 << 18
 MAX_TOKEN_ID = 1 << 31
 TEMPLATE_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CLASS_TOKENS = {
@@ -67,7 +70,8 @@ def tokenizer_from_folder(folder: Path, vocab_size: int | None = None) -> Tokeni
     model = JsonFields.read_if_there(folder / "config.json")
     config = config.with_defaults(_class_tokens(model, config, data))
     special = _special_tokens(folder, tokenizer, config, _listed_ends(model, generation))
-    return make_bundle(data, _chat_template(folder, config), special, _defaults(generation))
+    bundle = make_bundle(data, _chat_template(folder, config), special, _defaults(generation))
+    return replace(bundle, response_template=_response_template(config))
 
 
 def _parse_tokenizer(path: Path, data: bytes) -> Tokenizer:
@@ -187,6 +191,17 @@ def _chat_template(folder: Path, config: JsonFields) -> str | None:
     if template is None or isinstance(template, str):
         return template
     raise damaged(config.path, "chat_template is neither a text nor a list of named texts")
+
+
+def _response_template(config: JsonFields) -> str | None:
+    """Schedulers say whether they can read it."""
+    template = config.get("response_template")
+    if template is None:
+        return None
+    text = json.dumps(template)
+    if len(text) > MAX_RESPONSE_TEMPLATE_CHARS:
+        raise damaged(config.path, f"response_template has {len(text)} characters, a template has few")
+    return text
 
 
 def _defaults(generation: JsonFields) -> GenerationDefaults:

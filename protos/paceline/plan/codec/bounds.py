@@ -150,6 +150,8 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "weight_bytes": _NUMBER,
         "weights_digest": TextLength(0, 128),
         "num_ranks": Whole(0, MAX_RANKS),
+        "supports_tools": _BIT,
+        "supports_reasoning": _BIT,
         "structured_output": _NAME,
     },
     plan_pb2.KvGeometry: {
@@ -384,6 +386,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "times": _MESSAGE,
         "num_draft_tokens": _INT,
         "num_accepted_draft_tokens": _INT,
+        "output_format": TextLength(0, 128, is_name=False),
     },
 }
 

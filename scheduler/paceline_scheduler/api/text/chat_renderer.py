@@ -4,9 +4,10 @@
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text.confined import Confined, ConfinedError, Confinement
@@ -38,8 +39,20 @@ class ChatRenderers:
         self._renderers: OrderedDict[TemplateSource, Confined] = OrderedDict()
 
     async def render(self, source: TemplateSource, turns: Turns, max_chars: int) -> str:
-        """Raises InvalidRequestError naming `chat` when the template refuses, fails or takes too long, or
-        QueueFullError.
+        """As `render_messages`."""
+        return await self.render_messages(
+            source, [{"role": role, "content": content} for role, content in turns], {}, max_chars
+        )
+
+    async def render_messages(
+        self,
+        source: TemplateSource,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        max_chars: int,
+    ) -> str:
+        """Raises InvalidRequestError naming `chat` when the template fails or takes too long and `chat.messages` when
+        it refuses, or QueueFullError.
         """
         if self._num_waiting >= self._max_num_waiting:
             raise QueueFullError(
@@ -48,8 +61,8 @@ class ChatRenderers:
         self._num_waiting += 1
         try:
             renderer = await self._renderer(source)
-            messages = [{"role": role, "content": content} for role, content in turns]
-            question = {"messages": messages, "now": self._local_time().isoformat(), "max_chars": max_chars}
+            question = {"messages": messages, "variables": variables, "max_chars": max_chars}
+            question["now"] = self._local_time().isoformat()
             answer, _ = await renderer.ask(question)
         except ConfinedError as error:
             raise _failed(str(error)) from None

@@ -1,7 +1,7 @@
 """The process that renders one model's chats: `python -m paceline_scheduler.api.text.chat_worker`.
 
 A template can loop for ever, eat memory or crash the interpreter. The process is set up with {template, constants} and
-asked with {messages, now, max_chars}, answered by {text}, {refused} or {failed}.
+asked with {messages, now, max_chars, variables}, answered by {text}, {refused} or {failed}.
 """
 
 from datetime import datetime
@@ -26,7 +26,7 @@ def _set_up(setup: dict[str, Any], _: bytes) -> Work:
 def _answer(template: ChatTemplate, question: dict[str, Any]) -> dict[str, str]:
     try:
         now = datetime.fromisoformat(question["now"])
-        text = template.render(question["messages"], now, question["max_chars"])
+        text = template.render(question["messages"], now, question["max_chars"], question["variables"])
         text.encode()  # half a surrogate pair has no place in a prompt
     except ChatRefusedError as error:
         return {"refused": printable(error)}

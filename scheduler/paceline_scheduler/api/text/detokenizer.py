@@ -21,11 +21,18 @@ _SPACE_LETTER = "\u2581"
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """`num_stripped_spaces` leading spaces of a text, which begins with its prompt, are no part of it."""
+    """`num_stripped_spaces` leading spaces of a text, which begins with its prompt, are no part of it. `added_ids` are
+    tokens that no text is merged to: special ones, and marks such as `<tool_call>`.
+    """
 
     token_bytes: tuple[bytes, ...]  # [vocab_size]
     token_bytes_without_special: tuple[bytes, ...]  # [vocab_size], special tokens empty
     num_stripped_spaces: int
+    added_ids: frozenset[int] = frozenset()
+
+    @property
+    def added(self) -> dict[int, str]:
+        return {token_id: self.token_bytes[token_id].decode("utf-8", "replace") for token_id in self.added_ids}
 
     def table(self, skip_special_tokens: bool) -> tuple[bytes, ...]:
         return self.token_bytes_without_special if skip_special_tokens else self.token_bytes
@@ -76,7 +83,8 @@ class Detokenizer:
 def read_spelling(tokenizer: Tokenizer, vocab_size: int) -> Spelling:
     """Ids without a token spell nothing. Raises UnsupportedError for an unknown decoder, and for far too high ids."""
     spell, num_stripped_spaces = _spelling_rule(tokenizer)
-    special_ids = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    added = tokenizer.get_added_tokens_decoder()
+    special_ids = {token_id for token_id, token in added.items() if token.special}
     spelled = {token_id: spell(token) for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()}
     highest = max(spelled, default=0)
     if highest > MAX_TOKEN_ID:
@@ -86,7 +94,7 @@ def read_spelling(tokenizer: Tokenizer, vocab_size: int) -> Spelling:
     without_special = list(token_bytes)
     for token_id in special_ids:
         without_special[token_id] = b""
-    return Spelling(tuple(token_bytes), tuple(without_special), num_stripped_spaces)
+    return Spelling(tuple(token_bytes), tuple(without_special), num_stripped_spaces, frozenset(added))
 
 
 def _spelling_rule(tokenizer: Tokenizer) -> tuple[Callable[[str], bytes], int]:

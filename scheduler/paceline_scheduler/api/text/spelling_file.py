@@ -25,6 +25,7 @@ def pack(texts: TokenTexts) -> bytes:
         "is_plain": texts.is_plain,
         "num_stripped_spaces": texts.spelling.num_stripped_spaces,
         "num_tokens": len(all_bytes),
+        "added_ids": sorted(texts.spelling.added_ids),
         "special_ids": [i for i, (one, other) in enumerate(zip(all_bytes, without, strict=True)) if one != other],
     }
     lengths = np.array([len(one) for one in all_bytes], dtype=_LENGTH)
@@ -44,10 +45,11 @@ def unpack(data: bytes) -> TokenTexts:
             "is_plain": bool(is_plain),
             "num_stripped_spaces": int(num_stripped_spaces),
             "num_tokens": int(num_tokens),
+            "added_ids": [*added_ids],
             "special_ids": [*special_ids],
         } if (
             num_tokens >= 0
-            and all(type(one) is int and 0 <= one < num_tokens for one in special_ids)
+            and all(type(one) is int and 0 <= one < num_tokens for one in (*added_ids, *special_ids))
             and all(type(text) is str for text in special_tokens.values())
         ):
             pass
@@ -59,5 +61,5 @@ def unpack(data: bytes) -> TokenTexts:
     without = list(all_bytes)
     for token_id in special_ids:
         without[token_id] = b""
-    spelling = Spelling(tuple(all_bytes), tuple(without), num_stripped_spaces)
+    spelling = Spelling(tuple(all_bytes), tuple(without), num_stripped_spaces, frozenset(added_ids))
     return TokenTexts(spelling, tuple(special_tokens.items()), is_plain)

@@ -1,12 +1,13 @@
 """Prompts to tokens and tokens to text, for any model that is served.
 
-The one place that joins tokenizers, chat templates, forms of outputs and their bounds.
+The one place that joins tokenizers, chat templates, forms and parts of outputs, and their bounds.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -17,15 +18,19 @@ from paceline_scheduler.api.rules import Prompt, check_prompt_length, check_toke
 from paceline_scheduler.api.text.chat_renderer import ChatRenderers, TemplateSource
 from paceline_scheduler.api.text.confined import Confinement
 from paceline_scheduler.api.text.forms import Forms
+from paceline_scheduler.api.text.parts.bound import OutputFormat
+from paceline_scheduler.api.text.parts.formats import OutputFormats, PartsSupport
+from paceline_scheduler.api.text.parts.table import TEXT_ALONE
 from paceline_scheduler.api.text.special_texts import Turns
 from paceline_scheduler.api.text.tokenizer import TextModel, TextModels, TextThreads, Trial, try_confined
 from paceline_scheduler.backend import ServedModel, TokenizerSource
 from paceline_scheduler.disk_cache import AsyncDiskCache
-from paceline_scheduler.errors import InvalidRequestError
+from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
 
 _T = TypeVar("_T")
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
 _MAX_INLINE_TOKENS = 4096
+_MAX_TRIAL_CHARS = 1 << 18
 MAX_BAD_WORD_TOKENS = 8192  # what executors take
 NUM_WAYS_TO_SPELL = 3  # of each bad word, at most
 
@@ -49,15 +54,38 @@ class Texts:
         self._threads = TextThreads(limits)
         self._models = TextModels(self._threads, cache or AsyncDiskCache(), is_at_rest, trial)
         self._chats = ChatRenderers(limits, local_time, confinement)
+        self._formats = OutputFormats()
+        self._trying: set[asyncio.Task[PartsSupport]] = set()
         self.forms = Forms(limits)
 
     async def prepare(self, source: TokenizerSource, vocab_size: int) -> None:
-        """Building it blocks everything else. Raises UnsupportedError."""
-        await self._models.get(source, vocab_size)
+        """Building it blocks everything else. Nobody waits for the trial of its calls. Raises UnsupportedError."""
+        text_model = await self._models.get(source, vocab_size)
+        if self.format_name(source) != TEXT_ALONE:
+            trial = asyncio.ensure_future(self._support(source, text_model))
+            self._trying.add(trial)
+            trial.add_done_callback(self._end_trial)
 
     async def model(self, model: ServedModel) -> TextModel:
         """Raises UnsupportedError."""
         return await self._models.get(model.tokenizer, model.vocab_size)
+
+    def format_name(self, source: TokenizerSource) -> str:
+        """Of what outputs of its model are cut by."""
+        return self._formats.name(source)
+
+    def output_format(self, model: ServedModel, text_model: TextModel, name: str) -> OutputFormat:
+        """Raises UnsupportedError for one of another release."""
+        return self._formats.format(model.tokenizer, text_model.spelling, name)
+
+    async def parts_support(self, model: ServedModel) -> PartsSupport:
+        """Raises UnsupportedError and QueueFullError."""
+        return await self._support(model.tokenizer, await self.model(model))
+
+    async def require_tools(self, model: ServedModel) -> None:
+        """Raises UnsupportedError and QueueFullError."""
+        if why := (await self.parts_support(model)).why_no_tools:
+            raise UnsupportedError("chat.tools", f"the model {model.name!r} takes no tools: {why}")
 
     async def token_ids(self, prompt: Prompt, model: ServedModel) -> Int32Array:
         """Raises InvalidRequestError for too many, and QueueFullError."""
@@ -107,6 +135,9 @@ class Texts:
         return await self._threads.run(lambda: [text_model.text_of(token_id) for token_id in token_ids.tolist()])
 
     async def close(self) -> None:
+        for trial in self._trying:
+            trial.cancel()
+        await self._formats.close()
         await self._models.close()
         self._threads.close()
         await self._chats.close()
@@ -119,6 +150,18 @@ class Texts:
                 return cast("_T", await model.ask_confined(method.__name__, arguments))
         work = partial(method, model, *arguments)
         return work() if num_chars <= self._limits.max_inline_chars else await self._threads.run(work)
+
+    async def _support(self, source: TokenizerSource, text_model: TextModel) -> PartsSupport:
+        async def render(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+            template = TemplateSource(source.chat_template or "", text_model.special_tokens)
+            return await self._chats.render_messages(template, messages, variables, _MAX_TRIAL_CHARS)
+
+        return await self._formats.support(source, text_model.spelling, render)
+
+    def _end_trial(self, trial: "asyncio.Task[PartsSupport]") -> None:
+        self._trying.discard(trial)
+        if not trial.cancelled():
+            trial.exception()  # whoever needs it tries again
 
     async def _render(self, turns: Turns, text_model: TextModel, model: ServedModel) -> str:
         assert model.tokenizer.chat_template is not None, "checked before"

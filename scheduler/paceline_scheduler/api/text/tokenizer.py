@@ -35,7 +35,7 @@ _BEFORE = "\n"
 _RETRY_AFTER_S = 0.5
 _LOOK_FOR_REST_S = 0.05
 _COMEBACKS_S = 0.3  # streams that come back get their first tokens first
-_FILE_FORMAT = 3
+_FILE_FORMAT = 4
 _MAX_TRIALS = 4  # at a time
 _WORKER = "paceline_scheduler.api.text.tokenizer_worker"
 _CONFINEMENT = Confinement(max_work_s=20.0, max_start_s=30.0, max_bytes=2 << 30)

@@ -64,8 +64,7 @@ class PartCutter:
     def __init__(self, output_format: OutputFormat, wanted: Wanted) -> None:
         self.num_reasoning_tokens = 0
         """With the marks."""
-        self.parts: list[Part] = []
-        """New ones, which whoever takes them clears."""
+        self._parts: list[Part] = []  # nobody has taken yet
         self._template: BoundTemplate = output_format.template
         self._marks = self._template.alphabet.by_token
         self._wanted = wanted
@@ -84,7 +83,7 @@ class PartCutter:
         """A template may have begun the turn, and opened or closed its reasoning."""
         self._read(_behind_anchor(self._template, prompt_token_ids, spelling), is_end=True)
         self._held, self._num_calls, self._call, self._is_closing = "", 0, None, False
-        self.parts.clear()
+        self._parts.clear()
         for trimmed in self._trimmed.values():
             trimmed.forget_spaces()
 
@@ -113,6 +112,11 @@ class PartCutter:
     def finish(self) -> None:
         """Nothing follows."""
         self._read("", is_end=True)
+
+    def taken(self) -> list[Part]:
+        """Returns what is new."""
+        parts, self._parts = self._parts, []
+        return parts
 
     def _read(self, piece: str, *, is_end: bool) -> None:
         text, self._held = self._held + piece, ""
@@ -198,17 +202,17 @@ class PartCutter:
     def begin_call(self, name: str) -> None:
         index, self._num_calls = self._num_calls, self._num_calls + 1
         named = call_id(self._wanted.request_id, self._wanted.completion, index)
-        self.parts.append(Part(PartKind.CALL, "", index, named, self._template.alphabet.spell(name)))
+        self._parts.append(Part(PartKind.CALL, "", index, named, self._template.alphabet.spell(name)))
 
     def add_arguments(self, piece: str) -> None:
         if piece:
             text = self._template.alphabet.spell(piece)
-            append_parts(self.parts, [Part(PartKind.CALL, text, self._num_calls - 1)])
+            append_parts(self._parts, [Part(PartKind.CALL, text, self._num_calls - 1)])
 
     def _say(self, text: str) -> None:
         shown = self._trimmed[self._kind].take(self._template.alphabet.spell(text)) if text else ""
         if shown:
-            append_parts(self.parts, [Part(self._kind, shown)])
+            append_parts(self._parts, [Part(self._kind, shown)])
 
 
 def _behind_anchor(template: BoundTemplate, token_ids: Int32Array, spelling: Spelling) -> str:

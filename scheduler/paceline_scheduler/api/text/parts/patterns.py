@@ -1,8 +1,8 @@
 """The marks of a response template: a closed subset of regular expressions, each matched in one pass.
 
-Patterns come with checkpoints, so they are foreign code for the event loop. A pattern is a sequence of letters,
-`\\s*`, `\\w+`, `.*?` up to letters, and named groups of these; it begins with letters. No item can end in two places, so
-nothing is ever tried twice, and no mark is longer than MAX_MARK_CHARS.
+Patterns come with checkpoints, so they are foreign code for the event loop. A pattern is a sequence of letters, `\\s*`,
+`\\w+`, `.*?` up to letters, and named groups of these; it begins with letters. No item can end in two places: nothing
+is ever tried twice, and no mark is longer than MAX_MARK_CHARS.
 """
 
 import re
