@@ -24,6 +24,7 @@ def tokenizer_content(bundle: TokenizerBundle) -> bytes:
             special_tokens=dict(bundle.special_tokens),
             default_sampling=write_defaults(bundle.defaults),
             default_system_text=bundle.default_system_text,
+            tool_use_template=bundle.tool_use_template,
         )
     )
 

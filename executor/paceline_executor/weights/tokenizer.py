@@ -50,10 +50,15 @@ class TokenizerBundle:
     special_tokens: tuple[tuple[str, str], ...]
     defaults: GenerationDefaults
     default_system_text: str | None = None  # of a chat without a system message; None: its template decides
+    tool_use_template: str | None = None  # of chats with tools; None: as of others
 
 
 def make_bundle(
-    tokenizer_json: bytes, chat_template: str | None, special: SpecialTokens, defaults: GenerationDefaults
+    tokenizer_json: bytes,
+    chat_template: str | None,
+    special: SpecialTokens,
+    defaults: GenerationDefaults,
+    tool_use_template: str | None = None,
 ) -> TokenizerBundle:
     return TokenizerBundle(
         tokenizer_json=tokenizer_json,
@@ -65,4 +70,5 @@ def make_bundle(
         suffix_token_ids=special.suffix_token_ids,
         special_tokens=special.names,
         defaults=defaults,
+        tool_use_template=tool_use_template,
     )

@@ -55,10 +55,10 @@ def seed_of(record_id: RecordId) -> int:
     return int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
 
 
-TOKENIZER_FORM = 3
+TOKENIZER_FORM = 4
 """What a tokenizer's digest covers, and how a model's files are read into it: raised whenever either changes. Executors
-before form 2 name a digest that cannot be computed from what they send, and those before form 3 no special token that
-only a class of transformers knows.
+before form 2 name a digest that cannot be computed from what they send, those before form 3 no special token that only
+a class of transformers knows, and those before form 4 no template of its own for chats with tools.
 """
 
 

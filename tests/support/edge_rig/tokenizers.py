@@ -117,6 +117,7 @@ def content_of(source: TokenizerSource) -> bytes:
             suffix_token_ids=source.suffix_token_ids,
             special_tokens=dict(source.special_tokens),
             default_system_text=source.default_system_text,
+            tool_use_template=source.tool_use_template,
         )
     )
 
