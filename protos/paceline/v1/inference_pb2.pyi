@@ -572,8 +572,8 @@ class ChatMessage(_message.Message):
     """name is who speaks among several of the role, or the tool that answers; unset: unnamed."""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
-        """tool_calls are the calls that the model made in this turn; empty: none. INVALID_ARGUMENT where the model's chat
-        template shows none.
+        """tool_calls are the calls that the model made in this turn, at most 2,048 in all turns; empty: none. INVALID_ARGUMENT
+        where the model's chat template shows none.
         """
 
     def __init__(

@@ -15,12 +15,13 @@ from paceline_scheduler.api.rules import check_count, check_num_bytes
 from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
 
 MAX_TOOLS = 128
+MAX_TOOL_CALLS = 2048  # of a chat
 MAX_NAME_BYTES = 64  # of a tool, a call, an id, a template argument
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_TEMPLATE_ARGUMENTS = 32
 MAX_ARGUMENT_BYTES = 64 * 1024
 MAX_JSON_DEPTH = 64
-MAX_JSON_VALUES = 1 << 15  # of a chat: each is looked at while everybody waits
+MAX_JSON_VALUES = 1 << 15  # of a chat, all looked at while everybody waits, for 25 ms at most
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
@@ -45,14 +46,15 @@ def num_chars(chat: inference_pb2.Chat) -> int:
 
 def check_chat(chat: inference_pb2.Chat) -> None:
     """All but JSON. Raises InvalidRequestError and UnsupportedError."""
+    check_count("chat.messages.tool_calls", sum(len(turn.tool_calls) for turn in chat.messages), 0, MAX_TOOL_CALLS)
     for index, turn in enumerate(chat.messages):
-        place = f"chat.messages[{index}]"
         if not turn.role:
-            raise InvalidRequestError(f"{place}.role", 'is empty; it is usually "user"')
-        check_num_bytes(f"{place}.tool_call_id", turn.tool_call_id, MAX_NAME_BYTES)
+            raise InvalidRequestError(f"chat.messages[{index}].role", 'is empty; it is usually "user"')
+        if turn.tool_call_id:
+            _check_name(f"chat.messages[{index}].tool_call_id", turn.tool_call_id)
         for number, call in enumerate(turn.tool_calls):
-            _check_name(f"{place}.tool_calls[{number}].id", call.id)
-            _check_name(f"{place}.tool_calls[{number}].name", call.name)
+            _check_name(f"chat.messages[{index}].tool_calls[{number}].id", call.id)
+            _check_name(f"chat.messages[{index}].tool_calls[{number}].name", call.name)
     _check_tools(chat.tools)
     _check_choice(chat)
     check_count("chat.template_arguments", len(chat.template_arguments), 0, MAX_TEMPLATE_ARGUMENTS)

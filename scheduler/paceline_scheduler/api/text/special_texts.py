@@ -39,10 +39,10 @@ class SpecialTexts:
 
         Raises InvalidRequestError.
         """
-        texts = list(_texts(chat))
-        if not any(map(self._any_name.search, texts)):
+        texts = "\n".join(_texts(chat))
+        if not self._any_name.search(texts):
             return chat, ""
-        mark = next((mark for mark in _MARKS if not any(mark in text for text in texts)), None)
+        mark = next((mark for mark in _MARKS if mark not in texts), None)
         if mark is None:
             raise InvalidRequestError(
                 "chat", "holds names of special tokens and all of U+FDD0 to U+FDEF; leave out one of these"

@@ -103,6 +103,7 @@ def test_a_template_argument_keeps_its_type(argument, value):
             for name in ("id", "name")
             for value in ("", "é" * 33)
         ],
+        (chat_of(*[CALLED | {"tool_calls": [CALL] * 1025}] * 2), "chat.messages.tool_calls"),
         (chat_of(tools=[{"name": f"f{number}"} for number in range(129)]), "chat.tools"),
         *[
             (chat_of(tools=[TOOLS[0], {"name": name}]), "chat.tools[1].name")
