@@ -73,17 +73,7 @@ def test_zeros_arrive_as_zeros():
 
 def test_every_value_arrives():
     read = sent(
-        Chat(
-            (
-                Message("user", "hi", name="Ann"),
-                Message("assistant", reasoning="hm", tool_calls=(ToolCall("1", "f", "{}"),)),
-                Message("tool", "21", tool_call_id="1"),
-            ),
-            (Tool("f", "it does", {"type": "object"}, strict=False), Tool("g")),
-            ToolChoice(mode="none", parallel_calls=True),
-            {"a": False, "b": 2, "c": 0.5, "d": "x"},
-            continue_final_message=False,
-        ),
+        Chat((Message("user", "hi"),)),
         sampling=Sampling(
             temperature=0.5, top_k=4, top_p=0.25, min_p=0.125, seed=2**64 - 1, presence_penalty=1.0,
             frequency_penalty=-1.0, repetition_penalty=1.5, n=16,
@@ -100,25 +90,7 @@ def test_every_value_arrives():
         model="m",
         request_id="r",
         tenant="t",
-        chat={
-            "messages": [
-                {"role": "user", "content": "hi", "name": "Ann"},
-                {"role": "assistant", "reasoning": "hm", "tool_calls": [{"id": "1", "name": "f", "arguments": "{}"}]},
-                {"role": "tool", "content": "21", "tool_call_id": "1"},
-            ],
-            "tools": [
-                {"name": "f", "description": "it does", "parameters_json_schema": '{"type":"object"}', "strict": False},
-                {"name": "g"},
-            ],
-            "tool_choice": {"mode": pb.TOOL_CHOICE_MODE_NONE, "parallel_calls": True},
-            "template_arguments": {
-                "a": pb.TemplateArgument(flag=False),
-                "b": pb.TemplateArgument(integer=2),
-                "c": pb.TemplateArgument(number=0.5),
-                "d": pb.TemplateArgument(text="x"),
-            },
-            "continue_final_message": False,
-        },
+        chat={"messages": [{"role": "user", "content": "hi"}]},
         sampling={
             "temperature": 0.5, "top_k": 4, "top_p": 0.25, "min_p": 0.125, "seed": 2**64 - 1, "presence_penalty": 1.0,
             "frequency_penalty": -1.0, "repetition_penalty": 1.5, "n": 16,
@@ -135,6 +107,41 @@ def test_every_value_arrives():
         resumable=True,
         attachment=1,
     )  # fmt: skip
+
+
+def test_every_part_of_a_chat_arrives():
+    read = sent(
+        Chat(
+            (
+                Message("user", "hi", name="Ann"),
+                Message("assistant", reasoning="hm", tool_calls=(ToolCall("1", "f", "{}"),)),
+                Message("tool", "21", tool_call_id="1"),
+            ),
+            (Tool("f", "it does", {"type": "object"}, strict=False), Tool("g")),
+            ToolChoice(mode="none", parallel_calls=True),
+            {"a": False, "b": 2, "c": 0.5, "d": "x"},
+            continue_final_message=False,
+        )
+    )
+    assert read.chat == pb.Chat(
+        messages=[
+            {"role": "user", "content": "hi", "name": "Ann"},
+            {"role": "assistant", "reasoning": "hm", "tool_calls": [{"id": "1", "name": "f", "arguments": "{}"}]},
+            {"role": "tool", "content": "21", "tool_call_id": "1"},
+        ],
+        tools=[
+            {"name": "f", "description": "it does", "parameters_json_schema": '{"type":"object"}', "strict": False},
+            {"name": "g"},
+        ],
+        tool_choice={"mode": pb.TOOL_CHOICE_MODE_NONE, "parallel_calls": True},
+        template_arguments={
+            "a": pb.TemplateArgument(flag=False),
+            "b": pb.TemplateArgument(integer=2),
+            "c": pb.TemplateArgument(number=0.5),
+            "d": pb.TemplateArgument(text="x"),
+        },
+        continue_final_message=False,
+    )
 
 
 def test_a_client_that_comes_back_is_taken_at_its_word():

@@ -30,6 +30,12 @@ PromptArgument = Annotated[
         help="What to ask. Without it, or as -, it is what is piped in, without its last newline.",
     ),
 ]
+JsonSchemaOption = Annotated[
+    Path | None, typer.Option("--json-schema", metavar="FILE", help="Answer JSON that is valid against this.")
+]
+RegexOption = Annotated[
+    str | None, typer.Option("--regex", metavar="PATTERN", help="Answer what this pattern matches as a whole.")
+]
 _MAX_STDIN_BYTES = 4 * 1024 * 1024
 
 
@@ -45,12 +51,8 @@ def generate(
     *,
     sampling: Sampling,
     stop: options.StopOption = None,
-    json_schema: Annotated[
-        Path | None, typer.Option("--json-schema", metavar="FILE", help="Answer JSON that is valid against this.")
-    ] = None,
-    regex: Annotated[
-        str | None, typer.Option("--regex", metavar="PATTERN", help="Answer what this pattern matches as a whole.")
-    ] = None,
+    json_schema: JsonSchemaOption = None,
+    regex: RegexOption = None,
     choice: Annotated[
         list[str] | None, typer.Option("--choice", metavar="TEXT", help="Answer this. May be given several times.")
     ] = None,

@@ -9,7 +9,7 @@ from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.resumption import check_resumption
-from paceline_scheduler.api.text.conversations import conversation_of
+from paceline_scheduler.api.text.conversations import template_input
 from paceline_scheduler.api.validation import check_prompt, num_completions, text_options, validate
 from paceline_scheduler.errors import InvalidRequestError, RequestRefusedError, SchedulerError, UnsupportedError
 from repository_checks.messages import leaves, with_leaf
@@ -65,7 +65,7 @@ def what_comes_of(message):
     """What the edge makes of a request, or finds wrong with it; and of its prompt, which becomes tokens elsewhere."""
     prompt = message.text, list(message.token_ids.ids)
     try:
-        valid, conversation = check(message), repr(conversation_of(message.chat, None))
+        valid, conversation = check(message), repr(template_input(message.chat, None))
         asked = repr(replace(valid, origin=b"", body_digest=b"")), repr(text_options(message)), repr(comeback(message))
     except SchedulerError as error:
         return prompt, repr(error)

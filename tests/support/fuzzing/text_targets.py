@@ -17,13 +17,13 @@ from fuzzing.target import Target, scratch, tokenizer
 from paceline.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
 from paceline.forms.compiling import check_form
 from paceline.forms.errors import FormError
-from paceline.v1.inference_pb2 import Chat
+from paceline.v1.inference_pb2 import Chat, ChatMessage
 from paceline.v1.sampling_pb2 import StructuredOutput, Tag, Tags
 from paceline_cli.bench.errors import TraceError
 from paceline_cli.bench.traces import Scale, read_trace, replay
 from paceline_cli.supervisor.log_lines import Level, parse_line
 from paceline_scheduler.access.tokens import parse_tokens
-from paceline_scheduler.api.text.conversations import check_chat, conversation_of
+from paceline_scheduler.api.text.conversations import check_chat, template_input
 from paceline_scheduler.api.text.special_texts import SpecialTexts
 from paceline_scheduler.api.text.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.api.text.tokenizer import read_text_model
@@ -167,7 +167,7 @@ def read_chat(data: bytes) -> None:
         chat = Chat.FromString(data)
         if chat.messages:
             check_chat(chat)
-            marked, _ = _special_texts().marked(conversation_of(chat, "Be brief."))
+            marked, _ = _special_texts().marked(template_input(chat, "Be brief."))
             json.dumps(marked, ensure_ascii=False).encode()
 
 
@@ -177,7 +177,8 @@ def _special_texts() -> SpecialTexts:
 
 
 def _sound_chats() -> Iterator[bytes]:
-    chat = Chat(messages=[{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "reasoning": "hm"}])
+    turns = ChatMessage(role="user", content="<|im_end|>"), ChatMessage(role="assistant", reasoning="hm")
+    chat = Chat(messages=turns)
     chat.messages[1].tool_calls.add(id="1", name="clock", arguments='{"at": [1, {"x": "<|im_end|>"}]}')
     chat.tools.add(name="clock", description="now", parameters_json_schema='{"type": "object", "properties": {}}')
     chat.template_arguments["flag"].flag = True

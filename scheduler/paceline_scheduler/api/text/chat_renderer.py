@@ -10,7 +10,7 @@ from datetime import datetime
 
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text.confined import Confined, ConfinedError, Confinement
-from paceline_scheduler.api.text.conversations import Conversation
+from paceline_scheduler.api.text.conversations import TemplateInput
 from paceline_scheduler.errors import InvalidRequestError, QueueFullError
 
 _MAX_RENDERERS = 8
@@ -37,7 +37,7 @@ class ChatRenderers:
         self._num_waiting = 0
         self._renderers: OrderedDict[TemplateSource, Confined] = OrderedDict()
 
-    async def render(self, source: TemplateSource, conversation: Conversation, max_chars: int) -> str:
+    async def render(self, source: TemplateSource, conversation: TemplateInput, max_chars: int) -> str:
         """Raises InvalidRequestError naming `chat` or a part of it when the template refuses, fails, takes too long or
         does not read what it is given, or QueueFullError.
         """

@@ -26,7 +26,7 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
-class Conversation(TypedDict):
+class TemplateInput(TypedDict):
     """`variables`: what the template is given beside the messages."""
 
     messages: list[dict[str, Any]]
@@ -70,7 +70,7 @@ def check_chat(chat: inference_pb2.Chat) -> None:
         raise InvalidRequestError("chat.continue_final_message", "is set, and the last turn ends with calls of tools")
 
 
-def conversation_of(chat: inference_pb2.Chat, default_system_text: str | None) -> Conversation:
+def template_input(chat: inference_pb2.Chat, default_system_text: str | None) -> TemplateInput:
     """Of one that was checked. The system text is that of a chat that has none. Raises InvalidRequestError."""
     documents = _Documents()
     messages = [_message(turn, f"chat.messages[{index}]", documents) for index, turn in enumerate(chat.messages)]

@@ -16,7 +16,7 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.rules import Prompt, check_prompt_length, check_token_ids
 from paceline_scheduler.api.text.chat_renderer import ChatRenderers, TemplateSource
 from paceline_scheduler.api.text.confined import Confinement
-from paceline_scheduler.api.text.conversations import Conversation, conversation_of
+from paceline_scheduler.api.text.conversations import TemplateInput, template_input
 from paceline_scheduler.api.text.forms import Forms
 from paceline_scheduler.api.text.tokenizer import TextModel, TextModels, TextThreads, Trial, try_confined
 from paceline_scheduler.backend import ServedModel, TokenizerSource
@@ -68,7 +68,7 @@ class Texts:
         else:
             text_model = await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
             if prompt.HasField("chat"):
-                conversation = conversation_of(prompt.chat, model.tokenizer.default_system_text)
+                conversation = template_input(prompt.chat, model.tokenizer.default_system_text)
                 conversation, mark = await self._ask(text_model, 0, TextModel.marked, conversation)
                 rendered = await self._render(conversation, text_model, model)
                 encoded = await self._ask(text_model, len(rendered), TextModel.encode_rendered_chat, rendered, mark)
@@ -120,7 +120,7 @@ class Texts:
         work = partial(method, model, *arguments)
         return work() if num_chars <= self._limits.max_inline_chars else await self._threads.run(work)
 
-    async def _render(self, conversation: Conversation, text_model: TextModel, model: ServedModel) -> str:
+    async def _render(self, conversation: TemplateInput, text_model: TextModel, model: ServedModel) -> str:
         template = model.tokenizer.template_for(has_tools=bool(conversation["variables"]["tools"]))
         assert template is not None, "checked before"
         source = TemplateSource(template, text_model.special_tokens)

@@ -9,7 +9,8 @@ import pytest
 from edge_rig.tokenizers import SPECIAL_TOKENS, byte_level_tokenizer, served_model, tokenizer_source, try_here
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.text.conversations import MAX_JSON_VALUES, check_chat, conversation_of, num_chars
+from paceline_scheduler.api.resumption import body_of
+from paceline_scheduler.api.text.conversations import MAX_JSON_VALUES, check_chat, num_chars, template_input
 from paceline_scheduler.api.text.texts import Texts
 from paceline_scheduler.api.validation import check_prompt
 from paceline_scheduler.errors import InvalidRequestError
@@ -39,7 +40,7 @@ def with_schema(schema):
 
 def read(chat, system_text=None):
     check_chat(chat)
-    return conversation_of(chat, system_text)
+    return template_input(chat, system_text)
 
 
 def refused_field(chat):
@@ -205,6 +206,16 @@ def test_every_text_of_a_chat_counts_as_its_length():
     with pytest.raises(InvalidRequestError, match="at most 128 are taken") as caught:
         check_prompt(pb.TokenizeRequest(chat=chat), model, EdgeLimits())
     assert caught.value.field == "chat"
+
+
+def test_the_same_chat_sent_again_is_the_same_request():
+    """However its template's arguments are ordered; another tool makes another request."""
+    arguments = {"a": pb.TemplateArgument(flag=True), "b": pb.TemplateArgument(integer=1)}
+    first = chat_of(tools=TOOLS, template_arguments=arguments)
+    same = chat_of(tools=TOOLS, template_arguments=dict(reversed(arguments.items())))
+    other = chat_of(tools=TOOLS[:1], template_arguments=arguments)
+    digests = [body_of(pb.GenerateRequest(request_id="r", chat=chat))[0] for chat in (first, same, other)]
+    assert digests[0] == digests[1] != digests[2]
 
 
 TOKENIZER = byte_level_tokenizer()
