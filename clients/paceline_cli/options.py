@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, get_type_hints
@@ -11,7 +12,7 @@ import typer
 
 from paceline_cli.answer_bound import ANSWER_TOKENS
 from paceline_client.config import Retry, Timeout, Tls
-from paceline_client.requests import Sampling, invalid
+from paceline_client.requests import Sampling, TemplateValue, invalid
 
 _P = ParamSpec("_P")
 
@@ -193,6 +194,19 @@ SystemOption = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 ]
 
+ToolsOption = Annotated[
+    Path | None,
+    typer.Option("--tools", metavar="FILE", help="What the model may call: a JSON list of tools."),
+]
+TemplateArgumentOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-argument",
+        metavar="NAME=VALUE",
+        help="For the chat template, such as enable_thinking=false. May be given several times.",
+    ),
+]
+
 
 def names_of(command: Callable[..., None]) -> frozenset[str]:
     """Of all options of a command, as they are written."""
@@ -310,6 +324,38 @@ def _expanded(
     vars(with_options)["__signature__"] = inspect.Signature(parameters)
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return with_options
+
+
+def read_text_file(path: Path, option: str) -> str:
+    """The file that an option names."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"cannot read {path}: {error}", param_hint=option) from None
+
+
+def tools_of(path: Path | None) -> Any:  # noqa: ANN401 (JSON, which the client library checks)
+    """What a file of tools says."""
+    if path is None:
+        return None
+    try:
+        return json.loads(read_text_file(path, "--tools"))
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"{path} is no JSON: {error}", param_hint="--tools") from None
+
+
+def template_arguments_of(given: Iterable[str] | None) -> dict[str, TemplateValue]:
+    """A value that is no flag, number or text of JSON is a text as it stands."""
+    arguments: dict[str, TemplateValue] = {}
+    for name, separator, text in (each.partition("=") for each in given or ()):
+        if not separator:
+            raise typer.BadParameter("write it as NAME=VALUE", param_hint="--template-argument")
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+        arguments[name] = value if isinstance(value, TemplateValue) else text
+    return arguments
 
 
 def tls_of(folder: Path | None) -> Tls | None:

@@ -42,6 +42,7 @@ from paceline_client.results import (
     Usage,
 )
 from paceline_client.sync_client import Client, Stream
+from paceline_client.tools import Tool, ToolCall, ToolChoice
 
 __all__ = [
     "DEFAULT_TARGET",
@@ -95,6 +96,9 @@ __all__ = [
     "TokenLogprob",
     "TokenLogprobs",
     "Tokens",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
     "UnavailableError",
     "UnsupportedError",
     "Usage",

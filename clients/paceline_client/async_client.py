@@ -5,7 +5,7 @@ Knows the calls a user makes. Refuses to know how they travel: `connection`, `se
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -36,7 +36,10 @@ from paceline_client.requests import (
     SamplingLike,
     SchedulingLike,
     StoppingLike,
+    TemplateValue,
     TimeoutLike,
+    ToolChoiceLike,
+    ToolLike,
     make_prompt,
     make_request,
     make_timeout,
@@ -207,6 +210,10 @@ class AsyncClient:
         output: OutputLike | None = None,
         scheduling: SchedulingLike | None = None,
         structured: FormLike | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        tool_choice: ToolChoiceLike | None = None,
+        template_arguments: Mapping[str, TemplateValue] | None = None,
+        continue_final_message: bool | None = None,
         model: str | None = None,
         tenant: str = "",
         request_id: str | None = None,
@@ -222,6 +229,10 @@ class AsyncClient:
             output=output,
             scheduling=scheduling,
             structured=structured,
+            tools=tools,
+            tool_choice=tool_choice,
+            template_arguments=template_arguments,
+            continue_final_message=continue_final_message,
             model=model,
             tenant=tenant,
             request_id=request_id,
@@ -244,6 +255,10 @@ class AsyncClient:
         output: OutputLike | None = None,
         scheduling: SchedulingLike | None = None,
         structured: FormLike | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        tool_choice: ToolChoiceLike | None = None,
+        template_arguments: Mapping[str, TemplateValue] | None = None,
+        continue_final_message: bool | None = None,
         model: str | None = None,
         tenant: str = "",
         request_id: str | None = None,
@@ -251,7 +266,15 @@ class AsyncClient:
     ) -> AsyncStream:
         """The same as it comes: iterate over the deltas, then read `.result`."""
         request = make_request(
-            make_prompt(prompt, messages, token_ids),
+            make_prompt(
+                prompt,
+                messages,
+                token_ids,
+                tools=tools,
+                tool_choice=tool_choice,
+                template_arguments=template_arguments,
+                continue_final_message=continue_final_message,
+            ),
             sampling=sampling,
             stopping=stopping,
             output=output,
@@ -275,13 +298,25 @@ class AsyncClient:
         output: OutputLike | None = None,
         scheduling: SchedulingLike | None = None,
         structured: FormLike | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        tool_choice: ToolChoiceLike | None = None,
+        template_arguments: Mapping[str, TemplateValue] | None = None,
+        continue_final_message: bool | None = None,
         model: str | None = None,
         tenant: str = "",
         timeout: TimeoutLike | None = None,  # noqa: ASYNC109  the one that the request would have
     ) -> Estimate:
         """What would become of a request if it were sent now; nothing is run."""
         request = make_request(
-            make_prompt(prompt, messages, token_ids),
+            make_prompt(
+                prompt,
+                messages,
+                token_ids,
+                tools=tools,
+                tool_choice=tool_choice,
+                template_arguments=template_arguments,
+                continue_final_message=continue_final_message,
+            ),
             sampling=sampling,
             stopping=stopping,
             output=output,
@@ -324,11 +359,22 @@ class AsyncClient:
         text: str | None = None,
         *,
         messages: Sequence[MessageLike] | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        tool_choice: ToolChoiceLike | None = None,
+        template_arguments: Mapping[str, TemplateValue] | None = None,
+        continue_final_message: bool | None = None,
         model: str | None = None,
         with_texts: bool = False,
     ) -> Tokens:
         """The tokens that `generate` would make of a text or a chat."""
-        prompt: Prompt = make_prompt(text, messages)
+        prompt: Prompt = make_prompt(
+            text,
+            messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            template_arguments=template_arguments,
+            continue_final_message=continue_final_message,
+        )
         return await self._call(
             lambda channel, seconds: wire.tokenize(
                 channel, prompt, model=model or "", with_texts=with_texts, timeout_seconds=seconds

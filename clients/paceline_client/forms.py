@@ -24,13 +24,7 @@ class JsonSchema:
     @property
     def text(self) -> str:
         """`InvalidRequestError` for what is no JSON."""
-        if isinstance(self.schema, str):
-            return self.schema
-        try:
-            made = self.schema.model_json_schema() if isinstance(self.schema, type) else self.schema
-            return json.dumps(made, ensure_ascii=False, separators=(",", ":"))
-        except (AttributeError, TypeError, ValueError) as error:
-            raise _invalid(f"is no JSON Schema: {error}") from None
+        return schema_text(self.schema, "structured")
 
     def parse(self, text: str) -> Any:  # noqa: ANN401 (what the caller's class or JSON makes of it)
         """An object of the class, or plain JSON. `ValueError`."""
@@ -103,6 +97,17 @@ Form = JsonSchema | JsonObject | Regex | Grammar | Choice | Tags
 FormLike = Form | Schema
 
 
+def schema_text(schema: Schema, field: str) -> str:
+    """`InvalidRequestError`, which names the field, for what is no JSON."""
+    if isinstance(schema, str):
+        return schema
+    try:
+        made = schema.model_json_schema() if isinstance(schema, type) else schema
+        return json.dumps(made, ensure_ascii=False, separators=(",", ":"))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _invalid(f"is no JSON Schema: {error}", field) from None
+
+
 def as_form(given: FormLike | None) -> Form | None:
     """What is no form is a JSON Schema. `InvalidRequestError` for what is of another type."""
     if given is None or isinstance(given, Form):
@@ -113,6 +118,6 @@ def as_form(given: FormLike | None) -> Form | None:
     raise _invalid(f"must be a form, a JSON Schema or a class with model_json_schema, not {kind}")
 
 
-def _invalid(description: str) -> InvalidRequestError:
-    violations = (FieldViolation("structured", description),)
-    return InvalidRequestError(f"structured: {description}", reason="INVALID_FIELD", violations=violations)
+def _invalid(description: str, field: str = "structured") -> InvalidRequestError:
+    violations = (FieldViolation(field, description),)
+    return InvalidRequestError(f"{field}: {description}", reason="INVALID_FIELD", violations=violations)

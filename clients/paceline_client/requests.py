@@ -7,13 +7,14 @@ what would be a different request than the one meant is refused here.
 import dataclasses
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from paceline_client.config import Timeout
 from paceline_client.errors import FieldViolation, InvalidRequestError
 from paceline_client.forms import Form, FormLike, as_form
+from paceline_client.tools import Tool, ToolCall, ToolChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +95,17 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a chat. `role` is usually "system", "user" or "assistant"."""
+    """One turn of a chat. `role` is usually "system", "user", "assistant" or "tool"."""
 
     role: str
-    content: str
+    content: str = ""
+    reasoning: str | None = field(default=None, kw_only=True)
+    """What the model thought before it."""
+    tool_calls: Sequence[ToolCall] = field(default=(), kw_only=True)
+    tool_call_id: str | None = field(default=None, kw_only=True)
+    """Of the call that a tool's turn answers."""
+    name: str | None = field(default=None, kw_only=True)
+    """Who speaks, or which tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,10 @@ class Chat:
     """Goes through the model's chat template."""
 
     messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    template_arguments: Mapping[str, "TemplateValue"] = field(default_factory=dict)
+    continue_final_message: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +132,12 @@ class TokenIds:
 
 
 Prompt = Text | Chat | TokenIds
-MessageLike = Message | Mapping[str, str]
+TOOL_CHOICE_MODES = ("auto", "none", "required")
+TemplateValue = bool | int | float | str
+MessageLike = Message | Mapping[str, Any]
+ToolLike = Tool | Mapping[str, Any]
+ToolChoiceLike = ToolChoice | str
+"""A text is a mode, or else a tool's name."""
 SamplingLike = Sampling | Mapping[str, Any]
 StoppingLike = Stopping | Mapping[str, Any]
 OutputLike = Output | Mapping[str, Any]
@@ -128,7 +145,7 @@ SchedulingLike = Scheduling | Mapping[str, Any]
 TimeoutLike = Timeout | float
 """A number is the seconds that a whole request may take."""
 
-Value = TypeVar("Value", Sampling, Stopping, Output, Scheduling)
+Value = TypeVar("Value", Sampling, Stopping, Output, Scheduling, Message, Tool, ToolCall)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,12 +217,21 @@ def make_timeout(value: TimeoutLike | None, default: Timeout) -> Timeout:
 
 
 def make_prompt(
-    text: str | None, messages: Sequence[MessageLike] | None, token_ids: Sequence[int] | None = None
+    text: str | None,
+    messages: Sequence[MessageLike] | None,
+    token_ids: Sequence[int] | None = None,
+    *,
+    tools: Sequence[ToolLike] | None = None,
+    tool_choice: ToolChoiceLike | None = None,
+    template_arguments: Mapping[str, TemplateValue] | None = None,
+    continue_final_message: bool | None = None,
 ) -> Prompt:
-    """`InvalidRequestError` when none or several were given."""
+    """`InvalidRequestError` when none or several were given, or what goes with messages without these."""
     given = [value for value in (text, messages, token_ids) if value is not None]
     if len(given) != 1:
         raise invalid("prompt", f"give exactly one of prompt, messages and token_ids, not {len(given)}")
+    if messages is None and (tools or tool_choice or template_arguments or continue_final_message):
+        raise invalid("messages", "are what tools, template_arguments and continue_final_message go with: give these")
     if text is not None:
         if not isinstance(text, str):
             raise invalid("prompt", f"must be a str, not {type(text).__name__}")
@@ -213,7 +239,15 @@ def make_prompt(
     if messages is not None:
         if isinstance(messages, str | bytes | Mapping):
             raise invalid("messages", f"must be a list of messages, not {type(messages).__name__}")
-        return Chat(tuple(_as_message(message) for message in messages))
+        if not isinstance(template_arguments or {}, Mapping):
+            raise invalid("template_arguments", f"must be a dict, not {type(template_arguments).__name__}")
+        return Chat(
+            tuple(_as_message(f"messages[{number}]", message) for number, message in enumerate(messages)),
+            _as_values("tools", Tool, tools or ()),
+            _as_choice(tool_choice),
+            template_arguments or {},
+            continue_final_message,
+        )
     try:
         return TokenIds(tuple(token_ids if token_ids is not None else ()))
     except TypeError as error:
@@ -241,25 +275,49 @@ def _current_trace() -> Mapping[str, str]:
 
 
 def _as_value(name: str, kind: type[Value], given: Value | Mapping[str, Any] | None) -> Value:
-    if given is None or isinstance(given, kind):
-        return given or kind()
+    if isinstance(given, kind):
+        return given
+    if given is None:
+        given = {}
     if not isinstance(given, Mapping):
         raise invalid(name, f"must be a {kind.__name__} or a dict, not {type(given).__name__}")
     known = [part.name for part in dataclasses.fields(kind)]
     unknown = [str(key) for key in given if key not in known]
     if unknown:
         raise invalid(name, f"has no {', '.join(map(repr, unknown))}; there is {', '.join(known)}")
-    return kind(**given)
+    try:
+        return kind(**given)
+    except TypeError as error:  # a field that it needs is not there
+        raise invalid(name, str(error).removeprefix(f"{kind.__name__}.__init__() ")) from None
 
 
-def _as_message(value: MessageLike) -> Message:
-    if isinstance(value, Message):
-        return value
-    if not isinstance(value, Mapping):
-        raise invalid("messages", f"a message is a Message or a dict, not {type(value).__name__}")
-    if set(value) != {"role", "content"}:
-        raise invalid("messages", f"a message has 'role' and 'content', not {sorted(map(str, value))}")
+def _as_message(name: str, given: MessageLike) -> Message:
+    """What is None is unset, as in messages of others."""
+    if isinstance(given, Mapping):
+        given = {key: value for key, value in given.items() if value is not None}
+    message = _as_value(name, Message, given)
     for part in ("role", "content"):
-        if not isinstance(value[part], str):
-            raise invalid("messages", f"{part!r} must be a str, not {type(value[part]).__name__}")
-    return Message(value["role"], value["content"])
+        if not isinstance(value := getattr(message, part), str):
+            raise invalid(f"{name}.{part}", f"must be a str, not {type(value).__name__}")
+    return dataclasses.replace(message, tool_calls=_as_values(f"{name}.tool_calls", ToolCall, message.tool_calls))
+
+
+def _as_values(name: str, kind: type[Value], given: Sequence[Value | Mapping[str, Any]]) -> tuple[Value, ...]:
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise invalid(name, f"must be a list of {kind.__name__} or dict, not {type(given).__name__}")
+    return tuple(_as_value(f"{name}[{number}]", kind, _flat(each)) for number, each in enumerate(given))
+
+
+def _flat(given: Value | Mapping[str, Any]) -> Value | Mapping[str, Any]:
+    """Tools and calls as others write them have a function inside."""
+    if not isinstance(given, Mapping) or not isinstance(function := given.get("function"), Mapping):
+        return given
+    return {key: value for key, value in given.items() if key not in ("type", "function")} | dict(function)
+
+
+def _as_choice(given: ToolChoiceLike | None) -> ToolChoice | None:
+    if isinstance(given, str):
+        return ToolChoice(mode=given) if given in TOOL_CHOICE_MODES else ToolChoice(name=given)
+    if given is None or isinstance(given, ToolChoice):
+        return given
+    raise invalid("tool_choice", f"must be a ToolChoice or a str, not {type(given).__name__}")

@@ -7,7 +7,7 @@ may be used from several threads at once.
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -24,7 +24,10 @@ from paceline_client.requests import (
     SamplingLike,
     SchedulingLike,
     StoppingLike,
+    TemplateValue,
     TimeoutLike,
+    ToolChoiceLike,
+    ToolLike,
 )
 from paceline_client.results import Delta, Result
 from paceline_client.tracebacks import at_the_call
@@ -170,6 +173,10 @@ class Client:
         output: OutputLike | None = None,
         scheduling: SchedulingLike | None = None,
         structured: FormLike | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        tool_choice: ToolChoiceLike | None = None,
+        template_arguments: Mapping[str, TemplateValue] | None = None,
+        continue_final_message: bool | None = None,
         model: str | None = None,
         tenant: str = "",
         request_id: str | None = None,
@@ -185,6 +192,10 @@ class Client:
             output=output,
             scheduling=scheduling,
             structured=structured,
+            tools=tools,
+            tool_choice=tool_choice,
+            template_arguments=template_arguments,
+            continue_final_message=continue_final_message,
             model=model,
             tenant=tenant,
             request_id=request_id,

@@ -12,7 +12,18 @@ from google.protobuf.message import EncodeError, Message
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2 as sampling_pb
 from paceline_client.forms import Choice, Form, Grammar, JsonObject, JsonSchema, Regex, Tags
-from paceline_client.requests import Chat, GenerationRequest, Output, Prompt, Sampling, Stopping, Text, invalid
+from paceline_client.requests import (
+    TOOL_CHOICE_MODES,
+    Chat,
+    GenerationRequest,
+    Output,
+    Prompt,
+    Sampling,
+    Stopping,
+    Text,
+    invalid,
+)
+from paceline_client.tools import ToolChoice
 
 # A year, as good as for ever: servers take 366 days at most, and clocks and messages cannot hold every float.
 _LONGEST_SECONDS = 365 * 86400.0
@@ -111,17 +122,52 @@ def set_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
     match prompt:
         case Text(text):
             set_field(message, "text", text)
-        case Chat(messages):
-            message.chat.SetInParent()
-            for number, turn in enumerate(messages):
-                added = message.chat.messages.add()
-                set_field(added, "role", turn.role, f"chat.messages[{number}].")
-                set_field(added, "content", turn.content, f"chat.messages[{number}].")
+        case Chat():
+            _set_chat(message.chat, prompt)
         case _:
             if isinstance(message, pb.TokenizeRequest):
                 raise invalid("token_ids", "these are tokens already")
             message.token_ids.SetInParent()
             set_all(message.token_ids, "ids", prompt.ids, "token_ids.")
+
+
+def _set_chat(message: pb.Chat, chat: Chat) -> None:
+    message.SetInParent()
+    for number, turn in enumerate(chat.messages):
+        path, added = f"chat.messages[{number}].", message.messages.add()
+        for name in ("role", "content", "reasoning", "tool_call_id", "name"):
+            set_field(added, name, getattr(turn, name), path)
+        for place, call in enumerate(turn.tool_calls):
+            made = added.tool_calls.add()
+            for name in ("id", "name", "arguments"):
+                set_field(made, name, getattr(call, name), f"{path}tool_calls[{place}].")
+    for number, tool in enumerate(chat.tools):
+        shown = message.tools.add()
+        for name in ("name", "description", "parameters_json_schema", "strict"):
+            set_field(shown, name, getattr(tool, name), f"chat.tools[{number}].")
+    if chat.tool_choice is not None:
+        _set_choice(message.tool_choice, chat.tool_choice)
+    for name, value in chat.template_arguments.items():
+        kind = next((kind for of, kind in _ARGUMENT_KINDS.items() if isinstance(value, of)), None)
+        if kind is None or not isinstance(name, str):
+            raise invalid(f"chat.template_arguments[{name}]", "must be a bool, a number or a str, by its name")
+        set_field(message.template_arguments[name], kind, value, f"chat.template_arguments[{name}].")
+    set_field(message, "continue_final_message", chat.continue_final_message, "chat.")
+
+
+_ARGUMENT_KINDS: dict[type, str] = {bool: "flag", int: "integer", float: "number", str: "text"}  # a bool is an int, too
+
+
+def _set_choice(message: pb.ToolChoice, choice: ToolChoice) -> None:
+    message.SetInParent()
+    if choice.mode is not None:
+        if choice.mode not in TOOL_CHOICE_MODES:
+            raise invalid(
+                "chat.tool_choice.mode", f"must be one of {', '.join(TOOL_CHOICE_MODES)}, not {choice.mode!r}"
+            )
+        message.mode = pb.ToolChoiceMode.Value(f"TOOL_CHOICE_MODE_{choice.mode.upper()}")
+    set_field(message, "name", choice.name, "chat.tool_choice.")
+    set_field(message, "parallel_calls", choice.parallel_calls, "chat.tool_choice.")
 
 
 def _set_form(message: sampling_pb.StructuredOutput, form: Form) -> None:

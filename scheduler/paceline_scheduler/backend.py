@@ -30,6 +30,11 @@ class TokenizerSource:
     defaults: GenerationDefaults
     default_system_text: str | None = None  # of a chat without a system message; None: its template decides
     response_template: str | None = None  # how the model marks the parts of its output, in JSON; None: it does not say
+    tool_use_template: str | None = None  # of chats with tools; None: as of others
+
+    def template_for(self, *, has_tools: bool) -> str | None:
+        """As transformers chooses it; None: chats cannot be sent."""
+        return (self.tool_use_template if has_tools else None) or self.chat_template
 
     def is_alike(self, other: "TokenizerSource") -> bool:
         """Whether a model may be served with both: one vocabulary, which executors of different releases may read in

@@ -84,6 +84,47 @@ def test_an_answer_is_asked_for_in_a_form(tmp_path):
         assert run("generate", "?", *options).exit_code == 2
 
 
+@pytest.mark.parametrize("command", [("generate", "?"), ("chat",)], ids=lambda command: command[0])
+def test_the_model_is_shown_tools_and_its_template_told_values(tmp_path, command):
+    file = tmp_path / "tools.json"
+    file.write_text('[{"name": "f"}, {"type": "function", "function": {"name": "g", "parameters": {"a": 1}}}]')
+    given = ("flag=false", "count=3", "share=0.5", 'text="3"', "words=a=b", "list=[1]")
+    options = [part for each in given for part in ("--template-argument", each)]
+
+    _, (request,) = played(say("1"), *command, "--tools", str(file), *options, stdin="?\n")
+
+    assert [(tool.name, tool.parameters_json_schema) for tool in request.chat.tools] == [("f", ""), ("g", '{"a":1}')]
+    arguments = {
+        name: (each.WhichOneof("value"), getattr(each, each.WhichOneof("value")))
+        for name, each in request.chat.template_arguments.items()
+    }
+    assert arguments == {
+        "flag": ("flag", False),
+        "count": ("integer", 3),
+        "share": ("number", 0.5),
+        "text": ("text", "3"),
+        "words": ("text", "a=b"),
+        "list": ("text", "[1]"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "exit_code"),
+    [(None, 2), ("{", 2), ("[" * 100_000, 2), ('{"name": "f"}', 65), ('[{"nome": "f"}]', 65)],
+)
+def test_a_file_that_holds_no_tools_is_told(tmp_path, content, exit_code):
+    file = tmp_path / "tools.json"
+    if content is not None:
+        file.write_text(content)
+    result = run("generate", "?", "--tools", str(file))
+    assert result.exit_code == exit_code
+    assert "tools" in result.stderr
+
+
+def test_an_argument_of_the_template_has_a_name():
+    assert run("generate", "?", "--template-argument", "flag").exit_code == 2
+
+
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_an_answer_without_a_bound_of_its_own_ends_in_time_and_says_so(command):
     """A model that loops would go on to the end of its context, which is the bound where it holds fewer tokens."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.v1 import inference_pb2 as pb
-from paceline_client import Output, Sampling, Scheduling, Stopping, Timeout
+from paceline_client import Output, Sampling, Scheduling, Stopping, Timeout, Tool, ToolCall, ToolChoice
 from paceline_client.errors import InvalidRequestError
 from paceline_client.requests import Chat, GenerationRequest, Message, Text, TokenIds, make_prompt
 from paceline_client.wire import generate_message
@@ -121,6 +121,13 @@ def test_prompts_of_each_kind():
         ({"prompt": Text("\udfff")}, "text"),
         ({"prompt": Chat((Message("user", "a"), Message("user", "\ud800")))}, "chat.messages[1].content"),
         ({"prompt": TokenIds((-(2**40),))}, "token_ids.ids"),
+        ({"prompt": Chat((Message("tool", tool_call_id=5),))}, "chat.messages[0].tool_call_id"),
+        ({"prompt": Chat((), (Tool("f", strict="x"),))}, "chat.tools[0].strict"),
+        ({"prompt": Chat((), (Tool("f", parameters={"a": {1}}),))}, "tools.parameters"),
+        ({"prompt": Chat((), (), ToolChoice(mode="maybe"))}, "chat.tool_choice.mode"),
+        ({"prompt": Chat((), template_arguments={"x": None})}, "chat.template_arguments[x]"),
+        ({"prompt": Chat((), template_arguments={5: True})}, "chat.template_arguments[5]"),
+        ({"prompt": Chat((), template_arguments={"x": 2**63})}, "chat.template_arguments[x].integer"),
         ({"prompt": Text("x" * 20_000)}, "prompt"),
         ({"tenant": b"\xff"}, "tenant"),
     ],
@@ -140,5 +147,69 @@ def test_exactly_one_prompt(given):
 
 def test_messages_may_be_mappings():
     assert make_prompt(None, [{"role": "user", "content": "hi"}]) == Chat((Message("user", "hi"),))
-    with pytest.raises(InvalidRequestError, match="name"):
-        make_prompt(None, [{"role": "user", "content": "hi", "name": "x"}])
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\]: has no 'speaker'; there is role, content"):
+        make_prompt(None, [{"role": "user", "content": "hi", "speaker": "x"}])
+
+
+CALL = ToolCall("a1B2c3D4e", "weather", '{"in": "Zürich"}')
+SCHEMA = {"type": "object", "properties": {"in": {"type": "string"}}}
+
+
+def test_chats_with_tools_may_be_mappings_as_others_write_them():
+    function = {"name": "weather", "arguments": '{"in": "Zürich"}'}
+    described = {"name": "weather", "parameters": SCHEMA}
+    made = make_prompt(
+        None,
+        [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": CALL.id, "type": "function", "function": function}],
+            },
+            {"role": "assistant", "tool_calls": [{"id": CALL.id, **function}], "reasoning": "hm"},
+            Message("tool", "21", tool_call_id=CALL.id),
+        ],
+        tools=[described, {"type": "function", "function": described}, Tool("weather", parameters=SCHEMA)],
+        tool_choice="auto",
+    )
+    assert made == Chat(
+        (
+            Message("assistant", tool_calls=(CALL,)),
+            Message("assistant", tool_calls=(CALL,), reasoning="hm"),
+            Message("tool", "21", tool_call_id=CALL.id),
+        ),
+        (Tool("weather", parameters=SCHEMA),) * 3,
+        ToolChoice(mode="auto"),
+    )
+
+
+def test_a_text_chooses_a_tool_unless_it_is_a_mode():
+    chosen = [make_prompt(None, [], tool_choice=choice).tool_choice for choice in ("required", "weather")]
+    assert chosen == [ToolChoice(mode="required"), ToolChoice(name="weather")]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"tools": 5}, "tools"),
+        ({"tools": {"name": "f"}}, "tools"),
+        ({"tools": ["f"]}, "tools[0]"),
+        ({"tools": [Tool("f"), {"description": "it has no name"}]}, "tools[1]"),
+        ({"tools": [{"type": "function", "function": {"nome": "f"}}]}, "tools[0]"),
+        ({"tool_choice": 5}, "tool_choice"),
+        ({"template_arguments": [1]}, "template_arguments"),
+        ({"messages": [5]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": "f"}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0]"),
+        *[
+            ({"messages": None, "text": "a", **more}, "messages")
+            for more in ({"tools": [Tool("f")]}, {"continue_final_message": True})
+        ],
+    ],
+)
+def test_what_is_no_chat_is_refused_by_name(given, field):
+    with pytest.raises(InvalidRequestError) as caught:
+        make_prompt(**({"text": None, "messages": [Message("user", "hi")]} | given))
+    assert caught.value.violations[0].field == field

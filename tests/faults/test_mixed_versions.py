@@ -31,6 +31,8 @@ from paceline_cli.supervisor.programs import Deployment, free_ports
 from paceline_client.async_client import AsyncClient
 from paceline_client.config import Retry
 from paceline_client.errors import PacelineError
+from paceline_client.requests import Message
+from paceline_client.tools import Tool
 from random_models import TINY_CONFIG, RandomCheckpoint, llama_fields
 
 ROOT = Path(__file__).parents[2]
@@ -63,8 +65,8 @@ def older(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """It says much where only later forms look: its begin token, its end tokens, what a template calls them, and how
-    outputs are marked.
+    """It says much where only later forms look: its begin token, its end tokens, what a template calls them, how
+    outputs are marked, which template is that of chats with tools.
     """
     folder = tmp_path_factory.mktemp("model") / "tiny"
     folder.mkdir()
@@ -73,7 +75,12 @@ def model(tmp_path_factory):
     tokenizer = sentence_piece_tokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    named = {"tokenizer_class": "LlamaTokenizer", "chat_template": "{{ bos_token }}" + CHAT_TEMPLATE}
+    plain = "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}" + CHAT_TEMPLATE
+    templates = [
+        {"name": "default", "template": plain},
+        {"name": "tool_use", "template": plain.replace(" | tojson", "")},
+    ]
+    named = {"tokenizer_class": "LlamaTokenizer", "chat_template": templates}
     named["response_template"] = {"start_anchor": "<|im_start|>assistant", "fields": {"content": {}}}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     fields = llama_fields(checkpoint.config) | {"eos_token_id": [2, *range(300, 304)]}
@@ -154,13 +161,15 @@ class Streams:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def forms(model, older):
     """What a request gets without faults, by the revisions of the scheduler and the executor that it has."""
-    found = {}
+    found, shown = {}, {}
     for scheduler, executor in itertools.product((OLD, NEW), repeat=2):
         async with mixed_system(model, (scheduler,), (executor,), older) as system:
             served, *_ = await system.ready()
             async with AsyncClient(system.target) as client:
                 found[scheduler, executor] = await undisturbed_results(client, REQUESTS, served.name)
-    by_form = [[result.text for result in found[NEW, executor].values()] for executor in (OLD, NEW)]
+                if scheduler == NEW:  # others may know no tools
+                    shown[executor] = await client.tokenize(messages=[Message("user", "hi")], tools=[Tool("f")])
+    by_form = [(shown[executor], [each.text for each in found[NEW, executor].values()]) for executor in (OLD, NEW)]
     assert by_form[0] != by_form[1], "the folder does not show how the forms differ: let it"
     return found
 

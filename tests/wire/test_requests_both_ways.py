@@ -14,7 +14,7 @@ from paceline.plan.sampling import GenerationDefaults
 from paceline.plan.values import FinishReason as CoreFinishReason
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
-from paceline_client import Message, Output, Sampling, Scheduling, Stopping, Timeout
+from paceline_client import Message, Output, Sampling, Scheduling, Stopping, Timeout, Tool, ToolCall, ToolChoice
 from paceline_client.hashing import rolling_hash
 from paceline_client.requests import Chat, GenerationRequest, Text
 from paceline_client.results import FinishReason, TokenLogprob, TokenLogprobs, Usage
@@ -107,6 +107,41 @@ def test_every_value_arrives():
         resumable=True,
         attachment=1,
     )  # fmt: skip
+
+
+def test_every_part_of_a_chat_arrives():
+    read = sent(
+        Chat(
+            (
+                Message("user", "hi", name="Ann"),
+                Message("assistant", reasoning="hm", tool_calls=(ToolCall("1", "f", "{}"),)),
+                Message("tool", "21", tool_call_id="1"),
+            ),
+            (Tool("f", "it does", {"type": "object"}, strict=False), Tool("g")),
+            ToolChoice(mode="none", parallel_calls=True),
+            {"a": False, "b": 2, "c": 0.5, "d": "x"},
+            continue_final_message=False,
+        )
+    )
+    assert read.chat == pb.Chat(
+        messages=[
+            {"role": "user", "content": "hi", "name": "Ann"},
+            {"role": "assistant", "reasoning": "hm", "tool_calls": [{"id": "1", "name": "f", "arguments": "{}"}]},
+            {"role": "tool", "content": "21", "tool_call_id": "1"},
+        ],
+        tools=[
+            {"name": "f", "description": "it does", "parameters_json_schema": '{"type":"object"}', "strict": False},
+            {"name": "g"},
+        ],
+        tool_choice={"mode": pb.TOOL_CHOICE_MODE_NONE, "parallel_calls": True},
+        template_arguments={
+            "a": pb.TemplateArgument(flag=False),
+            "b": pb.TemplateArgument(integer=2),
+            "c": pb.TemplateArgument(number=0.5),
+            "d": pb.TemplateArgument(text="x"),
+        },
+        continue_final_message=False,
+    )
 
 
 def test_a_client_that_comes_back_is_taken_at_its_word():

@@ -1,7 +1,7 @@
 """`paceline chat`: a conversation in the terminal."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import typer
 
@@ -13,7 +13,7 @@ from paceline_cli.failures import describe, exit_code_of, print_error, reported
 from paceline_cli.waiting import WaitingNotice
 from paceline_client.config import Timeout
 from paceline_client.errors import InvalidRequestError, PacelineError, UnavailableError
-from paceline_client.requests import Message, Sampling, Scheduling, Stopping
+from paceline_client.requests import Message, Sampling, Scheduling, Stopping, TemplateValue, ToolLike
 from paceline_client.results import Model
 from paceline_client.sync_client import Client
 
@@ -27,6 +27,8 @@ def chat(
     max_tokens: options.AnswerTokensOption = None,
     *,
     sampling: Sampling,
+    tools: options.ToolsOption = None,
+    template_argument: options.TemplateArgumentOption = None,
     timeout: options.RequestTimeoutOption = None,
     max_outage: options.MaxOutageOption = None,
     priority: options.PriorityOption = None,
@@ -49,6 +51,8 @@ def chat(
             client,
             served.name,
             system=system,
+            tools=options.tools_of(tools),
+            template_arguments=options.template_arguments_of(template_argument),
             sampling=sampling,
             max_tokens=max_tokens,
             scheduling=Scheduling(priority=priority),
@@ -93,6 +97,8 @@ class Conversation:
         model: str,
         *,
         system: str | None,
+        tools: Sequence[ToolLike] | None,
+        template_arguments: Mapping[str, TemplateValue],
         sampling: Sampling,
         max_tokens: int | None,
         scheduling: Scheduling,
@@ -101,6 +107,8 @@ class Conversation:
         self._client = client
         self._model = model
         self._opening = [] if system is None else [Message("system", system)]
+        self._tools = tools
+        self._template_arguments = template_arguments
         self._sampling = sampling
         self._max_tokens = max_tokens
         self._scheduling = scheduling
@@ -135,6 +143,8 @@ class Conversation:
     def _ask(self, messages: list[Message], max_tokens: int | None) -> str:
         stream = self._client.stream(
             messages=messages,
+            tools=self._tools,
+            template_arguments=self._template_arguments,
             sampling=self._sampling,
             stopping=Stopping(max_tokens=max_tokens),
             scheduling=self._scheduling,

@@ -30,6 +30,12 @@ PromptArgument = Annotated[
         help="What to ask. Without it, or as -, it is what is piped in, without its last newline.",
     ),
 ]
+JsonSchemaOption = Annotated[
+    Path | None, typer.Option("--json-schema", metavar="FILE", help="Answer JSON that is valid against this.")
+]
+RegexOption = Annotated[
+    str | None, typer.Option("--regex", metavar="PATTERN", help="Answer what this pattern matches as a whole.")
+]
 _MAX_STDIN_BYTES = 4 * 1024 * 1024
 
 
@@ -45,16 +51,14 @@ def generate(
     *,
     sampling: Sampling,
     stop: options.StopOption = None,
-    json_schema: Annotated[
-        Path | None, typer.Option("--json-schema", metavar="FILE", help="Answer JSON that is valid against this.")
-    ] = None,
-    regex: Annotated[
-        str | None, typer.Option("--regex", metavar="PATTERN", help="Answer what this pattern matches as a whole.")
-    ] = None,
+    json_schema: JsonSchemaOption = None,
+    regex: RegexOption = None,
     choice: Annotated[
         list[str] | None, typer.Option("--choice", metavar="TEXT", help="Answer this. May be given several times.")
     ] = None,
     json_object: Annotated[bool, typer.Option("--json-object", help="Answer an object of JSON.")] = False,
+    tools: options.ToolsOption = None,
+    template_argument: options.TemplateArgumentOption = None,
     num_completions: options.NumCompletionsOption = None,
     logprobs: options.LogprobsOption = None,
     timeout: options.RequestTimeoutOption = None,
@@ -70,6 +74,7 @@ def generate(
     """Ask one question and stream the answer to stdout."""
     with reported(), cli_client(target, tls_dir, token_file, max_outage) as client:
         text, structured = read_prompt(prompt), form_of(json_schema, regex, choice, json_object)
+        shown, arguments = options.tools_of(tools), options.template_arguments_of(template_argument)
         stopwatch = Stopwatch(time.monotonic)
 
         def ask(most: int | None) -> Result:
@@ -81,6 +86,8 @@ def generate(
                 output=Output(logprobs=logprobs),
                 scheduling=Scheduling(priority=priority, max_num_draft_tokens=max_draft_tokens),
                 structured=structured,
+                tools=shown,
+                template_arguments=arguments,
                 model=model,
                 timeout=options.timeout_of(timeout),
             )
@@ -102,7 +109,7 @@ def as_chat(text: str, system: str | None) -> list[Message]:
 def form_of(json_schema: Path | None, regex: str | None, choice: list[str] | None, json_object: bool) -> Form | None:
     forms: list[Form] = []
     if json_schema is not None:
-        forms.append(JsonSchema(_read_file(json_schema)))
+        forms.append(JsonSchema(options.read_text_file(json_schema, "--json-schema")))
     if regex is not None:
         forms.append(Regex(regex))
     if choice:
@@ -112,13 +119,6 @@ def form_of(json_schema: Path | None, regex: str | None, choice: list[str] | Non
     if len(forms) > 1:
         raise typer.BadParameter("give one form of the answer", param_hint="--json-schema, --regex, --choice")
     return forms[0] if forms else None
-
-
-def _read_file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"cannot read {path}: {error}", param_hint="--json-schema") from None
 
 
 def read_prompt(prompt: str | None) -> str:

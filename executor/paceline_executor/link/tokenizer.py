@@ -25,6 +25,7 @@ def tokenizer_content(bundle: TokenizerBundle) -> bytes:
             default_sampling=write_defaults(bundle.defaults),
             default_system_text=bundle.default_system_text,
             response_template=bundle.response_template,
+            tool_use_template=bundle.tool_use_template,
         )
     )
 

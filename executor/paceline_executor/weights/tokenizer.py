@@ -51,10 +51,15 @@ class TokenizerBundle:
     defaults: GenerationDefaults
     default_system_text: str | None = None  # of a chat without a system message; None: its template decides
     response_template: str | None = None  # how outputs are marked, in JSON, untrusted
+    tool_use_template: str | None = None  # of chats with tools; None: as of others
 
 
 def make_bundle(
-    tokenizer_json: bytes, chat_template: str | None, special: SpecialTokens, defaults: GenerationDefaults
+    tokenizer_json: bytes,
+    chat_template: str | None,
+    special: SpecialTokens,
+    defaults: GenerationDefaults,
+    tool_use_template: str | None = None,
 ) -> TokenizerBundle:
     return TokenizerBundle(
         tokenizer_json=tokenizer_json,
@@ -66,4 +71,5 @@ def make_bundle(
         suffix_token_ids=special.suffix_token_ids,
         special_tokens=special.names,
         defaults=defaults,
+        tool_use_template=tool_use_template,
     )

@@ -58,7 +58,7 @@ def seed_of(record_id: RecordId) -> int:
 TOKENIZER_FORM = 4
 """What a tokenizer's digest covers, and how a model's files are read into it: raised whenever either changes. Executors
 before form 2 name a digest that cannot be computed from what they send, those before form 3 no special token that only
-a class of transformers knows, and those before form 4 no response template.
+a class of transformers knows, and those before form 4 no response template and none for chats with tools alone.
 """
 
 

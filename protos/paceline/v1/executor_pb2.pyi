@@ -362,6 +362,7 @@ class GetTokenizerResponse(_message.Message):
     SUFFIX_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     DEFAULT_SYSTEM_TEXT_FIELD_NUMBER: _builtins.int
+    TOOL_USE_TEMPLATE_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """digest is that of the whole, as it was announced: its form, a colon, and the BLAKE2b-128 hash, in hex, of this
     message with all of tokenizer_json, and without digest and last, in the order of its fields. The form is raised
@@ -385,6 +386,10 @@ class GetTokenizerResponse(_message.Message):
     """
     default_system_text: _builtins.str
     """default_system_text is the system message of a chat that has none; unset: the template decides."""
+    tool_use_template: _builtins.str
+    """tool_use_template is the Jinja template of chats with tools, where the model has one of its own for them; unset:
+    chat_template renders these too.
+    """
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """end_token_ids are all tokens that end a completion."""
@@ -424,10 +429,11 @@ class GetTokenizerResponse(_message.Message):
         suffix_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         special_tokens: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         default_system_text: _builtins.str | None = ...,
+        tool_use_template: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_default_system_text", b"_default_system_text", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "eos_token_id", b"eos_token_id", "response_template", b"response_template"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_default_system_text", b"_default_system_text", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "_tool_use_template", b"_tool_use_template", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "eos_token_id", b"eos_token_id", "response_template", b"response_template", "tool_use_template", b"tool_use_template"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_default_system_text", b"_default_system_text", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "digest", b"digest", "end_token_ids", b"end_token_ids", "eos_token_id", b"eos_token_id", "last", b"last", "prefix_token_ids", b"prefix_token_ids", "response_template", b"response_template", "special_tokens", b"special_tokens", "suffix_token_ids", b"suffix_token_ids", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_default_system_text", b"_default_system_text", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "_tool_use_template", b"_tool_use_template", "add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "default_system_text", b"default_system_text", "digest", b"digest", "end_token_ids", b"end_token_ids", "eos_token_id", b"eos_token_id", "last", b"last", "prefix_token_ids", b"prefix_token_ids", "response_template", b"response_template", "special_tokens", b"special_tokens", "suffix_token_ids", b"suffix_token_ids", "tokenizer_json", b"tokenizer_json", "tool_use_template", b"tool_use_template"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token_id: _TypeAlias = _typing.Literal["bos_token_id"]  # noqa: Y015
     _WhichOneofArgType__bos_token_id: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015
@@ -439,6 +445,8 @@ class GetTokenizerResponse(_message.Message):
     _WhichOneofArgType__eos_token_id: _TypeAlias = _typing.Literal["_eos_token_id", b"_eos_token_id"]  # noqa: Y015
     _WhichOneofReturnType__response_template: _TypeAlias = _typing.Literal["response_template"]  # noqa: Y015
     _WhichOneofArgType__response_template: _TypeAlias = _typing.Literal["_response_template", b"_response_template"]  # noqa: Y015
+    _WhichOneofReturnType__tool_use_template: _TypeAlias = _typing.Literal["tool_use_template"]  # noqa: Y015
+    _WhichOneofArgType__tool_use_template: _TypeAlias = _typing.Literal["_tool_use_template", b"_tool_use_template"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bos_token_id) -> _WhichOneofReturnType__bos_token_id | None: ...
     @_typing.overload
@@ -449,6 +457,8 @@ class GetTokenizerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eos_token_id) -> _WhichOneofReturnType__eos_token_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__response_template) -> _WhichOneofReturnType__response_template | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_use_template) -> _WhichOneofReturnType__tool_use_template | None: ...
 
 Global___GetTokenizerResponse: _TypeAlias = GetTokenizerResponse  # noqa: Y015
 

@@ -34,7 +34,7 @@ class _ToolChoiceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolCh
     TOOL_CHOICE_MODE_NONE: _ToolChoiceMode.ValueType  # 2
     """TOOL_CHOICE_MODE_NONE calls none."""
     TOOL_CHOICE_MODE_REQUIRED: _ToolChoiceMode.ValueType  # 3
-    """TOOL_CHOICE_MODE_REQUIRED calls at least one."""
+    """TOOL_CHOICE_MODE_REQUIRED calls at least one. Not supported yet: refused by name."""
 
 class ToolChoiceMode(_ToolChoiceMode, metaclass=_ToolChoiceModeEnumTypeWrapper):
     """ToolChoiceMode says whether tools are called."""
@@ -46,7 +46,7 @@ TOOL_CHOICE_MODE_AUTO: ToolChoiceMode.ValueType  # 1
 TOOL_CHOICE_MODE_NONE: ToolChoiceMode.ValueType  # 2
 """TOOL_CHOICE_MODE_NONE calls none."""
 TOOL_CHOICE_MODE_REQUIRED: ToolChoiceMode.ValueType  # 3
-"""TOOL_CHOICE_MODE_REQUIRED calls at least one."""
+"""TOOL_CHOICE_MODE_REQUIRED calls at least one. Not supported yet: refused by name."""
 Global___ToolChoiceMode: _TypeAlias = ToolChoiceMode  # noqa: Y015
 
 class _RequestState:
@@ -379,8 +379,8 @@ class Chat(_message.Message):
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     continue_final_message: _builtins.bool
-    """continue_final_message lets the output go on inside the last turn instead of opening a new one. Default false. Not
-    supported yet: set to true, it is refused by name.
+    """continue_final_message lets the output go on inside the last turn, behind its content, instead of opening a new one.
+    Default false. INVALID_ARGUMENT where that turn has tool_calls, or the chat template changes its content.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
@@ -388,21 +388,19 @@ class Chat(_message.Message):
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
-        """tools are what the model may call, in the order in which the chat template shows them. At most 128; empty: none.
-        Not supported yet: set, it is refused by name.
+        """tools are what the model may call, in the order in which the chat template shows them. At most 128, each of another
+        name; empty: none. INVALID_ARGUMENT where the model's chat template shows none.
         """
 
     @_builtins.property
     def tool_choice(self) -> Global___ToolChoice:
-        """tool_choice says whether and which tools are called; unset: the model decides. Not supported yet: set, it is
-        refused by name.
-        """
+        """tool_choice says whether and which tools are called; unset: the model decides."""
 
     @_builtins.property
     def template_arguments(self) -> _containers.MessageMap[_builtins.str, Global___TemplateArgument]:
         """template_arguments are further values for the model's chat template, such as enable_thinking; one that the template
-        does not know is refused. At most 32, their names of 1 to 64 bytes; empty: none. Not supported yet: set, it is
-        refused by name.
+        does not read is refused, and so is one that it is given anyway, such as tools. At most 32, their names of 1 to 64
+        bytes; empty: none.
         """
 
     def __init__(
@@ -435,15 +433,17 @@ class Tool(_message.Message):
     PARAMETERS_JSON_SCHEMA_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """name is what calls name it; 1 to 64 bytes."""
+    """name is what calls name it; 1 to 64 of A-Z, a-z, 0-9, underscore, hyphen and dot."""
     description: _builtins.str
     """description is what the model is told of it; unset: nothing."""
     parameters_json_schema: _builtins.str
-    """parameters_json_schema is the JSON Schema document of its arguments, shown to the model with its keys in this
-    order; at most 64 KiB. Unset: it takes none.
+    """parameters_json_schema is the JSON Schema document of its arguments, an object that is shown to the model with its
+    keys in this order; at most 64 KiB and 64 levels. Unset: it takes none. All JSON of a chat has at most 32,768 values.
     """
     strict: _builtins.bool
-    """strict makes the arguments valid against the schema, as a structured output is. Default false."""
+    """strict makes the arguments valid against the schema, as a structured output is. Default false. Not supported yet: set
+    to true, it is refused by name.
+    """
     def __init__(
         self,
         *,
@@ -483,9 +483,11 @@ class ToolChoice(_message.Message):
     mode: Global___ToolChoiceMode.ValueType
     """mode says whether any is called."""
     name: _builtins.str
-    """name is the tool that is called."""
+    """name is the tool that is called. Not supported yet: set, it is refused by name."""
     parallel_calls: _builtins.bool
-    """parallel_calls allows several calls in one completion. Default true."""
+    """parallel_calls allows several calls in one completion. Default true. Not supported yet: set to false, it is refused
+    by name.
+    """
     def __init__(
         self,
         *,
@@ -559,23 +561,19 @@ class ChatMessage(_message.Message):
     role: _builtins.str
     """role is who speaks, as the model's template knows it: usually "system", "user" or "assistant"."""
     content: _builtins.str
-    """content is the text of the turn. Names of special tokens in it, such as <|im_end|>, stay text."""
+    """content is the text of the turn. Names of special tokens in it, such as <|im_end|>, stay text, as they do in every
+    other text of a chat. Unset beside tool_calls: the turn only calls.
+    """
     reasoning: _builtins.str
-    """reasoning is what the model thought before the content, for templates that show it; unset: nothing. Not supported
-    yet: set, it is refused by name.
-    """
+    """reasoning is what the model thought before the content, for templates that show it; unset: nothing."""
     tool_call_id: _builtins.str
-    """tool_call_id is the call that this turn, a tool's, answers; unset: none. Not supported yet: set, it is refused by
-    name.
-    """
+    """tool_call_id is the call that this turn, a tool's, answers; at most 64 bytes. Unset: none."""
     name: _builtins.str
-    """name is who speaks among several of the role, or the tool that answers; unset: unnamed. Not supported yet: set, it
-    is refused by name.
-    """
+    """name is who speaks among several of the role, or the tool that answers; unset: unnamed."""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
-        """tool_calls are the calls that the model made in this turn; empty: none. Not supported yet: set, it is refused by
-        name.
+        """tool_calls are the calls that the model made in this turn, at most 2,048 in all turns; empty: none. INVALID_ARGUMENT
+        where the model's chat template shows none.
         """
 
     def __init__(
@@ -619,9 +617,11 @@ class ToolCall(_message.Message):
     id: _builtins.str
     """id tells the call from others of the conversation; 1 to 64 bytes."""
     name: _builtins.str
-    """name is the tool's."""
+    """name is the tool's; 1 to 64 bytes."""
     arguments: _builtins.str
-    """arguments is a JSON object as the model wrote it: it need not be valid, unless the tool is strict."""
+    """arguments is a JSON object as the model wrote it: it need not be valid, unless the tool is strict. Sent back in a
+    chat it must be an object, of at most 64 levels; unset: an empty one.
+    """
     def __init__(
         self,
         *,

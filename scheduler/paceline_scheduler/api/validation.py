@@ -31,6 +31,7 @@ from paceline_scheduler.api.rules import (
     check_range,
     check_texts,
 )
+from paceline_scheduler.api.text.conversations import check_chat, num_chars
 from paceline_scheduler.api.text.stop_texts import MatchedText
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.core.request import MAX_OUTAGE_S, Request
@@ -98,8 +99,6 @@ _BOUNDS = {
 _BOUNDED_PARTS = tuple(dict.fromkeys(path.split(".")[0] for path in _BOUNDS if "." in path))
 
 _UNSUPPORTED = ("adapter",)
-_UNSUPPORTED_IN_CHATS = ("tools", "tool_choice", "template_arguments", "continue_final_message")
-_UNSUPPORTED_IN_TURNS = ("reasoning", "tool_calls", "tool_call_id", "name")
 
 
 def check_alone(message: inference_pb2.GenerateRequest) -> None:
@@ -112,7 +111,7 @@ def check_alone(message: inference_pb2.GenerateRequest) -> None:
         for field, value in part.ListFields():
             if allowed := _BOUNDS.get(path := prefix + field.name):
                 check_range(path, read_duration(value) if isinstance(value, Duration) else value, allowed)
-    _check_supported(message, "", _UNSUPPORTED)
+    _check_supported(message, _UNSUPPORTED)
 
 
 def validate(
@@ -259,26 +258,22 @@ def derived_seed(key: RecordId) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def _check_supported(message: Message, prefix: str, paths: Iterable[str]) -> None:
+def _check_supported(message: Message, paths: Iterable[str]) -> None:
     """They may ask for what happens anyway."""
     for path in paths:
         *parts, name = path.split(".")
         part = functools.reduce(getattr, parts, message)
         value = getattr(part, name)
         if part.HasField(name) if isinstance(value, Message) else value:
-            raise UnsupportedError(prefix + path)
+            raise UnsupportedError(path)
 
 
 def _check_chat(chat: inference_pb2.Chat, model: ServedModel, limits: EdgeLimits) -> None:
-    _check_supported(chat, "chat.", _UNSUPPORTED_IN_CHATS)
-    if model.tokenizer.chat_template is None:
+    if model.tokenizer.template_for(has_tools=bool(chat.tools)) is None:
         raise InvalidRequestError("chat", f"the model {model.name!r} has no chat template; send text instead")
     check_count("chat.messages", len(chat.messages), 1, MAX_CHAT_MESSAGES)
-    for index, message in enumerate(chat.messages):
-        if not message.role:
-            raise InvalidRequestError(f"chat.messages[{index}].role", 'is empty; it is usually "user"')
-        _check_supported(message, f"chat.messages[{index}].", _UNSUPPORTED_IN_TURNS)
-    _check_num_chars("chat", sum(len(m.role) + len(m.content) for m in chat.messages), model, limits)
+    check_chat(chat)
+    _check_num_chars("chat", num_chars(chat), model, limits)
 
 
 def _check_num_chars(field: str, num_chars: int, model: ServedModel, limits: EdgeLimits) -> None:

@@ -83,6 +83,7 @@ def decode_tokenizer(content: bytes, form: int) -> TokenizerSource:
         defaults=welcomes.read_defaults(whole.default_sampling),
         default_system_text=whole.default_system_text if whole.HasField("default_system_text") else None,
         response_template=whole.response_template if whole.HasField("response_template") else None,
+        tool_use_template=whole.tool_use_template if whole.HasField("tool_use_template") else None,
     )
 
 

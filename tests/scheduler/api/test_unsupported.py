@@ -9,12 +9,13 @@ from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.resumption import check_resumption
+from paceline_scheduler.api.text.conversations import template_input
 from paceline_scheduler.api.validation import check_prompt, num_completions, text_options, validate
 from paceline_scheduler.errors import InvalidRequestError, RequestRefusedError, SchedulerError, UnsupportedError
 from repository_checks.messages import leaves, with_leaf
 
 MODEL = served_model(tokenizer_source(byte_level_tokenizer(), eos_token="<|im_start|>"))
-CHAT = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
+CHAT = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")], tools=[pb.Tool(name="clock")])
 # What is set here has another value where a test sets it again.
 TEXT_REQUEST = pb.GenerateRequest(
     request_id="r1",
@@ -25,18 +26,15 @@ TEXT_REQUEST = pb.GenerateRequest(
     trace_parent="00",
 )
 CHAT_REQUEST = pb.GenerateRequest(request_id="r1", chat=CHAT)
-PATHS = tuple(leaves(pb.GenerateRequest.DESCRIPTOR))
+# With none, calls in an output are text, and outputs have no other parts yet; a field that is true has its default.
+PATHS = set(leaves(pb.GenerateRequest.DESCRIPTOR)) - {"chat.tool_choice.mode", "chat.tool_choice.parallel_calls"}
 # By the path of the field: what asks for it, and what is to be found in the error.
 REFUSED = {
     "adapter": {"adapter": "legal"},
-    "chat.tools": {"chat": {"tools": [{"name": "clock"}]}},
-    "chat.tool_choice": {"chat": {"tool_choice": {"mode": pb.TOOL_CHOICE_MODE_NONE}}},
-    "chat.template_arguments": {"chat": {"template_arguments": {"enable_thinking": pb.TemplateArgument(flag=False)}}},
-    "chat.continue_final_message": {"chat": {"continue_final_message": True}},
-    "chat.messages.reasoning": {"chat": {"messages": [{"role": "assistant", "reasoning": "hm"}]}},
-    "chat.messages.tool_calls": {"chat": {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}},
-    "chat.messages.tool_call_id": {"chat": {"messages": [{"role": "tool", "tool_call_id": "1"}]}},
-    "chat.messages.name": {"chat": {"messages": [{"role": "user", "name": "Ann"}]}},
+    "chat.tools.strict": {"chat": {"tools": [{"name": "map", "strict": True}]}},
+    "chat.tool_choice.mode": {"chat": {"tool_choice": {"mode": pb.TOOL_CHOICE_MODE_REQUIRED}}},
+    "chat.tool_choice.name": {"chat": {"tool_choice": {"name": "clock"}}},
+    "chat.tool_choice.parallel_calls": {"chat": {"tool_choice": {"parallel_calls": False}}},
 }
 
 
@@ -63,17 +61,17 @@ def refused_field(message):
 
 def what_comes_of(message):
     """What the edge makes of a request, or finds wrong with it; and of its prompt, which becomes tokens elsewhere."""
-    prompt = message.text, [(turn.role, turn.content) for turn in message.chat.messages], list(message.token_ids.ids)
+    prompt = message.text, list(message.token_ids.ids)
     try:
-        valid = check(message)
+        valid, conversation = check(message), repr(template_input(message.chat, None))
         asked = repr(replace(valid, origin=b"", body_digest=b"")), repr(text_options(message)), repr(comeback(message))
     except SchedulerError as error:
         return prompt, repr(error)
     kept = pb.GenerateRequest.FromString(valid.origin)
-    return prompt, kept.trace_parent, kept.trace_state, *asked
+    return prompt, conversation, kept.trace_parent, kept.trace_state, *asked
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", sorted(PATHS))
 def test_every_field_of_a_request_is_read_or_refused_by_name(path):
     request = CHAT_REQUEST if path.startswith("chat.") else TEXT_REQUEST
     asking = with_leaf(request, path)
@@ -96,22 +94,28 @@ def test_what_a_later_version_acts_on_is_refused_by_name(field):
     assert caught.value.feature.replace("[0]", "") == field
 
 
-def test_what_asks_for_nothing_else_than_what_happens_anyway_is_taken():
+@pytest.mark.parametrize("choice", [pb.TOOL_CHOICE_MODE_AUTO, pb.TOOL_CHOICE_MODE_NONE])
+def test_what_asks_for_nothing_else_than_what_happens_anyway_is_taken(choice):
     check(
         pb.GenerateRequest(
             request_id="r1",
-            chat=pb.Chat(messages=[pb.ChatMessage(role="user", name="", reasoning="")], continue_final_message=False),
+            chat=pb.Chat(
+                messages=[pb.ChatMessage(role="user", name="", reasoning="")],
+                tools=[pb.Tool(name="clock", strict=False)],
+                tool_choice=pb.ToolChoice(mode=choice, parallel_calls=True),
+                continue_final_message=False,
+            ),
             adapter="",
             output=sampling_pb2.OutputOptions(parts=False, token_bytes=False),
         )
     )
 
 
-def test_a_turn_that_asks_for_more_is_named_by_its_place():
-    chat = pb.Chat(messages=[*CHAT.messages, pb.ChatMessage(role="user", name="Ann")])
+def test_a_tool_that_asks_for_more_is_named_by_its_place():
+    chat = pb.Chat(messages=CHAT.messages, tools=[*CHAT.tools, pb.Tool(name="map", strict=True)])
     with pytest.raises(UnsupportedError) as caught:
         check(pb.GenerateRequest(request_id="r1", chat=chat))
-    assert caught.value.feature == "chat.messages[1].name"
+    assert caught.value.feature == "chat.tools[1].strict"
 
 
 @pytest.mark.parametrize("field", [field for field in REFUSED if field.startswith("chat.")])

@@ -118,6 +118,7 @@ def content_of(source: TokenizerSource) -> bytes:
             special_tokens=dict(source.special_tokens),
             default_system_text=source.default_system_text,
             response_template=source.response_template,
+            tool_use_template=source.tool_use_template,
         )
     )
 

@@ -1,29 +1,34 @@
-"""Texts of users and models: chat templates, traces, files of tokens, options that are JSON, files of a cache."""
+"""Texts of users and models: chats, templates, traces, files of tokens, options that are JSON, files of a cache."""
 
 import argparse
+import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import cache
 from types import FrameType
 from typing import NoReturn
 
 from google.protobuf.message import DecodeError
 
-from edge_rig.tokenizers import CHAT_TEMPLATE
+from edge_rig.tokenizers import CHAT_TEMPLATE, byte_level_tokenizer
 from fuzzing.target import Target, scratch, tokenizer
 from paceline.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
 from paceline.forms.compiling import check_form
 from paceline.forms.errors import FormError
+from paceline.v1.inference_pb2 import Chat, ChatMessage
 from paceline.v1.sampling_pb2 import StructuredOutput, Tag, Tags
 from paceline_cli.bench.errors import TraceError
 from paceline_cli.bench.traces import Scale, read_trace, replay
 from paceline_cli.supervisor.log_lines import Level, parse_line
 from paceline_scheduler.access.tokens import parse_tokens
+from paceline_scheduler.api.text.conversations import check_chat, template_input
+from paceline_scheduler.api.text.special_texts import SpecialTexts
 from paceline_scheduler.api.text.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.api.text.tokenizer import read_text_model
 from paceline_scheduler.config import read_speculation
-from paceline_scheduler.errors import TokenFileError
+from paceline_scheduler.errors import InvalidRequestError, TokenFileError, UnsupportedError
 
 _NOON = datetime(2026, 11, 21, 12, 0)  # noqa: DTZ001 - templates are told the local time
 _MESSAGES = [{"role": "user", "content": "Hi <b>"}, {"role": "assistant", "content": ""}]
@@ -156,7 +161,32 @@ def _sound_forms() -> Iterator[bytes]:
     yield StructuredOutput(tags=Tags(tags=[Tag(begin="<a>", json_schema="{}", end="</a>")])).SerializeToString()
 
 
+def read_chat(data: bytes) -> None:
+    """Be a scheduler that is sent this chat: what it takes can be told to the process that renders it."""
+    with suppress(DecodeError, InvalidRequestError, UnsupportedError):
+        chat = Chat.FromString(data)
+        if chat.messages:
+            check_chat(chat)
+            marked, _ = _special_texts().marked(template_input(chat, "Be brief."))
+            json.dumps(marked, ensure_ascii=False).encode()
+
+
+@cache
+def _special_texts() -> SpecialTexts:
+    return SpecialTexts(byte_level_tokenizer())
+
+
+def _sound_chats() -> Iterator[bytes]:
+    turns = ChatMessage(role="user", content="<|im_end|>"), ChatMessage(role="assistant", reasoning="hm")
+    chat = Chat(messages=turns)
+    chat.messages[1].tool_calls.add(id="1", name="clock", arguments='{"at": [1, {"x": "<|im_end|>"}]}')
+    chat.tools.add(name="clock", description="now", parameters_json_schema='{"type": "object", "properties": {}}')
+    chat.template_arguments["flag"].flag = True
+    yield chat.SerializeToString()
+
+
 TARGETS = (
+    Target("chat", read_chat, _sound_chats),
     Target("form", check, _sound_forms),
     Target("chat-template", render, _sound_templates),
     Target("trace-csv", _reads_trace("trace.csv"), lambda: (_CSV,)),

@@ -70,7 +70,10 @@ def tokenizer_from_gguf(header: GgufHeader) -> TokenizerBundle:
     else:
         raise unsupported(header.path, f"its tokenizer model {shown(kind)} is neither 'gpt2' nor 'llama'")
     _register_added_tokens(header, vocabulary, tokenizer)
-    return make_bundle(tokenizer.to_str().encode(), _chat_template(header), vocabulary.special, _defaults(header))
+    templates = [_chat_template(header, f"tokenizer.chat_template{name}") for name in ("", ".tool_use")]
+    return make_bundle(
+        tokenizer.to_str().encode(), templates[0], vocabulary.special, _defaults(header), tool_use_template=templates[1]
+    )
 
 
 def _read_vocabulary(header: GgufHeader, *, add_bos: bool) -> _Vocabulary:
@@ -214,13 +217,12 @@ def _register_added_tokens(header: GgufHeader, vocabulary: _Vocabulary, tokenize
     tokenizer.add_tokens(added)
 
 
-def _chat_template(header: GgufHeader) -> str | None:
-    key = "tokenizer.chat_template"
+def _chat_template(header: GgufHeader, key: str) -> str | None:
     if key not in header.metadata:
         return None
     template = header.text(key)
     if len(template) > MAX_CHAT_TEMPLATE_CHARS:
-        raise unsupported(header.path, f"its chat template has more than {MAX_CHAT_TEMPLATE_CHARS} characters")
+        raise unsupported(header.path, f"its {key} has more than {MAX_CHAT_TEMPLATE_CHARS} characters")
     return template
 
 

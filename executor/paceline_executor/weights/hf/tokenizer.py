@@ -45,6 +45,8 @@ _CLASS_TOKENS = {
 _CLASSES = {"qwen2": "Qwen2Tokenizer", "mistral": ""}  # whatever the files of these families name
 _USUAL_CLASSES = {"qwen3": "Qwen2Tokenizer"} | dict.fromkeys(("gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer")
 _CLASS_ENDS = {"llama": 2, "mistral": 2, "gemma2": 1, "gemma3_text": 1}  # unless config.json has the key
+_TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
+"""By name; others are chosen by nobody."""
 _TEXT_PARTS = ("decoder", "generator", "text_config")
 _LEAST_TOP_P = 1e-9  # keeps the likeliest token alone, as transformers does at 0
 
@@ -70,7 +72,10 @@ def tokenizer_from_folder(folder: Path, vocab_size: int | None = None) -> Tokeni
     model = JsonFields.read_if_there(folder / "config.json")
     config = config.with_defaults(_class_tokens(model, config, data))
     special = _special_tokens(folder, tokenizer, config, _listed_ends(model, generation))
-    bundle = make_bundle(data, _chat_template(folder, config), special, _defaults(generation))
+    templates = _chat_templates(folder, config)
+    bundle = make_bundle(
+        data, templates.get("default"), special, _defaults(generation), tool_use_template=templates.get("tool_use")
+    )
     return replace(bundle, response_template=_response_template(config))
 
 
@@ -176,21 +181,29 @@ def _around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(whole[:at]), tuple(whole[at + len(plain) :])
 
 
-def _chat_template(folder: Path, config: JsonFields) -> str | None:
-    """chat_template.jinja, else the template, or the one named "default", of tokenizer_config."""
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        try:
-            return read_bounded(path, MAX_SMALL_FILE_BYTES).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise damaged(path, "it is not UTF-8") from error
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    if template is None or isinstance(template, str):
-        return template
-    raise damaged(config.path, "chat_template is neither a text nor a list of named texts")
+def _chat_templates(folder: Path, config: JsonFields) -> dict[str, str]:
+    """By name: those that files of their own have, else that of tokenizer_config, or the named ones that it lists."""
+    files = {name: folder / path for name, path in _TEMPLATE_FILES.items() if (folder / path).exists()}
+    if files:
+        return {name: _text(path) for name, path in files.items()}
+    given = config.get("chat_template")
+    if not isinstance(given, list):
+        given = [] if given is None else [{"name": "default", "template": given}]
+    named = {item.get("name"): item.get("template") for item in given if isinstance(item, dict)}
+    templates: dict[str, str] = {}
+    for name in _TEMPLATE_FILES:
+        if isinstance(template := named.get(name), str):
+            templates[name] = template
+        elif template is not None:
+            raise damaged(config.path, "chat_template is neither a text nor a list of named texts")
+    return templates
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bounded(path, MAX_SMALL_FILE_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise damaged(path, "it is not UTF-8") from error
 
 
 def _response_template(config: JsonFields) -> str | None:

@@ -208,6 +208,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "suffix_token_ids": _FEW_TOKENS,
         "special_tokens": Pairs(64, TextLength(1, 64), TextLength(0, 1 << 10, is_name=False)),
         "default_system_text": TextLength(0, 1 << 16, is_name=False),
+        "tool_use_template": TextLength(0, MAX_PART_BYTES, is_name=False),
     },
     # Plans
     plan_pb2.BatchPlan: {

@@ -4,14 +4,13 @@
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text.confined import Confined, ConfinedError, Confinement
-from paceline_scheduler.api.text.special_texts import Turns
+from paceline_scheduler.api.text.conversations import TemplateInput
 from paceline_scheduler.errors import InvalidRequestError, QueueFullError
 
 _MAX_RENDERERS = 8
@@ -38,21 +37,9 @@ class ChatRenderers:
         self._num_waiting = 0
         self._renderers: OrderedDict[TemplateSource, Confined] = OrderedDict()
 
-    async def render(self, source: TemplateSource, turns: Turns, max_chars: int) -> str:
-        """As `render_messages`."""
-        return await self.render_messages(
-            source, [{"role": role, "content": content} for role, content in turns], {}, max_chars
-        )
-
-    async def render_messages(
-        self,
-        source: TemplateSource,
-        messages: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any],
-        max_chars: int,
-    ) -> str:
-        """Raises InvalidRequestError naming `chat` when the template fails or takes too long and `chat.messages` when
-        it refuses, or QueueFullError.
+    async def render(self, source: TemplateSource, conversation: TemplateInput, max_chars: int) -> str:
+        """Raises InvalidRequestError naming `chat` or a part of it when the template refuses, fails, takes too long or
+        does not read what it is given, or QueueFullError.
         """
         if self._num_waiting >= self._max_num_waiting:
             raise QueueFullError(
@@ -61,8 +48,7 @@ class ChatRenderers:
         self._num_waiting += 1
         try:
             renderer = await self._renderer(source)
-            question = {"messages": messages, "variables": variables, "max_chars": max_chars}
-            question["now"] = self._local_time().isoformat()
+            question = {**conversation, "now": self._local_time().isoformat(), "max_chars": max_chars}
             answer, _ = await renderer.ask(question)
         except ConfinedError as error:
             raise _failed(str(error)) from None
@@ -90,6 +76,8 @@ class ChatRenderers:
 
 
 def _text_of(answer: dict[str, str]) -> str:
+    if "unread" in answer:
+        raise InvalidRequestError(f"chat.{answer['unread']}", answer["sentence"])
     if "refused" in answer:
         raise InvalidRequestError("chat.messages", f"the model's chat template says: {answer['refused']}")
     if "failed" in answer:

@@ -1,13 +1,13 @@
 """The process that renders one model's chats: `python -m paceline_scheduler.api.text.chat_worker`.
 
 A template can loop for ever, eat memory or crash the interpreter. The process is set up with {template, constants} and
-asked with {messages, now, max_chars, variables}, answered by {text}, {refused} or {failed}.
+asked with {messages, variables, now, max_chars}, answered by {text}, {refused}, {failed} or {unread, sentence}.
 """
 
 from datetime import datetime
 from typing import Any
 
-from paceline.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
+from paceline.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError, UnreadError
 from paceline_scheduler.api.text.confined_worker import Message, SetupFailedError, Work, printable, serve
 
 
@@ -30,6 +30,8 @@ def _answer(template: ChatTemplate, question: dict[str, Any]) -> dict[str, str]:
         text.encode()  # half a surrogate pair has no place in a prompt
     except ChatRefusedError as error:
         return {"refused": printable(error)}
+    except UnreadError as error:
+        return {"unread": error.part, "sentence": str(error)}
     except TemplateFailedError as error:
         return {"failed": printable(error)}
     except MemoryError:

@@ -17,11 +17,11 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.rules import Prompt, check_prompt_length, check_token_ids
 from paceline_scheduler.api.text.chat_renderer import ChatRenderers, TemplateSource
 from paceline_scheduler.api.text.confined import Confinement
+from paceline_scheduler.api.text.conversations import TemplateInput, template_input
 from paceline_scheduler.api.text.forms import Forms
 from paceline_scheduler.api.text.parts.bound import OutputFormat
 from paceline_scheduler.api.text.parts.formats import OutputFormats, PartsSupport
 from paceline_scheduler.api.text.parts.table import TEXT_ALONE
-from paceline_scheduler.api.text.special_texts import Turns
 from paceline_scheduler.api.text.tokenizer import TextModel, TextModels, TextThreads, Trial, try_confined
 from paceline_scheduler.backend import ServedModel, TokenizerSource
 from paceline_scheduler.disk_cache import AsyncDiskCache
@@ -96,9 +96,9 @@ class Texts:
         else:
             text_model = await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
             if prompt.HasField("chat"):
-                turns = _with_default(prompt.chat, model.tokenizer.default_system_text)
-                turns, mark = await self._ask(text_model, 0, TextModel.marked, turns)
-                rendered = await self._render(turns, text_model, model)
+                conversation = template_input(prompt.chat, model.tokenizer.default_system_text)
+                conversation, mark = await self._ask(text_model, 0, TextModel.marked, conversation)
+                rendered = await self._render(conversation, text_model, model)
                 encoded = await self._ask(text_model, len(rendered), TextModel.encode_rendered_chat, rendered, mark)
             else:
                 encoded = await self._ask(text_model, len(prompt.text), TextModel.encode_text, prompt.text)
@@ -153,8 +153,9 @@ class Texts:
 
     async def _support(self, source: TokenizerSource, text_model: TextModel) -> PartsSupport:
         async def render(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-            template = TemplateSource(source.chat_template or "", text_model.special_tokens)
-            return await self._chats.render_messages(template, messages, variables, _MAX_TRIAL_CHARS)
+            template = TemplateSource(source.template_for(has_tools=True) or "", text_model.special_tokens)
+            question = TemplateInput(messages=list(map(dict, messages)), variables=dict(variables))
+            return await self._chats.render(template, question, _MAX_TRIAL_CHARS)
 
         return await self._formats.support(source, text_model.spelling, render)
 
@@ -163,15 +164,9 @@ class Texts:
         if not trial.cancelled():
             trial.exception()  # whoever needs it tries again
 
-    async def _render(self, turns: Turns, text_model: TextModel, model: ServedModel) -> str:
-        assert model.tokenizer.chat_template is not None, "checked before"
-        source = TemplateSource(model.tokenizer.chat_template, text_model.special_tokens)
+    async def _render(self, conversation: TemplateInput, text_model: TextModel, model: ServedModel) -> str:
+        template = model.tokenizer.template_for(has_tools=bool(conversation["variables"]["tools"]))
+        assert template is not None, "checked before"
+        source = TemplateSource(template, text_model.special_tokens)
         # A template may repeat its input once.
-        return await self._chats.render(source, turns, 2 * self._limits.max_prompt_chars(model.max_model_len))
-
-
-def _with_default(chat: inference_pb2.Chat, system_text: str | None) -> Turns:
-    turns = [(message.role, message.content) for message in chat.messages]
-    if system_text is None or any(role == "system" for role, _ in turns):
-        return turns
-    return [("system", system_text), *turns]
+        return await self._chats.render(source, conversation, 2 * self._limits.max_prompt_chars(model.max_model_len))

@@ -22,7 +22,7 @@ from paceline.plan.values import Int32Array
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text.confined import Confined, ConfinedError, Confinement
 from paceline_scheduler.api.text.detokenizer import Spelling, read_spelling
-from paceline_scheduler.api.text.special_texts import SpecialTexts, Turns
+from paceline_scheduler.api.text.special_texts import SpecialTexts
 from paceline_scheduler.api.text.spelling_file import TokenTexts, unpack
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.disk_cache import AsyncDiskCache
@@ -110,9 +110,9 @@ class TextModel:
             token_ids = self._prefix + token_ids
         return np.array(token_ids + self._suffix, dtype=np.int32)
 
-    def marked(self, turns: Turns) -> tuple[Turns, str]:
+    def marked(self, chat: _T) -> tuple[_T, str]:
         """Raises InvalidRequestError. See `SpecialTexts`."""
-        return self.complete()[1].marked(turns)
+        return self.complete()[1].marked(chat)
 
     def encode_rendered_chat(self, text: str, mark: str) -> Int32Array:
         """The template has added the special tokens."""

@@ -127,6 +127,17 @@ def test_equal_files_have_equal_digests(tmp_path, real):
     assert digest() == digest() != tokenizer_digest(real)
     assert digest() != digest(**{"ggml.add_bos_token": True})
     assert digest() != digest(chat_template="x")
+    assert digest(chat_template="x") != digest(**{"chat_template": "x", "chat_template.tool_use": "y"})
+
+
+def test_a_file_may_have_a_template_of_its_own_for_chats_with_tools(tmp_path):
+    named = {
+        "tokenizer.chat_template": "d",
+        "tokenizer.chat_template.tool_use": "t",
+        "tokenizer.chat_template.rag": "r",
+    }
+    bundle = bundle_of(tmp_path, byte_level_metadata() | named)
+    assert (bundle.chat_template, bundle.tool_use_template) == ("d", "t")
 
 
 def test_a_role_that_no_token_has_refuses_no_file(tmp_path):

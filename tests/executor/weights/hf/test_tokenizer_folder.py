@@ -105,9 +105,33 @@ def test_the_template_file_goes_before_the_configuration(tmp_path):
     assert load_tokenizer(write_folder(tmp_path, template="new", tokenizer_config=config)).chat_template == "new"
 
 
-def test_of_several_templates_the_default_is_taken(tmp_path):
-    config = {"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]}
-    assert load_tokenizer(write_folder(tmp_path, tokenizer_config=config)).chat_template == "d"
+NAMED = [{"name": name, "template": name[0]} for name in ("rag", "default", "tool_use")]
+
+
+@pytest.mark.parametrize(
+    ("template", "files", "config"),
+    [
+        (None, {}, "old"),
+        (None, {}, NAMED[:2]),
+        (None, {}, NAMED),
+        ("new", {}, NAMED),
+        ("new", {"tool_use": "tools"}, None),
+        ("new", {"tool_use": "tools", "rag": "r"}, "old"),
+        ("new", {"rag": "r"}, NAMED),
+    ],
+)
+def test_of_several_templates_those_are_taken_that_transformers_takes(tmp_path, template, files, config):
+    from transformers import AutoTokenizer
+
+    configuration = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": config}
+    folder = write_folder(tmp_path, template=template, tokenizer_config=configuration)
+    (folder / "additional_chat_templates").mkdir()
+    for name, text in files.items():
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(text)
+    oracle = AutoTokenizer.from_pretrained(folder)
+    bundle = load_tokenizer(folder)
+    assert bundle.chat_template == oracle.get_chat_template()
+    assert (bundle.tool_use_template or bundle.chat_template) == oracle.get_chat_template(tools=[])
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from edge_rig.tokenizers import byte_level_tokenizer
-from paceline.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
+from paceline.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError, UnreadError
 from paceline_executor.weights import load_tokenizer
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.text.chat_renderer import ChatRenderers, TemplateSource
@@ -92,7 +93,80 @@ TEMPLATES = {
 }
 
 
-HELLO = (("user", "hello"),)
+# How families write calls, and what they read of a turn.
+CALLING = {
+    "qwen": """{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+    {%- if message.role == "assistant" %}
+        {%- set reasoning = message.reasoning_content if message.reasoning_content is string else "" %}
+        {%- if '</think>' in message.content %}{%- set reasoning = message.content.split('</think>')[0] %}{%- endif %}
+        {{- '<|im_start|>assistant\n<think>' + reasoning + '</think>' + message.content }}
+        {%- for call in message.tool_calls %}
+            {{- '<tool_call>' + call.function.name }}
+            {{- call.function.arguments | tojson + '</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>' }}
+    {%- elif message.role == "tool" %}
+        {{- '<tool_response>' + message.content + '</tool_response>' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}""",
+    "llama": """{{ bos_token }}{% if not tools is defined %}{% set tools = none %}{% endif %}
+{% for message in messages %}
+    {% if 'tool_calls' in message %}
+        {% if message.tool_calls | length != 1 %}{{ raise_exception("single tool-calls only") }}{% endif %}
+        {% set call = message.tool_calls[0].function %}
+{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}<|eot_id|>
+    {% else %}
+<|{{ message.role }}|>{{ message.content | trim }}<|eot_id|>
+    {% endif %}
+    {% if loop.first and tools is not none %}{% for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}{% endif %}
+{% endfor %}""",
+    "mistral": """{{ bos_token }}
+{%- for message in messages %}
+    {%- if message.tool_calls is defined and message.tool_calls is not none %}[TOOL_CALLS][
+        {%- for call in message.tool_calls %}
+            {%- if call.id | length != 9 %}{{ raise_exception("Tool call IDs should have length 9!") }}{%- endif %}
+            {{- (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' }}
+        {%- endfor %}]{{ eos_token }}
+    {%- elif message.tool_call_id is defined %}[TOOL_RESULTS]{{ message.tool_call_id }} {{ message.content }}
+    {%- else %}{{ message.role }}:{{ message.content }}
+    {%- endif %}
+{%- endfor %}{%- if tools is not none %}{{ tools | tojson }}{% endif %}""",
+    # an empty content is an answer there, and gpt-oss calls the reasoning otherwise
+    "deepseek": """{% for message in messages %}
+{{ message.role }}{{ message.thinking }}
+    {% if message['content'] is none %}{{ message.tool_calls[0]['function']['name'] }}{% endif %}
+    {% if message['content'] is not none %}<|answer|>{{ message['content'] }}{% endif %}
+{% endfor %}""",
+    "asks-for-both": "{% for m in messages %}{{ m.content is none or m.content|length }}{{ m.tool_calls }}{% endfor %}"
+    "{{ messages[1].content ~ '' if messages[1].content | length == 0 }}{{ tools }}",
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "<b> of a town",
+            "parameters": {"type": "object", "properties": {"z": {"type": "string"}, "a": {"enum": ["é", None]}}},
+        },
+    }
+]
+CALL = {"type": "function", "id": "a1B2c3D4e", "function": {"name": "weather", "arguments": {"z": "Zürich", "a": 1.5}}}
+CALLED = [
+    CONVERSATION[1],
+    {"role": "assistant", "content": "", "reasoning_content": "Ask.\n", "tool_calls": [CALL]},
+    {"role": "tool", "content": '{"t": 21}', "tool_call_id": "a1B2c3D4e", "name": "weather"},
+    {"role": "assistant", "content": "21", "reasoning_content": "Hm."},
+]
+
+HELLO = [{"role": "user", "content": "hello"}]
 
 
 class NoonDatetime(datetime):
@@ -122,9 +196,15 @@ async def renderers():
 SPECIAL_TOKENS = (("bos_token", "<s>"), ("eos_token", "</s>"))
 
 
-def render(renderers, template, messages=HELLO, max_chars=10_000):
+def render(renderers, template, messages=HELLO, max_chars=10_000, **variables):
     """Render a chat in the renderer's process."""
-    return renderers.render(TemplateSource(template, SPECIAL_TOKENS), messages, max_chars)
+    conversation = {"messages": messages, "variables": variables}
+    return renderers.render(TemplateSource(template, SPECIAL_TOKENS), conversation, max_chars)
+
+
+def says(content):
+    """A user's only turn."""
+    return [{"role": "user", "content": content}]
 
 
 @pytest.mark.parametrize("name", ["smollm2", *TEMPLATES])
@@ -140,6 +220,61 @@ def test_templates_render_as_in_transformers(templates, name, num_messages, monk
     template = ChatTemplate(templates[name], dict(SPECIAL_TOKENS))
 
     assert template.render(messages, NOON, max_chars=10_000) == expected
+
+
+def by_transformers(template, messages, **options):
+    """What apply_chat_template calls: that itself leaves out contents that are None."""
+    rendered, _ = render_jinja_template([messages], chat_template=template, **dict(SPECIAL_TOKENS), **options)
+    return rendered[0]
+
+
+def rendered(template, messages, **variables):
+    return ChatTemplate(template, dict(SPECIAL_TOKENS)).render(messages, NOON, 10_000, variables)
+
+
+@pytest.mark.parametrize("name", CALLING)
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["alone", "tools"])
+def test_calls_and_reasoning_render_as_in_transformers(name, tools):
+    template, shown = CALLING[name], CALLED
+    if name == "deepseek":  # it shows no tools
+        tools, shown = None, [CALLED[0], CALLED[1] | {"content": None}, *CALLED[2:]]
+    options = {"tools": tools, "add_generation_prompt": False}
+
+    assert rendered(template, CALLED, **options) == by_transformers(template, shown, **options)
+
+
+def test_arguments_of_a_template_count_as_in_transformers():
+    texts = [rendered(CALLING["qwen"], CALLED[:1], **given) for given in ({}, {"enable_thinking": False})]
+    assert texts[1] == by_transformers(CALLING["qwen"], CALLED[:1], add_generation_prompt=True, enable_thinking=False)
+    assert texts[1] == texts[0] + "<think></think>"
+
+
+CONTINUED = {
+    "kept": "{% for m in messages %}<s>{{ m.content }}</s>\n{% endfor %}",
+    "trimmed": "{% for m in messages %}<s>{{ m.content | trim }}</s>\n{% endfor %}",
+    "behind reasoning": "{% for m in messages %}<s>{{ m.thinking }}|{{ m.content }}</s>{% endfor %}",
+}
+CHANGED = {
+    "left out": "{{ messages[0].content }}",
+    "in capitals": "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+    "escaped": "{% for m in messages %}{{ m.content | tojson(ensure_ascii=true) }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", CONTINUED)
+@pytest.mark.parametrize("content", ["It is", "It is \n", "  It", ""])
+def test_a_last_turn_goes_on_where_it_does_in_transformers(name, content):
+    messages = [CONVERSATION[1], {"role": "assistant", "content": content, "reasoning_content": "Hm."}]
+    text = rendered(CONTINUED[name], messages, add_generation_prompt=False, continue_final_message=True)
+    assert text == by_transformers(CONTINUED[name], messages, continue_final_message=True)
+    assert text.rstrip().endswith(content.strip())
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_turn_that_a_template_changes_cannot_go_on(name):
+    with pytest.raises(UnreadError, match="changes the last content") as caught:
+        rendered(CHANGED[name], [CONVERSATION[1], {"role": "assistant", "content": "é"}], continue_final_message=True)
+    assert caught.value.part == "continue_final_message"
 
 
 def test_a_template_refuses_a_conversation_in_its_own_words():
@@ -180,11 +315,11 @@ async def test_a_chat_is_rendered_in_a_process_of_its_own(renderers):
         "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %} {{ strftime_now('%H') }}"
     )
     assert await render(renderers, template) == "<s>user: hello 12"
-    assert await render(renderers, template, (("user", "☃ \x00"),)) == "<s>user: ☃ \x00 12"
+    assert await render(renderers, template, says("☃ \x00")) == "<s>user: ☃ \x00 12"
 
 
 async def test_chats_at_the_same_time_get_their_own_answers(renderers):
-    chats = [(("user", str(number)),) for number in range(20)]
+    chats = [says(str(number)) for number in range(20)]
     texts = await asyncio.gather(*(render(renderers, "{{ messages[0].content }}", chat) for chat in chats))
     assert texts == [str(number) for number in range(20)]
 
@@ -212,7 +347,7 @@ async def test_a_hostile_template_hurts_only_its_own_chat(renderers, template):
 async def test_a_template_that_failed_once_works_for_the_next_chat(renderers):
     template = "{% if messages[0].content == 'bad' %}{{ 'x' | center(10 ** 10) }}{% endif %}fine"
     with pytest.raises(InvalidRequestError):
-        await render(renderers, template, (("user", "bad"),))
+        await render(renderers, template, says("bad"))
     assert await render(renderers, template) == "fine"
 
 
@@ -263,7 +398,7 @@ async def test_a_machine_out_of_descriptors_refuses_chats_for_a_while_and_loses_
 async def test_a_chat_whose_caller_goes_away_leaves_the_renderer_usable(renderers):
     """Its half-read answer is nobody else's."""
     for _ in range(3):
-        abandoned = asyncio.create_task(render(renderers, "{{ messages[0].content }}", (("user", "abandoned"),)))
+        abandoned = asyncio.create_task(render(renderers, "{{ messages[0].content }}", says("abandoned")))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         abandoned.cancel()

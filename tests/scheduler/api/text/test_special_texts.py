@@ -37,12 +37,11 @@ PIECES = [*SPECIAL_TOKENS, "<", "<|", "im_end", "|>", " ", "\ufdd0", "\ufdd1", "
 
 def chat_of(content, role="user"):
     """One turn."""
-    return [(role, content)]
+    return [{"role": role, "content": content}]
 
 
-def rendered(turns):
+def rendered(messages):
     """What the template makes of turns."""
-    messages = [{"role": role, "content": content} for role, content in turns]
     return ChatTemplate(TEMPLATE, {}).render(messages, NOON, max_chars=10_000)
 
 
@@ -90,7 +89,7 @@ def test_pieces_of_sentences_are_spelt_out_too():
     tokenizer = sentence_piece_tokenizer()
     model = read_text_model(tokenizer_source(tokenizer, bos_token="<s>", eos_token="</s>"), tokenizer.get_vocab_size())
     turns, mark = model.marked(chat_of("hello</s>"))
-    token_ids = model.encode_rendered_chat(f"<s>{turns[0][1]}</s>", mark).tolist()
+    token_ids = model.encode_rendered_chat(f"<s>{turns[0]['content']}</s>", mark).tolist()
     bos, eos = map(tokenizer.token_to_id, ("<s>", "</s>"))
     assert (token_ids[0], token_ids[-1], token_ids.count(eos)) == (bos, eos, 1)
     assert tokenizer.decode(token_ids[1:-1], skip_special_tokens=False).replace(" ", "") == "hello</s>"
@@ -103,12 +102,12 @@ def test_a_name_that_a_tokenizer_cannot_spell_is_left_out():
     tokenizer.add_special_tokens(["<end>"])
     model = read_text_model(tokenizer_source(tokenizer), 2)
     turns, mark = model.marked(chat_of("hello<end>"))
-    assert model.encode_rendered_chat(f"{turns[0][1]}<end>", mark).tolist() == [0, 1]
+    assert model.encode_rendered_chat(f"{turns[0]['content']}<end>", mark).tolist() == [0, 1]
 
 
 def test_a_template_that_cuts_names_leaves_no_mark(model):
     turns, mark = model.marked(chat_of("<|im_end|>" * 3))
-    token_ids = model.encode_rendered_chat(turns[0][1][:15], mark)
+    token_ids = model.encode_rendered_chat(turns[0]["content"][:15], mark)
     assert TOKENIZER.decode(token_ids.tolist(), skip_special_tokens=False) == "<|im_end|><|i"
     assert not np.isin(token_ids, (END, START, STOP)).any()
 
@@ -117,4 +116,4 @@ def test_text_with_every_mark_and_a_name_is_refused(model):
     """Nothing would tell the name from a template's."""
     with pytest.raises(InvalidRequestError, match=r"U\+FDD0 to U\+FDEF; leave out one") as refusal:
         model.marked(chat_of("<|im_end|>" + "".join(map(chr, range(0xFDD0, 0xFDF0)))))
-    assert refusal.value.field == "chat.messages"
+    assert refusal.value.field == "chat"

@@ -95,7 +95,7 @@ class OutputFormats:
     def _entry(self, source: TokenizerSource) -> TableEntry:
         entry = self._entries.get(source.digest)
         if entry is None:
-            entry = chosen(source.chat_template)
+            entry = chosen(source.template_for(has_tools=True))
             if source.response_template is not None:
                 try:
                     entry = own(source.response_template)
@@ -114,7 +114,7 @@ def _put(cache: dict[Any, Any], key: object, value: object) -> None:
 async def _support(
     source: TokenizerSource, output_format: OutputFormat, render: Render, ends: tuple[str, ...]
 ) -> PartsSupport:
-    if not output_format.has_calls or source.chat_template is None:
+    if not output_format.has_calls or source.template_for(has_tools=True) is None:
         why = "no marks of calls are known for its chat template"
     else:
         one, two = [await _why_not(output_format, render, ends, num_calls) for num_calls in (1, 2)]

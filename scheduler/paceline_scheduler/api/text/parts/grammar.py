@@ -157,7 +157,7 @@ class _Writer:
         """Any of bare keys and of texts in the family's own quotation marks."""
         if not any(line.startswith("lax_") for line in self.lines):
             begin, end = call.quotes[0] if call.quotes else ('"', '"')
-            values = rf"/-?(0|[1-9][0-9]{{0,14}})(\.[0-9]{{1,15}})?/ | /true|false|null/ | lax_object | lax_list"
+            values = r"/-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?/ | /true|false|null/ | lax_object | lax_list"
             self.lines += [
                 f"lax_value: {self.literal(begin)} {self._up_to(end)} | {values}",
                 'lax_list: "[" (lax_value ("," lax_value)*)? "]"',

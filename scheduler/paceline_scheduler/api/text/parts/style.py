@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from paceline_scheduler.api.text.parts.bound import BoundCall, BoundTemplate
 from paceline_scheduler.api.text.parts.patterns import Marks, Match
 from paceline_scheduler.api.text.parts.template import Body
-
 
 _END_OF_JSON = re.compile(r'["}\]\s]*')
 
@@ -120,7 +120,7 @@ def _slots(turn: str, call: BoundCall, examples: Sequence[ExampleCall]) -> Itera
         if example.id in turn:
             found.append(_place(turn, Slot.ID, example.id))
     found.sort(key=lambda each: each.start)
-    if any(each.end > after.start for each, after in zip(found, found[1:], strict=False)):
+    if any(each.end > after.start for each, after in pairwise(found)):
         raise StyleError("the parts of the call stand in one another")
     yield from found
 
