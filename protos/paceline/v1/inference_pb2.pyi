@@ -34,7 +34,7 @@ class _ToolChoiceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolCh
     TOOL_CHOICE_MODE_NONE: _ToolChoiceMode.ValueType  # 2
     """TOOL_CHOICE_MODE_NONE calls none."""
     TOOL_CHOICE_MODE_REQUIRED: _ToolChoiceMode.ValueType  # 3
-    """TOOL_CHOICE_MODE_REQUIRED calls at least one. Not supported yet: refused by name."""
+    """TOOL_CHOICE_MODE_REQUIRED calls at least one, and says nothing else but reasoning."""
 
 class ToolChoiceMode(_ToolChoiceMode, metaclass=_ToolChoiceModeEnumTypeWrapper):
     """ToolChoiceMode says whether tools are called."""
@@ -46,7 +46,7 @@ TOOL_CHOICE_MODE_AUTO: ToolChoiceMode.ValueType  # 1
 TOOL_CHOICE_MODE_NONE: ToolChoiceMode.ValueType  # 2
 """TOOL_CHOICE_MODE_NONE calls none."""
 TOOL_CHOICE_MODE_REQUIRED: ToolChoiceMode.ValueType  # 3
-"""TOOL_CHOICE_MODE_REQUIRED calls at least one. Not supported yet: refused by name."""
+"""TOOL_CHOICE_MODE_REQUIRED calls at least one, and says nothing else but reasoning."""
 Global___ToolChoiceMode: _TypeAlias = ToolChoiceMode  # noqa: Y015
 
 class _RequestState:
@@ -441,8 +441,8 @@ class Tool(_message.Message):
     keys in this order; at most 64 KiB and 64 levels. Unset: it takes none. All JSON of a chat has at most 32,768 values.
     """
     strict: _builtins.bool
-    """strict makes the arguments valid against the schema, as a structured output is. Default false. Not supported yet: set
-    to true, it is refused by name.
+    """strict makes the arguments valid against the schema, as a structured output is; it is refused of models that write
+    arguments in another form than JSON where that cannot be held to the schema. Default false.
     """
     def __init__(
         self,
@@ -483,11 +483,9 @@ class ToolChoice(_message.Message):
     mode: Global___ToolChoiceMode.ValueType
     """mode says whether any is called."""
     name: _builtins.str
-    """name is the tool that is called. Not supported yet: set, it is refused by name."""
+    """name is the tool that is called; nothing else is said but reasoning."""
     parallel_calls: _builtins.bool
-    """parallel_calls allows several calls in one completion. Default true. Not supported yet: set to false, it is refused
-    by name.
-    """
+    """parallel_calls allows several calls in one completion. Default true."""
     def __init__(
         self,
         *,

@@ -244,22 +244,22 @@ class Edge:
         if resumption.is_begun:
             known = self.backend.views.known(request.key, request.body_digest, model.name)
         if known is None:
-            if message.HasField("structured"):
-                await self.texts.forms.check(request.structured)
             if message.chat.tools:
                 await self.texts.require_tools(model)
             token_ids = await self.texts.token_ids(message, model)
             words = options.bad_words
             bad_words = await self.texts.bad_word_token_ids(words, model) if words else ()
+            structured = await self.texts.output_form(message.chat, request.structured, token_ids, model)
         else:
-            token_ids, bad_words = known.prompt_token_ids, known.bad_words
+            token_ids, bad_words, structured = known.prompt_token_ids, known.bad_words, known.structured
         check_context(len(token_ids), resumption, model)
         check_prompt_logprobs(request.num_prompt_logprobs, len(token_ids))
         if options.wants_parts:
             # What the client has of it was cut so.
             output_format = known.output_format if known is not None else ""
             request = replace(request, output_format=output_format or self.texts.format_name(model.tokenizer))
-        return replace(request, prompt_token_ids=token_ids, bad_words=bad_words), model, resumption
+        prepared = replace(request, prompt_token_ids=token_ids, bad_words=bad_words, structured=structured)
+        return prepared, model, resumption
 
     def _run(
         self,

@@ -32,6 +32,7 @@ from paceline_scheduler.api.rules import (
     check_texts,
 )
 from paceline_scheduler.api.text.conversations import check_chat, num_chars
+from paceline_scheduler.api.text.output_forms import binds_calls
 from paceline_scheduler.api.text.stop_texts import MatchedText
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.core.request import MAX_OUTAGE_S, Request
@@ -325,8 +326,8 @@ def _check_logit_bias(biases: Mapping[int, float], model: ServedModel) -> tuple[
 
 
 def _structured(message: inference_pb2.GenerateRequest) -> bytes:
-    if message.HasField("structured") and message.stopping.ignore_eos:
-        sentence = "is set beside structured: a structured output ends where its form is complete"
+    if message.stopping.ignore_eos and (message.HasField("structured") or binds_calls(message.chat)):
+        sentence = "is set beside a form of the output, which ends where the form is complete"
         raise InvalidRequestError("stopping.ignore_eos", sentence)
     if message.structured.HasField("composed"):
         raise InvalidRequestError("structured.composed", "is for schedulers to write; set another form")

@@ -127,6 +127,8 @@ def write_context(request: Request, history: History) -> bytes:
     )
     sent = message.request_with_form if request.structured else message.request
     sent.ParseFromString(request.origin)
+    if request.structured:  # as it was composed, with what its prompt says
+        sent.structured.ParseFromString(request.structured)
     if history.deadline_left_s is not None:
         message.deadline_left.CopyFrom(write_duration(history.deadline_left_s))
     return message.SerializeToString()

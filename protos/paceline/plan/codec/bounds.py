@@ -270,6 +270,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "tags": _MESSAGE,
         "whitespace": _INT,
         "in_reasoning": _BIT,
+        "composed": TextLength(0, 1 << 18, is_name=False),
     },
     sampling_pb2.Choice: {"options": Many(1 << 12, TextLength(0, 1 << 16, is_name=False))},
     sampling_pb2.Tags: {"tags": Many(1 << 10), "required": _BIT, "at_most_one": _BIT},

@@ -12,7 +12,7 @@ from typing import Any, Never, TypedDict
 from paceline.chat_template import OWN_VARIABLES
 from paceline.v1 import inference_pb2
 from paceline_scheduler.api.rules import check_count, check_num_bytes
-from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
+from paceline_scheduler.errors import InvalidRequestError
 
 MAX_TOOLS = 128
 MAX_TOOL_CALLS = 2048  # of a chat
@@ -105,21 +105,13 @@ def _check_tools(tools: Sequence[inference_pb2.Tool]) -> None:
 
 
 def _check_choice(chat: inference_pb2.Chat) -> None:
-    """What takes a form that the calls of an output are held to."""
     choice = chat.tool_choice
-    for index, tool in enumerate(chat.tools):
-        if tool.strict:
-            raise UnsupportedError(f"chat.tools[{index}].strict")
-    if choice.mode not in (
-        inference_pb2.TOOL_CHOICE_MODE_UNSPECIFIED,
-        inference_pb2.TOOL_CHOICE_MODE_AUTO,
-        inference_pb2.TOOL_CHOICE_MODE_NONE,
-    ):
-        raise UnsupportedError("chat.tool_choice.mode")
-    if choice.name:
-        raise UnsupportedError("chat.tool_choice.name")
-    if choice.HasField("parallel_calls") and not choice.parallel_calls:
-        raise UnsupportedError("chat.tool_choice.parallel_calls")
+    if choice.HasField("name") and all(tool.name != choice.name for tool in chat.tools):
+        raise InvalidRequestError("chat.tool_choice.name", f"is {choice.name!r}, which none of the tools is called")
+    if choice.mode not in inference_pb2.ToolChoiceMode.values():
+        raise InvalidRequestError("chat.tool_choice.mode", f"is {choice.mode}, which means nothing")
+    if choice.mode == inference_pb2.TOOL_CHOICE_MODE_REQUIRED and not chat.tools:
+        raise InvalidRequestError("chat.tool_choice.mode", "asks for a call, and there are no tools")
 
 
 def _message(turn: inference_pb2.ChatMessage, place: str, documents: "_Documents") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from paceline_scheduler.api.text.chat_renderer import ChatRenderers, TemplateSou
 from paceline_scheduler.api.text.confined import Confinement
 from paceline_scheduler.api.text.conversations import TemplateInput, template_input
 from paceline_scheduler.api.text.forms import Forms
+from paceline_scheduler.api.text.output_forms import Writing, binds_calls, output_form
 from paceline_scheduler.api.text.parts.bound import OutputFormat
 from paceline_scheduler.api.text.parts.formats import OutputFormats, PartsSupport
 from paceline_scheduler.api.text.parts.table import TEXT_ALONE
@@ -86,6 +87,24 @@ class Texts:
         """Raises UnsupportedError and QueueFullError."""
         if why := (await self.parts_support(model)).why_no_tools:
             raise UnsupportedError("chat.tools", f"the model {model.name!r} takes no tools: {why}")
+
+    async def output_form(
+        self, chat: inference_pb2.Chat, structured: bytes, prompt_token_ids: Int32Array, model: ServedModel
+    ) -> bytes:
+        """See `output_forms`; `structured` is the request's own. Raises InvalidRequestError, UnsupportedError and
+        QueueFullError.
+        """
+        if not (structured or binds_calls(chat)):
+            return b""
+        if not (structured or model.structured_output):
+            sentence = f"no executor of the model {model.name!r} holds outputs to a form, as this takes; upgrade them"
+            raise UnsupportedError("chat.tool_choice", sentence)
+        if structured:
+            await self.forms.check(structured)
+        text_model, support = await self.model(model), await self.parts_support(model)
+        output_format = self.output_format(model, text_model, self.format_name(model.tokenizer))
+        writing = Writing(output_format, support.style, text_model.spelling)
+        return await output_form(chat, structured, prompt_token_ids, writing, self.forms.check)
 
     async def token_ids(self, prompt: Prompt, model: ServedModel) -> Int32Array:
         """Raises InvalidRequestError for too many, and QueueFullError."""

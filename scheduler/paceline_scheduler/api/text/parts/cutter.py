@@ -79,6 +79,10 @@ class PartCutter:
         self._held = ""
         self._num_held_tokens = 0  # that may begin reasoning
 
+    @property
+    def is_reasoning(self) -> bool:
+        return self._kind is PartKind.REASONING
+
     def begin(self, prompt_token_ids: Int32Array, spelling: Spelling) -> None:
         """A template may have begun the turn, and opened or closed its reasoning."""
         self._read(_behind_anchor(self._template, prompt_token_ids, spelling), is_end=True)
@@ -89,9 +93,9 @@ class PartCutter:
 
     def take(self, token_id: int, piece: str) -> None:
         """`piece` is what the token adds to the text; special ones may add nothing."""
-        was_reasoning = self._kind is PartKind.REASONING
+        was_reasoning = self.is_reasoning
         self.add(self.written(token_id, piece))
-        if was_reasoning or self._kind is PartKind.REASONING:
+        if was_reasoning or self.is_reasoning:
             self.num_reasoning_tokens += 1 + self._num_held_tokens
             self._num_held_tokens = 0
         else:

@@ -5,6 +5,7 @@ the log has both texts. Tried once per template, in the process that renders its
 """
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from paceline_scheduler.api.text.detokenizer import Spelling
 from paceline_scheduler.api.text.parts.bound import BoundTemplate, OutputFormat
 from paceline_scheduler.api.text.parts.cutter import PartCutter, Wanted
 from paceline_scheduler.api.text.parts.part import Part, PartKind
+from paceline_scheduler.api.text.parts.style import EXAMPLES, CallStyle, StyleError, read_style
 from paceline_scheduler.api.text.parts.table import TableEntry, chosen, named, own
 from paceline_scheduler.api.text.parts.template import TemplateError
 from paceline_scheduler.backend import TokenizerSource
@@ -47,6 +49,8 @@ class PartsSupport:
 
     why_no_tools: str
     has_reasoning: bool
+    style: CallStyle | None = None
+    """None: no grammar can ask for calls."""
 
 
 NO_PARTS = PartsSupport("it could not be tried", has_reasoning=False)
@@ -123,7 +127,23 @@ async def _support(
             wrong = one if one.sentence else two
             about = {"tokenizer": source.digest, "format": output_format.name}
             _log.warning("tools_unavailable", **about, why=why, rendered=wrong.rendered, read=wrong.read)
-    return PartsSupport(why, output_format.has_reasoning)
+    style = None if why else await _style(output_format, render, ends)
+    return PartsSupport(why, output_format.has_reasoning, style)
+
+
+async def _style(output_format: OutputFormat, render: Render, ends: tuple[str, ...]) -> CallStyle | None:
+    turns: list[str | None] = []
+    for examples in (EXAMPLES[:1], EXAMPLES):
+        answer = {"role": "assistant", "content": "", "tool_calls": [example.call for example in examples]}
+        try:
+            _, turn = await _turn(output_format, render, ends, answer, [example.tool for example in EXAMPLES])
+        except InvalidRequestError:  # several may be too many
+            turn = None
+        turns.append(turn)
+    one, both = turns
+    with contextlib.suppress(StyleError):
+        return None if one is None else read_style(output_format.template, one, both)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +173,35 @@ async def _try(
     expected: Sequence[Mapping[str, Any]],
     content: str | None,
 ) -> _Trial:
-    """The turn is what stands behind the last beginning of one, up to a token that ends it."""
     calls = [
         {"type": "function", "id": f"trialcal{number}", "function": function}
         for number, function in enumerate(expected)
     ]
     answer = {"role": "assistant", "content": content, "tool_calls": calls}
-    variables = {"tools": _TOOLS, "add_generation_prompt": False}
+    begin, turn = await _turn(output_format, render, ends, answer, _TOOLS)
+    cutter = PartCutter(output_format, Wanted("", 0, {_TOOL: json.dumps(_SCHEMA)}))
+    cutter.add(turn)
+    cutter.finish()
+    read = _read(cutter.taken())
+    if begin and read == [*expected]:
+        return _Trial()
+    shown = output_format.template.alphabet.spell(turn)
+    return _Trial(
+        f"its chat template writes a call as {shown[:200]!r}, which is not read as one", False, shown, str(read)
+    )
+
+
+async def _turn(
+    output_format: OutputFormat,
+    render: Render,
+    ends: tuple[str, ...],
+    answer: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+) -> tuple[int, str]:
+    """Returns what stands behind the last beginning of a turn, up to a token that ends it, in the template's alphabet,
+    and where it begins; 0: nothing begins one.
+    """
+    variables = {"tools": tools, "add_generation_prompt": False}
     rendered = await render([{"role": "user", "content": "?"}, answer], variables)
     template = output_format.template
     text = template.alphabet.write(rendered)
@@ -169,16 +211,7 @@ async def _try(
     turn = text[begin:]
     for end in ends:
         turn = turn.partition(template.alphabet.write(end))[0]
-    cutter = PartCutter(output_format, Wanted("", 0, {_TOOL: json.dumps(_SCHEMA)}))
-    cutter.add(turn)
-    cutter.finish()
-    read = _read(cutter.taken())
-    if begin and read == [*expected]:
-        return _Trial()
-    shown = template.alphabet.spell(turn)
-    return _Trial(
-        f"its chat template writes a call as {shown[:200]!r}, which is not read as one", False, shown, str(read)
-    )
+    return begin, turn
 
 
 def _read(parts: Sequence[Part]) -> list[object]:

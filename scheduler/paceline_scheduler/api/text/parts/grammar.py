@@ -6,7 +6,7 @@ their own stand in it by their ids: the same letters are no marks.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,11 @@ from paceline_scheduler.api.text.parts.bound import BoundCall, BoundTemplate
 from paceline_scheduler.api.text.parts.json_schemas import properties_of, schema_types
 from paceline_scheduler.api.text.parts.patterns import Item, Kind, Pattern
 from paceline_scheduler.api.text.parts.style import CallStyle, PairStyle, Slot
+from paceline_scheduler.api.text.parts.template import Body
 
+_ANNOTATIONS = {"$schema", "$id", "title", "description", "default", "examples", "$comment", "deprecated"}
+_HELD_KEYWORDS = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_HELD_IN_TEXT = _ANNOTATIONS | {"type", "enum", "const", "nullable"}
 _ID = "/[a-zA-Z0-9]{9}/"
 _MARK_TOKENS = re.compile("([\ud800-\udbff])")
 
@@ -62,6 +66,33 @@ def write_grammar(
         body = f"{writer.literal(calls.style.begin)} {body}"
     lines = [f"start: {reasoning} {body}", *writer.lines]
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *writer.forms]}, separators=(",", ":"))
+
+
+def unheld_keyword(template: BoundTemplate, schema: str) -> str:
+    """What of the schema of a tool's arguments a grammar leaves out; empty: nothing."""
+    call = template.call
+    assert call is not None, "there are calls"
+    if call.quotes or call.form.has_bare_keys:
+        return "a schema"
+    if call.form.body is not Body.PAIRS:
+        return ""
+    document = json.loads(schema)
+    values = [value for value in properties_of(schema).values() if _is_bare_text(value)]
+    unheld = [*(document.keys() - _HELD_KEYWORDS), *(key for value in values for key in _unheld_in_text(value))]
+    missing = set(document.get("required", ())) - properties_of(schema).keys()
+    return next(iter(sorted(unheld)), "required" if missing else "")
+
+
+def _is_bare_text(value: Any) -> bool:  # noqa: ANN401 (JSON)
+    types = schema_types(value)
+    return not types or "string" in types
+
+
+def _unheld_in_text(value: Any) -> Collection[str]:  # noqa: ANN401 (JSON)
+    if not isinstance(value, dict):
+        return () if value is True else ("false",)
+    texts = (*value.get("enum", ()), *([value["const"]] if "const" in value else ()))
+    return value.keys() - _HELD_IN_TEXT | {"enum" for text in texts if not isinstance(text, str)}
 
 
 class _Writer:
@@ -144,8 +175,7 @@ class _Writer:
 
     def _value(self, name: str, value: Any, schema: Any, close: str) -> str:  # noqa: ANN401 (JSON)
         """With what closes it. Text is bare."""
-        types = schema_types(value)
-        if types and "string" not in types:
+        if not _is_bare_text(value):
             definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
             return f"{self._json(name, {**value, **definitions})} {self.literal(close)}"
         texts = value.get("enum", [value["const"]] if "const" in value else ()) if isinstance(value, dict) else ()

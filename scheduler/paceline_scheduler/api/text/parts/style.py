@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
+from typing import Any
 
 from paceline_scheduler.api.text.parts.bound import BoundCall, BoundTemplate
 from paceline_scheduler.api.text.parts.patterns import Marks, Match
@@ -36,6 +37,19 @@ class ExampleCall:
     id: str
     name: str
     arguments: Mapping[str, str]
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"type": "function", "id": self.id, "function": function}
+
+    @property
+    def tool(self) -> dict[str, Any]:
+        properties = {key: {"type": "string", "description": key} for key in self.arguments}
+        parameters = {"type": "object", "properties": properties, "required": list(properties)}
+        function = {"name": self.name, "description": self.name, "parameters": parameters}
+        return {"type": "function", "function": function}
 
 
 EXAMPLES = (
@@ -73,18 +87,19 @@ class _Found:
     end: int
 
 
-def read_style(template: BoundTemplate, one: str, both: str | None) -> CallStyle:
-    """Of turns with one and with both examples; None: a turn has one call. Raises StyleError."""
+def read_style(template: BoundTemplate, turn: str, both: str | None) -> CallStyle:
+    """Of turns with one and with both examples, in the template's alphabet; None: a turn has one call. Raises
+    StyleError.
+    """
     call = template.call
     if call is None:
         raise StyleError("the template has no calls")
-    turn = template.alphabet.write(one)
     found = list(_slots(turn, call, EXAMPLES[:1]))
     begin, end = found[0].start, found[-1].end
     pieces: list[str | Slot] = []
     for each, after in zip(found, (*found[1:], None), strict=True):
         pieces += [each.slot, turn[each.end : after.start]] if after else [each.slot]
-    between = None if both is None else _between(template.alphabet.write(both), call, len(found))
+    between = None if both is None else _between(both, call, len(found))
     pairs = _pairs(turn, call) if call.form.body is Body.PAIRS else None
     start = _start(template, call, turn)
     return CallStyle(turn[start:begin], tuple(pieces), between, _end(template, call, turn[end:]), pairs)
