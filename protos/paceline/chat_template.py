@@ -126,11 +126,11 @@ def _turn(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_content(turn: dict[str, Any]) -> dict[str, Any]:
-    return turn if turn["content"] or not turn.get("tool_calls") else turn | {"content": None}
+    return turn if turn.get("content") or not turn.get("tool_calls") else turn | {"content": None}
 
 
 def _asks_for_no_content(tree: nodes.Template) -> bool:
-    """Whether a template tests the content of a message for none, and does not expect an empty text."""
+    """Whether a template tests the content of a message for none: it may take an empty one for an answer."""
     tested = (test.node for test in tree.find_all(nodes.Test) if test.name == "none")
     return any(
         node.attr == "content"

@@ -57,8 +57,8 @@ async def test_the_wrong_port_is_named_for_what_it_is(services, has_health, said
     [
         ({"prompt": 5}, "prompt: must be a str, not int"),
         ({"messages": "hi"}, "messages: must be a list of messages, not str"),
-        ({"messages": ["hi"]}, "messages: a message is a Message or a dict, not str"),
-        ({"messages": [{"role": "user", "content": [1]}]}, "messages: 'content' must be a str, not list"),
+        ({"messages": ["hi"]}, "messages[0]: must be a Message or a dict, not str"),
+        ({"messages": [{"role": "user", "content": [1]}]}, "messages[0].content: must be a str, not list"),
         ({"prompt": "x", "sampling": 5}, "sampling: must be a Sampling or a dict, not int"),
         ({"prompt": "x", "stopping": {"max_token": 5}}, "stopping: has no 'max_token'; there is max_tokens"),
         ({"prompt": "x", "timeout": "5"}, "timeout: must be a number of seconds or a Timeout, not str"),

@@ -121,6 +121,7 @@ class HubFetch:
                     self._client.download(name, file, listing.commit, partial, on_bytes)
                     self._check(name, file, partial)
                     partial.replace(blob)
+                (folder / name).parent.mkdir(exist_ok=True)
                 _link(folder / name, blob)
             done += file.size
 

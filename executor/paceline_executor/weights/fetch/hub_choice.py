@@ -1,6 +1,6 @@
 """Which files of a repository of the Hugging Face hub make up a model.
 
-Only plain names of the repository's top level are ever chosen. Knows no network.
+Only plain names of the repository's top level are ever chosen, and one template below it. Knows no network.
 """
 
 import re
@@ -22,6 +22,7 @@ from paceline_executor.weights.refusals import UNSAFE_SUFFIXES, shown
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
 _COMPANIONS = (
     *("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"),
+    "additional_chat_templates/tool_use.jinja",
     *OLDER_FILES,
 )
 _TOKENIZER_FILE = "tokenizer.json"
@@ -47,7 +48,7 @@ def all_files(hub_id: HubId, names: Iterable[str], folder: Path, *, has_tokenize
     weights = _weights(hub_id, names)
     if weights.endswith(".gguf"):
         return [weights]
-    present = {name for name in names if _PLAIN_NAME.fullmatch(name)}
+    present = {name for name in names if _PLAIN_NAME.fullmatch(name) or name in _COMPANIONS}
     tokenizer = [_TOKENIZER_FILE] if has_tokenizer else []
     index = [weights] if weights.endswith(".json") else []
     needed = [CONFIG_FILE, *tokenizer, *(shard_names(folder) if index else [weights])]

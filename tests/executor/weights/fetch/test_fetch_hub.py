@@ -142,6 +142,20 @@ def test_what_an_earlier_version_fetched_is_used_until_it_is_gone(place):
     assert place.resolve().is_relative_to(place.cache)
 
 
+def test_the_template_of_chats_with_tools_is_fetched_to_where_it_was(place):
+    name = "additional_chat_templates/tool_use.jinja"
+    place.hub.repositories["org/folder"] |= {
+        name: b"{{ tools }}",
+        "additional_chat_templates/rag.jinja": b"",
+        f"x/{name}": b"",
+    }
+    folder = place.resolve()
+    assert [path.name for path in (folder / "additional_chat_templates").iterdir()] == ["tool_use.jinja"]
+    assert (folder / name).read_bytes() == b"{{ tools }}"
+    assert place.resolve() == place.resolve(offline=True) == folder
+    assert [each for each, _ in place.hub.downloads()].count("tool_use.jinja") == 1
+
+
 @pytest.mark.parametrize("index", ["", "gptq_model-4bit.safetensors.index.json"])
 def test_weights_are_fetched_whatever_an_older_tool_called_them(place, index):
     names = {"config.json", "tokenizer.json", "quantize_config.json", "part-1.safetensors"}
