@@ -245,7 +245,7 @@ class Edge:
             known = self.backend.views.known(request.key, request.body_digest, model.name)
         if known is None:
             if message.chat.tools:
-                await self.texts.require_tools(model)
+                await self.texts.require_tools([tool.name for tool in message.chat.tools], model)
             token_ids = await self.texts.token_ids(message, model)
             words = options.bad_words
             bad_words = await self.texts.bad_word_token_ids(words, model) if words else ()

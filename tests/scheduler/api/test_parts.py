@@ -195,7 +195,7 @@ async def support(edge, **fields):
 async def test_a_model_whose_chat_template_writes_calls_that_are_read_takes_tools(edge):
     shown, model = await support(edge)
     assert (shown.supports_tools, shown.supports_reasoning) == (True, True)
-    await edge.texts.require_tools(model)
+    await edge.texts.require_tools([], model)
 
 
 @pytest.mark.parametrize(
@@ -203,20 +203,25 @@ async def test_a_model_whose_chat_template_writes_calls_that_are_read_takes_tool
     [
         pytest.param("{{ messages }}", "no marks of calls are known", id="no marks"),
         pytest.param(
-            "{% for m in messages %}<|im_start|>{{ m.role }}\n<tool_call>{'name': '{{ m.tool_calls }}'}</tool_call>"
-            '{% endfor %}{# "name": " #}',
+            "{{ tools and '' }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+            "<tool_call>{'name': '{{ m.tool_calls }}'}</tool_call>{% endfor %}{# \"name\": \" #}",
             "which is not read as one",
             id="another way to write calls",
         ),
-        pytest.param('<tool_call> "name": " {{ raise_exception(\'No tools!\') }}', "No tools!", id="refused"),
-        pytest.param('<tool_call> "name": " {{ messages.more() }}', "fails", id="failing"),
+        pytest.param(
+            '{{ tools }}<tool_call> "name": " {{ messages.tool_calls }}{{ raise_exception(\'No tools!\') }}',
+            "No tools!",
+            id="refused",
+        ),
+        pytest.param('{{ tools }}<tool_call> "name": " {{ messages.tool_calls() }}', "fails", id="failing"),
+        pytest.param('<tool_call> "name": " {{ messages }}', "does not show tools", id="no tools"),
     ],
 )
 async def test_a_model_that_cannot_be_shown_to_write_calls_takes_no_tools(edge, chat_template, why):
     with structlog.testing.capture_logs() as lines:
         shown, model = await support(edge, chat_template=chat_template)
         with pytest.raises(UnsupportedError, match=why) as caught:
-            await edge.texts.require_tools(model)
+            await edge.texts.require_tools([], model)
     assert not shown.supports_tools
     assert caught.value.feature == "chat.tools"
     is_known = table.chosen(chat_template) is not table.NO_ENTRY

@@ -72,7 +72,7 @@ def output_format(entry: TableEntry, vocabulary: Vocabulary) -> OutputFormat:
 
 def cut(
     entry: TableEntry,
-    output: str,
+    output: str | Sequence[int],
     *,
     prompt: str = "",
     vocabulary: Vocabulary | None = None,
@@ -80,13 +80,13 @@ def cut(
     takes_calls: bool = True,
     is_finished: bool = True,
 ) -> Cut:
-    """The output of a model, token by token."""
+    """The output of a model, as text or tokens, token by token."""
     vocabulary = vocabulary or Vocabulary()
     spelling = vocabulary.spelling
     cutter = PartCutter(output_format(entry, vocabulary), Wanted("r1", 0, tools or {}, takes_calls))
     cutter.begin(np.array(vocabulary.encode(prompt), dtype=np.int32), spelling)
     detokenizer, pieces = Detokenizer(spelling, skip_special_tokens=True, before=[0]), []
-    for token_id in vocabulary.encode(output):
+    for token_id in vocabulary.encode(output) if isinstance(output, str) else output:
         cutter.take(token_id, detokenizer.take([token_id]))
         pieces.append(cutter.taken())
     if is_finished:
@@ -140,7 +140,8 @@ def render(
     if reasoning:
         turn["reasoning_content"] = reasoning
     template = ChatTemplate(CHAT_TEMPLATES[model], _CONSTANTS)
-    variables = {"tools": list(tools), "add_generation_prompt": False}
+    reads_tools = "tools" in CHAT_TEMPLATES[model].replace("tool_calls", "")
+    variables = {"tools": list(tools) if reads_tools else None, "add_generation_prompt": False}
     whole = template.render([{"role": "user", "content": "hi"}, turn], _NOON, 1 << 20, variables)
     anchors = BoundTemplate(chosen(CHAT_TEMPLATES[model]).template, {}, is_whole_turn=False).anchors
     end = position = 0

@@ -83,10 +83,17 @@ class Texts:
         """Raises UnsupportedError and QueueFullError."""
         return await self._support(model.tokenizer, await self.model(model))
 
-    async def require_tools(self, model: ServedModel) -> None:
-        """Raises UnsupportedError and QueueFullError."""
+    async def require_tools(self, names: Sequence[str], model: ServedModel) -> None:
+        """Raises InvalidRequestError for a name that the model cannot write, UnsupportedError and QueueFullError."""
         if why := (await self.parts_support(model)).why_no_tools:
             raise UnsupportedError("chat.tools", f"the model {model.name!r} takes no tools: {why}")
+        call = self.output_format(model, await self.model(model), self.format_name(model.tokenizer)).template.call
+        if call is None or not call.has_plain_names:
+            return
+        for index, name in enumerate(names):
+            if not name.replace("_", "a").isalnum():
+                sentence = f"is {name!r}; the model writes names of letters, digits and underscores alone"
+                raise InvalidRequestError(f"chat.tools[{index}].name", sentence)
 
     async def output_form(
         self, chat: inference_pb2.Chat, structured: bytes, prompt_token_ids: Int32Array, model: ServedModel

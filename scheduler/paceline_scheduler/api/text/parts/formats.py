@@ -38,6 +38,7 @@ _SCHEMA = {
 }
 _TOOLS = [{"type": "function", "function": {"name": _TOOL, "description": "It looks.", "parameters": _SCHEMA}}]
 _ARGUMENTS = ({"place": 'Zürich "12"', "number": 3}, {"place": "a, {b}"})
+_TOOLS_FIELD = "chat.tools"
 _REFUSED = "chat.messages"  # by the template's own words, where it fails the field is the chat
 
 _log = structlog.get_logger(__name__)
@@ -160,7 +161,8 @@ async def _why_not(output_format: OutputFormat, render: Render, ends: tuple[str,
         try:
             trial = await _try(output_format, render, ends, expected, content)
         except InvalidRequestError as error:
-            trial = _Trial(error.message, error.field == _REFUSED)
+            shows_none = "its chat template does not show tools"
+            trial = _Trial(shows_none if error.field == _TOOLS_FIELD else error.message, error.field == _REFUSED)
         if not trial.sentence or trial.is_refused:
             break
     return trial
