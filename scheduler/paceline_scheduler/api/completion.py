@@ -30,6 +30,9 @@ class _ShownParts:
 
     def take(self, token_id: int | None, piece: str, num_shown: int) -> None:
         """So many more characters are shown. The end of a text belongs to no token."""
+        if not self._waiting and num_shown == len(piece) and token_id is not None:  # as nearly always
+            self.cutter.take(token_id, piece)
+            return
         self._waiting.append((token_id, piece))
         self._num_shown += num_shown
         while self._waiting and len(self._waiting[0][1]) <= self._num_shown:

@@ -41,6 +41,7 @@ class BoundTemplate:
         without_calls = (*self.skipped, *self.reasoning_opens)
         self.opens = Marks((*without_calls, *(self.call.opens if self.call else ())))
         self.opens_without_calls = Marks(without_calls)
+        self.has_marks = bool(self.opens.patterns)
 
 
 @dataclass(frozen=True, slots=True)

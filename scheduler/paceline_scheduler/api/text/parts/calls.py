@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from enum import Enum
+from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 from paceline_scheduler.api.text.parts.bound import BoundCall
@@ -387,7 +388,7 @@ class LaxArguments(_ArgumentsReader):
         return behind
 
 
-class Pairs(_ArgumentsReader):
+class PairedArguments(_ArgumentsReader):
     """Body.PAIRS: JSON is made of the values, with the types of the tool's schema. Text goes on as it comes; a value of
     another type does when it is complete.
     """
@@ -474,7 +475,7 @@ def call_reader(
     if not name or not name.isprintable():
         raise NoCallError
     if form.body is Body.PAIRS:
-        return Pairs(call, out, opening, name, tools.get(name, ""))
+        return PairedArguments(call, out, opening, name, tools.get(name, ""))
     return (LaxArguments if call.quotes or form.has_bare_keys else Arguments)(call, out, opening, name)
 
 
@@ -496,7 +497,7 @@ def _behind_spaces(text: str, position: int) -> int:
 
 def _inside(text: str) -> str:
     """As it stands inside of a JSON text."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return encode_basestring(text)[1:-1]
 
 
 def _num_begun(text: str, position: int, mark: str) -> int:
