@@ -30,9 +30,6 @@ class _ShownParts:
 
     def take(self, token_id: int | None, piece: str, num_shown: int) -> None:
         """So many more characters are shown. The end of a text belongs to no token."""
-        if not self._waiting and num_shown == len(piece) and token_id is not None:  # as nearly always
-            self.cutter.take(token_id, piece)
-            return
         self._waiting.append((token_id, piece))
         self._num_shown += num_shown
         while self._waiting and len(self._waiting[0][1]) <= self._num_shown:
@@ -92,12 +89,17 @@ class CompletionText:
         if scanner is None and parts is None:
             return self._detokenizer.take(token_ids), None
         pieces = []
+        if scanner is None and parts is not None:
+            for token_id in token_ids:
+                piece = self._detokenizer.take([token_id])
+                parts.cutter.take(token_id, piece)
+                pieces.append(piece)
+            return "".join(pieces), None
+        assert scanner is not None, "there is one, or nothing else to do"
         for number, token_id in enumerate(token_ids, start=1):
             piece, stop_text = self._detokenizer.take([token_id]), None
             self._num_tokens += 1
-            if scanner is None:
-                text = piece
-            elif self._num_tokens <= self._min_tokens:
+            if self._num_tokens <= self._min_tokens:
                 text = scanner.pass_by(piece)
             else:
                 text, stop_text = scanner.scan(piece)

@@ -16,7 +16,7 @@ from paceline_scheduler.api.text.parts.cutter import PartCutter, Wanted
 from paceline_scheduler.api.text.parts.table import named
 
 MARKS = ("<|im_start|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
-WORDS = ("The", " capital", " of", " France", " is", ",", '{"', '": "', '", "', '"}}', "name", "arguments", "f", "a")
+WORDS = ("The", " capital", " of", " France", " is", ",", '{"', '": {"', '": "', '", "', "name", "arguments", "f", "a")
 TAGS = ("<function=", "<parameter=", ">\n", "\n</parameter>", "\n</function>\n")
 VOCABULARY = (*MARKS, *WORDS, *TAGS)
 SPELT = tuple(word.encode() for word in VOCABULARY)
@@ -31,16 +31,15 @@ def outputs(num_tokens: int) -> dict[str, tuple[str, list[int]]]:
     """By what they are: the format, and the tokens."""
     chance = random.Random(0)  # noqa: S311  no secret
     text = tokens(*(chance.choice(WORDS[:6]) for _ in range(num_tokens)))
-    call = tokens("<tool_call>", '{"', "name", '": "', "f", '", "', "arguments", '": "'[:4])[:-1]
-    begin = [*call, *tokens('": "')]
-    pairs = tokens(*(("a", '": "', "a", '", "') * (num_tokens // 4)))
+    call = tokens("<tool_call>", '{"', "name", '": "', "f", '", "', "arguments", '": {"', "a", '": "')
+    pairs = tokens(*(("a", '", "', "a", '": "') * (num_tokens // 4)))
     tags = tokens("<tool_call>", "<function=", "f", ">\n", "<parameter=", "a", ">\n")
     end = tokens("\n</parameter>", "\n</function>\n", "</tool_call>")
     return {
         "text": ("hermes-think@1", text),
         "reasoning": ("hermes-think@1", [*tokens("<think>"), *text]),
-        "a long text in a call": ("hermes-think@1", [*begin, *text]),
-        "short texts in a call": ("hermes-think@1", [*call, *tokens('": "'), *pairs]),
+        "a long text in a call": ("hermes-think@1", [*call, *text]),
+        "short texts in a call": ("hermes-think@1", [*call, *pairs]),
         "a value between marks": ("qwen3-coder@1", [*tags, *text, *end]),
     }
 

@@ -20,6 +20,7 @@ MAX_HELD_CHARS = 64 * 1024  # of a call whose name is not known yet, and of an a
 _MAX_NAME_CHARS = 1024
 _MAX_DEPTH = 256
 _SPACES = " \t\n\r"
+_ENDS_OF_SCALARS = ",}]" + _SPACES
 _IN_TEXT = re.compile(r'["\\]')
 _WORD = re.compile(r"[\w.+-]+")
 _WORDS_OF_PYTHON = {"None": "null", "True": "true", "False": "false"}
@@ -39,6 +40,10 @@ class CallOutput(Protocol):
 
 class CallReader(Protocol):
     unsaid: "Unsaid"
+
+    def passes(self, text: str) -> bool:
+        """Whether it only adds to arguments; then it has."""
+        ...
 
     def read(self, text: str, position: int, is_end: bool) -> tuple[int, bool]: ...
 
@@ -74,44 +79,62 @@ class _Progress(Enum):
 class _JsonValue:
     """Finds the end of a JSON value; what is malformed inside of it stays as it is."""
 
-    __slots__ = ("_call", "_depth", "_is_escaped", "_is_in_text", "_pattern", "is_text")
+    __slots__ = ("_call", "_depth", "_is_escaped", "_is_in_text", "_is_scalar", "_pattern", "is_text")
 
     def __init__(self, first: str, call: BoundCall) -> None:
         self._call = call
         self._depth = 0
         self.is_text = first == '"'
         self._is_in_text = self._is_escaped = False
-        self._pattern = call.structure if first in '"{[' else call.scalar_end
+        self._is_scalar = first not in '"{['
+        self._pattern = call.scalar_end if self._is_scalar else call.structure
+
+    def passes(self, text: str) -> bool:
+        """Whether it is all inside of a text of the value."""
+        return self._is_in_text and not self._is_escaped and '"' not in text and "\\" not in text
 
     def read(self, text: str, position: int, is_end: bool) -> tuple[int, _Progress]:
-        while position < len(text):
-            if self._is_escaped:
-                self._is_escaped, position = False, position + 1
-                continue
-            found = (_IN_TEXT if self._is_in_text else self._pattern).search(text, position)
-            if found is None:
-                return len(text), _Progress.MORE
-            position, letter = found.start(), found[0]
-            if self._is_in_text:
-                position += 1
-                self._is_escaped, self._is_in_text = letter == "\\", letter != '"'
-            elif letter in '"{[' and self._pattern is self._call.structure:
-                position += 1
-                self._is_in_text = letter == '"'
-                self._depth += letter != '"'
-            elif letter in "}]" and self._depth:
-                position, self._depth = position + 1, self._depth - 1
-            elif letter in ",}]" or (letter in _SPACES and self._pattern is self._call.scalar_end):
-                return position, _Progress.DONE
+        length, depth, is_in_text = len(text), self._depth, self._is_in_text
+        progress = _Progress.MORE
+        while position < length:
+            if is_in_text:
+                if self._is_escaped:
+                    self._is_escaped, position = False, position + 1
+                    continue
+                found = _IN_TEXT.search(text, position)
+                if found is None:
+                    position = length
+                    break
+                position = found.end()
+                is_in_text = found[0] != '"'
+                self._is_escaped = is_in_text
             else:
-                mark, _ = self._call.closes.match(text, position, is_end=is_end)
-                if mark is not None:
-                    return position, _Progress.MORE if mark is UNFINISHED else _Progress.CLOSED
-                position += 1
-                continue
-            if not (self._depth or self._is_in_text):
-                return position, _Progress.DONE
-        return position, _Progress.MORE
+                found = self._pattern.search(text, position)
+                if found is None:
+                    position = length
+                    break
+                position, letter = found.start(), found[0]
+                if letter == '"' and not self._is_scalar:
+                    is_in_text, position = True, position + 1
+                elif letter in "{[" and not self._is_scalar:
+                    depth, position = depth + 1, position + 1
+                elif letter in "}]" and depth:
+                    depth, position = depth - 1, position + 1
+                elif self._is_scalar and letter in _ENDS_OF_SCALARS:
+                    progress = _Progress.DONE
+                    break
+                else:
+                    mark, _ = self._call.closes.match(text, position, is_end=is_end)
+                    if mark is not None:
+                        progress = _Progress.MORE if mark is UNFINISHED else _Progress.CLOSED
+                        break
+                    position += 1
+                    continue
+            if not (depth or is_in_text):
+                progress = _Progress.DONE
+                break
+        self._depth, self._is_in_text = depth, is_in_text
+        return position, progress
 
 
 class _Expects(Enum):
@@ -147,7 +170,23 @@ class JsonCalls:
         self._has_begun = self._is_streaming = False
         self._said_to = position
 
+    def passes(self, text: str) -> bool:
+        if not self._is_streaming or self._value is None or not self._value.passes(text):
+            return False
+        self._out.add_arguments(text)
+        return True
+
     def read(self, text: str, position: int, is_end: bool) -> tuple[int, bool]:
+        if self._is_streaming:
+            assert self._value is not None, "arguments are a value"
+            start = position
+            position, progress = self._value.read(text, position, is_end)
+            self._out.add_arguments(text[start:position])
+            if progress is _Progress.MORE:
+                return position, False
+            self._end_value()
+            if progress is _Progress.CLOSED:
+                return position, True
         self._said_to = position
         try:
             position, is_over = self._read(text, position, is_end)
@@ -294,6 +333,12 @@ class Arguments(_ArgumentsReader):
 
     _value: _JsonValue | None = None
 
+    def passes(self, text: str) -> bool:
+        if self._value is None or not self._value.passes(text):
+            return False
+        self._out.add_arguments(text)
+        return True
+
     def read(self, text: str, position: int, is_end: bool) -> tuple[int, bool]:
         if self._value is None:
             begin = self._begin(text, position)
@@ -315,6 +360,12 @@ class LaxArguments(_ArgumentsReader):
         self._open: list[str] = []  # braces and brackets
         self._is_key = False
         self._quote = ""  # what ends the text
+
+    def passes(self, text: str) -> bool:
+        if not self._quote or self._quote[0] in text or "\\" in text:
+            return False
+        self._out.add_arguments(_inside(text) if self._quote != '"' else text)
+        return True
 
     def read(self, text: str, position: int, is_end: bool) -> tuple[int, bool]:
         if not self._has_begun:
@@ -400,6 +451,13 @@ class PairedArguments(_ArgumentsReader):
         self._types: tuple[str, ...] | None = None  # of the value that is being read
         self._held: list[str] | None = None  # None: it is text
         self._num_held = 0
+
+    def passes(self, text: str) -> bool:
+        is_text = self._types is not None and self._held is None
+        if not is_text or not self._call.pair_close.firsts.isdisjoint(text):
+            return False
+        self._out.add_arguments(_inside(text))
+        return True
 
     def read(self, text: str, position: int, is_end: bool) -> tuple[int, bool]:
         while position < len(text):

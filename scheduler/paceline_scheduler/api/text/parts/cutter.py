@@ -44,6 +44,8 @@ class _Trimmed:
 
     def take(self, piece: str) -> str:
         """Returns what is said now."""
+        if self._has_begun and not self._spaces and piece and not piece[-1].isspace():
+            return piece
         if not self._has_begun:
             piece = piece.lstrip()
             self._has_begun = bool(piece)
@@ -101,11 +103,16 @@ class PartCutter:
             self._num_held_tokens = self._num_held_tokens + 1 if self._held and self._call is None else 0
 
     def add(self, text: str) -> None:
-        marks = self._opens if self._kind is PartKind.TEXT else self._template.reasoning_closes
-        if not self._held and self._call is None and not self._may_be_turn and marks.firsts.isdisjoint(text):
-            self._say(text)
-        else:
-            self._read(text, is_end=False)
+        if not (self._held or self._is_closing or self._may_be_turn):  # nearly all passes by
+            if self._call is not None:
+                if self._call.passes(text):
+                    return
+            else:
+                marks = self._opens if self._kind is PartKind.TEXT else self._template.reasoning_closes
+                if marks.firsts.isdisjoint(text):
+                    self._say(text)
+                    return
+        self._read(text, is_end=False)
 
     def finish(self) -> None:
         """Nothing follows."""
