@@ -14,9 +14,10 @@ import numpy as np
 from paceline.plan.values import Int32Array
 from paceline_scheduler.api.text.detokenizer import Detokenizer, Spelling
 from paceline_scheduler.api.text.parts.bound import BoundTemplate, OutputFormat
-from paceline_scheduler.api.text.parts.calls import CallReader, NoCallError, call_reader
+from paceline_scheduler.api.text.parts.calls import call_reader
 from paceline_scheduler.api.text.parts.part import Part, PartKind, call_id
 from paceline_scheduler.api.text.parts.patterns import MAX_MARK_CHARS, UNFINISHED, Match
+from paceline_scheduler.api.text.parts.reading import CallReader, NoCallError
 
 _MAX_HELD_SPACES = 512
 _MAX_TOKENS_BEHIND_ANCHOR = 4096  # looked through where no token begins an anchor

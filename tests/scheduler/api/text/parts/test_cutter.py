@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from paceline_scheduler.api.text.parts.calls import MAX_HELD_CHARS
 from paceline_scheduler.api.text.parts.part import Part, PartKind, call_id
+from paceline_scheduler.api.text.parts.reading import MAX_HELD_CHARS
 from paceline_scheduler.api.text.parts.table import NO_ENTRY, named
 from part_rig import Vocabulary, cut
 
